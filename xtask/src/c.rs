@@ -58,7 +58,6 @@ impl Build {
     /// Builds the static library.
     fn new(musl: bool) -> Result<Self, String> {
         let mut command = cargo();
-        // The flags of `.cargo/config.toml` stay, except for musl.
         command.args([
             "build",
             "--quiet",
@@ -69,6 +68,8 @@ impl Build {
         ]);
         command.arg(PROFILE);
         if !musl {
+            // As applications are built: without the flags of the checkout's own `.cargo/config.toml`.
+            command.env("RUSTFLAGS", "");
             report::run(&mut command)?;
             return Ok(Self {
                 cc: "cc".into(),
@@ -86,7 +87,7 @@ impl Build {
             .env("CARGO_PROFILE_C_LTO", "off")
             .env(
                 "CARGO_ENCODED_RUSTFLAGS",
-                format!("-Clinker={}\x1f-Cforce-frame-pointers=yes", gcc.display()),
+                format!("-Clinker={}", gcc.display()),
             )
             .args(["--target", &musl::X86_64.target(), "--target-dir"])
             .arg(&folder);

@@ -36,8 +36,10 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_pac
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 30] = [
+const PACKAGES: [(&str, &str, &str); 32] = [
     ("gcc", "gcc", "C fixtures"),
+    ("g++", "g++", "the C library's wrapper for C++"),
+    ("pkg-config", "pkg-config", "the C library's package"),
     ("clang", "clang", "C fixtures built by clang, eBPF objects"),
     ("libbpf-dev", bpf::HEADER, "eBPF objects"),
     ("llvm", "llvm-strip", "eBPF objects"),

@@ -642,7 +642,8 @@ enum otelctx_result otelctx_record_attach(struct otelctx_record *record);
  * Detaches the record: restores what was attached before it, or removes it from below other
  * records.
  *
- * OTELCTX_NOT_ATTACHED if it is not attached.
+ * OTELCTX_NOT_ATTACHED if it is not attached, or otelctx_thread_set() or otelctx_swap_current() has
+ * replaced it.
  *
  * Threads: the record's own. Signal handlers: yes, for what the handler has attached. Fork: as for
  * all functions.

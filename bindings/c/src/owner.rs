@@ -30,22 +30,11 @@ pub(crate) fn this_thread() -> usize {
     }
 }
 
-/// The thread that a record belongs to, and whether the record is attached to it: the thread pointer,
-/// whose lowest bit is free. One word, so that attaching and detaching compare once.
+/// The thread that a record belongs to.
 pub(crate) struct Owner(AtomicUsize);
 
-const ATTACHED: usize = 1;
 /// Of no thread: the thread has ended, or is changing the record.
 const NONE: usize = 0;
-
-/// Whether the calling thread may use a record.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Use {
-    Detached,
-    Attached,
-    /// It belongs to another thread.
-    Refused,
-}
 
 impl Owner {
     pub(crate) fn this() -> Self {
@@ -53,36 +42,8 @@ impl Owner {
     }
 
     #[inline(always)]
-    pub(crate) fn of_this_thread(&self) -> Use {
-        match self.0.load(Ordering::Relaxed).wrapping_sub(this_thread()) {
-            0 => Use::Detached,
-            ATTACHED => Use::Attached,
-            _ => Use::Refused,
-        }
-    }
-
-    /// Notes that the calling thread attaches the record. False if it is attached, or belongs to
-    /// another thread.
-    #[inline(always)]
-    pub(crate) fn attach(&self) -> bool {
-        let this = this_thread();
-        let may = self.0.load(Ordering::Relaxed) == this;
-        if may {
-            self.0.store(this | ATTACHED, Ordering::Relaxed);
-        }
-        may
-    }
-
-    /// Notes that the calling thread detaches the record. False if it is not attached, or belongs to
-    /// another thread.
-    #[inline(always)]
-    pub(crate) fn detach(&self) -> bool {
-        let this = this_thread();
-        let may = self.0.load(Ordering::Relaxed) == this | ATTACHED;
-        if may {
-            self.0.store(this, Ordering::Relaxed);
-        }
-        may
+    pub(crate) fn is_this(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == this_thread()
     }
 
     /// Whether the thread has ended and left the handle empty.

@@ -11,7 +11,7 @@ use crate::error::{
     ATTACHED, INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
 };
 use crate::key::{self, otelctx_key};
-use crate::owner::{Owner, Use};
+use crate::owner::Owner;
 use crate::shared::{self, otelctx_shared};
 use crate::text::{ids, text};
 
@@ -105,7 +105,7 @@ impl otelctx_record {
         }
         // SAFETY: as the caller promises; only the owning thread passes the first check.
         unsafe {
-            if (*handle).owner.of_this_thread() == Use::Refused {
+            if !(*handle).owner.is_this() {
                 return Err(WRONG_THREAD);
             }
             (*handle).record.as_ref().ok_or(WRONG_THREAD)
@@ -120,13 +120,10 @@ impl otelctx_record {
         caught(INTERNAL, || {
             // SAFETY: as the caller promises.
             unsafe {
-                if handle.is_null() {
-                    return INVALID_ARGUMENT;
-                }
-                match (*handle).owner.of_this_thread() {
-                    Use::Refused => return WRONG_THREAD,
-                    Use::Attached => return ATTACHED,
-                    Use::Detached => {}
+                match Self::own(handle) {
+                    Err(code) => return code,
+                    Ok(record) if record.is_attached() == Some(true) => return ATTACHED,
+                    Ok(_) => {}
                 }
                 // If `f` panics, the handle stays without a record.
                 (*handle).owner.end();
@@ -171,7 +168,7 @@ pub unsafe extern "C" fn otelctx_record_free(record: *mut otelctx_record) -> ote
         }
         // SAFETY: C's promise: it is not freed yet.
         unsafe {
-            if (*record).owner.of_this_thread() != Use::Refused {
+            if (*record).owner.is_this() {
                 let (next, previous) = ((*record).next, (*record).previous);
                 if !next.is_null() {
                     (*next).previous = previous;
@@ -209,40 +206,44 @@ pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> o
         return INVALID_ARGUMENT;
     }
     // SAFETY: C's promise. Only the record's thread passes the check, and only while there is a record.
-    // Other functions leave it where it is while it is attached.
     unsafe {
-        if !(*record).owner.attach() {
-            return refusal(record);
+        if !(*record).owner.is_this() {
+            return WRONG_THREAD;
         }
         let slot = (*record).slot;
-        (*record)
-            .record
-            .as_mut()
-            .unwrap_unchecked()
-            .attach_unguarded(slot);
+        let own = (*record).record.as_mut().unwrap_unchecked();
+        if own.try_attach_unguarded(slot) {
+            return OK;
+        }
+        attach_slowly(record)
     }
-    OK
 }
 
-/// Why a record cannot be attached or detached.
+/// Attaches a record of the calling thread unless it is attached. Not a Rust function, so that the caller
+/// ends with a jump, and needs neither a frame nor a landing pad.
 ///
 /// # Safety
-/// `record` is not freed.
+/// The handle has a record.
 #[cold]
 #[inline(never)]
-unsafe fn refusal(record: *const otelctx_record) -> otelctx_result {
+unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_result {
     // SAFETY: as the caller promises.
-    match unsafe { (*record).owner.of_this_thread() } {
-        Use::Refused => WRONG_THREAD,
-        Use::Attached => ATTACHED,
-        Use::Detached => NOT_ATTACHED,
+    unsafe {
+        let slot = (*record).slot;
+        let own = (*record).record.as_mut().unwrap_unchecked();
+        if own.is_attached() == Some(true) {
+            return ATTACHED;
+        }
+        own.attach_unguarded(slot);
     }
+    OK
 }
 
 /// Detaches the record: restores what was attached before it, or removes it from below other
 /// records.
 ///
-/// OTELCTX_NOT_ATTACHED if it is not attached.
+/// OTELCTX_NOT_ATTACHED if it is not attached, or otelctx_thread_set() or otelctx_swap_current() has
+/// replaced it.
 ///
 /// Threads: the record's own. Signal handlers: yes, for what the handler has attached. Fork: as for
 /// all functions.
@@ -253,15 +254,33 @@ pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> o
     }
     // SAFETY: as for attaching.
     unsafe {
-        if !(*record).owner.detach() {
-            return refusal(record);
+        if !(*record).owner.is_this() {
+            return WRONG_THREAD;
         }
         let slot = (*record).slot;
-        (*record)
-            .record
-            .as_mut()
-            .unwrap_unchecked()
-            .detach_unguarded(slot);
+        let own = (*record).record.as_mut().unwrap_unchecked();
+        if own.try_detach_unguarded(slot) {
+            return OK;
+        }
+        detach_slowly(record)
+    }
+}
+
+/// Detaches a record of the calling thread that was not attached last. See [`attach_slowly`].
+///
+/// # Safety
+/// The handle has a record.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn detach_slowly(record: *mut otelctx_record) -> otelctx_result {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let slot = (*record).slot;
+        let own = (*record).record.as_mut().unwrap_unchecked();
+        if own.is_attached() == Some(false) {
+            return NOT_ATTACHED;
+        }
+        own.detach_unguarded(slot);
     }
     OK
 }
@@ -294,7 +313,7 @@ pub unsafe extern "C" fn otelctx_record_add(
                 Err(code) => return code,
             };
             let before = own.attributes_size();
-            if (*record).owner.of_this_thread() == Use::Attached {
+            if own.is_attached() != Some(false) {
                 own.append(key, value);
             } else {
                 let result = otelctx_record::replace(record, |record| record.with(key, value));

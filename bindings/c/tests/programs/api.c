@@ -477,6 +477,7 @@ static void forks(otelctx_published *published)
         otelctx_process *process = otelctx_process_new();
         otelctx_process_service_name(process, "child");
         CHECK(otelctx_update(published, process, &error) == OTELCTX_OK);
+        otelctx_process_free(process);
         CHECK(otelctx_modify(add_a_name, "a", &error) == OTELCTX_OK);
         CHECK(otelctx_record_add(record, route, "/child", NUL) == OTELCTX_OK);
         SHOWN("1 21 1 1 /child ");

@@ -46,6 +46,28 @@ pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
     }
 }
 
+/// Whether a record is in the chain; `None` if it may be below another publisher's record.
+///
+/// # Safety
+/// `state` belongs to the calling thread.
+pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool> {
+    // SAFETY: as the caller promises; the links are those of records in the chain.
+    unsafe {
+        let mut this = slot(state).read_volatile();
+        for _ in 0..MAX_DEPTH {
+            if this == record {
+                return Some(true);
+            }
+            this = match below(state, this) {
+                Below::Nothing => return Some(false),
+                Below::Unknown => return None,
+                Below::Link(link) => link.read(),
+            };
+        }
+        None
+    }
+}
+
 /// Removes a record from the chain if it is in it. Returns false if it may still be in it.
 ///
 /// # Safety

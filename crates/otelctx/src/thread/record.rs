@@ -11,8 +11,9 @@ use otelctx_format::{SpanId, TraceFlags, TraceId};
 use super::attached::Attached;
 use super::attributes::Attributes;
 use super::bytes::{copy, debug, remove, set_used, shrink, used, validate, write_ids};
+use super::chain;
 use super::keys::Key;
-use super::pool::{self, SIZES};
+use super::pool::{self, link, SIZES};
 use super::scope::InScope;
 use super::shared::SharedRecord;
 use super::state::State;
@@ -220,6 +221,50 @@ impl Record {
     #[inline]
     pub unsafe fn detach_unguarded(&mut self, slot: *mut *mut u8) {
         drop(Attached::again(slot, self));
+    }
+
+    /// [`attach_unguarded`](Self::attach_unguarded) if that takes one store: the record was last
+    /// attached over what is attached now, and is not attached. Otherwise returns false.
+    ///
+    /// # Safety
+    /// `slot` is as for attaching.
+    #[inline(always)]
+    pub unsafe fn try_attach_unguarded(&mut self, slot: *mut *mut u8) -> bool {
+        // SAFETY: the slot and the record belong to this thread. An attached record is never below
+        // itself, so its link is not what the slot contains.
+        unsafe {
+            let again = link(self.block).read() == slot.read();
+            if again {
+                compiler_fence(Ordering::Release);
+                slot.write_volatile(self.block);
+            }
+            again
+        }
+    }
+
+    /// [`detach_unguarded`](Self::detach_unguarded) if that takes one store: the record was attached
+    /// last. Otherwise returns false.
+    ///
+    /// # Safety
+    /// `slot` is as for attaching.
+    #[inline(always)]
+    pub unsafe fn try_detach_unguarded(&mut self, slot: *mut *mut u8) -> bool {
+        // SAFETY: the slot and the record belong to this thread.
+        unsafe {
+            let is_last = slot.read() == self.block;
+            if is_last {
+                slot.write_volatile(link(self.block).read());
+            }
+            is_last
+        }
+    }
+
+    /// Whether the record is attached to the calling thread; `None` if it may be below the record of
+    /// another publisher, which alone knows what is there.
+    #[must_use]
+    pub fn is_attached(&self) -> Option<bool> {
+        // SAFETY: the state belongs to this thread.
+        unsafe { chain::contains(arch::state(), self.block) }
     }
 
     /// Wraps a future so that this record is attached whenever it is polled. The result stays on
