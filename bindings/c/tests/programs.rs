@@ -163,6 +163,27 @@ fn spans_of_opentelemetry_cpp_are_shown() {
     }
 }
 
+#[test]
+fn a_library_that_is_unloaded_keeps_what_threads_use() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    if !have("gcc") {
+        return;
+    }
+    let flags = ["-O2", "-pthread"].map(OsString::from).into_iter();
+    let include = format!("-I{}", prefix.join("include").display());
+    let file = source("tests/programs/unload.c");
+    let all = flags.chain([include.into(), file.into(), "-ldl".into()]);
+    let built = compile("gcc", all.collect::<Vec<_>>(), "c-unload").unwrap();
+    let mut command = Command::new(&built.0);
+    let mut target = Target::spawn(command.arg(prefix.join("lib/libotelctx.so.0")));
+    let (trace, span) = (format!("{:0<32}", "05"), format!("{:0<16}", "06"));
+    let expected = [None, Some((trace, span, 1, vec![]))];
+    assert_eq!(threads(&target, "unloaded"), expected);
+    assert!(ends(&mut target));
+}
+
 fn ids(trace: &str, span: &str, route: &str) -> common::Seen {
     let route = ("http.route".to_owned(), route.to_owned());
     Some((trace.to_owned(), span.to_owned(), 1, vec![route]))
