@@ -15,6 +15,10 @@ pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 /// Start of the specification's `service.name` for a service without a name.
 pub(crate) const UNKNOWN_SERVICE: &str = "unknown_service";
 
+/// The attribute of a resource that the process has not published: its environment has it. No semantic
+/// convention defines one.
+pub(crate) const DETECTED: &str = "otelctx.resource.detected";
+
 /// The attribute of samples with the thread's ID.
 pub(crate) const THREAD_ID: &str = "thread.id";
 /// The attribute of samples with the thread's name.

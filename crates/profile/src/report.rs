@@ -1,5 +1,6 @@
 //! Summarizes a recorded file: CPU time by attribute, by trace and by function.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::hash::Hash;
@@ -18,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UNKNOWN_SERVICE, UPSTREAM_PREFIX};
+use crate::attributes::{DETECTED, GIL, THREAD_ID, THREAD_NAME, UNKNOWN_SERVICE, UPSTREAM_PREFIX};
 use crate::messages::Messages;
 use crate::rules::{self, entry};
 use crate::worker::{self, Failure, Limits};
@@ -274,7 +275,7 @@ fn is_on_cpu(profile: &Profile, dictionary: &ProfilesDictionary) -> bool {
 /// A process, by its resource.
 struct Process<'d> {
     /// Its service's name.
-    service: &'d str,
+    service: Cow<'d, str>,
     pid: Option<i64>,
     /// The name of its program, if it has not published the name of its service.
     program: Option<&'d str>,
@@ -300,11 +301,16 @@ impl<'d> Process<'d> {
             }
         });
         // The recorder adds the name after the process ID.
+        let is_from_environment = find(DETECTED).is_some();
         let is_detected = matches!((service, pid), (Some((name, _)), Some((id, _))) if name > id);
         let service = service.map_or(UNKNOWN_SERVICE, |(_, service)| service);
+        let shown = match is_from_environment {
+            true => format!("({service})").into(),
+            false => service.into(),
+        };
         let program = service.strip_prefix(UNKNOWN_SERVICE);
         Self {
-            service,
+            service: shown,
             pid: pid.map(|(_, pid)| pid),
             program: program
                 .and_then(|program| program.strip_prefix(':'))
@@ -399,7 +405,7 @@ impl<'d> Sums<'d> {
                 }
             }
             if let Some(sum) = sum {
-                let all = self.by_process.entry(process.with_pid(process.service));
+                let all = self.by_process.entry(process.with_pid(&process.service));
                 let all = all.or_default();
                 all.cost.add(sum.cost);
                 all.command = all.command.take().or(sum.command);

@@ -31,9 +31,14 @@ use crate::{Setup, Status};
 #[command(after_help = "\
 Examples:
   otelctx ps
+  otelctx ps --all                         also those that publish nothing; (shop) is from their environment
   otelctx ps --watch                       a line for each process that starts, exits or updates
   otelctx ps --watch --json | jq .service")]
 pub(crate) struct Arguments {
+    /// Also list the processes that publish nothing. A service in parentheses is from the process's
+    /// environment (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES)
+    #[arg(long, short, conflicts_with = "watch")]
+    all: bool,
     /// Print one JSON value, with --watch one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
@@ -177,6 +182,9 @@ fn inspect(
     options.runtimes = runtimes.clone();
     let mut process = Process::with_files(pid, options, modules)?;
     Ok(match process.context()? {
+        ContextState::Absent if arguments.all && !process.running()?.status()?.kernel_thread => {
+            Some((Row::detected(&process)?, None))
+        }
         ContextState::Absent => None,
         ContextState::Broken(why) => Some((Row::broken(&process, &why)?, None)),
         ContextState::Published(context) => {

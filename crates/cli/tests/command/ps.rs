@@ -53,6 +53,34 @@ fn publishing_processes_are_listed_and_others_are_not() {
 }
 
 #[test]
+fn processes_that_publish_nothing_are_listed_when_asked_for() {
+    let named = Target::start_with("silent", |command| {
+        command.env("OTEL_SERVICE_NAME", "shop");
+    });
+    let nameless = Target::start("silent");
+    let published = Target::start("shop");
+    let listing = otelctx(&["ps", "--all", "--json"]).expect(0).json();
+    let shown = row(&listing, named.pid()).unwrap();
+    assert_eq!(shown["service"], "shop");
+    assert_eq!(shown["service_detected"], true);
+    assert_eq!(shown["schema"], Value::Null);
+    let shown = row(&listing, nameless.pid()).unwrap();
+    assert_eq!(shown["service"], Value::Null);
+    assert_eq!(shown.get("service_detected"), None);
+    let shown = row(&listing, published.pid()).unwrap();
+    assert_eq!(shown["service"], "shop");
+    assert_eq!(shown.get("service_detected"), None);
+    // A kernel thread, except in a container.
+    assert_eq!(row(&listing, 2), None);
+
+    let answer = otelctx(&["ps", "--all"]).expect(0);
+    let pid = named.pid().to_string();
+    let line = |line: &&str| line.split_whitespace().next() == Some(&pid);
+    let line = answer.stdout.lines().find(line).unwrap();
+    assert_eq!(line.split_whitespace().nth(1), Some("(shop)"));
+}
+
+#[test]
 fn threads_with_a_trace_are_counted_when_asked_for() {
     let target = Target::start("shop");
     let listing = otelctx(&["ps", "--json", "--threads"]).expect(0).json();

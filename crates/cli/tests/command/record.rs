@@ -303,6 +303,19 @@ fn a_recording_starts_when_sampling_does() {
 }
 
 #[test]
+fn a_service_that_only_the_environment_names_is_in_parentheses() {
+    let scratch = Scratch::new("record-detected");
+    let path = scratch.path("a.otlp");
+    let loops = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+    let command = ["env", "OTEL_SERVICE_NAME=shop", "sh", "-c", loops];
+    let record = ["record", "-o", &path, "-F", "999", "--"];
+    otelctx(&[&record[..], &command].concat()).expect(0);
+    let report = report(&path);
+    let name = report["by_process"][0]["name"].as_str().unwrap();
+    assert!(name.starts_with("(shop) "), "{name}");
+}
+
+#[test]
 fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
     let scratch = Scratch::new("record-command");
     let (path, folded) = (scratch.path("a.otlp"), scratch.path("a.folded"));

@@ -19,7 +19,7 @@ use otelctx_sample::{Event, ProcessFacts, ProcessId, Sample};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
-use crate::attributes::UNKNOWN_SERVICE;
+use crate::attributes::{DETECTED, UNKNOWN_SERVICE};
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
 
@@ -200,7 +200,15 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
         .map(|(key, value)| (key.as_str(), any_value(value)))
         // They describe how contexts are shared, and are not telemetry.
         .filter(|(key, _)| !key.starts_with(THREADLOCAL));
-    for (key, value) in published.chain(detected(facts)) {
+    let names_service = facts.resource.iter().any(|(key, value)| {
+        let service = matches!(value, Value::String(name) if !name.starts_with(UNKNOWN_SERVICE));
+        key == "service.name" && service
+    });
+    let is_detected = (names_service && !facts.published).then(|| {
+        let value = Some(any_value::Value::BoolValue(true));
+        (DETECTED, AnyValue { value })
+    });
+    for (key, value) in published.chain(is_detected).chain(detected(facts)) {
         // Published attributes take precedence over detected ones; each key occurs once.
         if !key.is_empty() && attributes.iter().all(|attribute| attribute.key != key) {
             attributes.push(KeyValue {

@@ -18,13 +18,16 @@ use crate::output::table::Align;
 use crate::output::terminal::{self, escape};
 use crate::output::text::own_name;
 
-/// A process that publishes something (docs/json.md).
+/// A process that publishes something, or that was asked for (docs/json.md).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Row {
     pub(super) pid: i32,
     pub(super) comm: String,
     pub(super) service: Option<String>,
+    /// `service` is from the process's environment, because it publishes nothing readable.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) service_detected: bool,
     pub(super) language: Option<String>,
     pub(super) schema: Option<String>,
     /// Number of names in the key map.
@@ -93,13 +96,24 @@ impl Row {
 
     /// For a process whose context cannot be read.
     pub(super) fn broken(process: &Process, why: &Broken) -> Result<Self, Error> {
+        Ok(Self {
+            unreadable: Some(format!("broken process context: {why}")),
+            ..Self::detected(process)?
+        })
+    }
+
+    /// For a process that publishes nothing: what its environment says.
+    pub(super) fn detected(process: &Process) -> Result<Self, Error> {
         let detected = process.detected()?;
+        let service = string(&detected.resource, "service.name");
+        // The specification's name for a service without a name.
+        let service = service.filter(|name| !name.starts_with("unknown_service"));
         Ok(Self {
             pid: process.running()?.pid(),
             comm: comm(process)?,
-            service: string(&detected.resource, "service.name").map(Into::into),
+            service: service.map(Into::into),
+            service_detected: service.is_some(),
             threads: process.running()?.status()?.threads,
-            unreadable: Some(format!("broken process context: {why}")),
             ..Self::default()
         })
     }
@@ -201,9 +215,13 @@ impl Row {
         for name in self.runtimes.keys() {
             threads += &format!("; runtime {name}");
         }
+        let service = match self.service_detected {
+            true => format!("({})", or_none(&self.service)),
+            false => or_none(&self.service),
+        };
         [
             self.pid.to_string(),
-            or_none(&self.service),
+            service,
             or_none(&self.language),
             or_none(&self.schema),
             keys,

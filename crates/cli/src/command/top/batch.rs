@@ -155,6 +155,8 @@ struct ReportRow<'r> {
     cpu: f64,
     pid: Option<i32>,
     service: &'r str,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    service_detected: bool,
     tid: Option<i32>,
     thread: &'r str,
     trace_id: Option<String>,
@@ -220,6 +222,7 @@ fn row_of(row: &Row, cpu: f64) -> ReportRow<'_> {
         cpu,
         pid: (!thread.is_others()).then_some(thread.process.pid),
         service: &thread.process.name,
+        service_detected: thread.process.is_detected,
         tid: (!thread.is_others()).then_some(thread.tid),
         thread: &thread.name,
         trace_id: context.and_then(|it| Some(it.trace_id()?.to_string())),

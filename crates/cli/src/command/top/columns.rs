@@ -171,9 +171,9 @@ fn column(
 
 /// What a row says of one of several: how many more there are.
 fn process(row: &Row) -> String {
-    let name = &row.thread.process.name;
+    let name = row.thread.process.label();
     match row.processes {
-        0 | 1 => name.clone(),
+        0 | 1 => name,
         many => format!("{name} +{}", many - 1),
     }
 }

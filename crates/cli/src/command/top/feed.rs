@@ -200,6 +200,7 @@ fn process(facts: &ProcessFacts) -> Process {
     Process {
         pid: facts.pid,
         start_ticks: facts.start_ticks,
+        is_detected: service.is_some() && !facts.published,
         name: service
             .unwrap_or(&facts.comm)
             .chars()
@@ -224,10 +225,10 @@ mod tests {
                 resource: vec![("service.name".into(), Value::from(service))],
                 ..ProcessFacts::default()
             };
-            process(&facts).name
+            process(&facts).label()
         };
         assert_eq!(named("shop", true), "shop");
-        assert_eq!(named("shop", false), "shop");
+        assert_eq!(named("shop", false), "(shop)", "detected");
         assert_eq!(named("unknown_service:sh", false), "sh");
         assert_eq!(named("unknown_service:sh", true), "unknown_service:sh");
         assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(MAX_NAME));

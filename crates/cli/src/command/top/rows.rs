@@ -97,7 +97,7 @@ impl Row {
     pub(super) fn name(&self) -> String {
         match &self.key {
             Key::Thread(..) => self.thread.name.clone(),
-            Key::Process(..) => self.thread.process.name.clone(),
+            Key::Process(..) => self.thread.process.label(),
             Key::Value(text) | Key::Function(text) => text.clone(),
             Key::Trace(id) => hexadecimal(id),
             Key::Nothing => "(none)".into(),

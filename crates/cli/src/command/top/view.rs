@@ -363,7 +363,7 @@ fn details(state: &State, shown: &Shown) -> Vec<String> {
     if !thread.is_others() {
         lines.push(format!(
             "process     {} {}{}",
-            escape(&process.name),
+            escape(&process.label()),
             process.pid,
             several(row.processes, "processes")
         ));

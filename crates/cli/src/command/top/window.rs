@@ -34,6 +34,18 @@ pub(super) struct Process {
     pub(super) start_ticks: u64,
     /// The service's name, or the kernel's name of the process.
     pub(super) name: String,
+    /// `name` is a service's, from the environment of a process that publishes nothing.
+    pub(super) is_detected: bool,
+}
+
+impl Process {
+    /// The name, in parentheses if it was detected.
+    pub(super) fn label(&self) -> String {
+        match self.is_detected {
+            true => format!("({})", self.name),
+            false => self.name.clone(),
+        }
+    }
 }
 
 /// A thread of a process.
@@ -326,6 +338,7 @@ pub(super) mod tests {
     pub(in super::super) fn thread(pid: i32, tid: i32) -> Thread {
         Thread {
             process: Process {
+                is_detected: false,
                 pid,
                 start_ticks: 1,
                 name: format!("service-{pid}"),
