@@ -408,7 +408,9 @@ impl<'d> Sums<'d> {
                 let all = self.by_process.entry(process.with_pid(&process.service));
                 let all = all.or_default();
                 all.cost.add(sum.cost);
-                all.command = all.command.take().or(sum.command);
+                // A sample from just before an exec may be in a process with the facts of the next program, and
+                // the name of the one before.
+                all.command = sum.command.or(all.command.take());
                 let program = || process.program.map(|name| process.with_pid(name));
                 all.program = all.program.take().or_else(program);
             }

@@ -80,13 +80,14 @@ fn time_is_added_up_by_route_trace_function_and_process() {
 /// As in the other formats and in `top`.
 #[test]
 fn a_process_without_a_service_has_its_command_name() {
-    let report = |resource: &[(&str, &str)], first_thread| {
+    let report = |resource: &[(&str, &str)], first_thread, published| {
         let mut recording = shop::recording();
         let catalog = &mut recording.catalog;
         let other = catalog.thread_facts(recording.samples.last().unwrap().thread);
         let process = other.process;
         let facts = catalog.process_mut(process);
         facts.executable = "/usr/bin/python3.11".into();
+        facts.published = published;
         facts.resource = resource
             .iter()
             .map(|(key, value)| ((*key).into(), (*value).into()))
@@ -100,13 +101,15 @@ fn a_process_without_a_service_has_its_command_name() {
         let report = Report::of(&ProfilesData::decode(&message[..]).unwrap(), "none");
         report.by_process[1].0.clone()
     };
-    assert_eq!(report(&[], true), "python3 9");
+    assert_eq!(report(&[], true, false), "python3 9");
     // Without a sample of the first thread.
-    assert_eq!(report(&[], false), "python3.11 9");
-    assert_eq!(report(&[("service.name", "a")], true), "a 9");
+    assert_eq!(report(&[], false, false), "python3.11 9");
+    assert_eq!(report(&[("service.name", "a")], true, true), "a 9");
+    // What its environment says is marked.
+    assert_eq!(report(&[("service.name", "a")], true, false), "(a) 9");
     // What the process publishes is not changed.
     let published = ("service.name", "unknown_service:b");
-    assert_eq!(report(&[published], true), "unknown_service:b 9");
+    assert_eq!(report(&[published], true, true), "unknown_service:b 9");
 }
 
 /// Time in a program without symbols is not skipped.
