@@ -31,7 +31,7 @@ use crate::{Setup, Status};
 #[command(after_help = "\
 Examples:
   otelctx ps
-  otelctx ps --all                         also those that publish nothing; (shop) is from their environment
+  otelctx ps --all                         also processes without context; (shop) is from their environment
   otelctx ps --watch                       a line for each process that starts, exits or updates
   otelctx ps --watch --json | jq .service")]
 pub(crate) struct Arguments {
