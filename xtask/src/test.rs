@@ -69,7 +69,18 @@ fn features(counts: &mut Counts) -> Outcome {
             return Outcome::Failed(format!("otelctx-tracing with {features:?}: {error}"));
         }
     }
-    Outcome::Passed("without OpenTelemetry, and with 0.29 to 0.32".into())
+    // The hooks of tokio, which is built again for them.
+    let mut command = cargo();
+    command.arg("test").args(TRACING);
+    command.args(["--features", "tokio", "--test", "tokio_tasks"]);
+    command.args(["--target-dir", "target/tokio", "--", "--show-output"]);
+    command.env("RUSTFLAGS", "--cfg tokio_unstable");
+    let (output, result) = Output::of(&mut command);
+    counts.add("", output.counts);
+    if let Err(error) = result {
+        return Outcome::Failed(format!("otelctx-tracing with tokio's hooks: {error}"));
+    }
+    Outcome::Passed("without OpenTelemetry, with 0.29 to 0.32, and with tokio's hooks".into())
 }
 
 /// Unit, integration and documentation tests of every package, the benchmarks' programs included.

@@ -173,14 +173,26 @@ where
     }
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
+        let (number, now) = (id.into_u64(), ids::current());
+        let is_observed = now.is_some() && otelctx::integration::is_observed();
+        if !is_observed && now.is_some_and(|ids| stack::push_known(number, ids)) {
+            return;
+        }
         let Some(span) = context.span(id) else {
             return;
         };
-        if Self::is_observed() {
+        if is_observed {
             return self.add_late(&span);
         }
         if let Some(record) = self.record(&span) {
-            stack::push(id.into_u64(), record);
+            if let Some(ids) = now {
+                let extensions = span.extensions();
+                let this = extensions.get::<Span>();
+                let fields = this.and_then(|this| this.fields.clone());
+                let changes = this.and_then(|this| Some(this.record.as_ref()?.1));
+                stack::know(number, ids, fields, changes.unwrap_or(0), record.clone());
+            }
+            stack::push(number, record);
         }
     }
 

@@ -28,6 +28,12 @@
 //!
 //! A span that a filter disables for this layer publishes nothing: what its parent publishes stays.
 //!
+//! # Tasks of tokio
+//!
+//! A task that is spawned without a span publishes nothing. With the feature `tokio`, and
+//! `RUSTFLAGS="--cfg tokio_unstable"`, `inherit(&mut builder)` makes the tasks of a runtime publish what the
+//! thread that spawns them is working on.
+//!
 //! # With `otelctx-opentelemetry`
 //!
 //! That crate is cheaper, and needs OpenTelemetry 0.33. If both are installed, it publishes the contexts, and this
@@ -37,7 +43,11 @@
 
 mod fields;
 mod ids;
+#[cfg(all(feature = "tokio", tokio_unstable))]
+mod inherit;
 mod layer;
 mod stack;
 
+#[cfg(all(feature = "tokio", tokio_unstable))]
+pub use inherit::inherit;
 pub use layer::{layer, ContextLayer};

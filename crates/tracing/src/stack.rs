@@ -1,22 +1,42 @@
 //! The spans that are entered on this thread.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use otelctx::{set_current, SharedRecord};
 
+use crate::fields::Fields;
+use crate::ids::Ids;
+
+/// Number of spans whose records a thread remembers: those that it enters again and again.
+const KNOWN: usize = 4;
+
 /// The records of the entered spans, the latest last: the one that readers see.
-struct Stack(Vec<(u64, SharedRecord)>);
+struct Stack {
+    entered: Vec<(u64, SharedRecord)>,
+    known: [Option<Known>; KNOWN],
+    next: usize,
+}
+
+/// A span that was entered before, with the IDs of OpenTelemetry that it had.
+struct Known {
+    span: u64,
+    ids: Ids,
+    fields: Option<Arc<Fields>>,
+    changes: u64,
+    record: SharedRecord,
+}
 
 impl Stack {
     fn publish(&self) {
         // SAFETY: the stack has a handle, which is dropped after another record is set.
-        unsafe { set_current(self.0.last().map(|(_, record)| record)) };
+        unsafe { set_current(self.entered.last().map(|(_, record)| record)) };
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        if !self.0.is_empty() {
+        if !self.entered.is_empty() {
             // SAFETY: there is no record.
             unsafe { set_current(None) };
         }
@@ -24,7 +44,9 @@ impl Drop for Stack {
 }
 
 thread_local! {
-    static STACK: RefCell<Stack> = const { RefCell::new(Stack(Vec::new())) };
+    static STACK: RefCell<Stack> = const {
+        RefCell::new(Stack { entered: Vec::new(), known: [const { None }; KNOWN], next: 0 })
+    };
 }
 
 /// Publishes the record of a span that was entered.
@@ -34,9 +56,64 @@ thread_local! {
 pub(crate) fn push(span: u64, record: SharedRecord) {
     let _ = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        stack.0.push((span, record));
+        stack.entered.push((span, record));
         stack.publish();
     });
+}
+
+/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its record is known.
+///
+/// Looking up a span and its data takes longer than everything else together. IDs of spans may be used
+/// again in `tracing`, but those of OpenTelemetry are not.
+#[inline]
+pub(crate) fn push_known(span: u64, ids: Ids) -> bool {
+    let pushed = STACK.try_with(|stack| {
+        let stack = &mut *stack.borrow_mut();
+        let known = stack.known.iter().flatten();
+        let mut known = known.filter(|known| known.span == span && known.ids == ids);
+        let is_new = |known: &&Known| {
+            let changes = known.fields.as_ref().map_or(0, |fields| fields.changes());
+            changes == known.changes
+        };
+        let Some(known) = known.find(is_new) else {
+            return false;
+        };
+        let record = known.record.clone();
+        stack.entered.push((span, record));
+        stack.publish();
+        true
+    });
+    // While the thread's variables are dropped, there is nothing to look up, either.
+    pushed.unwrap_or(true)
+}
+
+/// Remembers the record of a span for [`push_known`], in place of the one that was remembered first.
+pub(crate) fn know(
+    span: u64,
+    ids: Ids,
+    fields: Option<Arc<Fields>>,
+    changes: u64,
+    record: SharedRecord,
+) {
+    let forgotten = STACK.try_with(|stack| {
+        let stack = &mut *stack.borrow_mut();
+        let old = stack
+            .known
+            .iter()
+            .position(|known| known.as_ref().is_some_and(|known| known.span == span));
+        let at = old.unwrap_or(stack.next);
+        if old.is_none() {
+            stack.next = (stack.next + 1) % KNOWN;
+        }
+        stack.known[at].replace(Known {
+            span,
+            ids,
+            fields,
+            changes,
+            record,
+        })
+    });
+    drop(forgotten);
 }
 
 /// Publishes what was published before a span was entered. Exiting another span than the latest
@@ -45,9 +122,12 @@ pub(crate) fn push(span: u64, record: SharedRecord) {
 pub(crate) fn pop(span: u64) {
     let exited = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        let at = stack.0.iter().rposition(|(entered, _)| *entered == span)?;
-        let (_, exited) = stack.0.remove(at);
-        if at == stack.0.len() {
+        let at = stack
+            .entered
+            .iter()
+            .rposition(|(entered, _)| *entered == span)?;
+        let (_, exited) = stack.entered.remove(at);
+        if at == stack.entered.len() {
             stack.publish();
         }
         Some(exited)
@@ -57,7 +137,14 @@ pub(crate) fn pop(span: u64) {
 
 /// The spans that are entered, the latest last, each once.
 pub(crate) fn entered() -> Vec<u64> {
-    let spans = STACK.try_with(|stack| stack.borrow().0.iter().map(|(span, _)| *span).collect());
+    let spans = STACK.try_with(|stack| {
+        stack
+            .borrow()
+            .entered
+            .iter()
+            .map(|(span, _)| *span)
+            .collect()
+    });
     let mut spans: Vec<u64> = spans.unwrap_or_default();
     spans.dedup();
     spans
@@ -68,7 +155,7 @@ pub(crate) fn replace(span: u64, record: &SharedRecord) {
     let replaced = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let mut replaced = Vec::new();
-        for (entered, old) in &mut stack.0 {
+        for (entered, old) in &mut stack.entered {
             if *entered == span {
                 replaced.push(std::mem::replace(old, record.clone()));
             }

@@ -123,7 +123,8 @@ unsafe fn take(state: *mut State) -> Entry {
 ///
 /// # Safety
 /// A handle to the record must exist until this thread has set another record or none, with this
-/// function or with [`swap_current`], or has ended.
+/// function or with [`swap_current`], or has ended; and [`SharedRecord::replace_by_copy`] must not
+/// be called on it until then.
 ///
 /// ```
 /// use otelctx::Record;

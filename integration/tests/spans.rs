@@ -1,0 +1,154 @@
+//! Many spans of OpenTelemetry's SDK on tasks that move between threads: what a thread publishes is always the
+//! span that is active on it, and memory does not grow.
+//!
+//! `OTELCTX_SPANS` is the number of spans.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use opentelemetry::trace::{FutureExt, TraceContextExt, Tracer, TracerProvider};
+use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use otelctx_reader::ContextState;
+use otelctx_reader::format::process_context::Value as Published;
+use tokio::task::yield_now;
+
+const SPANS: u64 = 100_000;
+const TASKS: u64 = 64;
+const THREADS: usize = 8;
+/// How much memory may grow after a tenth of the spans, in KiB: what an allocator may keep.
+const GROWTH: u64 = 4096;
+
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Compares what the thread publishes with OpenTelemetry's current context.
+fn compare(route: &str, looks: &AtomicU64) {
+    let seen = otelctx::current().expect("a context is attached");
+    Context::map_current(|context| {
+        let span = context.span();
+        let span = span.span_context();
+        assert_eq!(seen.trace_id.to_bytes(), span.trace_id().to_bytes());
+        assert_eq!(seen.span_id.to_bytes(), span.span_id().to_bytes());
+        assert_eq!(seen.trace_flags.0, span.trace_flags().to_u8());
+    });
+    assert_eq!(
+        seen.attributes,
+        [("http.route".to_owned(), route.to_owned())]
+    );
+    looks.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Two spans, one below the other, each polled several times.
+async fn request(tracer: Arc<SdkTracer>, route: String, looks: Arc<AtomicU64>) {
+    let attributes = [KeyValue::new("http.route", route.clone())];
+    let span = tracer
+        .span_builder("request")
+        .with_attributes(attributes)
+        .start(&*tracer);
+    let context = Context::new().with_span(span);
+    let below = Arc::clone(&tracer);
+    async {
+        compare(&route, &looks);
+        yield_now().await;
+        compare(&route, &looks);
+        let child = Context::current_with_span(below.start("child"));
+        async {
+            compare(&route, &looks);
+            yield_now().await;
+            compare(&route, &looks);
+        }
+        .with_context(child)
+        .await;
+        compare(&route, &looks);
+    }
+    .with_context(context)
+    .await;
+}
+
+/// The process context has the types of the resource's values.
+fn resource_is_published() {
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let mut process = otelctx_reader::Process::open(pid).unwrap();
+    let ContextState::Published(context) = process.context().unwrap() else {
+        panic!("it is published");
+    };
+    let find = |name: &str| {
+        let mut attributes = context.payload.resource.iter();
+        attributes
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.clone())
+    };
+    let text = |text: &str| Published::String(text.to_owned());
+    assert_eq!(find("service.name"), Some(text("spans")));
+    assert_eq!(find("whole"), Some(Published::Int(-42)));
+    assert_eq!(find("fraction"), Some(Published::Double(0.5)));
+    assert_eq!(find("truth"), Some(Published::Bool(true)));
+    let list = Published::Array(vec![text("a"), text("b")]);
+    assert_eq!(find("list"), Some(list));
+    let numbers = Published::Array(vec![Published::Int(1), Published::Int(2)]);
+    assert_eq!(find("numbers"), Some(numbers));
+}
+
+#[test]
+fn spans_on_many_tasks_and_threads_are_always_the_active_one() {
+    let spans = std::env::var("OTELCTX_SPANS").map_or(SPANS, |text| text.parse().unwrap());
+    let list = ["a", "b"].map(StringValue::from).to_vec();
+    let resource = Resource::builder_empty()
+        .with_service_name("spans")
+        .with_attributes([
+            KeyValue::new("whole", -42),
+            KeyValue::new("fraction", 0.5),
+            KeyValue::new("truth", true),
+            KeyValue::new("list", Value::Array(Array::String(list))),
+            KeyValue::new("numbers", Value::Array(Array::I64(vec![1, 2]))),
+        ])
+        .build();
+    // From the builder, which a span processor learns.
+    let builder = SdkTracerProvider::builder().with_resource(resource);
+    let provider = otelctx_opentelemetry::install(builder, ["http.route"]).build();
+    otelctx_opentelemetry::check().unwrap();
+    resource_is_published();
+
+    let tracer = Arc::new(provider.tracer("spans"));
+    let looks = Arc::new(AtomicU64::new(0));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .build()
+        .unwrap();
+    let run = |spans: u64| {
+        runtime.block_on(async {
+            let tasks: Vec<_> = (0..TASKS)
+                .map(|task| {
+                    let (tracer, looks) = (Arc::clone(&tracer), Arc::clone(&looks));
+                    tokio::spawn(async move {
+                        for number in 0..spans / TASKS / 2 {
+                            let route = format!("/{task}/{}", number % 10);
+                            request(Arc::clone(&tracer), route, Arc::clone(&looks)).await;
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+    };
+    run(spans / 10);
+    let before = resident();
+    run(spans - spans / 10);
+    let after = resident();
+    let looks = looks.load(Ordering::Relaxed);
+    println!("{looks} looks at {spans} spans; {before} KiB before, {after} KiB after");
+    assert!(looks > 2 * spans);
+    assert!(after < before + GROWTH, "{before} KiB, then {after} KiB");
+    assert_eq!(otelctx::current(), None);
+}
