@@ -75,6 +75,9 @@ fn the_library_and_the_python_package_make_way_for_each_other() {
              elif word == 'import':\n        \
                  import otelctx\n        \
                  print('result', 0)\n    \
+             elif word == 'publish':\n        \
+                 otelctx.publish({'service.name': service})\n        \
+                 print('result', 0)\n    \
              else:\n        \
                  otelctx.attach(otelctx.Context(bytes([7]*16), bytes([8]*8), attributes={'http.route': service}))\n        \
                  print('result', 0)\n    \
@@ -107,7 +110,9 @@ fn in_turns(command: &mut Command) {
         vec![("http.route".to_owned(), "/cart".to_owned())],
     );
     assert_eq!(step("attach /cart", "python")[0], Some(expected.clone()));
-    assert_eq!(step("c third", "third")[0], Some(expected));
+    assert_eq!(step("c third", "third")[0], Some(expected.clone()));
+    // The package takes it back.
+    assert_eq!(step("publish fourth", "fourth")[0], Some(expected));
 }
 
 #[test]
@@ -143,7 +148,7 @@ fn the_library_and_the_node_package_make_way_for_each_other() {
          require('node:readline').createInterface(process.stdin).on('line', (line) => {\n  \
            const [word, service] = line.split(' ')\n  \
            if (word === 'c') { process.env.MIX_SERVICE = service; require(`./${service}.node`) }\n  \
-           else if (word === 'import') require('./otelctx').publish({ 'service.name': 'node' })\n  \
+           else require('./otelctx').publish({ 'service.name': service })\n  \
            console.log('result 0\\ndone')\n\
          })";
     fs::write(folder.join("program.js"), program).unwrap();
@@ -151,8 +156,9 @@ fn the_library_and_the_node_package_make_way_for_each_other() {
     for (line, service) in [
         ("c first", "first"),
         ("c second", "second"),
-        ("import", "node"),
+        ("import node", "node"),
         ("c third", "third"),
+        ("publish fourth", "fourth"),
     ] {
         target.lines.clear();
         target.command(line);

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use otelctx::{Key, ProcessContext, Published, Schema, Value as Attribute};
+use otelctx::{Key, ProcessContext, PublishError, Published, Schema, Value as Attribute};
 
 use crate::napi::{Call, Value, value_type};
 use crate::probe::{MAP_TABLE, TABLE_HEADER, TAGGED_SIZE};
@@ -117,11 +117,17 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
         context = context.schema_attribute(name, value as i64);
     }
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    match &mut process.published {
-        Some(published) => published
-            .update(context)
-            .map_err(|error| error.to_string())?,
-        none => *none = Some(context.publish().map_err(|error| error.to_string())?),
+    let updated = match &mut process.published {
+        Some(published) => published.update(context.clone()),
+        None => Err(PublishError::NotPublished),
+    };
+    match updated {
+        // Or another copy of the publisher has taken over.
+        Err(PublishError::NotPublished) => {
+            let published = context.publish().map_err(|error| error.to_string())?;
+            process.published = Some(published);
+        }
+        updated => updated.map_err(|error| error.to_string())?,
     }
     process.check_indexes()
 }

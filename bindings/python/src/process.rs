@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use otelctx::{ProcessContext, Published, Value};
+use otelctx::{ProcessContext, PublishError, Published, Value};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyList, PyTuple};
@@ -24,13 +24,18 @@ pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
         context = context.attribute(name.extract::<String>()?, value_of(&value)?);
     }
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let result = match &mut *published {
-        Some(published) => published.update(context),
-        None => context.publish().and_then(|mut new| {
+    let updated = match &mut *published {
+        Some(published) => published.update(context.clone()),
+        None => Err(PublishError::NotPublished),
+    };
+    let result = match updated {
+        // Or another copy of the publisher has taken over.
+        Err(PublishError::NotPublished) => context.publish().and_then(|mut new| {
             new.republish_after_fork()?;
             *published = Some(new);
             Ok(())
         }),
+        updated => updated,
     };
     result.map_err(|error| PyOSError::new_err(error.to_string()))
 }
