@@ -226,7 +226,7 @@ fn the_examples_show_what_they_work_on() {
 }
 
 /// Repeats until the result is right; it may take a thread some time to get there.
-fn until<T>(get: impl Fn() -> T, is_right: impl Fn(&T) -> bool) {
+fn until<T>(get: impl Fn() -> T, mut is_right: impl FnMut(&T) -> bool) {
     for _ in 0..1000 {
         if is_right(&get()) {
             return;
@@ -280,6 +280,49 @@ fn cmake_finds_the_package() {
         assert_eq!(target.lines, ["exported 0 "]);
         assert_eq!(threads(&target, "linked").len(), 1);
     }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn the_service_in_cpp_builds_with_cmake_and_shows_its_routes() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    if !have("cmake") || !have("make") || !have("c++") {
+        return;
+    }
+    let folder = common::output("c-example");
+    let run = |command: &mut Command| {
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{text}");
+    };
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(common::root().join("examples/cpp"));
+    configure.arg("-B").arg(&folder);
+    run(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())));
+    run(Command::new("cmake").arg("--build").arg(&folder));
+    let mut target = Target::spawn(&mut Command::new(folder.join("shop")));
+    // Threads come and go, so one may have ended before it is read.
+    let routes = || {
+        let mut process = common::published(&target, "shop");
+        let threads = process.threads().unwrap();
+        let found = threads.iter().filter_map(|thread| thread.context().ok());
+        let contexts: Vec<_> = found
+            .filter_map(|found| found.attached().cloned())
+            .collect();
+        contexts.into_iter().flat_map(|context| context.attributes)
+    };
+    let mut missing = vec!["/cart/{id}", "/search/{words}"];
+    until(
+        || routes().collect::<Vec<_>>(),
+        |seen| {
+            missing.retain(|route| !seen.contains(&("http.route".to_owned(), (*route).to_owned())));
+            missing.is_empty()
+        },
+    );
+    assert_eq!(missing, [""; 0]);
+    assert!(ends(&mut target));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
