@@ -147,7 +147,7 @@ fn spans_on_many_tasks_and_threads_are_always_the_active_one() {
     run(spans - spans / 10);
     let after = resident();
     let looks = looks.load(Ordering::Relaxed);
-    println!("{looks} looks at {spans} spans; {before} KiB before, {after} KiB after");
+    println!("{spans} spans, compared {looks} times; {before} KiB before, {after} KiB after");
     assert!(looks > 2 * spans);
     assert!(after < before + GROWTH, "{before} KiB, then {after} KiB");
     assert_eq!(otelctx::current(), None);

@@ -8,7 +8,7 @@ use otelctx::{set_current, SharedRecord};
 use crate::fields::Fields;
 use crate::ids::Ids;
 
-/// Number of spans whose records a thread remembers: those that it enters again and again.
+/// Number of spans whose records a thread remembers.
 const KNOWN: usize = 4;
 
 /// The records of the entered spans, the latest last: the one that readers see.
