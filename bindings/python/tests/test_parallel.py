@@ -53,6 +53,7 @@ def test_threads_that_publish_at_once_show_their_own_contexts_and_frames(start, 
     # The GIL leaves little that could go wrong.
     deadline = time.monotonic() + (4 if FREE_THREADED else 1)
     seen = dict.fromkeys([*range(THREADS), SHARED], 0)
+    read, errors = 0, []
     while time.monotonic() < deadline or min(seen.values()) == 0:
         assert time.monotonic() < deadline + TIMEOUT, seen
         ended = list(steps[THREADS:])
@@ -70,6 +71,11 @@ def test_threads_that_publish_at_once_show_their_own_contexts_and_frames(start, 
                     seen[SHARED if span == SHARED else thread] += 1
             if thread is not None:
                 python = shown["cpython"]
+                read += 1
+                if "error" in python:
+                    # The interpreter's list changes all the time: several readings may find it so.
+                    errors.append(python["error"])
+                    continue
                 names = [frame["function"] for frame in python["frames"]]
                 own = [name for name in names if name.startswith("number_")]
                 assert own == [f"number_{thread}"], names
@@ -77,6 +83,7 @@ def test_threads_that_publish_at_once_show_their_own_contexts_and_frames(start, 
                     FREE_THREADED,
                     not FREE_THREADED,
                 )
+    assert len(errors) * 50 <= read, (read, errors)
     program.resume()
     line = program.line()
     assert line["first_wrong"] == []

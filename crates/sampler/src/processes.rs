@@ -606,8 +606,14 @@ mod tests {
 
     impl Sleeper {
         fn start() -> Self {
-            let mut command = Command::new("sleep");
-            Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap())
+            loop {
+                let mut command = Command::new("sleep");
+                let this = Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap());
+                // Another process with this ID may have left it, even another user's.
+                if !PerfMap::path(this.0.id() as i32).exists() {
+                    return this;
+                }
+            }
         }
     }
 
@@ -742,8 +748,12 @@ mod tests {
     struct PerfMap(std::path::PathBuf);
 
     impl PerfMap {
+        fn path(pid: i32) -> std::path::PathBuf {
+            format!("/tmp/perf-{pid}.map").into()
+        }
+
         fn write(pid: i32, text: &str) -> Self {
-            let map = Self(format!("/tmp/perf-{pid}.map").into());
+            let map = Self(Self::path(pid));
             std::fs::write(&map.0, text).unwrap();
             map
         }
