@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
-/// Enough for a hundred thousand looks from inside.
+/// Enough for a hundred thousand comparisons from inside.
 const SAMPLES: usize = 3_000;
 /// A sample this close to the start or end of work, in nanoseconds, is not judged: service and sampler
 /// read the same clock in different ways.
@@ -80,15 +80,15 @@ fn send(address: &str, stop: &AtomicBool) {
 
 #[test]
 fn every_sample_inside_a_handler_has_its_request_and_route_by_the_observer() {
-    hold("observer");
+    check_service("observer");
 }
 
 #[test]
 fn every_sample_inside_a_handler_has_its_request_and_route_by_the_layer() {
-    hold("layer");
+    check_service("layer");
 }
 
-fn hold(way: &str) {
+fn check_service(way: &str) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_service"))
         .arg(way)
         .stdin(Stdio::piped())
@@ -125,12 +125,12 @@ fn hold(way: &str) {
     });
     let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
     drop(stdin);
-    let (mut log, mut looks) = (Log::default(), String::new());
+    let (mut log, mut compared) = (Log::default(), String::new());
     for line in lines {
         let line = line.unwrap();
         match line.strip_prefix("work ") {
             Some(work) => log.add(work),
-            None => looks = line,
+            None => compared = line,
         }
     }
     assert!(child.wait().unwrap().success());
@@ -168,16 +168,16 @@ fn hold(way: &str) {
     }
     let judged: usize = routes.values().sum();
     println!(
-        "{way}: {judged} of {} samples in handlers: {routes:?}; {looks}; {counts:?}",
+        "{way}: {judged} of {} samples in handlers: {routes:?}; {compared}; {counts:?}",
         samples.len()
     );
-    let counted: Vec<u64> = looks
+    let counted: Vec<u64> = compared
         .split(' ')
         .skip(1)
         .map(|word| word.parse().unwrap())
         .collect();
-    assert_eq!(counted[1], 0, "looks from inside that were wrong");
-    assert!(counted[0] > 20 * enough as u64, "{looks}");
+    assert_eq!(counted[1], 0, "comparisons from inside that failed");
+    assert!(counted[0] > 20 * enough as u64, "{compared}");
     assert!(judged >= enough, "{judged} samples in handlers");
     assert_eq!(routes.len(), 3);
 }

@@ -31,7 +31,7 @@ fn resident() -> u64 {
 }
 
 /// Compares what the thread publishes with OpenTelemetry's current context.
-fn compare(route: &str, looks: &AtomicU64) {
+fn compare(route: &str, compared: &AtomicU64) {
     let seen = otelctx::current().expect("a context is attached");
     Context::map_current(|context| {
         let span = context.span();
@@ -44,11 +44,11 @@ fn compare(route: &str, looks: &AtomicU64) {
         seen.attributes,
         [("http.route".to_owned(), route.to_owned())]
     );
-    looks.fetch_add(1, Ordering::Relaxed);
+    compared.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Two spans, one below the other, each polled several times.
-async fn request(tracer: Arc<SdkTracer>, route: String, looks: Arc<AtomicU64>) {
+async fn request(tracer: Arc<SdkTracer>, route: String, compared: Arc<AtomicU64>) {
     let attributes = [KeyValue::new("http.route", route.clone())];
     let span = tracer
         .span_builder("request")
@@ -57,18 +57,18 @@ async fn request(tracer: Arc<SdkTracer>, route: String, looks: Arc<AtomicU64>) {
     let context = Context::new().with_span(span);
     let below = Arc::clone(&tracer);
     async {
-        compare(&route, &looks);
+        compare(&route, &compared);
         yield_now().await;
-        compare(&route, &looks);
+        compare(&route, &compared);
         let child = Context::current_with_span(below.start("child"));
         async {
-            compare(&route, &looks);
+            compare(&route, &compared);
             yield_now().await;
-            compare(&route, &looks);
+            compare(&route, &compared);
         }
         .with_context(child)
         .await;
-        compare(&route, &looks);
+        compare(&route, &compared);
     }
     .with_context(context)
     .await;
@@ -119,7 +119,7 @@ fn spans_on_many_tasks_and_threads_are_always_the_active_one() {
     resource_is_published();
 
     let tracer = Arc::new(provider.tracer("spans"));
-    let looks = Arc::new(AtomicU64::new(0));
+    let compared = Arc::new(AtomicU64::new(0));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .build()
@@ -128,11 +128,11 @@ fn spans_on_many_tasks_and_threads_are_always_the_active_one() {
         runtime.block_on(async {
             let tasks: Vec<_> = (0..TASKS)
                 .map(|task| {
-                    let (tracer, looks) = (Arc::clone(&tracer), Arc::clone(&looks));
+                    let (tracer, compared) = (Arc::clone(&tracer), Arc::clone(&compared));
                     tokio::spawn(async move {
                         for number in 0..spans / TASKS / 2 {
                             let route = format!("/{task}/{}", number % 10);
-                            request(Arc::clone(&tracer), route, Arc::clone(&looks)).await;
+                            request(Arc::clone(&tracer), route, Arc::clone(&compared)).await;
                         }
                     })
                 })
@@ -146,9 +146,9 @@ fn spans_on_many_tasks_and_threads_are_always_the_active_one() {
     let before = resident();
     run(spans - spans / 10);
     let after = resident();
-    let looks = looks.load(Ordering::Relaxed);
-    println!("{spans} spans, compared {looks} times; {before} KiB before, {after} KiB after");
-    assert!(looks > 2 * spans);
+    let compared = compared.load(Ordering::Relaxed);
+    println!("{spans} spans, compared {compared} times; {before} KiB before, {after} KiB after");
+    assert!(compared > 2 * spans);
     assert!(after < before + GROWTH, "{before} KiB, then {after} KiB");
     assert_eq!(otelctx::current(), None);
 }

@@ -25,9 +25,11 @@ enum How {
     Python(&'static str),
     /// A test of `crates/node/tests/contexts.rs`, with more samples.
     Node(&'static str),
+    /// A test of `integration`, with as much as this variable says.
+    Integration(&'static str, (&'static str, &'static str)),
 }
 
-const RUNS: [Run; 11] = [
+const RUNS: [Run; 13] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -94,6 +96,18 @@ const RUNS: [Run; 11] = [
         summary: "contexts of Node.js while all objects move, the key, too: each sample against the program's log",
         how: How::Node("samples_have_their_contexts_while_all_objects_move"),
     },
+    Run {
+        name: "service",
+        minutes: 2,
+        summary: "an axum service by observer and layer: samples and millions of comparisons with its own log",
+        how: How::Integration("service", ("OTELCTX_SAMPLES", "100000")),
+    },
+    Run {
+        name: "spans",
+        minutes: 2,
+        summary: "ten million spans of OpenTelemetry on 64 tasks: contexts, and memory",
+        how: How::Integration("spans", ("OTELCTX_SPANS", "10000000")),
+    },
 ];
 
 /// Samples of each of the programs of `crates/sampler/tests/calls`: five.
@@ -127,6 +141,7 @@ pub(crate) fn run(names: &[String]) -> Outcome {
             How::Sleepers(test) => sleepers(test, run.minutes),
             How::Calls => samples("otelctx-sampler", "calls", CALLS_SAMPLES),
             How::Python(test) => samples("otelctx-python", test, PYTHON_SAMPLES),
+            How::Integration(name, variable) => test("otelctx-integration", name, &[], variable),
             How::Node(name) => {
                 let variable = ("OTELCTX_SOAK_SAMPLES", NODE_SAMPLES);
                 test("otelctx-node", "contexts", &["--exact", name], variable)

@@ -93,7 +93,7 @@ impl Install {
     }
 
     /// Also publishes these entries of the context's baggage, as attributes of the same
-    /// names.
+    /// names. A span's attribute of that name is not published.
     pub fn baggage<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.baggage = names.into_iter().map(Into::into).collect();
         self
@@ -107,7 +107,8 @@ impl Install {
     }
 
     /// Builds the provider, publishes its resource, and from now on publishes each context that is
-    /// attached to a thread.
+    /// attached to a thread. A context that another thread has attached already is published when that thread attaches or
+    /// detaches the next one.
     ///
     /// This never fails. What cannot be published is reported as a warning, and by
     /// [`check`](crate::check).
@@ -137,8 +138,10 @@ impl Install {
         if !is_ours {
             problem::report(Problem::OtherObserver);
         }
-        let is_given = self.sampler.is_some() && self.id_generator.is_some();
-        if is_given || has_defaults(&description, &defaults) {
+        let has_sampler = self.sampler.is_none() && !has_default_sampler(&description, &defaults);
+        let has_generator =
+            self.id_generator.is_none() && !has_default_generator(&description, &defaults);
+        if !has_sampler && !has_generator {
             builder = builder
                 .with_id_generator(Remembered(
                     self.id_generator.unwrap_or(defaults.id_generator),
@@ -149,9 +152,19 @@ impl Install {
                 });
         } else {
             problem::report(Problem::OwnSampler);
+            if let Some(sampler) = self.sampler {
+                builder = builder.with_sampler(sampler);
+            }
+            if let Some(generator) = self.id_generator {
+                builder = builder.with_id_generator(Remembered(generator));
+            }
         }
         problem::installed();
-        builder.build()
+        let provider = builder.build();
+        if is_ours {
+            observer::publish_current();
+        }
+        provider
     }
 }
 
@@ -165,14 +178,19 @@ fn key(name: String) -> Option<Key> {
         .ok()
 }
 
-/// Whether a builder still has the default sampler and ID generator.
+/// Whether a builder still has the default sampler.
 ///
 /// The SDK has no other way to ask than the builder's description for debugging. If that changes,
 /// the builder's own sampler is kept, and reported.
-fn has_defaults(description: &str, defaults: &Config) -> bool {
+fn has_default_sampler(description: &str, defaults: &Config) -> bool {
+    description.contains(&format!("sampler: {:?}, id_generator: ", defaults.sampler))
+}
+
+/// Whether a builder still has the default ID generator.
+fn has_default_generator(description: &str, defaults: &Config) -> bool {
     description.contains(&format!(
-        "sampler: {:?}, id_generator: {:?}, span_limits: ",
-        defaults.sampler, defaults.id_generator
+        "id_generator: {:?}, span_limits: ",
+        defaults.id_generator
     ))
 }
 

@@ -21,7 +21,7 @@
 //!   ([`Context::attach`], [`FutureExt::with_context`], `tracing-opentelemetry`), of sampled and of
 //!   dropped spans, of any tracer.
 //! - The attributes that were named in [`install`], with the values that a span of this provider is
-//!   *started* with. Child spans in this process inherit them. OpenTelemetry tells nobody when an attribute is
+//!   *started* with. Child spans in this process inherit them. OpenTelemetry does not report an attribute that is
 //!   set later; [`otelctx::append_current`] publishes such a value.
 //! - The provider's resource, with the types of its values.
 //! - On request: [the span's name](Install::span_name), [the local root span](Install::local_root_span_id), and
@@ -40,7 +40,7 @@
 //!
 //! # Costs
 //!
-//! About 13 ns to attach and detach a context, and 40 ns for a span. Without
+//! 11 to 14 ns to attach and detach a context, and 38 to 49 ns for a span. Without
 //! [`Install::resource`], the resource comes from a span processor, and OpenTelemetry
 //! copies each span's data for each processor if there are several.
 //!

@@ -70,6 +70,11 @@ pub(crate) fn set(options: Options) -> bool {
     is_ours
 }
 
+/// Publishes the context that is attached to this thread already.
+pub(crate) fn publish_current() {
+    Context::map_current(publish);
+}
+
 struct Observer;
 
 impl ContextObserver for Observer {
@@ -122,15 +127,17 @@ thread_local! {
 /// OpenTelemetry has its own thread-local variable borrowed here: `Context::current()` would panic.
 #[inline]
 fn publish(context: &Context) {
-    let Some(record) = record(context) else {
+    let record = record(context);
+    if record.is_none() && context.has_active_span() {
         return publish_without_view(context);
-    };
+    }
     if AT_EXIT.try_with(|_| ()).is_ok() {
-        // SAFETY: the context has a handle. OpenTelemetry keeps it in its thread-local stack until it
+        // SAFETY: the context has a handle, if there is a record. OpenTelemetry keeps it in its thread-local stack until it
         // has called the observer for the next one, or drops the stack when the thread ends. The
-        // standard library drops thread-local variables in reverse order of their first use, so
-        // `AT_EXIT` has detached the record before: the stack is in use while this is called.
-        unsafe { set_current(Some(record)) };
+        // standard library drops thread-local variables in reverse order of their first use (which is how it is
+        // implemented: `sys::thread_local::destructors`), so `AT_EXIT` has detached the record before:
+        // the stack is in use while this is called.
+        unsafe { set_current(record) };
     }
 }
 

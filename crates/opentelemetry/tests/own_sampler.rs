@@ -1,8 +1,10 @@
 //! A builder that has a sampler of its own, which cannot be taken out of it.
 
-use opentelemetry::trace::{TraceContextExt, Tracer as _, TracerProvider as _};
+use opentelemetry::trace::{
+    Span as _, SpanId, TraceContextExt, TraceId, Tracer as _, TracerProvider as _,
+};
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use opentelemetry_sdk::trace::{IdGenerator, Sampler, SdkTracerProvider};
 use opentelemetry_sdk::Resource;
 use otelctx_opentelemetry::Problem;
 
@@ -30,4 +32,34 @@ fn the_builders_sampler_is_kept_and_reported() {
     assert_eq!(seen.trace_id.to_bytes(), ids.trace_id().to_bytes());
     assert_eq!(seen.span_id.to_bytes(), ids.span_id().to_bytes());
     assert_eq!(seen.attributes, []);
+}
+
+/// Generates the same span ID again and again.
+#[derive(Debug)]
+struct Constant;
+
+impl IdGenerator for Constant {
+    fn new_trace_id(&self) -> TraceId {
+        TraceId::from(7)
+    }
+
+    fn new_span_id(&self) -> SpanId {
+        SpanId::from(8)
+    }
+}
+
+#[test]
+fn a_sampler_that_was_passed_is_used_although_the_builder_has_a_generator() {
+    let builder = SdkTracerProvider::builder().with_id_generator(Constant);
+    let provider = otelctx_opentelemetry::install(builder, ["http.route"])
+        .sampler(Sampler::AlwaysOff)
+        .build();
+    let tracer = provider.tracer("test");
+    let span = tracer.start("span");
+    let context = span.span_context();
+    assert_eq!(
+        (context.trace_id(), context.span_id()),
+        (TraceId::from(7), SpanId::from(8))
+    );
+    assert!(!context.is_sampled());
 }

@@ -1,7 +1,28 @@
 //! Where a span's IDs come from.
 
 use otelctx::{SpanId, TraceFlags, TraceId};
-use tracing_subscriber::registry::Extensions;
+use tracing_subscriber::registry::{LookupSpan, SpanRef};
+
+/// The IDs of the current context of one version.
+#[cfg(any(
+    feature = "opentelemetry_0_31",
+    feature = "opentelemetry_0_32",
+    feature = "opentelemetry_0_33",
+))]
+macro_rules! current_of {
+    ($opentelemetry:ident) => {{
+        use $opentelemetry::trace::TraceContextExt;
+        $opentelemetry::Context::map_current(|context| {
+            let span = context.span();
+            let span = span.span_context();
+            span.is_valid().then(|| Ids {
+                trace: span.trace_id().to_bytes().into(),
+                span: span.span_id().to_bytes().into(),
+                flags: TraceFlags(span.trace_flags().to_u8()),
+            })
+        })
+    }};
+}
 
 /// The IDs of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +33,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         trace: TraceId::ZERO,
         span: SpanId::ZERO,
         flags: TraceFlags::NONE,
@@ -34,19 +55,10 @@ impl Ids {
             flags: TraceFlags::SAMPLED,
         }
     }
-
-    /// The IDs that a span is entered with, given the last ones.
-    #[inline]
-    pub(crate) fn now(self, span: &Extensions<'_>) -> Self {
-        match () {
-            () if FROM_OPENTELEMETRY => current().or_else(|| of(span)).unwrap_or(Self::NONE),
-            () => self,
-        }
-    }
 }
 
 /// Whether a version of OpenTelemetry has the IDs.
-const FROM_OPENTELEMETRY: bool = cfg!(any(
+pub(crate) const FROM_OPENTELEMETRY: bool = cfg!(any(
     feature = "opentelemetry_0_29",
     feature = "opentelemetry_0_30",
     feature = "opentelemetry_0_31",
@@ -54,12 +66,21 @@ const FROM_OPENTELEMETRY: bool = cfg!(any(
     feature = "opentelemetry_0_33",
 ));
 
-/// The IDs of a span of `tracing-opentelemetry` before 0.32, which attaches no contexts.
+/// The IDs of a span of `tracing-opentelemetry` before 0.32, which attaches no contexts. A span that a filter disables for
+/// it has those of the next span above it.
 ///
-/// Their sampler decides when the span ends, or when a request is sent. Before, the flags are those of the parent.
+/// Its sampler decides when the span ends, or when a request is sent. Before, the flags are those of the parent.
 #[inline]
 #[allow(unused_variables)]
-fn of(span: &Extensions<'_>) -> Option<Ids> {
+pub(crate) fn of<S: for<'s> LookupSpan<'s>>(span: &SpanRef<'_, S>) -> Option<Ids> {
+    #[cfg(any(feature = "opentelemetry_0_29", feature = "opentelemetry_0_30"))]
+    return span.scope().find_map(|span| of_one(&span.extensions()));
+    #[cfg(not(any(feature = "opentelemetry_0_29", feature = "opentelemetry_0_30")))]
+    None
+}
+
+#[cfg(any(feature = "opentelemetry_0_29", feature = "opentelemetry_0_30"))]
+fn of_one(span: &tracing_subscriber::registry::Extensions<'_>) -> Option<Ids> {
     macro_rules! version {
         ($feature:literal, $opentelemetry:ident, $layer:ident) => {
             #[cfg(feature = $feature)]
@@ -105,20 +126,8 @@ pub(crate) fn current() -> Option<Ids> {
     macro_rules! version {
         ($feature:literal, $opentelemetry:ident) => {
             #[cfg(feature = $feature)]
-            {
-                use $opentelemetry::trace::TraceContextExt;
-                let ids = $opentelemetry::Context::map_current(|context| {
-                    let span = context.span();
-                    let span = span.span_context();
-                    span.is_valid().then(|| Ids {
-                        trace: span.trace_id().to_bytes().into(),
-                        span: span.span_id().to_bytes().into(),
-                        flags: TraceFlags(span.trace_flags().to_u8()),
-                    })
-                });
-                if ids.is_some() {
-                    return ids;
-                }
+            if let Some(ids) = current_of!($opentelemetry) {
+                return Some(ids);
             }
         };
     }
@@ -126,4 +135,13 @@ pub(crate) fn current() -> Option<Ids> {
     version!("opentelemetry_0_32", opentelemetry_0_32);
     version!("opentelemetry_0_31", opentelemetry_0_31);
     None
+}
+
+/// Whether a context of the version that the observer serves is current.
+#[inline]
+pub(crate) fn is_observed() -> bool {
+    #[cfg(feature = "opentelemetry_0_33")]
+    return current_of!(opentelemetry_0_33).is_some();
+    #[cfg(not(feature = "opentelemetry_0_33"))]
+    false
 }

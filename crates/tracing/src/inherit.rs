@@ -1,21 +1,19 @@
 //! Tasks of tokio that are spawned without a span.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use otelctx::{current_record, SharedRecord};
+use otelctx::{current_record, swap_current, SharedRecord};
 use tokio::runtime::Builder;
 use tokio::task::Id;
 
-use crate::stack;
+use crate::stack::{self, TASK};
 
 /// Number of maps, each with a lock of its own.
 const SHARDS: usize = 16;
-
-/// The number that stands for a task on the stack of entered spans: no span has it.
-const TASK: u64 = 0;
 
 /// The records of the tasks that were spawned while one was attached.
 #[derive(Default)]
@@ -52,11 +50,48 @@ impl Tasks {
     }
 }
 
+/// A task that is being polled, and what was attached before.
+type Polled = (Id, Option<SharedRecord>);
+
+thread_local! {
+    /// Those with a record. There are several where a task blocks on another runtime.
+    static POLLED: RefCell<Vec<Polled>> = const { RefCell::new(Vec::new()) };
+}
+
+fn begin_poll(task: Id, record: SharedRecord) {
+    let before = current_record();
+    let begun = POLLED.try_with(|polled| polled.borrow_mut().push((task, before)));
+    if begun.is_ok() {
+        stack::push(TASK, record);
+    }
+}
+
+fn end_poll(task: Id) {
+    let ended = POLLED.try_with(|polled| {
+        let mut polled = polled.borrow_mut();
+        let is_latest = polled.last().is_some_and(|(latest, _)| *latest == task);
+        is_latest.then(|| polled.pop()).flatten()
+    });
+    if let Ok(Some((_, before))) = ended {
+        stack::pop(TASK);
+        // What is attached by others than the layer, such as the observer, is not on its stack.
+        if before.is_some() && current_record().is_none() {
+            drop(swap_current(before));
+        }
+    }
+}
+
 /// Has tasks that this runtime spawns publish what the thread that spawns them is working on, until
 /// they enter a span themselves.
 ///
 /// Without this, `tokio::spawn(work())` without `.in_current_span()` publishes nothing. Traces do not
 /// change: spans that such a task starts still have no parent.
+///
+/// A task that lives longer than the request in which it is spawned, such as the driver of a connection, keeps
+/// publishing that request: spawn it where nothing is attached. A context that a task attaches and detaches itself, without a
+/// span, leaves nothing attached for the rest of the poll.
+///
+/// This replaces hooks that the builder has.
 ///
 /// A poll of a task takes about 20 ns more, or 50 ns if it has a context. What is attached with a
 /// guard of `otelctx` is not inherited.
@@ -80,9 +115,9 @@ pub fn inherit(builder: &mut Builder) -> &mut Builder {
         })
         .on_before_task_poll(|task| {
             if let Some(record) = tasks.find(task.id()) {
-                stack::push(TASK, record);
+                begin_poll(task.id(), record);
             }
         })
-        .on_after_task_poll(|_| stack::pop(TASK))
+        .on_after_task_poll(|task| end_poll(task.id()))
         .on_task_terminate(|task| tasks.remove(task.id()))
 }

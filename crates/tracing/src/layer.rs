@@ -1,43 +1,74 @@
 //! The layer.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use otelctx::{Key, Record, SharedRecord};
+use otelctx::{Key, KeyError, Record, SharedRecord};
 use tracing_core::span::{Attributes, Id};
 use tracing_core::{span, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
-use tracing_subscriber::registry::{LookupSpan, SpanRef};
+use tracing_subscriber::registry::{Extensions, LookupSpan, SpanRef};
 
 use crate::fields::{Fields, Visitor};
-use crate::ids::{self, Ids};
+use crate::ids::{self, Ids, FROM_OPENTELEMETRY};
 use crate::stack;
 
 /// A layer that publishes the span that each thread is working on, with these of its fields.
 ///
 /// `fields` are names such as `http.route`; a process has at most 256 names. What is published should be low in number
 /// and harmless: everyone who may read the process's memory sees it. A name that can't be registered is left
-/// out, see [`otelctx::KeyError`].
+/// out, see [`ContextLayer::refused`].
 ///
-/// If OpenTelemetry's layer is used, add this one after it.
+/// If OpenTelemetry's layer is used, add this one after it. Of several such layers in one subscriber, the first
+/// publishes.
 pub fn layer<F: Into<String>>(fields: impl IntoIterator<Item = F>) -> ContextLayer {
-    let keys = fields.into_iter().map(Into::into).map(Key::from_string);
+    let (mut keys, mut refused) = (Vec::new(), Vec::new());
+    for name in fields {
+        match Key::from_string(name.into()) {
+            Ok(key) => keys.push(key),
+            Err(error) => refused.push(error),
+        }
+    }
     ContextLayer {
-        keys: keys.filter_map(Result::ok).collect(),
+        keys: keys.into(),
+        refused,
     }
 }
 
 /// Publishes the span that each thread is working on. Created by [`layer`].
 #[derive(Debug)]
 pub struct ContextLayer {
-    keys: Box<[Key]>,
+    keys: Arc<[Key]>,
+    refused: Vec<KeyError>,
 }
+
+/// Number of records of spans so far that have no room for all values, or for a whole one: a record has
+/// up to 612 bytes of attributes, and a value 255.
+#[must_use]
+pub fn truncated() -> u64 {
+    TRUNCATED.load(Ordering::Relaxed)
+}
+
+static TRUNCATED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a field was ever recorded late while the observer publishes: until then, exiting a span has nothing to do.
+static ANY_LATE: AtomicBool = AtomicBool::new(false);
 
 /// What is kept for each span.
 struct Span {
+    /// Those of the layer that keeps it.
+    keys: Arc<[Key]>,
     ids: Ids,
     fields: Option<Arc<Fields>>,
     /// The record of `ids` and `fields`, and how often the latter had changed when it was made.
-    record: Option<(SharedRecord, u64)>,
+    record: Option<Made>,
+}
+
+/// A record, and how often the fields had changed when it was made.
+#[derive(Clone)]
+struct Made {
+    record: SharedRecord,
+    changes: u64,
 }
 
 impl Span {
@@ -47,55 +78,77 @@ impl Span {
 
     /// The record, if it is up to date.
     #[inline]
-    fn record(&self, ids: Ids) -> Option<SharedRecord> {
-        let (record, changes) = self.record.as_ref()?;
-        (self.ids == ids && self.changes() == *changes).then(|| record.clone())
+    fn made(&self, ids: Ids) -> Option<Made> {
+        let made = self.record.as_ref()?;
+        (self.ids == ids && self.changes() == made.changes).then(|| made.clone())
     }
 
-    fn make_record(&mut self, ids: Ids, keys: &[Key]) -> SharedRecord {
+    fn make(&mut self, ids: Ids) -> Made {
         let changes = self.changes();
         let mut record = Record::new(ids.trace, ids.span).flags(ids.flags);
         if let Some(fields) = &self.fields {
-            record = fields.add_to(keys, record);
+            record = fields.add_to(&self.keys, record);
         }
         let record = record.share();
+        TRUNCATED.fetch_add(u64::from(record.is_truncated()), Ordering::Relaxed);
+        let made = Made { record, changes };
         self.ids = ids;
-        self.record = Some((record.clone(), changes));
-        record
+        self.record = Some(made.clone());
+        made
     }
 }
 
 impl ContextLayer {
-    /// The record of a span as it is now.
+    /// The names that are not published, because they could not be registered.
+    #[must_use]
+    pub fn refused(&self) -> &[KeyError] {
+        &self.refused
+    }
+
+    /// What this layer keeps for a span.
     #[inline]
-    fn record<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) -> Option<SharedRecord> {
+    fn of<'e>(&self, extensions: &'e Extensions<'_>) -> Option<&'e Span> {
+        let span = extensions.get::<Span>()?;
+        Arc::ptr_eq(&span.keys, &self.keys).then_some(span)
+    }
+
+    fn fields<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) -> Option<Arc<Fields>> {
+        self.of(&span.extensions())?.fields.clone()
+    }
+
+    /// The record of a span as it is now, given OpenTelemetry's IDs of it.
+    #[inline]
+    fn made<S: for<'s> LookupSpan<'s>>(
+        &self,
+        span: &SpanRef<'_, S>,
+        now: Option<Ids>,
+    ) -> Option<Made> {
         let ids = {
             let extensions = span.extensions();
-            let this = extensions.get::<Span>()?;
-            let ids = this.ids.now(&extensions);
-            if let Some(record) = this.record(ids) {
-                return Some(record);
+            let this = self.of(&extensions)?;
+            let ids = match FROM_OPENTELEMETRY {
+                true => now.unwrap_or(Ids::NONE),
+                false => this.ids,
+            };
+            if let Some(made) = this.made(ids) {
+                return Some(made);
             }
             ids
         };
         let mut extensions = span.extensions_mut();
-        let this = extensions.get_mut::<Span>()?;
-        Some(this.make_record(ids, &self.keys))
+        Some(extensions.get_mut::<Span>()?.make(ids))
     }
 
     /// Whether `otelctx-opentelemetry` publishes the thread's context.
     #[inline]
     fn is_observed() -> bool {
-        otelctx::integration::is_observed() && ids::current().is_some()
+        otelctx::integration::is_observed() && (!FROM_OPENTELEMETRY || ids::is_observed())
     }
 
-    /// Adds the fields that were recorded after the span's start to what the observer has published.
+    /// Adds the fields that were recorded after a span's start to what the observer has published of it.
     fn add_late<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) {
-        let fields = span
-            .extensions()
-            .get::<Span>()
-            .and_then(|span| span.fields.clone());
-        if let Some(fields) = fields.filter(|fields| fields.changes() > 0) {
+        let fields = self.fields(span).filter(|fields| fields.changes() > 0);
+        if let Some(fields) = fields {
             fields.each(&self.keys, |key, value, is_late| {
                 if is_late {
                     otelctx::append_current(key, value);
@@ -115,16 +168,14 @@ where
         };
         let (parent, above) = span.parent().map_or((None, None), |parent| {
             let extensions = parent.extensions();
-            extensions.get::<Span>().map_or((None, None), |parent| {
+            let parent = self.of(&extensions);
+            parent.map_or((None, None), |parent| {
                 (Some(parent.ids), parent.fields.clone())
             })
         });
         let declared = attributes.metadata().fields();
-        let fields = match self
-            .keys
-            .iter()
-            .any(|key| declared.field(key.name()).is_some())
-        {
+        let mut names = self.keys.iter().map(Key::name);
+        let fields = match names.any(|name| declared.field(name).is_some()) {
             true => {
                 let mut visitor = Visitor::new(&self.keys);
                 attributes.record(&mut visitor);
@@ -132,11 +183,15 @@ where
             }
             false => above,
         };
-        span.extensions_mut().insert(Span {
-            ids: Ids::new(parent),
-            fields,
-            record: None,
-        });
+        let mut extensions = span.extensions_mut();
+        if extensions.get_mut::<Span>().is_none() {
+            extensions.insert(Span {
+                keys: Arc::clone(&self.keys),
+                ids: Ids::new(parent),
+                fields,
+                record: None,
+            });
+        }
     }
 
     fn on_record(&self, id: &Id, values: &span::Record<'_>, context: Context<'_, S>) {
@@ -145,36 +200,43 @@ where
         };
         let mut visitor = Visitor::new(&self.keys);
         values.record(&mut visitor);
-        let fields = span
-            .extensions()
-            .get::<Span>()
-            .and_then(|span| span.fields.clone());
-        let is_new = fields.is_some_and(|fields| fields.record(visitor.values));
-        if !is_new {
+        let fields = self.fields(&span);
+        if !fields.is_some_and(|fields| fields.record(visitor.values)) {
             return;
         }
+        if otelctx::integration::is_observed() {
+            ANY_LATE.store(true, Ordering::Relaxed);
+        }
         if Self::is_observed() {
-            return self.add_late(&span);
+            let current = context.lookup_current();
+            if let Some(current) = current.filter(|it| it.scope().any(|it| it.id() == *id)) {
+                self.add_late(&current);
+            }
+            return;
         }
         // Other threads see it when they enter the span again.
         for entered in stack::entered() {
             let Some(entered) = context.span(&Id::from_u64(entered)) else {
                 continue;
             };
-            // Not now(): OpenTelemetry's current context is that of the latest span alone.
-            let record = entered.extensions_mut().get_mut::<Span>().and_then(|this| {
-                let is_old = this.record(this.ids).is_none();
-                is_old.then(|| this.make_record(this.ids, &self.keys))
+            // Of OpenTelemetry's IDs, only those of the latest span are current.
+            let mut extensions = entered.extensions_mut();
+            let this = extensions.get_mut::<Span>();
+            let this = this.filter(|this| Arc::ptr_eq(&this.keys, &self.keys));
+            let made = this.and_then(|this| {
+                let is_old = this.made(this.ids).is_none();
+                is_old.then(|| this.make(this.ids))
             });
-            if let Some(record) = record {
-                stack::replace(entered.id().into_u64(), &record);
+            drop(extensions);
+            if let Some(made) = made {
+                stack::replace(entered.id().into_u64(), &made.record);
             }
         }
     }
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         let (number, now) = (id.into_u64(), ids::current());
-        let is_observed = now.is_some() && otelctx::integration::is_observed();
+        let is_observed = Self::is_observed();
         if !is_observed && now.is_some_and(|ids| stack::push_known(number, ids)) {
             return;
         }
@@ -184,19 +246,22 @@ where
         if is_observed {
             return self.add_late(&span);
         }
-        if let Some(record) = self.record(&span) {
-            if let Some(ids) = now {
-                let extensions = span.extensions();
-                let this = extensions.get::<Span>();
-                let fields = this.and_then(|this| this.fields.clone());
-                let changes = this.and_then(|this| Some(this.record.as_ref()?.1));
-                stack::know(number, ids, fields, changes.unwrap_or(0), record.clone());
-            }
-            stack::push(number, record);
+        let Some(made) = self.made(&span, now.or_else(|| ids::of(&span))) else {
+            return;
+        };
+        if let Some(ids) = now {
+            stack::know(number, ids, self.fields(&span), made.changes, &made.record);
         }
+        stack::push(number, made.record);
     }
 
-    fn on_exit(&self, id: &Id, _context: Context<'_, S>) {
+    fn on_exit(&self, id: &Id, context: Context<'_, S>) {
         stack::pop(id.into_u64());
+        if ANY_LATE.load(Ordering::Relaxed) && Self::is_observed() {
+            // The observer has published what the span around it was started with.
+            if let Some(current) = context.lookup_current() {
+                self.add_late(&current);
+            }
+        }
     }
 }

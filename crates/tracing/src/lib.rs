@@ -50,4 +50,4 @@ mod stack;
 
 #[cfg(all(feature = "tokio", tokio_unstable))]
 pub use inherit::inherit;
-pub use layer::{layer, ContextLayer};
+pub use layer::{layer, truncated, ContextLayer};

@@ -8,6 +8,9 @@ use otelctx::{set_current, SharedRecord};
 use crate::fields::Fields;
 use crate::ids::Ids;
 
+/// The number that stands for a task on the stack: no span has it.
+pub(crate) const TASK: u64 = 0;
+
 /// Number of spans whose records a thread remembers.
 const KNOWN: usize = 4;
 
@@ -93,7 +96,7 @@ pub(crate) fn know(
     ids: Ids,
     fields: Option<Arc<Fields>>,
     changes: u64,
-    record: SharedRecord,
+    record: &SharedRecord,
 ) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
@@ -110,7 +113,7 @@ pub(crate) fn know(
             ids,
             fields,
             changes,
-            record,
+            record: record.clone(),
         })
     });
     drop(forgotten);
@@ -147,6 +150,7 @@ pub(crate) fn entered() -> Vec<u64> {
     });
     let mut spans: Vec<u64> = spans.unwrap_or_default();
     spans.dedup();
+    spans.retain(|span| *span != TASK);
     spans
 }
 

@@ -41,6 +41,12 @@ fn a_task_publishes_what_was_published_where_it_was_spawned() {
                         0 => tokio::time::sleep(Duration::from_millis(1)).await,
                         _ => yield_now().await,
                     }
+                    let late = info_span!(parent: None, "late", http.route = tracing::field::Empty);
+                    late.in_scope(|| {
+                        late.record("http.route", "/late");
+                        assert_eq!(seen().unwrap().2[0].1, "/late");
+                    });
+                    assert_eq!(seen(), expected);
                     let own = info_span!(parent: None, "own");
                     own.in_scope(|| assert_ne!(seen().unwrap().0, expected.as_ref().unwrap().0));
                     assert_eq!(seen(), expected);

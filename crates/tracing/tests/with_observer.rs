@@ -49,6 +49,27 @@ fn the_layer_adds_late_fields_to_what_the_observer_publishes() {
         assert_eq!(seen(), both);
         let child = info_span!("child");
         assert_eq!(child.in_scope(seen), both);
+        assert_eq!(seen(), both, "after the child");
+        // A field of another request, recorded while this one is current.
+        let other = info_span!(parent: None, "other", http.route = Empty);
+        other.record("http.route", "/other");
+        assert_eq!(seen(), both);
+        assert_eq!(
+            other.in_scope(seen),
+            attributes(&[("http.route", "/other")])
+        );
+        // A child that was started with a value of its own keeps it.
+        let own = info_span!("own", user = "own");
+        let _own = own.enter();
+        request.record("http.route", "/cart");
+        let mut shown = seen();
+        shown.sort();
+        shown.dedup();
+        assert_eq!(
+            shown,
+            attributes(&[("http.route", "/cart"), ("user", "own")])
+        );
+        drop(_own);
         // What OpenTelemetry attaches without a span of tracing shows what it knows.
         let context = Context::current().with_value(1_u8);
         let _attached = context.attach();

@@ -2,7 +2,7 @@
 //! their thread publishes with what OpenTelemetry says: `service WAY`.
 //!
 //! It prints `pid ADDRESS`, and ends with standard input. Then it prints a line for each time that a handler
-//! worked: `work TID START END TRACE SPAN ROUTE`, in nanoseconds of `CLOCK_MONOTONIC`; and `looks COUNT WRONG`.
+//! worked: `work TID START END TRACE SPAN ROUTE`, in nanoseconds of `CLOCK_MONOTONIC`; and `compared COUNT WRONG`.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 const WORK: Duration = Duration::from_micros(150);
 
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
-static LOOKS: AtomicU64 = AtomicU64::new(0);
+static COMPARED: AtomicU64 = AtomicU64::new(0);
 static WRONG: AtomicU64 = AtomicU64::new(0);
 
 fn main() {
@@ -69,8 +69,8 @@ fn main() {
         println!("{line}");
     }
     println!(
-        "looks {} {}",
-        LOOKS.load(Ordering::Relaxed),
+        "compared {} {}",
+        COMPARED.load(Ordering::Relaxed),
         WRONG.load(Ordering::Relaxed)
     );
 }
@@ -171,7 +171,7 @@ fn work(route: &str) {
             );
             ids == expected && key == "http.route" && value == route
         });
-        LOOKS.fetch_add(1, Ordering::Relaxed);
+        COMPARED.fetch_add(1, Ordering::Relaxed);
         WRONG.fetch_add(u64::from(!is_right || !span.is_valid()), Ordering::Relaxed);
         end = now();
     }
