@@ -225,16 +225,18 @@ fn spans_that_are_started_before_the_first_is_attached_are_distinguished() {
     let parent = start("parent", &[]);
     let root = id(&parent);
     let _parent = parent.attach();
+    let tracer = &program().tracer;
     for name in ["dropped", "sampled"] {
-        let first = start(name, &[("http.route", "/first")]);
-        let second = start(name, &[("http.route", "/second")]);
-        drop(start(name, &[("http.route", "/never attached")]));
-        for (context, route) in [(first, "/first"), (second, "/second")] {
-            let _attached = context.attach();
-            assert_eq!(
-                seen(),
-                expected(&with(name, &root, &[("http.route", route)]))
-            );
+        let routes = ["/first", "/second", "/never attached"];
+        let spans = routes.map(|route| {
+            let attributes = [KeyValue::new("http.route", route)];
+            let span = tracer.span_builder(name).with_attributes(attributes);
+            span.start(tracer)
+        });
+        for (span, route) in spans.into_iter().zip(routes).take(2) {
+            let _attached = Context::current_with_span(span).attach();
+            let expected_attributes = with(name, &root, &[("http.route", route)]);
+            assert_eq!(seen(), expected(&expected_attributes));
         }
     }
 }

@@ -83,8 +83,15 @@ fn late_fields_are_seen_at_once() {
     let _child = info_span!("child").entered();
     request.record("http.route", "/cart");
     assert_eq!(seen(), expected(&[("http.route", "/cart")]));
-    let _later = info_span!("later").entered();
+    let later = info_span!("later").entered();
     assert_eq!(seen(), expected(&[("http.route", "/cart")]));
+    drop(later);
+    // While it is not entered.
+    let other = info_span!("other", user = Empty);
+    let both = [("http.route", "/cart"), ("user", "u1")];
+    other.in_scope(|| assert_eq!(seen(), expected(&[("http.route", "/cart")])));
+    other.record("user", "u1");
+    other.in_scope(|| assert_eq!(seen(), expected(&both)));
 }
 
 #[test]
