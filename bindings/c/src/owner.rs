@@ -1,5 +1,6 @@
 //! Which thread a handle belongs to.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The calling thread's thread pointer: one instruction, and different for all threads that run.
@@ -27,6 +28,24 @@ pub(crate) fn this_thread() -> usize {
     {
         // SAFETY: always successful.
         unsafe { libc::pthread_self() as usize }
+    }
+}
+
+/// A number of the calling thread, not 0, that no other thread gets, also after this one has ended: for handles
+/// that nothing empties at a thread's end.
+pub(crate) fn serial() -> usize {
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        // Without a destructor, so it can be used until the thread has ended.
+        static SERIAL: Cell<usize> = const { Cell::new(0) };
+    }
+    match SERIAL.get() {
+        0 => {
+            let serial = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+            SERIAL.set(serial);
+            serial
+        }
+        serial => serial,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::{
     INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
 };
 use crate::key::otelctx_key;
-use crate::owner::this_thread;
+use crate::owner::serial;
 use crate::record::{attribute, otelctx_record};
 use crate::text::ids;
 
@@ -48,7 +48,7 @@ pub struct otelctx_scope {
 /// The content of a scope.
 #[repr(C)]
 struct Scope {
-    /// Thread pointer of the thread; 0 if nothing is attached.
+    /// The [`serial`] of the thread; 0 if nothing is attached.
     thread: usize,
     guard: mem::MaybeUninit<AttachedOwned>,
 }
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn otelctx_shared_attach(
             return INVALID_ARGUMENT;
         };
         scope.write(Scope {
-            thread: this_thread(),
+            thread: serial(),
             guard: mem::MaybeUninit::new(record.attach_owned()),
         });
     }
@@ -167,7 +167,7 @@ unsafe fn check(scope: *const otelctx_scope) -> Result<(), otelctx_result> {
     // SAFETY: as the caller promises.
     match unsafe { (*scope.cast::<Scope>()).thread } {
         0 => Err(NOT_ATTACHED),
-        thread if thread != this_thread() => Err(WRONG_THREAD),
+        thread if thread != serial() => Err(WRONG_THREAD),
         _ => Ok(()),
     }
 }

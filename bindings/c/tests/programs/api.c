@@ -363,6 +363,8 @@ struct foreign {
     otelctx_scope scope;
     otelctx_record *left;
     otelctx_shared *left_shared;
+    otelctx_scope left_scope;
+    int round;
 };
 
 static pthread_key_t at_exit;
@@ -394,10 +396,13 @@ static void *another_thread(void *argument)
     CHECK(otelctx_record_share(foreign->record) == NULL);
     CHECK(otelctx_scope_detach(&foreign->scope) == OTELCTX_WRONG_THREAD);
     CHECK(otelctx_scope_add(&foreign->scope, route, "a", 1) == OTELCTX_WRONG_THREAD);
+    if (foreign->round > 0)
+        CHECK(otelctx_scope_detach(&foreign->left_scope) == OTELCTX_WRONG_THREAD);
     SHOWN("nothing");
     foreign->left = otelctx_record_new(OTHER, SPAN, 0);
     otelctx_record_attach(foreign->left);
     foreign->left_shared = otelctx_record_share(foreign->left);
+    otelctx_shared_attach(foreign->left_shared, &foreign->left_scope);
     pthread_setspecific(at_exit, foreign);
     return NULL;
 }
@@ -412,6 +417,7 @@ static void threads(void)
     /* Each new thread may get the memory of the one before it. */
     for (int round = 0; round < 100; round++) {
         pthread_t thread;
+        foreign.round = round;
         pthread_create(&thread, NULL, another_thread, &foreign);
         pthread_join(thread, NULL);
         /* Its record is gone, and the handle says so. */
