@@ -41,6 +41,7 @@ pub(crate) struct Options {
 static OPTIONS: OnceLock<Options> = OnceLock::new();
 
 pub(crate) fn options() -> &'static Options {
+    // Before the observer is set, spans may start already.
     static NONE: Options = Options {
         baggage: Vec::new(),
         span_name: None,
@@ -98,8 +99,7 @@ impl ContextObserver for Observer {
         if !span.is_valid() {
             return None;
         }
-        let view =
-            started::find(span).filter(|view| view.0.flags() == converted(span.trace_flags()));
+        let view = started::find(span);
         let baggage = &*options().baggage;
         if baggage.is_empty() {
             return Some(view.unwrap_or_else(|| Arc::new(View(known_record(span)))));
@@ -141,32 +141,29 @@ fn publish(context: &Context) {
     }
 }
 
+/// Publishes a context with a span that was created before the observer was set.
 #[cold]
 #[inline(never)]
 fn publish_without_view(context: &Context) {
-    drop(swap_current(created_before(context)));
-}
-
-/// The record of a context with a span that was created before the observer was set.
-fn created_before(context: &Context) -> Option<SharedRecord> {
-    if !context.has_active_span() {
-        return None;
-    }
     let span = context.span();
     let span = span.span_context();
-    span.is_valid().then(|| plain(span).share())
+    let record = span.is_valid().then(|| plain(span).share());
+    drop(swap_current(record));
 }
 
 /// The record of a span that was not started on this thread: with its attributes if the thread
 /// is working on it.
 fn known_record(span: &SpanContext) -> SharedRecord {
     current_record()
-        .filter(|record| {
-            record.span_id() == span.span_id().to_bytes().into()
-                && record.trace_id() == span.trace_id().to_bytes().into()
-                && record.flags() == converted(span.trace_flags())
-        })
+        .filter(|record| is_of(record, span))
         .unwrap_or_else(|| plain(span).share())
+}
+
+/// Whether a record has a span's IDs and flags.
+pub(crate) fn is_of(record: &SharedRecord, span: &SpanContext) -> bool {
+    record.span_id() == span.span_id().to_bytes().into()
+        && record.trace_id() == span.trace_id().to_bytes().into()
+        && record.flags() == converted(span.trace_flags())
 }
 
 /// A record without attributes.

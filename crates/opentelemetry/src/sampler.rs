@@ -99,7 +99,7 @@ impl Recording {
         let record = own.fold(record, |record, (key, value)| {
             record.without(key).with(key, &value)
         });
-        started::add(trace, span, record.share());
+        started::add(record.share());
     }
 }
 
