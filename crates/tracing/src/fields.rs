@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use otelctx::{Key, Record};
+use otelctx::{Key, Record, SharedRecord};
 use tracing_core::field::{Field, Visit};
 
 /// The values of a span that declares at least one published field. A field that is not declared can't
@@ -84,6 +84,42 @@ impl Fields {
             record = record.take().map(|record| record.with(key, value));
         });
         record.expect("each addition returns the record")
+    }
+}
+
+/// How often the fields of a span were recorded late; 0 for a span without fields.
+#[inline]
+pub(crate) fn changes(fields: Option<&Arc<Fields>>) -> u64 {
+    fields.map_or(0, |fields| fields.changes())
+}
+
+/// The record of a span, and what tells whether it is up to date.
+#[derive(Clone, Debug)]
+pub(crate) struct Made {
+    pub(crate) record: SharedRecord,
+    fields: Option<Arc<Fields>>,
+    /// [`changes`] of the fields when the record was made.
+    changes: u64,
+}
+
+impl Made {
+    /// `make` makes the record.
+    pub(crate) fn new(
+        fields: Option<&Arc<Fields>>,
+        make: impl FnOnce(Option<&Arc<Fields>>) -> SharedRecord,
+    ) -> Self {
+        // Counted first: fields that are recorded meanwhile make the record out of date.
+        let changes = changes(fields);
+        Self {
+            record: make(fields),
+            fields: fields.cloned(),
+            changes,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_up_to_date(&self) -> bool {
+        changes(self.fields.as_ref()) == self.changes
     }
 }
 

@@ -44,14 +44,13 @@ impl Ids {
         if FROM_OPENTELEMETRY {
             return Self::NONE;
         }
-        let random = || fastrand::u64(1..=u64::MAX).to_be_bytes();
         let trace = parent.map_or_else(
             || TraceId::from_bytes(fastrand::u128(1..=u128::MAX).to_be_bytes()),
             |parent| parent.trace,
         );
         Self {
             trace,
-            span: SpanId::from_bytes(random()),
+            span: SpanId::from_bytes(fastrand::u64(1..=u64::MAX).to_be_bytes()),
             flags: TraceFlags::SAMPLED,
         }
     }

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use otelctx::{Key, KeyError, Record, SharedRecord};
+use otelctx::{Key, KeyError, Record};
 use tracing_core::span::{Attributes, Id};
 use tracing_core::{span, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::{Extensions, LookupSpan, SpanRef};
 
-use crate::fields::{Fields, Visitor};
+use crate::fields::{changes, Fields, Made, Visitor};
 use crate::ids::{self, Ids, FROM_OPENTELEMETRY};
 use crate::stack;
 
@@ -60,38 +60,28 @@ struct Span {
     keys: Arc<[Key]>,
     ids: Ids,
     fields: Option<Arc<Fields>>,
-    /// The record of `ids` and `fields`, and how often the latter had changed when it was made.
+    /// The record of `ids` and `fields`.
     record: Option<Made>,
 }
 
-/// A record, and how often the fields had changed when it was made.
-#[derive(Clone)]
-struct Made {
-    record: SharedRecord,
-    changes: u64,
-}
-
 impl Span {
-    fn changes(&self) -> u64 {
-        self.fields.as_ref().map_or(0, |fields| fields.changes())
-    }
-
     /// The record, if it is up to date.
     #[inline]
     fn made(&self, ids: Ids) -> Option<Made> {
         let made = self.record.as_ref()?;
-        (self.ids == ids && self.changes() == made.changes).then(|| made.clone())
+        (self.ids == ids && made.is_up_to_date()).then(|| made.clone())
     }
 
     fn make(&mut self, ids: Ids) -> Made {
-        let changes = self.changes();
-        let mut record = Record::new(ids.trace, ids.span).flags(ids.flags);
-        if let Some(fields) = &self.fields {
-            record = fields.add_to(&self.keys, record);
-        }
-        let record = record.share();
-        TRUNCATED.fetch_add(u64::from(record.is_truncated()), Ordering::Relaxed);
-        let made = Made { record, changes };
+        let made = Made::new(self.fields.as_ref(), |fields| {
+            let mut record = Record::new(ids.trace, ids.span).flags(ids.flags);
+            if let Some(fields) = fields {
+                record = fields.add_to(&self.keys, record);
+            }
+            record.share()
+        });
+        let is_truncated = made.record.is_truncated();
+        TRUNCATED.fetch_add(u64::from(is_truncated), Ordering::Relaxed);
         self.ids = ids;
         self.record = Some(made.clone());
         made
@@ -147,7 +137,8 @@ impl ContextLayer {
 
     /// Adds the fields that were recorded after a span's start to what the observer has published of it.
     fn add_late<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) {
-        let fields = self.fields(span).filter(|fields| fields.changes() > 0);
+        let fields = self.fields(span);
+        let fields = fields.filter(|fields| changes(Some(fields)) > 0);
         if let Some(fields) = fields {
             fields.each(&self.keys, |key, value, is_late| {
                 if is_late {
@@ -250,7 +241,7 @@ where
             return;
         };
         if let Some(ids) = now {
-            stack::know(number, ids, self.fields(&span), made.changes, &made.record);
+            stack::know(number, ids, made.clone());
         }
         stack::push(number, made.record);
     }

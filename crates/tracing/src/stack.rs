@@ -1,11 +1,10 @@
 //! The spans that are entered on this thread.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use otelctx::{set_current, SharedRecord};
 
-use crate::fields::Fields;
+use crate::fields::Made;
 use crate::ids::Ids;
 
 /// The number that stands for a task on the stack: no span has it.
@@ -25,9 +24,7 @@ struct Stack {
 struct Known {
     span: u64,
     ids: Ids,
-    fields: Option<Arc<Fields>>,
-    changes: u64,
-    record: SharedRecord,
+    made: Made,
 }
 
 impl Stack {
@@ -72,16 +69,13 @@ pub(crate) fn push(span: u64, record: SharedRecord) {
 pub(crate) fn push_known(span: u64, ids: Ids) -> bool {
     let pushed = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        let known = stack.known.iter().flatten();
-        let mut known = known.filter(|known| known.span == span && known.ids == ids);
-        let is_new = |known: &&Known| {
-            let changes = known.fields.as_ref().map_or(0, |fields| fields.changes());
-            changes == known.changes
-        };
-        let Some(known) = known.find(is_new) else {
+        let mut known = stack.known.iter().flatten();
+        let known = known
+            .find(|known| known.span == span && known.ids == ids && known.made.is_up_to_date());
+        let Some(known) = known else {
             return false;
         };
-        let record = known.record.clone();
+        let record = known.made.record.clone();
         stack.entered.push((span, record));
         stack.publish();
         true
@@ -91,13 +85,7 @@ pub(crate) fn push_known(span: u64, ids: Ids) -> bool {
 }
 
 /// Remembers the record of a span for [`push_known`], in place of the one that was remembered first.
-pub(crate) fn know(
-    span: u64,
-    ids: Ids,
-    fields: Option<Arc<Fields>>,
-    changes: u64,
-    record: &SharedRecord,
-) {
+pub(crate) fn know(span: u64, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let old = stack
@@ -108,13 +96,7 @@ pub(crate) fn know(
         if old.is_none() {
             stack.next = (stack.next + 1) % KNOWN;
         }
-        stack.known[at].replace(Known {
-            span,
-            ids,
-            fields,
-            changes,
-            record: record.clone(),
-        })
+        stack.known[at].replace(Known { span, ids, made })
     });
     drop(forgotten);
 }
