@@ -1,7 +1,6 @@
 //! Codes and messages.
 
 use std::ffi::{CStr, c_char};
-use std::fmt::{self, Write as _};
 
 use otelctx::{KeyError, NotExported, PublishError};
 
@@ -136,7 +135,7 @@ pub(crate) unsafe fn report(
         unsafe {
             (&raw mut (*error).code).write(code);
             let message = (&raw mut (*error).message).cast::<u8>();
-            let length = text.floor_char_boundary_before(MESSAGE_SIZE - 1);
+            let length = length_up_to(&text, MESSAGE_SIZE - 1);
             message.copy_from_nonoverlapping(text.as_ptr(), length);
             message.add(length).write(0);
         }
@@ -144,19 +143,13 @@ pub(crate) unsafe fn report(
     code
 }
 
-trait Boundary {
-    fn floor_char_boundary_before(&self, limit: usize) -> usize;
-}
-
-impl Boundary for str {
-    /// The largest length up to `limit` that cuts no character.
-    fn floor_char_boundary_before(&self, limit: usize) -> usize {
-        let mut length = self.len().min(limit);
-        while !self.is_char_boundary(length) {
-            length -= 1;
-        }
-        length
+/// The largest length up to `limit` that cuts no character.
+fn length_up_to(text: &str, limit: usize) -> usize {
+    let mut length = text.len().min(limit);
+    while !text.is_char_boundary(length) {
+        length -= 1;
     }
+    length
 }
 
 /// Why a process context could not be published, in terms of the C API.
@@ -197,47 +190,35 @@ pub(crate) fn publish_failure(error: &PublishError) -> Failure {
 
 /// Why a key could not be registered.
 pub(crate) fn key_failure(error: &KeyError) -> Failure {
-    let mut text = String::new();
-    let written = match error {
-        KeyError::Update { name, error } => {
-            write!(
-                text,
-                "the key {name:?} could not be published: {}",
-                publish_failure(error).1
-            )
-        }
-        other => write!(text, "{other}"),
+    let text = match error {
+        KeyError::Update { name, error } => format!(
+            "the key {name:?} could not be published: {}",
+            publish_failure(error).1
+        ),
+        other => other.to_string(),
     };
-    debug_assert!(written.is_ok());
     (KEY_REFUSED, text)
 }
 
 /// Why the variable is not exported, with what a C program needs.
 pub(crate) fn export_failure(error: &NotExported) -> Failure {
-    struct Text<'a>(&'a NotExported);
-    impl fmt::Display for Text<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            match self.0 {
-                NotExported::Hidden { module } => write!(
-                    f,
-                    "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. Link \
+    let text = match error {
+        NotExported::Hidden { module } => format!(
+            "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. Link \
                      with `pkg-config --static --libs otelctx` or CMake's otelctx::otelctx-static, or pass \
                      -Wl,--export-dynamic-symbol=otel_thread_ctx_v1 to the linker \
                      (-Wl,--dynamic-list=FILE before binutils 2.35)",
-                    module.escape_debug()
-                ),
-                NotExported::Static { module } => write!(
-                    f,
-                    "{} is fully static and has no dynamic symbol table, so otel_thread_ctx_v1 cannot be \
+            module.escape_debug()
+        ),
+        NotExported::Static { module } => format!(
+            "{} is fully static and has no dynamic symbol table, so otel_thread_ctx_v1 cannot be \
                      exported. Link it without -static, or with -static-pie, lld or mold, and \
                      -Wl,--export-dynamic-symbol=otel_thread_ctx_v1",
-                    module.escape_debug()
-                ),
-                other => write!(f, "{other}"),
-            }
-        }
-    }
-    (NOT_EXPORTED, Text(error).to_string())
+            module.escape_debug()
+        ),
+        other => other.to_string(),
+    };
+    (NOT_EXPORTED, text)
 }
 
 /// Checks that other processes can find this process's thread contexts: that the variable

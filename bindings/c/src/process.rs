@@ -1,7 +1,7 @@
 //! Process contexts to publish.
 
 use std::ffi::c_char;
-use std::{mem, ptr};
+use std::ptr;
 
 use otelctx::{Detect, ProcessContext, Schema, Value};
 
@@ -81,9 +81,7 @@ impl otelctx_process {
         let Some(process) = (unsafe { handle.as_mut() }) else {
             return INVALID_ARGUMENT;
         };
-        let before = process.context.clone();
-        let context = mem::replace(&mut process.context, before);
-        match change(context) {
+        match change(process.context.clone()) {
             Ok(context) => {
                 process.context = context;
                 OK
@@ -191,13 +189,27 @@ unsafe fn set(
     key: *const c_char,
     value: impl FnOnce() -> Result<Value, otelctx_result>,
 ) -> otelctx_result {
+    // SAFETY: as the caller promises.
+    unsafe { set_by(ProcessContext::attribute, process, key, value) }
+}
+
+/// Sets an attribute by this method.
+///
+/// # Safety
+/// C's promises.
+unsafe fn set_by<'a>(
+    method: impl FnOnce(ProcessContext, &'a str, Value) -> ProcessContext,
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: impl FnOnce() -> Result<Value, otelctx_result>,
+) -> otelctx_result {
     caught(INTERNAL, || {
         // C gives the value away in any case.
         let value = value();
         // SAFETY: as the caller promises.
         unsafe {
             otelctx_process::change(process, key, |context| {
-                Ok(context.attribute(name(key)?, value?))
+                Ok(method(context, name(key)?, value?))
             })
         }
     })
@@ -296,12 +308,11 @@ pub unsafe extern "C" fn otelctx_process_set_context_attribute(
     value: *mut otelctx_value,
 ) -> otelctx_result {
     // SAFETY: C's promise.
-    caught(INTERNAL, || unsafe {
-        let value = take(value).ok_or(INVALID_ARGUMENT);
-        otelctx_process::change(process, key, |context| {
-            Ok(context.context_attribute(name(key)?, value?))
+    unsafe {
+        set_by(ProcessContext::context_attribute, process, key, || {
+            take(value).ok_or(INVALID_ARGUMENT)
         })
-    })
+    }
 }
 
 /// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
@@ -315,12 +326,11 @@ pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
     value: *mut otelctx_value,
 ) -> otelctx_result {
     // SAFETY: C's promise.
-    caught(INTERNAL, || unsafe {
-        let value = take(value).ok_or(INVALID_ARGUMENT);
-        otelctx_process::change(process, key, |context| {
-            Ok(context.schema_attribute(name(key)?, value?))
+    unsafe {
+        set_by(ProcessContext::schema_attribute, process, key, || {
+            take(value).ok_or(INVALID_ARGUMENT)
         })
-    })
+    }
 }
 
 /// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers

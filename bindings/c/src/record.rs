@@ -100,15 +100,39 @@ impl otelctx_record {
     /// # Safety
     /// `handle` is null or not freed.
     unsafe fn own<'a>(handle: *const Self) -> Result<&'a Record, otelctx_result> {
+        // SAFETY: as the caller promises; only the owning thread passes the check.
+        unsafe {
+            Self::check(handle)?;
+            (*handle).record.as_ref().ok_or(WRONG_THREAD)
+        }
+    }
+
+    /// Whether a handle is one of the calling thread.
+    ///
+    /// # Safety
+    /// `handle` is null or not freed.
+    #[inline(always)]
+    unsafe fn check(handle: *const Self) -> Result<(), otelctx_result> {
         if handle.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: as the caller promises; only the owning thread passes the first check.
+        // SAFETY: as the caller promises.
+        match unsafe { (*handle).owner.is_this() } {
+            true => Ok(()),
+            false => Err(WRONG_THREAD),
+        }
+    }
+
+    /// The record and the thread's slot of a handle that passes the check.
+    ///
+    /// # Safety
+    /// `handle` is one of the calling thread, which uses its record for nothing else meanwhile.
+    #[inline(always)]
+    unsafe fn parts<'a>(handle: *mut Self) -> (&'a mut Record, *mut *mut u8) {
+        // SAFETY: as the caller promises; a handle whose owner runs has a record.
         unsafe {
-            if !(*handle).owner.is_this() {
-                return Err(WRONG_THREAD);
-            }
-            (*handle).record.as_ref().ok_or(WRONG_THREAD)
+            let record = (*handle).record.as_mut();
+            (record.unwrap_unchecked(), (*handle).slot)
         }
     }
 
@@ -202,16 +226,12 @@ pub unsafe extern "C" fn otelctx_record_free(record: *mut otelctx_record) -> ote
 /// the handler detaches what it attaches. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> otelctx_result {
-    if record.is_null() {
-        return INVALID_ARGUMENT;
-    }
     // SAFETY: C's promise. Only the record's thread passes the check, and only while there is a record.
     unsafe {
-        if !(*record).owner.is_this() {
-            return WRONG_THREAD;
+        if let Err(code) = otelctx_record::check(record) {
+            return code;
         }
-        let slot = (*record).slot;
-        let own = (*record).record.as_mut().unwrap_unchecked();
+        let (own, slot) = otelctx_record::parts(record);
         if own.try_attach_unguarded(slot) {
             return OK;
         }
@@ -229,8 +249,7 @@ pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> o
 unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_result {
     // SAFETY: as the caller promises.
     unsafe {
-        let slot = (*record).slot;
-        let own = (*record).record.as_mut().unwrap_unchecked();
+        let (own, slot) = otelctx_record::parts(record);
         if own.is_attached() == Some(true) {
             return ATTACHED;
         }
@@ -249,16 +268,12 @@ unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_resul
 /// all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> otelctx_result {
-    if record.is_null() {
-        return INVALID_ARGUMENT;
-    }
     // SAFETY: as for attaching.
     unsafe {
-        if !(*record).owner.is_this() {
-            return WRONG_THREAD;
+        if let Err(code) = otelctx_record::check(record) {
+            return code;
         }
-        let slot = (*record).slot;
-        let own = (*record).record.as_mut().unwrap_unchecked();
+        let (own, slot) = otelctx_record::parts(record);
         if own.try_detach_unguarded(slot) {
             return OK;
         }
@@ -275,8 +290,7 @@ pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> o
 unsafe extern "C" fn detach_slowly(record: *mut otelctx_record) -> otelctx_result {
     // SAFETY: as the caller promises.
     unsafe {
-        let slot = (*record).slot;
-        let own = (*record).record.as_mut().unwrap_unchecked();
+        let (own, slot) = otelctx_record::parts(record);
         if own.is_attached() == Some(false) {
             return NOT_ATTACHED;
         }
