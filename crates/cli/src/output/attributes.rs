@@ -46,6 +46,12 @@ pub(crate) fn string<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a st
     }
 }
 
+/// The service's name in a detected resource. The specification's name for a service without a name is left
+/// out.
+pub(crate) fn detected_service(resource: &Attributes) -> Option<&str> {
+    string(resource, "service.name").filter(|name| !name.starts_with("unknown_service"))
+}
+
 /// The language of a service: that of its SDK, else its runtime.
 pub(crate) fn language(resource: &Attributes) -> Option<&str> {
     string(resource, "telemetry.sdk.language").or_else(|| string(resource, "process.runtime.name"))

@@ -13,7 +13,7 @@ use crate::command::partial::{PartialJson, ThreadOutcome};
 use crate::command::retry::read_thread;
 use crate::command::runtimes::{AllSources, RuntimesJson};
 use crate::error::MORE_TIME;
-use crate::output::attributes::{language, string};
+use crate::output::attributes::{detected_service, language, string};
 use crate::output::table::Align;
 use crate::output::terminal::{self, escape};
 use crate::output::text::own_name;
@@ -105,9 +105,7 @@ impl Row {
     /// For a process that publishes nothing: what its environment says.
     pub(super) fn detected(process: &Process) -> Result<Self, Error> {
         let detected = process.detected()?;
-        let service = string(&detected.resource, "service.name");
-        // The specification's name for a service without a name.
-        let service = service.filter(|name| !name.starts_with("unknown_service"));
+        let service = detected_service(&detected.resource);
         Ok(Self {
             pid: process.running()?.pid(),
             comm: comm(process)?,

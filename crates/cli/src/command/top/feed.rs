@@ -18,8 +18,6 @@ const MAX_CATALOG: usize = 16 << 20;
 const MIN_SAMPLES: u64 = 2_000;
 /// Maximum length of a process's name, in characters.
 const MAX_NAME: usize = 256;
-/// Start of the specification's name for a service without a name.
-const UNKNOWN_SERVICE: &str = "unknown_service";
 
 /// Moves samples from the sampler into a window.
 pub(super) struct Feed<'c> {
@@ -195,8 +193,10 @@ fn context_of(context: &record::Context) -> Context {
 
 /// A process, named after its service if that has a name.
 fn process(facts: &ProcessFacts) -> Process {
-    let service = attributes::string(&facts.resource, "service.name");
-    let service = service.filter(|name| facts.published || !name.starts_with(UNKNOWN_SERVICE));
+    let service = match facts.published {
+        true => attributes::string(&facts.resource, "service.name"),
+        false => attributes::detected_service(&facts.resource),
+    };
     Process {
         pid: facts.pid,
         start_ticks: facts.start_ticks,
