@@ -1,5 +1,7 @@
 //! `cargo xtask test`: installs what is missing, then runs every test and check.
 
+use std::process::Command;
+
 use crate::counts::{Counts, Output};
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
@@ -63,9 +65,7 @@ fn features(counts: &mut Counts) -> Outcome {
         let mut command = cargo();
         command.arg("test").args(TRACING);
         command.args(["--features", features, "--", "--show-output"]);
-        let (output, result) = Output::of(&mut command);
-        counts.add("", output.counts);
-        if let Err(error) = result {
+        if let Err(error) = counted(&mut command, counts) {
             return Outcome::Failed(format!("otelctx-tracing with {features:?}: {error}"));
         }
     }
@@ -75,12 +75,17 @@ fn features(counts: &mut Counts) -> Outcome {
     command.args(["--features", "tokio", "--test", "tokio_tasks"]);
     command.args(["--target-dir", "target/tokio", "--", "--show-output"]);
     command.env("RUSTFLAGS", "--cfg tokio_unstable");
-    let (output, result) = Output::of(&mut command);
-    counts.add("", output.counts);
-    if let Err(error) = result {
+    if let Err(error) = counted(&mut command, counts) {
         return Outcome::Failed(format!("otelctx-tracing with tokio's hooks: {error}"));
     }
     Outcome::Passed("without OpenTelemetry, with 0.29 to 0.32, and with tokio's hooks".into())
+}
+
+/// Runs tests, and adds their counts.
+fn counted(command: &mut Command, counts: &mut Counts) -> Result<(), String> {
+    let (output, result) = Output::of(command);
+    counts.add("", output.counts);
+    result
 }
 
 /// Unit, integration and documentation tests of every package, the benchmarks' programs included.
