@@ -117,17 +117,14 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
         context = context.schema_attribute(name, value as i64);
     }
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    let updated = match &mut process.published {
-        Some(published) => published.update(context.clone()),
-        None => Err(PublishError::NotPublished),
-    };
-    match updated {
-        // Or another copy of the publisher has taken over.
-        Err(PublishError::NotPublished) => {
+    let published = process.published.as_mut();
+    match published.map(|it| it.update(context.clone())) {
+        // Not yet, or another copy of the publisher has taken over.
+        None | Some(Err(PublishError::NotPublished)) => {
             let published = context.publish().map_err(|error| error.to_string())?;
             process.published = Some(published);
         }
-        updated => updated.map_err(|error| error.to_string())?,
+        Some(updated) => updated.map_err(|error| error.to_string())?,
     }
     process.check_indexes()
 }

@@ -24,18 +24,15 @@ pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
         context = context.attribute(name.extract::<String>()?, value_of(&value)?);
     }
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let updated = match &mut *published {
-        Some(published) => published.update(context.clone()),
-        None => Err(PublishError::NotPublished),
-    };
+    let updated = published.as_mut().map(|it| it.update(context.clone()));
     let result = match updated {
-        // Or another copy of the publisher has taken over.
-        Err(PublishError::NotPublished) => context.publish().and_then(|mut new| {
+        // Not yet, or another copy of the publisher has taken over.
+        None | Some(Err(PublishError::NotPublished)) => context.publish().and_then(|mut new| {
             new.republish_after_fork()?;
             *published = Some(new);
             Ok(())
         }),
-        updated => updated,
+        Some(updated) => updated,
     };
     result.map_err(|error| PyOSError::new_err(error.to_string()))
 }
