@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use nix::libc;
+use nix::sys::resource::{Resource, getrlimit};
 
 use super::call::Call;
 use crate::Process;
@@ -229,16 +229,9 @@ impl ThreadFiles {
 /// Maximum number of threads whose files a process should keep open: as many as take half of the
 /// soft limit (RLIMIT_NOFILE), with two files per thread.
 pub fn max_kept() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure is valid during the call.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    match result {
-        0 => usize::try_from(limit.rlim_cur / 4).unwrap_or(usize::MAX),
-        _ => 0,
-    }
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| {
+        usize::try_from(soft / 4).unwrap_or(usize::MAX)
+    })
 }
 
 /// Reads a file of `/proc` that a single read returns completely.
@@ -313,8 +306,7 @@ mod tests {
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: gettid takes nothing.
-                sender.send(unsafe { libc::gettid() }).unwrap();
+                sender.send(nix::unistd::gettid().as_raw()).unwrap();
                 while !done.load(std::sync::atomic::Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
