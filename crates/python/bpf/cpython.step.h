@@ -2,7 +2,7 @@
 /* CPython: the running thread's state, whether it holds the GIL, and its frames.
  *
  * The recorder reads names later. A frame has a hash of its code object's contents, so that it never gets the name of
- * another function, whose code object has the same address by then. Layouts are shared with ../src/step.rs.
+ * another function whose code object has the same address later. Layouts are shared with ../src/step.rs.
  */
 
 #define PYTHON_FRAMES 127
@@ -49,7 +49,7 @@ struct python_configuration {
     __u64 gil_enabled; /* in free-threaded builds: an int, 0 while there is no GIL */
     /* in a _PyCFrame (3.11, 3.12), */
     __u64 c_frame_current; /* and after it, `previous` */
-    /* and in what is read of a frame. */
+    /* and in the copied part of a frame. */
     __u64 frame_start;
     __u64 frame_size;
     __u64 frame_previous;

@@ -18,7 +18,7 @@ use crate::step;
 use crate::threads::{KnownStates, OwnState, Variables};
 use crate::version::Version;
 
-/// What is read of a text that may be a version, in bytes.
+/// Number of bytes that are read of a text that may be a version.
 const MAX_VERSION: usize = 8;
 /// `Py_tss_t._key`.
 const TSS_KEY: u64 = 4;

@@ -12,7 +12,7 @@ use crate::threads::{OwnState, Variables};
 /// In the place of an offset: the version does not have the field.
 const NO_FIELD: u64 = u64::MAX;
 
-/// What is read of a generator before its frame, in 3.11.
+/// Number of bytes of a generator before its frame that are read, in 3.11.
 const GENERATOR_START: u64 = 0_u64.wrapping_sub(8);
 
 /// The step and its configuration for a process. `None` if frames cannot be read by it.

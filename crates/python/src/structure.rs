@@ -48,6 +48,6 @@ impl Structure {
     }
 }
 
-/// Maximum size of what is read of one structure, in bytes: larger than every offset of a field that
+/// Maximum number of bytes that are read of one structure: larger than every offset of a field that
 /// is needed in one piece with others.
 const MAX_SIZE: usize = 4096;

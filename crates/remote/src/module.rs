@@ -280,7 +280,8 @@ pub fn code_build_id(file: &File) -> Option<Vec<u8>> {
 }
 
 /// The headers of a file that may be any file: a target or a recording has chosen its path. Files of size 0
-/// are not read: those of the kernel in /proc have it, and what is read of `/proc/kmsg` nobody else gets.
+/// are not read: those of the kernel in /proc have it, and a line read from `/proc/kmsg` is gone for all
+/// other readers.
 fn headers<'f>(bytes: &'f FileBytes<'_>) -> Option<Elf<'f>> {
     let has_content = bytes.0.metadata().is_ok_and(|found| found.len() > 0);
     has_content.then(|| Elf::read_headers(Source::File(bytes)).ok())??

@@ -36,8 +36,8 @@ fn bytes_read<R>(work: impl FnOnce() -> R) -> Option<(u64, R)> {
     Some((after - before - own, result))
 }
 
-/// A process whose mappings were read before, and whose memory keeps account of what is read of
-/// it: what else is read are the modules' files.
+/// A process whose mappings were read before, and whose memory counts the bytes that are read of
+/// it: all others are of the modules' files.
 struct Counted {
     process: Process,
     mappings: Vec<u8>,
@@ -101,7 +101,7 @@ fn a_module_of_1_gib_with_10_mib_of_relative_relocations() {
     };
     assert!(fs::metadata(&library).unwrap().len() >= 1024 * MIB);
     let Some((bytes, module)) = bytes_read(|| Module::open(&library, NAME).unwrap()) else {
-        eprintln!("skipped: the kernel does not count what is read");
+        eprintln!("skipped: the kernel does not count bytes that are read");
         return;
     };
     assert!(matches!(module.symbol, Symbol::Exported { size: 8, .. }));
