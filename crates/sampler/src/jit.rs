@@ -283,8 +283,9 @@ fn apply(
     match next {
         Next::Function(entry) => return insert(functions, &entry, times, limit),
         Next::Moved { from, to, time } => {
-            if let Some(function) = functions.remove(&from) {
-                let end = to.saturating_add(function.end - from);
+            if let Some(function) = functions.remove(&from)
+                && let Some(end) = to.checked_add(function.end - from)
+            {
                 place(functions, to, end, function.frame, (time, time));
             }
         }
@@ -898,6 +899,19 @@ mod tests {
         let mut bytes = jit_dump();
         bytes[100..104].copy_from_slice(&u32::to_ne_bytes(JitDump::MOVE));
         assert_eq!(read(&mut JitDump::default(), &bytes).len(), 1);
+    }
+
+    #[test]
+    fn code_that_is_moved_past_the_last_address_is_nowhere() {
+        for (to, ends) in [(u64::MAX - 4, vec![u64::MAX]), (u64::MAX - 3, Vec::new())] {
+            let mut functions = BTreeMap::new();
+            announce(&mut functions, (0x1000, 4), (0, 10), "a");
+            let (from, time) = (0x1000, 20);
+            let moved = Next::Moved { from, to, time };
+            assert!(apply(&mut functions, moved, (10, 30), 3));
+            let found: Vec<_> = functions.values().map(|function| function.end).collect();
+            assert_eq!(found, ends, "{to:#x}");
+        }
     }
 
     fn announce(
