@@ -30,7 +30,12 @@ fn try_publish(resource: &Resource) -> Result<(), PublishError> {
     let add = |context: ProcessContext| context.attributes(attributes.iter().cloned());
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
     match add(ProcessContext::new()).publish() {
-        Ok(new) => *published = Some(new),
+        Ok(mut new) => {
+            // A child that goes on with the request keeps what its thread publishes.
+            let result = new.republish_after_fork();
+            *published = Some(new);
+            result?;
+        }
         Err(PublishError::AlreadyPublished) => ProcessContext::modify(add)?,
         Err(error) => return Err(error),
     }
