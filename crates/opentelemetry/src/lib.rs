@@ -23,7 +23,7 @@
 //! - The attributes that were named in [`install`], with the values that a span of this provider is
 //!   *started* with. Child spans in this process inherit them. OpenTelemetry does not report an attribute that is
 //!   set later; [`otelctx::append_current`] publishes such a value.
-//! - The provider's resource, with the types of its values.
+//! - The provider's resource, with the types of its values; a forked child publishes it again.
 //! - On request: [the span's name](Install::span_name), [the local root span](Install::local_root_span_id), and
 //!   [entries of the baggage](Install::baggage).
 //!
@@ -56,6 +56,8 @@ mod problem;
 mod resource;
 mod sampler;
 mod started;
+mod truncated;
 
 pub use install::{install, Install};
 pub use problem::{check, Problem};
+pub use truncated::truncated;

@@ -12,7 +12,7 @@ use otelctx::{
     current_record, integration, set_current, swap_current, Key, Record, SharedRecord, TraceFlags,
 };
 
-use crate::started;
+use crate::{started, truncated};
 
 /// What readers see of a context.
 pub(crate) struct View(pub(crate) SharedRecord);
@@ -185,5 +185,6 @@ fn with_baggage(record: &SharedRecord, context: &Context, keys: &[Key]) -> Share
             copy = copy.with(key, value.as_str());
         }
     }
+    truncated::count(copy.is_truncated());
     copy.share()
 }

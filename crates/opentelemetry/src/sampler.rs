@@ -9,7 +9,7 @@ use opentelemetry_sdk::trace::{SamplingDecision, SamplingResult, ShouldSample};
 use otelctx::{Key, Record};
 
 use crate::observer::{self, converted};
-use crate::{ids, started};
+use crate::{ids, started, truncated};
 
 /// The attribute that links a span to its profile in Grafana.
 const PROFILE_ID: &str = "pyroscope.profile.id";
@@ -91,6 +91,7 @@ impl Recording {
         let (trace_id, span_id) = (trace.to_bytes(), span.to_bytes());
         let record = match inherited {
             Some(parent) if own.peek().is_none() => {
+                truncated::count(parent.is_truncated());
                 return started::add_copy(trace, span, flags, parent);
             }
             Some(parent) => parent.copy_with_ids(trace_id, span_id, converted(flags)),
@@ -99,6 +100,7 @@ impl Recording {
         let record = own.fold(record, |record, (key, value)| {
             record.without(key).with(key, &value)
         });
+        truncated::count(record.is_truncated());
         started::add(record.share());
     }
 }
