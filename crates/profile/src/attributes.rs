@@ -12,7 +12,9 @@ use crate::{Group, Profile};
 /// starts with this prefix.
 pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 
-/// Start of the specification's `service.name` for a service without a name.
+/// The attribute of a resource with the service's name.
+pub(crate) const SERVICE_NAME: &str = "service.name";
+/// Start of the specification's [`SERVICE_NAME`] for a service without a name.
 pub(crate) const UNKNOWN_SERVICE: &str = "unknown_service";
 
 /// The attribute of a resource that the process has not published: its environment has it. No semantic

@@ -11,12 +11,14 @@ pub use aggregate::Aggregate;
 pub use otlp::OtlpMessages;
 pub(crate) use otlp::SCOPE;
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use otelctx_sample::ProcessFacts;
 use otelctx_sample::format::process_context::Value;
 
+use crate::attributes::{SERVICE_NAME, UNKNOWN_SERVICE};
 use crate::{Error, Place, Profile, file};
 
 /// A file format.
@@ -135,14 +137,25 @@ fn range(place: Place) -> (u64, u64, u64) {
     }
 }
 
-/// The service name of a process, or its command name, and its ID.
-fn name_of(process: &ProcessFacts) -> String {
+/// The name of a process's service. In parentheses if the process has not published it: its environment
+/// has it.
+fn service_of(process: &ProcessFacts) -> Option<Cow<'_, str>> {
     let service = process
         .resource
         .iter()
         .find_map(|(key, value)| match value {
-            Value::String(text) if key == "service.name" => Some(text),
+            Value::String(text) if key == SERVICE_NAME && !text.is_empty() => Some(text),
             _ => None,
-        });
-    format!("{} {}", service.unwrap_or(&process.comm), process.pid)
+        })?;
+    match process.published {
+        true => Some(service.into()),
+        // The specification's name for a service without a name says no more than the command name.
+        false if service.starts_with(UNKNOWN_SERVICE) => None,
+        false => Some(format!("({service})").into()),
+    }
+}
+
+/// The name of a process's service, or its command name.
+fn name_of(process: &ProcessFacts) -> Cow<'_, str> {
+    service_of(process).unwrap_or(Cow::Borrowed(&process.comm))
 }

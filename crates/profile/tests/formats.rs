@@ -10,6 +10,7 @@ use std::process::Command;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use otelctx_profile::sample::Sample;
 use otelctx_profile::{Error, Format, Options, Profile};
 
 fn written(format: Format, options: &Options) -> Vec<u8> {
@@ -56,6 +57,60 @@ fn a_flame_graph_has_the_route_at_its_root() {
     );
     assert!(svg.contains("<title>parse (6 samples, 50.00%)</title>"));
     assert!(svg.contains("<title>all (12 samples, 100%)</title>"));
+}
+
+/// What is not published is never shown as if it were.
+#[test]
+fn a_service_that_only_the_environment_names_is_in_parentheses() {
+    for (published, name, service) in [
+        (true, "cart", Some("cart")),
+        (false, "cart", Some("(cart)")),
+        (true, "unknown_service:shop", Some("unknown_service:shop")),
+        (false, "unknown_service:shop", None),
+        (true, "", None),
+    ] {
+        let mut recording = shop::recording();
+        let shop = recording.samples[0].thread;
+        let shop = recording.catalog.thread_facts(shop).process;
+        let catalog = &recording.catalog;
+        let of_shop = |sample: &Sample| catalog.thread_facts(sample.thread).process == shop;
+        recording.samples.retain(of_shop);
+        let facts = recording.catalog.process_mut(shop);
+        facts.resource = vec![("service.name".into(), name.into())];
+        facts.published = published;
+        let profile = Profile::new(recording, &mut shop::Names);
+        let written = |format| {
+            let mut bytes = Vec::new();
+            let options = Options::default();
+            profile.write(format, &options, &mut bytes).unwrap();
+            bytes
+        };
+        let process = service.unwrap_or("shop");
+        let folded = String::from_utf8(written(Format::Folded)).unwrap();
+        let first = format!("{process};");
+        assert!(
+            folded.lines().all(|line| line.starts_with(&first)),
+            "{folded}"
+        );
+        let svg = String::from_utf8(written(Format::FlameGraph)).unwrap();
+        assert!(svg.contains(&format!(">{process} 4711")), "{svg}");
+        let json: serde_json::Value =
+            serde_json::from_slice(&unzipped(&written(Format::Firefox))).unwrap();
+        for thread in json["threads"].as_array().unwrap() {
+            assert_eq!(thread["processName"], process);
+        }
+        let pprof = unzipped(&written(Format::Pprof));
+        // An entry of the table of strings: the field's tag, the length, and the text.
+        let has = |text: &str| {
+            let entry = [&[0x32, text.len() as u8], text.as_bytes()].concat();
+            pprof.windows(entry.len()).any(|bytes| bytes == entry)
+        };
+        assert_eq!(has("service.name"), service.is_some());
+        let names = ["cart", "(cart)", "unknown_service:shop"].map(Some);
+        for name in names {
+            assert_eq!(name.is_some_and(has), name == service, "{name:?}");
+        }
+    }
 }
 
 #[test]

@@ -269,6 +269,7 @@ fn texts_are_frames_and_xml_whatever_is_in_them() {
         pid: 5,
         comm: String::new(),
         resource: vec![("service.name".into(), Resource::from("a\u{1}b\u{ffff}<c>"))],
+        published: true,
         ..ProcessFacts::default()
     };
     let contexts = [
@@ -279,9 +280,9 @@ fn texts_are_frames_and_xml_whatever_is_in_them() {
     let mut options = Options::default();
     options.by = Some("r".into());
     let folded = String::from_utf8(written(&profile, Format::Folded, &options)).unwrap();
-    let expected = "(empty);(empty);worker_3 1\n\
-        (none);(empty);worker_3 1\n\
-        a:b \u{fffd}<&\";(empty);worker_3 1\n";
+    let expected = "(empty);a b\u{fffd}<c>;worker_3 1\n\
+        (none);a b\u{fffd}<c>;worker_3 1\n\
+        a:b \u{fffd}<&\";a b\u{fffd}<c>;worker_3 1\n";
     assert_eq!(folded, expected);
     let svg = String::from_utf8(written(&profile, Format::FlameGraph, &options)).unwrap();
     let shows = |what: &str| assert!(svg.contains(what), "{what}: {svg}");

@@ -305,11 +305,16 @@ fn a_recording_starts_when_sampling_does() {
 #[test]
 fn a_service_that_only_the_environment_names_is_in_parentheses() {
     let scratch = Scratch::new("record-detected");
-    let path = scratch.path("a.otlp");
+    let (path, folded) = (scratch.path("a.otlp"), scratch.path("a.folded"));
     let loops = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
     let command = ["env", "OTEL_SERVICE_NAME=shop", "sh", "-c", loops];
-    let record = ["record", "-o", &path, "-F", "999", "--"];
+    let record = ["record", "-o", &path, "-o", &folded, "-F", "999", "--"];
     otelctx(&[&record[..], &command].concat()).expect(0);
+    let folded = fs::read_to_string(&folded).unwrap();
+    assert!(
+        folded.lines().all(|it| it.starts_with("(shop);")),
+        "{folded}"
+    );
     let report = report(&path);
     let name = report["by_process"][0]["name"].as_str().unwrap();
     assert!(name.starts_with("(shop) "), "{name}");

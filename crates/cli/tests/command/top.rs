@@ -368,6 +368,24 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value}"))
 }
 
+/// As in recordings: a name that the process has not published is in parentheses, and marked in JSON.
+#[test]
+fn a_service_that_only_the_environment_names_is_marked() {
+    let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
+    let command = ["--", "env", "OTEL_SERVICE_NAME=shop", "sh", "-c", loops];
+    let group = ["top", "--group", "process", "-i", "0.2"];
+    let table = otelctx(&[&group[..], &command].concat()).expect(0).stdout;
+    assert!(table.contains(" (shop) "), "{table}");
+    assert!(!table.contains(" shop "), "{table}");
+    let all = pictures(&[&group[1..], &command].concat());
+    let rows = all.iter().flat_map(|it| it["rows"].as_array().unwrap());
+    let named: Vec<&Value> = rows.filter(|row| row["service"] == "shop").collect();
+    assert!(!named.is_empty(), "{all:#?}");
+    for row in named {
+        assert_eq!(row["service_detected"], true, "{row:#}");
+    }
+}
+
 #[test]
 fn without_a_terminal_it_prints_a_picture_each_interval() {
     let target = Target::start("busy");

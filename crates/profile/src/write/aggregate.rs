@@ -109,7 +109,7 @@ impl Aggregate {
         for group in part.groups() {
             let facts = part.process(group.process);
             if self.processes.insert((facts.pid, facts.start_ticks)) {
-                self.process = super::name_of(facts);
+                self.process = format!("{} {}", super::name_of(facts), facts.pid);
             }
         }
         self.period = part.period();

@@ -129,13 +129,18 @@ impl Firefox {
             self.out.set_thread_name(track, &thread.name);
             return position;
         }
-        let (identity, comm, tid, name) = match self.room.take(TRACK) {
-            true => (identity, &facts.comm[..], thread.tid, &thread.name[..]),
-            false => ((0, 0, String::new()), OTHER, 0, OTHER),
+        let (identity, process, tid, name) = match self.room.take(TRACK) {
+            true => (
+                identity,
+                super::name_of(facts),
+                thread.tid,
+                &thread.name[..],
+            ),
+            false => ((0, 0, String::new()), OTHER.into(), 0, OTHER),
         };
         let start = fx::Timestamp::from_nanos_since_reference(0);
         let (out, pid) = (&mut self.out, identity.0);
-        let new = || out.add_process(comm, pid.unsigned_abs(), start);
+        let new = || out.add_process(&process, pid.unsigned_abs(), start);
         let process = *self.processes.entry(identity).or_insert_with(new);
         let entry = self.tracks.entry((process, tid));
         let position = entry.index();

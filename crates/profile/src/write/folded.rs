@@ -19,7 +19,7 @@ pub(super) fn stacks<'p>(
             let value = attribute_of(profile, &group, name);
             push(&mut stack, value.unwrap_or(WITHOUT));
         }
-        push(&mut stack, &profile.process(group.process).comm);
+        push(&mut stack, &super::name_of(profile.process(group.process)));
         push(&mut stack, &profile.thread(group.thread).name);
         for &index in group.stack.iter().rev() {
             each_frame(profile, profile.location(index), |frame| {

@@ -19,7 +19,7 @@ use otelctx_sample::{Event, ProcessFacts, ProcessId, Sample};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
-use crate::attributes::{DETECTED, UNKNOWN_SERVICE};
+use crate::attributes::{DETECTED, SERVICE_NAME, UNKNOWN_SERVICE};
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
 
@@ -200,10 +200,7 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
         .map(|(key, value)| (key.as_str(), any_value(value)))
         // They describe how contexts are shared, and are not telemetry.
         .filter(|(key, _)| !key.starts_with(THREADLOCAL));
-    let names_service = facts.resource.iter().any(|(key, value)| {
-        let service = matches!(value, Value::String(name) if !name.starts_with(UNKNOWN_SERVICE));
-        key == "service.name" && service
-    });
+    let names_service = super::service_of(facts).is_some();
     let is_detected = (names_service && !facts.published).then(|| {
         let value = Some(any_value::Value::BoolValue(true));
         (DETECTED, AnyValue { value })
@@ -234,10 +231,7 @@ fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     [
         ("process.pid", Some(AnyValue { value: Some(pid) })),
         // After the process ID: `report` distinguishes it from a published name by that.
-        (
-            "service.name",
-            text(&format!("{UNKNOWN_SERVICE}:{program}")),
-        ),
+        (SERVICE_NAME, text(&format!("{UNKNOWN_SERVICE}:{program}"))),
         ("process.executable.name", text(name)),
         ("process.executable.path", text(&facts.executable)),
         ("container.id", facts.container_id.as_deref().and_then(text)),

@@ -12,7 +12,7 @@ use otelctx_sample::format::hexadecimal;
 use prost::Message;
 
 use super::aggregate::{OTHER, Room};
-use crate::attributes::{GIL, attributes, beside};
+use crate::attributes::{GIL, SERVICE_NAME, attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
 
 /// Maximum memory of all samples, in bytes (estimated).
@@ -231,6 +231,9 @@ impl Pprof {
             Some(())
         };
         text(PROCESS, &process.comm)?;
+        if let Some(service) = super::service_of(process) {
+            text(SERVICE_NAME, &service)?;
+        }
         text(THREAD, &thread.name)?;
         if let Some(state) = group.gil {
             text(GIL, state.name())?;
@@ -454,7 +457,16 @@ const THREAD: &str = "thread";
 const TID: &str = "tid";
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
-const OWN: [&str; 7] = [PROCESS, PID, THREAD, TID, GIL, TRACE_ID, SPAN_ID];
+const OWN: [&str; 8] = [
+    PROCESS,
+    PID,
+    SERVICE_NAME,
+    THREAD,
+    TID,
+    GIL,
+    TRACE_ID,
+    SPAN_ID,
+];
 
 /// Writes messages as fields of the enclosing message.
 struct Out<'w> {
