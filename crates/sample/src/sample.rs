@@ -131,6 +131,9 @@ pub struct Counts {
     /// Files in which a runtime announces generated functions (jitdump) that were damaged, or cut short when the
     /// process ended: functions after that place have no name.
     pub damaged_jit_dumps: u64,
+    /// Files in which a runtime announces generated functions that were not read to their end: they were too
+    /// large for the time until the recording or the process ended. Functions after that place have no name.
+    pub unread_name_files: u64,
 }
 
 impl AddAssign for Counts {
@@ -172,6 +175,7 @@ impl Counts {
             lost_mappings,
             skipped_names,
             damaged_jit_dumps,
+            unread_name_files,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
@@ -202,6 +206,7 @@ impl Counts {
             (&mut self.lost_mappings, lost_mappings),
             (&mut self.skipped_names, skipped_names),
             (&mut self.damaged_jit_dumps, damaged_jit_dumps),
+            (&mut self.unread_name_files, unread_name_files),
         ] {
             *number = combine(*number, other);
         }

@@ -21,7 +21,7 @@ use crate::{INTERVAL, monotonic};
 const MAX_FUNCTIONS: usize = 256 * 1024;
 /// Maximum number of bytes that are read of a file at a time.
 const CHUNK: usize = 1 << 20;
-/// Maximum number of such reads of the rest of a jitdump file when its process ends.
+/// Maximum number of such reads of the rest of a file when its process ends.
 const MAX_LAST_READS: usize = 16;
 /// Maximum length of a line or record that is read, in bytes. Of longer records, only the start is.
 const MAX_ENTRY: usize = 8 << 10;
@@ -68,6 +68,8 @@ pub(crate) struct Unread {
     pub(crate) names: u64,
     /// Jitdump files that turned out to be cut short or damaged.
     pub(crate) dumps: u64,
+    /// Files of which there is more to read, once their process has ended.
+    pub(crate) files: u64,
 }
 
 /// Lines of start, size and name.
@@ -153,6 +155,10 @@ impl Entry<'_> {
 impl JitDump {
     /// `JITHEADER_MAGIC`, as a machine of the same byte order writes it.
     const MAGIC: u32 = 0x4A69_5444;
+    /// Size of the header with the flags.
+    const HEADER_SIZE: u32 = 40;
+    /// `JITDUMP_FLAGS_ARCH_TIMESTAMP`: times are the processor's, not nanoseconds. When they were is unknown.
+    const ARCH_TIMESTAMP: u64 = 1;
     /// `JIT_CODE_LOAD` and `JIT_CODE_MOVE`.
     const LOAD: u32 = 0;
     const MOVE: u32 = 1;
@@ -171,9 +177,12 @@ impl Format for JitDump {
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         if !self.has_begun {
-            // Magic, version, size of the header.
+            // Magic, version, size of the header, machine, padding, process, time, flags.
             let (magic, size) = (u32_at(0)?, u32_at(8)?);
             if magic != Self::MAGIC {
+                return Some((Next::Damaged, u64::MAX));
+            }
+            if size >= Self::HEADER_SIZE && u64_at(32)? & Self::ARCH_TIMESTAMP != 0 {
                 return Some((Next::Damaged, u64::MAX));
             }
             self.has_begun = true;
@@ -249,13 +258,21 @@ impl<F: Format + Default> Source<F> {
         read > 0
     }
 
+    /// The size of the file, in bytes; `None` if there is none.
+    fn size(&self) -> Option<u64> {
+        Some(self.file.as_ref()?.metadata().ok()?.len())
+    }
+
     /// Whether the file ends within an entry, once all of it was read.
     fn is_cut(&self) -> bool {
-        let size = self
-            .file
-            .as_ref()
-            .and_then(|it| Some(it.metadata().ok()?.len()));
+        let size = self.size();
         !self.is_damaged && size.is_some_and(|size| size > 0 && size != self.position)
+    }
+
+    /// How many bytes of the file are left.
+    fn rest(&self) -> u64 {
+        let size = self.size().filter(|_| !self.is_damaged);
+        size.unwrap_or(0).saturating_sub(self.position)
     }
 }
 
@@ -413,17 +430,27 @@ impl GeneratedCode {
     /// Reads what the runtime has announced when its process has ended, or executes another program: a jitdump
     /// file whose last record is incomplete stays so.
     pub(crate) fn finish(&mut self, limit: usize) -> Unread {
-        let (mut unread, is_all) = self.read(limit, MAX_LAST_READS);
-        if is_all && self.dump.is_cut() {
+        let (mut unread, [map_has_more, dump_has_more]) = self.read(limit, MAX_LAST_READS);
+        if !dump_has_more && self.dump.is_cut() {
             unread.dumps += 1;
             // It was counted.
             self.dump.is_damaged = true;
         }
+        unread.files += u64::from(map_has_more && self.map.rest() > 0);
+        unread.files += u64::from(dump_has_more && self.dump.rest() > 0);
         unread
     }
 
-    /// Reads each file at most `times` times. Returns whether that was all of the jitdump file, too.
-    fn read(&mut self, limit: usize, times: usize) -> (Unread, bool) {
+    /// Of how many files at least as much is left as is read at a time: a runtime that announces more than that
+    /// between two reads, or one that had announced much before.
+    pub(crate) fn files_behind(&self) -> u64 {
+        let is_behind = [self.map.rest(), self.dump.rest()].map(|rest| rest >= CHUNK as u64);
+        is_behind.into_iter().map(u64::from).sum()
+    }
+
+    /// Reads each file at most `times` times. Returns whether the last time had anything, of the map and of the
+    /// jitdump file.
+    fn read(&mut self, limit: usize, times: usize) -> (Unread, [bool; 2]) {
         let now = monotonic();
         let since = std::mem::replace(&mut self.last_read, now);
         let functions = &mut self.functions;
@@ -433,15 +460,17 @@ impl GeneratedCode {
             let is_kept = apply(functions, next, (since, now), limit);
             unread.names += u64::from(!is_kept);
         };
-        let mut is_all = false;
+        let mut has_more = [false; 2];
         for _ in 0..times {
-            let has_more = self.map.read(|next| add(next, limit - limit / 4));
-            is_all = !self.dump.read(|next| add(next, limit));
-            if is_all && !has_more {
+            has_more = [
+                self.map.read(|next| add(next, limit - limit / 4)),
+                self.dump.read(|next| add(next, limit)),
+            ];
+            if has_more == [false; 2] {
                 break;
             }
         }
-        (unread, is_all)
+        (unread, has_more)
     }
 
     /// Reads all that the runtime has announced, and keeps the functions at these addresses, which are in
@@ -748,7 +777,7 @@ mod tests {
             let none = Unread::default();
             assert_eq!(code.update(&own, || None, 2), none, "{length}");
             let dumps = u64::from(length > 0 && !RECORD_ENDS.contains(&length));
-            let unread = Unread { names: 0, dumps };
+            let unread = Unread { dumps, ..none };
             assert_eq!(code.finish(2), unread, "{length}");
             assert_eq!(code.len(), count, "{length}");
             assert_eq!(code.finish(2), none, "{length}");
@@ -769,6 +798,43 @@ mod tests {
         code.dump.file = Some(file);
         assert_eq!(code.finish(2), Unread::default());
         assert_eq!(code.len(), 2);
+    }
+
+    #[test]
+    fn files_that_are_not_read_to_their_end_are_counted() {
+        let own = remote::Process::open(std::process::id() as i32).unwrap();
+        let mut code = GeneratedCode::default();
+        // Two reads more than there are when the process ends.
+        let line = b"1000 10 same\n";
+        let lines = (MAX_LAST_READS + 2) * CHUNK / line.len();
+        let (map, dump) = (tempfile("rest-of-map"), tempfile("rest-of-dump"));
+        map.write_all_at(&line.repeat(lines), 0).unwrap();
+        // JIT_CODE_DEBUG_INFO
+        let (mut record, mut header) = (vec![0; 1 << 16], jit_dump());
+        record[..8].copy_from_slice(&[2, 1 << 16].map(u32::to_ne_bytes).concat());
+        header.truncate(RECORD_ENDS[0]);
+        let records = (MAX_LAST_READS + 2) * CHUNK / record.len();
+        let bytes = [header, record.repeat(records)].concat();
+        dump.write_all_at(&bytes, 0).unwrap();
+        (code.map.file, code.dump.file) = (Some(map), Some(dump));
+        let none = Unread::default();
+        assert_eq!(code.update(&own, || None, 2), none);
+        assert_eq!(code.files_behind(), 2);
+        assert_eq!(code.finish(2), Unread { files: 2, ..none });
+        // A file that grows meanwhile is not behind, and one that was read to its end has no rest.
+        code.update(&own, || None, 2);
+        assert_eq!(code.files_behind(), 0);
+        assert_eq!(code.finish(2), none);
+    }
+
+    #[test]
+    fn a_jit_dump_with_the_processor_s_times_has_no_names() {
+        let mut bytes = jit_dump();
+        bytes[32] = 1;
+        assert!(read(&mut JitDump::default(), &bytes).is_empty());
+        // Other flags have no meaning yet.
+        bytes[32] = 2;
+        assert_eq!(read(&mut JitDump::default(), &bytes).len(), 2);
     }
 
     #[test]
@@ -877,6 +943,7 @@ mod tests {
         // The magic, and the sizes of the records: none, and those of other records.
         for (damaged, value, functions) in [
             (0, 0, 0),
+            (32, 1, 0),
             (44, 0, 0),
             (44, 56, 0),
             (104, 15, 1),

@@ -389,6 +389,17 @@ impl Processes {
     fn count_unread(&mut self, unread: Unread) {
         self.counts.skipped_names += unread.names;
         self.counts.damaged_jit_dumps += unread.dumps;
+        self.counts.unread_name_files += unread.files;
+    }
+
+    /// The counts up to now.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = self.counts;
+        let tracked = self.tracker.iter();
+        counts.unread_name_files += tracked
+            .map(|it| it.data.generated.files_behind())
+            .sum::<u64>();
+        counts
     }
 
     /// Reads what a process's runtime has announced.

@@ -270,7 +270,7 @@ impl Recorder {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.processes.counts
+        self.processes.counts()
     }
 
     pub(crate) fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
