@@ -33,14 +33,16 @@ const FREQUENCY: u64 = 999;
 const RECORDED: Duration = Duration::from_secs(20);
 /// How much time is replayed, in seconds; `OTELCTX_SOAK_SECONDS` changes it. Each takes 14 MiB of disk.
 const SECONDS: u64 = 360;
-/// The output formats, each in a run of its own.
+/// The output formats, each in a run of its own; `OTELCTX_SOAK_FORMAT` chooses one.
 const FORMATS: [&str; 5] = ["otlp", "pb.gz", "json.gz", "svg", "folded"];
 
 pub(crate) fn run(report: &mut Report) {
     report.group("replay");
     let seconds = std::env::var("OTELCTX_SOAK_SECONDS").ok();
     let seconds = seconds.and_then(|seconds| seconds.parse().ok());
-    for format in FORMATS {
+    let chosen = std::env::var("OTELCTX_SOAK_FORMAT").ok();
+    let is_chosen = |format: &&str| chosen.as_ref().is_none_or(|it| it == format);
+    for format in FORMATS.into_iter().filter(is_chosen) {
         if let Err(why) = measure(report, seconds.unwrap_or(SECONDS), format) {
             report.failed(format, &why);
         }

@@ -7,6 +7,7 @@ mod unwind;
 pub(crate) use traces::{methods, right_traces};
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,16 @@ pub(crate) fn run(report: &mut Report) {
 
 /// A program whose threads keep every CPU busy.
 pub(crate) fn spin(arguments: &[&str]) -> Result<Target, String> {
-    let program = Sampled::own().stacks().ok_or("there is no gcc")?;
+    run_on_each_cpu(Sampled::own().stacks(), arguments)
+}
+
+/// The same without unwind tables.
+fn spin_without_tables(arguments: &[&str]) -> Result<Target, String> {
+    run_on_each_cpu(Sampled::own().stacks_without_tables(), arguments)
+}
+
+fn run_on_each_cpu(program: Option<PathBuf>, arguments: &[&str]) -> Result<Target, String> {
+    let program = program.ok_or("there is no gcc")?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = format!("threads={threads}");
     Ok(Target::spawn(
