@@ -283,8 +283,12 @@ static __always_inline __u64 add_user_stack(void *context, struct event_head *he
     struct part_head *part = part_at(head, at);
     __u16 end = STACK_BY_FRAME_POINTERS;
     long size = walked_stack(part + 1, &end);
-    if (size == 0)
+    if (size == 0) {
         size = bpf_get_stack(context, part + 1, STACK_SIZE, BPF_F_USER_STACK);
+        long max_size = max_stack_size();
+        if (size > max_size)
+            size = max_size;
+    }
     if (size <= 0) {
         head->flags |= EVENT_NO_USER_STACK;
         return at;

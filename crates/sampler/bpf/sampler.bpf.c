@@ -91,8 +91,7 @@ int sample(void *context)
         return 0;
     if (user_stacks) {
         forget_stack();
-        if (sampled.flags & EVENT_USER_MODE)
-            walk_stack(context, sampled.task, 0);
+        walk_stack(context, sampled.task, sampled.flags, 0);
     }
     take_sample(context, &sampled);
     return 0;
@@ -106,8 +105,8 @@ int sample_by_tables(void *context)
     if (!find_sampled(context, &sampled))
         return 0;
     forget_stack();
-    if (!unwind(context, sampled.task, sampled.pid, sampled.flags) && sampled.flags & EVENT_USER_MODE)
-        walk_stack(context, sampled.task, 1);
+    if (!unwind(context, sampled.task, sampled.pid, sampled.flags))
+        walk_stack(context, sampled.task, sampled.flags, 1);
     take_sample(context, &sampled);
     return 0;
 }
@@ -133,8 +132,7 @@ int sample_by_tail_calls(void *context)
     forget_stack();
     if (begin_walk(context, sampled.task, sampled.pid, sampled.flags, &walk))
         bpf_tail_call(context, &tail_calls, CALL_NEXT_FRAMES);
-    if (sampled.flags & EVENT_USER_MODE)
-        walk_stack(context, sampled.task, 0);
+    walk_stack(context, sampled.task, sampled.flags, 0);
     bpf_tail_call(context, &tail_calls, CALL_END_SAMPLE);
     count(COUNTER_SAMPLES);
     return 0;

@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "event.h"
+#include "registers.h"
 #include "task.h"
 
 /* The kernel's default for kernel.perf_event_max_stack. */
@@ -40,8 +41,9 @@ struct chunk {
 };
 
 struct stack {
-    __u64 size; /* of the addresses that were found, bytes; 0 if it is for bpf_get_stack */
-    __u64 end;  /* enum stack_end */
+    __u64 size;     /* of the addresses that were found, bytes; 0 if it is for bpf_get_stack */
+    __u64 max_size; /* of what bpf_get_stack finds, bytes */
+    __u64 end;      /* enum stack_end */
     __u64 addresses[MAX_USER_FRAMES];
     struct chunk chunk;
 };
@@ -55,17 +57,11 @@ struct {
 } stacks SEC(".maps");
 
 #if defined(__TARGET_ARCH_x86)
-/* Registers, by their place among those of the context (arch/x86/include/uapi/asm/ptrace.h). */
-#define REGISTER_BP 4
-#define REGISTER_IP 16
-#define REGISTER_CS 17
-/* The segment of 64-bit code (arch/x86/include/asm/segment.h): other code has other frames. */
-#define USER_CS 0x33
-
 /* What one step of the walk leaves to the next. */
 struct frame_walk {
     struct stack *stack;
     __u64 frame;
+    __u64 lowest; /* where the frame may be: above those of the functions that it called */
 };
 
 /* Keeps the address that a frame returns to as the one at an index, and goes to its caller; 1 at the end. */
@@ -75,7 +71,7 @@ static __always_inline long walk_frame(__u32 index, struct frame_walk *walk)
     struct chunk *chunk = &stack->chunk;
     __u64 frame = walk->frame;
     /* Not 0, which the first frame has before it, a multiple of 8, and the process's. */
-    if (((frame - 1) & (1ULL << 63 | 7)) != 7)
+    if (((frame - 1) & (1ULL << 63 | 7)) != 7 || frame < walk->lowest)
         return 1;
     __u64 at = frame - chunk->start;
     if (at >= chunk->end) {
@@ -92,6 +88,7 @@ static __always_inline long walk_frame(__u32 index, struct frame_walk *walk)
     stack->addresses[index & (MAX_USER_FRAMES - 1)] = found->address;
     stack->size = (index + 1) * sizeof stack->addresses[0];
     walk->frame = found->next;
+    walk->lowest = frame + sizeof *found;
     return 0;
 }
 
@@ -101,24 +98,25 @@ static long frame_step(__u32 index, struct frame_walk *walk)
 }
 
 /* Walks the stack. Without bpf_loop the verifier follows each step. */
-static __always_inline void walk_stack(void *context, struct task_struct *task, int has_loops)
+static __always_inline void walk_stack(void *context, struct task_struct *task, __u8 flags, int has_loops)
 {
-    const __u64 *registers = context;
-    /* Else the compiler keeps an address within it, which the verifier wants nobody to have. */
-    HIDE(registers);
     __u32 zero = 0;
     struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
     if (!stack)
         return;
-    if (registers[REGISTER_CS] != USER_CS)
-        return;
-    /* A return probe puts another address in the place of one, and the kernel knows which. */
-    if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
-        return;
-    struct frame_walk walk = {.stack = stack, .frame = registers[REGISTER_BP]};
+    /* The memory has no part of a stack yet. */
+    __u64 *registers = (void *)stack->chunk.bytes;
     stack->chunk.end = 0;
-    stack->addresses[0] = registers[REGISTER_IP];
+    if (!read_registers(context, task, flags, registers) || registers[SAVED_CS] != USER_CS)
+        return;
+    struct frame_walk walk = {
+        .stack = stack,
+        .frame = registers[SAVED_FP],
+        .lowest = registers[SAVED_SP],
+    };
+    stack->addresses[0] = registers[SAVED_PC];
     stack->size = sizeof stack->addresses[0];
+    stack->end = STACK_BY_FRAME_POINTERS;
     if (has_loops) {
         bpf_loop(MAX_FRAMES - 1, frame_step, &walk, 0);
     } else {
@@ -126,11 +124,17 @@ static __always_inline void walk_stack(void *context, struct task_struct *task, 
             if (walk_frame(i, &walk))
                 break;
     }
-    stack->end = STACK_BY_FRAME_POINTERS;
+    /* A return probe puts another address in the place of one, and the kernel knows which. It finds the same
+     * frames, but does not check their order. */
+    if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask)) {
+        stack->max_size = stack->size;
+        stack->size = 0;
+    }
 }
 #else
 static __always_inline void walk_stack(void *context __attribute__((unused)),
                                        struct task_struct *task __attribute__((unused)),
+                                       __u8 flags __attribute__((unused)),
                                        int has_loops __attribute__((unused)))
 {
 }
@@ -141,8 +145,18 @@ static __always_inline void forget_stack(void)
 {
     __u32 zero = 0;
     struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
-    if (stack)
+    if (stack) {
         stack->size = 0;
+        stack->max_size = STACK_SIZE;
+    }
+}
+
+/* Size in bytes, at most, of the stack that bpf_get_stack finds. */
+static __always_inline __u64 max_stack_size(void)
+{
+    __u32 zero = 0;
+    const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    return stack ? stack->max_size : STACK_SIZE;
 }
 
 /* Copies the stack that was walked; returns its size in bytes, USER_STACK_SIZE at most, 0 if none was

@@ -10,6 +10,7 @@
 #define UNWIND_H
 
 #include "process_code.h"
+#include "registers.h"
 #include "stack.h"
 #include "task.h"
 
@@ -153,13 +154,7 @@ struct {
 #define CONTEXT_OFFSET 40
 #define CONTEXT_REGISTERS 17
 #define SIGNAL_CONTEXT 0
-/* struct pt_regs (arch/x86/include/asm/ptrace.h): where it has the registers of DWARF's numbers, and
- * last the instruction pointer. */
-#define SAVED_REGISTERS 21
-#define SAVED_SP 19
-#define SAVED_CS 17
-/* Of the kernel's stack: arch/x86/include/asm/page_64_types.h. */
-#define THREAD_SIZE 16384
+/* Where saved registers have those of DWARF's numbers, and last the instruction pointer. */
 static const __u8 saved_order[] = {10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16};
 /* Which registers a context has, one after the other. */
 static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16};
@@ -177,21 +172,7 @@ static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1
 #define SIGNAL_CONTEXT 128
 /* mov x8, #139; svc #0: what signal handlers return to */
 #define SIGRETURN 0xd4000001d2801168ULL
-/* struct user_pt_regs: the same, and the state. */
-#define SAVED_REGISTERS 34
-#define SAVED_SP 31
-#define SAVED_STATE 33
-/* arch/arm64/include/asm/memory.h */
-#define THREAD_SIZE 16384
 #endif
-
-/* What the kernel has of Linux 5.15 on. Before, the registers are at the end of the thread's kernel stack, if the
- * processor state among them is that of a process. */
-enum bpf_func_id___registers { BPF_FUNC_task_pt_regs___registers = 175 };
-struct pt_regs___kernel {
-    unsigned long unused;
-};
-#define REGISTERS 33
 
 struct unwinder {
     __u64 registers[64]; /* by DWARF's numbers; masks are powers of two */
@@ -598,28 +579,6 @@ static __always_inline int find_walk(struct walk *walk)
     return 1;
 }
 
-/* Reads the registers with which the thread has entered the kernel. */
-static __always_inline int read_registers(void *context, struct task_struct *task, __u8 flags,
-                                          struct unwinder *unwinder)
-{
-    const void *saved;
-    if (bpf_core_enum_value_exists(enum bpf_func_id___registers, BPF_FUNC_task_pt_regs___registers)) {
-        saved = (void *)bpf_task_pt_regs(task);
-    } else if (flags & EVENT_USER_MODE) {
-        const __u64 *registers = context;
-        HIDE(registers);
-#pragma unroll
-        for (int i = 0; i < SAVED_REGISTERS; i++)
-            unwinder->words[i] = registers[i];
-        return 1;
-    } else {
-        saved = (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
-    }
-    /* A kernel with larger stacks (KASAN, pages of 64 KiB) has something else there. */
-    return !bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved) && unwinder->words[PC] &&
-           unwinder->words[SAVED_SP];
-}
-
 /* Begins a walk of the running thread's stack; false if that is for the frame pointers. */
 static __always_inline int begin_walk(void *context, struct task_struct *task, __u32 pid, __u8 flags,
                                       struct walk *walk)
@@ -639,7 +598,7 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
     unwinder->count = process->count;
     if (!find_walk(walk) || walk->code->at[(walk->first - 1) & (MAX_CODE - 1)].start != walk->serial)
         return 0;
-    if (!read_registers(context, task, flags, unwinder))
+    if (!read_registers(context, task, flags, unwinder->words))
         return 0;
 #if defined(__TARGET_ARCH_x86)
     if (unwinder->words[SAVED_CS] != USER_CS)

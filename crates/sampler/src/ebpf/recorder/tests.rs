@@ -1,6 +1,8 @@
 //! Tests of events that cannot be caused or observed from outside. They need permission to use
 //! eBPF.
 
+#[cfg(target_arch = "x86_64")]
+mod frame_pointers;
 mod rows;
 mod tail_calls;
 
