@@ -39,7 +39,7 @@ fn frames_that_do_not_ascend_from_the_stack_pointer_end_a_stack() {
             let is_in = |stack: &Vec<u64>| (function..function + 256).contains(&stack[0]);
             assert!(stacks.iter().all(is_in), "{what}: {stacks:x?}");
             if in_kernel && let Some(_probe) = probe(target.pid(), function + LOOP, &program) {
-                // Those that were taken before.
+                // Earlier samples.
                 drop(take(&mut recorder, &target, in_kernel));
                 let stacks = take(&mut recorder, &target, in_kernel);
                 check(&stacks, work, frames, "with a uprobe");
