@@ -19,6 +19,7 @@ const {
   setOrigin,
   storage,
 } = require('./context')
+const { warnOnce } = require('./warn')
 
 /** Where `@opentelemetry/api` 1.x has what is registered (its src/internal/global-utils.ts). */
 const API = Symbol.for('opentelemetry.js.api.1')
@@ -124,7 +125,8 @@ function threadContextOf(context) {
 function find(context) {
   try {
     return threadContextOf(context)
-  } catch {
+  } catch (error) {
+    warnOnce('spans', `otelctx cannot publish a span: ${error?.message}`)
     return undefined
   }
 }
@@ -141,7 +143,7 @@ function publishResource(span) {
       const isMadeUp = String(name).startsWith('unknown_service')
       publish(isMadeUp ? others : resource.attributes)
     } catch (error) {
-      process.emitWarning(`otelctx: ${error.message}`, { code: 'OTELCTX' })
+      warnOnce('resource', `otelctx cannot publish the resource: ${error.message}`)
     }
   }
   update()
@@ -341,14 +343,16 @@ function tryInstrument(manager) {
   try {
     instrument(manager)
   } catch (error) {
-    process.emitWarning(`otelctx cannot publish spans: ${error.message}`, { code: 'OTELCTX' })
+    warnOnce('manager', `otelctx cannot publish spans: ${error.message}`)
   }
 }
 
 function install() {
+  // First, because it fails if another publisher has published: then no key is taken from the program.
+  const isFirst = isMainThread || !isPublished()
+  if (isFirst) publish()
   ;[routeIndex] = indexesOf([ROUTE])
-  publishesResource = isMainThread || !isPublished()
-  if (publishesResource) publish()
+  publishesResource = isFirst
   const api = globalThis[API]
   if (api !== undefined) {
     watch(api)

@@ -4,9 +4,16 @@
 const workers = require('./workers')
 const { reason, refusal } = require('./context')
 
+const { warnOnce } = require('./warn')
+
 if (reason !== undefined) {
-  process.emitWarning(refusal().message, { code: 'OTELCTX' })
+  warnOnce('refusal', refusal().message)
 } else if (process.platform === 'linux') {
-  require('./opentelemetry').install()
-  workers.install(__filename)
+  try {
+    require('./opentelemetry').install()
+    workers.install(__filename)
+  } catch (error) {
+    // Another publisher may have been first, or the resource be too long. The program must run all the same.
+    warnOnce('register', `otelctx publishes no spans: ${error.message}`)
+  }
 }

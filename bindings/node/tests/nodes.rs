@@ -115,7 +115,11 @@ fn run(major: &str) {
         .args(["--test", "--test-reporter=spec"])
         .args(tests);
     command_line.env("OTELCTX_PACKAGE", package);
-    let modules = ["nodejs-opentelemetry-2", "nodejs-opentelemetry-3"];
+    let modules = [
+        "nodejs-opentelemetry-2",
+        "nodejs-opentelemetry-3",
+        "node-addon-5.20",
+    ];
     let modules: Vec<OsString> = modules.map(|name| setup().join(name).into()).into();
     command_line.env("OTELCTX_NODE_MODULES", modules.join(":".as_ref()));
     if let Some(command) = command() {

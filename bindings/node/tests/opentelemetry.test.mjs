@@ -8,7 +8,8 @@ import { dump, flags, folder, npm, program, run, start } from './common.mjs'
 
 const register = join(folder, 'lib/register.js')
 const folders = process.env.OTELCTX_NODE_MODULES?.split(':') ?? []
-const modules = folders.filter((folder) => existsSync(join(folder, 'node_modules')))
+const hooks = 'node_modules/@opentelemetry/context-async-hooks/package.json'
+const modules = folders.filter((folder) => existsSync(join(folder, hooks)))
 
 test('whatever context manager is registered, and when', (t) => {
   if (modules.length === 0) return t.skip('there are no packages of OpenTelemetry')
@@ -30,8 +31,7 @@ test('whatever context manager is registered, and when', (t) => {
 function npmVersion(folder) {
   const require = npm('@opentelemetry/context-async-hooks')
   assert.ok(require)
-  const file = join(folder, 'node_modules/@opentelemetry/context-async-hooks/package.json')
-  return Number(require(file).version.split('.')[0])
+  return Number(require(join(folder, hooks)).version.split('.')[0])
 }
 
 test('a server publishes its requests, and their routes once they are known', async (t) => {
@@ -69,6 +69,58 @@ test('workers publish, too, whatever their options', () => {
     assert.equal(result.stderr, '')
     assert.equal(result.stdout, '[true,true,true,true]\n')
   }
+})
+
+/** Runs a program that starts a worker, with otelctx/register; it must run as it does without. */
+function runsWithOneWarning(args, env, warning) {
+  const source = `
+    const { Worker } = require('node:worker_threads')
+    new Worker('', { eval: true }).on('exit', (code) => console.log('ran', code))`
+  const result = run([...flags, ...args, '--require', register, '-e', source], { env })
+  assert.equal(result.stdout, 'ran 0\n', result.stderr)
+  assert.equal(result.status, 0)
+  const warnings = result.stderr.match(/\[OTELCTX\].*/g)
+  assert.equal(warnings?.length, 1, result.stderr)
+  assert.match(warnings[0], warning)
+}
+
+test('a program runs where another publisher was first, and a warning says so', (t) => {
+  const require = npm('dd-trace')
+  if (require === undefined) return t.skip('there is no dd-trace')
+  // It would wait for its agent.
+  const env = { DD_TRACE_OTEL_CTX_ENABLED: 'true', DD_TRACE_STARTUP_LOGS: 'false', DD_INSTRUMENTATION_TELEMETRY_ENABLED: 'false' }
+  runsWithOneWarning(['--require', require.resolve('dd-trace/init')], env, /another publisher/)
+})
+
+test('a program runs whose resource is too long, and a warning says so', () => {
+  const env = { OTEL_RESOURCE_ATTRIBUTES: `long=${'x'.repeat(100_000)}` }
+  runsWithOneWarning([], env, /otelctx publishes no spans/)
+})
+
+test('a span that cannot be published is reported once, and the program goes on', () => {
+  const source = `
+    require(${JSON.stringify(register)})
+    const manager = { with: (_, fn) => fn() }
+    const api = {}
+    globalThis[Symbol.for('opentelemetry.js.api.1')] = api
+    api.context = manager
+    const context = { getValue() { throw new Error('mine') } }
+    for (let count = 0; count < 3; count++) console.log(manager.with(context, () => count))`
+  const result = run([...flags, '-e', source])
+  assert.equal(result.stdout, '0\n1\n2\n')
+  assert.equal(result.stderr.match(/\[OTELCTX\].*cannot publish a span: mine/g)?.length, 1, result.stderr)
+})
+
+test('a program runs whose first key is taken, and a warning says so', (t) => {
+  const source = `
+    const otelctx = require(process.env.OTELCTX_PACKAGE)
+    otelctx.publish()
+    otelctx.getProcessContextAttributes(Array.from({ length: 256 }, (_, key) => 'key ' + key))
+    require(${JSON.stringify(register)})
+    console.log('ran')`
+  const result = run([...flags, '-e', source])
+  assert.equal(result.stdout, 'ran\n', result.stderr)
+  assert.match(result.stderr, /OTELCTX.*otelctx publishes no spans/)
 })
 
 test('where contexts cannot be published, the program runs, and a warning says why', () => {
