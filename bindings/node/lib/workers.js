@@ -4,6 +4,8 @@
 const workers = require('node:worker_threads')
 const { syncBuiltinESMExports } = require('node:module')
 
+const { warnOnce } = require('./warn')
+
 /** A worker that has options of its own for Node.js, or an environment, may not get those of the process. */
 function install(file) {
   const { Worker } = workers
@@ -15,6 +17,8 @@ function install(file) {
     const inherited = Array.isArray(execArgv) ? execArgv : process.execArgv
     return { ...options, execArgv: ['--require', file, ...inherited] }
   }
+  // Of the process's options that a worker inherits, those that may not be named for it.
+  const refused = ({ message }) => message.slice(message.indexOf(': ') + 2).split(', ')
   const construct = (target, [script, options, ...rest], to) => {
     const make = (options) => Reflect.construct(target, [script, options, ...rest], to)
     const changed = withModule(options)
@@ -23,15 +27,17 @@ function install(file) {
       return make(changed)
     } catch (error) {
       if (error?.code !== 'ERR_WORKER_INVALID_EXEC_ARGV') throw error
-      // Options of the whole process are inherited, but may not be named.
-      const execArgv = changed.execArgv.filter((option) => !error.message.includes(option))
-      try {
-        if (execArgv[0] === '--require') return make({ ...changed, execArgv })
-      } catch {
-        // The program's own options are wrong, or have values of their own.
+      if (!Array.isArray(options.execArgv)) {
+        const all = refused(error)
+        const execArgv = changed.execArgv.filter((option) => !all.includes(option))
+        try {
+          return make({ ...changed, execArgv })
+        } catch {
+          // An option may have a value that does not stand alone, or the program's environment be wrong.
+        }
       }
       const worker = make(options)
-      process.emitWarning('otelctx publishes nothing in a worker', { code: 'OTELCTX', detail: error.message })
+      warnOnce('worker', `otelctx publishes nothing in a worker: ${error.message}`)
       return worker
     }
   }

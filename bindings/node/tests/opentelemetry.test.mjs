@@ -1,6 +1,7 @@
 // The active span of OpenTelemetry is published: otelctx/register.
 import assert from 'node:assert/strict'
-import { existsSync } from 'node:fs'
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 
@@ -62,13 +63,62 @@ test('a server publishes its requests, and their routes once they are known', as
   }
 })
 
-test('workers publish, too, whatever their options', () => {
+test('workers publish, too, whatever their options', async (t) => {
   // Options of the process, which workers have but may not be given.
   for (const own of [[], ['--expose-gc', '--title=x']]) {
-    const result = run([...flags, ...own, '--require', register, program('registered-workers.mjs')])
-    assert.equal(result.stderr, '')
-    assert.equal(result.stdout, '[true,true,true,true]\n')
+    const args = [...flags, ...own, '--require', register, program('registered-workers.mjs')]
+    const child = await start(args)
+    try {
+      assert.equal(child.ready.length, 4)
+      const found = dump(child.pid)
+      if (found === undefined) return t.skip('the command otelctx is not built')
+      const traces = found.threads.map((thread) => thread.context?.trace_id).filter(Boolean)
+      assert.deepEqual(traces.sort(), child.ready.sort())
+    } finally {
+      assert.equal(await child.stop(), 0)
+    }
   }
+})
+
+test("a worker keeps the process's options, but for those that it must not be given", () => {
+  const folder = mkdtempSync(join(tmpdir(), 'otelctx-'))
+  try {
+    const mark = join(folder, 'mark.js')
+    writeFileSync(mark, 'globalThis.mark = "kept"')
+    const isRegistered = 'Object.hasOwn(globalThis, Symbol.for("opentelemetry.js.api.1"))'
+    const inWorker = `require("node:worker_threads").parentPort.postMessage([globalThis.mark, ${isRegistered}])`
+    const source = `
+      const { Worker } = require('node:worker_threads')
+      const worker = new Worker(${JSON.stringify(inWorker)}, { eval: true, env: { A: '1' } })
+      worker.on('message', (message) => console.log(JSON.stringify(message)))`
+    // Only the process can have the first one, whose name contains "-r".
+    const own = ['--report-on-fatalerror', '-r', mark, '--require', register]
+    const result = run([...flags, ...own, '-e', source])
+    assert.equal(result.stderr, '')
+    assert.equal(result.stdout, '["kept",true]\n')
+  } finally {
+    rmSync(folder, { recursive: true })
+  }
+})
+
+test('wrong options of a worker fail as without otelctx', () => {
+  const source = `
+    const { Worker } = require('node:worker_threads')
+    for (const execArgv of [['--bogus'], ['--title=x'], ['--expose-gc', '--no-warnings']]) {
+      try {
+        new Worker('', { eval: true, execArgv })
+        console.log('started')
+      } catch (error) {
+        console.log(error.code, error.message)
+      }
+    }`
+  // The process has one of them, too.
+  const args = [...flags, '--title=x', '-e', source]
+  const without = run(args)
+  assert.match(without.stdout, /^(ERR_WORKER_INVALID_EXEC_ARGV .*\n){3}$/)
+  const result = run(['--require', register, ...args])
+  assert.equal(result.stdout, without.stdout)
+  assert.equal(result.stderr, '')
 })
 
 /** Runs a program that starts a worker, with otelctx/register; it must run as it does without. */
