@@ -1,5 +1,5 @@
 // Starts workers, one after the other and side by side; each makes contexts, and ends. Prints how much memory the
-// process has before and after, in bytes.
+// process has before and after, in bytes, and how they exited.
 import { createRequire } from 'node:module'
 import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads'
 
@@ -35,9 +35,10 @@ function start(seed) {
 if (isMainThread) {
   const [, , count = '60'] = process.argv
   const own = work(200)
+  const codes = []
   const round = async () => {
     for (let seed = 0; seed < Number(count); seed += 6) {
-      await Promise.all([0, 1, 2, 3, 4, 5].map((more) => start(seed + more)))
+      codes.push(...(await Promise.all([0, 1, 2, 3, 4, 5].map((more) => start(seed + more)))))
     }
   }
   await round()
@@ -46,11 +47,11 @@ if (isMainThread) {
   const after = process.memoryUsage.rss()
   if (otelctx.getContext() !== own.at(-1)) throw new Error('another context')
   const last = Buffer.from(own[0].debugBytes()).toString('hex', 0, 16)
-  console.log(JSON.stringify({ before, after, last }))
+  console.log(JSON.stringify({ before, after, last, codes }))
 } else {
   work(workerData)
   parentPort.postMessage('made')
-  if (workerData % 3 === 1) process.exit(0)
+  if (workerData % 3 === 1) process.exit(7)
   // It is terminated while it runs.
   if (workerData % 3 === 2) setInterval(() => work(workerData), 1)
 }
