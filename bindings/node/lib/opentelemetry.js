@@ -31,6 +31,9 @@ const ROUTE = 'http.route'
 /** Maximum number of contexts of a request that get its route when another one does. */
 const MAX_ENTRIES = 64
 
+/** The method that `using` calls; older versions of Node.js have none. */
+const DISPOSE = Symbol.dispose ?? Symbol.for('Symbol.dispose')
+
 /** The key of what belongs to a context of OpenTelemetry. */
 const ENTRY = Symbol('otelctx')
 /** The key, in a request's metadata, of what belongs to its contexts. */
@@ -226,7 +229,7 @@ class Shared extends AsyncLocalStorage {
       isDisposed = true
       this.enterWith(before)
     }
-    return { dispose, [Symbol.dispose ?? Symbol.for('Symbol.dispose')]: dispose }
+    return { dispose, [DISPOSE]: dispose }
   }
 
   disable() {
@@ -307,16 +310,28 @@ function instrument(manager) {
     manager.attach = function (context, ...rest) {
       const before = storage.getStore()
       const token = original.call(this, context, ...rest)
-      storage.enterWith(find(context))
-      if (typeof token?.dispose !== 'function') return token
-      const dispose = token.dispose.bind(token)
-      token.dispose = () => {
-        dispose()
-        storage.enterWith(before)
-      }
+      // What is never detached must not be attached.
+      if (atDisposal(token, () => storage.enterWith(before))) storage.enterWith(find(context))
       return token
     }
   }
+}
+
+/** Has a function called when a token is disposed of first. Returns false if that cannot be noticed. */
+function atDisposal(token, detach) {
+  let isDisposed = false
+  const wrapped = [DISPOSE, 'dispose'].filter((name) => {
+    const original = token?.[name]
+    if (typeof original !== 'function') return false
+    const value = function (...args) {
+      const result = original.apply(this, args)
+      if (!isDisposed) detach()
+      isDisposed = true
+      return result
+    }
+    return Reflect.defineProperty(token, name, { value, configurable: true, writable: true })
+  })
+  return wrapped.length > 0
 }
 
 /** Instruments the context manager of the API, now and whenever one is registered. */

@@ -17,19 +17,31 @@ const { ROOT_CONTEXT, context, createContextKey, trace } = npm('@opentelemetry/a
 const { AsyncLocalStorageContextManager, AsyncHooksContextManager } = npm('@opentelemetry/context-async-hooks')
 const { setRPCMetadata } = npm('@opentelemetry/core')
 
+const DISPOSE = Symbol.dispose ?? Symbol.for('Symbol.dispose')
+
 /** A manager that is unlike those of the SDK. */
 class Own {
-  #stack = [ROOT_CONTEXT]
+  #active = ROOT_CONTEXT
   active() {
-    return this.#stack.at(-1)
+    return this.#active
   }
   with(context, fn, thisArg, ...args) {
-    this.#stack.push(context)
+    const token = this.attach(context)
     try {
       return fn.call(thisArg, ...args)
     } finally {
-      this.#stack.pop()
+      token.dispose()
     }
+  }
+  attach(context) {
+    const before = this.#active
+    this.#active = context
+    let isDisposed = false
+    const dispose = () => {
+      if (!isDisposed) this.#active = before
+      isDisposed = true
+    }
+    return { dispose, [DISPOSE]: dispose }
   }
   bind(context, target) {
     return (...args) => this.with(context, () => target(...args))
@@ -277,6 +289,31 @@ if (typeof manager.attach === 'function') {
   token.dispose()
   assert.equal(context.active(), ROOT_CONTEXT)
   assert.equal(published(), undefined)
+
+  // Disposing of it again changes nothing, and `using` calls another method.
+  const newer = manager.attach(inOne)
+  token.dispose()
+  token[DISPOSE]()
+  assert.equal(context.active(), inOne)
+  assert.deepEqual(published(), one.spanContext())
+  newer[DISPOSE]()
+  assert.equal(context.active(), ROOT_CONTEXT)
+  assert.equal(published(), undefined)
+}
+
+// A token whose end cannot be noticed.
+if (kind === 'own') {
+  const frozen = new Own()
+  const { attach } = frozen
+  frozen.attach = (context) => Object.freeze(attach.call(frozen, context))
+  context.disable()
+  assert.ok(context.setGlobalContextManager(frozen))
+  const token = frozen.attach(inOne)
+  assert.equal(context.active(), inOne)
+  assert.equal(published(), undefined)
+  token.dispose()
+  context.disable()
+  assert.ok(context.setGlobalContextManager(manager))
 }
 
 // IDs that are none.
