@@ -3,7 +3,7 @@
 const { AsyncLocalStorage } = require('node:async_hooks')
 
 const { load } = require('./addon')
-const { Encoder, checkedFlags, MAX_KEYS } = require('./encode')
+const { Encoder, checkedFlags, lastValues, MAX_KEYS } = require('./encode')
 const { records } = require('./records')
 
 const SCHEMA = 'nodejs_v1_dev'
@@ -88,6 +88,23 @@ class ThreadContext extends addon.Base {
     context.#origin = origin
   }
 
+  /** Appends an attribute. If there is no room, its earlier values, and those of others, make room. */
+  static setAttribute(context, index, value) {
+    const values = []
+    values[index] = value
+    encoder.attributes(values, context)
+    const replaces = encoder.size === 0
+    if (replaces) {
+      const all = lastValues(context.debugBytes())
+      all[index] = value
+      encoder.attributes(all, undefined)
+    }
+    if (encoder.isTruncated) context.#isTruncated = true
+    const { size } = encoder
+    addon.append(context, size, replaces)
+    context.#size = replaces ? size : context.#size + size
+  }
+
   static isHidden(context) {
     return #isHidden in context && context.#isHidden
   }
@@ -96,8 +113,8 @@ class ThreadContext extends addon.Base {
     context.#isHidden = true
   }
 }
-const { isContext, sizeOf, originOf, setOrigin, isHidden, hide } = ThreadContext
-const INTERNAL = ['isContext', 'sizeOf', 'originOf', 'setOrigin', 'isHidden', 'hide']
+const { isContext, sizeOf, originOf, setOrigin, setAttribute, isHidden, hide } = ThreadContext
+const INTERNAL = ['isContext', 'sizeOf', 'originOf', 'setOrigin', 'setAttribute', 'isHidden', 'hide']
 for (const name of INTERNAL) delete ThreadContext[name]
 encoder.sizeOf = sizeOf
 // Its objects are always made by the addon.
@@ -352,6 +369,7 @@ module.exports = {
   runWithContext,
   runWithoutContext,
   setAttach,
+  setAttribute,
   setContext,
   setOrigin,
   storage,

@@ -117,4 +117,16 @@ function checkedFlags(flags) {
   return flags
 }
 
-module.exports = { Encoder, checkedFlags, MAX_KEYS }
+/** The last value of each attribute of a record, by its index. */
+function lastValues(record) {
+  const bytes = Buffer.from(record.buffer, record.byteOffset, record.length)
+  const values = []
+  for (let at = HEADER_SIZE; at < bytes.length; ) {
+    const end = at + 2 + bytes[at + 1]
+    values[bytes[at]] = bytes.toString('utf8', at + 2, end)
+    at = end
+  }
+  return values
+}
+
+module.exports = { Encoder, checkedFlags, lastValues, MAX_KEYS }

@@ -112,7 +112,8 @@ export declare function runWithoutContext<T>(fn: () => T): T
 /**
  * What a publisher of the process context needs, in addition to the resource, when it is another one than `publish`.
  *
- * @param keys At most 256 names, by their indexes in contexts. A later list starts with the earlier one.
+ * @param keys At most 256 names, by their indexes in contexts. A later list starts with the earlier one, and each with
+ * `http.route` if `otelctx/register` is loaded.
  * @throws Error if contexts cannot be published in this process.
  */
 export declare function getProcessContextAttributes(

@@ -17,6 +17,7 @@ const {
   publish,
   setAttach,
   setOrigin,
+  setAttribute,
   storage,
 } = require('./context')
 const { warnOnce } = require('./warn')
@@ -28,7 +29,7 @@ const SPAN = Symbol.for('OpenTelemetry Context Key SPAN')
 /** The key of `@opentelemetry/core` for what is known of a request (src/trace/rpc-metadata.ts). */
 const RPC_METADATA = Symbol.for('OpenTelemetry SDK Context Key RPC_METADATA')
 const ROUTE = 'http.route'
-/** Maximum number of contexts of a request that get its route when another one does. */
+/** Maximum number of contexts of a request that get its route when another one does: the newest. */
 const MAX_ENTRIES = 64
 
 /** The method that `using` calls; older versions of Node.js have none. */
@@ -86,7 +87,8 @@ class Entry {
   setMetadata(metadata) {
     this.metadata = metadata
     const all = (metadata[ENTRIES] ??= [])
-    if (all.length < MAX_ENTRIES) all.push(this)
+    all.push(this)
+    if (all.length > MAX_ENTRIES) all.shift()
     if (typeof metadata.route === 'string') this.addRoute()
   }
 
@@ -100,14 +102,8 @@ class Entry {
   append(route) {
     if (this.route === route) return
     this.route = route
-    append(this.threadContext, route)
+    setAttribute(this.threadContext, routeIndex, route)
   }
-}
-
-function append(context, route) {
-  const attributes = []
-  attributes[routeIndex] = route
-  context.appendAttributes(attributes)
 }
 
 /** The context of ours for one of OpenTelemetry; undefined if it has no span, or is none. */

@@ -26,11 +26,12 @@ function records() {
       setSize(record)
       all.set(context, record)
     },
-    append(context, size) {
+    append(context, size, replaces) {
       const record = recordOf(context)
-      const longer = new Uint8Array(record.length + size)
-      longer.set(record)
-      longer.set(buffer.subarray(HEADER_SIZE, HEADER_SIZE + size), record.length)
+      const kept = replaces ? record.subarray(0, HEADER_SIZE) : record
+      const longer = new Uint8Array(kept.length + size)
+      longer.set(kept)
+      longer.set(buffer.subarray(HEADER_SIZE, HEADER_SIZE + size), kept.length)
       setSize(longer)
       all.set(context, longer)
     },

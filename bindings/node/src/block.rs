@@ -78,7 +78,7 @@ impl Block {
     }
 
     /// # Safety
-    /// The block is from [`Self::new`] or [`Self::grown`], and no reader can find it; so below, but for readers.
+    /// The block is from [`Self::new`] or [`Self::successor`], and no reader can find it; so below, but for readers.
     pub(crate) unsafe fn free(block: *mut Self) {
         // SAFETY: it was allocated with this layout.
         unsafe { alloc::dealloc(block.cast(), Self::layout((*block).capacity)) };
@@ -138,22 +138,30 @@ impl Block {
         true
     }
 
-    /// A copy of the block with room for more attributes, which are appended; in its place in the list.
+    /// A block in place of this one in the list. It has the first bytes of the record, with its header at least, and
+    /// these attributes behind them.
     ///
     /// # Safety
     /// See [`Self::free`].
-    pub(crate) unsafe fn grown(block: *mut Self, attributes: &[u8], blocks: &Blocks) -> *mut Self {
-        // SAFETY: as the caller promises; the new block has room for the old record and the attributes.
+    pub(crate) unsafe fn successor(
+        block: *mut Self,
+        kept: usize,
+        attributes: &[u8],
+        blocks: &Blocks,
+    ) -> *mut Self {
+        // SAFETY: as the caller promises; the new block has room for what is kept and the attributes.
         unsafe {
-            let size = Self::size(block);
             let capacity = (2 * (*block).capacity)
-                .max(size + attributes.len())
+                .max(kept + attributes.len())
                 .min(RECOMMENDED_SIZE);
             let new = Self::allocate(Self {
                 capacity,
                 ..block.read()
             });
-            ptr::copy_nonoverlapping(Self::record(block), Self::record(new), size);
+            let record = Self::record(new);
+            ptr::copy_nonoverlapping(Self::record(block), record, kept);
+            let size = record.add(offset::ATTRIBUTES_SIZE).cast();
+            ptr::write_unaligned(size, (kept - HEADER_SIZE) as u16);
             blocks.remove(block);
             blocks.add(new);
             Self::append(new, attributes);

@@ -193,21 +193,26 @@ impl Environment {
         true
     }
 
-    fn append(&self, object: Value, attributes: usize) -> bool {
+    /// Appends attributes to the record, or replaces those that it has.
+    fn append(&self, object: Value, attributes: usize, replaces: bool) -> bool {
         let Some(block) = self.block(object) else {
             return false;
         };
         // SAFETY: a block that an object has is in the list. Readers find the old record or the new one.
         unsafe {
-            if Block::size(block) + attributes > RECOMMENDED_SIZE {
+            let kept = match replaces {
+                true => HEADER_SIZE,
+                false => Block::size(block),
+            };
+            if kept + attributes > RECOMMENDED_SIZE {
                 return false;
             }
             let attributes = &self.written(HEADER_SIZE + attributes)[HEADER_SIZE..];
-            if Block::append(block, attributes) {
+            if !replaces && Block::append(block, attributes) {
                 return true;
             }
             let attributes = attributes.to_vec();
-            let new = Block::grown(block, &attributes, &self.blocks);
+            let new = Block::successor(block, kept, &attributes, &self.blocks);
             Block::record(new).expose_provenance();
             self.v8.make_weak((*new).object, new.cast(), collected);
             self.v8.set_record(object.cast(), Block::record(new));
@@ -366,13 +371,14 @@ unsafe extern "C" fn create(env: Env, info: CallbackInfo) -> Value {
     unsafe { with(env, info, run) }
 }
 
-/// `append(context, size)`: appends the attributes in the buffer, of this size.
+/// `append(context, size, replaces)`: appends the attributes in the buffer, of this size, or replaces all with them.
 unsafe extern "C" fn append(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [object, size]: [Value; 2]| {
+    let run = |environment: &Environment, call: Call, [object, size, replaces]: [Value; 3]| {
         let size = call
             .u32_of(size)
             .filter(|size| *size as usize <= MAX_ATTRIBUTES);
-        match size.is_some_and(|size| environment.append(object, size as usize)) {
+        let replaces = call.bool_of(replaces) == Some(true);
+        match size.is_some_and(|size| environment.append(object, size as usize, replaces)) {
             true => ptr::null_mut(),
             false => call.throw_type_error(NO_CONTEXT),
         }

@@ -84,14 +84,17 @@ function published() {
   const ids = { traceId: buffer.toString('hex', 0, 16), spanId: buffer.toString('hex', 16, 24) }
   return { ...ids, traceFlags: buffer[25] }
 }
-/** The last value of the only attribute. */
-function route() {
-  const buffer = Buffer.from(otelctx.getContext().debugBytes())
-  let value = ''
+/** The last value of each attribute, by its index. */
+function lastValues(bytes) {
+  const buffer = Buffer.from(bytes)
+  const values = {}
   for (let at = 28; at < buffer.length; at += 2 + buffer[at + 1]) {
-    value = buffer.toString('utf8', at + 2, at + 2 + buffer[at + 1])
+    values[buffer[at]] = buffer.toString('utf8', at + 2, at + 2 + buffer[at + 1])
   }
-  return value
+  return values
+}
+function route() {
+  return lastValues(otelctx.getContext().debugBytes())[0] ?? ''
 }
 
 assert.equal(published(), undefined)
@@ -183,6 +186,42 @@ context.with(request, () => {
   context.bind(request, () => {})
   assert.equal(route(), '/cart/:id/items')
 })
+
+// The route of a request that changes more often than a record has room for; other attributes stay.
+{
+  const metadata = { type: 'http', span: one }
+  const request = setRPCMetadata(inOne, metadata)
+  const named = otelctx.makeNamedContext(['user.tier'])
+  context.with(request, () => {
+    named.append(otelctx.getContext(), { 'user.tier': 'gold' })
+    for (let count = 0; count < 100; count++) {
+      metadata.route = `/${'x'.repeat(count)}/${count}`
+      context.bind(request, () => {})
+      const record = Buffer.from(otelctx.getContext().debugBytes())
+      const values = lastValues(record)
+      assert.deepEqual(values, { 0: metadata.route, 1: 'gold' })
+      assert.deepEqual(published(), one.spanContext())
+    }
+    assert.equal(otelctx.getContext().isTruncated(), false)
+  })
+}
+
+// A request with many contexts: the newest get the route when another one does, others when they are next used.
+{
+  const metadata = { type: 'http', span: one }
+  const request = setRPCMetadata(inOne, metadata)
+  const all = Array.from({ length: 80 }, () => {
+    const inner = trace.setSpan(request, span())
+    return [inner, context.with(inner, otelctx.getContext)]
+  })
+  metadata.route = '/many'
+  context.with(trace.setSpan(request, two), () => {})
+  const have = all.map(([, published]) => lastValues(published.debugBytes())[0])
+  assert.deepEqual(have, [...Array(17).fill(undefined), ...Array(63).fill('/many')])
+  const [inner, first] = all[0]
+  context.with(inner, () => {})
+  assert.equal(lastValues(first.debugBytes())[0], '/many')
+}
 
 // Contexts of the program's own: OpenTelemetry's stays active.
 const own = new otelctx.ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
