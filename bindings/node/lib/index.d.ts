@@ -44,7 +44,7 @@ export declare class ThreadContext {
   appendAttributes(attributes: Attributes | null | undefined): void
   /** Has readers ignore the context from now on, wherever it is attached. */
   invalidate(): void
-  /** Replaces the trace flags, wherever the context is attached. */
+  /** Replaces the trace flags, wherever the context is attached. A context without IDs has none. */
   setTraceFlags(traceFlags: number): void
   /** Whether a value was cut, or an attribute omitted because there was no room. */
   isTruncated(): boolean

@@ -2,6 +2,8 @@
 // Stands in for the addon where there is none: records that no reader can find.
 
 const HEADER_SIZE = 28
+/** The IDs are before it. */
+const SPAN_ID_END = 24
 const BUFFER_SIZE = 897
 
 /** The functions of the addon that contexts use. */
@@ -39,7 +41,9 @@ function records() {
       recordOf(context)[24] = 0
     },
     setTraceFlags(context, flags) {
-      recordOf(context)[25] = flags
+      const record = recordOf(context)
+      const hasSpan = record.subarray(0, SPAN_ID_END).some((byte) => byte !== 0)
+      if (hasSpan) record[25] = flags
     },
     bytes(context) {
       const record = recordOf(context)

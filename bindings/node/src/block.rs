@@ -178,11 +178,21 @@ impl Block {
         unsafe { ptr::write_volatile(Self::record(block).add(offset::VALID), 0) };
     }
 
+    /// Replaces the trace flags. A record without IDs has none.
+    ///
     /// # Safety
     /// See [`Self::free`].
     pub(crate) unsafe fn set_trace_flags(block: *mut Self, flags: u8) {
         // SAFETY: as the caller promises.
-        unsafe { ptr::write_volatile(Self::record(block).add(offset::TRACE_FLAGS), flags) };
+        unsafe {
+            if Self::bytes(block)[..offset::VALID]
+                .iter()
+                .all(|byte| *byte == 0)
+            {
+                return;
+            }
+            ptr::write_volatile(Self::record(block).add(offset::TRACE_FLAGS), flags);
+        }
     }
 }
 

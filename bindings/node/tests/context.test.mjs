@@ -45,6 +45,12 @@ test('there are both IDs or none, and flags only with them', () => {
   }
 })
 
+test('a context without IDs is given no flags later', () => {
+  const context = new ThreadContext(new Uint8Array(16), new Uint8Array(8), 0, ['x'])
+  context.setTraceFlags(1)
+  assert.equal(decode(context.debugBytes()).flags, 0)
+})
+
 test('values that are missing are skipped', () => {
   // biome-ignore lint/suspicious/noSparseArray: holes are what is tested
   const values = ['a', null, undefined, , '', 'f']
