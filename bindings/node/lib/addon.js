@@ -1,6 +1,7 @@
 'use strict'
 // Loads the addon, and says why there is none. Nothing here throws.
 
+const { closeSync, openSync, readSync } = require('node:fs')
 const path = require('node:path')
 
 /** Why the addon cannot be used in this process, before it is loaded; undefined if it can. */
@@ -21,22 +22,46 @@ function isSet(value) {
   return value === 1 || value === true || value === '1' || value === 'true'
 }
 
+/** The C library that this Node.js is linked with, by the name of its dynamic linker. */
+function libcOf(program) {
+  try {
+    const file = openSync(program, 'r')
+    try {
+      const start = Buffer.alloc(4096)
+      readSync(file, start, 0, start.length, 0)
+      return start.includes('/ld-musl-') ? 'musl' : 'gnu'
+    } finally {
+      closeSync(file)
+    }
+  } catch {
+    return 'gnu'
+  }
+}
+
+/** The addon's exports: the same ones in this environment, even if the program reloads its modules. */
+function exportsOf(file) {
+  const key = Symbol.for(`otelctx ${file}`)
+  if (globalThis[key] === undefined) Object.defineProperty(globalThis, key, { value: require(file) })
+  return globalThis[key]
+}
+
 /** The addon's exports, or `{ reason }`. */
 function load() {
   const reason = unsupported()
   if (reason !== undefined) return { reason }
   const platform = `linux-${process.arch}`
-  const reasons = []
+  const reasons = {}
   // The addon for the other C library cannot be loaded.
   for (const libc of ['gnu', 'musl']) {
     const file = path.join(__dirname, '..', 'prebuilds', `${platform}-${libc}`, 'otelctx.node')
     try {
-      return require(file)
+      return exportsOf(file)
     } catch (error) {
-      if (error?.code !== 'MODULE_NOT_FOUND') reasons.push(String(error?.message ?? error))
+      if (error?.code !== 'MODULE_NOT_FOUND') reasons[libc] = String(error?.message ?? error)
     }
   }
-  return { reason: reasons[0] ?? `there is no addon for ${platform}` }
+  const libc = libcOf(process.execPath)
+  return { reason: reasons[libc] ?? `there is no addon for ${platform}-${libc}` }
 }
 
 module.exports = { load }

@@ -1,9 +1,12 @@
 // Where contexts cannot be published.
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
+import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { test } from 'node:test'
 
-import { program, run } from './common.mjs'
+import { folder, program, run } from './common.mjs'
 
 function check(result, reason) {
   assert.equal(result.stderr, '')
@@ -34,6 +37,28 @@ test('other runtimes and builds are refused before the addon is loaded', () => {
     ['Object.defineProperty(process, "arch", { value: "riscv64" })', /riscv64/],
   ]) {
     check(run([program('refused.js'), change]), reason)
+  }
+})
+
+test('the reason is that of the addon for the C library that Node.js has', () => {
+  const copy = mkdtempSync(join(tmpdir(), 'otelctx-'))
+  try {
+    cpSync(folder, copy, { recursive: true })
+    const prebuilds = join(copy, 'prebuilds')
+    rmSync(prebuilds, { recursive: true })
+    for (const libc of ['gnu', 'musl']) {
+      const addons = join(prebuilds, `linux-${process.arch}-${libc}`)
+      mkdirSync(addons, { recursive: true })
+      writeFileSync(join(addons, 'otelctx.node'), 'no addon')
+    }
+    const linked = join(copy, 'linked')
+    writeFileSync(linked, 'ELF /lib/ld-musl-x86_64.so.1')
+    const change = `Object.defineProperty(process, 'execPath', { value: ${JSON.stringify(linked)} })`
+    const env = { OTELCTX_PACKAGE: copy }
+    check(run([program('refused.js'), change], { env }), /-musl\/otelctx.node/)
+    check(run([program('refused.js')], { env }), /-gnu\/otelctx.node/)
+  } finally {
+    rmSync(copy, { recursive: true })
   }
 })
 
