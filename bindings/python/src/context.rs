@@ -1,18 +1,22 @@
 //! Thread contexts as Python objects, and the functions that attach them.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
-use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::ffi::{PyMethodDef, PyObject};
+
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
 use crate::contextvars::loaded;
+use crate::lock::Lock;
+use crate::object::{Class, Fields};
 use crate::opentelemetry::Entry;
 use crate::outside::Outside;
-use crate::switch::{is_watched, publish_value, reset};
+use crate::switch::{is_reported, publish_value, reset};
 use crate::thread::{publish_again, warn};
 
 /// A trace, a span, and attributes: what a thread is working on.
@@ -21,7 +25,7 @@ use crate::thread::{publish_again, warn};
 pub(crate) struct Context {
     // Comes first.
     outside: Outside,
-    content: Mutex<Content>,
+    content: Lock<Content>,
 }
 
 struct Content {
@@ -63,35 +67,29 @@ impl Context {
         let content = Content::new(trace_id, span_id, TraceFlags(flags), attributes);
         Self {
             outside: Outside::of_record(&content.record),
-            content: Mutex::new(content),
+            content: Lock::new(content),
         }
-    }
-
-    #[inline]
-    fn content(&self) -> MutexGuard<'_, Content> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What readers see of the context.
     #[inline]
-    pub(crate) fn record(&self) -> SharedRecord {
-        self.content().record.clone()
+    pub(crate) fn record(&self, py: Python<'_>) -> SharedRecord {
+        self.content.with(py, |content| content.record.clone())
     }
 
-    pub(crate) fn attributes(&self) -> Attributes {
-        self.content().attributes.clone()
+    pub(crate) fn attributes(&self, py: Python<'_>) -> Attributes {
+        self.content.with(py, |content| content.attributes.clone())
     }
 
     /// Sets attributes, and publishes them if readers see this context on the calling thread.
-    pub(crate) fn set(&self, attributes: Attributes) {
-        {
-            let mut content = self.content();
+    pub(crate) fn set(&self, py: Python<'_>, attributes: Attributes) {
+        self.content.with(py, |content| {
             let merged = merge(content.attributes.clone(), attributes);
             let new = Content::new(content.trace_id, content.span_id, content.flags, merged);
             self.outside.set_record(&new.record);
             *content = new;
-        }
-        publish_again(self);
+        });
+        publish_again(py, self);
     }
 }
 
@@ -142,49 +140,45 @@ impl Context {
         span_id: &Bound<'_, PyAny>,
         attributes: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        let py = span_id.py();
         let span_id: [u8; 8] = id("span_id", span_id)?;
-        let attributes = merge(self.attributes(), attributes_of(attributes)?);
-        let content = self.content();
-        if content.trace_id.is_zero() {
+        let attributes = merge(self.attributes(py), attributes_of(attributes)?);
+        let (trace_id, flags) = self.content.with(py, |it| (it.trace_id, it.flags));
+        if trace_id.is_zero() {
             return Err(PyValueError::new_err("the context has no trace"));
         }
-        Ok(Self::with(
-            content.trace_id,
-            span_id,
-            content.flags.0,
-            attributes,
-        ))
+        Ok(Self::with(trace_id, span_id, flags.0, attributes))
     }
 
     /// Sets attributes.
     fn update(&self, attributes: &Bound<'_, PyDict>) -> PyResult<()> {
-        self.set(attributes_of(Some(attributes))?);
+        self.set(attributes.py(), attributes_of(Some(attributes))?);
         Ok(())
     }
 
     /// The trace ID, as 32 hexadecimal digits.
     #[getter]
-    fn trace_id(&self) -> String {
-        self.content().trace_id.to_string()
+    fn trace_id(&self, py: Python<'_>) -> String {
+        self.content.with(py, |it| it.trace_id.to_string())
     }
 
     /// The span ID, as 16 hexadecimal digits.
     #[getter]
-    fn span_id(&self) -> String {
-        self.content().span_id.to_string()
+    fn span_id(&self, py: Python<'_>) -> String {
+        self.content.with(py, |it| it.span_id.to_string())
     }
 
     /// The W3C trace flags.
     #[getter]
-    fn trace_flags(&self) -> u8 {
-        self.content().flags.0
+    fn trace_flags(&self, py: Python<'_>) -> u8 {
+        self.content.with(py, |it| it.flags.0)
     }
 
     /// A copy of the attributes.
     #[getter(attributes)]
     fn attributes_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for (key, value) in self.attributes() {
+        for (key, value) in self.attributes(py) {
             dict.set_item(key.name(), value)?;
         }
         Ok(dict)
@@ -193,17 +187,13 @@ impl Context {
     /// Whether an attribute was cut or omitted, because the record has no room for it or its key
     /// could not be published.
     #[getter]
-    fn is_truncated(&self) -> bool {
-        self.content().record.is_truncated()
+    fn is_truncated(&self, py: Python<'_>) -> bool {
+        self.record(py).is_truncated()
     }
 
-    fn __repr__(&self) -> String {
-        let content = self.content();
-        format!(
-            "otelctx.Context({:?}, {:?})",
-            content.trace_id.to_string(),
-            content.span_id.to_string()
-        )
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (trace_id, span_id) = (self.trace_id(py), self.span_id(py));
+        format!("otelctx.Context({trace_id:?}, {span_id:?})")
     }
 }
 
@@ -302,20 +292,20 @@ pub(crate) fn register_keys(py: Python<'_>, names: Vec<String>) {
 /// The context in a value of the context variable.
 #[inline]
 pub(crate) fn value_of<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a Context> {
-    if let Ok(context) = value.cast::<Context>() {
+    // Neither class can be subclassed.
+    if let Ok(context) = value.cast_exact::<Context>() {
         return Some(context.get());
     }
-    let entry = value.cast::<Entry>().ok()?.get();
+    let entry = Entry::class().fields(value)?;
     entry.context.as_ref().map(Py::get)
 }
 
 /// The context in a value of the context variable, as an object.
 pub(crate) fn object_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, Context>> {
-    if let Ok(context) = value.cast::<Context>() {
+    if let Ok(context) = value.cast_exact::<Context>() {
         return Some(context.clone());
     }
-    let entry = value.cast::<Entry>().ok()?;
-    let context = entry.get().context.as_ref()?;
+    let context = Entry::class().fields(value)?.context.as_ref()?;
     Some(context.bind(value.py()).clone())
 }
 
@@ -324,36 +314,47 @@ pub(crate) fn object_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, Con
 /// The interpreter's own token restores the variable without this module at the end of a `with`
 /// block. Watchers are not called, so the context would stay published. Older versions have no such
 /// tokens, and are spared the cost of another object.
-#[pyclass(frozen, module = "otelctx")]
 pub(crate) struct Token(Py<PyAny>);
 
 impl Token {
     /// Wraps a token of the interpreter, if it would be a context manager itself.
     #[inline]
     pub(crate) fn wrap(token: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
-        if !is_watched() {
+        if !is_reported() {
             return Ok(token);
         }
         let py = token.py();
-        Ok(Bound::new(py, Self(token.unbind()))?.into_any())
+        Self::class().object(py, Self(token.unbind()))
     }
 }
 
-#[pymethods]
-impl Token {
-    fn __enter__(this: Py<Self>) -> Py<Self> {
-        this
+impl Fields for Token {
+    const NAME: &CStr = c"otelctx.Token";
+    const DOCUMENTATION: &CStr =
+        c"The result of `attach`, for `detach`; also a context manager, which detaches at its end.";
+
+    fn class() -> &'static Class<Self> {
+        static CLASS: Class<Token> = Class::new();
+        &CLASS
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        reset(self.0.bind(py))
+    fn methods() -> *const PyMethodDef {
+        crate::methods::TOKEN.as_ptr()
     }
 
-    #[allow(clippy::unnecessary_wraps)]
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.0)
+    fn collected(&self) -> *mut PyObject {
+        self.0.as_ptr()
     }
+
+    fn release(self, py: Python<'_>) {
+        drop(self.0.into_bound(py));
+    }
+}
+
+/// `Token.__enter__`.
+#[allow(clippy::unnecessary_wraps)]
+pub(crate) fn enter<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    Ok(token.clone())
 }
 
 /// Makes `context` what the current `contextvars` context is working on; returns a token for
@@ -366,19 +367,18 @@ pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
 /// interpreter for [`reset`].
 fn set<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = context.py();
-    let context = context.cast::<Context>()?;
+    let context = context.cast_exact::<Context>()?;
     let contextvars = loaded()?;
     // OpenTelemetry's own context stays as it is.
     let opentelemetry = contextvars.get(py).and_then(|value| {
-        let entry = value.cast::<Entry>().ok()?;
-        Some(entry.get().opentelemetry.clone_ref(py))
+        let entry = Entry::class().fields(&value)?;
+        Some(entry.opentelemetry.clone_ref(py))
     });
     let token = match opentelemetry {
         None => contextvars.set(context.as_any())?,
         Some(opentelemetry) => {
             let context = Some(context.clone().unbind());
-            let entry = Bound::new(py, Entry::new(context, opentelemetry))?;
-            contextvars.set(entry.as_any())?
+            contextvars.set(&Entry::class().object(py, Entry::new(context, opentelemetry))?)?
         }
     };
     publish_value(&token, Some(context.get()))?;
@@ -387,9 +387,9 @@ fn set<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 
 /// Restores what was attached before.
 pub(crate) fn detach<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    match token.cast::<Token>() {
-        Ok(wrapped) => reset(wrapped.get().0.bind(token.py()))?,
-        Err(_) => reset(token)?,
+    match Token::class().fields(token) {
+        Some(wrapped) => reset(wrapped.0.bind(token.py()))?,
+        None => reset(token)?,
     }
     Ok(token.py().None().into_bound(token.py()))
 }
@@ -406,7 +406,8 @@ pub(crate) fn update(attributes: &Bound<'_, PyDict>) -> PyResult<bool> {
     let Some(context) = current(attributes.py())? else {
         return Ok(false);
     };
-    context.get().set(attributes_of(Some(attributes))?);
+    let py = attributes.py();
+    context.get().set(py, attributes_of(Some(attributes))?);
     Ok(true)
 }
 

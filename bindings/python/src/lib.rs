@@ -12,7 +12,9 @@
 mod context;
 mod contextvars;
 mod eager;
+mod lock;
 mod methods;
+mod object;
 mod opentelemetry;
 mod outside;
 mod process;
@@ -23,7 +25,7 @@ mod thread;
 #[pyo3::pymodule(name = "_otelctx", gil_used = false)]
 mod module {
     #[pymodule_export]
-    use crate::context::{Context, Scope, Token, current, published, register_keys, scope, update};
+    use crate::context::{Context, Scope, current, published, register_keys, scope, update};
     #[pymodule_export]
     use crate::eager::watch_eager_tasks;
     #[pymodule_export]
@@ -37,6 +39,7 @@ mod module {
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::object::add(module)?;
         crate::methods::add(module)
     }
 }

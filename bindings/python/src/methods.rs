@@ -1,4 +1,4 @@
-//! Functions of one argument that programs call all the time, as plain C functions.
+//! Functions and methods that programs call all the time, as plain C functions.
 //!
 //! For the stable ABI of Python 3.9, PyO3 passes arguments in a tuple, which would cost more than the
 //! rest of these functions.
@@ -6,22 +6,30 @@
 use std::ffi::CStr;
 use std::ptr;
 
-use pyo3::ffi::{METH_O, PyCFunction_NewEx, PyMethodDef, PyMethodDefPointer, PyObject};
+use pyo3::ffi::{
+    METH_NOARGS, METH_O, METH_VARARGS, PyCFunction_NewEx, PyMethodDef, PyMethodDefPointer, PyObject,
+};
 use pyo3::prelude::*;
 
-use crate::context::{attach, detach};
+use crate::context::{attach, detach, enter};
 use crate::opentelemetry::opentelemetry_attach;
 
-/// A definition that passes its argument to a Rust function.
+/// A definition that passes its argument, or the object of a method, to a Rust function.
 macro_rules! method {
-    ($name:literal, $function:path, $documentation:literal) => {{
-        unsafe extern "C" fn call(_: *mut PyObject, argument: *mut PyObject) -> *mut PyObject {
+    ($name:literal, $function:path, $documentation:literal) => {
+        method!($name, $function, $documentation, METH_O)
+    };
+    ($name:literal, $function:path, $documentation:literal, $flags:ident) => {{
+        unsafe extern "C" fn call(object: *mut PyObject, argument: *mut PyObject) -> *mut PyObject {
             // SAFETY: the interpreter calls this in an attached thread, with an object.
-            let argument = unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), argument) };
-            match $function(&argument) {
+            let passed = unsafe {
+                let passed = if $flags == METH_O { argument } else { object };
+                Bound::from_borrowed_ptr(Python::assume_attached(), passed)
+            };
+            match $function(&passed) {
                 Ok(object) => object.into_ptr(),
                 Err(error) => {
-                    error.restore(argument.py());
+                    error.restore(passed.py());
                     ptr::null_mut()
                 }
             }
@@ -31,18 +39,18 @@ macro_rules! method {
         PyMethodDef {
             ml_name: NAME.as_ptr(),
             ml_meth: PyMethodDefPointer { PyCFunction: call },
-            ml_flags: METH_O,
+            ml_flags: $flags,
             ml_doc: DOCUMENTATION.as_ptr(),
         }
     }};
 }
 
-struct Methods([PyMethodDef; 3]);
+pub(crate) struct Methods<const N: usize>([PyMethodDef; N]);
 
 // SAFETY: nothing changes the definitions.
-unsafe impl Sync for Methods {}
+unsafe impl<const N: usize> Sync for Methods<N> {}
 
-static METHODS: Methods = Methods([
+static METHODS: Methods<3> = Methods([
     method!(
         c"attach",
         attach,
@@ -59,6 +67,19 @@ static METHODS: Methods = Methods([
         c"opentelemetry_attach($module, context, /)\n--\n\n`RuntimeContext.attach`."
     ),
 ]);
+
+/// The methods of [`Token`](crate::context::Token).
+pub(crate) static TOKEN: Methods<3> = Methods([
+    method!(c"__enter__", enter, c"Return the token.", METH_NOARGS),
+    method!(c"__exit__", detach, c"Detach.", METH_VARARGS),
+    PyMethodDef::zeroed(),
+]);
+
+impl<const N: usize> Methods<N> {
+    pub(crate) fn as_ptr(&self) -> *const PyMethodDef {
+        self.0.as_ptr()
+    }
+}
 
 /// Adds the functions to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {

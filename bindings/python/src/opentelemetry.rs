@@ -1,20 +1,21 @@
 //! OpenTelemetry's runtime context: the same context variable, with OpenTelemetry's context in it.
 
+use std::ffi::CStr;
+
 use pyo3::Borrowed;
 use pyo3::exceptions::PyKeyError;
 use pyo3::ffi;
-use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::context::{Attributes, Context, Token, key, merge};
 use crate::contextvars::loaded;
+use crate::object::{Class, Fields};
 use crate::outside::Outside;
 use crate::switch::publish_value;
 
 /// A value of the context variable: OpenTelemetry's context, and the thread context of its span.
-#[pyclass(frozen, module = "otelctx")]
 #[repr(C)]
 pub(crate) struct Entry {
     // Comes first.
@@ -33,11 +34,23 @@ impl Entry {
     }
 }
 
-#[pymethods]
-impl Entry {
-    #[allow(clippy::unnecessary_wraps)]
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.opentelemetry)
+impl Fields for Entry {
+    const NAME: &CStr = c"otelctx.Entry";
+    const DOCUMENTATION: &CStr = c"A context of OpenTelemetry with what is published of it.";
+
+    fn class() -> &'static Class<Self> {
+        static CLASS: Class<Entry> = Class::new();
+        &CLASS
+    }
+
+    fn collected(&self) -> *mut ffi::PyObject {
+        self.opentelemetry.as_ptr()
+    }
+
+    fn release(self, py: Python<'_>) {
+        // Unlike `Py`, `Bound` need not find out whether the thread is attached.
+        drop(self.context.map(|it| it.into_bound(py)));
+        drop(self.opentelemetry.into_bound(py));
     }
 }
 
@@ -81,7 +94,7 @@ pub(crate) fn opentelemetry_attach<'py>(
     let own = span_of(context).and_then(|span| context_of(&span));
     let published = own.clone();
     let entry = Entry::new(own.map(Bound::unbind), context.clone().unbind());
-    let token = loaded()?.set(Bound::new(py, entry)?.as_any())?;
+    let token = loaded()?.set(&Entry::class().object(py, entry)?)?;
     publish_value(&token, published.as_ref().map(Bound::get))?;
     Token::wrap(token)
 }
@@ -90,9 +103,9 @@ pub(crate) fn opentelemetry_attach<'py>(
 #[pyfunction]
 pub(crate) fn opentelemetry_current(py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
     let value = loaded()?.get(py);
-    let entry = value.as_ref().and_then(|value| value.cast::<Entry>().ok());
+    let entry = value.as_ref().and_then(|it| Entry::class().fields(it));
     if let Some(entry) = entry {
-        return Ok(Some(entry.get().opentelemetry.clone_ref(py)));
+        return Ok(Some(entry.opentelemetry.clone_ref(py)));
     }
     let configuration = CONFIGURATION.get(py);
     Ok(configuration.map(|configuration| configuration.empty.clone_ref(py)))
@@ -108,7 +121,7 @@ fn span_of<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
 fn context_of<'py>(span: &Bound<'py, PyAny>) -> Option<Bound<'py, Context>> {
     let known = span.getattr(context_name(span.py()));
     if let Ok(known) = known
-        && let Ok(known) = known.cast_into::<Context>()
+        && let Ok(known) = known.cast_into_exact::<Context>()
     {
         return Some(known);
     }
@@ -164,7 +177,7 @@ pub(crate) fn span_started(
     attributes: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let inherited = span_of(parent).and_then(|parent| context_of(&parent));
-    let inherited = inherited.map(|parent| parent.get().attributes());
+    let inherited = inherited.map(|parent| parent.get().attributes(span.py()));
     let own = published_of(attributes)?;
     new_context(span, merge(inherited.unwrap_or_default(), own));
     Ok(())
@@ -177,7 +190,7 @@ pub(crate) fn span_updated(span: &Bound<'_, PyAny>, attributes: &Bound<'_, PyAny
     if !attributes.is_empty()
         && let Some(context) = context_of(span)
     {
-        context.get().set(attributes);
+        context.get().set(span.py(), attributes);
     }
     Ok(())
 }

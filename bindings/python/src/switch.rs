@@ -43,24 +43,22 @@ struct MethodDefinition {
 const METH_FASTCALL: c_int = 0x80;
 
 static ORIGINAL_RUN: OnceLock<Run> = OnceLock::new();
-static IS_WATCHED: AtomicBool = AtomicBool::new(false);
-/// Whether the variable was ever set. Until then, a switch costs nothing.
+/// Whether the interpreter reports all switches to watchers, as 3.14 and later do.
+static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+/// Whether they are reported to this module: added at the first attach, so that a switch costs nothing
+/// before.
+static IS_WATCHED: OnceLock<bool> = OnceLock::new();
+/// Whether the variable was ever set. Until then, nothing is looked up at a switch.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 static HAS_GREENLETS: AtomicBool = AtomicBool::new(false);
 static WARNED: AtomicBool = AtomicBool::new(false);
 
-/// Starts to watch switches; returns whether the interpreter reports all of them.
+/// Prepares to watch switches; returns whether the interpreter reports all of them.
 #[pyfunction]
 pub(crate) fn watch(py: Python<'_>) -> PyResult<bool> {
     let contextvars = load(py)?;
-    if let Some(add_watcher) = contextvars.add_watcher {
-        if !IS_WATCHED.swap(true, Ordering::Relaxed) {
-            // SAFETY: the thread is attached.
-            if unsafe { add_watcher(switched) } < 0 {
-                IS_WATCHED.store(false, Ordering::Relaxed);
-                return Err(PyErr::fetch(py));
-            }
-        }
+    if contextvars.add_watcher.is_some() {
+        IS_REPORTED.store(true, Ordering::Relaxed);
         return Ok(true);
     }
     if ORIGINAL_RUN.get().is_none() {
@@ -71,8 +69,29 @@ pub(crate) fn watch(py: Python<'_>) -> PyResult<bool> {
 
 /// Whether the interpreter reports all switches, as 3.14 and later do.
 #[inline]
-pub(crate) fn is_watched() -> bool {
-    IS_WATCHED.load(Ordering::Relaxed)
+pub(crate) fn is_reported() -> bool {
+    IS_REPORTED.load(Ordering::Relaxed)
+}
+
+/// Whether the interpreter reports switches to this module, from now on if it did not before.
+#[inline]
+fn is_watched(py: Python<'_>) -> bool {
+    *IS_WATCHED.get_or_init(|| add_watcher(py))
+}
+
+/// Adds the watcher; returns whether there was room for it.
+#[cold]
+fn add_watcher(py: Python<'_>) -> bool {
+    let Some(add_watcher) = loaded().ok().and_then(|it| it.add_watcher) else {
+        return false;
+    };
+    // SAFETY: the thread is attached. Nothing in the function runs other threads.
+    let is_added = unsafe { add_watcher(switched) } >= 0;
+    if !is_added {
+        // `warn_unseen` says it.
+        drop(PyErr::take(py));
+    }
+    is_added
 }
 
 /// Called by the interpreter after each switch, possibly with a pending exception.
@@ -89,7 +108,7 @@ fn publish_current(py: Python<'_>) {
         return;
     }
     let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
-    thread::publish(value.as_ref().and_then(value_of));
+    thread::publish(py, value.as_ref().and_then(value_of));
 }
 
 /// Replaces the function behind `Context.run`. A built-in method has its function in a structure of
@@ -168,12 +187,15 @@ unsafe extern "C" fn run(
 #[inline]
 pub(crate) fn restore(py: Python<'_>, outer: usize) {
     if outer == 0 {
-        thread::publish(None);
+        thread::publish(py, None);
         return;
     }
     let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
     let context = value.as_ref().and_then(value_of);
-    thread::publish(context.filter(|context| ptr::from_ref(*context).addr() == outer));
+    thread::publish(
+        py,
+        context.filter(|context| ptr::from_ref(*context).addr() == outer),
+    );
 }
 
 /// Calls a function that switches contexts where this module does not see it: an event loop of
@@ -185,10 +207,11 @@ pub(crate) fn run_unseen<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let py = function.py();
     let outer = thread::published();
-    thread::publish(None);
+    thread::publish(py, None);
     let result = function.call(args, kwargs);
-    restore(function.py(), outer);
+    restore(py, outer);
     result
 }
 
@@ -196,22 +219,21 @@ pub(crate) fn run_unseen<'py>(
 /// be seen. `token` is from that context.
 #[inline]
 pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -> PyResult<()> {
+    let py = token.py();
     let Some(value) = value else {
-        thread::publish(None);
+        thread::publish(py, None);
         return Ok(());
     };
     IS_USED.store(true, Ordering::Relaxed);
     if HAS_GREENLETS.load(Ordering::Relaxed) && !thread::traces_greenlets() {
-        token
-            .py()
-            .import("otelctx._hooks")?
+        py.import("otelctx._hooks")?
             .call_method0("trace_greenlets")?;
     }
     if is_covered(token) {
-        thread::publish(Some(value));
+        thread::publish(py, Some(value));
     } else {
-        thread::publish(None);
-        warn_unseen(token.py());
+        thread::publish(py, None);
+        warn_unseen(py);
     }
     Ok(())
 }
@@ -219,8 +241,8 @@ pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -
 /// Whether leaving the current context, which `token` is from, is seen.
 #[inline]
 fn is_covered(token: &Bound<'_, PyAny>) -> bool {
-    if is_watched() {
-        return true;
+    if is_reported() {
+        return is_watched(token.py());
     }
     if ORIGINAL_RUN.get().is_none() {
         return false;
@@ -237,8 +259,15 @@ fn warn_unseen(py: Python<'_>) {
     if !WARNED.swap(true, Ordering::Relaxed) {
         thread::warn(
             py,
-            "some contexts are not published: native code (uvloop, for example) switches between \
-             them, which only Python 3.14 and later report",
+            match is_reported() {
+                true => {
+                    "no contexts are published: the interpreter has no room for a context watcher"
+                }
+                false => {
+                    "some contexts are not published: native code (uvloop, for example) switches \
+                    between them, which only Python 3.14 and later report"
+                }
+            },
         );
     }
 }
@@ -249,14 +278,14 @@ pub(crate) fn greenlets_switched(
     event: &Bound<'_, PyAny>,
     _greenlets: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let contextvars = loaded()?;
-    match contextvars.get(event.py()) {
-        None => thread::publish(None),
+    let (py, contextvars) = (event.py(), loaded()?);
+    match contextvars.get(py) {
+        None => thread::publish(py, None),
         // The token tells which context is the current one.
         Some(value) => {
             let token = contextvars.set(&value)?;
             let covered = is_covered(&token);
-            thread::publish(value_of(&value).filter(|_| covered));
+            thread::publish(py, value_of(&value).filter(|_| covered));
         }
     }
     Ok(())

@@ -20,18 +20,18 @@ thread_local! {
 
 /// Makes a context what readers see of the calling thread.
 #[inline]
-pub(crate) fn publish(context: Option<&Context>) {
+pub(crate) fn publish(py: Python<'_>, context: Option<&Context>) {
     let new = context.map_or(0, |context| ptr::from_ref(context).addr());
     let old = PUBLISHED.replace(new);
     if new != 0 || old != 0 {
-        drop(otelctx::swap_current(context.map(Context::record)));
+        drop(otelctx::swap_current(context.map(|it| it.record(py))));
     }
 }
 
 /// Publishes the new record of a context, if readers see the context on the calling thread.
-pub(crate) fn publish_again(context: &Context) {
+pub(crate) fn publish_again(py: Python<'_>, context: &Context) {
     if PUBLISHED.get() == ptr::from_ref(context).addr() {
-        publish(Some(context));
+        publish(py, Some(context));
     }
 }
 

@@ -43,6 +43,14 @@ def test_every_way_to_use_a_token_ends_what_is_published(start, api):
     assert line["right"] == 33
 
 
+@pytest.mark.skipif(not REPORTED, reason="there are no context watchers")
+def test_nothing_is_published_if_there_is_no_room_for_a_watcher(start, capfd):
+    line = start("watchers").line()
+    # All of them: importing the package takes none.
+    assert line == {"added": 8, "shown": [None] * 4, "current": None}
+    assert capfd.readouterr().err.count("no room for a context watcher") == 1
+
+
 @pytest.mark.parametrize("inherit", ["0", "1"])
 def test_a_thread_starts_with_the_context_that_it_inherits(start, inherit):
     # From 3.14 on; before, a thread never inherits one.
