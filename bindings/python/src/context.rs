@@ -8,6 +8,7 @@ use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi::{PyMethodDef, PyObject};
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
@@ -477,6 +478,16 @@ impl Scope {
             }
         }
         Err(error)
+    }
+
+    // The tokens refer to `contextvars` contexts, whose variables may refer to a task in the scope that
+    // nobody waits for any more.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // The interpreter calls this while no thread runs that has the lock.
+        let Ok(tokens) = self.tokens.try_lock() else {
+            return Ok(());
+        };
+        tokens.iter().try_for_each(|token| visit.call(token))
     }
 }
 

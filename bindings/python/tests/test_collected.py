@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.parametrize("name", ["token"])
+@pytest.mark.parametrize("name", ["scope", "task", "token"])
 def test_a_cycle_through_a_context_is_collected(start, name):
     assert start("collected", name).line() == {"before": True, "after": False}
 

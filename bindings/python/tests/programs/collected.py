@@ -1,9 +1,11 @@
 """Drops objects that refer to each other, and tells which of them are collected."""
 
+import asyncio
 import contextvars
 import gc
 import json
 import sys
+import types
 import weakref
 
 import otelctx
@@ -13,6 +15,47 @@ variable = contextvars.ContextVar("variable")
 
 class Marker:
     """An object that tells whether it is there."""
+
+
+def scope():
+    """A suspended coroutine in a scope, whose context refers to the coroutine."""
+    marker = Marker()
+
+    @types.coroutine
+    def suspended():
+        yield
+
+    async def work():
+        marker.itself = coroutine
+        variable.set(marker)
+        with otelctx.scope(otelctx.Context(1, 2)):
+            await suspended()
+
+    coroutine = work()
+    contextvars.copy_context().run(coroutine.send, None)
+    return weakref.ref(marker)
+
+
+def task():
+    """A suspended task in a scope, which its own context refers to."""
+    marker = Marker()
+
+    async def work():
+        marker.task = asyncio.current_task()
+        variable.set(marker)
+        with otelctx.scope(otelctx.Context(1, 2)):
+            await asyncio.get_running_loop().create_future()
+
+    async def start():
+        # A task that the loop does not have any more.
+        asyncio.create_task(work())
+        await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    loop.run_until_complete(start())
+    loop.close()
+    return weakref.ref(marker)
 
 
 def token():
