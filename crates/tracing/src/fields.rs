@@ -61,29 +61,42 @@ impl Fields {
         any
     }
 
-    /// Calls `add` with the innermost value of each key, and whether it was recorded late.
-    pub(crate) fn each(&self, keys: &[Key], mut add: impl FnMut(&Key, &str, bool)) {
+    /// Calls `add` with the innermost value of each key, and whether it was recorded late. It gets what
+    /// the call before returned.
+    pub(crate) fn fold<T>(
+        &self,
+        keys: &[Key],
+        mut so_far: T,
+        mut add: impl FnMut(T, &Key, &str, bool) -> T,
+    ) -> T {
         for (index, key) in keys.iter().enumerate() {
             let mut fields = Some(self);
             while let Some(these) = fields {
                 let values = these.values.lock().unwrap_or_else(PoisonError::into_inner);
                 let value = &values[index];
                 if let Some(text) = &value.text {
-                    add(key, text, value.is_late);
+                    so_far = add(so_far, key, text, value.is_late);
                     break;
                 }
                 fields = these.above.as_deref();
             }
         }
+        so_far
     }
 
     /// Adds all values to a record.
     pub(crate) fn add_to(&self, keys: &[Key], record: Record) -> Record {
-        let mut record = Some(record);
-        self.each(keys, |key, value, _| {
-            record = record.take().map(|record| record.with(key, value));
-        });
-        record.expect("each addition returns the record")
+        self.fold(keys, record, |record, key, value, _| {
+            record.with(key, value)
+        })
+    }
+
+    /// Replaces a record's values by those that were recorded late.
+    pub(crate) fn replace_late(&self, keys: &[Key], record: Record) -> Record {
+        self.fold(keys, record, |record, key, value, is_late| match is_late {
+            true => record.without(key).with(key, value),
+            false => record,
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use otelctx::{Key, KeyError, Record};
+use otelctx::{append_current, current_record, integration, swap_current, Key, KeyError, Record};
 use tracing_core::span::{Attributes, Id};
 use tracing_core::{span, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
@@ -51,6 +51,13 @@ pub fn truncated() -> u64 {
 
 static TRUNCATED: AtomicU64 = AtomicU64::new(0);
 
+fn count(is_truncated: bool) {
+    TRUNCATED.fetch_add(u64::from(is_truncated), Ordering::Relaxed);
+}
+
+/// Longest value of a record, in bytes (OTEP 4947).
+const MAX_VALUE_SIZE: usize = 255;
+
 /// Whether a field was ever recorded late while the observer publishes: until then, exiting a span has nothing to do.
 static ANY_LATE: AtomicBool = AtomicBool::new(false);
 
@@ -80,8 +87,7 @@ impl Span {
             }
             record.share()
         });
-        let is_truncated = made.record.is_truncated();
-        TRUNCATED.fetch_add(u64::from(is_truncated), Ordering::Relaxed);
+        count(made.record.is_truncated());
         self.ids = ids;
         self.record = Some(made.clone());
         made
@@ -132,19 +138,33 @@ impl ContextLayer {
     /// Whether `otelctx-opentelemetry` publishes the thread's context.
     #[inline]
     fn is_observed() -> bool {
-        otelctx::integration::is_observed() && (!FROM_OPENTELEMETRY || ids::is_observed())
+        integration::is_observed() && (!FROM_OPENTELEMETRY || ids::is_observed())
     }
 
     /// Adds the fields that were recorded after a span's start to what the observer has published of it.
     fn add_late<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) {
         let fields = self.fields(span);
-        let fields = fields.filter(|fields| changes(Some(fields)) > 0);
-        if let Some(fields) = fields {
-            fields.each(&self.keys, |key, value, is_late| {
-                if is_late {
-                    otelctx::append_current(key, value);
-                }
-            });
+        let Some(fields) = fields.filter(|fields| changes(Some(fields)) > 0) else {
+            return;
+        };
+        let fit = fields.fold(&self.keys, true, |fit, key, value, is_late| {
+            let fits = || value.len() <= MAX_VALUE_SIZE && append_current(key, value);
+            (!is_late || fits()) && fit
+        });
+        if !fit {
+            self.rebuild(&fields);
+        }
+    }
+
+    /// Replaces what the observer has published by a record with the late fields in place of their earlier values: appending
+    /// a field again leaves its earlier value where it is, until the record is full.
+    #[cold]
+    fn rebuild(&self, fields: &Fields) {
+        if let Some(old) = current_record() {
+            let new = old.copy_with_ids(old.trace_id(), old.span_id(), old.flags());
+            let new = fields.replace_late(&self.keys, new).share();
+            count(new.is_truncated());
+            drop(swap_current(Some(new)));
         }
     }
 }
@@ -195,7 +215,7 @@ where
         if !fields.is_some_and(|fields| fields.record(visitor.values)) {
             return;
         }
-        if otelctx::integration::is_observed() {
+        if integration::is_observed() {
             ANY_LATE.store(true, Ordering::Relaxed);
         }
         if Self::is_observed() {

@@ -1,13 +1,33 @@
 //! With the observer of `otelctx-opentelemetry`: it publishes the contexts, and the layer adds what it can't see.
 
+use std::sync::Once;
+
 use opentelemetry_0_33::trace::{TraceContextExt, TracerProvider as _};
 use opentelemetry_0_33::Context;
 use opentelemetry_sdk_0_33::trace::SdkTracerProvider;
 use tracing::field::Empty;
 use tracing::info_span;
 use tracing_opentelemetry_0_34 as tracing_opentelemetry;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+
+const NAMES: [&str; 2] = ["http.route", "user"];
+
+/// OpenTelemetry does not know spans that are called "filtered".
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let provider = otelctx_opentelemetry::install(SdkTracerProvider::builder(), NAMES).build();
+        otelctx_opentelemetry::check().unwrap();
+        let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+        let filter = filter_fn(|metadata| metadata.name() != "filtered");
+        tracing_subscriber::registry()
+            .with(spans.with_filter(filter))
+            .with(otelctx_tracing::layer(NAMES))
+            .init();
+    });
+}
 
 /// The attributes, if the IDs are those of OpenTelemetry's current context.
 fn seen() -> Vec<(String, String)> {
@@ -33,13 +53,7 @@ fn attributes(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 fn the_layer_adds_late_fields_to_what_the_observer_publishes() {
-    let names = ["http.route", "user"];
-    let provider = otelctx_opentelemetry::install(SdkTracerProvider::builder(), names).build();
-    otelctx_opentelemetry::check().unwrap();
-    tracing_subscriber::registry()
-        .with(tracing_opentelemetry::layer().with_tracer(provider.tracer("test")))
-        .with(otelctx_tracing::layer(names))
-        .init();
+    install();
     let request = info_span!("request", http.route = Empty, user = "first");
     {
         let _request = request.enter();
@@ -83,4 +97,35 @@ fn the_layer_adds_late_fields_to_what_the_observer_publishes() {
     let mut shown = request.in_scope(seen);
     shown.sort_by(|one, other| other.0.cmp(&one.0));
     assert_eq!(shown, both);
+}
+
+#[test]
+fn a_field_that_is_recorded_again_and_again_is_seen_with_its_latest_value() {
+    install();
+    let request = info_span!("request", http.route = "/cart", user = Empty);
+    let _request = request.enter();
+    for round in 0..100 {
+        let user = format!("user {round}");
+        request.record("user", &user);
+        let mut shown = seen();
+        assert_eq!(shown.pop(), Some(("user".to_owned(), user)));
+        assert_eq!(shown[0], ("http.route".to_owned(), "/cart".to_owned()));
+    }
+    let child = info_span!("child");
+    let last = ("user".to_owned(), "user 99".to_owned());
+    assert!(child.in_scope(seen).contains(&last));
+    assert!(seen().contains(&last));
+}
+
+#[test]
+fn late_values_without_room_are_counted_and_leave_no_earlier_one() {
+    install();
+    let before = otelctx_tracing::truncated();
+    let long = |letter: &str| letter.repeat(300);
+    let request = info_span!("request", http.route = long("a"), user = "first");
+    let _request = request.enter();
+    request.record("user", long("b"));
+    let cut = attributes(&[("http.route", &"a".repeat(255)), ("user", &"b".repeat(255))]);
+    assert_eq!(seen(), cut);
+    assert_eq!(otelctx_tracing::truncated(), before + 1);
 }
