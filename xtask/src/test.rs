@@ -70,13 +70,18 @@ fn features(counts: &mut Counts) -> Outcome {
         }
     }
     // The hooks of tokio, which is built again for them.
-    let mut command = cargo();
-    command.arg("test").args(TRACING);
-    command.args(["--features", "tokio", "--test", "tokio_tasks"]);
-    command.args(["--target-dir", "target/tokio", "--", "--show-output"]);
-    command.env("RUSTFLAGS", "--cfg tokio_unstable");
-    if let Err(error) = counted(&mut command, counts) {
-        return Outcome::Failed(format!("otelctx-tracing with tokio's hooks: {error}"));
+    for (features, test) in [
+        ("tokio", "tokio_tasks"),
+        ("tokio,opentelemetry_0_33", "tokio_with_observer"),
+    ] {
+        let mut command = cargo();
+        command.arg("test").args(TRACING);
+        command.args(["--features", features, "--test", test]);
+        command.args(["--target-dir", "target/tokio", "--", "--show-output"]);
+        command.env("RUSTFLAGS", "--cfg tokio_unstable");
+        if let Err(error) = counted(&mut command, counts) {
+            return Outcome::Failed(format!("otelctx-tracing, {test}: {error}"));
+        }
     }
     Outcome::Passed("without OpenTelemetry, with 0.29 to 0.32, and with tokio's hooks".into())
 }

@@ -11,7 +11,7 @@ use tracing_subscriber::registry::{Extensions, LookupSpan, SpanRef};
 
 use crate::fields::{changes, Fields, Made, Visitor};
 use crate::ids::{self, Ids, FROM_OPENTELEMETRY};
-use crate::stack;
+use crate::stack::{self, Entered};
 
 /// A layer that publishes the span that each thread is working on, with these of its fields.
 ///
@@ -167,6 +167,13 @@ impl ContextLayer {
             drop(swap_current(Some(new)));
         }
     }
+
+    fn entered(&self, id: &Id) -> Entered {
+        Entered {
+            layer: self.keys.as_ptr() as usize,
+            span: id.into_u64(),
+        }
+    }
 }
 
 impl<S> Layer<S> for ContextLayer
@@ -223,10 +230,9 @@ where
             if let Some(current) = current.filter(|it| it.scope().any(|it| it.id() == *id)) {
                 self.add_late(&current);
             }
-            return;
         }
         // Other threads see it when they enter the span again.
-        for entered in stack::entered() {
+        for entered in stack::entered(self.entered(id).layer) {
             let Some(entered) = context.span(&Id::from_u64(entered)) else {
                 continue;
             };
@@ -240,15 +246,15 @@ where
             });
             drop(extensions);
             if let Some(made) = made {
-                stack::replace(entered.id().into_u64(), &made.record);
+                stack::replace(self.entered(&entered.id()), &made.record);
             }
         }
     }
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
-        let (number, now) = (id.into_u64(), ids::current());
+        let (entered, now) = (self.entered(id), ids::current());
         let is_observed = Self::is_observed();
-        if !is_observed && now.is_some_and(|ids| stack::push_known(number, ids)) {
+        if !is_observed && now.is_some_and(|ids| stack::push_known(entered, ids)) {
             return;
         }
         let Some(span) = context.span(id) else {
@@ -261,13 +267,13 @@ where
             return;
         };
         if let Some(ids) = now {
-            stack::know(number, ids, made.clone());
+            stack::know(entered, ids, made.clone());
         }
-        stack::push(number, made.record);
+        stack::push(entered, made.record);
     }
 
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
-        stack::pop(id.into_u64());
+        stack::pop(self.entered(id));
         if ANY_LATE.load(Ordering::Relaxed) && Self::is_observed() {
             // The observer has published what the span around it was started with.
             if let Some(current) = context.lookup_current() {

@@ -2,27 +2,37 @@
 
 use std::cell::RefCell;
 
-use otelctx::{set_current, SharedRecord};
+use otelctx::{current_record, integration, set_current, SharedRecord};
 
 use crate::fields::Made;
 use crate::ids::Ids;
 
-/// The number that stands for a task on the stack: no span has it.
-pub(crate) const TASK: u64 = 0;
+/// What is entered: a span, and the layer that keeps it, because layers of other subscribers have spans of
+/// the same number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entered {
+    /// The address of the layer's keys.
+    pub(crate) layer: usize,
+    pub(crate) span: u64,
+}
+
+/// Stands for a task on the stack: no span has the number 0.
+#[cfg(all(feature = "tokio", tokio_unstable))]
+pub(crate) const TASK: Entered = Entered { layer: 0, span: 0 };
 
 /// Number of spans whose records a thread remembers.
 const KNOWN: usize = 4;
 
 /// The records of the entered spans, the latest last: the one that readers see.
 struct Stack {
-    entered: Vec<(u64, SharedRecord)>,
+    entered: Vec<(Entered, SharedRecord)>,
     known: [Option<Known>; KNOWN],
     next: usize,
 }
 
 /// A span that was entered before, with the IDs of OpenTelemetry that it had.
 struct Known {
-    span: u64,
+    entered: Entered,
     ids: Ids,
     made: Made,
 }
@@ -31,6 +41,22 @@ impl Stack {
     fn publish(&self) {
         // SAFETY: the stack has a handle, which is dropped after another record is set.
         unsafe { set_current(self.entered.last().map(|(_, record)| record)) };
+    }
+
+    /// Publishes the latest record after `old` was removed, unless the observer has published a context since, which
+    /// OpenTelemetry still has attached.
+    fn publish_after(&self, old: &SharedRecord) {
+        let is_over = |current: SharedRecord| current.as_ptr() != old.as_ptr();
+        if !(integration::is_observed() && current_record().is_some_and(is_over)) {
+            self.publish();
+        }
+    }
+
+    /// Publishes the latest record where the observer has detached the last context of OpenTelemetry.
+    fn publish_after_observer(&self) {
+        if !self.entered.is_empty() && integration::is_observed() && current_record().is_none() {
+            self.publish();
+        }
     }
 }
 
@@ -53,10 +79,10 @@ thread_local! {
 ///
 /// This and the others do nothing while the thread's variables are dropped.
 #[inline]
-pub(crate) fn push(span: u64, record: SharedRecord) {
+pub(crate) fn push(entered: Entered, record: SharedRecord) {
     let _ = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        stack.entered.push((span, record));
+        stack.entered.push((entered, record));
         stack.publish();
     });
 }
@@ -66,17 +92,17 @@ pub(crate) fn push(span: u64, record: SharedRecord) {
 /// Looking up a span and its data takes longer than everything else together. IDs of spans may be used
 /// again in `tracing`, but those of OpenTelemetry are not.
 #[inline]
-pub(crate) fn push_known(span: u64, ids: Ids) -> bool {
+pub(crate) fn push_known(entered: Entered, ids: Ids) -> bool {
     let pushed = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let mut known = stack.known.iter().flatten();
-        let known = known
-            .find(|known| known.span == span && known.ids == ids && known.made.is_up_to_date());
+        let known =
+            known.find(|it| it.entered == entered && it.ids == ids && it.made.is_up_to_date());
         let Some(known) = known else {
             return false;
         };
         let record = known.made.record.clone();
-        stack.entered.push((span, record));
+        stack.entered.push((entered, record));
         stack.publish();
         true
     });
@@ -85,59 +111,59 @@ pub(crate) fn push_known(span: u64, ids: Ids) -> bool {
 }
 
 /// Remembers the record of a span for [`push_known`], in place of the one that was remembered first.
-pub(crate) fn know(span: u64, ids: Ids, made: Made) {
+pub(crate) fn know(entered: Entered, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let old = stack
             .known
             .iter()
-            .position(|known| known.as_ref().is_some_and(|known| known.span == span));
+            .position(|known| known.as_ref().is_some_and(|known| known.entered == entered));
         let at = old.unwrap_or(stack.next);
         if old.is_none() {
             stack.next = (stack.next + 1) % KNOWN;
         }
-        stack.known[at].replace(Known { span, ids, made })
+        stack.known[at].replace(Known { entered, ids, made })
     });
     drop(forgotten);
 }
 
 /// Publishes what was published before a span was entered. Exiting another span than the latest
 /// changes nothing that is seen.
+///
+/// A span that was not pushed is one of the observer, which has published the context around it: if that is
+/// empty, the latest span or task of the stack is seen again.
 #[inline]
-pub(crate) fn pop(span: u64) {
-    let exited = STACK.try_with(|stack| {
+pub(crate) fn pop(exited: Entered) {
+    let popped = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        let at = stack
-            .entered
-            .iter()
-            .rposition(|(entered, _)| *entered == span)?;
-        let (_, exited) = stack.entered.remove(at);
+        let at = stack.entered.iter().rposition(|(it, _)| *it == exited);
+        let Some(at) = at else {
+            stack.publish_after_observer();
+            return None;
+        };
+        let (_, record) = stack.entered.remove(at);
         if at == stack.entered.len() {
-            stack.publish();
+            stack.publish_after(&record);
         }
-        Some(exited)
+        Some(record)
     });
-    drop(exited);
+    drop(popped);
 }
 
-/// The spans that are entered, the latest last, each once.
-pub(crate) fn entered() -> Vec<u64> {
+/// The spans of a layer that are entered, the latest last, each once.
+pub(crate) fn entered(layer: usize) -> Vec<u64> {
     let spans = STACK.try_with(|stack| {
-        stack
-            .borrow()
-            .entered
-            .iter()
-            .map(|(span, _)| *span)
-            .collect()
+        let stack = stack.borrow();
+        let entered = stack.entered.iter().filter(|(it, _)| it.layer == layer);
+        entered.map(|(it, _)| it.span).collect()
     });
     let mut spans: Vec<u64> = spans.unwrap_or_default();
     spans.dedup();
-    spans.retain(|span| *span != TASK);
     spans
 }
 
 /// Replaces the record of a span wherever it is entered on this thread.
-pub(crate) fn replace(span: u64, record: &SharedRecord) {
+pub(crate) fn replace(span: Entered, record: &SharedRecord) {
     let replaced = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let mut replaced = Vec::new();
@@ -146,7 +172,9 @@ pub(crate) fn replace(span: u64, record: &SharedRecord) {
                 replaced.push(std::mem::replace(old, record.clone()));
             }
         }
-        stack.publish();
+        for old in &replaced {
+            stack.publish_after(old);
+        }
         replaced
     });
     drop(replaced);

@@ -206,3 +206,20 @@ fn a_thread_that_ends_inside_a_span_is_no_problem() {
     });
     thread.join().unwrap();
 }
+
+#[test]
+fn only_the_first_of_two_layers_publishes() {
+    install();
+    let layer = || otelctx_tracing::layer(["http.route"]);
+    let subscriber = tracing_subscriber::registry().with(layer()).with(layer());
+    tracing::subscriber::with_default(subscriber, || {
+        let span = info_span!("twice", http.route = "/cart");
+        let expected = inside(&span);
+        assert!(expected.is_some());
+        let (outer, inner) = (span.enter(), span.enter());
+        drop(inner);
+        assert_eq!(seen(), expected);
+        drop(outer);
+        assert_eq!(seen(), None);
+    });
+}

@@ -129,3 +129,33 @@ fn late_values_without_room_are_counted_and_leave_no_earlier_one() {
     assert_eq!(seen(), cut);
     assert_eq!(otelctx_tracing::truncated(), before + 1);
 }
+
+#[test]
+fn spans_that_opentelemetry_does_not_know_are_seen_around_those_that_it_attaches() {
+    install();
+    let shown = || otelctx::current().unwrap();
+    let outer = info_span!("filtered", http.route = "/outer", user = Empty);
+    let entered = outer.enter();
+    let expected = shown();
+    assert!(expected.trace_id.is_zero());
+    assert_eq!(expected.attributes, attributes(&[("http.route", "/outer")]));
+    let inner = info_span!("inner", http.route = "/inner");
+    assert_eq!(
+        inner.in_scope(seen),
+        attributes(&[("http.route", "/inner")])
+    );
+    assert_eq!(shown(), expected);
+    {
+        let _inner = inner.enter();
+        outer.record("user", "late");
+        assert!(seen().contains(&("user".to_owned(), "late".to_owned())));
+    }
+    let both = attributes(&[("http.route", "/outer"), ("user", "late")]);
+    assert_eq!(shown().attributes, both);
+    // Exited before the span that OpenTelemetry has attached.
+    let inner_entered = inner.enter();
+    drop(entered);
+    assert!(seen().contains(&("http.route".to_owned(), "/inner".to_owned())));
+    drop(inner_entered);
+    assert_eq!(otelctx::current(), None);
+}

@@ -1,0 +1,52 @@
+//! Tasks of tokio that are spawned without a span, where the observer of `otelctx-opentelemetry` publishes the contexts.
+
+#![cfg(all(feature = "tokio", tokio_unstable))]
+
+use opentelemetry_0_33::trace::TracerProvider as _;
+use opentelemetry_sdk_0_33::trace::SdkTracerProvider;
+use tokio::task::yield_now;
+use tracing::info_span;
+use tracing_opentelemetry_0_34 as tracing_opentelemetry;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+#[test]
+fn a_task_goes_on_with_what_it_inherited_after_a_span() {
+    let builder = SdkTracerProvider::builder();
+    let provider = otelctx_opentelemetry::install(builder, ["http.route"]).build();
+    otelctx_opentelemetry::check().unwrap();
+    tracing_subscriber::registry()
+        .with(tracing_opentelemetry::layer().with_tracer(provider.tracer("test")))
+        .with(otelctx_tracing::layer(["http.route"]))
+        .init();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = otelctx_tracing::inherit(builder.worker_threads(2))
+        .build()
+        .unwrap();
+
+    let request = info_span!("request", http.route = "/cart");
+    let (expected, task) = request.in_scope(|| {
+        let expected = otelctx::current();
+        let work = {
+            let expected = expected.clone();
+            async move {
+                for _ in 0..20 {
+                    assert_eq!(otelctx::current(), expected);
+                    let own = info_span!("own", http.route = "/own");
+                    own.in_scope(|| {
+                        let seen = otelctx::current().unwrap();
+                        assert_ne!(Some(seen.span_id), expected.as_ref().map(|it| it.span_id));
+                        assert_eq!(seen.attributes[0].1, "/own");
+                    });
+                    assert_eq!(otelctx::current(), expected);
+                    yield_now().await;
+                }
+            }
+        };
+        (expected, runtime.spawn(work))
+    });
+    assert!(expected.is_some());
+    runtime.block_on(task).unwrap();
+    let after = runtime.spawn(async { otelctx::current() });
+    assert_eq!(runtime.block_on(after).unwrap(), None);
+}
