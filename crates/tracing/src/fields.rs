@@ -91,7 +91,7 @@ impl Fields {
         })
     }
 
-    /// Replaces a record's values by those that were recorded late.
+    /// Replaces a record's values by the late ones.
     pub(crate) fn replace_late(&self, keys: &[Key], record: Record) -> Record {
         self.fold(keys, record, |record, key, value, is_late| match is_late {
             true => record.without(key).with(key, value),
