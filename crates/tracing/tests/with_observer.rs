@@ -131,7 +131,7 @@ fn late_values_without_room_are_counted_and_leave_no_earlier_one() {
 }
 
 #[test]
-fn spans_that_opentelemetry_does_not_know_are_seen_around_those_that_it_attaches() {
+fn spans_that_opentelemetry_does_not_know_are_seen_around_its_own() {
     install();
     let shown = || otelctx::current().unwrap();
     let outer = info_span!("filtered", http.route = "/outer", user = Empty);
