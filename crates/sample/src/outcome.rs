@@ -133,6 +133,8 @@ pub enum StackEnd {
     Start,
     /// It was walked by frame pointers alone: nothing shows that it is complete.
     FramePointers,
+    /// There was no room for the executable mappings of its process, or not for all of them.
+    TooManyMappings,
     /// There are no unwind tables for the last frame's code, and its frame pointer leads nowhere.
     NoTables,
     /// The unwind tables for the last frame's code were not converted yet when the sample was taken, and
@@ -150,8 +152,9 @@ pub enum StackEnd {
 
 impl StackEnd {
     /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
-    pub const INCOMPLETE: [Self; 6] = [
+    pub const INCOMPLETE: [Self; 7] = [
         Self::FramePointers,
+        Self::TooManyMappings,
         Self::NoTables,
         Self::TablesNotReady,
         Self::BadTables,
@@ -165,6 +168,7 @@ impl StackEnd {
         match self {
             Self::Start => "start",
             Self::FramePointers => "frame_pointers",
+            Self::TooManyMappings => "too_many_mappings",
             Self::NoTables => "no_tables",
             Self::TablesNotReady => "tables_not_ready",
             Self::BadTables => "bad_tables",
@@ -180,6 +184,7 @@ impl fmt::Display for StackEnd {
         f.write_str(match self {
             Self::Start => "complete",
             Self::FramePointers => "walked by frame pointers",
+            Self::TooManyMappings => "too many executable mappings",
             Self::NoTables => "no unwind tables",
             Self::TablesNotReady => "unwind tables not ready yet",
             Self::BadTables => "unsupported or wrong unwind tables",

@@ -17,7 +17,7 @@ struct process_code {
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 4096);
+    __uint(max_entries, 8192); /* MAX_PROCESSES in src/ebpf/unwind/mod.rs */
     __type(key, __u32);
     __type(value, struct process_code);
 } processes SEC(".maps");

@@ -51,6 +51,8 @@ pub struct Options {
     pub(crate) without_loops: bool,
     /// How many MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
     pub(crate) kept_rows: Option<u32>,
+    /// How many executable mappings to keep of all processes, with one more for each process. Default: 32,768.
+    pub(crate) max_mappings: Option<u32>,
 }
 
 /// An ELF object with the sampler's kernel programs, for this architecture and from this version's
@@ -83,6 +85,7 @@ impl Options {
             without_rings: false,
             without_loops: false,
             kept_rows: None,
+            max_mappings: None,
         }
     }
 

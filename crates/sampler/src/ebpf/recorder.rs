@@ -419,6 +419,9 @@ fn sample(
             true => unwinding.explain(pid, user_stack, *end, head.time),
             false => unwinding.cut(pid, user_stack, *end),
         };
+        if unwinding.lacks_room(pid, *end) {
+            *end = StackEnd::TooManyMappings;
+        }
     }
     processes.counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
     let comm = name(&head.comm);

@@ -433,7 +433,7 @@ mod tests {
     fn incomplete_stacks_are_a_share_with_the_modules_that_they_end_in() {
         let mut counts = Counts::default();
         counts.complete_stacks = 9799;
-        counts.incomplete_stacks = [0, 180, 0, 0, 20, 1];
+        counts.incomplete_stacks = [0, 0, 180, 0, 0, 20, 1];
         let mut summary = summary(counts);
         let first = summary.text().lines().count();
         summary.incomplete_stacks = vec![
@@ -453,7 +453,7 @@ mod tests {
                  <0.1 % in unknown code (return address is not code)"
             )
         );
-        summary.counts.incomplete_stacks = [0; 6];
+        summary.counts.incomplete_stacks = [0; 7];
         assert_eq!(summary.text().lines().count(), first - 1);
     }
 
@@ -461,7 +461,7 @@ mod tests {
     fn runtimes_without_whole_stacks_or_names_have_a_hint() {
         let mut counts = Counts::default();
         counts.complete_stacks = 900;
-        counts.incomplete_stacks = [0, 100, 0, 0, 0, 0];
+        counts.incomplete_stacks = [0, 0, 100, 0, 0, 0, 0];
         let hints = |java, unnamed| {
             let mut summary = summary(counts);
             summary.unnamed = unnamed;
@@ -569,7 +569,7 @@ mod tests {
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (40, 41);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
-        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 29, 34, 30, 31, 33]);
+        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 29, 34, 30, 31, 33]);
         let mut summary = summary(counts);
         summary.gil = GilSamples {
             held: 1000,
@@ -597,8 +597,9 @@ mod tests {
                 "damaged_jit_dumps": 40, "unread_name_files": 41,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
-                    "frame_pointers": 36, "no_tables": 29, "tables_not_ready": 34, "bad_tables": 30,
-                    "unreadable": 31, "not_executable": 33,
+                    "frame_pointers": 36, "too_many_mappings": 42, "no_tables": 29,
+                    "tables_not_ready": 34, "bad_tables": 30, "unreadable": 31,
+                    "not_executable": 33,
                 },
                 "truncated_stacks": 23, "truncated_runtime_stacks": 38, "unnamed_functions": 39,
                 "missing_stacks": 24, "incomplete_steps": 25,

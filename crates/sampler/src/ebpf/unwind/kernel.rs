@@ -79,7 +79,7 @@ impl Kernel {
         Ok(Self {
             code,
             processes,
-            pool: Pool::new(MAX_CODE as u32),
+            pool: Pool::new(options.max_mappings.unwrap_or(MAX_CODE as u32)),
             files: HashMap::default(),
             requests,
             answers,
@@ -137,6 +137,10 @@ impl Kernel {
 
     /// Tells the program the mappings of a process.
     pub(super) fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
+        process.lacks_room = !self.has_placed(pid, process);
+    }
+
+    fn has_placed(&mut self, pid: i32, process: &mut ProcessMappings) -> bool {
         let now = Instant::now();
         self.serial += 1;
         let head = Code {
@@ -146,8 +150,12 @@ impl Kernel {
         let mappings = process.mappings.iter().map(Mapping::code);
         let list: Vec<Code> = std::iter::once(head).chain(mappings).collect();
         let Some(first) = self.pool.take(list.len() as u32, now) else {
-            // No room: the process keeps what it has.
-            return;
+            // The list that it has may give this one its room, before the next attempt.
+            if list.len() as u32 <= process.placed.code.count + 1 {
+                let placed = std::mem::take(&mut process.placed);
+                self.forget(pid, placed);
+            }
+            return false;
         };
         // SAFETY: a pointer to a member of a value that is mapped.
         let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
@@ -162,10 +170,12 @@ impl Kernel {
             code,
             rows: rows.collect(),
         };
-        if self.processes.insert(pid as u32, code, 0).is_ok() {
+        let inserted = self.processes.insert(pid as u32, code, 0).is_ok();
+        if inserted {
             std::mem::swap(&mut process.placed, &mut placed);
         }
         self.free(placed);
+        inserted
     }
 
     fn free(&mut self, placed: PlacedCode) {

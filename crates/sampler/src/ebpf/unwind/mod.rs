@@ -33,13 +33,19 @@ use crate::Options;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
-/// Maximum number of processes whose children are known before they are sampled.
+/// Maximum number of processes whose children are known before they are sampled: as many as the program knows
+/// (`process_code.h`).
 const MAX_PROCESSES: usize = 8192;
+/// How long to wait before the mappings of processes without room are placed again.
+const ROOM_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What the program knows of the code of processes.
 pub(super) struct Unwinding {
     /// `None` if stacks are walked by frame pointers alone.
     kernel: Option<Kernel>,
     processes: HashMap<i32, ProcessMappings, RandomState>,
+    /// When to place those without room again.
+    next_placing: Instant,
 }
 
 /// The executable mappings of a process, in address order.
@@ -50,6 +56,10 @@ struct ProcessMappings {
     is_stale: bool,
     /// The process's entries in the program's list.
     placed: PlacedCode,
+    /// There was no room in the program's list for the newest mappings.
+    lacks_room: bool,
+    /// It has more mappings than one process may have.
+    is_cut: bool,
 }
 
 #[derive(Clone)]
@@ -58,6 +68,8 @@ struct Mapping {
     offset: u64,
     shown: Option<Shown>,
     rows: Option<Arc<PlacedRows>>,
+    /// It is several pieces of one file, in any order.
+    is_joined: bool,
 }
 
 impl Mapping {
@@ -69,7 +81,7 @@ impl Mapping {
             end,
             ..Code::default()
         };
-        let Some(rows) = &self.rows else {
+        let Some(rows) = self.rows.as_ref().filter(|_| !self.is_joined) else {
             return without;
         };
         let offset = if self.shown == Some(Shown::Vdso) {
@@ -96,6 +108,8 @@ impl ProcessMappings {
             reads: Backoff::new(now),
             is_stale: false,
             placed: PlacedCode::default(),
+            lacks_room: false,
+            is_cut: false,
         }
     }
 
@@ -112,6 +126,7 @@ impl ProcessMappings {
     /// Reads the mappings. Returns whether they have changed.
     fn read(&mut self, process: &Process, kernel: &mut Option<Kernel>) -> bool {
         let mut mappings: Vec<Mapping> = Vec::new();
+        let mut is_cut = false;
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
             let range = (mapping.start, mapping.end);
@@ -123,14 +138,20 @@ impl ProcessMappings {
                     inode: mapping.inode,
                 }),
             };
+            // Memory of a just-in-time compiler can have thousands, that of .NET in a memfd.
+            let is_memory = shown.is_none() || mapping.name.starts_with(b"/memfd:");
             if let Some(last) = mappings.last_mut()
-                && last.shown.is_none()
-                && shown.is_none()
+                && is_memory
+                && last.shown == shown
                 && last.range.1 == range.0
             {
-                // Memory of a just-in-time compiler can have thousands.
                 last.range.1 = range.1;
+                last.is_joined = true;
                 return ControlFlow::Continue(());
+            }
+            if mappings.len() == MAX_MAPPINGS {
+                is_cut = true;
+                return ControlFlow::Break(());
             }
             let rows = shown.and_then(|shown| {
                 let kernel = kernel.as_mut()?;
@@ -141,17 +162,15 @@ impl ProcessMappings {
                 offset: mapping.offset,
                 shown,
                 rows,
+                is_joined: false,
             });
-            if mappings.len() < MAX_MAPPINGS {
-                ControlFlow::Continue(())
-            } else {
-                ControlFlow::Break(())
-            }
+            ControlFlow::Continue(())
         });
         let key = |it: &Mapping| (it.range, it.offset, it.shown);
         let has_changed = mappings.iter().map(key).ne(self.mappings.iter().map(key));
         if !mappings.is_empty() {
             self.mappings = mappings;
+            self.is_cut = is_cut;
         }
         has_changed
     }
@@ -169,6 +188,7 @@ impl Unwinding {
         Ok(Self {
             kernel,
             processes: HashMap::default(),
+            next_placing: Instant::now(),
         })
     }
 
@@ -207,6 +227,7 @@ impl Unwinding {
                 let mut child = ProcessMappings::new(Instant::now());
                 child.mappings.clone_from(&process.mappings);
                 child.is_stale = process.is_stale;
+                child.is_cut = process.is_cut;
                 self.forget(report.pid);
                 if let Some(kernel) = &mut self.kernel {
                     kernel.place(report.pid, &mut child);
@@ -270,9 +291,28 @@ impl Unwinding {
         }
     }
 
-    /// Passes on to the program what rows the worker has made.
+    /// Whether a stack of a process ended where it did for lack of room for the process's mappings.
+    pub(super) fn lacks_room(&self, pid: i32, end: StackEnd) -> bool {
+        self.processes.get(&pid).is_some_and(|it| match end {
+            StackEnd::FramePointers | StackEnd::NoTables => it.lacks_room,
+            StackEnd::NotExecutable => it.lacks_room || it.is_cut,
+            _ => false,
+        })
+    }
+
+    /// Passes on to the program what rows the worker has made, and mappings that there was no room for.
     pub(super) fn poll(&mut self) {
         self.take(None);
+        let now = Instant::now();
+        let Some(kernel) = self.kernel.as_mut().filter(|_| now >= self.next_placing) else {
+            return;
+        };
+        self.next_placing = now + ROOM_INTERVAL;
+        for (pid, process) in &mut self.processes {
+            if process.lacks_room {
+                kernel.place(*pid, process);
+            }
+        }
     }
 
     fn take(&mut self, first: Option<Answer>) {
@@ -302,5 +342,123 @@ impl Unwinding {
         if let (Some(process), Some(kernel)) = (self.processes.remove(&pid), &mut self.kernel) {
             kernel.forget(pid, process.placed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// Pages of this process, unmapped on drop.
+    struct Pages(*mut libc::c_void, usize);
+
+    impl Pages {
+        /// Reserves pages that are not executable.
+        fn reserve(count: usize) -> Self {
+            let (size, flags) = (count * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: a new mapping, at an address that the kernel chooses.
+            let memory =
+                unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+            assert_ne!(memory, libc::MAP_FAILED);
+            Self(memory, size)
+        }
+
+        /// Maps one of them, executable, from anonymous memory or a page of a file.
+        fn map(&self, page: usize, file: Option<(&OwnedFd, usize)>) {
+            assert!(page * PAGE < self.1);
+            let (flags, descriptor, offset) = match file {
+                Some((file, page)) => (libc::MAP_SHARED, file.as_raw_fd(), page * PAGE),
+                None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
+            };
+            // SAFETY: the page is reserved, and nothing refers to it.
+            let mapped = unsafe {
+                libc::mmap(
+                    self.0.byte_add(page * PAGE),
+                    PAGE,
+                    libc::PROT_READ | libc::PROT_EXEC,
+                    flags | libc::MAP_FIXED,
+                    descriptor,
+                    offset as libc::off_t,
+                )
+            };
+            assert_ne!(mapped, libc::MAP_FAILED);
+        }
+
+        fn address(&self, page: usize) -> u64 {
+            self.0 as u64 + (page * PAGE) as u64
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: it was mapped with this size, and nothing refers to it.
+            unsafe { libc::munmap(self.0, self.1) };
+        }
+    }
+
+    fn memory_file(pages: usize) -> OwnedFd {
+        // SAFETY: the name is a C string.
+        let file = unsafe { libc::memfd_create(c"doublemapper".as_ptr(), 0) };
+        assert!(file >= 0);
+        // SAFETY: the kernel has just returned it.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        // SAFETY: takes numbers only.
+        let sized = unsafe { libc::ftruncate(file.as_raw_fd(), (pages * PAGE) as libc::off_t) };
+        assert_eq!(sized, 0);
+        file
+    }
+
+    /// What is known of this process.
+    fn own() -> Unwinding {
+        let pid = std::process::id() as i32;
+        let process = Process::open(pid).unwrap();
+        let mut mappings = ProcessMappings::new(Instant::now());
+        assert!(mappings.read(&process, &mut None));
+        Unwinding {
+            kernel: None,
+            processes: [(pid, mappings)].into_iter().collect(),
+            next_placing: Instant::now(),
+        }
+    }
+
+    /// The end of a stack by frame pointers whose caller is at an address.
+    fn end_at(unwinding: &Unwinding, address: u64) -> (StackEnd, bool) {
+        let pid = std::process::id() as i32;
+        let mut stack = vec![Frame::native(0, address), Frame::native(1, address + 8)];
+        let end = unwinding.cut(pid, &mut stack, StackEnd::FramePointers);
+        (end, unwinding.lacks_room(pid, end))
+    }
+
+    /// Of one file in pieces, as .NET has it, and of more mappings than are kept.
+    #[test]
+    fn pieces_of_a_memory_file_count_once_and_a_cut_list_is_no_wrong_address() {
+        let file = memory_file(2 * MAX_MAPPINGS);
+        let pages = Pages::reserve(2 * MAX_MAPPINGS);
+        for page in 0..MAX_MAPPINGS {
+            pages.map(page, Some((&file, 2 * (MAX_MAPPINGS - page) - 1)));
+        }
+        let unwinding = own();
+        let known = unwinding.processes.values().next().unwrap();
+        let joined = known.mapping_at(pages.address(0)).unwrap();
+        let end = pages.address(MAX_MAPPINGS);
+        assert!(joined.is_joined && joined.range == (pages.address(0), end));
+        assert_eq!(known.mapping_at(end).map(|it| it.range), None);
+        assert!(!known.is_cut && known.mappings.len() < MAX_MAPPINGS);
+        let wrong = end_at(&unwinding, end);
+        assert_eq!(wrong, (StackEnd::NotExecutable, false));
+
+        for page in (0..2 * MAX_MAPPINGS).step_by(2) {
+            pages.map(page, None);
+        }
+        let unwinding = own();
+        let known = unwinding.processes.values().next().unwrap();
+        assert!(known.is_cut);
+        assert_eq!(known.mappings.len(), MAX_MAPPINGS);
+        let last = pages.address(2 * MAX_MAPPINGS - 2);
+        assert_eq!(end_at(&unwinding, last), (StackEnd::NotExecutable, true));
     }
 }

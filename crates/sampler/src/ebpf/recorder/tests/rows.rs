@@ -1,6 +1,7 @@
 //! Rows of unwind tables while processes come and go.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use aya::maps::{ArrayOfMaps, Map, MapInfo, MapType};
@@ -77,9 +78,9 @@ fn add(recorder: &mut Recorder, pid: i32) {
 }
 
 /// Ends a program, and waits until that is known.
-fn end(recorder: &mut Recorder, other: Spinning) {
-    let pid = other.target.pid();
-    drop(other);
+fn end(recorder: &mut Recorder, target: Target) {
+    let pid = target.pid();
+    drop(target);
     let begin = Instant::now();
     while recorder.processes.get_mut(pid).is_some() {
         assert!(begin.elapsed() < TIMEOUT);
@@ -179,6 +180,68 @@ fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
     assert_eq!(ends, [StackEnd::NoTables]);
 }
 
+/// A process without room for its mappings, and then with it.
+#[test]
+fn mappings_without_room_are_placed_when_there_is_room() {
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let flags = ["-DLINKED", "-rdynamic", "-O2", "-fomit-frame-pointer"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let [first, second] = [(); 2].map(|()| Target::spawn(Command::new(&program).arg("busy")));
+    let mut mappings = 0;
+    let process = reader::remote::Process::open(first.pid()).unwrap();
+    let counted = process.executable_mappings(&mut |_| {
+        mappings += 1;
+        ControlFlow::Continue(())
+    });
+    counted.unwrap();
+    let mut options = Options::new(Targets::Processes(vec![first.pid()]));
+    options.frequency = 499;
+    // Each process takes one more than it has mappings.
+    options.max_mappings = Some(mappings + 2);
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let tables = recorder.without_tables().map_or(Ok(()), Err);
+    if Feature::Tables.or_skip(tables).is_none() {
+        return;
+    }
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    sample_complete_stacks(&mut recorder, 1);
+
+    let without = ends(&recorder, &program);
+    add(&mut recorder, second.pid());
+    let begin = Instant::now();
+    while ends(&recorder, &program) == without {
+        assert!(begin.elapsed() < TIMEOUT);
+        sample_complete_stacks(&mut recorder, 1);
+    }
+    let mut with = ends(&recorder, &program);
+    assert!(with.remove(&StackEnd::TooManyMappings).is_some());
+    let mut without = without;
+    without.remove(&StackEnd::TooManyMappings);
+    assert_eq!(with, without);
+
+    end(&mut recorder, first);
+    sample_complete_stacks(&mut recorder, 1);
+    let before = ends(&recorder, &program);
+    sample_complete_stacks(&mut recorder, 20);
+    assert_eq!(ends(&recorder, &program), before);
+}
+
+/// Samples until there are `count` more complete stacks.
+fn sample_complete_stacks(recorder: &mut Recorder, count: u64) {
+    let until = recorder.counts().complete_stacks + count;
+    let begin = Instant::now();
+    while recorder.counts().complete_stacks < until {
+        assert!(begin.elapsed() < TIMEOUT, "{:?}", recorder.counts());
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain(&mut Catalog::new(), &mut |_| {});
+        recorder.reset_catalog();
+    }
+}
+
 #[test]
 fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
     let program = |more: &[&str], flags: &[&str]| {
@@ -229,7 +292,7 @@ fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
     assert!((2..=3).contains(&shards(&recorder)));
 
     for other in others {
-        end(&mut recorder, other);
+        end(&mut recorder, other.target);
     }
     // Nobody asks for rows, and still they are given back.
     let begin = Instant::now();
@@ -243,6 +306,6 @@ fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
         add(&mut recorder, other.target.pid());
         check_stacks(&mut recorder, &mut [&mut living, &mut other]);
         assert_eq!(shards(&recorder), 1);
-        end(&mut recorder, other);
+        end(&mut recorder, other.target);
     }
 }
