@@ -17,7 +17,7 @@ function install(file) {
     const inherited = Array.isArray(execArgv) ? execArgv : process.execArgv
     return { ...options, execArgv: ['--require', file, ...inherited] }
   }
-  // Of the process's options that a worker inherits, those that may not be named for it.
+  // Of the process's options that a worker inherits, which may not be named for it.
   const refused = ({ message }) => message.slice(message.indexOf(': ') + 2).split(', ')
   const construct = (target, [script, options, ...rest], to) => {
     const make = (options) => Reflect.construct(target, [script, options, ...rest], to)

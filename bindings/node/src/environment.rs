@@ -193,7 +193,7 @@ impl Environment {
         true
     }
 
-    /// Appends attributes to the record, or replaces those that it has.
+    /// Appends attributes to the record, or replaces the ones it has.
     fn append(&self, object: Value, attributes: usize, replaces: bool) -> bool {
         let Some(block) = self.block(object) else {
             return false;

@@ -48,7 +48,7 @@ test('workers end cleanly, and leak nothing', () => {
   assert.equal(result.stderr, '')
   assert.equal(result.status, 0)
   const { before, after, last, codes } = JSON.parse(result.stdout)
-  // The records of a third of 60 workers, 3,000 of 640 bytes each, would be 38 MB: those that end in one way.
+  // The records of a third of 60 workers, 3,000 of 640 bytes each, would be 38 MB: all that end in one way.
   assert.ok(after - before < 20e6, `${before} ${after}`)
   const ends = [0, 7, 1]
   assert.deepEqual(codes, Array.from({ length: 120 }, (_, index) => ends[index % 3]))

@@ -80,7 +80,7 @@ test('workers publish, too, whatever their options', async (t) => {
   }
 })
 
-test("a worker keeps the process's options, but for those that it must not be given", () => {
+test("a worker keeps the process's options, without the ones it must not be given", () => {
   const folder = mkdtempSync(join(tmpdir(), 'otelctx-'))
   try {
     const mark = join(folder, 'mark.js')

@@ -20,7 +20,7 @@ use crate::opentelemetry::Entry;
 /// The number of freed objects of a class that are kept, as the interpreter keeps some of its own.
 const MAX_KEPT: usize = 16;
 
-/// Creates the classes, and adds to the module those that programs see.
+/// Creates the classes, and adds the ones that programs see to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Entry::class().create(module.py())?;
     module.add("Token", Token::class().create(module.py())?)
