@@ -110,8 +110,8 @@ impl Install {
     /// attached to a thread. A context that another thread has attached already is published when that thread attaches or
     /// detaches the next one.
     ///
-    /// This never fails. What cannot be published is reported as a warning, and by
-    /// [`check`](crate::check).
+    /// This never fails. What cannot be published is reported by [`check`](crate::check), and as a warning. The warning
+    /// needs a subscriber of `tracing` that was set before, and most programs set theirs with this provider.
     pub fn build(self) -> SdkTracerProvider {
         let mut builder = self.builder;
         let description = format!("{builder:?}");

@@ -12,7 +12,7 @@ pub enum Problem {
     /// The program has not called [`install`](crate::install) and [`build`](crate::Install::build).
     NotInstalled,
     /// Another library has set OpenTelemetry's only context observer. No thread contexts are
-    /// published.
+    /// published. OpenTelemetry does not say which library it is.
     OtherObserver,
     /// The builder that was passed to [`install`](crate::install) already had a sampler or an ID generator
     /// of its own. Only the IDs and flags of its spans are published.
@@ -71,7 +71,7 @@ static STATE: Mutex<State> = Mutex::new(State::NotInstalled);
 ///
 /// # Errors
 /// The first [`Problem`] since the program started. It was also reported as a warning, the way
-/// that OpenTelemetry's SDK reports its own (feature `internal-logs`).
+/// that OpenTelemetry's SDK reports its own (feature `internal-logs`), if `tracing` had a subscriber then.
 pub fn check() -> Result<(), Problem> {
     match &*STATE.lock().unwrap_or_else(PoisonError::into_inner) {
         State::NotInstalled => Err(Problem::NotInstalled),

@@ -11,13 +11,14 @@ use tracing_subscriber::registry::{Extensions, LookupSpan, SpanRef};
 
 use crate::fields::{changes, Fields, Made, Visitor};
 use crate::ids::{self, Ids, FROM_OPENTELEMETRY};
+use crate::problem;
 use crate::stack::{self, Entered};
 
 /// A layer that publishes the span that each thread is working on, with these of its fields.
 ///
 /// `fields` are names such as `http.route`; a process has at most 256 names. What is published should be low in number
 /// and harmless: everyone who may read the process's memory sees it. A name that can't be registered is left
-/// out, see [`ContextLayer::refused`].
+/// out, see [`check`](crate::check) and [`ContextLayer::refused`].
 ///
 /// If OpenTelemetry's layer is used, add this one after it. Of several such layers in one subscriber, the first
 /// publishes.
@@ -26,7 +27,10 @@ pub fn layer<F: Into<String>>(fields: impl IntoIterator<Item = F>) -> ContextLay
     for name in fields {
         match Key::from_string(name.into()) {
             Ok(key) => keys.push(key),
-            Err(error) => refused.push(error),
+            Err(error) => {
+                problem::refused(&error);
+                refused.push(error);
+            }
         }
     }
     ContextLayer {

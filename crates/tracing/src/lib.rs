@@ -12,7 +12,8 @@
 //!     // .with(tracing_opentelemetry::layer()...)
 //!     .with(otelctx_tracing::layer(["http.route"]))
 //!     .init();
-//! # Ok::<(), otelctx::PublishError>(())
+//! otelctx_tracing::check()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # What is published
@@ -46,8 +47,10 @@ mod ids;
 #[cfg(all(feature = "tokio", tokio_unstable))]
 mod inherit;
 mod layer;
+mod problem;
 mod stack;
 
 #[cfg(all(feature = "tokio", tokio_unstable))]
 pub use inherit::inherit;
 pub use layer::{layer, truncated, ContextLayer};
+pub use problem::{check, Problem};

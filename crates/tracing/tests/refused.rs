@@ -1,5 +1,6 @@
 //! More names than a process can have.
 
+use otelctx_tracing::Problem;
 use tracing::info_span;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -12,6 +13,9 @@ fn names_and_values_without_room_are_reported() {
     let names = (0..300).map(|number| format!("name-{number}"));
     let layer = otelctx_tracing::layer(["http.route".to_owned()].into_iter().chain(names));
     assert_eq!(layer.refused().len(), 301 - 256);
+    let problem = otelctx_tracing::check().unwrap_err();
+    assert!(matches!(problem, Problem::Key(_)), "{problem}");
+    assert!(problem.to_string().contains("\"name-255\""), "{problem}");
     let before = otelctx_tracing::truncated();
     // A second layer in one subscriber has nothing to publish, and does no harm.
     let second = otelctx_tracing::layer(["user"]);

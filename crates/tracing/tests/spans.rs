@@ -30,6 +30,7 @@ fn install() {
         tracing_subscriber::registry()
             .with(layer.with_filter(LevelFilter::INFO))
             .init();
+        otelctx_tracing::check().unwrap();
     });
 }
 
