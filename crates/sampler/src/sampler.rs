@@ -1,6 +1,7 @@
 //! The interface: start, drain, stop.
 
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use otelctx_reader as reader;
@@ -206,6 +207,16 @@ impl Sampler {
     pub fn without_tables(&self) -> Option<&Refusal> {
         match &self.recorder {
             Recorder::Ebpf(recorder) => recorder.without_tables(),
+            Recorder::Ptrace(_) => None,
+        }
+    }
+
+    /// Why the kernel does not report mappings to the eBPF recorder, if it does not. They are read from
+    /// `/proc/PID/maps` then, without their times.
+    #[must_use]
+    pub fn without_reports(&self) -> Option<&io::Error> {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.without_reports(),
             Recorder::Ptrace(_) => None,
         }
     }

@@ -19,5 +19,11 @@ pub(super) fn limits(sampler: &Sampler) -> Vec<String> {
         let most = sampler.max_frames();
         limits.push(format!("stacks have at most {most} frames: {why}"));
     }
+    if let Some(why) = sampler.without_reports() {
+        limits.push(format!(
+            "functions of processes that end quickly, and of code that is replaced, can have no name \
+             or a wrong one: the kernel does not report mappings: {why}"
+        ));
+    }
     limits
 }

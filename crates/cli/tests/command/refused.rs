@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::geteuid;
 use otelctx_fixtures::kernel::is_emulated;
 
-use crate::run::{Answer, Scratch, command, deny, deny_if, otelctx};
+use crate::run::{Answer, Scratch, command, deny, deny_if, deny_mapping, otelctx};
 use crate::target::{self, TRACE, Target};
 use crate::unprivileged::{Copy, NOBODY};
 
@@ -261,6 +261,33 @@ fn no_memory_or_descriptors_for_the_program() {
     recorded("descriptors", Some("Too many open files"), |command| {
         limit(command, libc::RLIMIT_NOFILE, 14);
     });
+}
+
+#[test]
+fn without_reports_of_mappings_a_line_says_so() {
+    if !is_root() || !is_permitted("reports") {
+        return;
+    }
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("refused-reports");
+    let path = scratch.path("a.otlp");
+    let line = "the kernel does not report mappings: Cannot allocate memory (os error 12)";
+    for arguments in [
+        &["record", "-d", seconds(), "-p", &pid, "-o", &path][..],
+        &["top", "--iterations", "1", "-p", &pid],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+        // The ring of each CPU (`side_band.rs` in the sampler): its data, and a page.
+        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
+        let size = (128 << 10) + page.unwrap().unwrap() as u32;
+        deny_mapping(command.args(arguments), size, libc::ENOMEM);
+        let answer = Answer::of(command.output().unwrap());
+        assert_eq!(answer.status, 0, "{answer:?}");
+        let output = [&answer.stdout[..], &answer.stderr].concat();
+        assert_eq!(output.matches(line).count(), 1, "{answer:?}");
+    }
+    right("reports", &path);
 }
 
 #[test]

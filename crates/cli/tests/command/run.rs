@@ -183,6 +183,7 @@ const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
 /// Of struct seccomp_data: the number of the system call, and the lower halves of its arguments.
 const NUMBER: u32 = 0;
 const FIRST: u32 = 16;
+const SECOND: u32 = FIRST + 8;
 const THIRD: u32 = FIRST + 2 * 8;
 
 /// Lets a system call of a command, and of what it starts, fail with this `errno`.
@@ -193,6 +194,12 @@ pub(crate) fn deny(command: &mut Command, call: libc::c_long, errno: libc::c_int
 /// The same where its first argument is this number.
 pub(crate) fn deny_if(command: &mut Command, call: libc::c_long, first: u32, errno: libc::c_int) {
     deny_calls(command, call, FIRST, statement(EQUAL, first, 0, 1), errno);
+}
+
+/// Lets mappings of a command that have this size fail with this `errno`.
+pub(crate) fn deny_mapping(command: &mut Command, size: u32, errno: libc::c_int) {
+    let is_size = statement(EQUAL, size, 0, 1);
+    deny_calls(command, libc::SYS_mmap, SECOND, is_size, errno);
 }
 
 /// Has a command find no file system that has files without a name (O_TMPFILE).

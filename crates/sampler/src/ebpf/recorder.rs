@@ -1,6 +1,7 @@
 //! Converts the program's events to samples.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, MapData};
@@ -41,6 +42,8 @@ pub(crate) struct Recorder {
     loaded: Loaded,
     processes: Processes,
     side_band: SideBand,
+    /// Why the kernel does not report mappings, if it does not.
+    without_reports: Option<io::Error>,
     whole_machine: bool,
     /// Number of the newest configuration.
     serial: u32,
@@ -74,13 +77,15 @@ impl Recorder {
             Err(refusal) => return Ok(Err(refusal)),
         };
         // Without it, all mappings are read from /proc.
-        let side_band = match options.user_stacks {
-            true => loaded.side_band().unwrap_or_default(),
-            false => SideBand::default(),
+        let (side_band, without_reports) = match options.user_stacks.then(|| loaded.side_band()) {
+            Some(Ok(side_band)) => (side_band, None),
+            Some(Err(error)) => (SideBand::default(), Some(error)),
+            None => (SideBand::default(), None),
         };
         let mut recorder = Self {
             loaded,
             side_band,
+            without_reports,
             processes: Processes::new(reader_options, scan_timeout),
             whole_machine: options.targets == Targets::All,
             serial: 0,
@@ -279,6 +284,11 @@ impl Recorder {
 
     pub(crate) fn incomplete_steps(&self) -> Vec<IncompleteSteps> {
         self.processes.reasons.sorted()
+    }
+
+    /// Why the kernel does not report mappings, if it does not.
+    pub(crate) fn without_reports(&self) -> Option<&io::Error> {
+        self.without_reports.as_ref()
     }
 
     /// Why stacks are walked by frame pointers alone, if they are.
