@@ -22,7 +22,8 @@ use crate::sampler::{Published, Recording};
 /// Pass a sampler, an ID generator and the resource to the returned [`Install`], everything else to
 /// the builder. Several providers can be installed in one program; the first one's
 /// [`baggage`](Install::baggage), [`span_name`](Install::span_name) and
-/// [`local_root_span_id`](Install::local_root_span_id) then apply to all.
+/// [`local_root_span_id`](Install::local_root_span_id) then apply to all; [`check`](crate::check) tells if a later one
+/// asks for more.
 #[must_use = "nothing is published before build()"]
 pub fn install<A: Into<String>>(
     builder: TracerProviderBuilder,

@@ -12,6 +12,7 @@ use otelctx::{
     current_record, integration, set_current, swap_current, Key, Record, SharedRecord, TraceFlags,
 };
 
+use crate::problem::{self, Problem};
 use crate::{started, truncated};
 
 /// What readers see of a context.
@@ -37,6 +38,20 @@ pub(crate) struct Options {
     pub(crate) local_root: Option<Key>,
 }
 
+impl Options {
+    /// Whether everything that `asked` has is published.
+    fn include(&self, asked: &Self) -> bool {
+        let same = |ours: &Option<Key>, asked: &Option<Key>| {
+            let name = |key: &Option<Key>| key.as_ref().map(Key::name);
+            asked.is_none() || name(ours) == name(asked)
+        };
+        let has = |asked: &Key| self.baggage.iter().any(|key| key.name() == asked.name());
+        asked.baggage.iter().all(has)
+            && same(&self.span_name, &asked.span_name)
+            && same(&self.local_root, &asked.local_root)
+    }
+}
+
 /// Those of the first [`install`](crate::install).
 static OPTIONS: OnceLock<Options> = OnceLock::new();
 
@@ -58,8 +73,8 @@ struct Probe;
 
 /// Sets the observer, unless another one was set. Returns whether it is ours.
 pub(crate) fn set(options: Options) -> bool {
+    let refused = OPTIONS.set(options).err();
     if !CALLED.load(Ordering::Relaxed) {
-        let _ = OPTIONS.set(options);
         // Without a result: a second observer is only logged. So see which one is called.
         GlobalContextObserver::set(Arc::new(Observer));
         drop(Context::new().with_value(Probe));
@@ -67,6 +82,9 @@ pub(crate) fn set(options: Options) -> bool {
     let is_ours = CALLED.load(Ordering::Relaxed);
     if is_ours {
         integration::set_observed();
+        if refused.is_some_and(|asked| !self::options().include(&asked)) {
+            problem::report(Problem::OtherOptions);
+        }
     }
     is_ours
 }
@@ -187,4 +205,35 @@ fn with_baggage(record: &SharedRecord, context: &Context, keys: &[Key]) -> Share
     }
     truncated::count(copy.is_truncated());
     copy.share()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_include_what_is_not_asked_for() {
+        let key = |name| Key::new(name);
+        let options = |baggage: &[&'static str], span_name, local_root| Options {
+            baggage: baggage.iter().map(|name| key(name)).collect(),
+            span_name: Option::map(span_name, key),
+            local_root: Option::map(local_root, key),
+        };
+        let first = options(&["tenant", "user"], Some("name"), Some("root"));
+        for asked in [
+            options(&[], None, None),
+            options(&["user"], Some("name"), None),
+            options(&["user", "tenant"], None, Some("root")),
+        ] {
+            assert!(first.include(&asked), "{asked:?}");
+        }
+        for asked in [
+            options(&["user", "other"], None, None),
+            options(&[], Some("other"), None),
+            options(&[], None, Some("other")),
+        ] {
+            assert!(!first.include(&asked), "{asked:?}");
+        }
+        assert!(!Options::default().include(&options(&[], Some("name"), None)));
+    }
 }

@@ -17,6 +17,10 @@ pub enum Problem {
     /// The builder that was passed to [`install`](crate::install) already had a sampler or an ID generator
     /// of its own. Only the IDs and flags of its spans are published.
     OwnSampler,
+    /// An earlier [`install`](crate::install) was without this one's [`baggage`](crate::Install::baggage),
+    /// [`span_name`](crate::Install::span_name) or [`local_root_span_id`](crate::Install::local_root_span_id). The options
+    /// of the first apply to all providers.
+    OtherOptions,
     /// An attribute cannot be published.
     Key(KeyError),
     /// The process context was not published.
@@ -41,6 +45,10 @@ impl fmt::Display for Problem {
                 "attributes of spans are not published: the builder has a sampler or an ID \
                  generator of its own; pass it to Install::sampler or Install::id_generator instead",
             ),
+            Self::OtherOptions => f.write_str(
+                "not everything that was asked for is published: an earlier install was without this one's \
+                 baggage, span_name or local_root_span_id; give the first install the options of all",
+            ),
             Self::Key(error) => write!(f, "an attribute is not published: {error}"),
             Self::ProcessContext(error) => error.fmt(f),
             Self::NotExported(error) => error.fmt(f),
@@ -54,7 +62,9 @@ impl std::error::Error for Problem {
             Self::Key(error) => Some(error),
             Self::ProcessContext(error) => Some(error),
             Self::NotExported(error) => Some(error),
-            Self::NotInstalled | Self::OtherObserver | Self::OwnSampler => None,
+            Self::NotInstalled | Self::OtherObserver | Self::OwnSampler | Self::OtherOptions => {
+                None
+            }
         }
     }
 }
