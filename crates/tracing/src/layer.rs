@@ -164,12 +164,22 @@ impl ContextLayer {
     /// a field again leaves its earlier value where it is, until the record is full.
     #[cold]
     fn rebuild(&self, fields: &Fields) {
-        if let Some(old) = current_record() {
-            let new = old.copy_with_ids(old.trace_id(), old.span_id(), old.flags());
-            let new = fields.replace_late(&self.keys, new).share();
-            count(new.is_truncated());
-            drop(swap_current(Some(new)));
+        // Everything that is seen: the application may have appended values, too.
+        let Some(seen) = otelctx::current() else {
+            return;
+        };
+        let ids = (seen.trace_id, seen.span_id);
+        if current_record().is_none_or(|it| (it.trace_id(), it.span_id()) != ids) {
+            // A guard has attached a record of the application's.
+            return count(true);
         }
+        let kept = seen.attributes.into_iter();
+        let kept = kept.filter_map(|(name, value)| Some((Key::from_string(name).ok()?, value)));
+        let new = Record::new(ids.0, ids.1).flags(seen.trace_flags);
+        let new = kept.fold(new, |new, (key, value)| new.with(&key, &value));
+        let new = fields.replace_late(&self.keys, new).share();
+        count(new.is_truncated());
+        drop(swap_current(Some(new)));
     }
 
     fn entered(&self, id: &Id) -> Entered {

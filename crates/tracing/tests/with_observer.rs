@@ -159,3 +159,37 @@ fn spans_that_opentelemetry_does_not_know_are_seen_around_its_own() {
     drop(inner_entered);
     assert_eq!(otelctx::current(), None);
 }
+
+#[test]
+fn a_record_without_room_keeps_what_the_application_appended() {
+    static OTHER: otelctx::Key = otelctx::Key::new("other");
+    install();
+    let request = info_span!("request", user = Empty);
+    let _request = request.enter();
+    assert!(otelctx::append_current(&OTHER, "value"));
+    for round in 0..100 {
+        let user = format!("user {round}");
+        request.record("user", &user);
+        let mut shown = seen();
+        shown.sort();
+        assert_eq!(shown, attributes(&[("other", "value"), ("user", &user)]));
+    }
+}
+
+#[test]
+fn a_record_of_a_guard_is_not_replaced() {
+    static OTHER: otelctx::Key = otelctx::Key::new("other");
+    install();
+    let before = otelctx_tracing::truncated();
+    let request = info_span!("request", user = Empty);
+    let _request = request.enter();
+    let mut record = otelctx::Record::new([7; 16], [7; 8]);
+    let guard = record.attach();
+    while otelctx::append_current(&OTHER, &"x".repeat(200)) {}
+    let expected = otelctx::current();
+    request.record("user", "y".repeat(200));
+    assert_eq!(otelctx::current(), expected);
+    assert_eq!(otelctx_tracing::truncated(), before + 1);
+    drop(guard);
+    assert_eq!(seen(), []);
+}
