@@ -50,7 +50,7 @@ impl Tasks {
     }
 }
 
-/// A task that is being polled, and what was attached before.
+/// A task that is being polled, and what was attached before by others than the layer, such as the observer.
 type Polled = (Id, Option<SharedRecord>);
 
 thread_local! {
@@ -59,7 +59,8 @@ thread_local! {
 }
 
 fn begin_poll(task: Id, record: SharedRecord) {
-    let before = current_record();
+    // What the layer publishes, its stack publishes again, with what was recorded late meanwhile.
+    let before = current_record().filter(|before| !stack::is_latest(before));
     let begun = POLLED.try_with(|polled| polled.borrow_mut().push((task, before)));
     if begun.is_ok() {
         stack::push(TASK, record);
@@ -74,8 +75,7 @@ fn end_poll(task: Id) {
     });
     if let Ok(Some((_, before))) = ended {
         stack::pop(TASK);
-        // What is attached by others than the layer, such as the observer, is not on its stack.
-        if before.is_some() && current_record().is_none() {
+        if before.is_some() {
             drop(swap_current(before));
         }
     }

@@ -150,6 +150,17 @@ pub(crate) fn pop(exited: Entered) {
     drop(popped);
 }
 
+/// Whether a record is that of the latest span or task.
+#[cfg(all(feature = "tokio", tokio_unstable))]
+pub(crate) fn is_latest(record: &SharedRecord) -> bool {
+    let is_latest = STACK.try_with(|stack| {
+        let stack = stack.borrow();
+        let latest = stack.entered.last();
+        latest.is_some_and(|(_, latest)| latest.as_ptr() == record.as_ptr())
+    });
+    is_latest.unwrap_or(false)
+}
+
 /// The spans of a layer that are entered, the latest last, each once.
 pub(crate) fn entered(layer: usize) -> Vec<u64> {
     let spans = STACK.try_with(|stack| {
