@@ -20,7 +20,7 @@ enum Call {
 pub(crate) enum Verdict {
     /// Its call leads there.
     Right,
-    /// It follows a call, whose target is in a register or in another module.
+    /// It follows a call, whose target is in a register or in another module, or makecontext wrote it.
     Open,
     /// It follows no call, or one that leads elsewhere.
     Wrong,
@@ -38,6 +38,10 @@ pub(crate) struct Graph {
     jumps: HashMap<u64, HashSet<u64>>,
     /// Functions with jumps whose target is in a register or in memory: any function may follow.
     open: HashSet<u64>,
+    /// Addresses of `mov %rbx,%rsp`.
+    stack_switches: HashSet<u64>,
+    /// The starts of functions that return to another context than that of their caller.
+    context_switches: Vec<u64>,
 }
 
 impl Graph {
@@ -54,9 +58,16 @@ impl Graph {
             functions: functions(path),
             jumps: HashMap::new(),
             open: HashSet::new(),
+            stack_switches: HashSet::new(),
+            context_switches: Vec::new(),
         };
+        for name in ["setcontext", "swapcontext"] {
+            let symbol = elf.exported_symbol(name.as_bytes()).unwrap();
+            graph.context_switches.extend(symbol.map(|it| it.value));
+        }
         // Without optimization, searching so much text takes this program seconds.
-        let script = r#"objdump -d --insn-width=16 -- "$0" | grep -P '\t(\w+ )*(call|j)'"#;
+        let script =
+            r#"objdump -d --insn-width=16 -- "$0" | grep -P '\t((\w+ )*(call|j)|mov +%rbx,%rsp)'"#;
         for line in output(Command::new("sh").args(["-c", script]).arg(path)).lines() {
             graph.add(line);
         }
@@ -75,6 +86,10 @@ impl Graph {
             return;
         };
         let mut words = text.split_whitespace();
+        if words.clone().eq(["mov", "%rbx,%rsp"]) {
+            self.stack_switches.insert(address);
+            return;
+        }
         let is_branch = |word: &&str| word.starts_with("call") || word.starts_with('j');
         let Some(name) = words.find(is_branch) else {
             return;
@@ -103,6 +118,23 @@ impl Graph {
         (address < end).then_some(start)
     }
 
+    /// Whether makecontext can have written this return address on a new stack: that of the function which leaves
+    /// the stack (sysdeps/unix/sysv/linux/x86_64/__start_context.S in glibc).
+    fn starts_a_stack(&self, address: u64) -> bool {
+        self.stack_switches.contains(&address) && self.is_start(address)
+    }
+
+    /// Whether an address is in a function that returns to another context than its caller's.
+    pub(crate) fn switches_contexts(&self, address: u64) -> bool {
+        let function = self.function(address);
+        function.is_some_and(|start| self.context_switches.contains(&start))
+    }
+
+    /// Whether a function starts at this address.
+    pub(crate) fn is_start(&self, address: u64) -> bool {
+        self.function(address) == Some(address)
+    }
+
     /// The address of a byte of the file.
     pub(crate) fn address(&self, offset: u64) -> u64 {
         let mut segments = self.segments.iter();
@@ -115,6 +147,7 @@ impl Graph {
     /// another file.
     pub(crate) fn check(&self, caller: u64, called: Option<u64>) -> Verdict {
         let target = match self.calls.get(&caller) {
+            None if self.starts_a_stack(caller) => return Verdict::Open,
             None => return Verdict::Wrong,
             Some(Call::Indirect) => return Verdict::Open,
             Some(Call::To(target)) => *target,
