@@ -52,8 +52,10 @@ pub(crate) fn serial() -> usize {
 /// The thread that a record belongs to.
 pub(crate) struct Owner(AtomicUsize);
 
-/// Of no thread: the thread has ended, or is changing the record.
+/// Of no thread: the thread has ended.
 const NONE: usize = 0;
+/// Of a thread that is changing the record. No thread pointer is odd.
+const PAUSED: usize = 1;
 
 impl Owner {
     pub(crate) fn this() -> Self {
@@ -74,8 +76,14 @@ impl Owner {
         self.0.store(NONE, Ordering::Release);
     }
 
-    /// Gives a record back to the calling thread after [`end`](Self::end).
-    pub(crate) fn begin(&self) {
+    /// Refuses all use, also by signal handlers of this thread, until [`resume`](Self::resume) or
+    /// [`end`](Self::end).
+    pub(crate) fn pause(&self) {
+        self.0.store(PAUSED, Ordering::Relaxed);
+    }
+
+    /// Gives a record back to the calling thread after [`pause`](Self::pause).
+    pub(crate) fn resume(&self) {
         self.0.store(this_thread(), Ordering::Relaxed);
     }
 }

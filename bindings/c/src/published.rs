@@ -42,10 +42,18 @@ impl otelctx_published {
         if !taken {
             return Err(failure(BUSY));
         }
+        let _leave = Leave(&published.user);
         // SAFETY: `user` admits one thread of this process.
-        let result = f(unsafe { &mut *published.guard.get() });
-        published.user.store(0, Ordering::Release);
-        result.map_err(|error| publish_failure(&error))
+        f(unsafe { &mut *published.guard.get() }).map_err(|error| publish_failure(&error))
+    }
+}
+
+/// Lets other threads use a publication again, also after a panic.
+struct Leave<'a>(&'a AtomicU32);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
     }
 }
 
@@ -213,4 +221,34 @@ pub unsafe extern "C" fn otelctx_unpublish(
         // SAFETY: C's promise.
         unsafe { report(error, result) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{otelctx_published, otelctx_unpublish};
+    use crate::call::caught;
+    use crate::error::{Failure, INTERNAL, OK, failure};
+    use otelctx::ProcessContext;
+    use std::cell::UnsafeCell;
+    use std::ptr;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn a_publication_can_be_used_after_a_panic() {
+        let guard = UnsafeCell::new(ProcessContext::new().service_name("a").publish().unwrap());
+        let published = Box::into_raw(Box::new(otelctx_published {
+            user: AtomicU32::new(0),
+            guard,
+        }));
+        // SAFETY: it is freed at the end.
+        unsafe {
+            let with = |f: fn(&mut otelctx::Published) -> Result<(), otelctx::PublishError>| {
+                let failed: Result<(), Failure> = Err(failure(INTERNAL));
+                caught(failed, || otelctx_published::with(published, f))
+            };
+            assert_eq!(with(|_| panic!("on purpose")), Err(failure(INTERNAL)));
+            assert_eq!(with(|_| Ok(())), Ok(()));
+            assert_eq!(otelctx_unpublish(published, ptr::null_mut()), OK);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_char;
-use std::ptr;
+use std::{mem, ptr};
 
 use otelctx::{Record, TraceFlags, thread_slot};
 
@@ -25,7 +25,7 @@ pub struct otelctx_record {
     owner: Owner,
     /// The thread's slot.
     slot: *mut *mut u8,
-    /// `None` once `owner` is none.
+    /// `None` once the owner has ended.
     record: Option<Record>,
     /// The thread's other handles: its destructor leaves none with a record.
     next: *mut otelctx_record,
@@ -76,6 +76,30 @@ impl otelctx_record {
             handle
         });
         added.unwrap_or(ptr::null_mut())
+    }
+
+    /// Takes a handle out of the calling thread's list.
+    ///
+    /// # Safety
+    /// `handle` is in the list, or the thread has emptied it.
+    unsafe fn unlink(handle: *mut Self) {
+        // SAFETY: the list has only handles that are not freed.
+        unsafe {
+            let (next, previous) = ((*handle).next, (*handle).previous);
+            if !next.is_null() {
+                (*next).previous = previous;
+            }
+            if previous.is_null() {
+                // While the thread ends, its list is empty and the handle is not in it.
+                let _ = HANDLES.try_with(|handles| {
+                    if handles.0.get() == handle {
+                        handles.0.set(next);
+                    }
+                });
+            } else {
+                (*previous).next = next;
+            }
+        }
     }
 
     /// Calls `f` with the record of a handle.
@@ -149,13 +173,28 @@ impl otelctx_record {
                     Ok(record) if record.is_attached() == Some(true) => return ATTACHED,
                     Ok(_) => {}
                 }
-                // If `f` panics, the handle stays without a record.
-                (*handle).owner.end();
+                (*handle).owner.pause();
+                let emptied = Emptied(handle);
                 (*handle).record = (*handle).record.take().map(f);
-                (*handle).owner.begin();
+                mem::forget(emptied);
+                (*handle).owner.resume();
                 OK
             }
         })
+    }
+}
+
+/// A handle whose record is being replaced. Dropping it, after a panic, leaves the handle as one whose
+/// thread has ended: in no list, so that any thread may free it.
+struct Emptied(*mut otelctx_record);
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        // SAFETY: the handle is one of the calling thread, and not freed.
+        unsafe {
+            otelctx_record::unlink(self.0);
+            (*self.0).owner.end();
+        }
     }
 }
 
@@ -193,20 +232,7 @@ pub unsafe extern "C" fn otelctx_record_free(record: *mut otelctx_record) -> ote
         // SAFETY: C's promise: it is not freed yet.
         unsafe {
             if (*record).owner.is_this() {
-                let (next, previous) = ((*record).next, (*record).previous);
-                if !next.is_null() {
-                    (*next).previous = previous;
-                }
-                if previous.is_null() {
-                    // While the thread ends, its list is empty and the handle is not in it.
-                    let _ = HANDLES.try_with(|handles| {
-                        if handles.0.get() == record {
-                            handles.0.set(next);
-                        }
-                    });
-                } else {
-                    (*previous).next = next;
-                }
+                otelctx_record::unlink(record);
             } else if !(*record).owner.has_ended() {
                 return WRONG_THREAD;
             }
@@ -475,4 +501,49 @@ pub unsafe extern "C" fn otelctx_record_share(
         let own = otelctx_record::own(record);
         own.map_or(ptr::null_mut(), |record| shared::handle(record.to_shared()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{otelctx_record, otelctx_record_free, otelctx_record_new};
+    use crate::error::{INTERNAL, OK, WRONG_THREAD};
+    use std::ptr;
+
+    #[test]
+    fn a_panic_while_a_record_is_replaced_leaves_a_handle_that_any_thread_may_free() {
+        // SAFETY: the handles are freed once each, and the order is that of the threads.
+        unsafe {
+            let new = || otelctx_record_new(ptr::null(), ptr::null(), 0);
+            let (first, emptied, last) = (new(), new(), new());
+            let result = otelctx_record::replace(emptied, |_| panic!("on purpose"));
+            assert_eq!(result, INTERNAL);
+            assert_eq!(otelctx_record::replace(emptied, |it| it), WRONG_THREAD);
+            // The list goes on without it.
+            assert_eq!((*last).next, first);
+            assert_eq!((*first).previous, last);
+            let address = emptied as usize;
+            let freed = std::thread::spawn(move || otelctx_record_free(address as *mut _) as u32);
+            assert_eq!(freed.join().unwrap(), OK as u32);
+            assert_eq!(otelctx_record::replace(first, |it| it), OK);
+            assert_eq!(otelctx_record_free(last), OK);
+            assert_eq!(otelctx_record_free(first), OK);
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_being_replaced_is_not_freed_by_another_thread() {
+        // SAFETY: the handle is freed once.
+        unsafe {
+            let record = otelctx_record_new(ptr::null(), ptr::null(), 0);
+            let address = record as usize;
+            let result = otelctx_record::replace(record, |it| {
+                let free = move || otelctx_record_free(address as *mut _) as u32;
+                let freed = std::thread::spawn(free).join().unwrap();
+                assert_eq!(freed, WRONG_THREAD as u32);
+                it
+            });
+            assert_eq!(result, OK);
+            assert_eq!(otelctx_record_free(record), OK);
+        }
+    }
 }

@@ -126,6 +126,47 @@ fn the_wrapper_for_cpp_has_scopes_that_end() {
     }
 }
 
+/// Built as the library is, because that decides what a panic does.
+#[test]
+fn a_panic_in_the_library_is_an_error_in_c() {
+    if !have("gcc") {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("panic");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .current_dir(root())
+        .args(["build", "--quiet", "--locked", "-p", "otelctx-ffi"])
+        .args(["--profile", "c", "--features", "test-panic"])
+        .arg("--target-dir")
+        .arg(&folder)
+        .env("RUSTFLAGS", "");
+    let Ok(built) = cargo.output() else {
+        println!("skipped: Cargo is out of this user's reach");
+        return;
+    };
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
+    let include = format!("-I{}", source("include").display());
+    let flags = C.into_iter().chain(["-pthread", &include]);
+    let all = flags.map(OsString::from).chain([
+        source("tests/programs/panic.c").into(),
+        folder.join("c/libotelctx_ffi.a").into(),
+        "-ldl".into(),
+        "-lm".into(),
+    ]);
+    let program = compile("gcc", all.collect::<Vec<_>>(), "c-panic")
+        .unwrap_or_else(|error| panic!("{error}"));
+    let output = Command::new(&program.0).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    let panics = errors.matches("on purpose").count();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("{panics} panics\n")
+    );
+}
+
 /// The folder of opentelemetry-cpp's headers, which no package of Debian has.
 const OPENTELEMETRY_CPP: &str = "OPENTELEMETRY_CPP_INCLUDE";
 
