@@ -676,6 +676,17 @@ enum otelctx_result otelctx_record_add(struct otelctx_record *record,
 enum otelctx_result otelctx_record_reserve(struct otelctx_record *record, size_t size);
 
 /**
+ * Removes an attribute, for a record that was copied from another one and gets another value. Without
+ * such an attribute, nothing changes.
+ *
+ * OTELCTX_ATTACHED if the record is attached.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_remove(struct otelctx_record *record,
+                                          const struct otelctx_key *key);
+
+/**
  * Replaces IDs and flags of a record that is not attached, and keeps its attributes.
  *
  * OTELCTX_ATTACHED if it is attached.
@@ -791,6 +802,27 @@ struct otelctx_record *otelctx_shared_copy(const struct otelctx_shared *shared,
                                            uint8_t flags);
 
 /**
+ * The 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
+ *
+ * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ */
+const uint8_t *otelctx_shared_trace_id(const struct otelctx_shared *shared);
+
+/**
+ * The 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
+ *
+ * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ */
+const uint8_t *otelctx_shared_span_id(const struct otelctx_shared *shared);
+
+/**
+ * The W3C trace flags. 0 for null.
+ *
+ * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ */
+uint8_t otelctx_shared_flags(const struct otelctx_shared *shared);
+
+/**
  * Whether a value was cut or an attribute left out when the record was made. False for null.
  *
  * Threads: any. Signal handlers: no. Fork: as for all functions.
@@ -902,6 +934,15 @@ void **otelctx_thread_slot(void);
 struct otelctx_shared *otelctx_swap_current(struct otelctx_shared *shared);
 
 /**
+ * A new reference to the record that otelctx_swap_current() made current on the calling thread, without
+ * the attributes that otelctx_add_current() added; null if there is none. For frameworks that derive
+ * a context from the current one.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_shared *otelctx_current_shared(void);
+
+/**
  * Adds an attribute to what the calling thread is working on, for facts that become known later. A
  * record of the thread is changed; for a shared record, the attribute is visible on this thread
  * until the record is detached.
@@ -953,6 +994,19 @@ uint8_t otelctx_context_flags(const struct otelctx_context *context);
 const char *otelctx_context_attribute(const struct otelctx_context *context,
                                       const char *name,
                                       size_t *length);
+
+/**
+ * Name and value of an attribute by its position in the record, from 0 on. Returns the value; both
+ * are not terminated, and valid until the copy is freed. The pointers for the results may be null.
+ * Null, and nothing is written, for a position past the last one.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+const char *otelctx_context_attribute_at(const struct otelctx_context *context,
+                                         size_t index,
+                                         const char **name,
+                                         size_t *name_length,
+                                         size_t *length);
 
 /**
  * The number of attributes. 0 for null.

@@ -28,6 +28,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace otelctx {
 
@@ -53,6 +54,14 @@ inline void check(otelctx_result code, const otelctx_error &error) {
 
 inline void check(otelctx_result code) {
   if (code != OTELCTX_OK) throw Error(code);
+}
+
+/** An ID of these bytes; zeroes for null. */
+template <typename Id>
+Id id(const uint8_t *bytes) noexcept {
+  Id id{};
+  for (size_t i = 0; bytes != nullptr && i < id.size(); i++) id[i] = bytes[i];
+  return id;
 }
 
 /** A pointer that one object owns. */
@@ -92,6 +101,12 @@ inline bool is_exported(std::string *why = nullptr) {
   if (why != nullptr) *why = error.message;
   return exported;
 }
+
+/** The version of the library, such as "0.1.0". */
+inline const char *version() noexcept { return otelctx_version(); }
+
+/** Withdraws the process context, unless records may refer to its keys; see otelctx_withdraw(). */
+inline bool withdraw() noexcept { return otelctx_withdraw(); }
 
 /** The name of an attribute of records. Make it a static. */
 class Key {
@@ -212,6 +227,21 @@ class Process {
   /** Sets an attribute of the process context itself. */
   Process &set_context_attribute(const char *key, Value value) {
     detail::check(otelctx_process_set_context_attribute(process_, key, value.release()));
+    return *this;
+  }
+  /** Sets an attribute of another schema of thread contexts; its name starts with `threadlocal.`. */
+  Process &set_schema_attribute(const char *key, Value value) {
+    detail::check(otelctx_process_set_schema_attribute(process_, key, value.release()));
+    return *this;
+  }
+  /** Sets the announced schema of thread contexts: "tlsdesc_v1_dev" by default, "tls_v1", or another. */
+  Process &schema(const char *name) {
+    detail::check(otelctx_process_schema(process_, name));
+    return *this;
+  }
+  /** Sets the maximum size of the encoded context in bytes. */
+  Process &max_size(size_t bytes) {
+    detail::check(otelctx_process_max_size(process_, bytes));
     return *this;
   }
   /** Why OTEL_RESOURCE_ATTRIBUTES was ignored, if it was. */
@@ -342,6 +372,7 @@ class Record {
   otelctx_result add(const Key &key, std::string_view value) noexcept {
     return otelctx_record_add(get(), key.get(), value.data(), value.size());
   }
+  otelctx_result remove(const Key &key) noexcept { return otelctx_record_remove(get(), key.get()); }
   otelctx_result reserve(size_t size) noexcept { return otelctx_record_reserve(get(), size); }
   otelctx_result set_ids(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) noexcept {
     return otelctx_record_set_ids(get(), trace_id.data(), span_id.data(), flags);
@@ -384,12 +415,19 @@ class SharedRecord {
   Record copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
     return Record(otelctx_shared_copy(get(), trace_id.data(), span_id.data(), flags));
   }
+  /** Zeroes for an empty one, or without a trace. */
+  TraceId trace_id() const noexcept { return detail::id<TraceId>(otelctx_shared_trace_id(get())); }
+  SpanId span_id() const noexcept { return detail::id<SpanId>(otelctx_shared_span_id(get())); }
+  uint8_t flags() const noexcept { return otelctx_shared_flags(get()); }
   bool is_truncated() const noexcept { return otelctx_shared_is_truncated(get()); }
+  /** The bytes where readers find them, in the layout of OTEP 4947. */
+  const uint8_t *bytes() const noexcept { return otelctx_shared_bytes(get()); }
   otelctx_shared *get() const noexcept { return shared_.get(); }
 
  private:
   friend class Record;
   friend SharedRecord swap_current(SharedRecord record) noexcept;
+  friend SharedRecord current_shared() noexcept;
   explicit SharedRecord(otelctx_shared *shared) noexcept : shared_(shared) {}
   detail::Owned<otelctx_shared, otelctx_shared_release> shared_;
 };
@@ -400,6 +438,9 @@ inline SharedRecord Record::share() const { return SharedRecord(otelctx_record_s
 inline SharedRecord swap_current(SharedRecord record) noexcept {
   return SharedRecord(otelctx_swap_current(record.shared_.release()));
 }
+
+/** The record that swap_current() made current, without what add_current() added. May be empty. */
+inline SharedRecord current_shared() noexcept { return SharedRecord(otelctx_current_shared()); }
 
 /** Adds an attribute to what the calling thread is working on. */
 inline otelctx_result add_current(const Key &key, std::string_view value) noexcept {
@@ -417,6 +458,14 @@ inline otelctx_result add(const Key &key, std::string_view value) noexcept {
   return otelctx_thread_add(key.get(), value.data(), value.size());
 }
 inline void detach() noexcept { otelctx_thread_detach(); }
+/** A mark for shrink_to(), in bytes. */
+inline size_t attributes_size() noexcept { return otelctx_thread_attributes_size(); }
+inline void shrink_to(size_t size) noexcept { otelctx_thread_shrink_to(size); }
+inline bool is_truncated() noexcept { return otelctx_thread_is_truncated(); }
+/** The record's 640 bytes, for language runtimes that write them. */
+inline uint8_t *bytes() noexcept { return otelctx_thread_bytes(); }
+/** Where readers find the pointer to the record, for language runtimes that write it. */
+inline void **slot() noexcept { return otelctx_thread_slot(); }
 
 }  // namespace thread
 
@@ -429,14 +478,10 @@ class Context {
     return Context(context);
   }
   TraceId trace_id() const noexcept {
-    TraceId id;
-    for (size_t i = 0; i < id.size(); i++) id[i] = otelctx_context_trace_id(context_.get())[i];
-    return id;
+    return detail::id<TraceId>(otelctx_context_trace_id(context_.get()));
   }
   SpanId span_id() const noexcept {
-    SpanId id;
-    for (size_t i = 0; i < id.size(); i++) id[i] = otelctx_context_span_id(context_.get())[i];
-    return id;
+    return detail::id<SpanId>(otelctx_context_span_id(context_.get()));
   }
   uint8_t flags() const noexcept { return otelctx_context_flags(context_.get()); }
   std::optional<std::string> attribute(const char *name) const {
@@ -444,6 +489,18 @@ class Context {
     const char *value = otelctx_context_attribute(context_.get(), name, &length);
     if (value == nullptr) return std::nullopt;
     return std::string(value, length);
+  }
+  /** Names and values, in the order of the record. */
+  std::vector<std::pair<std::string, std::string>> attributes() const {
+    std::vector<std::pair<std::string, std::string>> found;
+    const size_t count = otelctx_context_attributes(context_.get());
+    for (size_t i = 0; i < count; i++) {
+      const char *name = nullptr;
+      size_t name_length = 0, length = 0;
+      const char *value = otelctx_context_attribute_at(context_.get(), i, &name, &name_length, &length);
+      found.emplace_back(std::string(name, name_length), std::string(value, length));
+    }
+    return found;
   }
 
  private:

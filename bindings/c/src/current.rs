@@ -25,6 +25,16 @@ pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *m
     otelctx::swap_current(new).map_or(ptr::null_mut(), shared::handle)
 }
 
+/// A new reference to the record that otelctx_swap_current() made current on the calling thread, without
+/// the attributes that otelctx_add_current() added; null if there is none. For frameworks that derive
+/// a context from the current one.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn otelctx_current_shared() -> *mut otelctx_shared {
+    otelctx::current_record().map_or(ptr::null_mut(), shared::handle)
+}
+
 /// Adds an attribute to what the calling thread is working on, for facts that become known later. A
 /// record of the thread is changed; for a shared record, the attribute is visible on this thread
 /// until the record is detached.
@@ -124,6 +134,37 @@ pub unsafe extern "C" fn otelctx_context_attribute(
         }
         value.as_ptr().cast()
     })
+}
+
+/// Name and value of an attribute by its position in the record, from 0 on. Returns the value; both
+/// are not terminated, and valid until the copy is freed. The pointers for the results may be null.
+/// Null, and nothing is written, for a position past the last one.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_context_attribute_at(
+    context: *const otelctx_context,
+    index: usize,
+    name: *mut *const c_char,
+    name_length: *mut usize,
+    length: *mut usize,
+) -> *const c_char {
+    // SAFETY: C's promise.
+    unsafe {
+        let attributes = context.as_ref().map(|it| &it.context.attributes);
+        let Some((key, value)) = attributes.and_then(|it| it.get(index)) else {
+            return ptr::null();
+        };
+        if !name.is_null() {
+            name.write(key.as_ptr().cast());
+        }
+        for (place, size) in [(name_length, key.len()), (length, value.len())] {
+            if !place.is_null() {
+                place.write(size);
+            }
+        }
+        value.as_ptr().cast()
+    }
 }
 
 /// The number of attributes. 0 for null.

@@ -405,6 +405,26 @@ pub unsafe extern "C" fn otelctx_record_reserve(
     unsafe { otelctx_record::replace(record, |record| record.reserve(size)) }
 }
 
+/// Removes an attribute, for a record that was copied from another one and gets another value. Without
+/// such an attribute, nothing changes.
+///
+/// OTELCTX_ATTACHED if the record is attached.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_remove(
+    record: *mut otelctx_record,
+    key: *const otelctx_key,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe {
+        match key::inner(key) {
+            Some(key) => otelctx_record::replace(record, |record| record.without(key)),
+            None => INVALID_ARGUMENT,
+        }
+    }
+}
+
 /// Replaces IDs and flags of a record that is not attached, and keeps its attributes.
 ///
 /// OTELCTX_ATTACHED if it is attached.

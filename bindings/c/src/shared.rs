@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::mem::{self, ManuallyDrop};
 use std::ptr;
 
-use otelctx::{AttachedOwned, SharedRecord, TraceFlags};
+use otelctx::{AttachedOwned, SharedRecord, TraceFlags, TraceId};
 
 use crate::call::caught;
 use crate::error::{
@@ -191,6 +191,37 @@ pub unsafe extern "C" fn otelctx_shared_copy(
             otelctx_record::handle(record.copy_with_ids(trace_id, span_id, TraceFlags(flags)))
         })
     })
+}
+
+/// The 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
+///
+/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_trace_id(shared: *const otelctx_shared) -> *const u8 {
+    // SAFETY: C's promise.
+    unsafe { borrow(shared) }.map_or(ptr::null(), |record| record.as_ptr())
+}
+
+/// The 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
+///
+/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -> *const u8 {
+    // SAFETY: C's promise; in a record, the span ID follows the trace ID (OTEP 4947).
+    unsafe {
+        borrow(shared).map_or(ptr::null(), |record| {
+            record.as_ptr().add(size_of::<TraceId>())
+        })
+    }
+}
+
+/// The W3C trace flags. 0 for null.
+///
+/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_flags(shared: *const otelctx_shared) -> u8 {
+    // SAFETY: C's promise.
+    unsafe { borrow(shared) }.map_or(0, |record| record.flags().0)
 }
 
 /// Whether a value was cut or an attribute left out when the record was made. False for null.

@@ -121,6 +121,16 @@ fn the_wrapper_for_cpp_has_scopes_that_end() {
             assert_eq!(value("nested"), Some(Value::Map(nested)));
             assert_eq!(value("bytes"), Some(Value::Bytes(vec![0, 1])));
             assert_eq!(value("job.name"), Some(Value::from("nightly")));
+            let own = |name: &str| {
+                let mut attributes = context.payload.attributes.iter();
+                attributes
+                    .find(|(key, _)| key == name)
+                    .map(|(_, value)| value.clone())
+            };
+            assert_eq!(own("own"), Some(Value::Bool(false)));
+            assert_eq!(own("threadlocal.more"), Some(Value::Double(2.5)));
+            let schema = Some(Value::from("tls_v1"));
+            assert_eq!(own("threadlocal.schema_version"), schema);
             assert!(ends(&mut target), "{compiler} {package}");
         }
     }
@@ -404,6 +414,38 @@ fn the_shared_library_exports_its_functions_with_a_version_and_nothing_else() {
         });
         assert_eq!(count, declared.count() + 1);
     }
+}
+
+/// Functions that the wrapper replaces by one for values of all types.
+const NOT_IN_CPP: [&str; 6] = [
+    "otelctx_process_service_name",
+    "otelctx_process_set_bool",
+    "otelctx_process_set_bytes",
+    "otelctx_process_set_double",
+    "otelctx_process_set_int",
+    "otelctx_process_set_string",
+];
+
+#[test]
+fn the_wrapper_for_cpp_has_every_function() {
+    let read = |file| std::fs::read_to_string(source(file)).unwrap();
+    let (header, wrapper) = (read("include/otelctx.h"), read("include/otelctx.hpp"));
+    let is_code = |line: &&str| !line.trim_start().starts_with(['/', '*']);
+    let wrapper: String = wrapper.lines().filter(is_code).collect();
+    let functions = header.lines().filter_map(|line| {
+        let is_function = line.starts_with(|first: char| first.is_ascii_lowercase())
+            && !line.starts_with("typedef");
+        let name = line.split_once('(').filter(|_| is_function)?.0;
+        name.rsplit([' ', '*']).next()
+    });
+    let mut missing: Vec<_> = functions
+        .filter(|name| {
+            let mut ends = wrapper.match_indices(name).map(|(at, _)| at + name.len());
+            !ends.any(|end| !wrapper[end..].starts_with(|it: char| it.is_alphabetic() || it == '_'))
+        })
+        .collect();
+    missing.sort_unstable();
+    assert_eq!(missing, NOT_IN_CPP);
 }
 
 #[test]

@@ -84,6 +84,7 @@ static void null_pointers(void)
     CHECK(otelctx_record_detach(NULL) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_record_free(NULL) == OTELCTX_OK);
     CHECK(otelctx_record_add(NULL, route, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_record_remove(NULL, route) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_record_reserve(NULL, 1) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_record_set_ids(NULL, TRACE, SPAN, 0) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_record_attributes_size(NULL) == 0);
@@ -101,13 +102,16 @@ static void null_pointers(void)
     CHECK(otelctx_shared_copy(NULL, TRACE, SPAN, 0) == NULL);
     CHECK(!otelctx_shared_is_truncated(NULL));
     CHECK(otelctx_shared_bytes(NULL) == NULL);
-    CHECK(otelctx_swap_current(NULL) == NULL);
+    CHECK(otelctx_shared_trace_id(NULL) == NULL && otelctx_shared_span_id(NULL) == NULL);
+    CHECK(otelctx_shared_flags(NULL) == 0);
+    CHECK(otelctx_swap_current(NULL) == NULL && otelctx_current_shared() == NULL);
     CHECK(otelctx_thread_set(TRACE, SPAN, 0, NULL, 1) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_thread_add(NULL, "a", 1) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_add_current(NULL, "a", 1) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_context_trace_id(NULL) == NULL && otelctx_context_span_id(NULL) == NULL);
     CHECK(otelctx_context_flags(NULL) == 0 && otelctx_context_attributes(NULL) == 0);
     CHECK(otelctx_context_attribute(NULL, "a", NULL) == NULL);
+    CHECK(otelctx_context_attribute_at(NULL, 0, NULL, NULL, NULL) == NULL);
     otelctx_context_free(NULL);
     CHECK(otelctx_value_string(NULL, 3) == NULL);
     CHECK(otelctx_value_string("\xff", NUL) == NULL);
@@ -204,6 +208,24 @@ static otelctx_published *process_context(void)
     return published;
 }
 
+/* Of the record that records() has attached. */
+static void attributes_by_position(void)
+{
+    static const char *const EXPECTED[2][2] = {{"http.route", "/cart"}, {"user.id", "xxx"}};
+    otelctx_context *context = otelctx_current();
+    CHECK(otelctx_context_attributes(context) == 2);
+    for (size_t i = 0; i < 2; i++) {
+        const char *name = NULL;
+        size_t name_length = 0, length = 0;
+        const char *value = otelctx_context_attribute_at(context, i, &name, &name_length, &length);
+        CHECK(name_length == strlen(EXPECTED[i][0]) && memcmp(name, EXPECTED[i][0], name_length) == 0);
+        CHECK(length == strlen(EXPECTED[i][1]) && memcmp(value, EXPECTED[i][1], length) == 0);
+        CHECK(otelctx_context_attribute_at(context, i, NULL, NULL, NULL) == value);
+    }
+    CHECK(otelctx_context_attribute_at(context, 2, NULL, NULL, NULL) == NULL);
+    otelctx_context_free(context);
+}
+
 static void records(void)
 {
     char long_value[700];
@@ -229,6 +251,11 @@ static void records(void)
     SHOWN("1 21 1 1 /cart ");
     CHECK(otelctx_record_add(record, user, long_value, 200) == OTELCTX_TRUNCATED);
     CHECK(otelctx_record_is_truncated(record));
+    CHECK(otelctx_record_shrink_to(record, 7) == OTELCTX_OK);
+    CHECK(otelctx_record_add(record, user, "xxx", 3) == OTELCTX_OK);
+
+    attributes_by_position();
+    CHECK(otelctx_record_shrink_to(record, 7) == OTELCTX_OK);
 
     /* Another one over it, detached in the wrong order. */
     otelctx_record *child = otelctx_record_copy(record, TRACE, OTHER, 0);
@@ -238,6 +265,19 @@ static void records(void)
     SHOWN("1 99 0 1 /cart ");
     CHECK(otelctx_record_detach(child) == OTELCTX_OK);
     SHOWN("nothing");
+    /* Removed: the first of two, one that it has not, and a key that nothing publishes. */
+    CHECK(otelctx_record_add(child, user, "7", 1) == OTELCTX_OK);
+    CHECK(otelctx_record_remove(child, route) == OTELCTX_OK);
+    CHECK(otelctx_record_remove(child, route) == OTELCTX_OK);
+    CHECK(otelctx_record_remove(child, NULL) == OTELCTX_INVALID_ARGUMENT);
+    otelctx_record_attach(child);
+    SHOWN("1 99 0 1  7");
+    CHECK(otelctx_record_remove(child, user) == OTELCTX_ATTACHED);
+    SHOWN("1 99 0 1  7");
+    otelctx_record_detach(child);
+    CHECK(otelctx_record_remove(child, user) == OTELCTX_OK);
+    CHECK(otelctx_record_attributes_size(child) == 0);
+    CHECK(otelctx_record_add(child, route, "/cart", 5) == OTELCTX_OK);
     /* Freed while attached. */
     CHECK(otelctx_record_attach(record) == OTELCTX_OK && otelctx_record_attach(child) == OTELCTX_OK);
     CHECK(otelctx_record_free(record) == OTELCTX_OK);
@@ -281,6 +321,9 @@ static void shared_records(void)
     otelctx_shared *shared = otelctx_record_share(record);
     CHECK(otelctx_record_free(record) == OTELCTX_OK);
     CHECK(!otelctx_shared_is_truncated(shared) && otelctx_shared_bytes(shared)[0] == 1);
+    CHECK(memcmp(otelctx_shared_trace_id(shared), TRACE, sizeof TRACE) == 0);
+    CHECK(memcmp(otelctx_shared_span_id(shared), SPAN, sizeof SPAN) == 0);
+    CHECK(otelctx_shared_flags(shared) == 1);
     otelctx_scope first, second, third;
     CHECK(otelctx_shared_attach(shared, &first) == OTELCTX_OK);
     otelctx_record *copy = otelctx_shared_copy(shared, TRACE, OTHER, 0);
@@ -311,9 +354,13 @@ static void shared_records(void)
     SHOWN("1 21 1 1 /cart ");
     CHECK(otelctx_add_current(user, "9", NUL) == OTELCTX_OK);
     SHOWN("1 21 1 2 /cart 9");
+    otelctx_shared *derived_from = otelctx_current_shared();
+    CHECK(derived_from == shared);
+    otelctx_shared_release(derived_from);
     otelctx_shared *before = otelctx_swap_current(NULL);
     CHECK(before == shared);
     otelctx_shared_release(before);
+    CHECK(otelctx_current_shared() == NULL);
     SHOWN("nothing");
     otelctx_shared_release(shared);
 }

@@ -43,7 +43,12 @@ int main() {
   process.service_name("cpp")
       .set("ports", otelctx::Value::array(ports))
       .set("nested", otelctx::Value::map().set("a", 1.5).set("b", true))
-      .set("bytes", otelctx::Value::bytes("\0\1", 2));
+      .set("bytes", otelctx::Value::bytes("\0\1", 2))
+      .set_context_attribute("own", false)
+      .set_schema_attribute("threadlocal.more", 2.5)
+      .schema("tls_v1")
+      .max_size(100000);
+  CHECK(otelctx::version() == std::string("0.1.0"));
   CHECK(!process.malformed_environment());
   auto published = process.publish();
   try {
@@ -90,6 +95,9 @@ int main() {
     CHECK(scope && first_byte() == 1);
     CHECK(otelctx::Context::current()->attribute("http.route") == "/cart");
     CHECK(!otelctx::Context::current()->attribute("absent"));
+    using Attributes = std::vector<std::pair<std::string, std::string>>;
+    CHECK(otelctx::Context::current()->attributes() == (Attributes{{"http.route", "/cart"}}));
+    CHECK(otelctx::Context::current()->trace_id() == trace);
     CHECK(otelctx::Context::current()->span_id() == span);
     CHECK(otelctx::Context::current()->flags() == 1);
     auto again = record.attach();
@@ -98,8 +106,10 @@ int main() {
     otelctx::Record moved = std::move(record);
     CHECK(first_byte() == 1);
     auto child = moved.copy(other, span, 0);
+    CHECK(child.remove(route) == OTELCTX_OK && child.attributes_size() == 0);
     auto inner = child.attach();
     CHECK(first_byte() == 9);
+    CHECK(child.remove(route) == OTELCTX_ATTACHED);
     // In the wrong order.
     auto outer = std::move(scope);
     CHECK(!scope);
@@ -118,6 +128,10 @@ int main() {
 
   otelctx::SharedRecord shared = record.share();
   CHECK(shared && shared.is_truncated());  // like the record, above
+  CHECK(shared.trace_id() == trace && shared.span_id() == span && shared.flags() == 1);
+  CHECK(shared.bytes()[1] == 2 && otelctx::SharedRecord().bytes() == nullptr);
+  CHECK(otelctx::SharedRecord().trace_id() == otelctx::TraceId{});
+  CHECK(otelctx::SharedRecord().flags() == 0 && !otelctx::current_shared());
   std::thread([copy = shared]() {
     auto scope = copy.attach();
     CHECK(scope && first_byte() == 1);
@@ -138,13 +152,22 @@ int main() {
   auto previous = otelctx::swap_current(shared);
   CHECK(!previous && first_byte() == 1);
   CHECK(otelctx::add_current(route, "/added") == OTELCTX_OK);
+  CHECK(otelctx::current_shared().get() == shared.get());
   previous = otelctx::swap_current({});
   CHECK(previous.get() == shared.get() && first_byte() == -1);
 
   const otelctx_attribute attribute{route.get(), "/x", 2};
   CHECK(otelctx::thread::set(other, span, 1, &attribute, 1) == OTELCTX_OK);
   CHECK(otelctx::Context::current()->attribute("http.route") == "/x");
-  CHECK(otelctx::thread::add(route, "/y") == OTELCTX_OK);
+  const size_t mark = otelctx::thread::attributes_size();
+  CHECK(mark == 4 && otelctx::thread::add(route, "/y") == OTELCTX_OK);
+  CHECK(otelctx::Context::current()->attribute("http.route") == "/y");
+  otelctx::thread::shrink_to(mark);
+  CHECK(otelctx::Context::current()->attribute("http.route") == "/x");
+  CHECK(!otelctx::thread::is_truncated());
+  CHECK(otelctx::thread::add(route, std::string(300, 'x')) == OTELCTX_TRUNCATED);
+  CHECK(otelctx::thread::is_truncated());
+  CHECK(*otelctx::thread::slot() == otelctx::thread::bytes() && otelctx::thread::bytes()[0] == 9);
   otelctx::thread::detach();
   CHECK(first_byte() == -1);
   CHECK(otelctx::Record().attach());
@@ -152,5 +175,6 @@ int main() {
   std::puts("ready");
   std::fflush(stdout);
   while (std::getchar() != EOF) continue;
+  CHECK(!otelctx::withdraw());
   published.unpublish();
 }

@@ -60,6 +60,7 @@ int main(void)
     PANICS(otelctx_key_index(route) == -1);
     PANICS(otelctx_record_new(TRACE, SPAN, 0) == NULL);
     PANICS(otelctx_record_add(record, route, "/", NUL) == OTELCTX_INTERNAL);
+    PANICS(otelctx_record_remove(record, route) == OTELCTX_INTERNAL);
     PANICS(otelctx_record_copy(record, TRACE, SPAN, 0) == NULL);
     PANICS(otelctx_record_share(record) == NULL);
     PANICS(otelctx_record_free(record) == OTELCTX_INTERNAL);
