@@ -219,20 +219,36 @@ fn a_library_that_is_unloaded_keeps_what_threads_use() {
     let Some(prefix) = installed(Libc::Glibc) else {
         return;
     };
-    if !have("gcc") {
+    if !have("gcc") || !have("pkg-config") {
         return;
     }
-    let flags = ["-O2", "-pthread"].map(OsString::from).into_iter();
     let include = format!("-I{}", prefix.join("include").display());
-    let file = source("tests/programs/unload.c");
-    let all = flags.chain([include.into(), file.into(), "-ldl".into()]);
-    let built = compile("gcc", all.collect::<Vec<_>>(), "c-unload").unwrap();
-    let mut command = Command::new(&built.0);
-    let mut target = Target::spawn(command.arg(prefix.join("lib/libotelctx.so.0")));
-    let (trace, span) = (format!("{:0<32}", "05"), format!("{:0<16}", "06"));
-    let expected = [None, Some((trace, span, 1, vec![]))];
-    assert_eq!(threads(&target, "unloaded"), expected);
-    assert!(ends(&mut target));
+    let file = source("tests/programs/unload.c").display().to_string();
+    let arguments = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"];
+    let arguments = arguments.into_iter().chain([&*include, &file, "-ldl"]);
+    let program = compile("gcc", arguments, "c-unload").unwrap_or_else(|error| panic!("{error}"));
+    // A plugin with the static library, which nothing tells to stay.
+    let archive = prefix.join("lib/libotelctx.a").display().to_string();
+    let whole = format!("-Wl,--whole-archive,{archive},--no-whole-archive");
+    let libraries = package(prefix, &["--libs", "otelctx-static"]);
+    let arguments = ["-shared", &whole].into_iter();
+    let arguments = arguments.chain(libraries.iter().map(String::as_str));
+    let plugin = compile("gcc", arguments, "c-plugin").unwrap_or_else(|error| panic!("{error}"));
+
+    let shared = prefix.join("lib/libotelctx.so.0");
+    for (library, state) in [(&shared, "loaded"), (&plugin.0, "gone")] {
+        for how in ["record", "scope", "swap", "own"] {
+            let mut command = Command::new(&program.0);
+            let mut target = Target::spawn(command.arg(library).arg(how));
+            let (trace, span) = (format!("{:0<32}", "05"), format!("{:0<16}", "06"));
+            let expected = [None, Some((trace, span, 1, vec![]))];
+            assert_eq!(threads(&target, "unloaded"), expected, "{state} {how}");
+            target.command("end");
+            assert_eq!(target.lines, [state], "{how}");
+            common::published(&target, "unloaded");
+            assert!(ends(&mut target), "{state} {how}");
+        }
+    }
 }
 
 fn ids(trace: &str, span: &str, route: &str) -> common::Seen {
@@ -283,6 +299,45 @@ fn until<T>(get: impl Fn() -> T, mut is_right: impl FnMut(&T) -> bool) {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// `pkg-config --static`, where the shared library is installed, too, and where it is not.
+#[test]
+fn the_package_has_what_a_static_link_needs() {
+    if !have("pkg-config") {
+        return;
+    }
+    for (compiler, prefix) in compilers() {
+        let alone = common::output("c-static");
+        for file in [
+            "include/otelctx.h",
+            "lib/libotelctx.a",
+            "lib/pkgconfig/otelctx.pc",
+        ] {
+            std::fs::create_dir_all(alone.join(file).parent().unwrap()).unwrap();
+            std::fs::copy(prefix.join(file), alone.join(file)).unwrap();
+        }
+        for prefix in [prefix, &alone] {
+            let file = source("tests/programs/link.c").display().to_string();
+            let mut arguments = vec!["-DMAIN".to_owned(), file];
+            arguments.extend(package(
+                prefix,
+                &["--static", "--cflags", "--libs", "otelctx"],
+            ));
+            let built = compile(&compiler, arguments, "c-static")
+                .unwrap_or_else(|error| panic!("{compiler}: {error}"));
+            let target = spawn(&built, prefix);
+            assert_eq!(target.lines, ["exported 0 "], "{compiler}");
+            let route = Some((
+                "0102030405060708090a0b0c0d0e0f10".to_owned(),
+                "15161718191a1b1c".to_owned(),
+                1,
+                vec![("http.route".to_owned(), "/cart/\u{e9}".to_owned())],
+            ));
+            assert_eq!(threads(&target, "linked"), [route], "{compiler}");
+        }
+        std::fs::remove_dir_all(&alone).unwrap();
     }
 }
 
