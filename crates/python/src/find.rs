@@ -1,10 +1,12 @@
 //! Finds CPython among the modules of a process: its version and its variables.
 
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use otelctx_reader::remote::libc::is_c_library;
 use otelctx_reader::remote::tls::{self, Place};
 use otelctx_reader::remote::{FileCache, LoadedModule, Machine, Modules, Target};
 use otelctx_reader::runtime::RuntimeError;
@@ -13,7 +15,7 @@ use crate::code::Codes;
 use crate::getter::{Getter, Returned};
 use crate::interpreter;
 use crate::layout::{Layout, UsedOffsets};
-use crate::process::PythonProcess;
+use crate::process::{NativeCode, PythonProcess};
 use crate::step;
 use crate::threads::{KnownStates, OwnState, Variables};
 use crate::version::Version;
@@ -26,15 +28,13 @@ const TSS_KEY: u64 = 4;
 /// A function of every version.
 pub(crate) const FUNCTION: &str = "Py_GetVersion";
 
-/// Finds CPython. `files` caches facts about C libraries, and `memory` counts that of the functions of all
-/// processes.
+/// Finds CPython. `memory` counts that of the functions of all processes.
 ///
 /// # Errors
 /// If it is there, and cannot be read.
 pub(crate) fn find(
     target: &dyn Target,
     modules: &Modules,
-    files: &FileCache,
     memory: &Arc<AtomicUsize>,
 ) -> Result<Option<PythonProcess>, RuntimeError> {
     let found = modules.loaded.iter();
@@ -46,7 +46,7 @@ pub(crate) fn find(
     // Extension modules may have loaded a library that the program does not use: it has an interpreter of its own.
     let mut first = None;
     for module in found {
-        let process = module.process(files, memory);
+        let process = module.process(modules.cache(), memory);
         let is_used = |process: &PythonProcess| {
             let interpreters = target.read_u64(process.variables.interpreters);
             interpreters.is_ok_and(|first| first != 0)
@@ -80,10 +80,28 @@ pub(crate) fn at(
             own: None,
         },
         states: KnownStates::default(),
-        interpreter: Vec::new(),
-        gil_code: Arc::default(),
+        module: OsString::new(),
+        files: FileCache::default(),
+        code: OnceLock::new(),
         codes: Mutex::new(Codes::default()),
         step: None,
+    })
+}
+
+/// The code of the interpreter, of this version, that the module with this name defines.
+pub(crate) fn code(
+    target: &dyn Target,
+    files: &FileCache,
+    name: &OsStr,
+    version: Version,
+) -> Option<NativeCode> {
+    let is_it = |other: &[u8]| other == name.as_bytes();
+    let modules = Modules::read_named(target, files, &is_it).ok()?;
+    let mut modules = modules.loaded.iter();
+    let symbols = modules.find_map(|module| Symbols::of(target, module))?;
+    Some(NativeCode {
+        interpreter: symbols.interpreter(version),
+        gil: interpreter::gil_code(target, symbols.module),
     })
 }
 
@@ -162,8 +180,9 @@ impl<'s> Symbols<'s> {
             layout,
             variables,
             states: KnownStates::default(),
-            interpreter: self.interpreter(version),
-            gil_code: interpreter::gil_code(self.target, self.module),
+            module: self.module.name.clone(),
+            files: files.clone(),
+            code: OnceLock::new(),
             codes: Mutex::new(Codes::new(memory.clone())),
         })
     }
@@ -274,7 +293,7 @@ impl<'s> Symbols<'s> {
         // takes the files of all modules to find.
         let slot = getter.argument.and_then(|slot| {
             let own = self.module.name.as_bytes();
-            let wanted = |name: &[u8]| name == own || is_c_library(name) || is_linker(name);
+            let wanted = |name: &[u8]| name == own || is_c_library(name);
             let modules = Modules::read_named(self.target, files, &wanted).ok()?;
             tls::resolve_slot(self.target, &modules, slot.number).ok()?
         });
@@ -331,30 +350,10 @@ fn used_key(getter: &Getter) -> Option<u64> {
     Some(argument.read_from.unwrap_or_else(tss))
 }
 
-/// Whether a mapping with this name is of a dynamic linker: `ld-linux-x86-64.so.2`, `ld-2.31.so`.
-fn is_linker(path: &[u8]) -> bool {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    name.starts_with(b"ld-")
-}
-
-/// Whether a mapping with this name is of a C library.
-fn is_c_library(path: &[u8]) -> bool {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    let names: [&[u8]; 5] = [
-        b"libc.so",
-        b"libc-",
-        b"libc.musl-",
-        b"ld-musl-",
-        b"libpthread",
-    ];
-    names.iter().any(|start| name.starts_with(start))
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeSet;
-    use std::ffi::{OsStr, OsString};
     use std::fs::File;
     use std::ops::ControlFlow;
     use std::os::unix::ffi::OsStrExt;
@@ -477,7 +476,7 @@ mod tests {
         };
         modules.loaded.retain(|module| is_python(&module.name));
         let opened = Opened(target, RefCell::default());
-        let found = find(&opened, &modules, &files, &Arc::default());
+        let found = find(&opened, &modules, &Arc::default());
         let mut others = opened.1.take();
         let is_of_libc = |path: &OsStr| ["libc", "ld-"].iter().any(|it| file(path).starts_with(it));
         others.retain(|path| !is_python(path) && !is_of_libc(path));

@@ -32,14 +32,12 @@ mod version;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use otelctx_reader::remote::{FileCache, Modules, Target};
+use otelctx_reader::remote::{Modules, Target};
 use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 
 /// CPython.
 #[derive(Clone, Debug, Default)]
 pub struct Python {
-    /// Facts about C libraries.
-    files: FileCache,
     /// Memory of the functions of all processes, in bytes.
     memory: Arc<AtomicUsize>,
 }
@@ -80,7 +78,7 @@ impl Runtime for Python {
         target: &dyn Target,
         modules: &Modules,
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
-        let process = find::find(target, modules, &self.files, &self.memory)?;
+        let process = find::find(target, modules, &self.memory)?;
         Ok(process.map(|process| Arc::new(process) as Arc<dyn RuntimeProcess>))
     }
 }

@@ -1,16 +1,18 @@
 //! CPython in one process.
 
+use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
-use otelctx_reader::remote::{Memory, Target};
+use otelctx_reader::remote::{FileCache, Memory, Target};
 use otelctx_reader::runtime::{
     Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, Task, ThreadView,
 };
 use otelctx_reader::sample::Found;
 
 use crate::code::Codes;
+use crate::find;
 use crate::frames;
 use crate::layout::{Layout, ObjectLayout};
 use crate::step::Part;
@@ -25,18 +27,34 @@ pub(crate) struct PythonProcess {
     pub(crate) layout: Layout,
     pub(crate) variables: Variables,
     pub(crate) states: KnownStates,
-    /// The code of the evaluation loop.
-    pub(crate) interpreter: Vec<Range<u64>>,
-    /// The code that takes the GIL.
-    pub(crate) gil_code: Arc<[Range<u64>]>,
+    /// The module that defines it, by the name of its mapping, and facts about that.
+    pub(crate) module: OsString,
+    pub(crate) files: FileCache,
+    /// Found if native stacks are read, too: thousands of instructions are decoded for it.
+    pub(crate) code: OnceLock<NativeCode>,
     pub(crate) codes: Mutex<Codes>,
     pub(crate) step: Option<KernelStep>,
+}
+
+/// Code of the interpreter that is recognized in native stacks.
+#[derive(Debug, Default)]
+pub(crate) struct NativeCode {
+    /// The evaluation loop.
+    pub(crate) interpreter: Vec<Range<u64>>,
+    /// The code that takes the GIL.
+    pub(crate) gil: Arc<[Range<u64>]>,
 }
 
 impl PythonProcess {
     /// `None` if there is no GIL.
     fn gil(&self, is_held: Option<bool>) -> Option<Gil> {
-        Some(Gil::new(is_held?, self.gil_code.clone()))
+        let code = self.code.get().map(|code| code.gil.clone());
+        Some(Gil::new(is_held?, code.unwrap_or_default()))
+    }
+
+    fn interpreter(&self) -> Vec<Range<u64>> {
+        let code = self.code.get();
+        code.map_or_else(Vec::new, |code| code.interpreter.clone())
     }
 }
 
@@ -47,6 +65,13 @@ impl RuntimeProcess for PythonProcess {
             facts.push(("free_threaded".into(), Value::Bool(true)));
         }
         facts
+    }
+
+    fn find_code(&self, target: &dyn Target) {
+        self.code.get_or_init(|| {
+            let code = find::code(target, &self.files, &self.module, self.version);
+            code.unwrap_or_default()
+        });
     }
 
     fn thread(
@@ -67,7 +92,7 @@ impl RuntimeProcess for PythonProcess {
             &self.layout,
             &mut codes,
             resolved.thread_state,
-            self.interpreter.clone(),
+            self.interpreter(),
         )?;
         known.gil = self.gil(resolved.holding.gil);
         known.facts = facts(&resolved);
@@ -109,7 +134,7 @@ impl RuntimeProcess for PythonProcess {
             return Ok(None);
         };
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
-        let interpreter = self.interpreter.clone();
+        let interpreter = self.interpreter();
         let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
         known.stack = frames::sampled(target, &self.layout, &mut codes, &part, interpreter);
         known.gil = self.gil(part.holds_gil);

@@ -16,8 +16,7 @@ pub(crate) fn open(pid: i32) -> LiveProcess<'static> {
 
 /// Finds the interpreter in a process that has one.
 pub(crate) fn find_python(target: &dyn Target) -> PythonProcess {
-    let files = FileCache::default();
-    let modules = Modules::read(target, &files).unwrap();
-    let found = find::find(target, &modules, &files, &Arc::default());
+    let modules = Modules::read(target, &FileCache::default()).unwrap();
+    let found = find::find(target, &modules, &Arc::default());
     found.unwrap().unwrap()
 }

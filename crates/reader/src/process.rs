@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use otelctx_format::{KeyMap, SYMBOL, record};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
-use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, tls};
+use remote::{CodeLayout, FileCache, Memory, MemoryError, Modules, ProcessMemory, Target, tls};
 
 pub use self::find::Poll;
 pub(crate) use self::subject::Subject;
@@ -49,6 +49,9 @@ pub struct Options {
     pub runtimes: Runtimes,
     /// Also read the tasks of runtimes of which a thread can be read without stopping the process.
     pub tasks: bool,
+    /// The caller has native stacks of the threads, too, into which the frames of runtimes go. True by default;
+    /// without, finding a runtime takes less time.
+    pub native_stacks: bool,
 }
 
 impl Default for Options {
@@ -64,6 +67,7 @@ impl Default for Options {
             any_schema: false,
             runtimes: Runtimes::default(),
             tasks: false,
+            native_stacks: true,
         }
     }
 }
@@ -317,15 +321,43 @@ impl Process {
             Err(remote::Error::Deadline { .. }) => return Err(self.late("probe for runtimes")),
             probed => probed?,
         };
+        if self.options.native_stacks {
+            let found = present.iter().filter_map(|it| it.process.as_ref().ok());
+            found.for_each(|process| process.find_code(&*target));
+        }
         drop(target);
         let present: Arc<[Present]> = present.into();
         self.runtimes = Some((layout, Arc::clone(&present)));
         if !present.is_empty() {
-            // Finds the C library's list of threads, which is needed to read sleeping threads
-            // without stops.
-            let _ = self.resolve();
+            self.find_thread_lists();
         }
         Ok(self.adapted(present))
+    }
+
+    /// Finds the C library's list of threads, which is needed to read sleeping threads without stops. If a
+    /// variable is announced, it has been resolved, and the list with it.
+    fn find_thread_lists(&mut self) {
+        let is_resolved = |it: &tls::Resolution| it.unplaced || !it.variables.is_empty();
+        if !self.variables.as_deref().is_some_and(is_resolved)
+            && let Some(lists) = self.lists_of_c_library()
+        {
+            self.variables = Some(Arc::new(lists));
+            return;
+        }
+        // A static program has the list itself.
+        let _ = self.resolve();
+    }
+
+    /// The list of threads alone, if the C library has it.
+    fn lists_of_c_library(&self) -> Option<tls::Resolution> {
+        let target = self.as_target()?;
+        let modules = Modules::read_c_library(&*target, &self.files).ok()?;
+        let threads = modules.thread_lists(target.machine());
+        threads.is_known().then(|| tls::Resolution {
+            threads,
+            layout: Some(modules.layout),
+            ..tls::Resolution::default()
+        })
     }
 
     /// The runtimes as the process context wants them to be read.
@@ -538,7 +570,6 @@ impl Process {
         &self.subject
     }
 
-    /// Reads the current key map, if it has changed since it was last read.
     /// Decodes the record that a runtime has found ([`RuntimeThread::record`]), with the names that the process
     /// publishes. Without a record, nothing changes.
     ///
@@ -554,6 +585,7 @@ impl Process {
         }
     }
 
+    /// Reads the current key map, if it has changed since it was last read.
     pub(crate) fn newer_keys(&self) -> Option<KeyMap> {
         match self
             .found
@@ -575,4 +607,94 @@ fn is_settled(resolution: &tls::Resolution) -> bool {
     resolution.unreadable.is_empty()
         && !resolution.variables.is_empty()
         && resolution.variables.iter().all(is_static)
+}
+
+#[cfg(all(test, target_env = "gnu"))]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::unix::ffi::OsStrExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use otelctx_format::process_context::Attributes;
+    use remote::libc::is_c_library;
+
+    use super::*;
+    use crate::runtime::{Runtime, RuntimeError, RuntimeProcess, RuntimeThread, ThreadView};
+
+    /// A runtime of every program, which counts how often its code was to be found.
+    #[derive(Debug, Clone, Default)]
+    struct Anything(Arc<AtomicUsize>);
+
+    impl Runtime for Anything {
+        fn name(&self) -> &'static str {
+            "anything"
+        }
+
+        fn is_candidate(&self, file_name: &[u8]) -> bool {
+            let program = std::env::current_exe().unwrap();
+            program.file_name().unwrap().as_bytes() == file_name
+        }
+
+        fn probe(
+            &self,
+            _: &dyn Target,
+            _: &Modules,
+        ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
+            Ok(Some(Arc::new(self.clone())))
+        }
+    }
+
+    impl RuntimeProcess for Anything {
+        fn facts(&self) -> Attributes {
+            Vec::new()
+        }
+
+        fn find_code(&self, _: &dyn Target) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn thread(
+            &self,
+            _: &dyn Target,
+            _: ThreadView,
+        ) -> Result<Option<RuntimeThread>, RuntimeError> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn a_runtime_without_published_contexts_takes_no_other_files_than_its_own_and_the_c_library() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let mut files = BTreeSet::new();
+        let mapped = remote::Process::open(own)
+            .unwrap()
+            .mappings(&mut |mapping| {
+                let is_own = mapping.name == program.as_os_str().as_bytes();
+                if mapping.permissions.execute && (is_own || is_c_library(mapping.name)) {
+                    files.insert(mapping.name.to_vec());
+                }
+                ControlFlow::Continue(())
+            });
+        mapped.unwrap();
+        for native_stacks in [false, true] {
+            let runtime = Anything::default();
+            let options = Options {
+                runtimes: Runtimes::new(vec![Arc::new(runtime.clone())]),
+                native_stacks,
+                ..Options::default()
+            };
+            let mut process = Process::with_options(own, options).unwrap();
+            assert_eq!(process.runtimes().unwrap().len(), 1);
+            assert_eq!(process.files().len(), files.len(), "{files:?}");
+            assert!(process.resolution().unwrap().threads.is_known());
+            // Once for a process.
+            process.runtimes().unwrap();
+            let found = runtime.0.load(Ordering::Relaxed);
+            assert_eq!(found, usize::from(native_stacks));
+            // The variable is still searched for in all files, if it is announced.
+            process.resolve().unwrap();
+            assert!(process.files().len() > files.len());
+        }
+    }
 }

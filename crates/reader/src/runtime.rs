@@ -103,6 +103,15 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Finds the code that [`RuntimeStack::interpreter`] and [`Gil::code`] name, if that takes long: it is needed
+    /// for native stacks only. Called before threads are read, with [`Options::native_stacks`]. Without it, both
+    /// may be empty.
+    ///
+    /// [`Options::native_stacks`]: crate::Options::native_stacks
+    fn find_code(&self, target: &dyn Target) {
+        let _ = target;
+    }
+
     /// Reads a thread, which is stopped or asleep, or belongs to a core file. `None` if the runtime
     /// does not know the thread.
     ///

@@ -1,5 +1,6 @@
 //! The ELF modules that a process has loaded.
 
+mod open;
 mod scan;
 
 use std::any::Any;
@@ -8,12 +9,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use crate::elf::{Elf, ElfError, ElfSymbol, Source, SymbolKind};
-use crate::file::FileBytes;
 use crate::file_cache::{FileCache, FileFacts, FileKey, MAX_READ, read_within};
 use crate::libc::{self, CLibrary, PthreadKeys, ThreadDb, glibc, musl};
+use crate::machine::Machine;
 use crate::module::ModuleFile;
 use crate::target::{CodeLayout, Target};
+use crate::threads::ThreadLists;
 use crate::{Device, Error};
+use open::OpenFile;
+pub(crate) use open::OpenFiles;
 pub(crate) use scan::{MAX_COST, Place, visit};
 
 /// An ELF module, and where a process has loaded it.
@@ -36,6 +40,7 @@ pub struct LoadedModule {
     facts: FileFacts,
     /// `None` if its file could not be opened: its facts are from the loaded memory.
     key: Option<FileKey>,
+    open: Arc<OpenFiles>,
 }
 
 impl LoadedModule {
@@ -166,19 +171,25 @@ impl LoadedModule {
         target: &dyn Target,
         read: impl FnOnce(&Elf<'_>) -> Result<T, ElfError>,
     ) -> (Result<Option<T>, String>, u64) {
+        let Some(key) = self.key else {
+            return read_within(MAX_READ, Source::Loaded(target, self.start), read);
+        };
         let range = (self.start, self.end);
-        let file = || target.mapped_file(range, self.name.as_bytes(), self.device, self.inode);
-        match self.key.map(|key| (key, file())) {
-            None => read_within(MAX_READ, Source::Loaded(target, self.start), read),
-            Some((key, Ok(file))) if FileKey::of(&file).is_ok_and(|now| now == key) => {
-                read_within(MAX_READ, Source::File(&FileBytes(&file)), read)
-            }
-            Some(_) => (Err("its file has changed or is gone".to_owned()), 0),
-        }
+        let open = || {
+            let file = target.mapped_file(range, self.name.as_bytes(), self.device, self.inode);
+            let open = OpenFile::of(file.ok()?).ok();
+            open.filter(|open| open.key == key)
+        };
+        let Some(mut file) = self.open.take(key).or_else(open) else {
+            return (Err("its file has changed or is gone".to_owned()), 0);
+        };
+        let result = file.read(|bytes| read_within(MAX_READ, Source::File(bytes), read));
+        self.open.keep(file);
+        result
     }
 }
 
-/// The modules that a process has loaded.
+/// The modules that a process has loaded. They keep the files open that were read last, at most four.
 #[derive(Debug)]
 pub struct Modules {
     /// The modules that could be read, in address order.
@@ -188,6 +199,7 @@ pub struct Modules {
     /// The code that was mapped when they were read: compare with [`Target::code_layout`] to find
     /// out whether modules were loaded or unloaded since.
     pub layout: CodeLayout,
+    cache: FileCache,
 }
 
 impl Modules {
@@ -212,6 +224,15 @@ impl Modules {
         wanted: &dyn Fn(&[u8]) -> bool,
     ) -> Result<Self, Error> {
         Self::read_wanted(target, cache, &|name, _| wanted(name))
+    }
+
+    /// Reads only the modules of the C library, recognized by their names: itself, its library of threads before
+    /// glibc 2.34, and its dynamic linker. A static program has none.
+    ///
+    /// # Errors
+    /// See [`Modules::read`].
+    pub fn read_c_library(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
+        Self::read_named(target, cache, &libc::is_c_library)
     }
 
     /// [`Self::read_named`], and other modules that define a symbol ([`LoadedModule::defined`]). Only files of at
@@ -248,17 +269,24 @@ impl Modules {
         wanted: &dyn Fn(&[u8], u64) -> bool,
     ) -> Result<Self, Error> {
         let mut loaded = Vec::new();
+        let open = Arc::new(OpenFiles::default());
         let read = |facts: &FileFacts, source: Source<'_>| {
             let known = facts.get(FILE).map(|fact| (fact, 0));
             known.unwrap_or_else(|| facts.compute(FILE, source, ModuleFile::of))
         };
-        let keep = |module: Place, file| loaded.push(module.at(file));
-        let (unreadable, layout) = visit(MAX_COST, target, cache, wanted, read, keep)?;
+        let keep = |module: Place, file| loaded.push(module.at(file, open.clone()));
+        let (unreadable, layout) = visit(MAX_COST, target, cache, &open, wanted, read, keep)?;
         Ok(Modules {
             loaded,
             unreadable,
             layout,
+            cache: cache.clone(),
         })
+    }
+
+    /// The cache of facts about files with which they were read, to read other modules of the process.
+    pub fn cache(&self) -> &FileCache {
+        &self.cache
     }
 
     /// The C library of the process, if one of its modules is a supported one.
@@ -320,6 +348,11 @@ impl Modules {
         })
     }
 
+    /// Where the process stores its list of threads.
+    pub fn thread_lists(&self, machine: Machine) -> ThreadLists {
+        ThreadLists::of(self.loaded.iter().map(|it| (it.bias, &*it.file)), machine)
+    }
+
     /// The first module that defines `name`, and the symbol's address in the process, see
     /// [`LoadedModule::address_of`]. Modules that cannot be read are skipped.
     #[doc(alias = "dlsym")]
@@ -369,6 +402,56 @@ mod tests {
         let found = read("malloc", 1 << 20).loaded;
         let is_c_library = |module: &LoadedModule| module.file.libc.library.is_some();
         assert!(found.iter().any(is_c_library), "{found:?}");
+    }
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn a_file_is_opened_once_for_several_facts() {
+        use std::cell::Cell;
+
+        struct Counted<'p>(crate::LiveProcess<'p>, Cell<usize>);
+        impl Memory for Counted<'_> {
+            fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+                self.0.read(address, buffer)
+            }
+        }
+        impl Target for Counted<'_> {
+            fn mappings(
+                &self,
+                visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+            ) -> Result<Walk, Error> {
+                self.0.mappings(visit)
+            }
+            fn mapped_file(
+                &self,
+                range: (u64, u64),
+                name: &[u8],
+                device: Device,
+                inode: u64,
+            ) -> Result<File, Option<String>> {
+                self.1.set(self.1.get() + 1);
+                self.0.mapped_file(range, name, device, inode)
+            }
+            fn machine(&self) -> Machine {
+                Machine::own()
+            }
+            fn name(&self) -> OsString {
+                self.0.name()
+            }
+        }
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let memory = process.memory().unwrap();
+        let target = Counted(crate::LiveProcess::new(&process, &memory), Cell::default());
+        let modules = Modules::read_c_library(&target, &FileCache::new()).unwrap();
+        // Itself, and its dynamic linker.
+        let files = modules.loaded.len();
+        assert!((2..=3).contains(&files), "{modules:?}");
+        assert!(modules.thread_lists(Machine::own()).is_known());
+        assert_eq!(target.1.get(), files);
+        assert!(modules.address_of(&target, "malloc").is_some());
+        assert!(modules.address_of(&target, "free").is_some());
+        assert!(modules.thread_db(&target).unwrap().is_some());
+        assert_eq!(target.1.get(), files);
     }
 
     /// Reading files takes its time, too.

@@ -112,6 +112,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.any_schema = arguments.force;
     options.never_stop = arguments.no_stop;
     options.tasks = arguments.tasks;
+    options.native_stacks = arguments.stacks;
     // Before anything else: without eBPF, --no-stop must fail and not fall back to stopping threads.
     let snapshots = arguments.no_stop.then(|| {
         let loaded = Snapshots::load(options.max_record);

@@ -130,8 +130,9 @@ impl Made {
                 own: None,
             },
             states: KnownStates::default(),
-            interpreter: Vec::new(),
-            gil_code: Arc::default(),
+            module: OsString::new(),
+            files: FileCache::default(),
+            code: OnceLock::new(),
             step: None,
             codes: Mutex::default(),
         };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::python::Interpreter;
-use otelctx_reader::remote::{FileCache, Modules, Target};
+use otelctx_reader::remote::{Modules, Target};
 use otelctx_reader::runtime::{Runtime, RuntimeProcess, RuntimeThread, Runtimes, ThreadView};
 use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, Sample};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
@@ -47,8 +47,7 @@ impl Runtime for Undecoded {
         target: &dyn Target,
         modules: &Modules,
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
-        let files = FileCache::default();
-        let Some(mut process) = find::find(target, modules, &files, &Arc::default())? else {
+        let Some(mut process) = find::find(target, modules, &Arc::default())? else {
             return Ok(None);
         };
         let step = process.step.take().unwrap();

@@ -129,6 +129,14 @@ impl CLibrary {
     }
 }
 
+/// Whether a mapping with this name may be of a C library: itself, its library of threads, or its dynamic linker
+/// (`ld-linux-x86-64.so.2`, `ld-2.31.so`).
+pub fn is_c_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    let names: [&[u8]; 5] = [b"libc.so", b"libc-", b"libc.musl-", b"ld-", b"libpthread"];
+    names.iter().any(|start| name.starts_with(start))
+}
+
 #[cfg(test)]
 mod tests {
     use otelctx_fixtures::Compiler;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::LoadedModule;
+use super::open::{OpenFile, OpenFiles};
 use crate::elf::{self, Source};
-use crate::file::FileBytes;
 use crate::file_cache::{Fact, FileCache, FileFacts, FileKey};
 use crate::mappings::Mapping;
 use crate::module::ModuleFile;
@@ -46,7 +46,7 @@ impl Place {
         OsString::from_vec(self.run.name.clone())
     }
 
-    pub(super) fn at(self, file: Arc<ModuleFile>) -> LoadedModule {
+    pub(super) fn at(self, file: Arc<ModuleFile>, open: Arc<OpenFiles>) -> LoadedModule {
         LoadedModule {
             file,
             bias: self.bias,
@@ -57,6 +57,7 @@ impl Place {
             inode: self.run.inode,
             facts: self.facts,
             key: self.key,
+            open,
         }
     }
 }
@@ -152,12 +153,13 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
 }
 
 /// Calls `keep` with each module of the process that `wanted` wants, by its name and the size of its mappings,
-/// and a fact about its file, which `read` looks up or computes within its cost. Returns the modules that could
-/// not be read, and the layout.
+/// and a fact about its file, which `read` looks up or computes within its cost. The last files stay in `open`.
+/// Returns the modules that could not be read, and the layout.
 pub(crate) fn visit<T: AsRef<ModuleFile>>(
     limit: u64,
     target: &dyn Target,
     cache: &FileCache,
+    open: &OpenFiles,
     wanted: &dyn Fn(&[u8], u64) -> bool,
     read: impl Fn(&FileFacts, Source<'_>) -> (Fact<T>, u64),
     mut keep: impl FnMut(Place, Arc<T>),
@@ -184,10 +186,12 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
         let range = (run.start, run.end);
         let file = target.mapped_file(range, &run.name, run.device, run.inode);
         let (facts, key, (fact, cost)) = match file {
-            Ok(file) => match FileKey::of(&file) {
-                Ok(key) => {
+            Ok(file) => match OpenFile::of(file) {
+                Ok(mut file) => {
+                    let key = file.key;
                     let facts = cache.facts(key);
-                    let fact = read(&facts, Source::File(&FileBytes(&file)));
+                    let fact = file.read(|bytes| read(&facts, Source::File(bytes)));
+                    open.keep(file);
                     (facts, Some(key), fact)
                 }
                 Err(error) => (FileFacts::default(), None, (Err(error.to_string()), 0)),

@@ -17,6 +17,11 @@ pub struct ThreadLists {
 }
 
 impl ThreadLists {
+    /// Whether these modules are enough to find the list.
+    pub fn is_known(&self) -> bool {
+        !self.heads.is_empty() || self.library == Some(CLibrary::Musl)
+    }
+
     /// Combines the facts of the loaded modules, each with its load bias.
     pub(crate) fn of<'m>(
         modules: impl Iterator<Item = (u64, &'m ModuleFile)> + Clone,

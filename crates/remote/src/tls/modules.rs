@@ -7,7 +7,7 @@ use crate::Error;
 use crate::elf::Source;
 use crate::file_cache::{FileCache, FileFacts};
 use crate::module::{Module, ModuleFile, Symbol};
-use crate::modules::{FILE, LoadedModule, MAX_COST, Place, visit};
+use crate::modules::{FILE, LoadedModule, MAX_COST, OpenFiles, Place, visit};
 use crate::target::{CodeLayout, Target};
 
 /// A module, and its file's facts about one thread-local variable.
@@ -87,6 +87,7 @@ fn tls_modules_within(
         limit,
         target,
         cache,
+        &OpenFiles::default(),
         all,
         read,
         |place: Place, module: Arc<Module>| {
