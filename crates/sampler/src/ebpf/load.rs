@@ -69,8 +69,12 @@ pub(super) struct Loaded {
     pub(super) without_loops: Option<Refusal>,
     /// Why stacks are walked by frame pointers alone, if they are.
     pub(super) without_tables: Option<Refusal>,
+    /// The programs of steps that no process has needed yet, by number.
+    unloaded_steps: BTreeMap<u32, String>,
+    /// Kept open, as all maps are: steps that are loaded later name them by the numbers of their descriptors.
+    _cpus: MapData,
     /// Kept open: an array without a descriptor drops its programs.
-    _step_programs: ProgramArray<MapData>,
+    step_programs: ProgramArray<MapData>,
     _tail_calls: Option<ProgramArray<MapData>>,
     /// Keeps the programs loaded and attached.
     programs: Ebpf,
@@ -174,7 +178,14 @@ impl Loaded {
             without_loops,
             without_tables,
         } = load_sample(&mut programs, options)?;
-        let (steps, step_programs) = add_steps(&mut programs)?;
+        let step_programs = map(&mut programs, "sample_steps")?;
+        let (mut steps, mut unloaded_steps) = (BTreeMap::new(), BTreeMap::new());
+        for (program, _) in programs.programs() {
+            if let Some((number, name)) = step_of(program) {
+                steps.insert(name.to_owned(), number);
+                unloaded_steps.insert(number, program.to_owned());
+            }
+        }
         let clocks = Clocks::open(cpus, options.period(), sample_program(&programs, sample)?)
             .map_err(|error| Refusal::of(&error))?;
         let cpu_map = array(&mut programs, "cpus")?;
@@ -190,7 +201,9 @@ impl Loaded {
             unwinding,
             without_loops,
             without_tables,
-            _step_programs: step_programs,
+            unloaded_steps,
+            _cpus: cpu_map,
+            step_programs,
             _tail_calls: tail_calls,
             programs,
             sample,
@@ -216,6 +229,19 @@ impl Loaded {
             self.clocks.follow(&cpus, ticked, program);
             side_band.follow(&cpus);
         }
+    }
+
+    /// Loads a step when the first process needs it: the kernel takes from a tenth of a second to a second to verify one,
+    /// and most recordings need none.
+    pub(super) fn load_step(&mut self, number: u32) -> Result<(), Refusal> {
+        let Some(program) = self.unloaded_steps.remove(&number) else {
+            return Ok(());
+        };
+        signals::blocked(|| {
+            load_clock(&mut self.programs, &program)?;
+            let program = find(&mut self.programs, &program)?;
+            add_program(&mut self.step_programs, number, program)
+        })
     }
 
     /// Maximum number of frames of a user stack.
@@ -327,24 +353,6 @@ fn sample_program<'p>(programs: &'p Ebpf, name: &str) -> Result<BorrowedFd<'p>, 
         Some(Err(error)) => Err(Refusal::of(&error)),
         None => Err(Refusal::other(format!("the object has no program {name}"))),
     }
-}
-
-/// Loads the steps of runtimes, and adds them to the arrays for tail calls.
-fn add_steps(
-    programs: &mut Ebpf,
-) -> Result<(BTreeMap<String, u32>, ProgramArray<MapData>), Refusal> {
-    let mut array: ProgramArray<MapData> = map(programs, "sample_steps")?;
-    let mut steps = BTreeMap::new();
-    for (program, step) in programs.programs_mut() {
-        let Some((number, name)) = step_of(program) else {
-            continue;
-        };
-        let step: &mut PerfEvent = step.try_into().map_err(|error| Refusal::of(&error))?;
-        step.load().map_err(|error| Refusal::of(&error))?;
-        add_program(&mut array, number, step)?;
-        steps.insert(name.to_owned(), number);
-    }
-    Ok((steps, array))
 }
 
 /// Number and name of a step, from the name of its program on a CPU's clock: `step_1_toy_sample`

@@ -148,6 +148,10 @@ impl Recorder {
             let inserted = configurations.insert(StepKey { pid, step }, configuration, 0);
             inserted.is_ok()
         });
+        for (step, _) in &steps {
+            // If the kernel refuses it, each sample that needs it says so (`step_outcome::ABSENT`).
+            let _ = self.loaded.load_step(*step);
+        }
         target.steps = numbers(&steps);
         let is_empty = target.places == 0 && target.steps == 0;
         if let ThreadStatus::Readable(variables) = tracked.process.threads() {

@@ -98,8 +98,8 @@ impl Events {
         online: &[u32],
         sizes: &Sizes,
     ) -> Result<Self, Refusal> {
-        let cpus: Shared<abi::Cpu> = Shared::of(cpus).map_err(|error| Refusal::of(&error))?;
-        let segments = Shared::of(&array(programs, "segments")?);
+        let cpus: Shared<abi::Cpu> = Shared::of_open(cpus).map_err(|error| Refusal::of(&error))?;
+        let segments = Shared::of(array(programs, "segments")?);
         let segments = segments.map_err(|error| Refusal::of(&error))?;
         let mut rings = Vec::new();
         if sizes.has_rings() {

@@ -102,6 +102,8 @@ pub(super) fn set_map(
 pub(super) struct Shared<T> {
     values: NonNull<T>,
     count: usize,
+    /// Programs that are loaded later name it by this descriptor's number.
+    _map: Option<MapData>,
     marker: PhantomData<T>,
 }
 
@@ -132,12 +134,20 @@ impl<T> Shared<T> {
         Ok(Self {
             values,
             count,
+            _map: None,
             marker: PhantomData,
         })
     }
 
-    /// Maps all values of a map of the program.
-    pub(super) fn of(map: &MapData) -> io::Result<Self> {
+    /// Maps all values of a map of the program, and keeps it open.
+    pub(super) fn of(map: MapData) -> io::Result<Self> {
+        let mut shared = Self::of_open(&map)?;
+        shared._map = Some(map);
+        Ok(shared)
+    }
+
+    /// Maps all values of a map of the program, which stays open elsewhere.
+    pub(super) fn of_open(map: &MapData) -> io::Result<Self> {
         let count = map.info().map_err(io::Error::other)?.max_entries();
         Self::map(map.fd().as_fd(), count as usize)
     }

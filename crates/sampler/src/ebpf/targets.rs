@@ -60,9 +60,9 @@ impl TargetTable {
         let failed = |error: io::Error| Refusal::of(&error);
         Ok(Self {
             targets: map(programs, "targets")?,
-            filter: Shared::of(&array(programs, "target_filter")?).map_err(failed)?,
-            few: Shared::of(&array(programs, "few_targets")?).map_err(failed)?,
-            cpus: Shared::of(cpus).map_err(failed)?,
+            filter: Shared::of(array(programs, "target_filter")?).map_err(failed)?,
+            few: Shared::of(array(programs, "few_targets")?).map_err(failed)?,
+            cpus: Shared::of_open(cpus).map_err(failed)?,
             slots: [Slot::default(); FEW],
             pids: HashSet::default(),
             forks: 0,

@@ -36,6 +36,22 @@ fn busy() -> Option<Target> {
 /// The first word of the probe's configuration.
 const CONFIGURED: u64 = 0x6f74_656c_6374_7831;
 
+/// Whichever process needs it first.
+#[test]
+fn the_kernel_takes_each_step_that_is_shipped() {
+    let mut options = Options::new(Targets::Processes(vec![std::process::id() as i32]));
+    options.frequency = 1;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let steps: Vec<_> = recorder.loaded.steps.clone().into_iter().collect();
+    assert_eq!(steps.len(), 2, "{steps:?}");
+    for (name, number) in steps {
+        let loaded = recorder.loaded.load_step(number);
+        assert!(loaded.is_ok(), "{name}: {loaded:?}");
+    }
+}
+
 #[test]
 fn a_step_adds_its_part_and_an_absent_one_says_so() {
     const ABSENT: u32 = 77;
@@ -53,6 +69,9 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
     let configurations = &mut recorder.loaded.configurations;
     configurations.insert(key, configuration, 0).unwrap();
     let toy = recorder.loaded.steps["toy"];
+    for step in [probe, toy] {
+        recorder.loaded.load_step(step).unwrap();
+    }
     let mut known = recorder.loaded.targets.get(pid).unwrap();
     known.steps = probe | ABSENT << 8 | toy << 16 | probe << 24;
     recorder.loaded.targets.insert(pid, known);

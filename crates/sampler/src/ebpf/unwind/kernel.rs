@@ -65,8 +65,8 @@ impl Kernel {
     pub(super) fn start(programs: &mut Ebpf, options: &Options) -> Result<Self, Refusal> {
         let failed = |error: io::Error| Refusal::of(&error);
         let store = Store::new(programs, options.kept_rows.unwrap_or(MAX_KEPT_SHARDS))?;
-        let rules = Shared::of(&array(programs, "rules")?).map_err(failed)?;
-        let code = Shared::of(&array(programs, "code")?).map_err(failed)?;
+        let rules = Shared::of(array(programs, "rules")?).map_err(failed)?;
+        let code = Shared::of(array(programs, "code")?).map_err(failed)?;
         let processes = map(programs, "processes")?;
         let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();

@@ -67,7 +67,7 @@ pub(super) struct Store {
 impl Store {
     /// Takes the program's maps.
     pub(super) fn new(programs: &mut Ebpf, max_kept: u32) -> Result<Self, Refusal> {
-        let pages = Shared::of(&array(programs, "page_index")?);
+        let pages = Shared::of(array(programs, "page_index")?);
         Ok(Self {
             shards: array(programs, "shards")?,
             loaded: (0..MAX_SHARDS).map(|_| None).collect(),
