@@ -40,6 +40,10 @@ pub struct Options {
     pub without_ebpf: bool,
     /// The language runtimes to read in addition to native contexts. None by default.
     pub runtimes: Runtimes,
+    /// Whether to load the eBPF programs of all runtimes at the start, and not when the first process needs one: for a
+    /// program that is about to start, whose first samples would lack its runtime's part. It takes some tenths of a
+    /// second. Default: false.
+    pub load_all_runtimes: bool,
     /// The kernel programs to use instead of this crate's own, with steps of runtimes that it does
     /// not include. Built by `cargo xtask bpf` from the same sources.
     pub kernel_object: Option<KernelObject>,
@@ -80,6 +84,7 @@ impl Options {
             any_schema: false,
             without_ebpf: false,
             runtimes: Runtimes::default(),
+            load_all_runtimes: false,
             kernel_object: None,
             ring: None,
             without_rings: false,

@@ -74,6 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let session = Session::start(Plan {
         targets: Targets::Processes(vec![service.pid()]),
         given: vec![service.pid()],
+        is_command: false,
         frequency: FREQUENCY,
         ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,

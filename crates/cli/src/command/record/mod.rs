@@ -249,6 +249,7 @@ fn record(
             None => targets,
         },
         given: arguments.pid.clone(),
+        is_command: waiting.is_some(),
         frequency: arguments.frequency,
         ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,

@@ -24,6 +24,8 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
     /// Which of the targets were given by their ID: the others may end before sampling starts.
     pub(in crate::command) given: Vec<i32>,
+    /// Whether the target is a command that is about to start.
+    pub(in crate::command) is_command: bool,
     /// Sampling frequency per CPU, in Hz.
     pub(in crate::command) frequency: u32,
     /// The frequency to use with ptrace, where each sample stops a thread.
@@ -57,6 +59,7 @@ impl Session {
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
         options.runtimes = plan.setup.runtimes;
+        options.load_all_runtimes = plan.is_command;
         options.kernel_object = plan.setup.kernel_object;
         let mut sampler = filter::start(&mut options, &plan.given)?;
         let method = sampler.method().clone();

@@ -161,6 +161,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.frequency = arguments.frequency;
     options.without_ebpf = arguments.ptrace;
     options.runtimes = setup.runtimes.clone();
+    options.load_all_runtimes = waiting.is_some();
     options.kernel_object = setup.kernel_object;
     let sampler = filter::start(&mut options, &arguments.pid)?;
     let is_stopping = matches!(sampler.method(), Method::Ptrace(_));
