@@ -13,7 +13,7 @@
 #define NODE_TAG 1
 #define NODE_MAP_TABLE 24
 
-#define NODE_MAX_ADDONS 2
+#define NODE_MAX_ADDONS 4
 
 /* Where an object has its record if the structure does not say so. */
 enum node_place {

@@ -15,14 +15,16 @@ use otelctx_reader::sample::Found;
 use crate::step::{self, Part};
 use crate::walk::{Broken, RecordPlace, Walked, walk};
 
-/// Maximum number of addons that are read. A program has one, or that of a vendor beside it.
-pub(crate) const MAX_ADDONS: usize = 2;
+/// Maximum number of addons that are read. A program has one, that of a vendor beside it, or several versions of one.
+pub(crate) const MAX_ADDONS: usize = 4;
 
 /// Node.js in one process.
 #[derive(Debug)]
 pub(crate) struct NodeProcess {
     /// The variables of its addons, at most [`MAX_ADDONS`].
     addons: Vec<TlsVariable>,
+    /// Number of addons beyond that.
+    skipped: usize,
     place: RecordPlace,
     version: Option<String>,
     step: KernelStep,
@@ -34,10 +36,12 @@ impl NodeProcess {
         place: RecordPlace,
         version: Option<String>,
     ) -> Self {
+        let skipped = addons.len().saturating_sub(MAX_ADDONS);
         addons.truncate(MAX_ADDONS);
         let step = step::kernel_step(&addons, place);
         Self {
             addons,
+            skipped,
             place,
             version,
             step,
@@ -84,15 +88,19 @@ impl NodeProcess {
 impl RuntimeProcess for NodeProcess {
     fn facts(&self) -> Attributes {
         let version = self.version.clone().map(Value::String);
-        version
-            .map(|it| ("version".into(), it))
+        let skipped = (self.skipped > 0).then_some(Value::Int(self.skipped as i64));
+        [("version", version), ("skipped_addons", skipped)]
             .into_iter()
+            .filter_map(|(name, value)| Some((name.into(), value?)))
             .collect()
     }
 
     fn with_context(&self, attributes: &Attributes) -> Option<Arc<dyn RuntimeProcess>> {
         let place = RecordPlace::announced(attributes);
-        let new = || Self::new(self.addons.clone(), place, self.version.clone());
+        let new = || Self {
+            skipped: self.skipped,
+            ..Self::new(self.addons.clone(), place, self.version.clone())
+        };
         (place != self.place).then(|| Arc::new(new()) as _)
     }
 
@@ -145,4 +153,30 @@ fn read_record(memory: &dyn Memory, address: u64) -> Result<Vec<u8>, RuntimeErro
     let size = record::Header::decode(&header).attributes_size;
     let size = (record::HEADER_SIZE + usize::from(size)).min(record::RECOMMENDED_SIZE);
     Ok(memory.read_vec(address, size as u64, record::RECOMMENDED_SIZE)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_reader::remote::Machine;
+
+    use super::*;
+
+    /// Those beyond the limit are counted, whatever the process announces about them.
+    #[test]
+    fn addons_beyond_the_limit_are_counted() {
+        let addons = |count: usize| {
+            let addon = |at: usize| TlsVariable::at_offset(Machine::own(), -32 * at as i64);
+            let addons = (1..=count).map(addon).collect();
+            NodeProcess::new(addons, RecordPlace::Published, Some("24.0.0".into()))
+        };
+        let version: (String, Value) = ("version".into(), Value::String("24.0.0".into()));
+        let all = addons(MAX_ADDONS).facts();
+        assert_eq!(all, vec![version.clone()]);
+        let skipped = ("skipped_addons".into(), Value::Int(2));
+        let process = addons(MAX_ADDONS + 2);
+        assert_eq!(process.facts(), [version.clone(), skipped.clone()]);
+        let key = "threadlocal.js_object_record_offset".into();
+        let other = process.with_context(&vec![(key, Value::Int(24))]).unwrap();
+        assert_eq!(other.facts(), [version, skipped]);
+    }
 }
