@@ -268,6 +268,15 @@ impl Compared {
         assert_eq!((*wrong, *not_in_frame), (0, 0), "{name}");
         assert!(unreadable * 1000 <= *in_context, "{name}: {unreadable}");
     }
+
+    /// What a whole soak is about.
+    fn check_number(&self, name: &str) {
+        let is_enough = self.samples >= 100_000 && self.in_context >= 50_000;
+        assert!(
+            is_enough && self.in_collection >= 10_000,
+            "{name}: {self:?}"
+        );
+    }
 }
 
 /// Samples a process. `None`, with a line, where the kernel does not permit it.
@@ -578,9 +587,9 @@ fn samples_of_handlers(
 #[test]
 fn samples_have_their_contexts_while_all_objects_move() {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
-    let (wanted, durations) = match number {
-        Ok(number) => (number.parse().unwrap(), LONG),
-        Err(_) => (500, SHORT),
+    let (wanted, durations, is_soak) = match number {
+        Ok(number) => (number.parse().unwrap(), LONG, true),
+        Err(_) => (500, SHORT, false),
     };
     const MOVING: &[&str] = &["--expose-gc", "--compact-on-every-full-gc"];
     for version in VERSIONS {
@@ -603,9 +612,16 @@ fn samples_have_their_contexts_while_all_objects_move() {
                 // Collections that the program asks for take most of its time.
                 let moves = compared.in_collection * 2 >= compared.in_context;
                 assert!(moves || flags.is_empty(), "{name}: {compared:?}");
+                if is_soak && key == "young" && flags == MOVING {
+                    compared.check_number(&name);
+                }
                 all.add(compared);
             }
         }
-        all.check(&format!("Node.js {version}, all"));
+        let name = format!("Node.js {version}, all");
+        all.check(&name);
+        if is_soak {
+            all.check_number(&name);
+        }
     }
 }
