@@ -41,6 +41,62 @@ fn truth(target: &Target) -> Vec<(i32, String, Vec<Value>)> {
     threads
 }
 
+/// Of 50 threads, one runs, and holds the GIL.
+#[test]
+fn only_the_thread_that_runs_is_stopped() {
+    for interpreter in ["3.11", "3.12", "3.14"]
+        .iter()
+        .flat_map(|it| Interpreter::with_version(it))
+    {
+        let target = interpreter.start("crowd.py");
+        let pid = target.pid().to_string();
+        let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
+        assert_eq!(answer["threads_stopped"], 1, "{interpreter:?}: {answer:#}");
+        let threads = answer["threads"].as_array().unwrap();
+        let states = target
+            .lines
+            .iter()
+            .filter_map(|it| it.strip_prefix("state "));
+        let states: Vec<(&str, &str)> = states.filter_map(|it| it.split_once(' ')).collect();
+        assert_eq!((threads.len(), states.len()), (50, 50), "{interpreter:?}");
+        // The main thread is the last one, and the one that runs was started just before.
+        for (index, (tid, state)) in states.into_iter().enumerate() {
+            let tid: i32 = tid.parse().unwrap();
+            let thread = threads.iter().find(|it| it["tid"] == tid).unwrap();
+            assert_eq!(thread["cpython"]["thread_state"], state, "{interpreter:?}");
+            assert_eq!(
+                thread["cpython"]["holds_gil"],
+                index == 48,
+                "{interpreter:?}"
+            );
+        }
+    }
+}
+
+/// Its busy thread loops in a function of Python, not in the interpreter's.
+#[test]
+fn top_names_functions_of_python() {
+    let Some(interpreter) = Interpreter::with_version("3.12").into_iter().next() else {
+        return;
+    };
+    let target = interpreter.start("crowd.py");
+    let pid = target.pid().to_string();
+    let by_function = ["top", "--json", "-p", &pid, "--group", "function"];
+    let options = ["-i", "0.5", "--iterations", "4"];
+    let answer = otelctx(&[&by_function[..], &options].concat()).expect(0);
+    let mut shares = [0, 0];
+    for line in answer.stdout.lines() {
+        let picture: Value = serde_json::from_str(line).unwrap();
+        for row in picture["rows"].as_array().unwrap() {
+            let samples = row["samples"].as_u64().unwrap();
+            shares[0] += samples;
+            shares[1] += if row["name"] == "run" { samples } else { 0 };
+        }
+    }
+    let [all, of_run] = shares;
+    assert!(all > 20 && of_run * 10 >= all * 9, "{of_run} of {all}");
+}
+
 #[test]
 fn dump_shows_the_frames_of_each_thread_and_who_holds_the_gil() {
     let Some(target) = start() else { return };
