@@ -263,6 +263,29 @@ fn stacks_of_compiled_programs_reach_the_start() {
     }
 }
 
+/// Of samples in the kernel alone: their walk starts from the registers that the system call has saved.
+#[test]
+fn stacks_of_samples_in_the_kernel_reach_the_start() {
+    // Not a link to busybox, which is static and has no unwind tables.
+    const DD: &str = "/usr/bin/dd";
+    if !is_installed(DD) {
+        return;
+    }
+    let mut command = Command::new(DD);
+    let command = command.args(["if=/dev/zero", "of=/dev/null", "bs=1M"]);
+    let Some((_, catalog, samples)) = record("dd", command, false) else {
+        return;
+    };
+    let is_in_kernel = |sample: &&Sample| catalog.frames(sample.kernel_stack).next().is_some();
+    let inside: Vec<_> = samples.iter().filter(is_in_kernel).collect();
+    // The program does little else.
+    assert!(10 * inside.len() > 9 * samples.len(), "{}", inside.len());
+    let reaches = |sample: &&&Sample| reaches_start(&catalog, sample) == Some(true);
+    let (whole, all) = (inside.iter().filter(reaches).count(), inside.len());
+    eprintln!("dd: {whole} of {all} stacks of samples in the kernel reach the start");
+    assert!(100 * whole >= 99 * all, "{whole} of {all}");
+}
+
 /// Functions sign the addresses that they return to before they save them.
 #[test]
 #[cfg(target_arch = "aarch64")]
