@@ -148,19 +148,25 @@ function open() {
   } catch (error) {
     failed = String(error?.message ?? error)
   }
-  if (failed !== undefined) storage.disable()
+  if (failed !== undefined) {
+    storage.disable()
+    // Of a V8 that differs, nothing more is called.
+    const { Base, ...functions } = records(addon.buffer)
+    Object.assign(addon, functions)
+  }
   return failed
 }
 
 function refusal() {
-  const hint = needsFlag() ? '; start it with --experimental-async-context-frame' : ''
-  return new Error(`otelctx cannot publish on Node.js ${process.versions.node}: ${reason}${hint}`)
+  return new Error(`otelctx cannot publish on Node.js ${process.versions.node}: ${reason}${hint()}`)
 }
 
-/** Whether AsyncContextFrame is off because nobody turned it on: it is the default from Node.js 24 on. */
-function needsFlag() {
+/** What helps: AsyncContextFrame is there from Node.js 22.7 on, and the default from 24 on. */
+function hint() {
   const [major, minor] = process.versions.node.split('.').map(Number)
-  return /AsyncContextFrame/.test(reason) && (major === 23 || (major === 22 && minor >= 7))
+  if (major < 22 || (major === 22 && minor < 7)) return '; Node.js 22.7 or later is needed'
+  const needsFlag = /AsyncContextFrame/.test(reason) && major < 24
+  return needsFlag ? '; start it with --experimental-async-context-frame' : ''
 }
 
 let attachEnter = (context) => storage.enterWith(context)

@@ -6,9 +6,8 @@ const HEADER_SIZE = 28
 const SPAN_ID_END = 24
 const BUFFER_SIZE = 897
 
-/** The functions of the addon that contexts use. */
-function records() {
-  const buffer = new Uint8Array(BUFFER_SIZE)
+/** The functions of the addon that contexts use, for records that are written to `buffer`. */
+function records(buffer = new Uint8Array(BUFFER_SIZE)) {
   /** @type {WeakMap<object, Uint8Array>} */
   const all = new WeakMap()
   const recordOf = (context) => {

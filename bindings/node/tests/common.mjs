@@ -1,9 +1,11 @@
-// What the tests share. OTELCTX_PACKAGE is the folder of the package with its addon, OTELCTX the command, and
-// OTELCTX_NODE_MODULES folders with npm's packages, separated by colons.
+// What the tests share. OTELCTX_PACKAGE is the folder of the package with its addon, OTELCTX the command,
+// OTELCTX_NODE_MODULES folders with npm's packages, and OTELCTX_OLD_NODES programs, separated by colons, and OTELCTX_FAULTS the library that
+// is made of programs/faults.c.
 import { spawn, spawnSync } from 'node:child_process'
 import { existsSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 
 export const folder = process.env.OTELCTX_PACKAGE
@@ -49,26 +51,31 @@ export function run(args, options = {}) {
   return spawnSync(process.execPath, args, { encoding: 'utf8', timeout: 120_000, ...options, env })
 }
 
-/** Starts a program that prints a line of JSON when it is ready, and ends with its standard input. */
-export async function start(args, options = {}) {
+/**
+ * Starts a program that prints a line of JSON when it is ready, and ends with its standard input. `next` sends it a byte, and returns its next
+ * line.
+ */
+export async function start(args, { node = process.execPath, ...options } = {}) {
   const env = { ...process.env, ...options.env }
   const stdio = ['pipe', 'pipe', 'inherit']
-  const child = spawn(process.execPath, args, { stdio, ...options, env })
+  const child = spawn(node, args, { stdio, ...options, env })
   const ended = new Promise((resolve) => child.on('exit', (code, signal) => resolve(signal ?? code)))
-  let text = ''
-  const ready = await new Promise((resolve, reject) => {
-    child.stdout.on('data', (data) => {
-      text += data
-      const end = text.indexOf('\n')
-      if (end >= 0) resolve(JSON.parse(text.slice(0, end)))
-    })
-    ended.then((how) => reject(new Error(`it ended (${how}) before it was ready: ${text}`)))
-  })
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
+  const line = async () => {
+    const { value, done } = await lines.next()
+    if (done) throw new Error(`it has ended: ${await ended}`)
+    return JSON.parse(value)
+  }
+  const ready = await line()
+  const next = () => {
+    child.stdin.write('\n')
+    return line()
+  }
   const stop = async () => {
     child.stdin.end()
     return ended
   }
-  return { pid: child.pid, ready, stop }
+  return { pid: child.pid, ready, next, stop }
 }
 
 /** What the command says of a process; undefined if there is no command. */

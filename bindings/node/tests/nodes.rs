@@ -96,6 +96,33 @@ fn command() -> Option<PathBuf> {
     command.exists().then_some(command)
 }
 
+/// Versions in which contexts cannot be published, separated by colons.
+fn old_nodes() -> OsString {
+    let found = ["18", "20"].into_iter().filter_map(node);
+    let found: Vec<OsString> = found.map(Into::into).collect();
+    found.join(":".as_ref())
+}
+
+/// The library of `programs/faults.c`; `None`, and a line on standard error, if there is no C compiler.
+fn faults() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults.so");
+        let status = Command::new("gcc")
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+            .arg(&library)
+            .arg(Path::new(PACKAGE).join("tests/programs/faults.c"))
+            .status();
+        let Ok(status) = status else {
+            eprintln!("skipped: there is no gcc to build faults.c with");
+            return None;
+        };
+        assert!(status.success(), "gcc");
+        Some(library)
+    };
+    BUILT.get_or_init(build).as_deref()
+}
+
 /// Runs all tests in JavaScript with one Node.js.
 fn run(major: &str) {
     let (Some(node), Some(package)) = (node(major), package()) else {
@@ -125,9 +152,9 @@ fn run(major: &str) {
     if let Some(command) = command() {
         command_line.env("OTELCTX", command);
     }
-    let old = Path::new("/usr/bin/node");
-    if old.exists() {
-        command_line.env("OTELCTX_OLD_NODE", old);
+    command_line.env("OTELCTX_OLD_NODES", old_nodes());
+    if let Some(faults) = faults() {
+        command_line.env("OTELCTX_FAULTS", faults);
     }
     let output = command_line.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

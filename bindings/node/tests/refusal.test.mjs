@@ -1,12 +1,46 @@
 // Where contexts cannot be published.
 import assert from 'node:assert/strict'
-import { spawnSync } from 'node:child_process'
+import { execFile, spawnSync } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
+import { promisify } from 'node:util'
 
-import { folder, program, run } from './common.mjs'
+import { dump, flags, folder, program, run, start } from './common.mjs'
+
+// What the addon uses of V8, by the names that Node.js exports (src/v8.rs).
+const [major] = process.versions.node.split('.')
+const SET_POINTER = `_ZN2v86Object32SetAlignedPointerInInternalFieldEiPv${major === '26' ? 't' : ''}`
+const EMBEDDER_DATA = '_ZN2v87Isolate36GetContinuationPreservedEmbedderDataEv'
+const HAS_INSTANCE = '_ZN2v816FunctionTemplate11HasInstanceENS_5LocalINS_5ValueEEE'
+const NEW_TEMPLATE =
+  '_ZN2v816FunctionTemplate3NewEPNS_7IsolateEPFvRKNS_20FunctionCallbackInfoINS_5ValueEEEENS_5LocalIS4_EENSA_INS_9SignatureEEEiNS_19ConstructorBehaviorENS_14SideEffectTypeEPKNS_9CFunctionEttt'
+/** Those without which there is no other one. */
+const EXPORTS = [
+  '_ZN2v87Isolate10GetCurrentEv',
+  '_ZN2v87Isolate17GetCurrentContextEv',
+  '_ZN2v86Object15GetIdentityHashEv',
+  '_ZN2v812api_internal18GlobalizeReferenceEPNS_8internal7IsolateEm',
+  '_ZN2v812api_internal13DisposeGlobalEPm',
+  '_ZN2v812api_internal8MakeWeakEPmPvPFvRKNS_16WeakCallbackInfoIvEEENS_16WeakCallbackTypeE',
+  NEW_TEMPLATE,
+  '_ZN2v816FunctionTemplate16InstanceTemplateEv',
+  '_ZN2v814ObjectTemplate21SetInternalFieldCountEi',
+  '_ZN2v816FunctionTemplate11GetFunctionENS_5LocalINS_7ContextEEE',
+  HAS_INSTANCE,
+]
+
+/** The reason in a process with a fault of programs/faults.c. */
+async function reasonWith(fault) {
+  // Node.js itself starts without it.
+  const change = `process.env.FAULT = ${JSON.stringify(fault)}`
+  const env = { ...process.env, LD_PRELOAD: process.env.OTELCTX_FAULTS }
+  const args = [...flags, program('refused.js'), change]
+  const { stdout, stderr } = await promisify(execFile)(process.execPath, args, { env })
+  assert.equal(stderr, '')
+  return JSON.parse(stdout).reason
+}
 
 function check(result, reason) {
   assert.equal(result.stderr, '')
@@ -62,10 +96,104 @@ test('the reason is that of the addon for the C library that Node.js has', () =>
   }
 })
 
-test('an old Node.js is refused', (t) => {
-  const node = process.env.OTELCTX_OLD_NODE
-  if (node === undefined) return t.skip('there is none')
-  check(spawnSync(node, [program('refused.js')], { encoding: 'utf8' }), /does not export|AsyncContextFrame/)
+/** What a function of V8 that does something else, or is missing, leads to: see programs/faults.c. */
+const FAULTS = {
+  'null _ZN2v87Isolate10GetCurrentEv': 'V8 has no isolate on this thread',
+  'null _ZN2v87Isolate17GetCurrentContextEv': 'V8 could not make the class',
+  [`null ${NEW_TEMPLATE}`]: 'V8 could not make the class',
+  'null _ZN2v816FunctionTemplate16InstanceTemplateEv': 'V8 could not make the class',
+  'null _ZN2v816FunctionTemplate11GetFunctionENS_5LocalINS_7ContextEEE': 'V8 could not make the class',
+  [`null ${HAS_INSTANCE}`]: 'V8 does not recognize an object of the class',
+  'null SET_POINTER': 'V8 has the pointer of an object in an unknown place',
+  'once SET_POINTER': 'V8 has the pointer of an object in an unknown place',
+  'moved SET_POINTER': 'an object has its record in another place',
+  [`null ${EMBEDDER_DATA}`]: 'AsyncLocalStorage does not use AsyncContextFrame',
+  [`elsewhere ${EMBEDDER_DATA}`]: 'V8 has the asynchronous context in an unknown place',
+  [`changing ${EMBEDDER_DATA}`]: 'V8 has the asynchronous context in a changing place',
+  'hash _ZN2v86Object15GetIdentityHashEv': 'V8 has the map of the asynchronous context in another form',
+  pipe: 'no pipe to read its own memory with: Too many open files (os error 24)',
+}
+
+test('each function that V8 does not export is the reason', async (t) => {
+  if (process.env.OTELCTX_FAULTS === undefined) return t.skip('there is no C compiler')
+  const missing = async (fault, name) => {
+    assert.equal(await reasonWith(fault), `this Node.js does not export ${name}`)
+  }
+  await Promise.all(EXPORTS.map((name) => missing(`missing ${name}`, name)))
+})
+
+for (const [fault, reason] of Object.entries(FAULTS)) {
+  test(`a V8 that differs is refused: ${fault}`, async (t) => {
+    if (process.env.OTELCTX_FAULTS === undefined) return t.skip('there is no C compiler')
+    assert.equal(await reasonWith(fault.replace('SET_POINTER', SET_POINTER)), reason)
+  })
+}
+
+test('with the library that makes them, but no fault, contexts are published', (t) => {
+  if (process.env.OTELCTX_FAULTS === undefined) return t.skip('there is no C compiler')
+  const env = { LD_PRELOAD: process.env.OTELCTX_FAULTS }
+  const source = 'require(process.env.OTELCTX_PACKAGE).unsupportedReason'
+  assert.equal(run([...flags, '-p', source], { env }).stdout, 'undefined\n')
+})
+
+/** Starts `refused.js`; returns its reason, once no reader finds anything that it publishes. */
+async function refusedBy(t, args, options) {
+  const child = await start(args, { ...options, env: { ...options?.env, OTELCTX_HOLD: '1' } })
+  try {
+    const found = dump(child.pid)
+    if (found === undefined) t.diagnostic('not read from outside: the command otelctx is not built')
+    else assertUnpublished(found)
+  } finally {
+    assert.equal(await child.stop(), 0)
+  }
+  return child.ready.reason
+}
+
+/** Nothing is announced, and no thread has a context. */
+function assertUnpublished(found) {
+  assert.equal(found.process_context, null)
+  assert.ok(found.threads.length > 0)
+  for (const thread of found.threads) assert.equal(thread.context, null)
+}
+
+test('a reader finds no schema where contexts cannot be published', async (t) => {
+  const args = [program('refused.js'), 'config.v8_enable_pointer_compression = 1']
+  assert.match(await refusedBy(t, args), /pointer compression/)
+  if (process.env.OTELCTX_FAULTS === undefined) return
+  const env = { LD_PRELOAD: process.env.OTELCTX_FAULTS, FAULT: 'null _ZN2v87Isolate10GetCurrentEv' }
+  assert.match(await refusedBy(t, [...flags, program('refused.js')], { env }), /no isolate/)
+  const without = { 22: [], 24: ['--no-async-context-frame'] }[process.versions.node.split('.')[0]]
+  if (without === undefined) return
+  assert.match(await refusedBy(t, [...without, program('refused.js')]), /AsyncContextFrame/)
+})
+
+const olds = (process.env.OTELCTX_OLD_NODES ?? '').split(':').filter((node) => node !== '')
+
+test('an older Node.js is refused, and a reader finds no schema', async (t) => {
+  if (olds.length === 0) return t.skip('there is none')
+  for (const node of olds) {
+    const reason = await refusedBy(t, [program('refused.js')], { node })
+    // They have V8 10 and 11, where it has another signature.
+    assert.equal(
+      reason,
+      'this Node.js does not export _ZN2v812api_internal18GlobalizeReferenceEPNS_8internal7IsolateEm',
+    )
+  }
+})
+
+test('with an older Node.js, a registered program runs, and prints the reason once', (t) => {
+  if (olds.length === 0) return t.skip('there is none')
+  for (const node of olds) {
+    for (const option of ['--require', '--import']) {
+      const args = [option, join(folder, 'lib/register.js'), '-p', 'process.versions.node']
+      const result = spawnSync(node, args, { encoding: 'utf8' })
+      assert.equal(result.status, 0, result.stderr)
+      const [warning, ...more] = result.stderr.split('\n').filter((line) => line.includes('[OTELCTX]'))
+      assert.deepEqual(more, [])
+      assert.ok(warning.includes(`otelctx cannot publish on Node.js ${result.stdout.trim()}: `), warning)
+      assert.ok(warning.endsWith('; Node.js 22.7 or later is needed'), warning)
+    }
+  }
 })
 
 test('elsewhere, objects do nothing', () => {

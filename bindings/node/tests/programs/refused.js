@@ -1,6 +1,8 @@
 'use strict'
-// Uses the package where contexts cannot be published, after a change to the process.
+// Uses the package where contexts cannot be published, after a change to the process. With OTELCTX_HOLD, it then waits until its
+// standard input ends.
 const assert = require('node:assert')
+const { readSync } = require('node:fs')
 
 const config = { ...process.config.variables }
 Object.defineProperty(process, 'config', { value: { variables: config } })
@@ -26,6 +28,7 @@ assert.throws(() => otelctx.runWithContext(context, () => 1), refused)
 assert.throws(() => otelctx.ThreadContext.prototype.enter.call({}), TypeError)
 assert.throws(() => otelctx.getProcessContextAttributes(['a']), refused)
 assert.throws(() => otelctx.publish(), refused)
+assert.throws(() => otelctx.publish({ 'service.name': 'shop' }), refused)
 const named = otelctx.makeNamedContext(['a', 'b'])
 assert.throws(() => named.processContextAttributes, refused)
 assert.throws(() => named.run(...ids, 1, { a: 'x' }, () => 1), refused)
@@ -35,3 +38,10 @@ otelctx.setContext(undefined)
 otelctx.clearContext()
 assert.strictEqual(otelctx.runWithoutContext(() => 1), 1)
 console.log(JSON.stringify({ reason: unsupportedReason }))
+if (process.env.OTELCTX_HOLD) {
+  try {
+    readSync(0, Buffer.alloc(1))
+  } catch {
+    // It has ended.
+  }
+}
