@@ -81,4 +81,15 @@ test('the process context says what the process is', async (t) => {
   assert.equal(resource['process.runtime.version'], process.versions.node)
   assert.equal(attributes['threadlocal.schema_version'], 'nodejs_v1_dev')
   assert.deepEqual(attributes['threadlocal.attribute_key_map'], ['http.route', 'user.tier'])
+  // V8's layout, for readers of earlier addons: an object has one word more from Node.js 24 on.
+  const names = Object.keys(attributes).filter((name) => name.startsWith('threadlocal.'))
+  const layout = {
+    'threadlocal.js_object_record_offset': process.versions.node.startsWith('22.') ? 24 : 32,
+    'threadlocal.js_map_table_offset': 24,
+    'threadlocal.ordered_hash_map_header_size': 16,
+    'threadlocal.tagged_size': 8,
+  }
+  for (const [name, value] of Object.entries(layout)) assert.strictEqual(attributes[name], value, name)
+  const others = ['threadlocal.attribute_key_map', 'threadlocal.schema_version']
+  assert.deepEqual(names.sort(), [...Object.keys(layout), ...others].sort())
 })
