@@ -148,23 +148,31 @@ fn threads_have_the_contexts_that_addons_publish() {
     });
 }
 
-/// With the own package: `@datadog/pprof` is linked so that its variable is always in static storage.
+/// None is kept free for libraries that are loaded later.
+const DYNAMIC: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
+
+/// `contexts.js` with the own package, whose variable is in dynamic storage: `@datadog/pprof` is linked so that its
+/// variable is always in static storage.
+fn spawn_dynamic(version: &str, arguments: &[&str]) -> Option<Target> {
+    let mut command = Node::with_version(version)?.publishing(&[], "otelctx")?;
+    command.env(DYNAMIC.0, DYNAMIC.1);
+    let target = Target::spawn(command.args(arguments));
+    let process = open(target.pid());
+    let memory = process.as_target().unwrap();
+    let resolution = tls::resolve_sized(&*memory, &FileCache::default(), NODEJS_SYMBOL, 32);
+    let variables = resolution.unwrap().variables;
+    let places: Vec<_> = variables.iter().map(TlsVariable::place).collect();
+    assert!(matches!(places[..], [Place::Dynamic { .. }]), "{places:?}");
+    Some(target)
+}
+
 #[test]
 fn contexts_are_read_from_dynamic_storage() {
     for version in VERSIONS {
-        let node = Node::with_version(version);
-        let command = node.and_then(|node| node.publishing(&[], "otelctx"));
-        let Some(mut command) = command else { continue };
-        // None is kept free for libraries that are loaded later.
-        command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
-        let target = Target::spawn(command.arg("hold"));
+        let Some(target) = spawn_dynamic(version, &["hold"]) else {
+            continue;
+        };
         let process = open(target.pid());
-        let memory = process.as_target().unwrap();
-        let resolution = tls::resolve_sized(&*memory, &FileCache::default(), NODEJS_SYMBOL, 32);
-        let variables = resolution.unwrap().variables;
-        let places: Vec<_> = variables.iter().map(TlsVariable::place).collect();
-        assert!(matches!(places[..], [Place::Dynamic { .. }]), "{places:?}");
-        drop(memory);
         compare(process, &target, &format!("Node.js {version}, otelctx"));
     }
 }
@@ -425,42 +433,64 @@ fn samples_without_ebpf_have_the_contexts_that_the_program_was_in() {
 fn samples_have_the_state_of_each_thread() {
     each(|name, command| {
         let target = Target::spawn(&mut command(&["hold"]));
-        let Some(mut sampler) = start(target.pid(), 499, false) else {
-            return;
-        };
-        let said = |tid: i32| {
-            let tid = format!("thread {tid} ");
-            target.lines.iter().find_map(|it| it.strip_prefix(&tid))
-        };
-        let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
-        let mut seen = BTreeSet::new();
-        for _ in 0..600 {
-            std::thread::sleep(INTERVAL);
-            samples.clear();
-            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
-            for sample in &samples {
-                let tid = catalog.thread_facts(sample.thread).tid;
-                let Some(said) = said(tid) else { continue };
-                let read = match sample.found {
-                    Found::Attached(context) => shown(catalog.context_facts(context)),
-                    // The own package tries at load whether it works.
-                    Found::Detached if name.ends_with("otelctx") && said == "none" => {
-                        "none".to_owned()
-                    }
-                    Found::Detached => "detached".to_owned(),
-                    Found::Invalid => "invalid".to_owned(),
-                    Found::NotPublished => "none".to_owned(),
-                    other => panic!("{name}: {other:?} of {said}"),
-                };
-                assert_eq!(read, said, "{name}");
-                seen.insert(tid);
-            }
-            if seen.len() == 5 {
-                return;
-            }
-        }
-        panic!("{name}: {seen:?} of {:?}", target.lines);
+        sample_each_thread(&target, name);
     });
+}
+
+#[test]
+fn samples_are_taken_from_dynamic_storage() {
+    for version in VERSIONS {
+        let Some(target) = spawn_dynamic(version, &["hold"]) else {
+            continue;
+        };
+        sample_each_thread(&target, &format!("Node.js {version}, dynamic, otelctx"));
+        drop(target);
+        let node = Node::with_version(version).unwrap();
+        let command = |arguments: &[&str]| {
+            let mut command = node.publishing(&[], "otelctx").unwrap();
+            command.env(DYNAMIC.0, DYNAMIC.1).args(arguments);
+            command
+        };
+        let name = format!("Node.js {version}, dynamic storage");
+        sample_at_least(&name, &command, false, 500);
+    }
+}
+
+/// Samples until each thread of which the program says something was seen, and compares all samples with that.
+fn sample_each_thread(target: &Target, name: &str) {
+    let Some(mut sampler) = start(target.pid(), 499, false) else {
+        return;
+    };
+    let said = |tid: i32| {
+        let tid = format!("thread {tid} ");
+        target.lines.iter().find_map(|it| it.strip_prefix(&tid))
+    };
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
+    let mut seen = BTreeSet::new();
+    for _ in 0..600 {
+        std::thread::sleep(INTERVAL);
+        samples.clear();
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        for sample in &samples {
+            let tid = catalog.thread_facts(sample.thread).tid;
+            let Some(said) = said(tid) else { continue };
+            let read = match sample.found {
+                Found::Attached(context) => shown(catalog.context_facts(context)),
+                // The own package tries at load whether it works.
+                Found::Detached if name.ends_with("otelctx") && said == "none" => "none".to_owned(),
+                Found::Detached => "detached".to_owned(),
+                Found::Invalid => "invalid".to_owned(),
+                Found::NotPublished => "none".to_owned(),
+                other => panic!("{name}: {other:?} of {said}"),
+            };
+            assert_eq!(read, said, "{name}");
+            seen.insert(tid);
+        }
+        if seen.len() == 5 {
+            return;
+        }
+    }
+    panic!("{name}: {seen:?} of {:?}", target.lines);
 }
 
 /// `node_heap.c`, which publishes what an addon does.
@@ -471,15 +501,16 @@ fn heap(flags: &[&str]) -> Option<Target> {
     Some(Target::spawn(&mut Command::new(program)))
 }
 
-/// The outcomes of 20 samples of the thread that spins, and how many samples lack the part of Node.js.
-fn outcomes(target: &Target, without_ebpf: bool) -> Option<(Vec<String>, u64)> {
-    let mut sampler = start(target.pid(), 199, without_ebpf)?;
+/// The outcomes of this number of samples of the thread that spins, and how many samples lack the part of Node.js.
+fn outcomes(target: &Target, without_ebpf: bool, wanted: usize) -> Option<(Vec<String>, u64)> {
+    let frequency = if wanted > 100 { 4999 } else { 199 };
+    let mut sampler = start(target.pid(), frequency, without_ebpf)?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     for _ in 0..600 {
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         samples.retain(|sample| catalog.thread_facts(sample.thread).tid != target.pid());
-        if samples.len() >= 20 {
+        if samples.len() >= wanted {
             break;
         }
     }
@@ -499,12 +530,94 @@ fn a_table_may_end_with_its_page() {
     let read = contexts_of(process);
     assert_eq!(read, [Ok(TRACE.to_owned())]);
     for without_ebpf in [false, true] {
-        let Some((outcomes, incomplete)) = outcomes(&target, without_ebpf) else {
+        let Some((outcomes, incomplete)) = outcomes(&target, without_ebpf, 20) else {
             continue;
         };
         assert!(outcomes.len() >= 20, "{outcomes:?}");
         assert!(outcomes.iter().all(|it| it == TRACE), "{outcomes:?}");
         assert_eq!(incomplete, 0);
+    }
+}
+
+/// `node_gate.c`, whose thread publishes one of two contexts or nothing, in turn.
+const GATE_TRACES: [&str; 2] = [
+    "a0020300000000000000000000000000",
+    "a1020300000000000000000000000000",
+];
+
+fn gate() -> Option<Target> {
+    let flags = ["-O1", "-pthread", "-rdynamic", "-DSCHEMA=\"nodejs_v1_dev\""];
+    let program = Compiler::gcc().program(&["node_gate.c", "publish.c"], &flags)?;
+    Some(Target::spawn(&mut Command::new(program)))
+}
+
+/// Reads the thread whose gate changes 500 times, and on until `expected` were seen: traces, and "" for none.
+fn read_gate(process: &mut Process, expected: &BTreeSet<&str>) {
+    let present = process.runtimes().unwrap();
+    let pid = process.as_target().unwrap().pid();
+    let threads = process.threads().unwrap();
+    let thread = threads.iter().find(|it| Some(it.tid()) != pid).unwrap();
+    let mut seen = BTreeSet::new();
+    for turn in 0.. {
+        if turn >= 500 && seen.len() == expected.len() {
+            break;
+        }
+        assert!(turn < 100_000, "{seen:?}");
+        // On a busy machine, it may not stop in time.
+        let Ok(state) = thread.state(&present, None) else {
+            continue;
+        };
+        let trace = match &state.runtimes[..] {
+            [] => String::new(),
+            [reading] => {
+                let read = reading.thread.as_ref();
+                let read = read.unwrap_or_else(|error| panic!("{turn}: {error}"));
+                let context = read.context.attached();
+                let context = context.unwrap_or_else(|| panic!("{turn}: {read:?}"));
+                context.trace_id.to_string()
+            }
+            more => panic!("{more:?}"),
+        };
+        assert!(expected.contains(&*trace), "{turn}: {trace:?}");
+        seen.insert(trace);
+    }
+}
+
+/// The structure is read again each time: with one context's gate and the other one's key, nothing is found.
+#[test]
+fn a_gate_that_closes_and_opens_is_read_each_time() {
+    let Some(mut target) = gate() else { return };
+    let mut process = open(target.pid());
+    let [first, second] = GATE_TRACES;
+    read_gate(&mut process, &BTreeSet::from([first, second, ""]));
+    target.command("close");
+    read_gate(&mut process, &BTreeSet::from([""]));
+    target.command("open");
+    read_gate(&mut process, &BTreeSet::from([first, second, ""]));
+}
+
+#[test]
+fn samples_of_a_gate_that_closes_and_opens_are_one_context_or_none() {
+    for (without_ebpf, wanted) in [(false, 1000), (true, 40)] {
+        let Some(mut target) = gate() else { return };
+        for command in ["open", "close", "open"] {
+            target.command(command);
+            let Some((outcomes, incomplete)) = outcomes(&target, without_ebpf, wanted) else {
+                break;
+            };
+            let mut counts = BTreeMap::<&str, usize>::new();
+            for outcome in &outcomes {
+                *counts.entry(outcome).or_default() += 1;
+            }
+            println!("{command}, without eBPF: {without_ebpf}: {counts:?}");
+            let [first, second] = GATE_TRACES;
+            let expected = match command {
+                "open" => vec!["NotPublished", first, second],
+                _ => vec!["NotPublished"],
+            };
+            assert_eq!(counts.into_keys().collect::<Vec<_>>(), expected);
+            assert!(outcomes.len() >= wanted && incomplete == 0, "{incomplete}");
+        }
     }
 }
 
