@@ -48,7 +48,7 @@ export function program(name) {
 /** Runs Node.js to its end. */
 export function run(args, options = {}) {
   const env = { ...process.env, ...options.env }
-  return spawnSync(process.execPath, args, { encoding: 'utf8', timeout: 120_000, ...options, env })
+  return spawnSync(process.execPath, args, { encoding: 'utf8', timeout: 600_000, ...options, env })
 }
 
 /**
