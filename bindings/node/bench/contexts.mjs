@@ -3,8 +3,8 @@
 //
 //     node --expose-gc bench/contexts.mjs PACKAGE [PPROF [MODULES]]
 //
-// PACKAGE and PPROF are the folders of the packages; MODULES has OpenTelemetry's in `node_modules`. Prints the median of 21 interleaved pairs: ours, the other's, in
-// nanoseconds, and their ratio.
+// PACKAGE and PPROF are the folders of the packages; MODULES has OpenTelemetry's in `node_modules`. Prints the median of 21 interleaved pairs:
+// ours, the other's, in nanoseconds, and their ratio. Exits with 1 if a ratio is above its bound.
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createRequire } from 'node:module'
 import { join, resolve } from 'node:path'
@@ -14,6 +14,8 @@ const [, , own = '..', pprof, modules] = process.argv
 const otelctx = require(resolve(own))
 const other = pprof && require(resolve(pprof, 'out/src/otel-thread-ctx.js'))
 
+/** Upper bounds on ratios. */
+const BOUNDS = { 'new, 3 attributes': 0.9, enter: 1.05, run: 1.05, 'context.with': 1.3 }
 const PAIRS = 21
 const CALLS = 200_000
 
@@ -33,17 +35,20 @@ const nothing = () => 1
 
 function measure(call, within) {
   globalThis.gc?.()
-  const loop = () => {
+  return within(() => {
     const start = process.hrtime.bigint()
     for (let count = 0; count < CALLS; count++) call()
     return Number(process.hrtime.bigint() - start) / CALLS
-  }
-  return within ? bare.run({}, () => context.run(loop)) : loop()
+  })
 }
+
+const outside = (loop) => loop()
+/** What is entered ends with it. */
+const withinRuns = (loop) => bare.run({}, () => context.run(loop))
 
 const median = (numbers) => numbers.sort((a, b) => a - b)[numbers.length >> 1]
 
-function compare(name, ours, theirs, within) {
+function compare(name, ours, theirs, within = outside) {
   const results = { ours: [], theirs: [], ratio: [] }
   for (let pair = -2; pair < PAIRS; pair++) {
     // Who is first alternates.
@@ -62,7 +67,11 @@ function compare(name, ours, theirs, within) {
     results.ratio.push(one / two)
   }
   const [one, two, ratio] = ['ours', 'theirs', 'ratio'].map((key) => median(results[key]))
-  console.log(`${name.padEnd(20)} ${one.toFixed(0).padStart(6)} ns ${two.toFixed(0).padStart(6)} ns  ${ratio.toFixed(3)}`)
+  const bound = BOUNDS[name]
+  const holds = bound === undefined ? '' : `≤ ${bound} ${ratio <= bound ? 'holds' : 'MISSED'}`
+  if (bound !== undefined && !(ratio <= bound)) process.exitCode = 1
+  const times = [one, two].map((time) => `${time.toFixed(0).padStart(6)} ns`).join(' ')
+  console.log(`${name.padEnd(36)} ${times}  ${ratio.toFixed(3)}  ${holds}`.trimEnd())
 }
 
 if (other) {
@@ -70,21 +79,27 @@ if (other) {
   const theirs = makers(other.ThreadContext)
   for (const name of Object.keys(ours)) compare(name, ours[name], theirs[name])
 }
-// Both enter within a run, so that what they enter ends with it.
-compare('enter', () => context.enter(), () => bare.enterWith(value), true)
-compare('run', () => context.run(nothing), () => bare.run(value, nothing))
+const enter = [() => context.enter(), () => bare.enterWith(value)]
+const run = [() => context.run(nothing), () => bare.run(value, nothing)]
+compare('enter', ...enter, withinRuns)
+compare('run', ...run)
 
-// The last one: then contexts of the program's own keep OpenTelemetry's, too.
+// The last ones: from then on, contexts of the program's own keep OpenTelemetry's, too.
 if (modules) {
   const npm = createRequire(join(resolve(modules), 'x.js'))
-  const { ROOT_CONTEXT, context, trace } = npm('@opentelemetry/api')
+  const { ROOT_CONTEXT, context: api, trace } = npm('@opentelemetry/api')
   const { AsyncLocalStorageContextManager } = npm('@opentelemetry/context-async-hooks')
   const ids = { traceId: traceId.toString('hex'), spanId: spanId.toString('hex'), traceFlags: 1 }
   const active = trace.setSpan(ROOT_CONTEXT, { spanContext: () => ids })
   const alone = new AsyncLocalStorageContextManager()
   const published = new AsyncLocalStorageContextManager()
   require(join(resolve(own), 'lib/register.js'))
-  context.setGlobalContextManager(published)
+  api.setGlobalContextManager(published)
   const call = (manager) => () => manager.with(active, nothing)
   compare('context.with', call(published), call(alone))
+  compare('enter, with register, no span', ...enter, withinRuns)
+  compare('run, with register, no span', ...run)
+  const withinSpan = (loop) => published.with(active, () => bare.run({}, loop))
+  compare('enter, with register, within a span', ...enter, withinSpan)
+  compare('run, with register, within a span', ...run, withinSpan)
 }
