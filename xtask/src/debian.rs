@@ -216,6 +216,50 @@ impl Glibc {
     }
 }
 
+/// The headers of opentelemetry-cpp, whose API consists of nothing else.
+#[derive(Clone, Copy)]
+pub(crate) struct OpentelemetryCpp {
+    /// Below `target/setup`, where tests search for it.
+    pub(crate) folder: &'static str,
+    suite: &'static str,
+}
+
+/// The oldest version that Debian has, 1.19, and the newest.
+pub(crate) const OPENTELEMETRY_CPP: [OpentelemetryCpp; 2] = [
+    OpentelemetryCpp {
+        folder: "opentelemetry-cpp-1.19",
+        suite: "trixie",
+    },
+    OpentelemetryCpp {
+        folder: "opentelemetry-cpp-newest",
+        suite: "sid",
+    },
+];
+
+impl OpentelemetryCpp {
+    /// The folder for the compiler, `include`, fetched on first use (about 10 s).
+    ///
+    /// # Errors
+    /// Says why it is not available on this machine.
+    pub(crate) fn fetch(self) -> Result<PathBuf, String> {
+        let folder = setup_dir().join(self.folder);
+        let include = folder.join("include");
+        if include.is_dir() {
+            return Ok(include);
+        }
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "fetching Debian {}'s opentelemetry-cpp into {}",
+            self.suite,
+            folder.display()
+        );
+        unpack(&folder, self.suite, &["opentelemetry-cpp-dev".to_owned()])?;
+        symlink("tree/usr/include", &include)
+            .map_err(|error| format!("{}: {error}", include.display()))?;
+        Ok(include)
+    }
+}
+
 /// A Python that Debian's current development suite packages, to inspect it.
 #[derive(Clone, Copy)]
 pub(crate) struct Python {

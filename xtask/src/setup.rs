@@ -23,6 +23,7 @@
 //! | `target/setup/cpython-3.13t/python` | a free-threaded Python |
 //! | `target/setup/guest-cpython-3.*-arm64/tree` | Pythons for `cargo xtask aarch64` |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
+//! | `target/setup/opentelemetry-cpp-1.19/include`, `…/opentelemetry-cpp-newest/include` | headers of opentelemetry-cpp |
 //!
 //! What takes minutes to make is kept for other checkouts of the same user: [`cache`].
 
@@ -228,6 +229,9 @@ fn install_missing() -> Outcome {
     }
     for glibc in debian::GLIBCS {
         add("another glibc", glibc.fetch().map(shown), &debian);
+    }
+    for headers in debian::OPENTELEMETRY_CPP {
+        add(headers.folder, headers.fetch().map(shown), &debian);
     }
     for python in debian::PYTHONS {
         let needs = || Err("not in Debian's development suite any more".into());

@@ -5,7 +5,7 @@
 mod common;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use common::{Built, Libc, compile, have, installed, package, root, source, threads};
@@ -177,40 +177,32 @@ fn a_panic_in_the_library_is_an_error_in_c() {
     );
 }
 
-/// The folder of opentelemetry-cpp's headers, which no package of Debian has.
-const OPENTELEMETRY_CPP: &str = "OPENTELEMETRY_CPP_INCLUDE";
+/// Versions of opentelemetry-cpp's headers in `target/setup`: the oldest that Debian has, and the newest.
+const OPENTELEMETRY_CPP: [&str; 2] = ["opentelemetry-cpp-1.19", "opentelemetry-cpp-newest"];
 
 #[test]
 fn spans_of_opentelemetry_cpp_are_shown() {
     let Some(prefix) = installed(Libc::Glibc) else {
         return;
     };
-    let folder = std::env::var_os(OPENTELEMETRY_CPP).unwrap_or_else(|| "/usr/include".into());
-    let folder = PathBuf::from(folder);
-    if !folder
-        .join("opentelemetry/context/runtime_context.h")
-        .exists()
-    {
-        println!(
-            "skipped: no headers of opentelemetry-cpp; {OPENTELEMETRY_CPP} may say where they are"
-        );
-        return;
-    }
-    let folder = format!("-isystem{}", folder.display());
-    for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
-        let flags = [&CPP[..], &[&folder]].concat();
-        let built = program(
-            compiler,
-            &flags,
-            "tests/programs/opentelemetry.cpp",
-            prefix,
-            "otelctx",
-        );
-        let mut target = spawn(&built, prefix);
-        let ids = ("07040000000000000000000000000000", "0400000000000000");
-        let expected = (ids.0.to_owned(), ids.1.to_owned(), 4, vec![]);
-        assert_eq!(threads(&target, "spans"), [Some(expected)], "{compiler}");
-        assert!(ends(&mut target), "{compiler}");
+    for version in OPENTELEMETRY_CPP {
+        let folder = root().join("target/setup").join(version).join("include");
+        if !folder.is_dir() {
+            println!("skipped: no {version}; cargo xtask setup fetches it");
+            continue;
+        }
+        let folder = format!("-isystem{}", folder.display());
+        for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
+            let flags = [&CPP[..], &[&folder]].concat();
+            let file = "tests/programs/opentelemetry.cpp";
+            let built = program(compiler, &flags, file, prefix, "otelctx");
+            let mut target = spawn(&built, prefix);
+            let ids = ("07040000000000000000000000000000", "0400000000000000");
+            let expected = (ids.0.to_owned(), ids.1.to_owned(), 4, vec![]);
+            let seen = threads(&target, "spans");
+            assert_eq!(seen, [Some(expected)], "{version} {compiler}");
+            assert!(ends(&mut target), "{version} {compiler}");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{collector, debian::FreeThreadedPython, report};
 
 /// The folders, and their versions where setup asks for one. Each is the same wherever the checkout is, and
 /// nothing changes its files.
-const FOLDERS: [(&str, &str); 14] = [
+const FOLDERS: [(&str, &str); 16] = [
     (FreeThreadedPython::FOLDER, ""),
     ("debian-rust", ""),
     ("debian-rust-current", ""),
@@ -23,6 +23,8 @@ const FOLDERS: [(&str, &str); 14] = [
     ("guest-cpython-3.9-arm64", ""),
     ("guest-sid-amd64", ""),
     ("guest-trixie-amd64", ""),
+    ("opentelemetry-cpp-1.19", ""),
+    ("opentelemetry-cpp-newest", ""),
     ("otelcol", collector::VERSION),
 ];
 
