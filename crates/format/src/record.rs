@@ -62,6 +62,7 @@ pub struct Header {
 
 impl Header {
     /// Decodes a header; every bit pattern is valid.
+    #[inline]
     #[must_use]
     pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
         let mut trace_id = [0; 16];

@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use opentelemetry::trace::{Link, SpanId, SpanKind, TraceContextExt, TraceFlags, TraceId};
+use opentelemetry::trace::{
+    Link, SpanContext, SpanId, SpanKind, TraceContextExt, TraceFlags, TraceId,
+};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SamplingDecision, SamplingResult, ShouldSample};
-use otelctx::{Key, Record};
+use otelctx::{Key, Record, SharedRecord};
 
 use crate::observer::{self, converted};
 use crate::{ids, started, truncated};
@@ -46,14 +48,17 @@ impl ShouldSample for Recording {
         if span == SpanId::INVALID {
             return result;
         }
-        let local_parent = parent.filter(|parent| {
-            let parent = parent.span();
-            let parent = parent.span_context();
-            parent.is_valid() && !parent.is_remote()
-        });
-        let flags = flags(parent, &result.decision);
+        let parent_span = parent.map(TraceContextExt::span);
+        let parent_span = parent_span.as_ref().map(|span| span.span_context());
+        let parent_span = parent_span.filter(|span| span.is_valid());
+        let flags = flags(parent_span, &result.decision);
+        let local_parent = parent.filter(|_| parent_span.is_some_and(|span| !span.is_remote()));
         let attributes = [attributes, &result.attributes];
-        self.publish((trace, span, flags), local_parent, name, attributes);
+        let inherited = local_parent.and_then(observer::record);
+        match inherited {
+            Some(parent) if self.adds_nothing(attributes) => copy((trace, span, flags), parent),
+            _ => self.publish((trace, span, flags), local_parent, name, attributes),
+        }
         if self.published.profile_id && local_parent.is_none() {
             let id = KeyValue::new(PROFILE_ID, span.to_string());
             result.attributes.push(id);
@@ -63,7 +68,17 @@ impl ShouldSample for Recording {
 }
 
 impl Recording {
+    /// Whether a span without its parent's record would have nothing to publish but its IDs, which is seen without
+    /// comparing names.
+    #[inline]
+    fn adds_nothing(&self, attributes: [&[KeyValue]; 2]) -> bool {
+        let has_none = attributes.iter().all(|given| given.is_empty());
+        (has_none || self.published.attributes.is_empty())
+            && observer::options().span_name.is_none()
+    }
+
     /// Writes a record with the span's own attributes, and those of its parent.
+    #[inline(never)]
     fn publish(
         &self,
         (trace, span, flags): (TraceId, SpanId, TraceFlags),
@@ -90,10 +105,7 @@ impl Recording {
 
         let (trace_id, span_id) = (trace.to_bytes(), span.to_bytes());
         let record = match inherited {
-            Some(parent) if own.peek().is_none() => {
-                truncated::count(parent.is_truncated());
-                return started::add_copy(trace, span, flags, parent);
-            }
+            Some(parent) if own.peek().is_none() => return copy((trace, span, flags), parent),
             Some(parent) => parent.copy_with_ids(trace_id, span_id, converted(flags)),
             None => Record::new(trace_id, span_id).flags(converted(flags)),
         };
@@ -105,17 +117,20 @@ impl Recording {
     }
 }
 
+/// Writes a record with the attributes of the parent's.
+fn copy((trace, span, flags): (TraceId, SpanId, TraceFlags), parent: &SharedRecord) {
+    truncated::count(parent.is_truncated());
+    started::add_copy(trace, span, flags, parent);
+}
+
 /// The flags that the SDK gives the span (opentelemetry_sdk, `SdkTracer::build_with_context`). If it
 /// gives it others, the record is not used.
-fn flags(parent: Option<&Context>, decision: &SamplingDecision) -> TraceFlags {
+fn flags(parent: Option<&SpanContext>, decision: &SamplingDecision) -> TraceFlags {
     let sampled = match decision {
         SamplingDecision::Drop => return TraceFlags::default(),
         SamplingDecision::RecordOnly => false,
         SamplingDecision::RecordAndSample => true,
     };
-    let parent = parent.filter(|parent| parent.span().span_context().is_valid());
-    let flags = parent.map_or(TraceFlags::default(), |parent| {
-        parent.span().span_context().trace_flags()
-    });
+    let flags = parent.map_or(TraceFlags::default(), SpanContext::trace_flags);
     flags.with_sampled(sampled)
 }
