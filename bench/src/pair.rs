@@ -44,6 +44,11 @@ impl Rounds {
         self.peer.push(peer);
     }
 
+    pub(crate) fn extend(&mut self, more: Self) {
+        self.ours.extend(more.ours);
+        self.peer.extend(more.peer);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.ours.len()
     }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::pair::{self, ROUND_NS};
+use crate::pair::{self, Rounds};
 use crate::row::Report;
 use crate::{machine, scratch};
 
@@ -35,7 +35,13 @@ const ROWS: [(&str, &str, &str, f64); 4] = [
         45.0,
     ),
 ];
-const ROUNDS: usize = 2001;
+/// Pairs of processes for each row: on a busy machine, what one pair measures for a span is up to 20 ns off.
+const PAIRS: usize = 9;
+/// Turns of each process of a pair.
+const TURNS: usize = 401;
+/// How long a turn is, in nanoseconds: much longer than the processor takes to have the process in its caches again,
+/// and much shorter than a time slice.
+const TURN_NS: f64 = 200_000.0;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("traced");
@@ -103,13 +109,17 @@ impl Drop for Traced {
 }
 
 /// The time of a work without publishing, and how much longer it takes with it, in nanoseconds:
-/// medians of rounds in turn.
+/// medians of all turns of all pairs.
 fn measure(program: &Path, work: &str, way: &str) -> Result<[f64; 2], String> {
     let start = |way| Traced::start(program, way).map_err(|error| error.to_string());
-    let (mut ours, mut none) = (start(way)?, start("none")?);
-    ours.time(work, 10_000);
-    none.time(work, 10_000);
-    let count = (ROUND_NS / none.time(work, 10_000)).max(1.0) as u64;
-    let rounds = pair::interleave(ROUNDS, || ours.time(work, count), || none.time(work, count));
+    let mut rounds = Rounds::default();
+    for _ in 0..PAIRS {
+        let (mut ours, mut none) = (start(way)?, start("none")?);
+        ours.time(work, 100_000);
+        none.time(work, 100_000);
+        let count = (TURN_NS / none.time(work, 10_000)).max(1.0) as u64;
+        let pair = pair::interleave(TURNS, || ours.time(work, count), || none.time(work, count));
+        rounds.extend(pair);
+    }
     Ok([rounds.medians(1.0).peer, rounds.difference()])
 }
