@@ -1,6 +1,7 @@
 //! A sampled process, and its entry in the catalog.
 
 use otelctx_reader::remote;
+use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{Catalog, ProcessFacts, ProcessId};
 use otelctx_track::{Facts, TrackedProcess};
 
@@ -27,6 +28,8 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
 pub(crate) struct SampledProcess {
     /// Its id in the catalog, once it has been sampled.
     id: Option<ProcessId>,
+    /// The resource detected from its environment; empty until that is needed.
+    detected: Vec<(String, Value)>,
     pub(crate) keys: KeyMaps,
     pub(crate) code: CodeMappings,
     pub(crate) generated: GeneratedCode,
@@ -60,7 +63,7 @@ impl SampledProcess {
     }
 
     /// Updates the resource of the process in the catalog.
-    pub(crate) fn describe(&self, process: &TrackedProcess, catalog: &mut Catalog) {
+    pub(crate) fn describe(&mut self, process: &TrackedProcess, catalog: &mut Catalog) {
         let Some(id) = self.id else { return };
         let context = process.context();
         // A process that withdraws its context is ending, or has ended: its samples keep the
@@ -68,19 +71,28 @@ impl SampledProcess {
         if catalog.process(id).published && context.is_none() {
             return;
         }
-        let detected = || process.reader()?.detected().ok();
         let resource = match context {
             Some(context) => context.payload.resource.clone(),
-            None => detected().map_or_else(Vec::new, |detected| detected.resource),
+            None => self.detected(process).to_vec(),
         };
         let facts = catalog.process_mut(id);
         facts.resource = resource;
         facts.published = context.is_some();
     }
 
+    fn detected(&mut self, process: &TrackedProcess) -> &[(String, Value)] {
+        // The environment of a process that is ending can no longer be read.
+        if self.detected.is_empty() {
+            let detected = process.reader().and_then(|it| it.detected().ok());
+            self.detected = detected.map_or_else(Vec::new, |detected| detected.resource);
+        }
+        &self.detected
+    }
+
     /// Notes that the process executes another program, which gets a new entry in the catalog.
     pub(crate) fn exec(&mut self) {
         self.id = None;
+        self.detected.clear();
         self.code.exec();
         self.generated = GeneratedCode::default();
         self.keys.clear();

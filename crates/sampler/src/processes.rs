@@ -127,8 +127,10 @@ impl Processes {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.tracker.is_empty()
+    /// Whether there are others than these.
+    pub(crate) fn any_but(&self, pids: &[i32]) -> bool {
+        let mut tracked = self.tracker.iter();
+        tracked.any(|it| !pids.contains(&it.process.pid()))
     }
 
     /// Whether all threads of all processes have ended.
@@ -619,7 +621,13 @@ mod tests {
         fn start() -> Self {
             loop {
                 let mut command = Command::new("sleep");
+                command.env("OTEL_SERVICE_NAME", "sleeper");
                 let this = Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap());
+                // The kernel lets the parent go on before it has stored the environment.
+                let environment = format!("/proc/{}/environ", this.0.id());
+                while std::fs::read(&environment).unwrap().is_empty() {
+                    std::thread::yield_now();
+                }
                 // Another process with this ID may have left it, even another user's.
                 if !PerfMap::path(this.0.id() as i32).exists() {
                     return this;
@@ -667,6 +675,34 @@ mod tests {
         // The process that now has its ID is a different one.
         processes.sample(&observation(pid), &mut catalog);
         assert_eq!(catalog.processes().len(), 2);
+    }
+
+    #[test]
+    fn a_process_that_is_ending_keeps_its_detected_name() {
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        let mut child = Sleeper::start();
+        let pid = child.0.id() as i32;
+        let name = |catalog: &Catalog| {
+            let (_, process) = catalog.processes().next().unwrap();
+            let mut attributes = process.resource.iter();
+            let name = attributes.find(|(key, _)| key == "service.name");
+            name.map(|(_, value)| value.clone())
+        };
+        processes.sample(&observation(pid), &mut catalog);
+        assert_eq!(name(&catalog), Some("sleeper".into()));
+        child.0.kill().unwrap();
+        while !processes.have_ended() {
+            std::thread::yield_now();
+        }
+        let tracked = processes.get_mut(pid).unwrap();
+        tracked.data.describe(&tracked.process, &mut catalog);
+        assert_eq!(name(&catalog), Some("sleeper".into()));
+        // In the next part of a recording, too.
+        catalog = Catalog::new();
+        processes.reset_catalog();
+        processes.sample(&observation(pid), &mut catalog);
+        assert_eq!(name(&catalog), Some("sleeper".into()));
     }
 
     #[test]

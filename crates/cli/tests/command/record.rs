@@ -306,10 +306,12 @@ fn a_recording_starts_when_sampling_does() {
 fn a_service_that_only_the_environment_names_is_in_parentheses() {
     let scratch = Scratch::new("record-detected");
     let (path, folded) = (scratch.path("a.otlp"), scratch.path("a.folded"));
-    let loops = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
-    let command = ["env", "OTEL_SERVICE_NAME=shop", "sh", "-c", loops];
+    let loops = "i=0; while [ $i -lt 900000 ]; do i=$((i+1)); done";
     let record = ["record", "-o", &path, "-o", &folded, "-F", "999", "--"];
-    otelctx(&[&record[..], &command].concat()).expect(0);
+    let mut record = command(&[&record[..], &["sh", "-c", loops]].concat());
+    // Which the program inherits: one that env(1) starts would be sampled without it for a moment.
+    record.env("OTEL_SERVICE_NAME", "shop");
+    Answer::of(record.output().unwrap()).expect(0);
     let folded = fs::read_to_string(&folded).unwrap();
     assert!(
         folded.lines().all(|it| it.starts_with("(shop);")),
@@ -318,6 +320,26 @@ fn a_service_that_only_the_environment_names_is_in_parentheses() {
     let report = report(&path);
     let name = report["by_process"][0]["name"].as_str().unwrap();
     assert!(name.starts_with("(shop) "), "{name}");
+}
+
+/// Linux 6.16 and later report that a process exits before they free its memory, which is sampled, too.
+#[test]
+fn samples_of_a_process_that_frees_its_memory_at_its_end_are_its_own() {
+    let scratch = Scratch::new("record-end");
+    let (path, folded) = (scratch.path("a.otlp"), scratch.path("a.folded"));
+    let options = ["record", "-o", &path, "-o", &folded, "-F", "999", "--"];
+    let copy = ["dd", "if=/dev/zero", "of=/dev/null", "bs=512M", "count=1"];
+    let mut record = command(&[&options[..], &copy].concat());
+    // The name of an entry of its own would be another one.
+    record.env("OTEL_SERVICE_NAME", "copies");
+    Answer::of(record.output().unwrap()).expect(0);
+    let folded = fs::read_to_string(&folded).unwrap();
+    if geteuid().is_root() {
+        assert!(folded.contains(";exit_mmap"), "{folded}");
+    }
+    let report = report(&path);
+    let processes = report["by_process"].as_array().unwrap();
+    assert_eq!(processes.len(), 1, "{report:#}");
 }
 
 #[test]

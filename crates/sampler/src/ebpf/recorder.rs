@@ -58,6 +58,9 @@ pub(crate) struct Recorder {
     stopped: bool,
     /// Number of consecutive surveys that found every target ended.
     idle_surveys: u32,
+    /// Processes that the program has reported as exiting, in the last drain and in this one. Those of its
+    /// samples that were taken before the program learned to leave it out come with the next drain.
+    exiting: [Vec<i32>; 2],
     /// CPUs that have sent samples since then.
     seen: HashSet<u32, RandomState>,
     /// The stacks of one event; the memory is reused for the next.
@@ -95,6 +98,7 @@ impl Recorder {
             started: 0,
             stopped: false,
             idle_surveys: 0,
+            exiting: Default::default(),
             seen: HashSet::default(),
             stacks: [Vec::new(), Vec::new()],
         };
@@ -198,8 +202,13 @@ impl Recorder {
                 }
                 // If it ended immediately, there is an event for that, too.
                 kind::FORK => {
+                    let pid = head.pid as i32;
                     self.loaded.targets.forked(head.pid);
-                    drop(self.processes.add(head.pid as i32));
+                    // An earlier process had its ID.
+                    for pids in &mut self.exiting {
+                        pids.retain(|exiting| *exiting != pid);
+                    }
+                    drop(self.processes.add(pid));
                 }
                 kind::EXEC => {
                     let pid = head.pid as i32;
@@ -211,20 +220,15 @@ impl Recorder {
                         self.loaded.unwinding.read(process);
                     }
                 }
-                kind::EXIT if self.whole_machine => self.processes.exiting(head.pid as i32),
                 kind::EXIT => {
-                    self.loaded.unwinding.forget(head.pid as i32);
-                    self.processes.remove(head.pid as i32);
-                    // It may have been added after the process had ended.
+                    self.exiting[1].push(head.pid as i32);
                     self.loaded.targets.remove(head.pid);
-                    let configurations = &mut self.loaded.configurations;
-                    forget_steps(configurations, &self.loaded.steps, head.pid);
-                    self.loaded.words.forget(head.pid);
                 }
                 _ => {}
             }
         }
         self.processes.forget_ended();
+        self.end_exiting();
         self.loaded.unwinding.poll();
         let now = Instant::now();
         if has_changes {
@@ -240,6 +244,22 @@ impl Recorder {
         }
         for pid in changes.changed {
             self.configure(pid);
+        }
+    }
+
+    /// Forgets the processes that were reported as exiting in the last drain. Those of a whole machine are
+    /// forgotten when the kernel has freed them.
+    fn end_exiting(&mut self) {
+        self.exiting.swap(0, 1);
+        for pid in std::mem::take(&mut self.exiting[1]) {
+            if self.whole_machine {
+                self.processes.exiting(pid);
+            } else {
+                self.loaded.unwinding.forget(pid);
+                self.processes.remove(pid);
+                // It may have been added again after the process had ended.
+                self.forget(pid);
+            }
         }
     }
 
@@ -325,7 +345,7 @@ impl Recorder {
     /// before the program knew it, or the event was lost. In that case, two consecutive surveys
     /// must find no running target: a child that it left behind may not be known yet.
     pub(crate) fn has_targets(&self) -> bool {
-        self.whole_machine || self.idle_surveys < 2 && !self.processes.is_empty()
+        self.whole_machine || self.idle_surveys < 2 && self.processes.any_but(&self.exiting[0])
     }
 
     /// Stops the clocks. Samples taken until then can still be drained.
