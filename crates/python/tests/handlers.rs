@@ -94,8 +94,7 @@ struct Tally {
 impl Tally {
     fn add(&mut self, truth: &Truth, catalog: &Catalog, sample: &Sample) {
         let functions = functions(catalog, sample);
-        let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
-        self.starts.add(&frames);
+        self.starts.add(catalog, sample);
         self.samples += 1;
         let tid = catalog.thread_facts(sample.thread).tid;
         let (first, thread) = self.threads.entry(tid).or_insert((sample.time, [0; 2]));
@@ -189,7 +188,11 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
                  {without} without functions, and {early} early ones"
             );
             assert_eq!(tally.wrong, [""; 0], "{interpreter}");
-            tally.starts.check(&interpreter.to_string());
+            let name = interpreter.to_string();
+            tally.starts.check(&name);
+            // Where the C library starts threads.
+            let files = ["libc.so", "libc-", "libpthread"];
+            tally.starts.check_reached(&name, &files);
             // Little is executed outside of handlers, and a thread may only just have been scheduled.
             assert!(attached * 10 >= samples * 9, "{interpreter}: {tally:?}");
             // And some, because few samples vary more.

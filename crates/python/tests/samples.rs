@@ -102,7 +102,7 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
         let functions: Vec<&str> = named.collect();
         let seen = compare(&functions);
         let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
-        starts.add(&frames);
+        starts.add(&catalog, sample);
         assert_ne!(seen, StackMatch::Wrong, "{interpreter:?}: {frames:x?}");
         counts[seen as usize] += 1;
         // Each is in the place of the native frame that executes it: C is between both. Before the unwind

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_python::Python;
 use otelctx_reader::runtime::Runtimes;
-use otelctx_reader::sample::Frame;
+use otelctx_reader::sample::{Catalog, Frame, Sample};
 use otelctx_sampler::{Options, Sampler, Targets};
 
 /// Samples a process. `None`, with a line, where the kernel does not permit it.
@@ -27,15 +27,25 @@ pub(crate) fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Samp
 #[allow(dead_code, reason = "tests use what they need")]
 pub(crate) struct Starts {
     stacks: usize,
-    /// By the address of the frame: the stacks, and one that has a function further out.
-    by_address: HashMap<u64, (usize, Option<String>)>,
+    by_address: HashMap<u64, Outermost>,
+}
+
+/// Stacks with the same outermost native frame.
+#[derive(Debug)]
+struct Outermost {
+    stacks: usize,
+    /// The file that it is in.
+    module: String,
+    /// One that has a function further out.
+    wrong: Option<String>,
 }
 
 #[allow(dead_code, reason = "tests use what they need")]
 impl Starts {
-    /// Adds a stack, innermost frame first.
-    pub(crate) fn add(&mut self, frames: &[&Frame]) {
+    /// Adds a stack.
+    pub(crate) fn add(&mut self, catalog: &Catalog, sample: &Sample) {
         self.stacks += 1;
+        let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
         let is_native = |frame: &&Frame| matches!(frame, Frame::Native { .. });
         let Some(outermost) = frames.iter().rposition(is_native) else {
             return;
@@ -43,21 +53,52 @@ impl Starts {
         let Some(address) = frames[outermost].lookup_address() else {
             return;
         };
-        let (stacks, wrong) = self.by_address.entry(address).or_default();
-        *stacks += 1;
+        let entry = self.by_address.entry(address).or_insert_with(|| {
+            let process = catalog.thread_facts(sample.thread).process;
+            let mut mappings = catalog.process(process).mappings.iter();
+            let mapping = mappings.find(|it| (it.start..it.end).contains(&address));
+            let module = mapping.map(|it| catalog.module_facts(it.module).path.clone());
+            Outermost {
+                stacks: 0,
+                module: module.unwrap_or_default(),
+                wrong: None,
+            }
+        });
+        entry.stacks += 1;
         if outermost + 1 < frames.len() {
-            wrong.get_or_insert_with(|| format!("{frames:x?}"));
+            entry.wrong.get_or_insert_with(|| format!("{frames:x?}"));
         }
     }
 
-    /// Checks that the stacks that reach a start have nothing further out. Truncated ones end in many places.
+    /// The outermost frames of at least a fifth of the stacks each. Truncated stacks end in many places.
+    fn most(&self) -> Vec<&Outermost> {
+        let starts = self.by_address.values();
+        starts.filter(|it| it.stacks * 5 >= self.stacks).collect()
+    }
+
+    /// Checks that the stacks that reach a start have nothing further out.
     pub(crate) fn check(&self, name: &str) {
-        let often = |stacks: usize| stacks * 5 >= self.stacks;
-        let starts = self.by_address.values().filter(|it| often(it.0));
-        let starts: Vec<_> = starts.collect();
+        let starts = self.most();
         assert!(!starts.is_empty(), "{name}: {:x?}", self.by_address);
-        for (stacks, wrong) in starts {
-            assert_eq!(*wrong, None, "{name}: of {stacks} stacks");
+        for start in starts {
+            assert_eq!(start.wrong, None, "{name}: of {} stacks", start.stacks);
         }
+    }
+
+    /// Checks that at least 98 % of the stacks reach a start, which is in a file with one of these names.
+    pub(crate) fn check_reached(&self, name: &str, files: &[&str]) {
+        let starts = self.most();
+        for start in &starts {
+            let file = start.module.rsplit('/').next().unwrap_or_default();
+            let is_known = files.iter().any(|it| file.starts_with(it));
+            assert!(is_known, "{name}: {start:x?}");
+        }
+        let reached: usize = starts.iter().map(|it| it.stacks).sum();
+        eprintln!(
+            "{name}: {reached} of {} stacks reach the start",
+            self.stacks
+        );
+        let is_enough = reached * 100 >= self.stacks * 98;
+        assert!(is_enough, "{name}: {:x?}", self.by_address);
     }
 }
