@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import time
 import pytest
 from conftest import PROGRAMS, PYTHON, TIMEOUT, Program, dump
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 UUID = "[0-9a-f-]{36}"
 
 
@@ -60,34 +62,94 @@ def gunicorn(tmp_path):
     program.process.communicate(timeout=TIMEOUT)
 
 
-def request(path, route):
-    """Sends a request as soon as the server listens."""
+class Request:
+    """A request that a worker handles until it is ended."""
+
+    def __init__(self, path, span, route):
+        self.context = {
+            "trace_id": TRACE,
+            "span_id": f"{span:016x}",
+            "trace_flags": 1,
+            "attributes": {"http.route": route},
+        }
+        self.socket = connect(path)
+        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
+        # It is closed when the response says that the server will close it.
+        connection.sock = self.socket.dup()
+        connection.putrequest("POST", f"{route}?{span}")
+        connection.putheader("Content-Length", "1")
+        connection.endheaders()
+        self.response = connection.getresponse()
+        #: The worker.
+        self.pid = json.loads(self.response.readline())["pid"]
+
+    def end(self):
+        self.socket.sendall(b"x")
+        assert self.response.read() == b"x"
+        self.socket.close()
+
+
+def connect(path):
+    """As soon as the server listens."""
     deadline = time.monotonic() + TIMEOUT
     while True:
-        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
-        connection.sock = socket.socket(socket.AF_UNIX)
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(TIMEOUT)
         try:
-            connection.sock.connect(str(path))
-            connection.request("GET", route)
-            return json.loads(connection.getresponse().read())
+            connected.connect(str(path))
+            return connected
         except (FileNotFoundError, ConnectionError):
+            connected.close()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        finally:
-            connection.close()
 
 
-def test_each_worker_of_gunicorn_shows_itself_and_its_request(gunicorn):
+def published(pid):
+    """When a process has published its context, in nanoseconds of CLOCK_BOOTTIME, and its resource."""
+    context = dump(pid)["process_context"]
+    return int(context["monotonic_published_at_ns"]), context["resource"]
+
+
+def started(pid):
+    """When a process was started, in nanoseconds of CLOCK_BOOTTIME, rounded down."""
+    with open(f"/proc/{pid}/stat") as stat:
+        ticks = int(stat.read().rpartition(")")[2].split()[19])
+    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def contexts(pid):
+    """The contexts of the threads of a process that have one."""
+    shown = [thread.get("context") for thread in dump(pid)["threads"]]
+    return [context for context in shown if context]
+
+
+def test_each_worker_of_gunicorn_shows_itself_and_its_requests(gunicorn):
     program, path = gunicorn
-    answer = request(path, "/cart")
-    with open(f"/proc/{program.pid}/task/{program.pid}/children") as children:
-        workers = [int(pid) for pid in children.read().split()]
-    assert answer["pid"] in workers
-    resources = [resource(pid) for pid in workers]
-    assert [each["process.pid"] for each in resources] == workers
-    assert {each["service.name"] for each in resources} == {"shop"}
-    instances = {each["service.instance.id"] for each in [*resources, resource(program.pid)]}
-    assert len(instances) == len(workers) + 1
-    contexts = [thread.get("context") for thread in dump(answer["pid"])["threads"]]
-    assert answer["published"] in contexts
-    assert answer["published"]["attributes"] == {"http.route": "/cart"}
+    workers = set()
+    for first in (1, 3, 5):
+        # A worker handles one at a time.
+        requests = [Request(path, first, f"/cart/{first}"), Request(path, first + 1, "/pay")]
+        assert len({request.pid for request in requests}) == 2
+        workers |= {request.pid for request in requests}
+        for request in requests:
+            assert contexts(request.pid) == [request.context]
+        requests[0].end()
+        assert contexts(requests[0].pid) == []
+        assert contexts(requests[1].pid) == [requests[1].context]
+        requests[1].end()
+    assert len(workers) == 2
+    # The application was loaded before they were forked, in the master, which handles no requests.
+    assert contexts(program.pid) == []
+    at, resource = published(program.pid)
+    assert resource.pop("process.pid") == program.pid
+    assert resource["service.name"] == "shop"
+    instances = {resource.pop("service.instance.id")}
+    for pid in workers:
+        later, own = published(pid)
+        assert later >= started(pid)
+        assert later > at
+        assert own.pop("process.pid") == pid
+        instances.add(own.pop("service.instance.id"))
+        assert own == resource
+    assert len(instances) == 3
+    assert all(re.fullmatch(UUID, each) for each in instances)

@@ -1,4 +1,6 @@
-"""An application for gunicorn. A request leaves its context attached, to be read afterwards."""
+"""An application for gunicorn. A request has a context of its own until its body is there: the response says at once
+which process handles it.
+"""
 
 import json
 import os
@@ -8,6 +10,8 @@ from truth import context
 
 
 def app(environ, start_response):
-    otelctx.attach(context(5, **{"http.route": environ["PATH_INFO"]}))
+    route = environ["PATH_INFO"]
     start_response("200 OK", [("Content-Type", "application/json")])
-    return [json.dumps({"pid": os.getpid(), "published": otelctx.published()}).encode()]
+    with otelctx.scope(context(int(environ["QUERY_STRING"]), **{"http.route": route})):
+        yield json.dumps({"pid": os.getpid()}).encode() + b"\n"
+        yield environ["wsgi.input"].read(1)
