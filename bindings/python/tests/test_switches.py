@@ -28,7 +28,7 @@ def test_every_step_shows_its_own_context(start, name):
 def test_native_code_that_switches_never_leaves_another_context_published(start):
     line = counts(start, "native")
     # The switches to no context are right in any case.
-    assert (line["right"], line["missing"]) == ((700, 0) if REPORTED else (200, 500))
+    assert (line["right"], line["missing"]) == ((900, 0) if REPORTED else (200, 500))
 
 
 @pytest.mark.parametrize("api", ["otelctx", "opentelemetry"])
