@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -218,12 +219,8 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
 fn test(counts: &mut Counts) -> Result<Outcome, String> {
     let mut interpreters = interpreters();
     interpreters.retain(|interpreter| interpreter.packages().join(".installed").is_file());
-    let target = target_dir();
-    let command = target.join("debug/otelctx");
-    if !command.is_file() {
-        report::run(cargo().args(["build", "--locked", "-p", "otelctx-cli"]))?;
-    }
-    let wheels = target.join("python");
+    let command = debug_command(builder(&interpreters)?)?;
+    let wheels = target_dir().join("python");
     let built = build(&interpreters, &command, &wheels)?;
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
     for interpreter in &interpreters {
@@ -283,6 +280,45 @@ fn release_command(python: &Interpreter) -> Result<PathBuf, String> {
     let mut command = zigbuild_with(python, "otelctx-cli", "x86_64-unknown-linux-gnu");
     report::run(&mut command)?;
     zigbuilt("x86_64-unknown-linux-gnu", "otelctx")
+}
+
+/// The debug build of the command, linked once more, for [`GLIBC`]: so the linker fails, or a test of the wheel
+/// does, if anything in it needs a newer one. A release build would take minutes.
+fn debug_command(python: &Interpreter) -> Result<PathBuf, String> {
+    let folder = target_dir().join("python-command");
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let linker = folder.join("linker");
+    // zig exports all symbols or none.
+    let script = format!(
+        r#"#!/bin/sh
+for argument; do
+    shift
+    case "$argument" in
+    -Wl,--export-dynamic-symbol=*) argument=-rdynamic ;;
+    esac
+    set -- "$@" "$argument"
+done
+exec '{}' zig cc -- -target {}-linux-gnu.{}.{} "$@"
+"#,
+        maturin().join("bin/cargo-zigbuild").display(),
+        std::env::consts::ARCH,
+        GLIBC.0,
+        GLIBC.1
+    );
+    let written = fs::write(&linker, script)
+        .and_then(|()| fs::set_permissions(&linker, fs::Permissions::from_mode(0o755)));
+    written.map_err(|error| format!("{}: {error}", linker.display()))?;
+    let command = ["-p", "otelctx-cli", "--bin", "otelctx", "--locked"];
+    let mut link = cargo();
+    link.arg("rustc").args(command);
+    link.arg("--").arg(format!("-Clinker={}", linker.display()));
+    report::run(with_zig(&mut link, python))?;
+    let (built, linked) = (target_dir().join("debug/otelctx"), folder.join("otelctx"));
+    let _ = fs::remove_file(&linked);
+    fs::copy(&built, &linked).map_err(|error| format!("{}: {error}", built.display()))?;
+    // For other tests, with the usual linker.
+    report::run(cargo().arg("build").args(command))?;
+    Ok(linked)
 }
 
 /// Whether [`zigbuild`] is installed.

@@ -22,10 +22,10 @@ def module():
     return path.locate()
 
 
-def readelf(*options):
+def readelf(*options, path=None):
     if not which("readelf"):
         pytest.skip("no readelf")
-    command = ["readelf", "--wide", *options, str(module())]
+    command = ["readelf", "--wide", *options, str(path or module())]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -37,10 +37,12 @@ def test_readers_find_the_variable_by_its_descriptor():
     assert kind.endswith("_TLSDESC")
 
 
-def test_the_module_runs_with_the_glibc_that_the_wheel_names():
+@pytest.mark.parametrize("what", ["module", "command"])
+def test_the_wheel_runs_with_the_glibc_that_it_names(what):
     if "manylinux2014" not in metadata.distribution("otelctx").read_text("WHEEL"):
         pytest.skip("the wheel was built without zig, for this machine's glibc")
-    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info"))
+    path = module() if what == "module" else COMMAND
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info", path=path))
     assert versions
     assert max((int(major), int(minor)) for major, minor in versions) <= FLOOR
 
