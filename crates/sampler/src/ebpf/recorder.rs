@@ -453,7 +453,7 @@ fn sample(
             true => unwinding.explain(pid, user_stack, *end, head.time),
             false => unwinding.cut(pid, user_stack, *end),
         };
-        if unwinding.lacks_room(pid, *end) {
+        if unwinding.lacks_room(pid, user_stack, *end) {
             *end = StackEnd::TooManyMappings;
         }
     }

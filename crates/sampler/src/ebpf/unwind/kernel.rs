@@ -14,11 +14,12 @@ use otelctx_sample::StackEnd;
 
 use super::super::load::{array, map};
 use super::super::shared::Shared;
+use super::ProcessMappings;
 use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, ProcessCode};
+use super::mappings::Mapping;
 use super::pool::Pool;
 use super::store::{PlacedRows, Store};
 use super::worker::{Answer, Request, Shown, Worker};
-use super::{Mapping, ProcessMappings};
 use crate::refusal::Refusal;
 use crate::{Options, monotonic};
 

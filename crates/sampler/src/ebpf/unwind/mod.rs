@@ -5,14 +5,13 @@
 
 mod abi;
 mod kernel;
+mod mappings;
 mod pool;
 mod store;
 mod worker;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
@@ -24,10 +23,9 @@ use otelctx_track::schedule::Backoff;
 #[cfg(test)]
 pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
-use abi::{Code, MAX_MAPPINGS};
 use kernel::{Kernel, PlacedCode};
-use store::PlacedRows;
-use worker::{Answer, Shown};
+use mappings::{LeftOut, Mapping, MappingList};
+use worker::Answer;
 
 use crate::Options;
 use crate::code::{MemoryChange, Report};
@@ -58,47 +56,8 @@ struct ProcessMappings {
     placed: PlacedCode,
     /// There was no room in the program's list for the newest mappings.
     lacks_room: bool,
-    /// It has more mappings than one process may have.
-    is_cut: bool,
-}
-
-#[derive(Clone)]
-struct Mapping {
-    range: (u64, u64),
-    offset: u64,
-    shown: Option<Shown>,
-    rows: Option<Arc<PlacedRows>>,
-    /// It is several pieces of one file, in any order.
-    is_joined: bool,
-}
-
-impl Mapping {
-    /// What the program knows of it.
-    fn code(&self) -> Code {
-        let (start, end) = self.range;
-        let without = Code {
-            start,
-            end,
-            ..Code::default()
-        };
-        let Some(rows) = self.rows.as_ref().filter(|_| !self.is_joined) else {
-            return without;
-        };
-        let offset = if self.shown == Some(Shown::Vdso) {
-            0
-        } else {
-            self.offset
-        };
-        match rows.segments.bias(start, offset) {
-            Some(bias) => Code {
-                base: bias.wrapping_add(rows.start),
-                page: rows.page,
-                pages: rows.pages,
-                ..without
-            },
-            None => without,
-        }
-    }
+    /// Which of them are left out, because one process may not have as many.
+    left_out: LeftOut,
 }
 
 impl ProcessMappings {
@@ -109,7 +68,7 @@ impl ProcessMappings {
             is_stale: false,
             placed: PlacedCode::default(),
             lacks_room: false,
-            is_cut: false,
+            left_out: LeftOut::default(),
         }
     }
 
@@ -125,52 +84,20 @@ impl ProcessMappings {
 
     /// Reads the mappings. Returns whether they have changed.
     fn read(&mut self, process: &Process, kernel: &mut Option<Kernel>) -> bool {
-        let mut mappings: Vec<Mapping> = Vec::new();
-        let mut is_cut = false;
+        let mut list = MappingList::default();
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
-            let range = (mapping.start, mapping.end);
-            let shown = match mapping.name {
-                b"[vdso]" => Some(Shown::Vdso),
-                _ if mapping.inode == 0 => None,
-                _ => Some(Shown::File {
-                    device: mapping.device,
-                    inode: mapping.inode,
-                }),
-            };
-            // Memory of a just-in-time compiler can have thousands, that of .NET in a memfd.
-            let is_memory = shown.is_none() || mapping.name.starts_with(b"/memfd:");
-            if let Some(last) = mappings.last_mut()
-                && is_memory
-                && last.shown == shown
-                && last.range.1 == range.0
-            {
-                last.range.1 = range.1;
-                last.is_joined = true;
-                return ControlFlow::Continue(());
-            }
-            if mappings.len() == MAX_MAPPINGS {
-                is_cut = true;
-                return ControlFlow::Break(());
-            }
-            let rows = shown.and_then(|shown| {
+            list.add(mapping, |shown| {
                 let kernel = kernel.as_mut()?;
                 kernel.rows(process, mapping, shown)
-            });
-            mappings.push(Mapping {
-                range,
-                offset: mapping.offset,
-                shown,
-                rows,
-                is_joined: false,
-            });
-            ControlFlow::Continue(())
+            })
         });
+        let (mappings, left_out) = list.finish();
         let key = |it: &Mapping| (it.range, it.offset, it.shown);
         let has_changed = mappings.iter().map(key).ne(self.mappings.iter().map(key));
         if !mappings.is_empty() {
             self.mappings = mappings;
-            self.is_cut = is_cut;
+            self.left_out = left_out;
         }
         has_changed
     }
@@ -227,7 +154,7 @@ impl Unwinding {
                 let mut child = ProcessMappings::new(Instant::now());
                 child.mappings.clone_from(&process.mappings);
                 child.is_stale = process.is_stale;
-                child.is_cut = process.is_cut;
+                child.left_out = process.left_out;
                 self.forget(report.pid);
                 if let Some(kernel) = &mut self.kernel {
                     kernel.place(report.pid, &mut child);
@@ -292,12 +219,21 @@ impl Unwinding {
     }
 
     /// Whether a stack of a process ended where it did for lack of room for the process's mappings.
-    pub(super) fn lacks_room(&self, pid: i32, end: StackEnd) -> bool {
-        self.processes.get(&pid).is_some_and(|it| match end {
-            StackEnd::FramePointers | StackEnd::NoTables => it.lacks_room,
-            StackEnd::NotExecutable => it.lacks_room || it.is_cut,
+    pub(super) fn lacks_room(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
+        let Some(process) = self.processes.get(&pid) else {
+            return false;
+        };
+        let last = || stack.iter().rev().find_map(Frame::lookup_address);
+        match end {
+            StackEnd::FramePointers => process.lacks_room,
+            // Memory has no tables, with room or without.
+            StackEnd::NoTables if process.left_out.files => {
+                process.lacks_room || last().is_some_and(|address| !process.contain(address))
+            }
+            StackEnd::NoTables => process.lacks_room,
+            StackEnd::NotExecutable => process.lacks_room || process.left_out.any,
             _ => false,
-        })
+        }
     }
 
     /// Passes on to the program what rows the worker has made, and mappings that there was no room for.
@@ -347,8 +283,7 @@ impl Unwinding {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
+    use super::abi::MAX_MAPPINGS;
     use super::*;
 
     const PAGE: usize = 4096;
@@ -367,22 +302,19 @@ mod tests {
             Self(memory, size)
         }
 
-        /// Maps one of them, executable, from anonymous memory or a page of a file.
-        fn map(&self, page: usize, file: Option<(&OwnedFd, usize)>) {
+        /// Maps one of them, executable.
+        fn map(&self, page: usize) {
             assert!(page * PAGE < self.1);
-            let (flags, descriptor, offset) = match file {
-                Some((file, page)) => (libc::MAP_SHARED, file.as_raw_fd(), page * PAGE),
-                None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
-            };
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             // SAFETY: the page is reserved, and nothing refers to it.
             let mapped = unsafe {
                 libc::mmap(
                     self.0.byte_add(page * PAGE),
                     PAGE,
                     libc::PROT_READ | libc::PROT_EXEC,
-                    flags | libc::MAP_FIXED,
-                    descriptor,
-                    offset as libc::off_t,
+                    flags,
+                    -1,
+                    0,
                 )
             };
             assert_ne!(mapped, libc::MAP_FAILED);
@@ -398,18 +330,6 @@ mod tests {
             // SAFETY: it was mapped with this size, and nothing refers to it.
             unsafe { libc::munmap(self.0, self.1) };
         }
-    }
-
-    fn memory_file(pages: usize) -> OwnedFd {
-        // SAFETY: the name is a C string.
-        let file = unsafe { libc::memfd_create(c"doublemapper".as_ptr(), 0) };
-        assert!(file >= 0);
-        // SAFETY: the kernel has just returned it.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        // SAFETY: takes numbers only.
-        let sized = unsafe { libc::ftruncate(file.as_raw_fd(), (pages * PAGE) as libc::off_t) };
-        assert_eq!(sized, 0);
-        file
     }
 
     /// What is known of this process.
@@ -430,35 +350,33 @@ mod tests {
         let pid = std::process::id() as i32;
         let mut stack = vec![Frame::native(0, address), Frame::native(1, address + 8)];
         let end = unwinding.cut(pid, &mut stack, StackEnd::FramePointers);
-        (end, unwinding.lacks_room(pid, end))
+        (end, unwinding.lacks_room(pid, &stack, end))
     }
 
-    /// Of one file in pieces, as .NET has it, and of more mappings than are kept.
+    /// More mappings than are kept.
     #[test]
-    fn pieces_of_a_memory_file_count_once_and_a_cut_list_is_no_wrong_address() {
-        let file = memory_file(2 * MAX_MAPPINGS);
+    fn a_stack_that_leads_to_a_mapping_left_out_is_no_wrong_address() {
         let pages = Pages::reserve(2 * MAX_MAPPINGS);
-        for page in 0..MAX_MAPPINGS {
-            pages.map(page, Some((&file, 2 * (MAX_MAPPINGS - page) - 1)));
-        }
         let unwinding = own();
-        let known = unwinding.processes.values().next().unwrap();
-        let joined = known.mapping_at(pages.address(0)).unwrap();
-        let end = pages.address(MAX_MAPPINGS);
-        assert!(joined.is_joined && joined.range == (pages.address(0), end));
-        assert_eq!(known.mapping_at(end).map(|it| it.range), None);
-        assert!(!known.is_cut && known.mappings.len() < MAX_MAPPINGS);
-        let wrong = end_at(&unwinding, end);
-        assert_eq!(wrong, (StackEnd::NotExecutable, false));
+        let end = pages.address(0);
+        assert_eq!(end_at(&unwinding, end), (StackEnd::NotExecutable, false));
 
         for page in (0..2 * MAX_MAPPINGS).step_by(2) {
-            pages.map(page, None);
+            pages.map(page);
         }
         let unwinding = own();
         let known = unwinding.processes.values().next().unwrap();
-        assert!(known.is_cut);
         assert_eq!(known.mappings.len(), MAX_MAPPINGS);
         let last = pages.address(2 * MAX_MAPPINGS - 2);
         assert_eq!(end_at(&unwinding, last), (StackEnd::NotExecutable, true));
+        // The test's own code is behind them, and has its place.
+        assert!(known.contain(own as *const () as u64));
+        assert_eq!(
+            known.left_out,
+            LeftOut {
+                any: true,
+                files: false
+            }
+        );
     }
 }

@@ -1,0 +1,253 @@
+//! The executable mappings of a process, as many as the program can have of one.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use otelctx_reader::remote;
+
+use super::abi::{Code, MAX_MAPPINGS};
+use super::store::PlacedRows;
+use super::worker::Shown;
+
+/// One mapping, or neighbours that count as one.
+#[derive(Clone)]
+pub(super) struct Mapping {
+    pub(super) range: (u64, u64),
+    pub(super) offset: u64,
+    pub(super) shown: Option<Shown>,
+    pub(super) rows: Option<Arc<PlacedRows>>,
+    /// It is several pieces of memory, in any order.
+    is_joined: bool,
+}
+
+impl Mapping {
+    /// What the program knows of it.
+    pub(super) fn code(&self) -> Code {
+        let (start, end) = self.range;
+        let without = Code {
+            start,
+            end,
+            ..Code::default()
+        };
+        let Some(rows) = self.rows.as_ref().filter(|_| !self.is_joined) else {
+            return without;
+        };
+        let offset = if self.shown == Some(Shown::Vdso) {
+            0
+        } else {
+            self.offset
+        };
+        match rows.segments.bias(start, offset) {
+            Some(bias) => Code {
+                base: bias.wrapping_add(rows.start),
+                page: rows.page,
+                pages: rows.pages,
+                ..without
+            },
+            None => without,
+        }
+    }
+
+    /// Takes in a mapping behind it, if that shows what comes next in the same file or is the same kind of memory.
+    /// Returns whether it did.
+    fn takes_in(&mut self, next: &Self, is_memory: bool) -> bool {
+        if self.range.1 != next.range.0 || self.shown != next.shown {
+            return false;
+        }
+        let size = self.range.1 - self.range.0;
+        let continues = !self.is_joined && self.offset.checked_add(size) == Some(next.offset);
+        // A change of protection can split a library's code, which stays one.
+        if !(self.shown.is_some() && continues) {
+            if !is_memory {
+                return false;
+            }
+            self.is_joined = true;
+        }
+        self.range.1 = next.range.1;
+        true
+    }
+}
+
+/// Which mappings of a process the program does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LeftOut {
+    /// Some.
+    pub(super) any: bool,
+    /// Some that may have unwind tables.
+    pub(super) files: bool,
+}
+
+/// Gathers the mappings of a process.
+///
+/// If there are too many, memory is left out first: its code has no unwind tables, whereas without those of a
+/// library all stacks through it are cut.
+#[derive(Default)]
+pub(super) struct MappingList {
+    files: Vec<Mapping>,
+    /// Of just-in-time compilers: without a file, or as .NET has it in a memfd.
+    memory: Vec<Mapping>,
+    left_out: LeftOut,
+}
+
+impl MappingList {
+    /// Adds the mapping with the next higher address. `rows` finds the rows of what it shows.
+    pub(super) fn add(
+        &mut self,
+        mapping: &remote::Mapping<'_>,
+        rows: impl FnOnce(Shown) -> Option<Arc<PlacedRows>>,
+    ) -> ControlFlow<()> {
+        let shown = match mapping.name {
+            b"[vdso]" => Some(Shown::Vdso),
+            _ if mapping.inode == 0 => None,
+            _ => Some(Shown::File {
+                device: mapping.device,
+                inode: mapping.inode,
+            }),
+        };
+        let is_memory = shown.is_none() || mapping.name.starts_with(b"/memfd:");
+        let mut new = Mapping {
+            range: (mapping.start, mapping.end),
+            offset: mapping.offset,
+            shown,
+            rows: None,
+            is_joined: false,
+        };
+        let list = match is_memory {
+            true => &mut self.memory,
+            false => &mut self.files,
+        };
+        let last = list.last_mut();
+        if last.is_some_and(|last| last.takes_in(&new, is_memory)) {
+            return ControlFlow::Continue(());
+        }
+        if list.len() < MAX_MAPPINGS {
+            new.rows = shown.and_then(rows);
+            list.push(new);
+            return ControlFlow::Continue(());
+        }
+        self.left_out.any = true;
+        self.left_out.files |= shown.is_some();
+        // There may still be files behind memory.
+        match is_memory {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    }
+
+    /// The mappings that the program can have, in address order, and which it cannot.
+    pub(super) fn finish(self) -> (Vec<Mapping>, LeftOut) {
+        let Self {
+            files: mut mappings,
+            mut memory,
+            mut left_out,
+        } = self;
+        let room = MAX_MAPPINGS - mappings.len();
+        for rest in memory.drain(room.min(memory.len())..) {
+            left_out.any = true;
+            left_out.files |= rest.shown.is_some() && !rest.is_joined;
+        }
+        mappings.append(&mut memory);
+        mappings.sort_unstable_by_key(|it| it.range);
+        (mappings, left_out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_reader::remote::{Device, Permissions};
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    const LIBRARY: (&[u8], u64) = (b"/usr/lib/libfoo.so", 7);
+    const MEMFD: (&[u8], u64) = (b"/memfd:doublemapper (deleted)", 8);
+    const ANONYMOUS: (&[u8], u64) = (b"", 0);
+
+    /// Adds pages: the first one's number, and its place in the file.
+    fn list(pages: impl IntoIterator<Item = ((&'static [u8], u64), u64, u64)>) -> MappingList {
+        let mut list = MappingList::default();
+        for ((name, inode), page, place) in pages {
+            let mapping = remote::Mapping {
+                start: page * PAGE,
+                end: (page + 1) * PAGE,
+                permissions: Permissions::default(),
+                offset: place * PAGE,
+                device: Device { major: 1, minor: 2 },
+                inode,
+                name,
+            };
+            if list.add(&mapping, |_| None).is_break() {
+                break;
+            }
+        }
+        list
+    }
+
+    /// First page, page behind the last one, and whether it is joined.
+    fn found(mappings: &[Mapping]) -> Vec<(u64, u64, bool)> {
+        let of = |it: &Mapping| (it.range.0 / PAGE, it.range.1 / PAGE, it.is_joined);
+        mappings.iter().map(of).collect()
+    }
+
+    #[test]
+    fn neighbours_count_as_one_mapping_where_they_are_of_one_kind() {
+        let (mappings, left_out) = list([
+            // Split, as by a change of protection, and then another piece of the same file.
+            (LIBRARY, 1, 5),
+            (LIBRARY, 2, 6),
+            (LIBRARY, 3, 5),
+            // Memory in any order, and such that is not a neighbour.
+            (MEMFD, 4, 9),
+            (MEMFD, 5, 8),
+            (MEMFD, 6, 10),
+            (ANONYMOUS, 7, 0),
+            (ANONYMOUS, 8, 0),
+            (ANONYMOUS, 10, 0),
+            // A library in a memfd, split.
+            (MEMFD, 11, 1),
+            (MEMFD, 12, 2),
+        ])
+        .finish();
+        let expected = [
+            (1, 3, false),
+            (3, 4, false),
+            (4, 7, true),
+            (7, 9, true),
+            (10, 11, false),
+            (11, 13, false),
+        ];
+        assert_eq!(found(&mappings), expected);
+        assert_eq!(left_out, LeftOut::default());
+    }
+
+    #[test]
+    fn memory_is_left_out_first() {
+        let count = MAX_MAPPINGS as u64;
+        // Every second page, so that none is a neighbour.
+        let pages = (0..count + 1).map(|page| (ANONYMOUS, 2 * page, 0));
+        let library = (LIBRARY, 10 * count, 0);
+        let (mappings, left_out) = list(pages.chain([library])).finish();
+        assert_eq!(mappings.len(), MAX_MAPPINGS);
+        let last = found(&mappings[MAX_MAPPINGS - 2..]);
+        let of_library = (10 * count, 10 * count + 1, false);
+        assert_eq!(last, [(2 * count - 4, 2 * count - 3, false), of_library]);
+        let (any, files) = (true, false);
+        assert_eq!(left_out, LeftOut { any, files });
+
+        let pages = (0..count + 1).map(|page| (MEMFD, 2 * page, 0));
+        assert!(list(pages).finish().1.files);
+        // As many as there may be, and one more.
+        for (more, is_any) in [(0, false), (1, true)] {
+            let pages = (0..count + more).map(|page| (LIBRARY, 2 * page, 0));
+            let (mappings, left_out) = list(pages).finish();
+            assert_eq!(mappings.len(), MAX_MAPPINGS);
+            let (any, files) = (is_any, is_any);
+            assert_eq!(left_out, LeftOut { any, files });
+        }
+        let pages = (0..count).map(|page| (LIBRARY, 2 * page, 0));
+        let (mappings, left_out) = list(pages.chain([(ANONYMOUS, 10 * count, 0)])).finish();
+        assert_eq!(mappings.len(), MAX_MAPPINGS);
+        let (any, files) = (true, false);
+        assert_eq!(left_out, LeftOut { any, files });
+    }
+}
