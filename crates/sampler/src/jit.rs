@@ -27,6 +27,9 @@ const MAX_LAST_READS: usize = 16;
 const MAX_ENTRY: usize = 8 << 10;
 /// Maximum length of a name that is kept, in bytes.
 const MAX_NAME: usize = 1 << 10;
+/// How many of the last bytes of a file are compared to see whether it was written again: the end of a line has the
+/// name, and the address of its code is before.
+const MAX_LAST_BYTES: usize = 128;
 
 /// The generated code of a process.
 #[derive(Debug)]
@@ -50,13 +53,15 @@ struct Function {
     earlier: Option<Box<(Function, u64)>>,
 }
 
-/// A file that a runtime appends to.
+/// A file that a runtime appends to. Some write a map again when they are asked to.
 #[derive(Debug)]
 struct Source<F> {
     file: Option<File>,
     format: F,
     /// How much of it was read, in bytes.
     position: u64,
+    /// The last bytes before that.
+    last_bytes: Vec<u8>,
     /// Whether what comes next cannot be decoded.
     is_damaged: bool,
 }
@@ -110,11 +115,16 @@ enum Next<'a> {
 }
 
 trait Format {
+    /// Whether a runtime may write the whole file again. Java does when `jcmd PID Compiler.perfmap` is repeated.
+    const MAY_BE_REWRITTEN: bool;
+
     /// Decodes the first entry, and returns its length. `None` if the bytes end before it does.
     fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)>;
 }
 
 impl Format for PerfMap {
+    const MAY_BE_REWRITTEN: bool = true;
+
     fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)> {
         let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
             // A line that is too long has no name worth reading.
@@ -173,6 +183,8 @@ impl JitDump {
 }
 
 impl Format for JitDump {
+    const MAY_BE_REWRITTEN: bool = false;
+
     fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)> {
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -230,6 +242,7 @@ impl<F: Format + Default> Source<F> {
             file: None,
             format: F::default(),
             position: 0,
+            last_bytes: Vec::new(),
             is_damaged: false,
         }
     }
@@ -243,8 +256,24 @@ impl<F: Format + Default> Source<F> {
         false
     }
 
-    /// Reads what was appended, at most [`CHUNK`] bytes of it. Returns whether there was anything.
+    /// Whether what was read before is no longer there.
+    fn was_rewritten(&self) -> bool {
+        let Some(file) = self.file.as_ref().filter(|_| F::MAY_BE_REWRITTEN) else {
+            return false;
+        };
+        let mut bytes = [0; MAX_LAST_BYTES];
+        let bytes = &mut bytes[..self.last_bytes.len()];
+        let start = self.position.saturating_sub(bytes.len() as u64);
+        file.read_exact_at(bytes, start).is_err() || *bytes != self.last_bytes[..]
+    }
+
+    /// Reads what was appended, at most [`CHUNK`] bytes of it, or the start of a file that was written again. Returns
+    /// whether there was anything.
     fn read(&mut self, mut add: impl FnMut(Next<'_>)) -> bool {
+        if self.was_rewritten() {
+            self.position = 0;
+            self.last_bytes.clear();
+        }
         let Some(file) = self.file.as_ref().filter(|_| !self.is_damaged) else {
             return false;
         };
@@ -255,6 +284,13 @@ impl<F: Format + Default> Source<F> {
             add(next);
         });
         self.position = self.position.saturating_add(read);
+        if F::MAY_BE_REWRITTEN {
+            let read = usize::try_from(read).map_or(size, |read| read.min(size));
+            let start = read.saturating_sub(MAX_LAST_BYTES);
+            self.last_bytes.extend_from_slice(&bytes[start..read]);
+            let excess = self.last_bytes.len().saturating_sub(MAX_LAST_BYTES);
+            self.last_bytes.drain(..excess);
+        }
         read > 0
     }
 
@@ -921,6 +957,48 @@ mod tests {
             all += limit;
         }
         assert_eq!(max_functions(MAX_FUNCTIONS + 1), 0);
+    }
+
+    #[test]
+    fn a_map_that_is_written_again_is_read_from_its_start() {
+        let own = remote::Process::open(std::process::id() as i32).unwrap();
+        let mut code = GeneratedCode::default();
+        let map = tempfile("again");
+        code.map.file = Some(map.try_clone().unwrap());
+        let name = |code: &GeneratedCode, address| {
+            let Some(Frame::Named(named)) = code.name(address, monotonic(), None) else {
+                return None;
+            };
+            Some(named.function.clone())
+        };
+        let write = |text: &str, is_again: bool, code: &mut GeneratedCode| {
+            if is_again {
+                map.set_len(0).unwrap();
+            }
+            let end = map.metadata().unwrap().len();
+            map.write_all_at(text.as_bytes(), end).unwrap();
+            code.update(&own, || None, 2000);
+            assert_eq!(code.map.position, map.metadata().unwrap().len());
+        };
+        write("1000 10 first\n3000 10 third\n", false, &mut code);
+        write("4000 10 fourth\n", false, &mut code);
+        assert_eq!(name(&code, 0x4000).as_deref(), Some("fourth"));
+        // Longer than before, with a function before others, and other code in the place of one.
+        let text = "1000 10 other\n2000 10 second\n3000 10 third\n4000 10 fourth\n5000 10 fifth\n";
+        write(text, true, &mut code);
+        for (address, expected) in [(0x1000, "other"), (0x2000, "second"), (0x5000, "fifth")] {
+            assert_eq!(name(&code, address).as_deref(), Some(expected));
+        }
+        // Shorter.
+        write("6000 10 sixth\n", true, &mut code);
+        assert_eq!(name(&code, 0x6000).as_deref(), Some("sixth"));
+        // A file that is only appended to is not read again.
+        let lines: String = (0..1000)
+            .map(|it| format!("{:x} 1 x\n", 0x10000 + it))
+            .collect();
+        write(&lines, false, &mut code);
+        assert!(!code.map.was_rewritten());
+        assert_eq!(code.map.last_bytes.len(), MAX_LAST_BYTES);
     }
 
     /// A file without a name.

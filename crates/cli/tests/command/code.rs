@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, ProfilesData};
 use otelctx_fixtures::python::Interpreter;
-use otelctx_fixtures::{Compiler, Node};
+use otelctx_fixtures::{Compiler, Node, program_source};
 use prost::Message as _;
 
 use crate::otlp;
@@ -353,6 +355,100 @@ fn functions_of_node_have_the_names_that_it_announces() {
                 .any(|it| SPINNING.iter().any(|name| it.calls(name)))
         );
     }
+}
+
+/// A program of Java's, killed when dropped.
+struct Java(Child);
+
+impl Java {
+    /// Starts a program and waits for its first line. `None`, with a line, without Java.
+    fn start(program: &str) -> Option<Self> {
+        let mut command = Command::new("java");
+        command.arg(program_source(program)).arg("600000");
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let Ok(child) = command.spawn() else {
+            eprintln!("skipped: java is not installed");
+            return None;
+        };
+        let mut java = Self(child);
+        let mut line = String::new();
+        let output = java.0.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        let is_ready = line == "ready\n";
+        if !is_ready {
+            eprintln!("skipped: java cannot run source files");
+        }
+        is_ready.then_some(java)
+    }
+
+    fn map(&self) -> String {
+        format!("/tmp/perf-{}.map", self.0.id())
+    }
+
+    /// Asks for its map; `None`, with a line, where it cannot write one.
+    fn announce(&self) -> Option<String> {
+        let mut command = Command::new("jcmd");
+        let answer = command.args([&self.0.id().to_string(), "Compiler.perfmap"]);
+        if !answer.output().is_ok_and(|answer| answer.status.success()) {
+            eprintln!("skipped: there is no jcmd of a JDK 17 or later");
+            return None;
+        }
+        Some(fs::read_to_string(self.map()).unwrap())
+    }
+}
+
+impl Drop for Java {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        // There may be none.
+        let _ = fs::remove_file(self.map());
+    }
+}
+
+/// Java writes a map when `jcmd` asks for it.
+#[test]
+fn methods_of_java_have_the_names_that_it_announces_when_asked() {
+    const METHOD: &str = "int Spinning.inner(int)";
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let Some(java) = Java::start("spinning.java") else {
+        return;
+    };
+    let mut maps = (0..240).map(|_| {
+        std::thread::sleep(Duration::from_millis(500));
+        java.announce()
+    });
+    // It is compiled within milliseconds, but for a busy machine.
+    let is_done = |map: &Option<String>| map.as_ref().is_none_or(|map| map.contains(METHOD));
+    if maps
+        .find(is_done)
+        .expect("the method is compiled")
+        .is_none()
+    {
+        return;
+    }
+    let scratch = Scratch::new("code-java");
+    let path = scratch.path("a.otlp");
+    let pid = java.0.id().to_string();
+    crate::run::given_time(|seconds| {
+        let options = [
+            "record", "-F", "999", "-p", &pid, "-d", seconds, "-o", &path,
+        ];
+        otelctx(&options).expect(0);
+        let samples = samples(&otlp::read(&path));
+        let innermost = samples.iter().filter_map(|it| it.functions.first());
+        // Other threads compile, with functions of the virtual machine.
+        let generated = innermost.filter(|it| **it == "[Java]" || it.contains("Spinning."));
+        let (mut named, mut all) = (0, 0);
+        for name in generated {
+            named += usize::from(name == METHOD);
+            all += 1;
+        }
+        let is_named = named > 100 && 100 * named >= 90 * all;
+        is_named.then_some(()).ok_or((named, all))
+    });
 }
 
 /// The recorder reads its frames itself. What it announces for perf does not name them once more.

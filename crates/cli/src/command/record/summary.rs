@@ -23,7 +23,7 @@ const HINT_SHARE: u64 = 10;
 /// Frames of runtimes whose function has no announced name, and what announces the names for perf.
 const UNNAMED: [(&str, &str); 2] = [
     ("[JavaScript]", "node --perf-basic-prof"),
-    (JAVA, "a perf-map agent"),
+    (JAVA, "jcmd PID Compiler.perfmap"),
 ];
 const JAVA: &str = "[Java]";
 
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(
             hints(0, [617, 124]),
             "  functions without names: 50.0 % in [JavaScript] (node --perf-basic-prof names them), \
-             10.0 % in [Java] (a perf-map agent names them); see \"Function names\" in \
+             10.0 % in [Java] (jcmd PID Compiler.perfmap names them); see \"Function names\" in \
              docs/profiles.md\n"
         );
     }
