@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HOST, USER_AGENT};
@@ -27,6 +27,8 @@ pub struct Downloads {
     /// The path of the server's URL, without a slash at its end.
     base: String,
     limits: DownloadLimits,
+    /// How long all downloads have taken so far.
+    spent: Duration,
     runtime: Runtime,
 }
 
@@ -37,7 +39,7 @@ pub struct DownloadLimits {
     pub size: u64,
     /// How long to wait for a connection and the start of the response, and for each further piece.
     pub stall: Duration,
-    /// How long a download may take.
+    /// How long all downloads may take together.
     pub total: Duration,
 }
 
@@ -77,7 +79,7 @@ pub enum DownloadError {
         reason: String,
     },
     /// The server did not respond, or stopped responding.
-    #[error("{server} sent nothing for {} s, or took more than {} s", limits.stall.as_secs_f64(), limits.total.as_secs_f64())]
+    #[error("{server} sent nothing for {} s, or its files took more than {} s together", limits.stall.as_secs_f64(), limits.total.as_secs_f64())]
     TimedOut {
         /// The URL.
         server: String,
@@ -99,6 +101,8 @@ pub enum DownloadError {
         server: String,
         /// The limit, in bytes.
         limit: u64,
+        /// Whether the server said so before it sent any of it.
+        is_announced: bool,
     },
     /// The response is truncated, or is not HTTP/1.
     #[error("{server} sent an invalid response: {reason}")]
@@ -118,7 +122,8 @@ impl DownloadError {
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         match self {
-            Self::TooLarge { .. } => false,
+            // It costs nothing to ask for another file.
+            Self::TooLarge { is_announced, .. } => !is_announced,
             Self::Status { status, .. } => !status.is_client_error(),
             _ => true,
         }
@@ -149,6 +154,7 @@ impl Downloads {
             base: endpoint.uri.path().trim_end_matches('/').to_owned(),
             connector: Connector::new(Arc::new(endpoint)).map_err(DownloadError::Prepare)?,
             limits,
+            spent: Duration::ZERO,
             runtime: runtime.map_err(prepare)?,
         })
     }
@@ -163,13 +169,19 @@ impl Downloads {
         let Self {
             connector,
             limits,
+            spent,
             runtime,
             base,
         } = self;
+        let left = limits.total.saturating_sub(*spent);
+        if left.is_zero() {
+            return Err(timed_out(connector, *limits));
+        }
         let path = format!("{base}{path}");
         let download = download(connector, &path, *limits, file);
-        let done = async { time::timeout(limits.total, download).await };
-        let done = runtime.block_on(done);
+        let start = Instant::now();
+        let done = runtime.block_on(async { time::timeout(left, download).await });
+        *spent += start.elapsed();
         done.unwrap_or_else(|_| Err(timed_out(connector, *limits)))
     }
 }
@@ -204,14 +216,15 @@ async fn download(
             return Err(DownloadError::Status { server, status });
         }
     }
-    let too_large = || DownloadError::TooLarge {
+    let too_large = |is_announced| DownloadError::TooLarge {
         server: server(),
         limit: limits.size,
+        is_announced,
     };
     let announced = response.headers().get(CONTENT_LENGTH);
     let announced = announced.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > limits.size) {
-        return Err(too_large());
+        return Err(too_large(true));
     }
     let (mut body, mut size) = (response.into_body(), 0);
     while let Some(frame) = time::timeout(limits.stall, body.frame())
@@ -223,7 +236,7 @@ async fn download(
         };
         size += piece.len() as u64;
         if size > limits.size {
-            return Err(too_large());
+            return Err(too_large(false));
         }
         file.write_all(&piece).map_err(DownloadError::Write)?;
     }
@@ -355,10 +368,10 @@ mod tests {
         assert_eq!(content, b"");
         let (other, content) = get(patient(), endless);
         assert!(content.len() as u64 <= LIMITS.size);
-        for result in [one, other] {
+        for (result, is_lasting) in [(one, false), (other, true)] {
             let error = result.unwrap_err();
             assert!(matches!(error, DownloadError::TooLarge { .. }), "{error}");
-            assert!(!error.is_lasting());
+            assert_eq!(error.is_lasting(), is_lasting);
         }
     }
 
@@ -376,6 +389,33 @@ mod tests {
             assert!(matches!(error, DownloadError::TimedOut { .. }), "{error}");
             assert!(error.is_lasting());
         }
+    }
+
+    /// Many files of a slow server take no longer than one.
+    #[test]
+    fn all_downloads_share_their_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut downloads = Downloads::new(&url, patient()).unwrap();
+        let path = std::env::temp_dir().join(format!("otelctx-time-{}", std::process::id()));
+        let mut file = File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let absent = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+            stream.write_all(absent).unwrap();
+            let _ = stream.read(&mut [0; 1024]);
+            listener
+        });
+        assert!(!downloads.get("/a", &mut file).unwrap());
+        assert_ne!(downloads.spent, Duration::ZERO);
+        let listener = server.join().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        downloads.spent = downloads.limits.total;
+        let error = downloads.get("/a", &mut file).unwrap_err();
+        assert!(matches!(error, DownloadError::TimedOut { .. }), "{error}");
+        let asked = listener.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(asked, Err(io::ErrorKind::WouldBlock));
     }
 
     #[test]

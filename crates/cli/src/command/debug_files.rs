@@ -36,7 +36,7 @@ impl DebugFiles {
         let downloads = Downloads::new(url, DownloadLimits::default())?;
         Ok(Some(Arc::new(Mutex::new(Debuginfod {
             downloads: Some(downloads),
-            errors: 0,
+            reported: Vec::new(),
         }))))
     }
 
@@ -55,7 +55,8 @@ impl DebugFiles {
 struct Debuginfod {
     /// `None` after an error that will persist.
     downloads: Option<Downloads>,
-    errors: usize,
+    /// Errors that were reported: of many files, each once.
+    reported: Vec<String>,
 }
 
 impl std::fmt::Debug for Debuginfod {
@@ -73,14 +74,15 @@ impl Debuginfod {
         if is_lasting {
             self.downloads = None;
         }
-        self.errors += 1;
-        if is_lasting || self.errors <= MAX_ERRORS {
-            let rest = if is_lasting {
-                "; it is not asked again"
-            } else {
-                ""
-            };
-            terminal::complain(&format!("debuginfod: {error}{rest}"), None);
+        let rest = if is_lasting {
+            "; it is not asked again"
+        } else {
+            ""
+        };
+        let line = format!("debuginfod: {error}{rest}");
+        if is_lasting || self.reported.len() < MAX_ERRORS && !self.reported.contains(&line) {
+            terminal::complain(&line, None);
+            self.reported.push(line);
         }
     }
 }

@@ -11,6 +11,28 @@ use serde_json::{Value, json};
 
 use crate::run::{Scratch, otelctx};
 
+const ENDLESS: &str = r#"
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        if not self.path.startswith('/endless/'):
+            self.send_header('Content-Length', str(10 << 30))
+        self.end_headers()
+        sent, piece = 0, bytes(1 << 20)
+        try:
+            while sent < 10 << 30:
+                self.wfile.write(piece)
+                sent += len(piece)
+        except OSError:
+            pass
+        with open('sent', 'a') as file:
+            file.write(f'{sent}\n')
+server = http.server.HTTPServer(('127.0.0.1', 0), Handler)
+print(f'Serving HTTP (http://127.0.0.1:{server.server_port}/)')
+server.serve_forever()
+"#;
+
 /// Python's file server, killed when dropped.
 struct Server {
     child: Child,
@@ -20,8 +42,19 @@ struct Server {
 impl Server {
     /// `None`, with a line on standard error, if there is no Python.
     fn start(folder: &Path) -> Option<Self> {
+        let arguments = ["-u", "-m", "http.server", "0", "--bind", "127.0.0.1"];
+        Self::start_python(folder, &arguments)
+    }
+
+    /// A server that announces 10 GiB, or below `/endless` nothing, and sends until nobody listens. It writes to
+    /// `sent` how many bytes it has sent for each request.
+    fn start_endless(folder: &Path) -> Option<Self> {
+        Self::start_python(folder, &["-u", "-c", ENDLESS])
+    }
+
+    fn start_python(folder: &Path, arguments: &[&str]) -> Option<Self> {
         let mut command = Command::new("python3");
-        command.args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]);
+        command.args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let Ok(mut child) = command.current_dir(folder).spawn() else {
             eprintln!("skipped: python3 is not installed");
@@ -220,4 +253,70 @@ fn a_server_of_no_use_is_one_line() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let refused = otelctx(&["dump", &pid, "--stacks", "--debuginfod", "file:///etc"]);
     assert!(refused.expect(2).stderr.contains("--debuginfod: "));
+}
+
+/// The largest file that is downloaded, in bytes.
+const LARGEST: u64 = 2 << 30;
+/// What a server can have sent beyond what was read of it, in bytes: buffers of sockets and of the command.
+const IN_BUFFERS: u64 = 64 << 20;
+
+#[test]
+fn a_file_of_ten_gibibytes_is_one_line() {
+    let Some(stripped) = Stripped::new("debuginfod-large") else {
+        return;
+    };
+    let Some(server) = Server::start_endless(stripped.scratch.folder()) else {
+        return;
+    };
+    let file = stripped.scratch.path("profile.otlp");
+    let named = stripped.scratch.path("named.otlp");
+    let sent = Path::new(&stripped.scratch.path("sent")).to_owned();
+    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let pid = target.pid().to_string();
+    let base = server.url.trim_end_matches('/');
+    let large = format!("otelctx: debuginfod: {base}/announced has a file of more than 2048 MiB\n");
+    let endless = format!(
+        "otelctx: debuginfod: {base}/endless has a file of more than 2048 MiB; it is not asked again\n"
+    );
+    for (path, line) in [("announced", large), ("endless", endless)] {
+        let url = format!("{base}/{path}");
+        let check = |answer: &crate::run::Answer| {
+            let said: Vec<_> = answer.stderr.split_inclusive('\n').collect();
+            let said: Vec<_> = said
+                .into_iter()
+                .filter(|it| it.contains("debuginfod"))
+                .collect();
+            assert_eq!(said, [&line], "{answer:?}");
+            let all = fs::read_to_string(&sent).unwrap();
+            let all: Vec<u64> = all.lines().map(|it| it.parse().unwrap()).collect();
+            match path {
+                // As many as there are files.
+                "announced" => assert!(all.iter().all(|it| *it <= IN_BUFFERS), "{all:?}"),
+                _ => {
+                    let [once] = all[..] else { panic!("{all:?}") };
+                    assert!((LARGEST..=LARGEST + IN_BUFFERS).contains(&once), "{once}");
+                }
+            }
+            fs::remove_file(&sent).unwrap();
+        };
+        crate::run::given_time(|seconds| {
+            let record = ["record", "-p", &pid, "-d", seconds, "-o", &file];
+            let record = [&record[..], &["--debuginfod", &url]].concat();
+            let answer = otelctx(&record).expect(0);
+            let report = otelctx(&["report", &file]).expect(0).stdout;
+            let has_samples = report.contains(text(&stripped.program));
+            // The server is asked about what was sampled.
+            if has_samples {
+                check(&answer);
+            } else {
+                let _ = fs::remove_file(&sent);
+            }
+            has_samples.then_some(()).ok_or(report)
+        });
+        // 2 GiB take seconds.
+        if path == "announced" {
+            let symbolize = ["symbolize", &file, "-o", &named, "--debuginfod", &url];
+            check(&otelctx(&symbolize).expect(0));
+        }
+    }
 }
