@@ -38,6 +38,7 @@ enum source {
 enum event_flag {
     EVENT_USER_MODE = 1,       /* it ran in the process, not in the kernel */
     EVENT_NO_USER_STACK = 2,   /* it could not be walked */
+    EVENT_CUT_STEPS = 4,       /* there was no room for the part of a step */
 };
 
 /* Why a user stack ended: the outcome of its part. */

@@ -121,8 +121,10 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
         scratch->steps >>= 8;
         bpf_tail_call(context, programs, step);
         struct part_head *part = next_part(scratch);
-        if (!part)
+        if (!part) {
+            scratch->head.flags |= EVENT_CUT_STEPS;
             break;
+        }
         part->kind = PART_STEP + step;
         part->size = 0;
         part->outcome = STEP_ABSENT;
@@ -155,6 +157,8 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
         part->outcome =
             configuration ? function(context, part, configuration, &thread) : STEP_UNCONFIGURED;
         end_part(scratch, part);
+    } else {
+        scratch->head.flags |= EVENT_CUT_STEPS;
     }
     go_on(context, scratch, programs, may_have_ring);
     return 0;

@@ -144,19 +144,12 @@ impl Recorder {
         };
         self.serial = self.serial.wrapping_add(1).max(1);
         let mut target = target(self.serial, &places_of(tracked.process.threads()));
-        let mut steps = steps_of(tracked.process.runtimes(), &self.loaded.steps);
-        // If the map is full, the process has no steps.
-        let configurations = &mut self.loaded.configurations;
-        steps.retain(|(step, configuration)| {
-            let (pid, step) = (pid as u32, *step);
-            let inserted = configurations.insert(StepKey { pid, step }, configuration, 0);
-            inserted.is_ok()
-        });
+        let steps = steps_of(tracked.process.runtimes(), &self.loaded.steps);
+        target.steps = configure_steps(&mut self.loaded.configurations, pid as u32, &steps);
         for (step, _) in &steps {
             // If the kernel refuses it, each sample that needs it says so (`step_outcome::ABSENT`).
             let _ = self.loaded.load_step(*step);
         }
-        target.steps = numbers(&steps);
         let is_empty = target.places == 0 && target.steps == 0;
         if let ThreadStatus::Readable(variables) = tracked.process.threads() {
             tracked.data.keys.set(self.serial, variables.keys.clone());
@@ -355,6 +348,20 @@ impl Recorder {
     }
 }
 
+/// Configures the steps of a process. Returns their numbers, as a target has them.
+fn configure_steps(
+    configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
+    pid: u32,
+    steps: &[(u32, StepConfiguration)],
+) -> u32 {
+    for (step, configuration) in steps {
+        let step = *step;
+        // If the map is full, each sample says so (`step_outcome::UNCONFIGURED`).
+        let _ = configurations.insert(StepKey { pid, step }, configuration, 0);
+    }
+    numbers(steps)
+}
+
 /// Removes the configurations of a process's steps.
 fn forget_steps(
     configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
@@ -391,7 +398,8 @@ fn sample(
     let mut record = None;
     user_stack.clear();
     kernel_stack.clear();
-    let (mut incomplete, mut unresolved) = (false, false);
+    let mut incomplete = head.flags & flag::CUT_STEPS != 0;
+    let mut unresolved = false;
     let mut runtimes = Vec::new();
     let (mut end, mut is_checked) = (None, false);
     for part in parts {

@@ -9,10 +9,12 @@ mod tail_calls;
 use std::process::Command;
 
 use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::sampled::Sampled;
 use otelctx_fixtures::{Compiler, Target};
 
 use super::super::abi::{
-    Part, SAMPLE_LIMIT, SEGMENT_SIZE, StepConfiguration, StepKey, outcome, step_outcome,
+    Part, RECORD_LIMIT, SAMPLE_LIMIT, SEGMENT_SIZE, StepConfiguration, StepKey, outcome,
+    step_outcome,
 };
 use super::*;
 use crate::KernelObject;
@@ -129,6 +131,76 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
         samples,
         "after {incomplete}"
     );
+}
+
+/// A record and a stack of the largest sizes leave no room.
+#[test]
+fn a_step_without_room_for_its_part_is_counted() {
+    let Some(program) = Sampled::own().stacks_without_frame_pointers("gcc") else {
+        return;
+    };
+    let target = Target::spawn(Command::new(program).args(["size=4096", "depth=600"]));
+    let pid = target.pid() as u32;
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
+    options.max_record = RECORD_LIMIT;
+    options.frequency = 499;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    if recorder.loaded.max_frames() < 512 {
+        return eprintln!("skipped: stacks have fewer frames here");
+    }
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    let probe = recorder.loaded.steps["probe"];
+    let configuration = [0; size_of::<StepConfiguration>()];
+    let steps = [(probe, configuration)];
+    let configurations = &mut recorder.loaded.configurations;
+    let mut known = recorder.loaded.targets.get(pid).unwrap();
+    known.steps = configure_steps(configurations, pid, &steps);
+    assert_eq!(known.steps, probe);
+    recorder.loaded.load_step(probe).unwrap();
+    recorder.loaded.targets.insert(pid, known);
+    let begin = Instant::now();
+    let mut cut = 0;
+    while cut < 10 {
+        assert!(begin.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.loaded.events.begin();
+        while let Some((head, parts)) = recorder.loaded.events.next(u64::MAX) {
+            let sizes: usize = parts.clone().map(|part| 8 + part.bytes.len()).sum();
+            let has_step = parts.clone().any(|part| part.kind >= part::STEP);
+            let is_cut = head.flags & flag::CUT_STEPS != 0;
+            // Earlier samples have shorter stacks, or no step yet.
+            assert!(!(has_step && is_cut), "{sizes}");
+            assert!(!is_cut || sizes >= 8192, "{sizes}");
+            cut += usize::from(is_cut);
+        }
+    }
+    assert_eq!(recorder.counts().incomplete_steps, 0);
+    let mut samples = 0;
+    while samples == 0 {
+        assert!(begin.elapsed() < TIMEOUT);
+        recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
+    }
+    assert_eq!(recorder.counts().incomplete_steps, samples);
+}
+
+/// Its samples say so (see above).
+#[test]
+fn a_process_without_room_for_its_configuration_keeps_its_steps() {
+    let pid = std::process::id();
+    let options = Options::new(Targets::Processes(vec![pid as i32]));
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    // Without runtimes, there is room for one.
+    let configurations = &mut recorder.loaded.configurations;
+    let steps = [1, 2].map(|step| (step, [0; size_of::<StepConfiguration>()]));
+    assert_eq!(configure_steps(configurations, pid, &steps), 2 << 8 | 1);
+    let keys: Vec<_> = configurations.keys().map(Result::unwrap).collect();
+    assert_eq!(keys.len(), 1);
+    assert_eq!((keys[0].pid, keys[0].step), (pid, 1));
 }
 
 /// Without runtimes, the program has room for the word of one thread.
