@@ -180,6 +180,8 @@ impl Processes {
                     self.pending.insert(pid, CodeMappings::forked(parent, time));
                     // An earlier process had its ID.
                     self.ended.retain(|ended| *ended != pid);
+                } else {
+                    self.counts.lost_mappings += u64::from(is_wanted);
                 }
                 return;
             }
@@ -197,7 +199,8 @@ impl Processes {
             let process = reader::remote::Process::open(pid).ok();
             pending.apply(time, change, process.as_ref(), &mut self.modules)
         } else {
-            true
+            // Without room; another process is not sampled.
+            !(self.whole_machine && matches!(change, MemoryChange::Mapped(_)))
         };
         self.counts.lost_mappings += u64::from(!is_kept);
     }
@@ -722,6 +725,43 @@ mod tests {
         let mut pids = children.each_ref().map(|it| it.0.id() as i32);
         pids.sort_unstable();
         assert_eq!(changed, pids);
+    }
+
+    #[test]
+    fn reports_without_room_are_counted() {
+        let mut processes = Processes::new(reader::Options::default(), Some(Duration::ZERO));
+        // No process has such IDs.
+        let fork = |processes: &mut Processes, number: usize| {
+            processes.report(Report {
+                time: 1,
+                pid: i32::MAX - number as i32,
+                change: MemoryChange::Forked { parent: 1 },
+            });
+        };
+        for number in 0..MAX_PENDING {
+            fork(&mut processes, number);
+        }
+        assert_eq!(processes.counts.lost_mappings, 0);
+        fork(&mut processes, MAX_PENDING);
+        assert_eq!(processes.counts.lost_mappings, 1);
+        let mut report = |change| {
+            processes.report(Report {
+                time: 2,
+                pid: i32::MAX - MAX_PENDING as i32,
+                change,
+            });
+            processes.counts.lost_mappings
+        };
+        assert_eq!(report(MemoryChange::Exec), 1);
+        assert_eq!(report(MemoryChange::Exit), 1);
+        let region = Region {
+            start: 0x1000,
+            end: 0x2000,
+            offset: 0,
+            file: FileId::BuildId(vec![1]),
+            path: "/lib/a.so".to_owned(),
+        };
+        assert_eq!(report(MemoryChange::Mapped(region)), 2);
     }
 
     #[test]

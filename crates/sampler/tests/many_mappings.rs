@@ -88,7 +88,7 @@ fn sample(kind: &str) -> Option<Sampling> {
 }
 
 impl Sampling {
-    /// Checks that each stack of a thread has these frames, and those that start a thread.
+    /// Checks that each stack of a thread has these frames, and the ones that start a thread.
     fn check(&self, thread: usize, functions: &[(u64, u64)]) {
         for stack in &self.stacks[thread] {
             // The C library's: start_thread and clone3.

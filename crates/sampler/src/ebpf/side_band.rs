@@ -135,6 +135,7 @@ impl Ring {
             let size = u16::from_ne_bytes([header[6], header[7]]);
             if usize::from(size) < header.len() || u64::from(size) > head - tail {
                 // Cannot be: nobody but the kernel writes here.
+                lost += 1;
                 tail = head;
                 break;
             }

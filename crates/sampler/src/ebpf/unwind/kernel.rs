@@ -42,6 +42,8 @@ pub(super) struct Kernel {
     serial: u64,
     /// Number of requests without an answer.
     pending: usize,
+    /// There was no room for a request.
+    has_refused: bool,
 }
 
 struct KnownFile {
@@ -86,6 +88,7 @@ impl Kernel {
             answers,
             serial: 0,
             pending: 0,
+            has_refused: false,
         })
     }
 
@@ -112,15 +115,19 @@ impl Kernel {
                     pid: process.pid(),
                     range,
                 },
-                Shown::File { device, inode } => Request::File {
-                    file: process.mapped_file(range, mapping.name, device, inode)?,
-                    shown,
-                },
+                Shown::File { device, inode } => {
+                    match process.mapped_file(range, mapping.name, device, inode) {
+                        Some(file) => Request::File { file, shown },
+                        None => {
+                            self.note_unreadable(shown);
+                            return rows;
+                        }
+                    }
+                }
             };
             if self.files.len() >= MAX_FILES {
                 self.files.clear();
             }
-            // If there is no room, the next process that maps it asks again.
             if self.requests.try_send(request).is_ok() {
                 self.pending += 1;
                 let known = KnownFile {
@@ -131,9 +138,30 @@ impl Kernel {
                     is_damaged,
                 };
                 self.files.insert(shown, known);
+            } else {
+                self.has_refused = true;
             }
         }
         rows
+    }
+
+    /// Notes that a file cannot be opened; it is tried again later. What is known of it stays.
+    fn note_unreadable(&mut self, shown: Shown) {
+        if self.files.len() >= MAX_FILES {
+            self.files.clear();
+        }
+        let known = self.files.entry(shown).or_insert_with(|| KnownFile {
+            rows: None,
+            requested: Instant::now(),
+            answered: Some(monotonic()),
+            is_damaged: true,
+        });
+        known.requested = Instant::now();
+    }
+
+    /// Whether a request was refused since the last call: the mappings must be read again.
+    pub(super) fn take_refused(&mut self) -> bool {
+        std::mem::take(&mut self.has_refused)
     }
 
     /// Tells the program the mappings of a process.
@@ -208,7 +236,9 @@ impl Kernel {
             Some(KnownFile {
                 is_damaged: true, ..
             }) => StackEnd::BadTables,
-            _ => StackEnd::NoTables,
+            // There was no room for the request.
+            None => StackEnd::TablesNotReady,
+            Some(_) => StackEnd::NoTables,
         }
     }
 

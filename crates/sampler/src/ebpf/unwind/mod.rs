@@ -131,8 +131,11 @@ impl Unwinding {
         }
         entry.is_stale = false;
         let changed = entry.read(process, &mut self.kernel);
-        if changed && let Some(kernel) = &mut self.kernel {
-            kernel.place(process.pid(), entry);
+        if let Some(kernel) = &mut self.kernel {
+            entry.is_stale = kernel.take_refused();
+            if changed {
+                kernel.place(process.pid(), entry);
+            }
         }
         let end = Instant::now();
         entry.reads.done(end, end - now, changed);
@@ -283,8 +286,16 @@ impl Unwinding {
 
 #[cfg(test)]
 mod tests {
+    use otelctx_fixtures::kernel::Feature;
+    use otelctx_reader::remote::{Device, Mapping, Permissions};
+
+    use super::super::load::Loaded;
     use super::abi::MAX_MAPPINGS;
-    use super::*;
+    use super::worker::Shown;
+    use super::{
+        Duration, Frame, Instant, LeftOut, Options, Process, ProcessMappings, StackEnd, Unwinding,
+    };
+    use crate::Targets;
 
     const PAGE: usize = 4096;
 
@@ -351,6 +362,52 @@ mod tests {
         let mut stack = vec![Frame::native(0, address), Frame::native(1, address + 8)];
         let end = unwinding.cut(pid, &mut stack, StackEnd::FramePointers);
         (end, unwinding.lacks_room(pid, &stack, end))
+    }
+
+    #[test]
+    fn code_whose_tables_are_not_known_says_why() {
+        crate::sampler::raise_limits();
+        let pid = std::process::id() as i32;
+        let options = Options::new(Targets::Processes(vec![pid]));
+        let Some(mut loaded) = Feature::Ebpf.or_skip(Loaded::load(&options)) else {
+            return;
+        };
+        let tables = loaded.without_tables.take().map_or(Ok(()), Err);
+        if Feature::Tables.or_skip(tables).is_none() {
+            return;
+        }
+        let process = Process::open(pid).unwrap();
+        loaded.unwinding.read(&process);
+        loaded.unwinding.wait(Duration::from_secs(60));
+        let address = own as *const () as u64;
+        let stack = [Frame::instruction(address)];
+        let explain =
+            |unwinding: &Unwinding| unwinding.explain(pid, &stack, StackEnd::NoTables, u64::MAX);
+        // Known, and so not where this program's stacks end.
+        assert_eq!(explain(&loaded.unwinding), StackEnd::NoTables);
+        let known = &loaded.unwinding.processes[&pid];
+        let range = known.mapping_at(address).unwrap().range;
+        let kernel = loaded.unwinding.kernel.as_mut().unwrap();
+        let [unreadable, unknown] = [1, 2].map(|inode| Shown::File {
+            device: Device::default(),
+            inode,
+        });
+        // It is not at that path.
+        let mapping = Mapping {
+            start: range.0,
+            end: range.1,
+            permissions: Permissions::default(),
+            offset: 0,
+            device: Device::default(),
+            inode: 1,
+            name: b"/nowhere",
+        };
+        assert!(kernel.rows(&process, &mapping, unreadable).is_none());
+        let end = kernel.end_without_rows(unreadable, u64::MAX);
+        assert_eq!(end, StackEnd::BadTables);
+        // As if there had been no room to ask for it.
+        let end = kernel.end_without_rows(unknown, u64::MAX);
+        assert_eq!(end, StackEnd::TablesNotReady);
     }
 
     /// More mappings than are kept.
