@@ -1,21 +1,27 @@
 //! A copy of a target's file, which the target cannot change.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use lzma_rust2::XzReader;
 use nix::fcntl::OFlag;
-use object::elf::{SHF_ALLOC, SHT_NOBITS, SHT_PROGBITS};
+use object::elf::{SHF_ALLOC, SHT_DYNSYM, SHT_NOBITS, SHT_NOTE, SHT_STRTAB, SHT_SYMTAB};
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::parts::Parts;
+
 /// Maximum number of bytes copied of a file: 4 GiB.
 const MAX_COPIED: u64 = 4 << 30;
+/// Maximum number of bytes that are copied to memory, which takes half the time of a file on disk.
+const MAX_IN_MEMORY: u64 = 16 << 20;
+/// Number of bytes that are copied at a time.
+const BUFFER: usize = 256 << 10;
 /// Maximum size of the contents of `.gnu_debugdata`, in bytes: 256 MiB.
 const MAX_DEBUG_DATA: u64 = 256 << 20;
 /// Number of bytes at the start of a file that are always copied: its headers.
@@ -30,6 +36,15 @@ const HIDDEN: [&[u8]; 4] = [
     b".gnu_debugaltlink\0",
     b".debug_sup\0",
     b".gnu_debugdata\0",
+];
+/// Sections in which no function is looked up. A decoder would decompress them all the same.
+const UNUSED: [&[u8]; 6] = [
+    b".debug_loc\0",
+    b".debug_loclists\0",
+    b".debug_macinfo\0",
+    b".debug_macro\0",
+    b".debug_names\0",
+    b".debug_types\0",
 ];
 
 /// A copy of an ELF file without a name, removed on drop.
@@ -48,54 +63,74 @@ pub(crate) struct Copy {
 
 impl Copy {
     /// Copies `original` without its code and data. Fails if it is not a 64-bit ELF file, or too large.
-    pub(crate) fn of(original: &File) -> io::Result<Self> {
+    ///
+    /// With `offsets` of code, units of its debug information that these are not in may be missing.
+    pub(crate) fn of(original: &File, offsets: Option<&[u64]>) -> io::Result<Self> {
         let size = original.metadata()?.len();
-        let file = nameless()?;
-        // Bytes that are not copied read as zeroes and take no space.
-        file.set_len(size)?;
-        let mut copied = 0;
-        let mut take = |offset: u64, length: u64| {
-            let length = length.min(size.saturating_sub(offset));
-            copied += length;
-            if copied > MAX_COPIED {
-                return Err(io::Error::from(io::ErrorKind::FileTooLarge));
-            }
-            let (mut from, mut to) = (original, &file);
-            from.seek(SeekFrom::Start(offset))?;
-            to.seek(SeekFrom::Start(offset))?;
-            io::copy(&mut from.take(length), &mut to).map(drop)
-        };
-        take(0, HEAD)?;
         let malformed = |_| io::Error::from(io::ErrorKind::InvalidData);
+        let mut ranges = vec![(0, HEAD)];
+        let mut headers = Vec::new();
         {
             let cache = ReadCache::new(original);
             let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
             let (endian, header) = (elf.endian(), elf.elf_header());
             let entries = |count: u16, size: u16| u64::from(count) * u64::from(size);
             let segments = entries(header.e_phnum(endian), header.e_phentsize(endian));
-            take(header.e_phoff(endian), segments)?;
+            ranges.push((header.e_phoff(endian), segments));
             // Extended numbering has the count in the first section's header.
             let sections = elf.sections().count() as u64 + 1;
             let sections = sections * u64::from(header.e_shentsize(endian));
-            take(header.e_shoff(endian), sections)?;
+            ranges.push((header.e_shoff(endian), sections));
+            let parts = offsets.and_then(|offsets| {
+                let segments: Vec<_> = segments_of(&elf).collect();
+                let address = |offset: &u64| address(&segments, *offset);
+                let mut addresses: Vec<u64> = offsets.iter().filter_map(address).collect();
+                addresses.sort_unstable();
+                Parts::find(original, &elf, &addresses)
+            });
             for section in elf.sections() {
                 let header = section.elf_section_header();
                 let kind = header.sh_type(endian);
-                let flags = header.sh_flags(endian);
-                let is_loaded = kind == SHT_PROGBITS && flags.contains(SHF_ALLOC);
-                if kind != SHT_NOBITS && !is_loaded {
-                    take(header.sh_offset(endian), header.sh_size(endian))?;
+                let is_loaded = header.sh_flags(endian).contains(SHF_ALLOC)
+                    && ![SHT_DYNSYM, SHT_NOTE, SHT_STRTAB, SHT_SYMTAB].contains(&kind);
+                let offset = header.sh_offset(endian);
+                let in_parts = parts.as_ref();
+                let in_parts = in_parts.is_some_and(|parts| parts.sections.contains(&offset));
+                let name = section.name_bytes().unwrap_or_default();
+                let is_unused = UNUSED.iter().any(|it| it.strip_suffix(b"\0") == Some(name));
+                if kind != SHT_NOBITS && !is_loaded && !in_parts && !is_unused {
+                    ranges.push((offset, header.sh_size(endian)));
                 }
             }
+            if let Some(parts) = parts {
+                let needed = parts.needed.into_iter();
+                ranges.extend(needed.map(|part| (part.start, part.end - part.start)));
+                headers = parts.headers;
+            }
+        }
+        for (offset, length) in &mut ranges {
+            *length = (*length).min(size.saturating_sub(*offset));
+        }
+        let sum = ranges.iter().map(|range| range.1);
+        let sum = sum.fold(0, u64::saturating_add);
+        let file = match () {
+            () if sum <= MAX_IN_MEMORY => in_memory().or_else(|_| on_disk())?,
+            () if sum <= MAX_COPIED => nameless()?,
+            () => return Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        };
+        // Bytes that are not copied read as zeroes and take no space.
+        file.set_len(size)?;
+        let mut buffer = vec![0; BUFFER];
+        for (offset, length) in ranges {
+            copy(original, &file, (offset, length), &mut buffer)?;
+        }
+        for (offset, header) in headers {
+            file.write_all_at(&header, offset)?;
         }
         // From here on, only the copy is read.
         let cache = ReadCache::new(&file);
         let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
-        let segments = elf.segments().map(|segment| {
-            let (offset, size) = segment.file_range();
-            (offset, size, segment.address())
-        });
-        let segments = segments.collect();
+        let segments = segments_of(&elf).collect();
         let loaded = elf.sections().filter(|section| section.address() != 0);
         let range = |start: u64, size| (start, start.saturating_add(size));
         let sections = loaded.map(|section| range(section.address(), section.size()));
@@ -127,15 +162,15 @@ impl Copy {
         let file = nameless().ok()?;
         let mut decoded = XzReader::new(&compressed[..], false).take(MAX_DEBUG_DATA);
         io::copy(&mut decoded, &mut &file).ok()?;
-        Self::of(&file).ok()
+        Self::of(&file, None).ok()
     }
 
-    /// Renames the sections of [`HIDDEN`], so that no decoder finds them.
+    /// Renames the sections of [`HIDDEN`] and [`UNUSED`], so that no decoder finds them.
     fn hide(&self, offset: u64, size: u64) -> io::Result<()> {
         let size = size.min(MAX_NAMES);
         let mut names = vec![0; usize::try_from(size).unwrap_or(0)];
         self.file.read_exact_at(&mut names, offset)?;
-        for link in HIDDEN {
+        for link in HIDDEN.into_iter().chain(UNUSED) {
             // A name may also be the end of a longer one.
             for at in 0..names.len().saturating_sub(link.len() - 1) {
                 if names[at..].starts_with(link) {
@@ -160,22 +195,61 @@ impl Copy {
 
     /// The address of the byte at `offset`.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
-        self.segments.iter().find_map(|(start, size, address)| {
-            let within = offset.checked_sub(*start)?;
-            (within < *size).then(|| address.wrapping_add(within))
-        })
+        address(&self.segments, offset)
     }
+}
+
+/// The loaded segments: offset in the file, size in the file, address.
+fn segments_of<'d, R: object::ReadRef<'d>>(
+    elf: &ElfFile64<'d, Endianness, R>,
+) -> impl Iterator<Item = (u64, u64, u64)> {
+    elf.segments().map(|segment| {
+        let (offset, size) = segment.file_range();
+        (offset, size, segment.address())
+    })
+}
+
+/// The address of the byte at `offset` of a file with these segments.
+fn address(segments: &[(u64, u64, u64)], offset: u64) -> Option<u64> {
+    segments.iter().find_map(|(start, size, address)| {
+        let within = offset.checked_sub(*start)?;
+        (within < *size).then(|| address.wrapping_add(within))
+    })
+}
+
+/// Copies a range, offset and length, to the same offset; what there is of it.
+fn copy(from: &File, to: &File, range: (u64, u64), buffer: &mut [u8]) -> io::Result<()> {
+    let (mut at, mut left) = range;
+    while left > 0 {
+        let length = left.min(buffer.len() as u64) as usize;
+        let read = match from.read_at(&mut buffer[..length], at) {
+            Ok(0) => break,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        to.write_all_at(&buffer[..read], at)?;
+        at += read as u64;
+        left -= read as u64;
+    }
+    Ok(())
 }
 
 /// Creates a file without a name: on disk, or in memory if the file system has no such files
 /// (overlay before Linux 6.3).
 pub(crate) fn nameless() -> io::Result<File> {
-    let on_disk = OpenOptions::new()
+    on_disk().or_else(|_| in_memory())
+}
+
+fn on_disk() -> io::Result<File> {
+    OpenOptions::new()
         .read(true)
         .write(true)
         .custom_flags(OFlag::O_TMPFILE.bits())
-        .open(std::env::temp_dir());
-    on_disk.or_else(|_| Ok(memfd_create(c"otelctx", MemfdFlags::CLOEXEC)?.into()))
+        .open(std::env::temp_dir())
+}
+
+fn in_memory() -> io::Result<File> {
+    Ok(memfd_create(c"otelctx", MemfdFlags::CLOEXEC)?.into())
 }
 
 /// Offset and size of the section names.

@@ -14,6 +14,7 @@ mod debug_file;
 mod demangle;
 mod find;
 mod identity;
+mod parts;
 mod server;
 mod vdso;
 
@@ -167,7 +168,7 @@ impl Symbols {
         let child = |with_dwarf, downloaded: Option<&File>| {
             let bytes = worker::run(Limits::default(), |pipe| {
                 let identity = identity::of(query, kept);
-                let copy = downloaded.and_then(|file| Copy::of(file).ok());
+                let copy = downloaded.and_then(|file| Copy::of(file, None).ok());
                 let separate = copy.as_ref().map(Copy::path);
                 let found = in_file(
                     query,
@@ -303,7 +304,7 @@ fn in_file(
     if offsets.is_empty() {
         return None;
     }
-    let copy = Copy::of(&identity::open(query, kept)?).ok()?;
+    let copy = Copy::of(&identity::open(query, kept)?, Some(offsets)).ok()?;
     let separate = separate.or_else(|| debug_file::find(&copy, query.module, debug_directories));
     in_copy(&copy, separate, offsets, with_dwarf)
 }

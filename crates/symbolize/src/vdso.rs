@@ -26,7 +26,7 @@ pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec
     file.write_all_at(&image, 0).ok()?;
     let offset = |address: &u64| address.wrapping_sub(mapping.start);
     let offsets: Vec<u64> = addresses.iter().map(offset).collect();
-    let (functions, _) = crate::in_copy(&Copy::of(&file).ok()?, None, &offsets, false)?;
+    let (functions, _) = crate::in_copy(&Copy::of(&file, None).ok()?, None, &offsets, false)?;
     Some(functions)
 }
 
