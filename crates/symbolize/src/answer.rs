@@ -28,9 +28,10 @@ impl Answer {
         Ok(serde_json::to_writer(out, &self)?)
     }
 
-    /// `None` if it is truncated.
-    pub(crate) fn read(json: &[u8]) -> Option<Self> {
-        serde_json::from_slice(json).ok()
+    /// Reads answers that were written one after another. `None` if one is truncated.
+    pub(crate) fn read(json: &[u8]) -> Option<Vec<Self>> {
+        let answers = serde_json::Deserializer::from_slice(json).into_iter();
+        answers.collect::<Result<_, _>>().ok()
     }
 }
 
@@ -72,8 +73,10 @@ mod tests {
     #[test]
     fn an_answer_arrives_whole_or_not_at_all() {
         let bytes = written(answer());
-        assert_eq!(Answer::read(&bytes), Some(answer()));
-        for length in 0..bytes.len() {
+        assert_eq!(Answer::read(&bytes), Some(vec![answer()]));
+        let two = [&bytes[..], &bytes[..]].concat();
+        assert_eq!(Answer::read(&two), Some(vec![answer(), answer()]));
+        for length in 1..bytes.len() {
             assert_eq!(Answer::read(&bytes[..length]), None, "{length}");
         }
     }
@@ -83,7 +86,7 @@ mod tests {
         let mut answer = answer();
         answer.functions[0][0].name = "ä".repeat(MAX_TEXT);
         answer.functions[0][1].name = format!("x{}", "ä".repeat(MAX_TEXT));
-        let read = Answer::read(&written(answer)).unwrap();
+        let read = Answer::read(&written(answer)).unwrap().remove(0);
         assert_eq!(read.functions[0][0].name, "ä".repeat(MAX_TEXT / 2));
         assert_eq!(read.functions[0][1].name.len(), MAX_TEXT - 1);
     }

@@ -26,7 +26,7 @@ use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use otelctx_profile::sample::{Module, ModuleFiles};
 use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
-use otelctx_profile::{Function, Identity, SymbolQuery};
+use otelctx_profile::{Function, Identity, SymbolQuery, Symbolizer as _};
 
 pub use find::find_files;
 pub use server::{DebugServer, ServedFile, SharedServer};
@@ -154,40 +154,109 @@ impl Symbols {
         &self.failures
     }
 
-    /// Decodes the file of a module in a worker process.
-    fn of_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
+    /// Resolves the functions of several modules, each as
+    /// [`functions`](otelctx_profile::Symbolizer::functions) does. They are
+    /// decoded in one worker process, and one by one if that fails.
+    pub fn functions_of_all(
+        &mut self,
+        queries: &[(SymbolQuery<'_>, Vec<u64>)],
+    ) -> Vec<Vec<Vec<Function>>> {
+        let has_usable_file = |module: &Module| {
+            let is_changed = || self.files.contains(module) && self.files.get(module).is_none();
+            module.has_file() && !module.is_kernel() && !is_changed()
+        };
+        let with_files: Vec<(SymbolQuery<'_>, &[u64])> = queries
+            .iter()
+            .filter(|(query, _)| !self.without_functions && has_usable_file(query.module))
+            .map(|(query, offsets)| (*query, &offsets[..]))
+            .collect();
+        let mut decoded = match with_files.len() {
+            0 | 1 => None,
+            _ => self.decode(&with_files, true, None).ok(),
+        };
+        let mut decoded = decoded.iter_mut().flat_map(|answers| answers.drain(..));
+        let mut answers = Vec::new();
+        for (query, _) in queries {
+            let is_decoded = with_files
+                .iter()
+                .any(|it| std::ptr::eq(it.0.module, query.module));
+            answers.push(is_decoded.then(|| decoded.next()).flatten());
+        }
+        let queries = queries.iter().zip(answers);
+        let functions = queries.map(|((query, offsets), answer)| match answer {
+            Some(answer) => self.of_file(*query, offsets, Some(answer)).functions,
+            None => self.functions(*query, offsets),
+        });
+        functions.collect()
+    }
+
+    /// Decodes the files of modules in a worker process.
+    fn decode(
+        &self,
+        queries: &[(SymbolQuery<'_>, &[u64])],
+        with_dwarf: bool,
+        downloaded: Option<&File>,
+    ) -> Result<Vec<Answer>, WorkerFailure> {
         // Here, because a worker process takes no lock.
-        let kept = self.files.get(query.module);
-        let kept = kept.as_deref();
+        let kept: Vec<_> = queries
+            .iter()
+            .map(|it| self.files.get(it.0.module))
+            .collect();
+        let bytes = worker::run(Limits::default(), |pipe| {
+            for ((query, offsets), kept) in queries.iter().zip(&kept) {
+                let answer =
+                    self.answer((*query, offsets), kept.as_deref(), with_dwarf, downloaded);
+                answer.write(pipe)?;
+            }
+            Ok(())
+        })?;
+        let answers = Answer::read(&bytes).filter(|answers| answers.len() == queries.len());
+        answers.ok_or(WorkerFailure::Died)
+    }
+
+    /// Decodes the file of a module, in the worker process.
+    fn answer(
+        &self,
+        (query, offsets): (SymbolQuery<'_>, &[u64]),
+        kept: Option<&File>,
+        with_dwarf: bool,
+        downloaded: Option<&File>,
+    ) -> Answer {
+        let downloaded = downloaded.and_then(|file| Copy::of(file, None).ok());
+        let downloaded = downloaded.as_ref().map(Copy::path);
+        let found = in_file(query, kept, offsets, |copy| {
+            if downloaded.is_some() {
+                return (downloaded, with_dwarf);
+            }
+            let separate = debug_file::find(copy, query.module, &self.debug_directories);
+            (separate, with_dwarf)
+        });
+        let (functions, is_broken) = found.unwrap_or_default();
+        Answer {
+            identity: identity::of(query, kept),
+            functions,
+            is_broken,
+        }
+    }
+
+    /// The functions of a module with a file. `answer` is what was decoded, if that was done before.
+    fn of_file(
+        &mut self,
+        query: SymbolQuery<'_>,
+        offsets: &[u64],
+        answer: Option<Answer>,
+    ) -> Answer {
         let was_kept = self.files.contains(query.module);
-        if was_kept && kept.is_none() {
+        if was_kept && self.files.get(query.module).is_none() {
             // The file at its path is the same one: without a build ID, its inode identifies it.
             return self.of_changed_file(query, offsets);
         }
-        let debug_directories = &self.debug_directories;
         let child = |with_dwarf, downloaded: Option<&File>| {
-            let bytes = worker::run(Limits::default(), |pipe| {
-                let identity = identity::of(query, kept);
-                let copy = downloaded.and_then(|file| Copy::of(file, None).ok());
-                let separate = copy.as_ref().map(Copy::path);
-                let found = in_file(
-                    query,
-                    kept,
-                    offsets,
-                    (separate, debug_directories),
-                    with_dwarf,
-                );
-                let (functions, is_broken) = found.unwrap_or_default();
-                let answer = Answer {
-                    identity,
-                    functions,
-                    is_broken,
-                };
-                answer.write(pipe)
-            })?;
-            Answer::read(&bytes).ok_or(WorkerFailure::Died)
+            let answers = self.decode(&[(query, offsets)], with_dwarf, downloaded);
+            answers.map(|mut answers| answers.remove(0))
         };
-        let mut answer = child(true, None);
+        let mut answer = answer.map_or_else(|| child(true, None), Ok);
+        let mut is_refused = false;
         if let (Ok(local), Some(server)) = (&mut answer, &self.server)
             && !offsets.is_empty()
             && local.lacks_debug_info()
@@ -204,12 +273,7 @@ impl Symbols {
                 },
                 Err(()) => false,
             };
-            if !usable {
-                self.failures.push(Failure {
-                    path: query.module.path.clone(),
-                    reason: FailureReason::Downloaded,
-                });
-            }
+            is_refused = !usable;
         }
         let reason = match &answer {
             Ok(answer) if !answer.is_broken => None,
@@ -218,12 +282,14 @@ impl Symbols {
             Err(WorkerFailure::NotStarted) => Some(FailureReason::NoProcess),
             Err(_) => Some(FailureReason::TooLarge),
         };
-        self.failures.extend(reason.map(|reason| Failure {
+        // The symbols may be well-formed even if the DWARF is not.
+        let answer = answer.or_else(|_| child(false, None));
+        let refused = is_refused.then_some(FailureReason::Downloaded);
+        let reasons = refused.into_iter().chain(reason);
+        self.failures.extend(reasons.map(|reason| Failure {
             path: query.module.path.clone(),
             reason,
         }));
-        // The symbols may be well-formed even if the DWARF is not.
-        let answer = answer.or_else(|_| child(false, None));
         if was_kept
             && answer
                 .as_ref()
@@ -278,7 +344,7 @@ impl otelctx_profile::Symbolizer for Symbols {
             let named = vdso::functions(query, addresses);
             return named.unwrap_or_else(|| vec![Vec::new(); addresses.len()]);
         }
-        let answer = self.of_file(query, addresses);
+        let answer = self.of_file(query, addresses, None);
         self.last = Some((query.module.clone(), answer.identity));
         answer.functions
     }
@@ -286,26 +352,25 @@ impl otelctx_profile::Symbolizer for Symbols {
     fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
         match &self.last {
             Some((module, identity)) if module == query.module => identity.clone(),
-            _ if query.module.has_file() => self.of_file(query, &[]).identity,
+            _ if query.module.has_file() => self.of_file(query, &[], None).identity,
             _ => identity::of(query, None),
         }
     }
 }
 
 /// The functions at offsets of a file, and whether some could not be decoded; `None` if it cannot
-/// be opened or is not an ELF file.
+/// be opened or is not an ELF file. `debug_file` returns its separate debug file, and whether to read DWARF.
 fn in_file(
     query: SymbolQuery<'_>,
     kept: Option<&File>,
     offsets: &[u64],
-    (separate, debug_directories): (Option<PathBuf>, &[PathBuf]),
-    with_dwarf: bool,
+    debug_file: impl FnOnce(&Copy) -> (Option<PathBuf>, bool),
 ) -> Option<(Vec<Vec<Function>>, bool)> {
     if offsets.is_empty() {
         return None;
     }
     let copy = Copy::of(&identity::open(query, kept)?, Some(offsets)).ok()?;
-    let separate = separate.or_else(|| debug_file::find(&copy, query.module, debug_directories));
+    let (separate, with_dwarf) = debug_file(&copy);
     in_copy(&copy, separate, offsets, with_dwarf)
 }
 
@@ -335,7 +400,7 @@ fn in_copy(
     // A symbol may have a name where the DWARF has none, or is malformed.
     let has_none = |(index, found): (usize, &Vec<_>)| found.is_empty().then_some(index);
     let without: Vec<usize> = named.iter().enumerate().filter_map(has_none).collect();
-    if !without.is_empty() {
+    if with_dwarf && !without.is_empty() {
         elf.debug_syms = false;
         let addresses: Vec<u64> = without.iter().map(|index| addresses[*index]).collect();
         let found = symbolize(&Source::Elf(elf), Input::VirtOffset(&addresses), reaches);

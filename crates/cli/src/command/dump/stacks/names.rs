@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use otelctx_profile::{Function, SymbolQuery, Symbolizer};
+use otelctx_profile::{Function, SymbolQuery};
 use otelctx_reader::sample::{Catalog, Mapping, NamedFrame, ProcessFacts};
 use otelctx_symbolize::{Failure, Symbols};
 
-use super::Code;
+use super::{Code, Region};
 
 /// Maximum memory of the functions that are kept for the next process, in bytes.
 const MAX_CACHED: usize = 32 << 20;
@@ -80,6 +80,20 @@ fn function(frame: &NamedFrame) -> Function {
     }
 }
 
+/// The offset in a region's file.
+fn offset(region: &Region, address: u64) -> u64 {
+    let inside = address.wrapping_sub(region.start);
+    inside.wrapping_add(region.offset)
+}
+
+/// What a symbolizer looks up.
+fn place(region: &Region, address: u64) -> u64 {
+    match region.module.has_file() {
+        true => offset(region, address),
+        false => address,
+    }
+}
+
 impl Names {
     /// Resolves functions by this symbolizer.
     pub(in crate::command::dump) fn new(symbols: Symbols) -> Self {
@@ -98,55 +112,49 @@ impl Names {
         };
         let mut catalog = Catalog::new();
         let mut named = Named::default();
-        for region in &code.regions {
-            let module = &region.module;
-            let offset = |address: &u64| {
-                let inside = address.wrapping_sub(region.start);
-                inside.wrapping_add(region.offset)
-            };
-            let place = |address: &u64| match module.has_file() {
-                true => offset(address),
-                false => *address,
-            };
-            let build_id = &module.build_id;
-            let mut functions: Vec<Option<Vec<Function>>> = Vec::new();
-            for address in &region.lookups {
-                let generated = code.generated.as_ref().and_then(|it| it.at(*address));
-                let known = self.known.get(&(build_id.clone(), place(address)));
-                functions.push(match generated {
-                    Some(named) => Some(vec![function(&named)]),
-                    None => known.cloned(),
-                });
-            }
-            let unknown: Vec<usize> = (0..functions.len())
-                .filter(|index| functions[*index].is_none())
+        let (mut functions, mut unknown) = (Vec::new(), Vec::new());
+        for (index, region) in code.regions.iter().enumerate() {
+            let of_region = self.known(region, code);
+            let places: Vec<u64> = std::iter::zip(&region.lookups, &of_region)
+                .filter(|(_, functions)| functions.is_none())
+                .map(|(address, _)| place(region, *address))
                 .collect();
-            if !unknown.is_empty() {
+            functions.push(of_region);
+            if !places.is_empty() {
                 let mapping = Mapping {
                     start: region.start,
                     end: region.end,
                     offset: region.offset,
-                    module: catalog.module(module.clone()),
+                    module: catalog.module(region.module.clone()),
                     since: 0,
                 };
-                let query = SymbolQuery::new(module, &process);
-                let query = query.mapped(code.is_live.then_some(&mapping));
-                let places: Vec<u64> = unknown
-                    .iter()
-                    .map(|index| place(&region.lookups[*index]))
-                    .collect();
-                let found = symbols.functions(query, &places);
-                for ((index, place), found) in unknown.into_iter().zip(places).zip(found) {
-                    self.keep(build_id, place, &found);
-                    functions[index] = Some(found);
-                }
+                unknown.push((index, mapping, places));
             }
-            let index = named.modules.len();
-            named.modules.push(module.path.clone());
+        }
+        let queries: Vec<(SymbolQuery<'_>, Vec<u64>)> = unknown
+            .iter()
+            .map(|(index, mapping, places)| {
+                let query = SymbolQuery::new(&code.regions[*index].module, &process);
+                let query = query.mapped(code.is_live.then_some(mapping));
+                (query, places.clone())
+            })
+            .collect();
+        let found = symbols.functions_of_all(&queries);
+        for ((index, _, places), found) in unknown.iter().zip(found) {
+            let build_id = &code.regions[*index].module.build_id;
+            let missing = functions[*index].iter_mut().filter(|it| it.is_none());
+            for ((place, found), missing) in places.iter().zip(found).zip(missing) {
+                self.keep(build_id, *place, &found);
+                *missing = Some(found);
+            }
+        }
+        for (region, functions) in code.regions.iter().zip(functions) {
+            let module = named.modules.len();
+            named.modules.push(region.module.path.clone());
             for (address, functions) in region.lookups.iter().zip(functions) {
                 let place = Place {
-                    module: index,
-                    offset: offset(address),
+                    module,
+                    offset: offset(region, *address),
                     functions: functions.unwrap_or_default(),
                 };
                 named.places.insert(*address, place);
@@ -154,6 +162,19 @@ impl Names {
         }
         named.failures = symbols.failures().to_vec();
         named
+    }
+
+    /// The functions at the addresses of a region that are known without its file.
+    fn known(&self, region: &Region, code: &Code) -> Vec<Option<Vec<Function>>> {
+        let known = |address: &u64| {
+            let generated = code.generated.as_ref().and_then(|it| it.at(*address));
+            if let Some(named) = generated {
+                return Some(vec![function(&named)]);
+            }
+            let key = (region.module.build_id.clone(), place(region, *address));
+            self.known.get(&key).cloned()
+        };
+        region.lookups.iter().map(known).collect()
     }
 
     fn keep(&mut self, build_id: &[u8], place: u64, functions: &[Function]) {
