@@ -5,6 +5,10 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use object::elf::SHF_COMPRESSED;
+use object::endian::Endianness;
+use object::read::elf::{ElfFile64, SectionHeader};
+use object::{Object, ObjectSection, ReadCache};
 use otelctx_profile::sample::Module;
 use otelctx_profile::sample::format::hexadecimal;
 
@@ -36,6 +40,22 @@ fn by_link(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<Path
         .iter()
         .map(|base| base.join(directory).join(name));
     paths.find(|path| checksum(path) == Some(*crc))
+}
+
+/// Whether the debug information of a file is compressed.
+pub(crate) fn is_compressed(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    let cache = ReadCache::new(&file);
+    let Ok(elf) = ElfFile64::<Endianness, _>::parse(&cache) else {
+        return false;
+    };
+    let info = elf.section_by_name(".debug_info");
+    info.is_some_and(|section| {
+        let flags = section.elf_section_header().sh_flags(elf.endian());
+        section.name() != Ok(".debug_info") || flags.contains(SHF_COMPRESSED)
+    })
 }
 
 /// The path, if it contains no `..` and so stays below a directory that it is appended to.

@@ -203,6 +203,23 @@ fn a_stripped_program_is_named_by_its_debug_file() {
         resolved(&located(&program, &addresses, &mut symbols).1)
     };
     assert_eq!(named(&directory), expected, "by build id");
+    let names = |directory: &Path| {
+        let symbols = Symbols::new().debug_directory(directory);
+        let mut symbols = symbols.without_compressed_lines();
+        let found = resolved(&located(&program, &addresses, &mut symbols).1);
+        assert_eq!(symbols.failures(), []);
+        found
+    };
+    assert_eq!(names(&directory), expected, "not compressed");
+    let file = by_id.join(format!("{}.debug", &id[2..]));
+    tool("objcopy", &["--compress-debug-sections=zlib", text(&file)]);
+    assert_eq!(named(&directory), expected, "decompressed");
+    let outermost = |functions: &Resolved| {
+        let (name, ..) = functions.last().unwrap();
+        vec![(name.clone(), String::new(), 0)]
+    };
+    let without_lines: Vec<Resolved> = expected.iter().map(outermost).collect();
+    assert_eq!(names(&directory), without_lines, "by their symbols alone");
     fs::copy(&debug, by_link.join("inlined.debug")).unwrap();
     assert_eq!(named(&mirrored), expected, "by debug link");
     // One of another build.

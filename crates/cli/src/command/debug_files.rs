@@ -28,6 +28,11 @@ pub(crate) struct DebugFiles {
 }
 
 impl DebugFiles {
+    /// Whether there is one.
+    pub(crate) fn are_given(&self) -> bool {
+        !self.debug_dir.is_empty() || self.debuginfod.is_some()
+    }
+
     /// The server, if there is one. It is not connected to yet.
     pub(crate) fn server(&self) -> Result<Option<SharedServer>, Error> {
         let Some(url) = &self.debuginfod else {

@@ -10,6 +10,7 @@ mod runtimes;
 mod stacks;
 mod text;
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -74,6 +75,11 @@ pub(crate) struct Arguments {
     /// Also show each thread's native stack, with function names
     #[arg(long)]
     stacks: bool,
+    /// Also show source lines and inlined calls from compressed debug files, such as Debian's: decompressing
+    /// the C library's takes longer than the rest of the dump. Without this option, functions have
+    /// their names alone there, unless --core, --debug-dir or --debuginfod is given
+    #[arg(long, requires = "stacks")]
+    lines: bool,
     /// Also stop sleeping threads, briefly, where their stacks are incomplete otherwise: code that
     /// keeps a frame pointer is unwound from a register that the kernel only shows of stopped
     /// threads. No thread is stopped if that would restart the timeout of its system call
@@ -124,6 +130,11 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let symbols = arguments
         .debug_files
         .symbols(arguments.debug_files.server()?);
+    let with_lines = arguments.lines || arguments.core.is_some();
+    let symbols = match with_lines || arguments.debug_files.are_given() {
+        true => symbols,
+        false => symbols.without_compressed_lines(),
+    };
     let mut names = Names::new(symbols);
     if arguments.all {
         let means = all::Means {
@@ -146,7 +157,9 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             let pid = pid.unwrap_or_default();
             worker::one(pid, arguments.deadline, |worker| {
                 let (timeout, stacks) = (arguments.deadline, stacks.as_ref());
-                let mut report = one(pid, options, timeout, snapshots.as_mut(), stacks)?;
+                let report = one(pid, options, timeout, snapshots.as_mut(), stacks)?;
+                // The worker process ends with this command, which frees it faster.
+                let mut report = ManuallyDrop::new(report);
                 worker.end();
                 report.resolve(&mut names);
                 tell(&report, arguments.json, &terminal)

@@ -123,6 +123,59 @@ fn stacks_equal_what_the_threads_know_and_no_sleeping_thread_is_stopped() {
     }
 }
 
+/// Whether the debug information of this file is in a separate file, compressed.
+fn has_compressed_debug_file(path: &str) -> bool {
+    let tool = |arguments: &[&str]| {
+        let output = Command::new("readelf").args(arguments).output().ok()?;
+        String::from_utf8(output.stdout).ok()
+    };
+    let notes = tool(&["-n", path]).unwrap_or_default();
+    let mut lines = notes.lines();
+    let id = lines.find_map(|line| line.trim().strip_prefix("Build ID: "));
+    let Some((start, rest)) = id.and_then(|id| id.split_at_checked(2)) else {
+        return false;
+    };
+    let file = format!("/usr/lib/debug/.build-id/{start}/{rest}.debug");
+    let sections = tool(&["-SW", &file]).unwrap_or_default();
+    let info = sections.lines().find(|line| line.contains(" .debug_info "));
+    info.is_some_and(|line| line.contains(" C "))
+}
+
+#[test]
+fn lines_of_compressed_debug_files_are_read_on_request() {
+    let Some(program) = program(&Compiler::gcc(), &OPTIMIZED) else {
+        return;
+    };
+    let target = start(&mut Command::new(&program));
+    // The functions of the C library, and those with lines.
+    let functions = |more: &[&str]| {
+        let arguments = [&["--json"], more].concat();
+        let answer = dump(target.pid(), &arguments).expect(0).json();
+        let (mut named, mut with_lines, mut path) = (0, 0, String::new());
+        let threads = answer["threads"].as_array().unwrap().iter();
+        for frame in threads.flat_map(|it| it["stack"]["frames"].as_array().unwrap()) {
+            let module = frame["module"].as_str().unwrap_or_default();
+            if module.contains("/libc.so") && !frame["function"].is_null() {
+                named += 1;
+                with_lines += usize::from(!frame["line"].is_null());
+                path = module.to_owned();
+            }
+        }
+        (named, with_lines, path)
+    };
+    let (_, with_lines, path) = functions(&["--lines"]);
+    if !has_compressed_debug_file(&path) {
+        println!("skipped: the C library has no compressed debug file here");
+        return;
+    }
+    assert!(with_lines > COUNT, "{with_lines} lines");
+    let (named, with_lines, _) = functions(&[]);
+    assert!(named > COUNT, "{named} functions");
+    assert_eq!(with_lines, 0);
+    let (_, with_lines, _) = functions(&["--debug-dir", "/usr/lib/debug"]);
+    assert!(with_lines > COUNT, "{with_lines} lines");
+}
+
 /// Functions sign the addresses that they return to before they save them.
 #[test]
 #[cfg(target_arch = "aarch64")]
