@@ -48,7 +48,7 @@ type Section = Range<u64>;
 
 impl Parts {
     /// Finds the parts that are needed for functions at `addresses`, which are in ascending order. `None` if
-    /// all of the file is to be taken: most of it is needed, or it cannot be told what is.
+    /// all of the file is to be taken: most of it is needed, or it is not clear what is.
     pub(crate) fn find<'d, R: ReadRef<'d>>(
         file: &File,
         elf: &ElfFile64<'d, Endianness, R>,
@@ -379,7 +379,7 @@ mod tests {
     }
 
     /// The functions at an offset in the file, with all of it copied and with the parts that are needed, and the
-    /// size of these, if it is told.
+    /// size of these, if they are not all of it.
     fn functions(file: &File, offset: u64) -> ([Vec<Function>; 2], Option<(u64, u64)>) {
         let found = [None, Some(&[offset][..])].map(|offsets| {
             let copy = Copy::of(file, offsets).unwrap();
