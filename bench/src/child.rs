@@ -78,6 +78,11 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
         ["workers"] => workers(),
         ["recorder"] => crate::group::sampler::record(),
         ["keys"] => keys(),
+        ["python-list", pid, count] => {
+            let lists =
+                crate::group::python::lists(pid.parse().unwrap_or(0), count.parse().unwrap_or(0));
+            lists.expect("the process is there");
+        }
         ["otlp"] => crate::group::profile::write_otlp(),
         ["replay", seconds, path] => {
             crate::group::replay::replay(seconds.parse().unwrap_or(1), path);

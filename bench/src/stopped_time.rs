@@ -6,7 +6,11 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_void};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Of all threads of this program, in nanoseconds.
+static TOTAL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static STOPPED: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -17,6 +21,11 @@ thread_local! {
 /// Clears the value.
 pub(crate) fn take() -> Option<f64> {
     LAST.take()
+}
+
+/// How long all threads of this program have stopped others until now, taken together.
+pub(crate) fn total() -> Duration {
+    Duration::from_nanos(TOTAL.load(Ordering::Relaxed))
 }
 
 /// waitid(2), recording when it reports something.
@@ -59,10 +68,10 @@ unsafe extern "C" fn ptrace(
     // SAFETY: as the caller promises.
     let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, address, data) };
     if request == libc::PTRACE_DETACH as c_int && result == 0 {
-        let elapsed = STOPPED
-            .take()
-            .map(|stopped| stopped.elapsed().as_nanos() as f64);
-        LAST.set(elapsed);
+        let elapsed = STOPPED.take().map(|stopped| stopped.elapsed());
+        let nanoseconds = elapsed.map_or(0, |elapsed| elapsed.as_nanos() as u64);
+        TOTAL.fetch_add(nanoseconds, Ordering::Relaxed);
+        LAST.set(elapsed.map(|elapsed| elapsed.as_nanos() as f64));
     }
     if peeks && result == 0 { word } else { result }
 }

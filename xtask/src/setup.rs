@@ -7,6 +7,7 @@
 //! | the machine | the packages of [`PACKAGES`] |
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
+//! | `target/setup/py-spy/bin/py-spy` | PyPI's `py-spy`, which `cargo xtask bench python` compares the command with |
 //! | `target/setup/maturin`, `target/setup/python-3.*` | folders for `PYTHONPATH`: what builds and tests the Python package |
 //! | `target/setup/viewers/node_modules` | profile viewers |
 //! | `target/setup/nodejs-22`, `…/nodejs-24`, `…/nodejs-26`, `…/nodejs-24-arm64` | Node.js to inspect, and to run the viewers |
@@ -109,6 +110,9 @@ const PACKAGES: [(&str, &str, &str); 32] = [
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
 const DDTRACE: &str = "ddtrace==4.16.*";
 
+/// The release of PyPI's `py-spy` that `cargo xtask bench python` compares the command with.
+const PY_SPY: &str = "py-spy==0.4.3";
+
 /// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
 /// Node.js; what publishes the contexts of its asynchronous calls; what the Node.js package publishes for; and TypeScript.
 const NPM: [(&str, &[&str]); 13] = [
@@ -197,6 +201,7 @@ fn install_missing() -> Outcome {
     };
     let shown = |path: PathBuf| println!("have {}", path.display());
     add("ddtrace", ddtrace(), &|| python().map(drop));
+    add("py-spy", py_spy(), &|| python().map(drop));
     add("Python packages", python_package::setup(), &|| {
         python().map(drop)
     });
@@ -356,17 +361,42 @@ fn is_known(package: &str) -> bool {
 
 /// Installs `ddtrace` into its own directory, for the Python that is linked next to it.
 fn ddtrace() -> Result<(), String> {
-    let folder = setup_dir().join("ddtrace");
     let link = setup_dir().join("python3");
-    let stamp = folder.join(".installed");
     // Follows the link: if that Python was removed, reinstalls.
-    if link.exists() && fs::read_to_string(&stamp).is_ok_and(|text| text == DDTRACE) {
-        println!("have {DDTRACE} in {}", folder.display());
+    if link.exists() && is_installed("ddtrace", DDTRACE) {
         return Ok(());
     }
     let python = python()?;
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(&python, &link)
+        .map_err(|error| format!("{}: {error}", link.display()))?;
+    pip(&python, "ddtrace", DDTRACE)
+}
+
+/// Installs py-spy, a program, into its own directory.
+fn py_spy() -> Result<(), String> {
+    match is_installed("py-spy", PY_SPY) {
+        true => Ok(()),
+        false => pip(&python()?, "py-spy", PY_SPY),
+    }
+}
+
+/// Whether a directory contains this release of a package of PyPI.
+fn is_installed(folder: &str, package: &str) -> bool {
+    let folder = setup_dir().join(folder);
+    let stamp = fs::read_to_string(folder.join(".installed"));
+    let is_installed = stamp.is_ok_and(|text| text == package);
+    if is_installed {
+        println!("have {package} in {}", folder.display());
+    }
+    is_installed
+}
+
+/// Installs a package of PyPI into a directory of its own.
+fn pip(python: &Path, folder: &str, package: &str) -> Result<(), String> {
+    let folder = setup_dir().join(folder);
     println!(
-        "installing {DDTRACE} for {} into {}",
+        "installing {package} for {} into {}",
         python.display(),
         folder.display()
     );
@@ -379,11 +409,9 @@ fn ddtrace() -> Result<(), String> {
         "--disable-pip-version-check",
         "--target",
     ];
-    report::output(Command::new(&python).args(pip).arg(&folder).arg(DDTRACE))?;
-    let _ = fs::remove_file(&link);
-    std::os::unix::fs::symlink(&python, &link)
-        .and_then(|()| fs::write(&stamp, DDTRACE))
-        .map_err(|error| format!("{}: {error}", setup_dir().display()))
+    report::output(Command::new(python).args(pip).arg(&folder).arg(package))?;
+    fs::write(folder.join(".installed"), package)
+        .map_err(|error| format!("{}: {error}", folder.display()))
 }
 
 /// Installs packages of npm into their own folder.

@@ -8,6 +8,7 @@ mod memory;
 mod node;
 pub(crate) mod profile;
 mod publisher;
+pub(crate) mod python;
 mod reader;
 pub(crate) mod replay;
 mod resolve;
@@ -86,6 +87,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "how long reading a context of Node.js takes while its thread is stopped",
         by_default: true,
         run: node::run,
+    },
+    Group {
+        name: "python",
+        summary: "dumps and recordings of Python, against py-spy; some minutes",
+        by_default: false,
+        run: python::run,
     },
     Group {
         name: "stop",

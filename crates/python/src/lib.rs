@@ -32,7 +32,7 @@ mod version;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use otelctx_reader::remote::{Modules, Target};
+use otelctx_reader::remote::{Memory, Modules, Target};
 use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 
 /// CPython.
@@ -80,5 +80,41 @@ impl Runtime for Python {
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
         let process = find::find(target, modules, &self.memory)?;
         Ok(process.map(|process| Arc::new(process) as Arc<dyn RuntimeProcess>))
+    }
+}
+
+/// The thread states of a process, without what the threads execute.
+///
+/// ```no_run
+/// # fn list(target: &dyn otelctx_reader::remote::Target) -> Result<(), Box<dyn std::error::Error>> {
+/// use otelctx_python::ThreadStates;
+/// use otelctx_reader::remote::{FileCache, Modules};
+///
+/// let modules = Modules::read(target, &FileCache::default())?;
+/// if let Some(states) = ThreadStates::find(target, &modules)? {
+///     println!("{} thread states", states.list(target)?.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ThreadStates(process::PythonProcess);
+
+impl ThreadStates {
+    /// Finds CPython in a process. `None` if it is not there.
+    ///
+    /// # Errors
+    /// If it cannot be read, for example because its version is not known.
+    pub fn find(target: &dyn Target, modules: &Modules) -> Result<Option<Self>, RuntimeError> {
+        Ok(find::find(target, modules, &Arc::default())?.map(Self))
+    }
+
+    /// The addresses of the thread states (`PyThreadState *`) that there are now, in any order. Threads that
+    /// run meanwhile may add some and remove others.
+    ///
+    /// # Errors
+    /// If the process has more than 16,384, or its memory cannot be read or is inconsistent.
+    pub fn list(&self, memory: &dyn Memory) -> Result<Vec<u64>, RuntimeError> {
+        threads::addresses(memory, &self.0.layout, &self.0.variables)
     }
 }

@@ -183,6 +183,32 @@ pub(crate) fn resolve(
     }
 }
 
+/// The addresses of all thread states of a process, in any order.
+///
+/// # Errors
+/// If they cannot be read.
+pub(crate) fn addresses(
+    memory: &dyn Memory,
+    layout: &Layout,
+    variables: &Variables,
+) -> Result<Vec<u64>, RuntimeError> {
+    let search = Search {
+        memory,
+        layout,
+        variables,
+        known: &KnownStates::default(),
+        thread: ThreadView::new(0, 0),
+    };
+    let list = search.interpreters().and_then(|interpreters| {
+        let newest = interpreters.iter().map(|it| search.newest(*it));
+        let newest = newest.collect::<Result<Vec<_>, _>>()?;
+        search.read_list(&interpreters, newest)
+    });
+    let list = list.map_err(Failure::into_error)?;
+    let states = list.by_thread.values().flatten();
+    Ok(states.map(|state| state.address).collect())
+}
+
 fn resolved(state: State, source: Source, holding: Holding, all: &[State]) -> Resolved {
     let others = all.iter().filter(|other| other.address != state.address);
     Resolved {

@@ -48,6 +48,10 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 60
             };
             assert!(reads <= limit, "{interpreter:?}: {reads}");
+            let listed = addresses(&memory, &found.layout, &found.variables).unwrap();
+            assert_eq!(listed.len(), 1000, "{interpreter:?}");
+            assert_eq!(BTreeSet::from_iter(listed), expected, "{interpreter:?}");
+            assert_eq!(memory.take_reads(), reads, "{interpreter:?}");
             // It is not read again for each thread.
             let variables = Variables {
                 own: None,
