@@ -1,4 +1,6 @@
-//! How long it takes to read the context of a thread of Node.js while the thread is stopped.
+//! How long it takes to read the context of a thread of Node.js: while the thread is stopped, and in eBPF.
+
+mod kernel;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,12 +44,17 @@ pub(crate) fn run(report: &mut Report) {
             report.failed(&name, &why);
         }
     }
+    kernel::run(report);
+}
+
+fn runtimes() -> Runtimes {
+    Runtimes::new(vec![Arc::new(otelctx_node::Node::default())])
 }
 
 fn measure(report: &mut Report, pid: i32, tid: i32, name: &str) -> Result<(), String> {
     let error = |error: otelctx_reader::Error| error.to_string();
     let mut options = Options::default();
-    options.runtimes = Runtimes::new(vec![Arc::new(otelctx_node::Node::default())]);
+    options.runtimes = runtimes();
     let mut process = Process::with_options(pid, options).map_err(error)?;
     process.context().map_err(error)?;
     let present = process.runtimes().map_err(error)?;

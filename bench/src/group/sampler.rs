@@ -1,6 +1,6 @@
 //! Sampling with eBPF: its cost, and lost samples. Needs root.
 
-mod cost;
+pub(super) mod cost;
 mod traces;
 mod unwind;
 
@@ -26,14 +26,21 @@ const TIME: Duration = Duration::from_secs(3);
 /// Processes besides the one that publishes.
 const PROCESSES: usize = 300;
 
+/// Runs `measure` while the kernel counts runs of eBPF programs and their time. `None` if it may not.
+pub(super) fn with_statistics<T>(measure: impl FnOnce() -> T) -> Option<T> {
+    let before = fs::read_to_string(STATISTICS).unwrap_or_default();
+    fs::write(STATISTICS, "1").ok()?;
+    let measured = measure();
+    let _ = fs::write(STATISTICS, before.trim());
+    Some(measured)
+}
+
 pub(crate) fn run(report: &mut Report) {
     report.group("sampler");
-    let before = fs::read_to_string(STATISTICS).unwrap_or_default();
-    if fs::write(STATISTICS, "1").is_err() {
+    let cost = || cost::run(report).and_then(|empty| unwind::run(report, empty));
+    let Some(measured) = with_statistics(cost) else {
         return report.skipped("all", "needs root, for kernel.bpf_stats_enabled");
-    }
-    let measured = cost::run(report).and_then(|empty| unwind::run(report, empty));
-    let _ = fs::write(STATISTICS, before.trim());
+    };
     if let Err(why) = measured {
         report.failed("cost of the program", &why);
     }
@@ -67,7 +74,7 @@ fn run_on_each_cpu(program: Option<PathBuf>, arguments: &[&str]) -> Result<Targe
     ))
 }
 
-fn sampler(options: &Options) -> Result<Sampler, String> {
+pub(super) fn sampler(options: &Options) -> Result<Sampler, String> {
     let sampler = Sampler::start(options).map_err(|error| error.to_string())?;
     match sampler.method() {
         Method::Ebpf => Ok(sampler),

@@ -41,10 +41,10 @@ const TIME: Duration = Duration::from_millis(600);
 const DEPTH: usize = 20;
 
 /// One short interval: runs of the program, their time in nanoseconds, and their samples.
-pub(super) struct Interval {
-    pub(super) runs: f64,
-    pub(super) time: f64,
-    pub(super) samples: f64,
+pub(in crate::group) struct Interval {
+    pub(in crate::group) runs: f64,
+    pub(in crate::group) time: f64,
+    pub(in crate::group) samples: f64,
 }
 
 /// An eBPF program that takes samples.
@@ -223,7 +223,11 @@ fn lower_quartile(mut costs: Vec<f64>) -> Result<f64, String> {
 }
 
 /// The time of one sample, without the runs that met other processes, whose share is at most `1 - share`.
-pub(super) fn of_a_sample(parts: &[Interval], empty: f64, share: f64) -> Result<f64, String> {
+pub(in crate::group) fn of_a_sample(
+    parts: &[Interval],
+    empty: f64,
+    share: f64,
+) -> Result<f64, String> {
     let of = |part: &Interval| (part.time - (part.runs - part.samples) * empty) / part.samples;
     lower_quartile(
         parts
@@ -237,8 +241,13 @@ pub(super) fn of_a_sample(parts: &[Interval], empty: f64, share: f64) -> Result<
 /// Starts a program with these arguments.
 type Start = fn(&[&str]) -> Result<Target, String>;
 
-/// Returns the time of a run that meets no target, in nanoseconds.
-pub(super) fn run(report: &mut Report) -> Result<f64, String> {
+/// The time of a run, in nanoseconds.
+fn of_a_run(parts: &[Interval]) -> Result<f64, String> {
+    lower_quartile(parts.iter().map(|part| part.time / part.runs).collect())
+}
+
+/// The time of a run that meets no target, in nanoseconds.
+pub(in crate::group) fn without_target() -> Result<f64, String> {
     let idle = Target::spawn(
         Command::new(
             Compiler::gcc()
@@ -247,18 +256,24 @@ pub(super) fn run(report: &mut Report) -> Result<f64, String> {
         )
         .arg("epoll"),
     );
-    let busy = spin(&[])?;
-    let (mut others, mut nothing) = (Vec::new(), Vec::new());
+    let _busy = spin(&[])?;
+    let mut others = Vec::new();
     for _ in 0..ROUNDS {
         observe(Ours::start(&idle, false)?, &mut others)?;
-        observe(loaded(Peer::empty(&busy))?, &mut nothing)?;
     }
     others.retain(|part| part.samples == 0.0);
-    let of_runs = |parts: &[Interval]| {
-        lower_quartile(parts.iter().map(|part| part.time / part.runs).collect())
-    };
-    let empty = of_runs(&others)?;
-    report.alone("empty program", of_runs(&nothing)? / 1e3, "µs", None);
+    of_a_run(&others)
+}
+
+/// Returns the time of a run that meets no target, in nanoseconds.
+pub(super) fn run(report: &mut Report) -> Result<f64, String> {
+    let empty = without_target()?;
+    let busy = spin(&[])?;
+    let mut nothing = Vec::new();
+    for _ in 0..ROUNDS {
+        observe(loaded(Peer::empty(&busy))?, &mut nothing)?;
+    }
+    report.alone("empty program", of_a_run(&nothing)? / 1e3, "µs", None);
     report.alone("run that meets no target", empty / 1e3, "µs", None);
     drop(busy);
     let depth = format!("depth={DEPTH}");
