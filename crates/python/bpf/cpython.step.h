@@ -112,6 +112,9 @@ struct python_part {
     /* Of the last frame that was read: its owner, and whether it is the outermost one of a call. */
     __u64 owner;
     __u64 ends;
+    /* Of the last function that was identified. */
+    __u64 last_code;
+    __u64 last_identity;
     __u64 code_words[PYTHON_CODE_WORDS];
     __u64 text_words[PYTHON_TEXT_SIZE / 8];
     __u8 frame_bytes[PYTHON_FRAME_SIZE + 8];
@@ -329,7 +332,14 @@ static __always_inline int python_frame(const struct python_configuration *pytho
     frame->flags = is_entry * PYTHON_ENTRY | is_shim * PYTHON_SHIM;
     if (frame->flags & PYTHON_SHIM)
         return 0;
-    frame->identity = python_identity(python, part, frame->code);
+    /* Recursion: frames of one function follow each other. Each refers to the code object, which cannot be freed
+     * while this thread is interrupted. If what was read is no frame, two addresses in one sample are still those of
+     * one object, and the recorder compares the identity with the object that it reads later. */
+    if (frame->code != part->last_code) {
+        part->last_code = frame->code;
+        part->last_identity = python_identity(python, part, frame->code);
+    }
+    frame->identity = part->last_identity;
     return !frame->identity;
 }
 
@@ -399,6 +409,7 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
     to->is_truncated = 1;
     to->first = 0;
     to->ends = 1;
+    to->last_code = to->last_identity = 0;
     struct python_call *call = &to->call;
     call->depth = call->is_outside = 0;
     call->retry = 0;
