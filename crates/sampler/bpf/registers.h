@@ -44,9 +44,8 @@ struct pt_regs___kernel {
 static __always_inline int read_registers(void *context, struct task_struct *task, __u8 flags, __u64 *to)
 {
     const void *saved;
-    if (bpf_core_enum_value_exists(enum bpf_func_id___registers, BPF_FUNC_task_pt_regs___registers)) {
-        saved = (void *)bpf_task_pt_regs(task);
-    } else if (flags & EVENT_USER_MODE) {
+    /* Loads are cheaper than what reads the kernel's memory. */
+    if (flags & EVENT_USER_MODE) {
         const __u64 *registers = context;
         /* Else the compiler keeps an address within it, which the verifier wants nobody to have. */
         HIDE(registers);
@@ -54,9 +53,11 @@ static __always_inline int read_registers(void *context, struct task_struct *tas
         for (int i = 0; i < SAVED_REGISTERS; i++)
             to[i] = registers[i];
         return 1;
-    } else {
-        saved = (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
     }
+    if (bpf_core_enum_value_exists(enum bpf_func_id___registers, BPF_FUNC_task_pt_regs___registers))
+        saved = (void *)bpf_task_pt_regs(task);
+    else
+        saved = (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
     /* A kernel with larger stacks (KASAN, pages of 64 KiB) has something else there. */
     return !bpf_probe_read_kernel(to, SAVED_REGISTERS * 8, saved) && to[SAVED_PC] && to[SAVED_SP];
 }

@@ -22,9 +22,9 @@
 #define MAX_USER_FRAMES 512
 #define USER_STACK_SIZE (MAX_USER_FRAMES * 8)
 
-/* Of the stack this much is read at once, at most: a power of two, and no more than a page, which is
- * there as a whole or not at all. */
-#define CHUNK 1024ULL
+/* Of the stack this much is read at once, at most: a page, which is there as a whole or not at all. Each read takes as
+ * long as copying some kilobytes. */
+#define CHUNK 4096ULL
 
 /* A frame as compilers lay it out: System V ABI for x86-64, 3.2.2. */
 struct frame {
