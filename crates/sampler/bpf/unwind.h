@@ -37,6 +37,10 @@
 #define CALL_FRAMES 6
 #define MAX_CALLS 24
 
+/* Frames that a loop follows at once. A call of a function for each frame costs more than what it does, where the kernel
+ * mitigates speculation; the verifier processes 400 to 600 instructions for each of these. */
+#define STEP_FRAMES 32
+
 /* Changes of stacks in one walk: see crates/unwind/src/walk.rs. */
 #define MAX_SWITCHES 64
 #define PAGE 4096ULL
@@ -192,6 +196,7 @@ struct unwinder {
     __u64 words[40];
     __u64 chunk_start;
     __u64 chunk_size;
+    __u64 chunk_at;
     __u8 chunk[CHUNK];
 };
 
@@ -556,9 +561,104 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk)
     }
 }
 
-static long step(__u32 index, struct walk *walk)
+/* The word at an address, if the copied part of the stack has it; else false. */
+static __always_inline int copied_word(struct unwinder *unwinder, __u64 address, __u64 *value)
 {
-    return walk_step(index, walk);
+    __u64 at = address - unwinder->chunk_start;
+    if (address & 7 || at >= unwinder->chunk_size)
+        return 0;
+    /* Through memory: else the verifier would follow the values of all registers that it comes from. */
+    *(volatile __u64 *)&unwinder->chunk_at = at;
+    at = *(volatile __u64 *)&unwinder->chunk_at;
+    HIDE(at);
+    *value = *(__u64 *)(unwinder->chunk + (at & (CHUNK - 8)));
+    return 1;
+}
+
+/* Keeps callers, and goes on, while their rules are cached, are of the kinds that nearly all have, and need no memory
+ * but what is copied already. Whatever else there is, is left to `walk_step`, as if this had not been tried. */
+static __always_inline void follow_callers(const struct walk *walk)
+{
+    struct unwinder *unwinder = walk->unwinder;
+    struct stack *stack = walk->stack;
+    __u64 pc = unwinder->pc, sp = unwinder->registers[SP], fp = unwinder->registers[FP];
+    if (!unwinder->is_caller)
+        return;
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < STEP_FRAMES; i++) {
+        __u64 size = stack->size, key = (pc - 1) | 1ULL << 63, cfa, address, caller_fp = fp;
+        const struct cached_rule *cached =
+            &walk->cache->at[key * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
+        __u64 rule_number = cached->serial_and_rule & 0xffff;
+        if (cached->address != key || cached->serial_and_rule >> 16 != walk->serial ||
+            size >= USER_STACK_SIZE)
+            break;
+        if (rule_number == PLAIN_GAP) {
+            if (!is_known(unwinder, FP) || fp < sp || fp >> 63 || !copied_word(unwinder, fp, &caller_fp) ||
+                !copied_word(unwinder, fp + 8, &address))
+                break;
+            cfa = fp + 16;
+            unwinder->known = 1ULL << SP | 1ULL << FP;
+            unwinder->by_frame_pointer = 1;
+        } else {
+            if (rule_number >= MAX_RULES)
+                break;
+            HIDE(rule_number);
+            const struct rule *rule = &walk->rules->at[rule_number & (MAX_RULES - 1)];
+            if (rule->kind != RULE_FRAME || rule->cfa != CFA_REGISTER ||
+                rule->return_address != RETURN_AT_CFA)
+                break;
+            __u64 from = sp;
+            if (rule->cfa_register != SP) {
+                if (rule->cfa_register != FP || !is_known(unwinder, FP))
+                    break;
+                from = fp;
+            }
+            cfa = from + rule->cfa_offset;
+            if (cfa <= sp || !copied_word(unwinder, cfa + rule->return_offset, &address))
+                break;
+            __u64 kept = 1ULL << SP | 1ULL << FP, restored = 0;
+            if (rule->frame_pointer == SAVED_AT_CFA) {
+                if (!copied_word(unwinder, cfa + rule->frame_pointer_offset, &caller_fp))
+                    break;
+                restored |= 1ULL << FP;
+            } else if (rule->frame_pointer != SAVED_SAME) {
+                break;
+            }
+#if defined(BASE)
+            if (rule->base == SAVED_SAME) {
+                kept |= 1ULL << BASE;
+            } else if (rule->base == SAVED_AT_CFA) {
+                if (!copied_word(unwinder, cfa + rule->base_offset, &unwinder->registers[BASE]))
+                    break;
+                restored |= 1ULL << BASE;
+            }
+#endif
+            unwinder->known = (unwinder->known & kept) | restored;
+            unwinder->by_frame_pointer = 0;
+        }
+        __u64 index = size / 8;
+        HIDE(index);
+        stack->addresses[index & (MAX_USER_FRAMES - 1)] = pc;
+        stack->size = size + 8;
+        pc = address & ADDRESS_MASK;
+        sp = cfa;
+        fp = caller_fp;
+    }
+    unwinder->pc = pc;
+    unwinder->registers[SP] = sp;
+    unwinder->registers[FP] = fp;
+}
+
+static long step(__u32 index __attribute__((unused)), struct walk *walk)
+{
+    follow_callers(walk);
+    __u64 size = walk->stack->size;
+    if (size >= USER_STACK_SIZE)
+        return 1;
+    size /= 8;
+    HIDE(size);
+    return walk_step(size, walk);
 }
 
 /* Finds what a walk needs that has begun. */
