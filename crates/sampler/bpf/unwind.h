@@ -39,7 +39,7 @@
 
 /* Frames that a loop follows at once. A call of a function for each frame costs more than what it does, where the kernel
  * mitigates speculation; the verifier processes 400 to 600 instructions for each of these. */
-#define STEP_FRAMES 32
+#define STEP_FRAMES 8
 
 /* Changes of stacks in one walk: see crates/unwind/src/walk.rs. */
 #define MAX_SWITCHES 64
