@@ -22,6 +22,11 @@ use object::{Endian, Object, ObjectSection, ReadRef};
 
 /// Maximum size of `.debug_aranges` and of `.debug_abbrev`, in bytes.
 const MAX_TABLE: u64 = 64 << 20;
+/// Maximum number of units of a file, and of needed ones: a stack needs few, and Chromium has 40,000.
+const MAX_UNITS: usize = 1 << 18;
+const MAX_NEEDED: usize = 1 << 12;
+/// Maximum size of the abbreviations of a unit, in bytes.
+const MAX_ABBREVIATIONS: usize = 1 << 20;
 /// Number of bytes at the start of a unit that have its length and kind.
 const UNIT_START: usize = 16;
 /// Size of the header of a unit of types (DWARF 5, 7.5.1.3).
@@ -103,17 +108,17 @@ impl Dwarf<'_> {
         let described = described_units(aranges, addresses).ok()?;
         let size = self.info.end - self.info.start;
         let (mut whole, mut sum) = (Vec::new(), 0);
-        let mut at = 0;
+        let (mut at, mut units) = (0, 0);
         while at < size {
             let Unit { range, is_of_types } = self.unit(at)?;
-            at = range.end;
+            (at, units) = (range.end, units + 1);
             // What `.debug_aranges` does not describe may have any address, or what others refer to.
             let is_needed = described.get(&range.start).copied();
             if is_needed.unwrap_or(!is_of_types) {
                 sum += range.end - range.start;
                 whole.push(range);
             }
-            if sum > size / 2 {
+            if sum > size / 2 || whole.len() > MAX_NEEDED || units > MAX_UNITS {
                 return None;
             }
         }
@@ -204,6 +209,7 @@ impl Dwarf<'_> {
         };
         let mut table = self.abbreviations;
         table.skip(header.debug_abbrev_offset().0)?;
+        table.truncate(table.len().min(MAX_ABBREVIATIONS))?;
         if refers_to_other_units(table)? {
             return Err(gimli::Error::UnsupportedOffset);
         }
@@ -458,6 +464,31 @@ mod tests {
         assert_eq!(refers(&[0x49, 0x16]), Ok(true));
         let cut = EndianSlice::new(&[1, 0x2e], RunTimeEndian::Little);
         assert!(refers_to_other_units(cut).is_err());
+    }
+
+    /// As if a target had made them.
+    #[test]
+    fn millions_of_units_are_a_limit() {
+        let path = Scratch::new("limits");
+        let path = path.0.join("file");
+        let units = |of_one: &[u8], size: u64| {
+            fs::write(&path, of_one.repeat(MAX_UNITS + 1)).unwrap();
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            file.set_len(size).unwrap();
+            let dwarf = Dwarf {
+                file: &file,
+                info: 0..size,
+                line: 0..0,
+                abbreviations: EndianSlice::new(&[], RunTimeEndian::Little),
+            };
+            let aranges = EndianSlice::new(&[], RunTimeEndian::Little);
+            dwarf.parts(aranges, &[]).map(|parts| parts.needed.len())
+        };
+        // Without a length, in a file without contents.
+        assert_eq!(units(&[], 1 << 40), None);
+        let of_types = [4, 0, 0, 0, 5, 0, DW_UT_type.0, 0];
+        assert_eq!(units(&of_types, (MAX_UNITS * 8) as u64), Some(0));
+        assert_eq!(units(&of_types, (MAX_UNITS * 8 + 8) as u64), None);
     }
 
     /// With link-time optimization, a function is named where it was declared, in another unit.
