@@ -237,9 +237,7 @@ static __always_inline int read_word(struct unwinder *unwinder, __u64 address, _
         return bpf_probe_read_user(value, sizeof *value, (void *)address) != 0;
     __u64 at = address - unwinder->chunk_start;
     if (at >= unwinder->chunk_size) {
-        __u64 size = PAGE - (address & (PAGE - 1));
-        if (size > CHUNK)
-            size = CHUNK;
+        __u64 size = CHUNK - (address & (CHUNK - 1));
         unwinder->chunk_size = 0;
         if (bpf_probe_read_user(unwinder->chunk, size, (void *)address))
             return 1;
@@ -505,6 +503,12 @@ static __always_inline long by_rule(struct unwinder *unwinder, const struct rule
     return 0;
 }
 
+/* Where the rule for a key is, if it is cached. */
+static __always_inline struct cached_rule *cached_at(const struct walk *walk, __u64 key)
+{
+    return &walk->cache->at[key * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
+}
+
 /* Keeps the frame, and goes to its caller; 1 at the end. */
 static __always_inline long walk_step(__u32 index, const struct walk *walk)
 {
@@ -513,8 +517,7 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk)
     __u64 called = unwinder->pc - unwinder->is_caller;
     __u64 key = called | unwinder->is_caller << 63;
     __u32 number = GAP;
-    struct cached_rule *cached =
-        &walk->cache->at[key * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
+    struct cached_rule *cached = cached_at(walk, key);
     int is_cached = cached->address == key && cached->serial_and_rule >> 16 == walk->serial;
     if (is_cached)
         number = cached->serial_and_rule & 0xffff;
@@ -587,8 +590,7 @@ static __always_inline void follow_callers(const struct walk *walk)
 #pragma clang loop unroll(disable)
     for (int i = 0; i < STEP_FRAMES; i++) {
         __u64 size = stack->size, key = (pc - 1) | 1ULL << 63, cfa, address, caller_fp = fp;
-        const struct cached_rule *cached =
-            &walk->cache->at[key * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
+        const struct cached_rule *cached = cached_at(walk, key);
         __u64 rule_number = cached->serial_and_rule & 0xffff;
         if (cached->address != key || cached->serial_and_rule >> 16 != walk->serial ||
             size >= USER_STACK_SIZE)
