@@ -125,9 +125,7 @@ impl Kernel {
                     }
                 }
             };
-            if self.files.len() >= MAX_FILES {
-                self.files.clear();
-            }
+            self.make_room();
             if self.requests.try_send(request).is_ok() {
                 self.pending += 1;
                 let known = KnownFile {
@@ -145,11 +143,16 @@ impl Kernel {
         rows
     }
 
-    /// Notes that a file cannot be opened; it is tried again later. What is known of it stays.
-    fn note_unreadable(&mut self, shown: Shown) {
+    /// Makes room for what is known of one more file.
+    fn make_room(&mut self) {
         if self.files.len() >= MAX_FILES {
             self.files.clear();
         }
+    }
+
+    /// Notes that a file cannot be opened; it is tried again later. What is known of it stays.
+    fn note_unreadable(&mut self, shown: Shown) {
+        self.make_room();
         let known = self.files.entry(shown).or_insert_with(|| KnownFile {
             rows: None,
             requested: Instant::now(),

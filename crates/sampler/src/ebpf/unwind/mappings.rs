@@ -68,9 +68,9 @@ impl Mapping {
     }
 }
 
-/// Which mappings of a process the program does not have.
+/// Which mappings of a process were dropped: the program has no room for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LeftOut {
+pub(super) struct Dropped {
     /// Some.
     pub(super) any: bool,
     /// Some that may have unwind tables.
@@ -79,14 +79,14 @@ pub(super) struct LeftOut {
 
 /// Gathers the mappings of a process.
 ///
-/// If there are too many, memory is left out first: its code has no unwind tables, whereas without those of a
+/// If there are too many, memory is dropped first: its code has no unwind tables, whereas without those of a
 /// library all stacks through it are cut.
 #[derive(Default)]
 pub(super) struct MappingList {
     files: Vec<Mapping>,
     /// Of just-in-time compilers: without a file, or as .NET has it in a memfd.
     memory: Vec<Mapping>,
-    left_out: LeftOut,
+    dropped: Dropped,
 }
 
 impl MappingList {
@@ -125,8 +125,8 @@ impl MappingList {
             list.push(new);
             return ControlFlow::Continue(());
         }
-        self.left_out.any = true;
-        self.left_out.files |= shown.is_some();
+        self.dropped.any = true;
+        self.dropped.files |= shown.is_some();
         // There may still be files behind memory.
         match is_memory {
             true => ControlFlow::Continue(()),
@@ -135,20 +135,20 @@ impl MappingList {
     }
 
     /// The mappings that the program can have, in address order, and which it cannot.
-    pub(super) fn finish(self) -> (Vec<Mapping>, LeftOut) {
+    pub(super) fn finish(self) -> (Vec<Mapping>, Dropped) {
         let Self {
             files: mut mappings,
             mut memory,
-            mut left_out,
+            mut dropped,
         } = self;
         let room = MAX_MAPPINGS - mappings.len();
         for rest in memory.drain(room.min(memory.len())..) {
-            left_out.any = true;
-            left_out.files |= rest.shown.is_some() && !rest.is_joined;
+            dropped.any = true;
+            dropped.files |= rest.shown.is_some() && !rest.is_joined;
         }
         mappings.append(&mut memory);
         mappings.sort_unstable_by_key(|it| it.range);
-        (mappings, left_out)
+        (mappings, dropped)
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn neighbours_count_as_one_mapping_where_they_are_of_one_kind() {
-        let (mappings, left_out) = list([
+        let (mappings, dropped) = list([
             // Split, as by a change of protection, and then another piece of the same file.
             (LIBRARY, 1, 5),
             (LIBRARY, 2, 6),
@@ -217,37 +217,37 @@ mod tests {
             (11, 13, false),
         ];
         assert_eq!(found(&mappings), expected);
-        assert_eq!(left_out, LeftOut::default());
+        assert_eq!(dropped, Dropped::default());
     }
 
     #[test]
-    fn memory_is_left_out_first() {
+    fn memory_is_dropped_first() {
         let count = MAX_MAPPINGS as u64;
         // Every second page, so that none is a neighbour.
         let pages = (0..count + 1).map(|page| (ANONYMOUS, 2 * page, 0));
         let library = (LIBRARY, 10 * count, 0);
-        let (mappings, left_out) = list(pages.chain([library])).finish();
+        let (mappings, dropped) = list(pages.chain([library])).finish();
         assert_eq!(mappings.len(), MAX_MAPPINGS);
         let last = found(&mappings[MAX_MAPPINGS - 2..]);
         let of_library = (10 * count, 10 * count + 1, false);
         assert_eq!(last, [(2 * count - 4, 2 * count - 3, false), of_library]);
         let (any, files) = (true, false);
-        assert_eq!(left_out, LeftOut { any, files });
+        assert_eq!(dropped, Dropped { any, files });
 
         let pages = (0..count + 1).map(|page| (MEMFD, 2 * page, 0));
         assert!(list(pages).finish().1.files);
         // As many as there may be, and one more.
         for (more, is_any) in [(0, false), (1, true)] {
             let pages = (0..count + more).map(|page| (LIBRARY, 2 * page, 0));
-            let (mappings, left_out) = list(pages).finish();
+            let (mappings, dropped) = list(pages).finish();
             assert_eq!(mappings.len(), MAX_MAPPINGS);
             let (any, files) = (is_any, is_any);
-            assert_eq!(left_out, LeftOut { any, files });
+            assert_eq!(dropped, Dropped { any, files });
         }
         let pages = (0..count).map(|page| (LIBRARY, 2 * page, 0));
-        let (mappings, left_out) = list(pages.chain([(ANONYMOUS, 10 * count, 0)])).finish();
+        let (mappings, dropped) = list(pages.chain([(ANONYMOUS, 10 * count, 0)])).finish();
         assert_eq!(mappings.len(), MAX_MAPPINGS);
         let (any, files) = (true, false);
-        assert_eq!(left_out, LeftOut { any, files });
+        assert_eq!(dropped, Dropped { any, files });
     }
 }

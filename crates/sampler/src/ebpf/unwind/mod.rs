@@ -24,7 +24,7 @@ use otelctx_track::schedule::Backoff;
 pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
 use kernel::{Kernel, PlacedCode};
-use mappings::{LeftOut, Mapping, MappingList};
+use mappings::{Dropped, Mapping, MappingList};
 use worker::Answer;
 
 use crate::Options;
@@ -56,8 +56,8 @@ struct ProcessMappings {
     placed: PlacedCode,
     /// There was no room in the program's list for the newest mappings.
     lacks_room: bool,
-    /// Which of them are left out, because one process may not have as many.
-    left_out: LeftOut,
+    /// Which of them were dropped, because one process may not have as many.
+    dropped: Dropped,
 }
 
 impl ProcessMappings {
@@ -68,7 +68,7 @@ impl ProcessMappings {
             is_stale: false,
             placed: PlacedCode::default(),
             lacks_room: false,
-            left_out: LeftOut::default(),
+            dropped: Dropped::default(),
         }
     }
 
@@ -92,12 +92,12 @@ impl ProcessMappings {
                 kernel.rows(process, mapping, shown)
             })
         });
-        let (mappings, left_out) = list.finish();
+        let (mappings, dropped) = list.finish();
         let key = |it: &Mapping| (it.range, it.offset, it.shown);
         let has_changed = mappings.iter().map(key).ne(self.mappings.iter().map(key));
         if !mappings.is_empty() {
             self.mappings = mappings;
-            self.left_out = left_out;
+            self.dropped = dropped;
         }
         has_changed
     }
@@ -157,7 +157,7 @@ impl Unwinding {
                 let mut child = ProcessMappings::new(Instant::now());
                 child.mappings.clone_from(&process.mappings);
                 child.is_stale = process.is_stale;
-                child.left_out = process.left_out;
+                child.dropped = process.dropped;
                 self.forget(report.pid);
                 if let Some(kernel) = &mut self.kernel {
                     kernel.place(report.pid, &mut child);
@@ -230,11 +230,11 @@ impl Unwinding {
         match end {
             StackEnd::FramePointers => process.lacks_room,
             // Memory has no tables, with room or without.
-            StackEnd::NoTables if process.left_out.files => {
+            StackEnd::NoTables if process.dropped.files => {
                 process.lacks_room || last().is_some_and(|address| !process.contain(address))
             }
             StackEnd::NoTables => process.lacks_room,
-            StackEnd::NotExecutable => process.lacks_room || process.left_out.any,
+            StackEnd::NotExecutable => process.lacks_room || process.dropped.any,
             _ => false,
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     use super::abi::MAX_MAPPINGS;
     use super::worker::Shown;
     use super::{
-        Duration, Frame, Instant, LeftOut, Options, Process, ProcessMappings, StackEnd, Unwinding,
+        Dropped, Duration, Frame, Instant, Options, Process, ProcessMappings, StackEnd, Unwinding,
     };
     use crate::Targets;
 
@@ -412,7 +412,7 @@ mod tests {
 
     /// More mappings than are kept.
     #[test]
-    fn a_stack_that_leads_to_a_mapping_left_out_is_no_wrong_address() {
+    fn a_stack_that_leads_to_a_dropped_mapping_is_no_wrong_address() {
         let pages = Pages::reserve(2 * MAX_MAPPINGS);
         let unwinding = own();
         let end = pages.address(0);
@@ -429,8 +429,8 @@ mod tests {
         // The test's own code is behind them, and has its place.
         assert!(known.contain(own as *const () as u64));
         assert_eq!(
-            known.left_out,
-            LeftOut {
+            known.dropped,
+            Dropped {
                 any: true,
                 files: false
             }
