@@ -170,34 +170,31 @@ impl Symbols {
     /// decoded in one worker process, and one by one if that fails.
     pub fn functions_of_all(
         &mut self,
-        queries: &[(SymbolQuery<'_>, Vec<u64>)],
+        queries: &[(SymbolQuery<'_>, &[u64])],
     ) -> Vec<Vec<Vec<Function>>> {
         let has_usable_file = |module: &Module| {
             let is_changed = || self.files.contains(module) && self.files.get(module).is_none();
             module.has_file() && !module.is_kernel() && !is_changed()
         };
-        let with_files: Vec<(SymbolQuery<'_>, &[u64])> = queries
+        let is_decoded: Vec<bool> = queries
             .iter()
-            .filter(|(query, _)| !self.without_functions && has_usable_file(query.module))
-            .map(|(query, offsets)| (*query, &offsets[..]))
+            .map(|(query, _)| !self.without_functions && has_usable_file(query.module))
             .collect();
-        let mut decoded = match with_files.len() {
+        let with_files: Vec<_> = std::iter::zip(queries, &is_decoded)
+            .filter_map(|(query, is_decoded)| is_decoded.then_some(*query))
+            .collect();
+        let decoded = match with_files.len() {
             0 | 1 => None,
             _ => self.decode(&with_files, true, None).ok(),
         };
-        let mut decoded = decoded.iter_mut().flat_map(|answers| answers.drain(..));
-        let mut answers = Vec::new();
-        for (query, _) in queries {
-            let is_decoded = with_files
-                .iter()
-                .any(|it| std::ptr::eq(it.0.module, query.module));
-            answers.push(is_decoded.then(|| decoded.next()).flatten());
-        }
-        let queries = queries.iter().zip(answers);
-        let functions = queries.map(|((query, offsets), answer)| match answer {
-            Some(answer) => self.of_file(*query, offsets, Some(answer)).functions,
-            None => self.functions(*query, offsets),
-        });
+        let mut decoded = decoded.into_iter().flatten();
+        let functions =
+            std::iter::zip(queries, is_decoded).map(|((query, offsets), is_decoded)| {
+                match is_decoded.then(|| decoded.next()).flatten() {
+                    Some(answer) => self.of_file(*query, offsets, Some(answer)).functions,
+                    None => self.functions(*query, offsets),
+                }
+            });
         functions.collect()
     }
 

@@ -131,12 +131,12 @@ impl Names {
                 unknown.push((index, mapping, places));
             }
         }
-        let queries: Vec<(SymbolQuery<'_>, Vec<u64>)> = unknown
+        let queries: Vec<(SymbolQuery<'_>, &[u64])> = unknown
             .iter()
             .map(|(index, mapping, places)| {
                 let query = SymbolQuery::new(&code.regions[*index].module, &process);
                 let query = query.mapped(code.is_live.then_some(mapping));
-                (query, places.clone())
+                (query, &places[..])
             })
             .collect();
         let found = symbols.functions_of_all(&queries);
