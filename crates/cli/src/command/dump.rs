@@ -130,8 +130,9 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let symbols = arguments
         .debug_files
         .symbols(arguments.debug_files.server()?);
-    let with_lines = arguments.lines || arguments.core.is_some();
-    let symbols = match with_lines || arguments.debug_files.are_given() {
+    let with_lines =
+        arguments.lines || arguments.core.is_some() || arguments.debug_files.are_given();
+    let symbols = match with_lines {
         true => symbols,
         false => symbols.without_compressed_lines(),
     };
