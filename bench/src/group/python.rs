@@ -14,8 +14,9 @@ use otelctx_python::{Python, ThreadStates};
 use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
 use otelctx_reader::runtime::Runtimes;
 use otelctx_sampler::sample::Catalog;
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Targets};
 
+use super::sampler::{sampler, with_statistics};
 use crate::child;
 use crate::pair::{Rounds, quantile};
 use crate::row::Report;
@@ -33,8 +34,6 @@ const RECORDINGS: usize = 21;
 /// Thread states of a list, and how often it is read.
 const STATES: usize = 1000;
 const LISTS: usize = 100;
-/// Makes the kernel count runs of eBPF programs and their time.
-const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 /// How long a program is sampled.
 const TIME: Duration = Duration::from_secs(5);
 /// Sampling frequency per CPU, in Hz.
@@ -58,24 +57,19 @@ pub(crate) fn run(report: &mut Report) {
         Ok(path) => path,
         Err(why) => return report.failed("otelctx", &why),
     };
+    let commands = |interpreter| Commands {
+        otelctx: &otelctx,
+        py_spy: &py_spy,
+        interpreter,
+    };
     for interpreter in &interpreters {
-        let commands = Commands {
-            otelctx: &otelctx,
-            py_spy: &py_spy,
-            interpreter,
-        };
-        if let Err(why) = commands.dumps(report) {
+        if let Err(why) = commands(interpreter).dumps(report) {
             report.failed(&format!("dump, {interpreter}"), &why);
         }
     }
     // One version is enough: what is added depends on the recorder.
     if let Some(interpreter) = interpreters.last() {
-        let commands = Commands {
-            otelctx: &otelctx,
-            py_spy: &py_spy,
-            interpreter,
-        };
-        if let Err(why) = commands.recordings(report) {
+        if let Err(why) = commands(interpreter).recordings(report) {
             report.failed(&format!("record, {interpreter}"), &why);
         }
         if let Err(why) = kernel_and_stopped_time(report, interpreter) {
@@ -262,14 +256,11 @@ pub(crate) fn lists(pid: i32, count: usize) -> Result<Vec<f64>, String> {
 
 /// Time of the eBPF program, and time that threads are stopped, while a busy program is sampled.
 fn kernel_and_stopped_time(report: &mut Report, interpreter: &Interpreter) -> Result<(), String> {
-    let before = fs::read_to_string(STATISTICS).unwrap_or_default();
-    if fs::write(STATISTICS, "1").is_err() {
+    let target = Target::spawn(&mut interpreter.command("sampled.py"));
+    let Some(measured) = with_statistics(|| sample(target.pid())) else {
         report.skipped("eBPF", "needs root, for kernel.bpf_stats_enabled");
         return Ok(());
-    }
-    let target = Target::spawn(&mut interpreter.command("sampled.py"));
-    let measured = sample(target.pid());
-    let _ = fs::write(STATISTICS, before.trim());
+    };
     let (kernel, stopped, samples) = measured?;
     let work = format!("eBPF and stops, at {FREQUENCY} Hz, of the time");
     report.alone(work, (kernel + stopped) * 100.0, "%", 1.0);
@@ -285,10 +276,7 @@ fn sample(pid: i32) -> Result<(f64, f64, f64), String> {
     options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
     let stopped = stopped_time::total();
     let start = Instant::now();
-    let mut sampler = Sampler::start(&options).map_err(|error| error.to_string())?;
-    if sampler.method() != &Method::Ebpf {
-        return Err(sampler.method().to_string());
-    }
+    let mut sampler = sampler(&options)?;
     let (mut catalog, mut samples) = (Catalog::new(), 0.0);
     while start.elapsed() < TIME {
         std::thread::sleep(INTERVAL);
