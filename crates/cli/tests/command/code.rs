@@ -364,6 +364,9 @@ impl Java {
     /// Starts a program and waits for its first line. `None`, with a line, without Java.
     fn start(program: &str) -> Option<Self> {
         let mut command = Command::new("java");
+        // The map names the code that was compiled: an inlined method has none.
+        command.arg("-XX:CompileCommand=quiet");
+        command.arg("-XX:CompileCommand=dontinline,Spinning.inner");
         command.arg(program_source(program)).arg("600000");
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let Ok(child) = command.spawn() else {
