@@ -161,9 +161,17 @@ impl Output {
 
     /// Runs a command, and prints and parses its output line by line.
     pub(crate) fn of(command: &mut Command) -> (Self, Result<(), String>) {
+        Self::printed(command, &mut io::stdout())
+    }
+
+    /// As [`Output::of`], with what is printed going to `place`.
+    pub(crate) fn printed(
+        command: &mut Command,
+        place: &mut impl Write,
+    ) -> (Self, Result<(), String>) {
         let mut output = Self::default();
         let result = output
-            .follow(command)
+            .follow(command, place)
             .map_err(|error| format!("{}: {error}", report::shown(command)));
         let result = result.and_then(|status| match status {
             status if status.success() => Ok(()),
@@ -172,7 +180,11 @@ impl Output {
         (output, result)
     }
 
-    fn follow(&mut self, command: &mut Command) -> io::Result<std::process::ExitStatus> {
+    fn follow(
+        &mut self,
+        command: &mut Command,
+        place: &mut impl Write,
+    ) -> io::Result<std::process::ExitStatus> {
         // One pipe for both, so that lines of cargo and of the tests stay in order.
         let (reader, writer) = io::pipe()?;
         let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
@@ -180,13 +192,12 @@ impl Output {
         command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
         let mut child = child?;
         let lines = lines(reader);
-        let mut terminal = io::stdout();
         loop {
             match lines.recv_timeout(OUTPUT_TIMEOUT) {
                 Ok(line) => {
                     if self.line(&String::from_utf8_lossy(&line)) {
                         // A closed terminal is not the tests' fault.
-                        let _ = terminal.write_all(&[&line[..], b"\n"].concat());
+                        let _ = place.write_all(&[&line[..], b"\n"].concat());
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_none() => {}

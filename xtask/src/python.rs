@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use crate::counts::Counts;
 use crate::debian;
@@ -71,6 +71,20 @@ impl Interpreter {
             !self.is_free_threaded || !only_with_gil.clone().any(|it| package.starts_with(it))
         };
         PACKAGES.into_iter().filter(has_wheel).collect()
+    }
+
+    /// Runs the package's tests with the package that is installed in a folder.
+    fn pytest(&self, folder: &Path) -> Result<Output, String> {
+        let paths = [folder, &self.packages()];
+        let paths = std::env::join_paths(paths).map_err(|error| error.to_string())?;
+        let mut command = Command::new(&self.path);
+        command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]);
+        command.current_dir(package()).env("PYTHONPATH", paths);
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("PYTHON", &self.path);
+        command.env("OTELCTX", folder.join("bin/otelctx"));
+        let ended = command.output();
+        ended.map_err(|error| format!("{}: {error}", report::shown(&command)))
     }
 
     /// `pip install` into a folder for `PYTHONPATH`.
@@ -222,7 +236,7 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
     let command = debug_command(builder(&interpreters)?)?;
     let wheels = target_dir().join("python");
     let built = build(&interpreters, &command, &wheels)?;
-    let (mut passed, mut failed) = (Vec::new(), Vec::new());
+    let mut versions = Vec::new();
     for interpreter in &interpreters {
         let version = interpreter.version();
         let folder = wheels.join(&version);
@@ -230,21 +244,18 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
         // pip selects the wheel for the interpreter.
         install.args(["--no-deps", "--no-index", "--find-links"]);
         report::output(install.arg(&built).arg("otelctx"))?;
-        let installed = folder.join("bin/otelctx");
-        let paths = [folder, interpreter.packages()];
-        let paths = std::env::join_paths(paths).map_err(|error| error.to_string())?;
-        let mut pytest = Command::new(&interpreter.path);
-        pytest.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]);
-        pytest.current_dir(package()).env("PYTHONPATH", paths);
-        pytest.env("PYTHONDONTWRITEBYTECODE", "1");
-        pytest
-            .env("PYTHON", &interpreter.path)
-            .env("OTELCTX", installed);
-        println!("Python {version}: {}", interpreter.path.display());
-        match report::run(&mut pytest) {
-            Ok(()) => passed.push(version),
-            Err(_) => failed.push(version),
-        }
+        versions.push((version, folder, interpreter));
+    }
+    let results = report::in_pairs(&versions, |(version, folder, interpreter)| {
+        let title = format!("Python {version}: {}\n", interpreter.path.display());
+        let ended = interpreter.pytest(folder)?;
+        report::print(&[title.as_bytes(), &ended.stdout, &ended.stderr].concat());
+        Ok::<_, String>(ended.status.success())
+    });
+    let (mut passed, mut failed) = (Vec::new(), Vec::new());
+    for ((version, ..), result) in versions.into_iter().zip(results) {
+        let list = if result? { &mut passed } else { &mut failed };
+        list.push(version);
     }
     if failed.is_empty() {
         return Ok(Outcome::Passed(format!("Python {}", passed.join(", "))));

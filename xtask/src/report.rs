@@ -1,7 +1,9 @@
 //! The outcome of a task, and the summary of several.
 
 use std::fmt;
+use std::io::Write;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The outcome of a task, with a line to print.
@@ -67,6 +69,34 @@ impl Report {
             Outcome::Failed(failed.join(", "))
         }
     }
+}
+
+/// Calls `task` for each item, for two at a time, and returns what it returns in the items' order.
+pub(crate) fn in_pairs<T: Sync, R: Send>(items: &[T], task: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let taken = || next.fetch_add(1, Ordering::Relaxed);
+        let indices = std::iter::repeat_with(taken).take_while(|index| *index < items.len());
+        let results = indices.map(|index| (index, task(&items[index])));
+        results.collect::<Vec<_>>()
+    };
+    let mut results = std::thread::scope(|scope| {
+        let other = scope.spawn(run);
+        let mut results = run();
+        match other.join() {
+            Ok(others) => results.extend(others),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+        results
+    });
+    results.sort_unstable_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Prints the output of a command that has ended.
+pub(crate) fn print(output: &[u8]) {
+    // A closed terminal is not the command's fault.
+    let _ = std::io::stdout().write_all(output);
 }
 
 /// Runs a command with the terminal's own input and output; `Err` names it if it fails.

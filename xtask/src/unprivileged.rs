@@ -90,15 +90,23 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
     if let Some(program) = programs.first() {
         home.link_fixtures(program.target());
     }
+    // Many have a single test, which waits for most of its time.
+    let ended = report::in_pairs(&programs, |program| {
+        let mut printed = format!("{program}\n").into_bytes();
+        let mut command = program.as_nobody(&home.0);
+        let (mut output, result) = Output::printed(command.arg("--show-output"), &mut printed);
+        report::print(&printed);
+        let failed = result.is_err().then(|| program.to_string());
+        if let Some(name) = &failed {
+            output.program_failed(name);
+        }
+        (output.counts, failed)
+    });
     let mut failed = Vec::new();
     let mut total = Counts::default();
-    for program in &programs {
-        let (mut output, result) = Output::of(program.as_nobody(&home.0).arg("--show-output"));
-        if result.is_err() {
-            output.program_failed(&program.to_string());
-            failed.push(program.to_string());
-        }
-        total.add("", output.counts);
+    for (of_program, failure) in ended {
+        total.add("", of_program);
+        failed.extend(failure);
     }
     let said = total.to_string();
     counts.add("without root", total);
