@@ -134,6 +134,9 @@ pub struct Counts {
     /// Files in which a runtime announces generated functions that were not read to their end: they were too
     /// large for the time until the recording or the process ended. Functions after that place have no name.
     pub unread_name_files: u64,
+    /// Files in which an earlier process with the same ID announced generated functions: they were last written
+    /// before the process started, and are not read.
+    pub stale_name_files: u64,
 }
 
 impl AddAssign for Counts {
@@ -176,6 +179,7 @@ impl Counts {
             skipped_names,
             damaged_jit_dumps,
             unread_name_files,
+            stale_name_files,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
@@ -207,6 +211,7 @@ impl Counts {
             (&mut self.skipped_names, skipped_names),
             (&mut self.damaged_jit_dumps, damaged_jit_dumps),
             (&mut self.unread_name_files, unread_name_files),
+            (&mut self.stale_name_files, stale_name_files),
         ] {
             *number = combine(*number, other);
         }

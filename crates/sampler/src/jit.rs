@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use otelctx_reader::remote;
 use otelctx_sample::{Frame, FrameKind, NamedFrame};
@@ -31,12 +31,18 @@ const MAX_NAME: usize = 1 << 10;
 /// name, and the address of its code is before.
 const MAX_LAST_BYTES: usize = 128;
 
+/// How much earlier than its process's start a map may have been written, as far as times of files and of processes
+/// tell: their clocks tick every 10 ms at worst, and a file system may round to seconds, or keep another machine's time.
+const FILE_TIME_TOLERANCE: Duration = Duration::from_secs(5);
+
 /// The generated code of a process.
 #[derive(Debug)]
 pub(crate) struct GeneratedCode {
     functions: BTreeMap<u64, Function>,
     map: Source<PerfMap>,
     dump: Source<JitDump>,
+    /// Whether an earlier process has left a map.
+    has_stale_map: bool,
     /// When the files were last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
     last_read: u64,
     /// When to search for them next. Emulators and many runtimes announce nothing.
@@ -75,6 +81,8 @@ pub(crate) struct Unread {
     pub(crate) dumps: u64,
     /// Files of which there is more to read, once their process has ended.
     pub(crate) files: u64,
+    /// Maps of an earlier process with the same ID.
+    pub(crate) stale_files: u64,
 }
 
 /// Lines of start, size and name.
@@ -380,6 +388,7 @@ impl Default for GeneratedCode {
             functions: BTreeMap::new(),
             map: Source::new(),
             dump: Source::new(),
+            has_stale_map: false,
             last_read: 0,
             searches: Backoff::new(Instant::now()),
         }
@@ -441,8 +450,7 @@ impl GeneratedCode {
     #[cfg(test)]
     pub(crate) fn put_off_search(&mut self) {
         for _ in 0..10 {
-            self.searches
-                .done(Instant::now(), std::time::Duration::ZERO, false);
+            self.searches.done(Instant::now(), Duration::ZERO, false);
         }
     }
 
@@ -456,11 +464,25 @@ impl GeneratedCode {
         limit: usize,
     ) -> Unread {
         let start = Instant::now();
+        let had_stale_map = self.has_stale_map;
         if self.searches.is_due(start) {
-            let found = self.map.find(|| perf_map(process)) | self.dump.find(dump);
+            let found = self.find_map(process) | self.dump.find(dump);
             self.searches.done(Instant::now(), start.elapsed(), found);
         }
-        self.read(limit, 1).0
+        let mut unread = self.read(limit, 1).0;
+        unread.stale_files = u64::from(self.has_stale_map && !had_stale_map);
+        unread
+    }
+
+    /// Opens the map, unless an earlier process has left it. Returns whether it is new.
+    fn find_map(&mut self, process: &remote::Process) -> bool {
+        let has_stale_map = &mut self.has_stale_map;
+        self.map.find(|| {
+            let map = perf_map(process)?;
+            let is_own = may_have_written(process, &map);
+            *has_stale_map |= !is_own;
+            is_own.then_some(map)
+        })
     }
 
     /// Reads what the runtime has announced when its process has ended, or executes another program: a jitdump
@@ -518,7 +540,7 @@ impl GeneratedCode {
         addresses: &[u64],
         deadline: Instant,
     ) {
-        self.map.find(|| perf_map(process));
+        self.find_map(process);
         self.dump.find(dump);
         let functions = &mut self.functions;
         let mut add = |next: Next<'_>| match next {
@@ -543,6 +565,18 @@ fn perf_map(process: &remote::Process) -> Option<File> {
     let pids = process.status().ok()?.namespace_pids;
     let pid = pids.last().copied().unwrap_or(process.pid());
     process.open_own_file(&PathBuf::from(format!("tmp/perf-{pid}.map")))
+}
+
+/// Whether a file was last written after a process had started, as far as that is known. Both are ages, so that a
+/// clock that was set meanwhile makes no difference to the process's.
+fn may_have_written(process: &remote::Process, file: &File) -> bool {
+    let written = file.metadata().and_then(|it| it.modified());
+    let unwritten_for = written.ok().and_then(|it| it.elapsed().ok());
+    let age = process.stat().ok().and_then(|it| it.age());
+    match (unwritten_for, age) {
+        (Some(unwritten_for), Some(age)) => unwritten_for <= age + FILE_TIME_TOLERANCE,
+        _ => true,
+    }
 }
 
 /// Adds a function. Returns false if there are too many, unless it takes the place of another one.

@@ -395,6 +395,7 @@ impl Processes {
         self.counts.skipped_names += unread.names;
         self.counts.damaged_jit_dumps += unread.dumps;
         self.counts.unread_name_files += unread.files;
+        self.counts.stale_name_files += unread.stale_files;
     }
 
     /// The counts up to now.

@@ -487,6 +487,22 @@ fn a_jit_dump_that_is_cut_short_or_damaged_is_counted() {
     }
 }
 
+/// An earlier process with the same ID has left its map: the names are not those of what runs now.
+#[test]
+fn a_map_that_is_older_than_its_process_names_nothing_and_is_counted() {
+    let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-stale");
+    let command = [program.to_str().unwrap(), "stale"];
+    let Some((answer, samples)) = record(&scratch, &command) else {
+        return;
+    };
+    assert_eq!(named_as_announced(&answer, &samples).0, 0);
+    let said = "1 file with names of an earlier process's functions";
+    assert!(answer.stdout.contains(said), "{answer:?}");
+}
+
 /// The file is kept open, and then has other content: its own names are gone, and the new ones are not those
 /// of what ran.
 #[test]

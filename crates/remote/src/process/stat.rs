@@ -1,6 +1,9 @@
 //! The `stat` file of a process or a thread, whose fields are numbered (proc_pid_stat(5)).
 
 use std::io;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 
 use super::{Process, STATUS_LIMIT};
 use crate::Error;
@@ -111,6 +114,13 @@ impl Stat {
     /// When it started, in ticks since boot.
     pub fn start(&self) -> Option<u64> {
         self.number(22)
+    }
+
+    /// How long ago it started, with the resolution of clock ticks. `None` if the kernel does not say.
+    pub fn age(&self) -> Option<Duration> {
+        let start = self.start()?.checked_mul(TICK)?;
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+        Some(Duration::from(now).saturating_sub(Duration::from_nanos(start)))
     }
 
     /// Whether all threads of the process have ended and its parent has not waited for it. The

@@ -282,6 +282,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "unread rests of files with names of generated functions",
     );
     add(
+        counts.stale_name_files,
+        "file with names of an earlier process's functions",
+        "files with names of earlier processes' functions",
+    );
+    add(
         counts.truncated_stacks,
         "truncated stack",
         "truncated stacks",
@@ -412,6 +417,7 @@ mod tests {
         (counts.truncated_runtime_stacks, counts.unnamed_functions) = (15, 16);
         (counts.lost_mappings, counts.skipped_names) = (11, 12);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (17, 18);
+        counts.stale_name_files = 1;
         counts.missing_stacks = 7;
         (counts.incomplete_steps, counts.unresolved_threads) = (8, 14);
         counts.context_conflicts = 9;
@@ -420,7 +426,8 @@ mod tests {
             13 skipped samples of processes outside of this PID namespace, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
             11 lost reports of mappings, 12 skipped names of generated functions, 17 damaged jitdump files, \
-            18 unread rests of files with names of generated functions, 6 truncated stacks, 15 truncated stacks of a runtime, \
+            18 unread rests of files with names of generated functions, 1 file with names of an earlier process's functions, \
+            6 truncated stacks, 15 truncated stacks of a runtime, \
             16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
             14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";
         assert_eq!(
@@ -568,6 +575,7 @@ mod tests {
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (40, 41);
+        counts.stale_name_files = 43;
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 29, 34, 30, 31, 33]);
         let mut summary = summary(counts);
@@ -594,7 +602,7 @@ mod tests {
                 },
                 "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,
-                "damaged_jit_dumps": 40, "unread_name_files": 41,
+                "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
                     "frame_pointers": 36, "too_many_mappings": 42, "no_tables": 29,
