@@ -71,6 +71,7 @@ enum counter {
     COUNTER_SAMPLES = 0,   /* samples for which there was no room */
     COUNTER_PROCESSES = 1, /* the same for events of processes */
     COUNTER_OUTSIDE = 2,   /* samples of threads outside of the recorder's PID namespace */
+    COUNTER_TARGETS = 3,   /* children that are not sampled: there are too many targets */
     COUNTERS
 };
 

@@ -141,7 +141,8 @@ static __always_inline void add_child(__u32 child)
     if (!few || !may_be)
         return;
     *may_be = 1;
-    bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY);
+    if (bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY))
+        count(COUNTER_TARGETS);
     __sync_fetch_and_add(&few->forks, 1);
 }
 

@@ -82,6 +82,7 @@ pub(crate) mod counter {
     pub(crate) const SAMPLES: u32 = 0;
     pub(crate) const PROCESSES: u32 = 1;
     pub(crate) const OUTSIDE: u32 = 2;
+    pub(crate) const TARGETS: u32 = 3;
 }
 
 /// `struct place`.

@@ -91,6 +91,8 @@ pub(super) struct KernelCounts {
     pub(super) lost_processes: u64,
     /// Samples of threads outside of the recorder's PID namespace.
     pub(super) outside_namespace: u64,
+    /// Processes that are not sampled, because there are too many.
+    pub(super) skipped_processes: u64,
 }
 
 impl Loaded {
@@ -273,6 +275,7 @@ impl Loaded {
             lost_samples: sum(counter::SAMPLES) + self.events.discarded,
             lost_processes: sum(counter::PROCESSES),
             outside_namespace: sum(counter::OUTSIDE),
+            skipped_processes: sum(counter::TARGETS) + self.targets.refused(),
         }
     }
 }

@@ -44,6 +44,8 @@ pub(super) struct TargetTable {
     pids: HashSet<u32, RandomState>,
     /// Number of children that the program has reported.
     forks: u64,
+    /// Number of processes that the map had no room for when they were added here.
+    refused: u64,
 }
 
 /// One of the few targets.
@@ -66,17 +68,25 @@ impl TargetTable {
             slots: [Slot::default(); FEW],
             pids: HashSet::default(),
             forks: 0,
+            refused: 0,
         })
     }
 
-    /// Adds a process, or updates it. If the map is full, the process is sampled without contexts, and
-    /// its samples are marked.
+    /// Adds a process, or updates it. If the map is full, the process is not sampled; if the whole machine is,
+    /// it is sampled without contexts, and its samples are marked.
     pub(super) fn insert(&mut self, pid: u32, target: Target) {
-        self.pass(pid);
+        let is_new = self.pass(pid);
         if self.targets.insert(pid, target, 0).is_ok() {
             self.give_slot(pid, target);
             self.update_known_forks();
+        } else {
+            self.refused += u64::from(is_new);
         }
+    }
+
+    /// How many processes the map had no room for, apart from children, which the program counts.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// Takes note of a child that the program has added.
@@ -124,10 +134,10 @@ impl TargetTable {
         self.update_known_forks();
     }
 
-    /// Lets a process pass the filter.
-    fn pass(&mut self, pid: u32) {
-        self.pids.insert(pid);
+    /// Lets a process pass the filter. Returns whether it is new.
+    fn pass(&mut self, pid: u32) -> bool {
         self.set_filter(pid, 1);
+        self.pids.insert(pid)
     }
 
     fn set_filter(&mut self, pid: u32, may_be_target: u8) {

@@ -378,6 +378,36 @@ fn more_targets_than_slots_are_all_sampled() {
     sample_all(&mut recorder, &pids[..3]);
 }
 
+#[test]
+fn processes_without_room_among_the_targets_are_counted() {
+    // More than Linux has processes with these IDs.
+    const UNUSED: u32 = 1 << 30;
+    const ROOM: u32 = 16_384;
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "echo ready; read line; true & true & wait; echo done; read line",
+    ]);
+    let mut shell = Target::spawn(&mut shell);
+    let mut options = Options::new(Targets::Processes(vec![shell.pid()]));
+    options.children = true;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let targets = &mut recorder.loaded.targets;
+    for pid in UNUSED..UNUSED + ROOM {
+        targets.insert(pid, target(0, &[]));
+    }
+    // The shell has had room before.
+    assert_eq!(targets.refused(), 1);
+    // Once is not twice.
+    targets.insert(UNUSED + ROOM - 1, target(0, &[]));
+    assert_eq!(targets.refused(), 1);
+    shell.command("start");
+    recorder.survey(Instant::now());
+    assert_eq!(recorder.counts().skipped_processes, 3);
+}
+
 /// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
 /// CPU offline.
 #[test]
