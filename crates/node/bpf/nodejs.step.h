@@ -10,6 +10,8 @@
 #define NODE_TABLE_SIZE 152
 #define NODE_MAX_ENTRIES 65536
 #define NODE_RECORD_SIZE 640
+/* Of a record this much is read at once, as most have no more: one read costs what two bytes do. */
+#define NODE_RECORD_FIRST 128
 #define NODE_TAG 1
 #define NODE_MAP_TABLE 24
 
@@ -180,22 +182,28 @@ static __always_inline int node_addon(struct part_head *part, const struct node_
     if (to->state != NODE_RECORD)
         return 0;
     to->state = NODE_BROKEN;
-    if (read_user(to->record, RECORD_HEADER, record, 0))
-        return 0;
+    __u64 have = NODE_RECORD_FIRST;
+    if (read_user(to->record, NODE_RECORD_FIRST, record, 0)) {
+        /* It may be a short one at the end of what is mapped. */
+        have = RECORD_HEADER;
+        if (read_user(to->record, RECORD_HEADER, record, 0))
+            return 0;
+    }
     if (to->record[RECORD_VALID] != 1) {
         to->state = NODE_INVALID;
         return 0;
     }
-    __u64 more = *(__u16 *)(to->record + RECORD_ATTRIBUTES_SIZE);
-    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
-        more = NODE_RECORD_SIZE - RECORD_HEADER;
-    HIDE(more);
-    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
-        return 0;
-    if (more && read_user(to->record + RECORD_HEADER, more, record + RECORD_HEADER, 0))
-        return 0;
+    __u64 size = RECORD_HEADER + *(__u16 *)(to->record + RECORD_ATTRIBUTES_SIZE);
+    if (size > NODE_RECORD_SIZE)
+        size = NODE_RECORD_SIZE;
+    if (size > have) {
+        __u64 more = size - have;
+        HIDE(more);
+        if (more > NODE_RECORD_SIZE - have || read_user(to->record + have, more, record + have, 0))
+            return 0;
+    }
     to->state = NODE_RECORD;
-    part->size = sizeof to->state + RECORD_HEADER + more;
+    part->size = sizeof to->state + size;
     return 1;
 }
 
