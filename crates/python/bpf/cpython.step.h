@@ -8,6 +8,11 @@
 #define PYTHON_FRAMES 127
 /* Of a code object, from its type on. */
 #define PYTHON_CODE_WORDS 16
+#define PYTHON_LANES 4
+/* By this many of the highest bits of a hash of their addresses, functions are kept. */
+#define PYTHON_FUNCTION_BITS 2
+/* 2^64 divided by the golden ratio: its multiples differ in their highest bits. */
+#define PYTHON_FACTOR 0x9e3779b97f4a7c15ULL
 /* A field that the version does not have. */
 #define PYTHON_NO_FIELD (~0ULL)
 #define PYTHON_FRAME_SIZE 128
@@ -99,6 +104,11 @@ struct python_call {
     __u32 is_outside; /* it is no call: the stack ends before it */
 };
 
+struct python_function {
+    __u64 code;
+    __u64 identity;
+};
+
 struct python_part {
     __u64 state; /* 0 for a thread that has none */
     __u32 holds_gil; /* PYTHON_NO_GIL if there is none */
@@ -112,9 +122,8 @@ struct python_part {
     /* Of the last frame that was read: its owner, and whether it is the outermost one of a call. */
     __u64 owner;
     __u64 ends;
-    /* Of the last function that was identified. */
-    __u64 last_code;
-    __u64 last_identity;
+    /* Functions that were identified in this sample: the last two of each hash. */
+    struct python_function functions[1 << PYTHON_FUNCTION_BITS][2];
     __u64 code_words[PYTHON_CODE_WORDS];
     __u64 text_words[PYTHON_TEXT_SIZE / 8];
     __u8 frame_bytes[PYTHON_FRAME_SIZE + 8];
@@ -224,7 +233,7 @@ static __always_inline __u8 python_byte(const struct python_part *part, __u64 of
 
 static __always_inline __u64 python_mix(__u64 hash, __u64 word)
 {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    hash = (hash ^ word) * PYTHON_FACTOR;
     return hash ^ hash >> 32;
 }
 
@@ -263,13 +272,19 @@ static __always_inline __u64 python_text(const struct python_configuration *pyth
 static __always_inline __u64 python_identity(const struct python_configuration *python,
                                              struct python_part *part, __u64 code)
 {
-    __u64 hash = 0, ignored = python->ignored_words;
+    __u64 lanes[PYTHON_LANES] = {}, hash = 0, ignored = python->ignored_words;
     if (read_user(part->code_words, sizeof part->code_words, code + python->code_type_offset, 0) ||
         part->code_words[0] != python->code_type)
         return 0;
+    /* A processor does lanes side by side, where a single hash would have to wait for each word. */
 #pragma unroll
-    for (int i = 0; i < PYTHON_CODE_WORDS; i++)
-        hash = python_mix(hash, part->code_words[i] & ((ignored >> i & 1) - 1));
+    for (int i = 0; i < PYTHON_CODE_WORDS; i++) {
+        __u64 word = part->code_words[i] & ((ignored >> i & 1) - 1);
+        lanes[i % PYTHON_LANES] = (lanes[i % PYTHON_LANES] ^ word) * PYTHON_FACTOR;
+    }
+#pragma unroll
+    for (int i = 0; i < PYTHON_LANES; i++)
+        hash = python_mix(hash, lanes[i]);
     /* Without a version, objects of the same shape can have the same words, one after the other. */
     if (python->text != PYTHON_NO_FIELD)
         hash = python_text(python, part, part->code_words[python->text & (PYTHON_CODE_WORDS - 1)], hash);
@@ -332,14 +347,19 @@ static __always_inline int python_frame(const struct python_configuration *pytho
     frame->flags = is_entry * PYTHON_ENTRY | is_shim * PYTHON_SHIM;
     if (frame->flags & PYTHON_SHIM)
         return 0;
-    /* Recursion: frames of one function follow each other. Each refers to the code object, which cannot be freed
+    /* Recursion: there are more frames than functions. Each frame refers to the code object, which cannot be freed
      * while this thread is interrupted. If what was read is no frame, two addresses in one sample are still those of
      * one object, and the recorder compares the identity with the object that it reads later. */
-    if (frame->code != part->last_code) {
-        part->last_code = frame->code;
-        part->last_identity = python_identity(python, part, frame->code);
+    struct python_function *last = part->functions[frame->code * PYTHON_FACTOR >> (64 - PYTHON_FUNCTION_BITS)];
+    if (frame->code == last[0].code) {
+        frame->identity = last[0].identity;
+    } else if (frame->code == last[1].code) {
+        frame->identity = last[1].identity;
+    } else {
+        last[1] = last[0];
+        last[0].code = frame->code;
+        last[0].identity = frame->identity = python_identity(python, part, frame->code);
     }
-    frame->identity = part->last_identity;
     return !frame->identity;
 }
 
@@ -409,7 +429,7 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
     to->is_truncated = 1;
     to->first = 0;
     to->ends = 1;
-    to->last_code = to->last_identity = 0;
+    __builtin_memset(to->functions, 0, sizeof to->functions);
     struct python_call *call = &to->call;
     call->depth = call->is_outside = 0;
     call->retry = 0;

@@ -6,6 +6,10 @@ use crate::layout::{Layout, ObjectLayout, TextLayout};
 
 /// The words of a code object that are compared, from its type on.
 const WORDS: usize = 16;
+/// How many of them are hashed side by side, as in `bpf/cpython.step.h`.
+const LANES: usize = 4;
+/// 2^64 divided by the golden ratio.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The offset of a string's flags, from 3.3 on, of which one says that it is ASCII.
 const FLAGS: u64 = 32;
 const IS_ASCII: u8 = 0x40;
@@ -47,7 +51,12 @@ impl Identity {
             let changes = changing >> index & 1 == 1;
             if changes { 0 } else { *word }
         });
-        let mut hash = stable.fold(0, mix);
+        let mut lanes = [0_u64; LANES];
+        for (index, word) in stable.enumerate() {
+            let lane = &mut lanes[index % LANES];
+            *lane = (*lane ^ word).wrapping_mul(FACTOR);
+        }
+        let mut hash = lanes.into_iter().fold(0, mix);
         if let Some(name) = name_word(layout) {
             hash = text(memory, layout.text, words[name], hash);
         }
@@ -77,7 +86,7 @@ pub(crate) fn name_word(layout: &Layout) -> Option<usize> {
 }
 
 fn mix(hash: u64, word: u64) -> u64 {
-    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let hash = (hash ^ word).wrapping_mul(FACTOR);
     hash ^ hash >> 32
 }
 
