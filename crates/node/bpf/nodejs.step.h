@@ -212,7 +212,8 @@ static __always_inline enum step_outcome nodejs_step(void *context __attribute__
                                                      struct part_head *part,
                                                      const void *configuration,
                                                      const struct thread_key *thread
-                                                     __attribute__((unused)))
+                                                     __attribute__((unused)),
+                                                     int has_loops __attribute__((unused)))
 {
     const struct node_configuration *node = configuration;
     struct node_part *to = (void *)(part + 1);

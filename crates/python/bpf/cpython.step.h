@@ -386,7 +386,7 @@ enum python_outcome {
     PYTHON_AGAIN, /* neither this frame nor any before it is part of the stack */
 };
 
-static __always_inline enum python_outcome python_walk(const struct python_configuration *python,
+static __always_inline enum python_outcome python_take(const struct python_configuration *python,
                                                        struct python_part *part, __u32 index)
 {
     struct python_call *call = &part->call;
@@ -412,14 +412,48 @@ static __always_inline enum python_outcome python_walk(const struct python_confi
     return PYTHON_NEXT;
 }
 
+struct python_walk {
+    const struct python_configuration *python;
+    struct python_part *part;
+    __u64 count; /* of frames */
+};
+
+/* Takes the frame with this number; 1 after the last one. */
+static __always_inline long python_walk_frame(__u32 index, struct python_walk *walk)
+{
+    struct python_part *part = walk->part;
+    struct python_call *call = &part->call;
+    if (index >= PYTHON_FRAMES)
+        return 1;
+    enum python_outcome outcome = python_take(walk->python, part, index);
+    if (outcome == PYTHON_END)
+        return 1;
+    walk->count = index + 1;
+    if (outcome == PYTHON_NEXT)
+        return 0;
+    part->first = index + 1;
+    call->depth = 0;
+    if (python_call(walk->python, call, part->state, call->retry))
+        return 1;
+    call->retry = 0;
+    part->next = call->frame;
+    return 0;
+}
+
+static long python_frame_of_loop(__u32 index, struct python_walk *walk)
+{
+    return python_walk_frame(index, walk);
+}
+
 static __always_inline enum step_outcome cpython_step(void *context __attribute__((unused)),
                                                       struct part_head *part, const void *configuration,
-                                                      const struct thread_key *thread)
+                                                      const struct thread_key *thread, int has_loops)
 {
     const struct python_configuration *python = configuration;
     struct python_part *to = (void *)(part + 1);
     __u64 tp = OF_TASK(current_task(), THREAD_POINTER);
-    __u32 count = 0, holds_gil;
+    struct python_walk walk = {.python = python, .part = to};
+    __u32 holds_gil;
     if (!tp)
         return STEP_DONE;
     to->state = python_state(python, to, thread, tp, &holds_gil);
@@ -440,24 +474,17 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
             call->retry = call->before;
         to->next = call->retry ? call->frame : 0;
     }
-    for (__u32 i = 0; i < PYTHON_FRAMES; i++) {
-        enum python_outcome outcome = python_walk(python, to, i);
-        if (outcome == PYTHON_END)
-            break;
-        count = i + 1;
-        if (outcome == PYTHON_AGAIN) {
-            to->first = count;
-            call->depth = 0;
-            if (python_call(python, call, to->state, call->retry))
+    if (has_loops) {
+        bpf_loop(PYTHON_FRAMES, python_frame_of_loop, &walk, 0);
+    } else {
+        for (__u32 i = 0; i < PYTHON_FRAMES; i++)
+            if (python_walk_frame(i, &walk))
                 break;
-            call->retry = 0;
-            to->next = call->frame;
-        }
     }
     /* Of a state that was freed, nothing may have changed: but when that was done, it had no frames. The thread may
      * have another one by now. */
-    if (to->is_listed && count == to->first)
+    if (to->is_listed && walk.count == to->first)
         return unknown_thread(part, tp);
-    part->size = __builtin_offsetof(struct python_part, frame) + count * sizeof to->frame[0];
+    part->size = __builtin_offsetof(struct python_part, frame) + walk.count * sizeof to->frame[0];
     return STEP_DONE;
 }

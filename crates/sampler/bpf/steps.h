@@ -138,10 +138,11 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
 #define STEP_ROOM (PART_LIMIT - sizeof(struct part_head))
 typedef enum step_outcome (*step_function)(void *context, struct part_head *part,
                                            const void *configuration,
-                                           const struct thread_key *thread);
+                                           const struct thread_key *thread, int has_loops);
 
 static __always_inline int run_step(void *context, void *scratches, void *programs,
-                                    int may_have_ring, __u32 step, step_function function)
+                                    int may_have_ring, __u32 step, step_function function,
+                                    int has_loops)
 {
     __u32 zero = 0;
     struct scratch *scratch = bpf_map_lookup_elem(scratches, &zero);
@@ -155,7 +156,7 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
         struct thread_key thread = {.pid = scratch->head.pid, .tid = scratch->head.tid, .step = step};
         const void *configuration = bpf_map_lookup_elem(&step_configurations, &key);
         part->outcome =
-            configuration ? function(context, part, configuration, &thread) : STEP_UNCONFIGURED;
+            configuration ? function(context, part, configuration, &thread, has_loops) : STEP_UNCONFIGURED;
         end_part(scratch, part);
     } else {
         scratch->head.flags |= EVENT_CUT_STEPS;
@@ -166,17 +167,23 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
 
 /* A program array holds programs of one type: each step is loaded once for each. Only the clock's
  * programs have rings: one of another type can interrupt them. The loader knows number and name by the
- * programs' names (src/ebpf/load.rs). */
+ * programs' names (src/ebpf/load.rs), and prefers the one with loops: there the verifier follows the body of a
+ * loop once, and else each turn. */
 #define STEP(number, name)                                                                \
     SEC("perf_event")                                                                     \
     int step_##number##_##name##_sample(void *context)                                    \
     {                                                                                     \
-        return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step); \
+        return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step, 0); \
+    }                                                                                     \
+    SEC("perf_event")                                                                     \
+    int step_##number##_##name##_looped(void *context)                                    \
+    {                                                                                     \
+        return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step, 1); \
     }                                                                                     \
     SEC("tp_btf/sched_switch")                                                            \
     int step_##number##_##name##_switch(void *context)                                    \
     {                                                                                     \
-        return run_step(context, &switch_scratch, &switch_steps, 0, number, name##_step); \
+        return run_step(context, &switch_scratch, &switch_steps, 0, number, name##_step, 0); \
     }
 
 /* Builds a sample of the running thread, and submits it. */

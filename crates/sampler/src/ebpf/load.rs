@@ -71,6 +71,8 @@ pub(super) struct Loaded {
     pub(super) without_tables: Option<Refusal>,
     /// The programs of steps that no process has needed yet, by number.
     unloaded_steps: BTreeMap<u32, String>,
+    /// Whether the kernel may take steps with loops.
+    may_have_loops: bool,
     /// Kept open, as all maps are: steps that are loaded later name them by the numbers of their descriptors.
     _cpus: MapData,
     /// Kept open: an array without a descriptor drops its programs.
@@ -209,6 +211,7 @@ impl Loaded {
             without_loops,
             without_tables,
             unloaded_steps,
+            may_have_loops: !options.without_loops,
             _cpus: cpu_map,
             step_programs,
             _tail_calls: tail_calls,
@@ -238,15 +241,19 @@ impl Loaded {
         }
     }
 
-    /// Loads a step when the first process needs it: the kernel takes from a tenth of a second to a second to verify one,
-    /// and most recordings need none.
+    /// Loads a step when the first process needs it: the kernel takes up to a second to verify one without loops, and
+    /// most recordings need none.
     pub(super) fn load_step(&mut self, number: u32) -> Result<(), Refusal> {
         let Some(program) = self.unloaded_steps.remove(&number) else {
             return Ok(());
         };
         signals::blocked(|| {
-            load_clock(&mut self.programs, &program)?;
-            let program = find(&mut self.programs, &program)?;
+            let mut name = looped(&program);
+            if !self.may_have_loops || load_clock(&mut self.programs, &name).is_err() {
+                name = program;
+                load_clock(&mut self.programs, &name)?;
+            }
+            let program = find(&mut self.programs, &name)?;
             add_program(&mut self.step_programs, number, program)
         })
     }
@@ -369,6 +376,12 @@ fn step_of(program: &str) -> Option<(u32, &str)> {
     let step = program.strip_prefix("step_")?.strip_suffix("_sample")?;
     let (number, name) = step.split_once('_')?;
     Some((number.parse().ok()?, name))
+}
+
+/// The program of the same step with loops.
+fn looped(program: &str) -> String {
+    let step = program.strip_suffix("_sample").unwrap_or(program);
+    format!("{step}_looped")
 }
 
 pub(super) fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>
