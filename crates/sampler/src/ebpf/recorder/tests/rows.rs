@@ -151,9 +151,10 @@ fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
     let pid = target.pid();
     recorder.processes.add(pid).unwrap();
     recorder.processes.scan(pid);
-    recorder.configure(pid);
     let process = reader::remote::Process::open(pid).unwrap();
+    // Before it is sampled: its mappings are known then.
     recorder.loaded.unwinding.read(&process);
+    recorder.configure(pid);
     let mut catalog = Catalog::new();
     let begin = Instant::now();
     let mut early = BTreeMap::new();
