@@ -198,9 +198,12 @@ impl Recording {
             "{interpreter:?}: {counts:?}"
         );
         assert!(released * 10 >= known * 9, "{interpreter:?}: {counts:?}");
+        // Memory that is not resident cannot be read.
+        let incomplete = self.counts.incomplete_steps;
         assert_eq!(
-            self.counts.unresolved_threads, unresolved,
-            "{interpreter:?}"
+            self.counts.unresolved_threads + incomplete,
+            unresolved,
+            "{interpreter:?}: {incomplete} incomplete"
         );
     }
 }
