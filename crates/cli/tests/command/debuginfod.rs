@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use otelctx_fixtures::{Compiler, Target};
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ const ENDLESS: &str = r#"
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        self.note('asked', self.path)
         self.send_response(200)
         if not self.path.startswith('/endless/'):
             self.send_header('Content-Length', str(10 << 30))
@@ -26,8 +28,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 sent += len(piece)
         except OSError:
             pass
-        with open('sent', 'a') as file:
-            file.write(f'{sent}\n')
+        self.note('sent', sent)
+    def note(self, name, what):
+        with open(name, 'a') as file:
+            file.write(f'{what}\n')
 server = http.server.HTTPServer(('127.0.0.1', 0), Handler)
 print(f'Serving HTTP (http://127.0.0.1:{server.server_port}/)')
 server.serve_forever()
@@ -47,7 +51,7 @@ impl Server {
     }
 
     /// A server that announces 10 GiB, or below `/endless` nothing, and sends until nobody listens. It writes to
-    /// `sent` how many bytes it has sent for each request.
+    /// `asked` what it is asked for, and to `sent` how many bytes it has sent for each request.
     fn start_endless(folder: &Path) -> Option<Self> {
         Self::start_python(folder, &["-u", "-c", ENDLESS])
     }
@@ -270,7 +274,24 @@ fn a_file_of_ten_gibibytes_is_one_line() {
     };
     let file = stripped.scratch.path("profile.otlp");
     let named = stripped.scratch.path("named.otlp");
-    let sent = Path::new(&stripped.scratch.path("sent")).to_owned();
+    let [asked, sent] = ["asked", "sent"].map(|name| stripped.scratch.path(name));
+    let lines = |file: &str| -> Vec<String> {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    };
+    // The server finds out that nobody listens after the command has ended.
+    let take_sent = || {
+        let begin = Instant::now();
+        while lines(&sent).len() < lines(&asked).len() {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let taken = lines(&sent);
+        for file in [&asked, &sent] {
+            let _ = fs::remove_file(file);
+        }
+        taken
+    };
     let target = Target::spawn(&mut Command::new(&stripped.program));
     let pid = target.pid().to_string();
     let base = server.url.trim_end_matches('/');
@@ -287,8 +308,9 @@ fn a_file_of_ten_gibibytes_is_one_line() {
                 .filter(|it| it.contains("debuginfod"))
                 .collect();
             assert_eq!(said, [&line], "{answer:?}");
-            let all = fs::read_to_string(&sent).unwrap();
-            let all: Vec<u64> = all.lines().map(|it| it.parse().unwrap()).collect();
+            let all = take_sent();
+            let all: Vec<u64> = all.iter().map(|it| it.parse().unwrap()).collect();
+            assert!(!all.is_empty());
             match path {
                 // As many as there are files.
                 "announced" => assert!(all.iter().all(|it| *it <= IN_BUFFERS), "{all:?}"),
@@ -297,7 +319,6 @@ fn a_file_of_ten_gibibytes_is_one_line() {
                     assert!((LARGEST..=LARGEST + IN_BUFFERS).contains(&once), "{once}");
                 }
             }
-            fs::remove_file(&sent).unwrap();
         };
         crate::run::given_time(|seconds| {
             let record = ["record", "-p", &pid, "-d", seconds, "-o", &file];
@@ -309,7 +330,7 @@ fn a_file_of_ten_gibibytes_is_one_line() {
             if has_samples {
                 check(&answer);
             } else {
-                let _ = fs::remove_file(&sent);
+                take_sent();
             }
             has_samples.then_some(()).ok_or(report)
         });
