@@ -41,16 +41,19 @@ const CONFIGURED: u64 = 0x6f74_656c_6374_7831;
 /// Whichever process needs it first.
 #[test]
 fn the_kernel_takes_each_step_that_is_shipped() {
-    let mut options = Options::new(Targets::Processes(vec![std::process::id() as i32]));
-    options.frequency = 1;
-    let Some(mut recorder) = start(&options) else {
-        return;
-    };
-    let steps: Vec<_> = recorder.loaded.steps.clone().into_iter().collect();
-    assert_eq!(steps.len(), 2, "{steps:?}");
-    for (name, number) in steps {
-        let loaded = recorder.loaded.load_step(number);
-        assert!(loaded.is_ok(), "{name}: {loaded:?}");
+    for without_loops in [false, true] {
+        let mut options = Options::new(Targets::Processes(vec![std::process::id() as i32]));
+        options.frequency = 1;
+        options.without_loops = without_loops;
+        let Some(mut recorder) = start(&options) else {
+            return;
+        };
+        let steps: Vec<_> = recorder.loaded.steps.clone().into_iter().collect();
+        assert_eq!(steps.len(), 2, "{steps:?}");
+        for (name, number) in steps {
+            let loaded = recorder.loaded.load_step(number);
+            assert!(loaded.is_ok(), "{name}: {loaded:?}");
+        }
     }
 }
 
