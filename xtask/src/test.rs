@@ -10,7 +10,7 @@ use crate::{
     unprivileged,
 };
 
-/// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
+/// Seconds for each fuzz target without `--fuzz-seconds`.
 const FUZZ_SECONDS: u64 = 10;
 
 /// Runs every step, even after one has failed; the summary lists what was skipped and why.
@@ -98,6 +98,9 @@ fn workspace(counts: &mut Counts) -> Outcome {
     let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
     let mut command = cargo();
     command.args(tests).args(["--", "--show-output"]);
+    // One more than there are processors: most tests wait for other processes.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    command.env("RUST_TEST_THREADS", (processors + 1).to_string());
     kernels::list_fixtures(&mut command);
     let (output, result) = Output::of(&mut command);
     kernels::fixtures_are_listed();
