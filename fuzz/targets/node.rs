@@ -18,8 +18,8 @@ const START: u64 = 0x10_0000;
 const RECORD_SLOT_OFFSET: usize = 20;
 /// The thread that is asked for, by its thread pointer.
 const THREAD: ThreadView = ThreadView::new(1, START);
-/// Limit on reads: up to the map 5, its head and a bucket 6, 64 entries of 4 and a value, an object 3, a record 2.
-const MAX_READS: usize = 5 + 6 + 64 * 4 + 1 + 3 + 2;
+/// Limit on reads: up to the map 5, its beginning and a bucket 2, 64 entries of 4 and a value, an object 3, a record 2.
+const MAX_READS: usize = 5 + 2 + 64 * 4 + 1 + 3 + 2;
 /// What the process contexts of older addons announce, names behind `threadlocal.`: `@datadog/pprof` 5.19 and the public
 /// draft, 5.18, the first draft, and compressed pointers, which are refused.
 const ANNOUNCED: [&[(&str, i64)]; 6] = [

@@ -8,7 +8,7 @@ use otelctx_reader::format::record;
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Memory, Target};
 use otelctx_reader::runtime::{
-    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+    self, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
 };
 use otelctx_reader::sample::Found;
 
@@ -148,11 +148,10 @@ impl RuntimeProcess for NodeProcess {
 
 /// A record, at most of the size that OTEP 4947 recommends.
 fn read_record(memory: &dyn Memory, address: u64) -> Result<Vec<u8>, RuntimeError> {
-    let mut header = [0; record::HEADER_SIZE];
-    memory.read(address, &mut header)?;
-    let size = record::Header::decode(&header).attributes_size;
-    let size = (record::HEADER_SIZE + usize::from(size)).min(record::RECOMMENDED_SIZE);
-    Ok(memory.read_vec(address, size as u64, record::RECOMMENDED_SIZE)?)
+    let mut bytes = vec![0; record::RECOMMENDED_SIZE];
+    let size = runtime::read_record(memory, address, &mut bytes)?;
+    bytes.truncate(size);
+    Ok(bytes)
 }
 
 #[cfg(test)]

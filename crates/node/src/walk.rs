@@ -25,6 +25,9 @@ const MAX_CHAIN: usize = 64;
 const HEADER_WORDS: u64 = 5;
 /// Words of an entry: key, value, and the index of the next entry in the bucket.
 const ENTRY_WORDS: u64 = 3;
+/// How many words the smallest map has, which are read at once: V8 makes none for fewer than four entries, in two
+/// buckets (`OrderedHashTable::kInitialCapacity`). It may end with its page.
+const SMALLEST: usize = (HEADER_WORDS + 2 + 4 * ENTRY_WORDS) as usize;
 /// Where a `JSMap` has its table, in bytes (src/objects/js-collection.h).
 const MAP_TABLE: u64 = 24;
 
@@ -266,11 +269,18 @@ impl Heap<'_> {
     fn look_up(&self, table: u64, key: u64, hash: i32) -> Result<Option<u64>, Broken> {
         let start = untagged(Step::Table, table)?;
         let inconsistent = || Broken::Inconsistent(Step::Table);
-        let mut header = [0; HEADER_WORDS as usize];
-        for (at, word) in (0..).step_by(8).zip(&mut header) {
-            *word = self.word(Step::Table, start.wrapping_add(at))?;
-        }
-        let [_, length, elements, deleted, buckets] = header;
+        let mut bytes = [[0; 8]; SMALLEST];
+        let read = self.memory.read(start, bytes.as_flattened_mut());
+        read.map_err(|error| Broken::Unreadable(Step::Table, error))?;
+        let beginning = bytes.map(u64::from_ne_bytes);
+        let word = |index: u64| {
+            let known = usize::try_from(index).ok();
+            match known.and_then(|index| beginning.get(index)) {
+                Some(word) => Ok(*word),
+                None => self.word(Step::Entry, start.wrapping_add(8 * index)),
+            }
+        };
+        let [_, length, elements, deleted, buckets, ..] = beginning;
         let number = |word: u64| small_integer(word).and_then(|it| u64::try_from(it).ok());
         let [length, elements, deleted, buckets] = [length, elements, deleted, buckets].map(number);
         let (Some(length), Some(elements), Some(deleted), Some(buckets)) =
@@ -287,10 +297,9 @@ impl Heap<'_> {
         if !is_table {
             return Err(inconsistent());
         }
-        let first_bucket = start.wrapping_add(8 * HEADER_WORDS);
-        let first_entry = first_bucket.wrapping_add(8 * buckets);
+        let first_entry = HEADER_WORDS + buckets;
         let bucket = u64::from(hash.cast_unsigned()) & (buckets - 1);
-        let mut next = self.word(Step::Entry, first_bucket.wrapping_add(8 * bucket))?;
+        let mut next = word(HEADER_WORDS + bucket)?;
         for _ in 0..MAX_CHAIN {
             let index = small_integer(next).ok_or(Broken::Inconsistent(Step::Entry))?;
             if index == -1 {
@@ -298,11 +307,11 @@ impl Heap<'_> {
             }
             let index = u64::try_from(index).ok().filter(|index| *index < used);
             let index = index.ok_or(Broken::Inconsistent(Step::Entry))?;
-            let entry = first_entry.wrapping_add(8 * ENTRY_WORDS * index);
-            if self.is_same(self.word(Step::Entry, entry)?, key) {
-                return self.word(Step::Entry, entry.wrapping_add(8)).map(Some);
+            let entry = first_entry + ENTRY_WORDS * index;
+            if self.is_same(word(entry)?, key) {
+                return word(entry + 1).map(Some);
             }
-            next = self.word(Step::Entry, entry.wrapping_add(16))?;
+            next = word(entry + 2)?;
         }
         Err(Broken::Inconsistent(Step::Entry))
     }

@@ -20,6 +20,7 @@ use otelctx_format::record::Context;
 use otelctx_remote::{CodeLayout, FileCache, MemoryError, Modules, Target};
 use otelctx_sample::{Found, Frame, FrameKind, GilState, NamedFrame};
 
+pub use crate::thread_context::read_record;
 pub use read::{TaskReading, ThreadState, scope};
 
 /// Maximum number of frames kept per thread or task: as many as the kernel keeps of a native stack

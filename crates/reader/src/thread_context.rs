@@ -611,8 +611,19 @@ fn read_variable(
     }
 }
 
-/// Reads the record at `pointer`, up to its announced size and the size of `buffer`.
-fn read_record(memory: &dyn Memory, pointer: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
+/// Reads the record at `pointer`, up to its announced size and the size of `buffer`, in bytes. Returns how many bytes it has:
+/// at least those of a header, if `buffer` has room for one.
+///
+/// # Errors
+/// If the record cannot be read.
+///
+/// # Panics
+/// If `buffer` is smaller than a header.
+pub fn read_record(
+    memory: &dyn Memory,
+    pointer: u64,
+    buffer: &mut [u8],
+) -> Result<usize, MemoryError> {
     // One read is enough if a buffer's worth after the pointer lies in one page, which is readable
     // as a whole. Otherwise, the memory after a short record may be unmapped.
     let one_read = pointer % PAGE + buffer.len() as u64 <= PAGE;
