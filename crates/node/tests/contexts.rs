@@ -316,9 +316,21 @@ const LONG: Durations = Durations {
     sampling: Duration::from_secs(9),
 };
 
+/// The context with this number of a program that goes from one to the next (`switch` in `contexts.js`).
+fn context_of_number(number: usize, flags: u8) -> String {
+    let byte = 0xa0 + number % 16;
+    let trace = format!("{}{number:08x}", format!("{byte:02x}").repeat(12));
+    format!("{trace} b0b0b0b0{number:08x} {flags} http.route=/{number}")
+}
+
 /// Samples a program that goes from context to context, and compares those of them that were taken in a context, by
 /// the program's log, with it. `None`, with a line, where the kernel does not permit it.
 fn sample(command: &mut Command, sampling: Duration, without_ebpf: bool) -> Option<Compared> {
+    // The version without flags.
+    let is_old = command
+        .get_args()
+        .any(|it| it.to_string_lossy().contains("5.18"));
+    let flags = u8::from(!is_old);
     let mut target = Target::spawn(command);
     let frequency = if without_ebpf { 99 } else { 4999 };
     let mut sampler = start(target.pid(), frequency, without_ebpf)?;
@@ -352,10 +364,8 @@ fn sample(command: &mut Command, sampling: Duration, without_ebpf: bool) -> Opti
         compared.in_collection += usize::from(collects);
         match sample.found {
             Found::Attached(context) => {
-                let context = catalog.context_facts(context);
-                let [.., a, b, c, d] = context.trace_id.to_bytes();
-                let published = u32::from_be_bytes([a, b, c, d]) as usize;
-                compared.wrong += usize::from(published != number);
+                let published = shown(catalog.context_facts(context));
+                compared.wrong += usize::from(published != context_of_number(number, flags));
             }
             Found::Detached => compared.not_in_frame += 1,
             // `NotPublished`, too, if the step was incomplete.
