@@ -287,6 +287,17 @@ mod tests {
         total: Duration::from_secs(2),
     };
 
+    /// Reads the head of a request. A client takes a response that comes before it as an error.
+    fn read_head(stream: &mut TcpStream) -> Vec<u8> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.extend(byte);
+        }
+        head
+    }
+
     /// Downloads from a server that answers each request with `answer`.
     fn get(
         limits: DownloadLimits,
@@ -296,13 +307,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).unwrap();
-                head.extend(byte);
-            }
-            assert!(head.starts_with(b"GET /base/a/b HTTP/1.1\r\n"));
+            assert!(read_head(&mut stream).starts_with(b"GET /base/a/b HTTP/1.1\r\n"));
             answer(stream);
         });
         let mut downloads = Downloads::new(&format!("http://{address}/base/"), limits).unwrap();
@@ -402,9 +407,9 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
+            read_head(&mut stream);
             let absent = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
             stream.write_all(absent).unwrap();
-            let _ = stream.read(&mut [0; 1024]);
             listener
         });
         assert!(!downloads.get("/a", &mut file).unwrap());

@@ -627,9 +627,15 @@ mod tests {
                 let mut command = Command::new("sleep");
                 command.env("OTEL_SERVICE_NAME", "sleeper");
                 let this = Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap());
-                // The kernel lets the parent go on before it has stored the environment.
+                // The kernel lets the parent go on while the child still has the parent's memory
+                // (fs/exec.c, exec_mmap), and before it has stored the child's environment.
                 let environment = format!("/proc/{}/environ", this.0.id());
-                while std::fs::read(&environment).unwrap().is_empty() {
+                let variable = b"OTEL_SERVICE_NAME=sleeper";
+                while !std::fs::read(&environment)
+                    .unwrap()
+                    .split(|byte| *byte == 0)
+                    .any(|it| it == variable)
+                {
                     std::thread::yield_now();
                 }
                 // Another process with this ID may have left it, even another user's.

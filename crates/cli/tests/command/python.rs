@@ -83,18 +83,21 @@ fn top_names_functions_of_python() {
     let pid = target.pid().to_string();
     let by_function = ["top", "--json", "-p", &pid, "--group", "function"];
     let options = ["-i", "0.5", "--iterations", "4"];
-    let answer = otelctx(&[&by_function[..], &options].concat()).expect(0);
     let mut shares = [0, 0];
-    for line in answer.stdout.lines() {
-        let picture: Value = serde_json::from_str(line).unwrap();
-        for row in picture["rows"].as_array().unwrap() {
-            let samples = row["samples"].as_u64().unwrap();
-            shares[0] += samples;
-            shares[1] += if row["name"] == "run" { samples } else { 0 };
+    // A busy machine gives it little time.
+    while shares[0] < 20 {
+        let answer = otelctx(&[&by_function[..], &options].concat()).expect(0);
+        for line in answer.stdout.lines() {
+            let picture: Value = serde_json::from_str(line).unwrap();
+            for row in picture["rows"].as_array().unwrap() {
+                let samples = row["samples"].as_u64().unwrap();
+                shares[0] += samples;
+                shares[1] += if row["name"] == "run" { samples } else { 0 };
+            }
         }
     }
     let [all, of_run] = shares;
-    assert!(all > 20 && of_run * 10 >= all * 9, "{of_run} of {all}");
+    assert!(of_run * 10 >= all * 9, "{of_run} of {all}");
 }
 
 #[test]
