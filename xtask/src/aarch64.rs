@@ -31,7 +31,7 @@ const MACHINE: Machine = Machine {
         "3072",
     ],
     console: "ttyAMA0",
-    timeout: Duration::from_secs(1500),
+    timeout: Duration::from_secs(2400),
 };
 /// The Debian release that has the cross compiler's C library.
 pub(crate) const SUITE: &str = "bookworm";

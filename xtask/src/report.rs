@@ -34,21 +34,47 @@ impl From<Result<Self, String>> for Outcome {
     }
 }
 
-/// Runs named tasks one after another; a failed task does not keep the others from running.
+/// Runs named tasks, one after another or beside another; a failed task does not keep the others from
+/// running.
 #[derive(Default)]
 pub(crate) struct Report {
-    steps: Vec<(&'static str, Duration, Outcome)>,
+    steps: Vec<Step>,
+}
+
+/// A task's name, how long it took, and its outcome.
+type Step = (&'static str, Duration, Outcome);
+
+fn timed(name: &'static str, task: impl FnOnce() -> Outcome) -> Step {
+    println!("==> {name}");
+    let start = Instant::now();
+    let outcome = task();
+    let took = start.elapsed();
+    println!("<== {name}: {outcome} ({} s)", took.as_secs());
+    (name, took, outcome)
 }
 
 impl Report {
     /// Runs a task and prints its result.
     pub(crate) fn step(&mut self, name: &'static str, task: impl FnOnce() -> Outcome) {
-        println!("==> {name}");
-        let start = Instant::now();
-        let outcome = task();
-        let took = start.elapsed();
-        println!("<== {name}: {outcome} ({} s)", took.as_secs());
-        self.steps.push((name, took, outcome));
+        self.steps.push(timed(name, task));
+    }
+
+    /// Runs a task while others run, which are steps of their own.
+    pub(crate) fn step_beside(
+        &mut self,
+        name: &'static str,
+        task: impl FnOnce() -> Outcome + Send,
+        others: impl FnOnce(&mut Self),
+    ) {
+        let step = std::thread::scope(|scope| {
+            let step = scope.spawn(|| timed(name, task));
+            others(self);
+            step.join()
+        });
+        match step {
+            Ok(step) => self.steps.push(step),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     }
 
     /// Prints every step's line and folds them into one outcome.
