@@ -681,7 +681,8 @@ fn python(name: &str) -> Option<NamedFrame> {
 }
 
 /// `JS:*FUNCTION FILE:LINE:COLUMN`, or another kind of code instead of `JS` (V8, src/logging/log.cc: the mark
-/// before the function is the tier that compiled it).
+/// before the function is the tier that compiled it, from Node.js 26 on with an `o` before it for code that a loop
+/// is replaced with while it runs).
 fn v8(name: &str) -> Option<NamedFrame> {
     const CODE: [&str; 6] = [
         "JS",
@@ -704,7 +705,9 @@ fn v8(name: &str) -> Option<NamedFrame> {
     if !CODE.contains(&kind) {
         return None;
     }
-    let rest = rest.trim_start_matches(['*', '~', '^', '+', '\'']);
+    const TIERS: [char; 5] = ['*', '~', '^', '+', '\''];
+    let replaced = rest.strip_prefix('o').filter(|it| it.starts_with(TIERS));
+    let rest = replaced.unwrap_or(rest).trim_start_matches(TIERS);
     let (function, place) = rest.split_once(' ').unwrap_or((rest, ""));
     let mut place = place.rsplitn(3, ':');
     if let (Some(_), Some(line), Some(file)) = (place.next(), place.next(), place.next()) {
@@ -763,6 +766,11 @@ mod tests {
         );
         assert_eq!(anonymous, expected);
         assert_eq!(named("JS:~").1, "(anonymous)");
+        for tier in ["o*", "o+", "*'", "^", ""] {
+            let name = format!("JS:{tier}open shop.js:1:2");
+            assert_eq!(named(&name).1, "open", "{tier}");
+        }
+        assert_eq!(named("JS:*o shop.js:1:2").1, "o");
         assert_eq!(named("BytecodeHandler:Ldar").1, "Ldar");
         let java = "Lshop/Shop;::checkout";
         assert_eq!(
