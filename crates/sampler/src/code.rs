@@ -13,7 +13,9 @@ use std::time::Instant;
 
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Device};
-use otelctx_sample::{Catalog, Frame, FrameKind, Mapping, Module, ModuleFiles, ProcessId};
+use otelctx_sample::{
+    Catalog, Frame, FrameKind, Mapping, Module, ModuleFiles, NamedFrame, ProcessId,
+};
 use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
@@ -309,21 +311,22 @@ impl CodeMappings {
         process.mapped_file(range, module.path.as_bytes(), device, module.inode)
     }
 
-    /// The runtime whose library or program is mapped: what it runs, by a name for people.
-    pub(crate) fn runtime(&self) -> Option<(FrameKind, &'static str)> {
+    /// The runtime whose library or program is mapped.
+    pub(crate) fn runtime(&self) -> Option<GeneratedBy<'_>> {
         self.mappings.iter().find_map(|mapped| {
-            let name = mapped.module.path.rsplit('/').next().unwrap_or_default();
-            match name {
-                "libjvm.so" => Some((FrameKind::JVM, "[Java]")),
-                "libcoreclr.so" => Some((FrameKind::DOTNET, "[.NET]")),
+            let module = mapped.module.path.rsplit('/').next().unwrap_or_default();
+            let (kind, name) = match module {
+                "libjvm.so" => (FrameKind::JVM, "[Java]"),
+                "libcoreclr.so" => (FrameKind::DOTNET, "[.NET]"),
                 "node" | "nodejs" | "chromium" | "chrome" | "electron" => {
-                    Some((FrameKind::V8JS, "[JavaScript]"))
+                    (FrameKind::V8JS, "[JavaScript]")
                 }
                 name if name.starts_with("python") || name.starts_with("libpython") => {
-                    Some((FrameKind::CPYTHON, "[Python]"))
+                    (FrameKind::CPYTHON, "[Python]")
                 }
-                _ => None,
-            }
+                _ => return None,
+            };
+            Some(GeneratedBy { kind, name, module })
         })
     }
 
@@ -385,6 +388,31 @@ impl CodeMappings {
             }
         });
         any
+    }
+}
+
+/// A runtime that generates code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GeneratedBy<'m> {
+    pub(crate) kind: FrameKind,
+    /// What it runs, by a name for people.
+    pub(crate) name: &'static str,
+    /// The file name of its library or program.
+    pub(crate) module: &'m str,
+}
+
+impl GeneratedBy<'_> {
+    /// The frame of a function without an announced name. V8 is part of many programs, so that its frames say which.
+    pub(crate) fn unnamed(&self) -> NamedFrame {
+        let function = match self.kind {
+            FrameKind::V8JS => format!("[JavaScript in {}]", self.module),
+            _ => self.name.to_owned(),
+        };
+        NamedFrame {
+            kind: self.kind,
+            function,
+            ..NamedFrame::default()
+        }
     }
 }
 
@@ -585,23 +613,31 @@ mod tests {
         assert!(reported.code.contain(0x2fff) && !reported.code.contain(0x3000));
     }
 
-    /// The runtime that the mappings of a process show.
-    fn runtime(target: &Target) -> Option<(FrameKind, &'static str)> {
+    /// The runtime that the mappings of a process show: its kind, its name, and that of a function without one.
+    fn runtime(target: &Target) -> Option<(FrameKind, &'static str, String)> {
         let process = remote::Process::open(target.pid()).unwrap();
         let mut code = CodeMappings::default();
         assert!(code.read(&process, &mut Modules::default()));
-        code.runtime()
+        let runtime = code.runtime()?;
+        let frame = runtime.unnamed();
+        assert!(
+            frame.is_unnamed() && frame.kind == runtime.kind,
+            "{frame:?}"
+        );
+        Some((runtime.kind, runtime.name, frame.function))
     }
 
     #[test]
     fn runtimes_are_known_by_what_is_mapped() {
         if let Some(node) = Node::find() {
             let target = Target::spawn(node.command(&[], "spinning.js").arg("600000"));
-            assert_eq!(runtime(&target), Some((FrameKind::V8JS, "[JavaScript]")));
+            let function = "[JavaScript in node]".to_owned();
+            let expected = Some((FrameKind::V8JS, "[JavaScript]", function));
+            assert_eq!(runtime(&target), expected);
         }
         for interpreter in Interpreter::with_version("3.12") {
             let target = Target::spawn(interpreter.command("spinning.py").arg("600000"));
-            let expected = Some((FrameKind::CPYTHON, "[Python]"));
+            let expected = Some((FrameKind::CPYTHON, "[Python]", "[Python]".to_owned()));
             assert_eq!(runtime(&target), expected, "{interpreter}");
         }
         // Its compiler of source files is not in every package.
@@ -610,7 +646,8 @@ mod tests {
             let mut command = Command::new("java");
             command.arg(program_source("spinning.java")).arg("600000");
             let target = Target::spawn(&mut command);
-            assert_eq!(runtime(&target), Some((FrameKind::JVM, "[Java]")));
+            let expected = Some((FrameKind::JVM, "[Java]", "[Java]".to_owned()));
+            assert_eq!(runtime(&target), expected);
         } else {
             eprintln!("skipped: there is no Java");
         }

@@ -15,6 +15,7 @@ use otelctx_reader::remote;
 use otelctx_sample::{Frame, FrameKind, NamedFrame};
 use otelctx_track::schedule::Backoff;
 
+use crate::code::GeneratedBy;
 use crate::{INTERVAL, monotonic};
 
 /// Maximum number of functions whose names are kept, of all processes.
@@ -413,7 +414,7 @@ impl GeneratedCode {
         &self,
         address: u64,
         time: u64,
-        runtime: Option<(FrameKind, &str)>,
+        runtime: Option<GeneratedBy<'_>>,
     ) -> Option<Frame> {
         let mut found = self.functions.range(..=address).next_back().map(|it| it.1);
         while let Some(function) = found {
@@ -423,12 +424,7 @@ impl GeneratedCode {
             let earlier = function.earlier.as_deref();
             found = earlier.filter(|(_, until)| time < *until).map(|it| &it.0);
         }
-        let (kind, name) = runtime?;
-        Some(Frame::from(NamedFrame {
-            kind,
-            function: name.to_owned(),
-            ..NamedFrame::default()
-        }))
+        runtime.map(|runtime| Frame::from(runtime.unnamed()))
     }
 
     /// Whether to read what the runtime has announced: once in each drain.
@@ -1135,7 +1131,12 @@ mod tests {
         assert_eq!(name(0x1000, 20), None);
         assert_eq!(name(0x11ff, 5).as_deref(), Some("b"));
         assert_eq!(name(0x1200, 5), None);
-        let java = code.name(0x1200, 5, Some((FrameKind::JVM, "[Java]")));
+        let java = GeneratedBy {
+            kind: FrameKind::JVM,
+            name: "[Java]",
+            module: "libjvm.so",
+        };
+        let java = code.name(0x1200, 5, Some(java));
         assert!(matches!(java, Some(Frame::Named(it)) if it.function == "[Java]"));
     }
 

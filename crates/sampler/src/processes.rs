@@ -492,7 +492,7 @@ impl Processes {
             let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
             let generated_by = |address| {
                 let code = code.filter(|it| it.is_generated(address))?;
-                Some(code.runtime()?.1)
+                Some(code.runtime()?.name)
             };
             self.places
                 .add(seen.user_stack, end, place, catalog, generated_by);

@@ -343,7 +343,10 @@ fn functions_of_node_have_the_names_that_it_announces() {
     }
     let mut command = node.command(&[], "spinning.js");
     if let Some(samples) = record_spinning(&scratch, &mut command) {
-        let named = samples.iter().filter(|it| it.calls("[JavaScript]")).count();
+        let named = samples
+            .iter()
+            .filter(|it| it.calls("[JavaScript in node]"))
+            .count();
         assert!(
             100 * named >= 90 * samples.len(),
             "{named} of {}",

@@ -14,6 +14,7 @@ mod hostile;
 mod killed;
 mod names;
 mod no_stop;
+mod node_frames;
 mod nodejs;
 mod otlp;
 mod progress;

@@ -7,7 +7,7 @@ use otelctx_fixtures::{Compiler, Node, Target};
 use serde_json::Value;
 
 use crate::check::check;
-use crate::run::{Scratch, otelctx};
+use crate::run::{Scratch, given_time, otelctx};
 
 /// A process that works on a request, its trace and its span.
 fn traced() -> Option<(Target, [String; 2])> {
@@ -77,6 +77,40 @@ fn each_sample_of_a_request_has_its_trace() {
         let (attached, all) = (attached.unwrap(), all.unwrap());
         assert!(attached > 0 && attached * 10 >= all * 9, "{summary:#}");
     }
+}
+
+#[test]
+fn top_shows_the_trace_of_a_request() {
+    let Some((target, [trace, span])) = traced() else {
+        return;
+    };
+    let pid = target.pid().to_string();
+    given_time(|seconds| {
+        let options = [
+            "--json",
+            "--group",
+            "thread",
+            "--iterations",
+            "1",
+            "-i",
+            seconds,
+        ];
+        let answer = otelctx(&[&["top", "-p", &pid], &options[..]].concat()).expect(0);
+        let picture = answer.json();
+        let rows = picture["rows"].as_array().unwrap();
+        // It has not run.
+        let Some(main) = rows.iter().find(|row| row["tid"] == target.pid()) else {
+            return Err(picture);
+        };
+        assert_eq!(main["trace_id"], *trace, "{picture:#}");
+        assert_eq!(main["span_id"], *span, "{picture:#}");
+        assert_eq!(main["service"], "shop", "{picture:#}");
+        let others = rows.iter().filter(|row| row["tid"] != target.pid());
+        for row in others {
+            assert_eq!(row["trace_id"], Value::Null, "{picture:#}");
+        }
+        Ok(())
+    });
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Counts, Found, Frame, ProcessId, ReadStep, Sample, StackEnd};
+use otelctx_profile::sample::{
+    Counts, Found, Frame, NamedFrame, ProcessId, ReadStep, Sample, StackEnd,
+};
 use otelctx_sampler::{IncompleteStacks, IncompleteSteps, Method};
 use serde::Serialize;
 
@@ -20,7 +22,7 @@ const MAX_PLACES: usize = 3;
 /// Smallest share of the samples, in percent, for which there is a hint about a runtime.
 const HINT_SHARE: u64 = 10;
 
-/// Frames of runtimes whose function has no announced name, and what announces the names for perf.
+/// The code of runtimes, and what announces the names of its functions for perf.
 const UNNAMED: [(&str, &str); 2] = [
     ("[JavaScript]", "node --perf-basic-prof"),
     (JAVA, "jcmd PID Compiler.perfmap"),
@@ -79,7 +81,8 @@ impl Summary {
         for sample in &part.samples {
             let innermost = part.catalog.frames(sample.user_stack).next();
             if let Some(Frame::Named(frame)) = innermost
-                && let Some(runtime) = UNNAMED.iter().position(|it| it.0 == frame.function)
+                && frame.is_unnamed()
+                && let Some(runtime) = UNNAMED.iter().position(|it| is_of(frame, it.0))
             {
                 self.unnamed[runtime] += 1;
             }
@@ -375,12 +378,19 @@ fn step_json(step: &IncompleteSteps) -> StepJson<'_> {
     }
 }
 
+/// Whether a frame without a name is of this code: `[JavaScript in node]` is of `[JavaScript]`.
+fn is_of(frame: &NamedFrame, code: &str) -> bool {
+    let code = code.trim_end_matches(']');
+    let rest = frame.function.strip_prefix(code);
+    rest.is_some_and(|rest| rest == "]" || rest.starts_with(" in "))
+}
+
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU64;
 
     use otelctx_profile::Clock;
-    use otelctx_profile::sample::{Catalog, Event, NamedFrame, ProcessFacts};
+    use otelctx_profile::sample::{Catalog, Event, ProcessFacts};
 
     use super::*;
 
@@ -512,9 +522,10 @@ mod tests {
             })
         };
         let stacks = [
-            vec![frame("[JavaScript]"), frame("main")],
-            vec![frame("main"), frame("[JavaScript]")],
+            vec![frame("[JavaScript in node]"), frame("main")],
+            vec![frame("main"), frame("[JavaScript in node]")],
             vec![frame("[Java]")],
+            vec![frame("[JavaScriptCore]")],
             vec![Frame::instruction(7)],
             vec![],
         ];

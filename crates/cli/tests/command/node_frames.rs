@@ -1,0 +1,255 @@
+//! The frames of Node.js between those of native code, compared with the calls that the program itself sees.
+
+use std::fs;
+
+use nix::unistd::geteuid;
+use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
+use otelctx_fixtures::{Node, Target};
+use serde_json::Value;
+
+use crate::otlp;
+use crate::run::{Scratch, given_time, otelctx};
+
+/// Functions of V8 that the program calls, and what they are in native code.
+const NATIVE: [(&str, &str); 4] = [
+    ("replace", "Builtins_StringPrototypeReplace"),
+    ("sort", "Builtins_ArrayPrototypeSort"),
+    ("parse", "v8::internal::Builtin_JsonParse("),
+    ("forEach", "Builtins_ArrayForEach"),
+];
+/// What stands for each function that the interpreter executes, unless Node.js announces them one by one.
+const INTERPRETER: &str = "Builtins_InterpreterEntryTrampoline";
+/// Functions of Node.js itself, some of which were there before it could announce them.
+const OWN: &str = "of Node.js";
+
+/// `known_frames.js`, which computes until it is dropped, and removes the map of its names then.
+struct Program(Target);
+
+impl Program {
+    fn start(version: &str, flags: &[&str]) -> Option<Self> {
+        let node = Node::with_version(version)?;
+        Some(Self(Target::spawn(
+            &mut node.command(flags, "known_frames.js"),
+        )))
+    }
+
+    fn pid(&self) -> String {
+        self.0.pid().to_string()
+    }
+
+    /// The calls as V8 sees them, innermost first.
+    fn calls(&self) -> Vec<String> {
+        let lines = self.0.lines.iter();
+        let calls = lines.filter_map(|line| line.strip_prefix("frame "));
+        let call = |words: &str| {
+            let [function, file, line] = words.split(' ').collect::<Vec<_>>()[..] else {
+                panic!("{words}")
+            };
+            match (function, file) {
+                (_, "-") => format!("native {function}"),
+                (_, file) if file.starts_with("node:") => OWN.to_owned(),
+                ("-", file) => {
+                    let name = file.rsplit('/').next().unwrap();
+                    format!("(anonymous {name}:{line}) {file}:{line}")
+                }
+                _ => format!("{function} {file}:{line}"),
+            }
+        };
+        calls.map(call).collect()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(format!("/tmp/perf-{}.map", self.0.pid()));
+    }
+}
+
+/// A frame's function, source file (empty if it has none) and line.
+type Shown = (String, String, i64);
+
+/// What of a stack can be compared with the calls: functions in JavaScript, and those of [`NATIVE`].
+fn calls_of(stack: &[Shown]) -> Vec<String> {
+    let call = |(function, file, line): &Shown| {
+        if function == INTERPRETER || file.starts_with("node:") {
+            return Some(OWN.to_owned());
+        }
+        if file.ends_with(".js") || function.starts_with("[JavaScript") {
+            return Some(format!("{function} {file}:{line}"));
+        }
+        let native = NATIVE.iter().find(|(_, name)| function.starts_with(name));
+        native.map(|(name, _)| format!("native {name}"))
+    };
+    stack.iter().filter_map(call).collect()
+}
+
+/// The stacks of all samples of the thread with this name.
+fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let text = |index: i32| dictionary.string_table[index as usize].clone();
+    let is_of_thread = |attributes: &[i32]| {
+        attributes.iter().any(|index| {
+            let attribute = &dictionary.attribute_table[*index as usize];
+            text(attribute.key_strindex) == "thread.name"
+                && format!("{:?}", attribute.value).contains(&format!("\"{thread}\""))
+        })
+    };
+    let shown = |location: &i32| {
+        let location = &dictionary.location_table[*location as usize];
+        let Some(line) = location.lines.first() else {
+            return (String::new(), String::new(), 0);
+        };
+        let function = &dictionary.function_table[line.function_index as usize];
+        let file = text(function.filename_strindex);
+        (text(function.name_strindex), file, line.line)
+    };
+    let mut found = Vec::new();
+    for resource in &data.resource_profiles {
+        let scopes = resource.scope_profiles.iter();
+        for sample in scopes
+            .flat_map(|it| &it.profiles)
+            .flat_map(|it| &it.samples)
+        {
+            if is_of_thread(&sample.attribute_indices) {
+                let stack = &dictionary.stack_table[sample.stack_index as usize];
+                let stack: Vec<_> = stack.location_indices.iter().map(shown).collect();
+                found.extend(sample.timestamps_unix_nano.iter().map(|_| stack.clone()));
+            }
+        }
+    }
+    found
+}
+
+const MAP: [&str; 2] = ["--perf-basic-prof", "--interpreted-frames-native-stack"];
+
+#[test]
+fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_their_calls() {
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    for version in ["22", "24", "26"] {
+        let Some(program) = Program::start(version, &MAP) else {
+            continue;
+        };
+        let calls = program.calls();
+        assert_eq!(calls[0].split(' ').next(), Some("compute"), "{calls:#?}");
+        let scratch = Scratch::new("node-frames");
+        let path = scratch.path("a.otlp");
+        given_time(|seconds| {
+            let pid = program.pid();
+            let arguments = [
+                "record", "-p", &pid, "-F", "499", "-d", seconds, "-o", &path,
+            ];
+            otelctx(&arguments).expect(0);
+            let thread = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+            let stacks = stacks(&otlp::read(&path), thread.trim_end());
+            let mut named = 0;
+            for stack in &stacks {
+                let found = calls_of(stack);
+                // The tables of the program were not read yet: it has the innermost frames.
+                if stack.last().is_none_or(|it| it.0 != "_start") {
+                    assert!(calls.starts_with(&found), "{version}: {stack:#?}");
+                    continue;
+                }
+                // It was compiled again since the map was read.
+                if found
+                    .first()
+                    .is_some_and(|it| it.starts_with("[JavaScript in node]"))
+                {
+                    assert_eq!(found[1..], calls[1..], "{version}: {stack:#?}");
+                    continue;
+                }
+                assert_eq!(found, calls, "{version}: {stack:#?}");
+                named += 1;
+            }
+            println!("{version}: {named} of {} samples", stacks.len());
+            let is_enough = named >= 20 && named * 2 >= stacks.len();
+            is_enough.then_some(()).ok_or((named, stacks.len()))
+        });
+    }
+}
+
+/// The main thread's frames, of a dump.
+fn dumped(program: &Program) -> Vec<Shown> {
+    let pid = program.pid();
+    let arguments = ["dump", &pid, "--stacks", "--json", "--deadline", "60"];
+    let answer = given_time(|_| {
+        let answer = otelctx(&arguments);
+        let has_stopped = !answer.stdout.contains("did not stop within");
+        has_stopped.then(|| answer.json()).ok_or("it did not stop")
+    });
+    let threads = answer["threads"].as_array().unwrap();
+    let main = threads.iter().find(|it| it["tid"] == program.0.pid());
+    let stack = &main.unwrap()["stack"];
+    assert_eq!(stack["complete"], true, "{stack:#}");
+    let shown = |frame: &Value| {
+        let text = |name: &str| frame[name].as_str().unwrap_or_default().to_owned();
+        let line = frame["line"].as_i64().unwrap_or_default();
+        (text("function"), text("file"), line)
+    };
+    let frames = stack["frames"].as_array().unwrap();
+    frames.iter().map(shown).collect()
+}
+
+#[test]
+fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
+    for version in ["22", "24", "26"] {
+        let Some(program) = Program::start(version, &MAP) else {
+            continue;
+        };
+        let stack = dumped(&program);
+        assert_eq!(calls_of(&stack), program.calls(), "{version}: {stack:#?}");
+    }
+}
+
+/// As many frames, of which none has a name: they say what they are and which module runs them.
+#[test]
+fn functions_of_javascript_without_a_name_say_which_module_runs_them() {
+    let Some(program) = Program::start("24", &[]) else {
+        return;
+    };
+    // Until it is compiled.
+    let stack = given_time(|_| {
+        let stack = dumped(&program);
+        let is_compiled = stack[0].0.starts_with('[');
+        is_compiled.then_some(stack.clone()).ok_or(stack)
+    });
+    assert_eq!(stack[0].0, "[JavaScript in node]");
+    let mut expected = program.calls();
+    for call in &mut expected {
+        if !call.starts_with("native ") {
+            OWN.clone_into(call);
+        }
+    }
+    "[JavaScript in node] :0".clone_into(&mut expected[0]);
+    assert_eq!(calls_of(&stack), expected, "{stack:#?}");
+}
+
+/// As `record` names them.
+#[test]
+fn top_shows_functions_of_javascript_by_their_names() {
+    let Some(program) = Program::start("24", &MAP) else {
+        return;
+    };
+    let pid = program.pid();
+    given_time(|seconds| {
+        let options = [
+            "--json",
+            "--group",
+            "function",
+            "--iterations",
+            "1",
+            "-i",
+            seconds,
+        ];
+        let answer = otelctx(&[&["top", "-p", &pid], &options[..]].concat()).expect(0);
+        let picture = answer.json();
+        let rows = picture["rows"].as_array().unwrap();
+        let samples = |row: &Value| row["samples"].as_u64().unwrap();
+        let named = rows.iter().find(|row| row["name"] == "compute");
+        let (named, all) = (named.map_or(0, samples), rows.iter().map(samples).sum());
+        // Others are of the compiler's threads, or from before its code was announced.
+        let is_named: bool = named >= 5 && named * 2 >= all;
+        is_named.then_some(()).ok_or(picture)
+    });
+}
