@@ -192,3 +192,62 @@ fn a_library_withdraws_for_another_publisher_unless_records_need_its_keys() {
     assert_eq!(copies.execute("1 otelctx_withdraw"), "1");
     copies.assert("first", &["one"], &[("one", "a")]);
 }
+
+#[test]
+fn a_copy_takes_over_the_context_of_a_library_that_was_unloaded() {
+    let Some(mut copies) = Copies::new::<2>("unloaded") else {
+        return;
+    };
+    assert_eq!(copies.execute("2 unload"), OK);
+    assert_eq!(copies.execute("1 publish first"), OK);
+    assert_eq!(copies.execute("1 key one"), OK);
+    copies.assert("first", &["one"], &[]);
+
+    // Where the structure was that the context refers to, there is nothing.
+    assert_eq!(copies.execute("1 unload"), OK);
+    copies.assert("first", &["one"], &[]);
+    assert_eq!(copies.execute("0 publish program"), OK);
+    copies.assert("program", &["one"], &[]);
+    assert_eq!(copies.execute("0 attach zero a"), OK);
+
+    // The library that published it, loaded again; the record of the program keeps its meaning.
+    assert_eq!(copies.execute("1 load"), OK);
+    assert_eq!(copies.execute("1 publish second"), OK);
+    assert_eq!(copies.execute("1 key late"), OK);
+    assert_eq!(copies.execute("1 unload"), OK);
+    assert_eq!(copies.execute("1 load"), OK);
+    copies.assert("second", &["one", "zero", "late"], &[("zero", "a")]);
+    assert_eq!(copies.execute("1 modify changed"), NOT_PUBLISHED);
+    assert_eq!(copies.execute("1 large"), "3");
+    copies.assert("second", &["one", "zero", "late"], &[("zero", "a")]);
+    assert_eq!(copies.execute("1 publish third"), OK);
+    copies.assert("third", &["one", "zero", "late"], &[("zero", "a")]);
+
+    // Another copy in the library's place.
+    assert_eq!(copies.execute("1 unload"), OK);
+    assert_eq!(copies.execute("2 load"), OK);
+    assert_eq!(copies.execute("0 publish fourth"), OK);
+    copies.assert("fourth", &["one", "zero", "late"], &[("zero", "a")]);
+    assert_eq!(copies.execute("2 publish fifth"), OK);
+    assert_eq!(copies.execute("2 attach two b"), OK);
+    let keys = ["one", "zero", "late", "two"];
+    copies.assert("fifth", &keys, &[("two", "b")]);
+    assert_eq!(copies.execute("0 update program"), NOT_PUBLISHED);
+    assert_eq!(copies.execute("2 drop"), OK);
+    assert_eq!(copies.process.context().unwrap(), ContextState::Absent);
+}
+
+#[test]
+fn the_context_of_a_library_that_was_unloaded_stays_where_its_keys_mean_something_else() {
+    let Some(mut copies) = Copies::new::<1>("unloaded-disagree") else {
+        return;
+    };
+    assert_eq!(copies.execute("0 publish program"), OK);
+    assert_eq!(copies.execute("0 key zero"), OK);
+    assert_eq!(copies.execute("0 drop"), OK);
+    assert_eq!(copies.execute("1 publish first"), OK);
+    assert_eq!(copies.execute("1 key one"), OK);
+    assert_eq!(copies.execute("1 unload"), OK);
+    assert_eq!(copies.execute("0 publish again"), FOREIGN);
+    copies.assert("first", &["one"], &[]);
+}

@@ -31,6 +31,10 @@ fn spawn(program: &Built, prefix: &Path) -> Target {
     Target::spawn(Command::new(&program.0).env("LD_LIBRARY_PATH", prefix.join("lib")))
 }
 
+// Values of `otelctx_result`.
+const OK: i32 = 0;
+const ALREADY_PUBLISHED: i32 = 9;
+
 /// Compilers for C with their C library.
 fn compilers() -> Vec<(String, &'static Path)> {
     let mut compilers = Vec::new();
@@ -208,37 +212,51 @@ fn spans_of_opentelemetry_cpp_are_shown() {
 
 #[test]
 fn a_library_that_is_unloaded_keeps_what_threads_use() {
-    let Some(prefix) = installed(Libc::Glibc) else {
-        return;
-    };
-    if !have("gcc") || !have("pkg-config") {
-        return;
-    }
-    let include = format!("-I{}", prefix.join("include").display());
-    let file = source("tests/programs/unload.c").display().to_string();
-    let arguments = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"];
-    let arguments = arguments.into_iter().chain([&*include, &file, "-ldl"]);
-    let program = compile("gcc", arguments, "c-unload").unwrap_or_else(|error| panic!("{error}"));
-    // A plugin with the static library, which nothing tells to stay.
-    let archive = prefix.join("lib/libotelctx.a").display().to_string();
-    let whole = format!("-Wl,--whole-archive,{archive},--no-whole-archive");
-    let libraries = package(prefix, &["--libs", "otelctx-static"]);
-    let arguments = ["-shared", &whole].into_iter();
-    let arguments = arguments.chain(libraries.iter().map(String::as_str));
-    let plugin = compile("gcc", arguments, "c-plugin").unwrap_or_else(|error| panic!("{error}"));
+    for (compiler, prefix) in compilers() {
+        if compiler == "clang" {
+            continue;
+        }
+        let is_musl = compiler != "gcc";
+        let include = format!("-I{}", prefix.join("include").display());
+        let file = source("tests/programs/unload.c").display().to_string();
+        let arguments = C.into_iter().chain(["-pthread", &include, &file, "-ldl"]);
+        let program =
+            compile(&compiler, arguments, "c-unload").unwrap_or_else(|error| panic!("{error}"));
+        // A plugin with the static library, which nothing tells to stay.
+        let archive = prefix.join("lib/libotelctx.a").display().to_string();
+        let whole = format!("-Wl,--whole-archive,{archive},--no-whole-archive");
+        let libraries = package(prefix, &["--libs", "otelctx-static"]);
+        let arguments = ["-shared", &whole].into_iter();
+        let arguments = arguments.chain(libraries.iter().map(String::as_str));
+        let plugin =
+            compile(&compiler, arguments, "c-plugin").unwrap_or_else(|error| panic!("{error}"));
 
-    let shared = prefix.join("lib/libotelctx.so.0");
-    for (library, state) in [(&shared, "loaded"), (&plugin.0, "gone")] {
-        for how in ["record", "scope", "swap", "own"] {
-            let mut command = Command::new(&program.0);
-            let mut target = Target::spawn(command.arg(library).arg(how));
-            let (trace, span) = (format!("{:0<32}", "05"), format!("{:0<16}", "06"));
-            let expected = [None, Some((trace, span, 1, vec![]))];
-            assert_eq!(threads(&target, "unloaded"), expected, "{state} {how}");
-            target.command("end");
-            assert_eq!(target.lines, [state], "{how}");
-            common::published(&target, "unloaded");
-            assert!(ends(&mut target), "{state} {how}");
+        let shared = prefix.join("lib/libotelctx.so.0");
+        // musl unloads nothing.
+        let states = ["loaded", if is_musl { "loaded" } else { "gone" }];
+        for (library, state) in [&shared, &plugin.0].into_iter().zip(states) {
+            for how in ["record", "scope", "swap", "own"] {
+                let mut command = Command::new(&program.0);
+                let mut target = Target::spawn(command.arg(library).arg(how));
+                let (trace, span) = (format!("{:0<32}", "05"), format!("{:0<16}", "06"));
+                let expected = [None, Some((trace, span, 1, vec![]))];
+                let row = format!("{compiler} {state} {how}");
+                assert_eq!(threads(&target, "unloaded"), expected, "{row}");
+                target.command("end");
+                assert_eq!(target.lines, [state], "{row}");
+                common::published(&target, "unloaded");
+
+                // One that was unloaded knows nothing of its context, and replaces it.
+                target.lines.clear();
+                target.command("again");
+                let (result, service) = match state {
+                    "gone" => (OK, "again"),
+                    _ => (ALREADY_PUBLISHED, "unloaded"),
+                };
+                assert_eq!(target.lines, [format!("published {result}")], "{row}");
+                common::published(&target, service);
+                assert!(ends(&mut target), "{row}");
+            }
         }
     }
 }

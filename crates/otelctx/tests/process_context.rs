@@ -422,8 +422,7 @@ fn a_foreign_context_is_named() {
             let error = ProcessContext::new().publish().unwrap_err();
             assert!(matches!(error, PublishError::Foreign { .. }), "{error}");
         }
-        // A copy that says it has nothing, as one does that was unloaded and loaded again at the
-        // same place.
+        // A copy that says it has nothing.
         extern "C" fn nothing() -> bool {
             true
         }
@@ -435,7 +434,62 @@ fn a_foreign_context_is_named() {
         let error = ProcessContext::new().publish().unwrap_err();
         assert!(matches!(error, PublishError::Foreign { .. }), "{error}");
         assert_eq!(mappings(), [header as usize]);
+
+        // The context of a copy that was unloaded, but its keys cannot be known.
+        let magic = behind.wrapping_add(1).cast::<[u8; 16]>();
+        // SAFETY: as above.
+        unsafe { magic.write(*b"otelctx_withdraw") };
+        for payload in [8, header as u64] {
+            // SAFETY: as above.
+            unsafe { header.write(foreign_header(payload).encode()) };
+            let error = ProcessContext::new().publish().unwrap_err();
+            assert!(matches!(error, PublishError::Foreign { .. }), "{error}");
+            assert_eq!(mappings(), [header as usize]);
+        }
     });
+}
+
+#[test]
+fn the_context_of_an_unloaded_copy_is_replaced_whatever_is_in_its_place() {
+    in_own_process(
+        "the_context_of_an_unloaded_copy_is_replaced_whatever_is_in_its_place",
+        || {
+            extern "C" fn nothing() -> bool {
+                true
+            }
+            #[repr(C, align(32))]
+            struct Copy([u8; 16], extern "C" fn() -> bool);
+            let copy = Copy(*b"otelctx_withdraw", nothing);
+            let other = *b"what another library has there..";
+            let keys = Value::Array(vec!["theirs".into()]);
+            let mut payload = Payload::default();
+            payload
+                .attributes
+                .push(("threadlocal.attribute_key_map".into(), keys));
+            let payload = payload.encode();
+            for descriptor in [8, other.as_ptr() as u64, &raw const copy as u64] {
+                let mapping = foreign_mapping();
+                let mut header = foreign_header(payload.as_ptr() as u64);
+                header.payload_size = payload.len() as u32;
+                let behind = mapping.wrapping_add(1).cast::<[u8; 24]>();
+                let mut mark = [0; 24];
+                mark[..8].copy_from_slice(&descriptor.to_ne_bytes());
+                mark[8..].copy_from_slice(b"otelctx_withdraw");
+                // SAFETY: the mapping is ours.
+                unsafe {
+                    behind.write(mark);
+                    mapping.write(header.encode());
+                }
+                let process = ProcessContext::new().publish().unwrap();
+                assert_eq!(mappings().len(), 1);
+                let keys = self::payload();
+                let keys = keys.attribute("threadlocal.attribute_key_map");
+                assert_eq!(keys, Some(&Value::Array(vec!["theirs".into()])));
+                drop(process);
+                assert_eq!(mappings(), []);
+            }
+        },
+    );
 }
 
 #[test]

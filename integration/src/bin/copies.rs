@@ -1,7 +1,11 @@
 //! A program with a copy of `otelctx`, which loads the libraries that its arguments name. Executes
 //! commands from standard input: a number (0: the program's own copy; 1: that of the first library),
-//! a tab, and what `copy.rs` describes, or `otelctx_withdraw`, which calls the library's function of
-//! that name. Answers each with `result`, a tab and its result, and `done`.
+//! a tab, and what `copy.rs` describes, or one of these for a library:
+//!
+//! - `otelctx_withdraw`: calls its function of that name
+//! - `unload`, `load`: 0 for success; 1 if it is still loaded
+//!
+//! Answers each with `result`, a tab and its result, and `done`.
 
 #[path = "../copy.rs"]
 mod copy;
@@ -14,19 +18,42 @@ type Execute = unsafe extern "C" fn(*const u8, usize) -> i32;
 type Withdraw = unsafe extern "C" fn() -> bool;
 
 struct Library {
+    path: CString,
+    handle: *mut c_void,
     execute: Execute,
     otelctx_withdraw: Withdraw,
 }
 
-fn load(path: String) -> Library {
-    let path = CString::new(path).expect("no NUL");
-    // SAFETY: the library is one of `examples/copy.rs`, and stays loaded.
+impl Library {
+    fn execute(&mut self, command: &str) -> i32 {
+        // SAFETY: the text lives through the call; the library is loaded.
+        unsafe {
+            match command {
+                "otelctx_withdraw" => i32::from(!(self.otelctx_withdraw)()),
+                "load" => {
+                    *self = load(self.path.clone());
+                    0
+                }
+                "unload" => {
+                    let closed = libc::dlclose(self.handle);
+                    let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
+                    let is_loaded = !libc::dlopen(self.path.as_ptr(), flags).is_null();
+                    closed | i32::from(is_loaded)
+                }
+                _ => (self.execute)(command.as_ptr(), command.len()),
+            }
+        }
+    }
+}
+
+fn load(path: CString) -> Library {
+    // SAFETY: the library is one of `examples/copy.rs`. It is not called while it is unloaded.
     unsafe {
         // Its symbols are its own, as those of a Python module's library are.
-        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
-        assert!(!library.is_null(), "dlopen {path:?}");
+        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        assert!(!handle.is_null(), "dlopen {path:?}");
         let function = |name: &CStr| {
-            let function = libc::dlsym(library, name.as_ptr());
+            let function = libc::dlsym(handle, name.as_ptr());
             assert!(!function.is_null(), "{path:?} has no function {name:?}");
             function
         };
@@ -35,26 +62,23 @@ fn load(path: String) -> Library {
             otelctx_withdraw: mem::transmute::<*mut c_void, Withdraw>(function(
                 c"otelctx_withdraw",
             )),
+            path,
+            handle,
         }
     }
 }
 
 fn main() {
-    let libraries: Vec<Library> = std::env::args().skip(1).map(load).collect();
+    let paths = std::env::args().skip(1);
+    let paths = paths.map(|path| CString::new(path).expect("no NUL"));
+    let mut libraries: Vec<Library> = paths.map(load).collect();
     println!("ready");
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("commands are UTF-8");
         let (number, command) = line.split_once('\t').expect("a number and a command");
-        let result = match number.parse().expect("a number") {
+        let result = match number.parse::<usize>().expect("a number") {
             0 => copy::execute(command),
-            // SAFETY: the text lives through the call.
-            number => unsafe {
-                let library: &Library = &libraries[number - 1];
-                match command {
-                    "otelctx_withdraw" => i32::from(!(library.otelctx_withdraw)()),
-                    _ => (library.execute)(command.as_ptr(), command.len()),
-                }
-            },
+            number => libraries[number - 1].execute(command),
         };
         println!("result\t{result}\ndone");
     }

@@ -1,7 +1,8 @@
 /*
  * unload LIBRARY HOW: a thread works while the program unloads the library that it has attached with, by
  * a "record", a "scope", a "swap" or in its "own" record. When the thread has ended, prints whether the
- * library is still "loaded" after it is unloaded once more, or "gone".
+ * library is still "loaded" after it is unloaded once more, or "gone". Then loads it again, and prints what
+ * publishing results in.
  */
 #include <dlfcn.h>
 #include <otelctx.h>
@@ -92,6 +93,17 @@ int main(int argc, char **argv)
     pthread_create(&thread, NULL, nothing, NULL);
     pthread_join(thread, NULL);
     printf("%s\ndone\n", state);
+    fflush(stdout);
+    if (fgets(line, sizeof line, stdin) == NULL)
+        return 1;
+    library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL)
+        return 1;
+    otelctx_error error;
+    process = F(otelctx_process_new)();
+    F(otelctx_process_service_name)(process, "again");
+    F(otelctx_publish)(process, &error);
+    printf("published %d\ndone\n", error.code);
     fflush(stdout);
     while (getchar() != EOF)
         continue;

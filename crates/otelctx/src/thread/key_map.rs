@@ -15,18 +15,13 @@ pub(crate) fn published_key_map() -> &'static [Name] {
 /// Makes the key map of another copy of this crate the beginning of this copy's, so that its
 /// records keep their meaning. The caller holds the lock. Returns false if the two differ at a
 /// position that both have published, or there are too many keys.
-///
-/// # Safety
-/// The names are readable during the call.
-pub(crate) unsafe fn adopt_key_map(other: &[Name]) -> bool {
+pub(crate) fn adopt_key_map<'a>(other: impl Iterator<Item = &'a str>) -> bool {
     let published = PUBLISHED.load(Ordering::Relaxed);
     let mut count = REGISTERED.load(Ordering::Relaxed);
     // If the process is forked now, the child registers the others again.
     REGISTERED.store(published, Ordering::Release);
     let mut agree = true;
-    for (position, name) in other.iter().enumerate() {
-        // SAFETY: as the caller promises.
-        let name = unsafe { name.read() };
+    for (position, name) in other.enumerate() {
         let known = first_names(count).position(|known| known == name);
         let from = match known {
             Some(known) => known,

@@ -214,7 +214,7 @@ pub(super) fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
 impl Name {
     /// # Safety
     /// The name was written, and lives as long as the result.
-    pub(super) unsafe fn read<'a>(&self) -> &'a str {
+    pub(crate) unsafe fn read<'a>(&self) -> &'a str {
         let address = self.address.load(Ordering::Relaxed);
         let length = self.length.load(Ordering::Relaxed);
         // SAFETY: as above.

@@ -6,26 +6,50 @@
 //! the header. No symbols are looked up, so this also works for libraries loaded with `RTLD_LOCAL`,
 //! two versions in one executable, and static programs.
 //!
+//! If the library with the earlier copy was unloaded, nobody can withdraw its context: the later copy
+//! unmaps it. That it is the context of a copy is written behind the address of the descriptor, and
+//! the key map comes from the payload, which stays in memory.
+//!
 //! Records of the earlier copy stay attached, and it may attach more. So the later copy's key map
 //! starts with the earlier one's. Keys registered with the earlier copy afterwards are not
 //! published.
 
+use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::slice;
 
-use otelctx_format::process_context::HEADER_SIZE;
+use otelctx_format::process_context::{Header, Payload, HEADER_SIZE};
+use otelctx_format::KeyMap;
 
 use super::foreign;
 use super::lock::Locked;
+use super::mapping::page_size;
 use super::owner::Owner;
 use crate::thread::{self, Name};
 
-/// Offset of the descriptor's address, a `u64`, in bytes from the mapping's start. Contexts of
-/// other publishers may have anything there.
+/// Offset of the [`Mark`], in bytes from the mapping's start. Contexts of other publishers may have
+/// anything there.
 pub(super) const OFFSET: usize = HEADER_SIZE;
 
-/// The first bytes of a descriptor.
+/// What follows the header in a copy's mapping.
+#[repr(C)]
+pub(super) struct Mark {
+    /// The address of a [`Descriptor`].
+    descriptor: u64,
+    magic: [u8; 16],
+}
+
+impl Mark {
+    pub(super) fn new() -> Self {
+        Self {
+            descriptor: own_descriptor(),
+            magic: MAGIC,
+        }
+    }
+}
+
+/// The first bytes of a descriptor, and what a copy's mapping has in addition.
 const MAGIC: [u8; 16] = *b"otelctx_withdraw";
 
 /// Withdraws the context, if there is one and `adopt` returns true. Returns whether this copy no
@@ -47,7 +71,7 @@ static DESCRIPTOR: Descriptor = Descriptor {
 };
 const _: () = assert!(mem::size_of::<Descriptor>() == HEADER_SIZE);
 
-pub(super) fn descriptor() -> u64 {
+fn own_descriptor() -> u64 {
     ptr::from_ref(&DESCRIPTOR) as u64
 }
 
@@ -110,26 +134,113 @@ extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) 
     adopted
 }
 
-/// Makes the copy of this crate that publishes the context at `address` withdraw it. Returns
-/// whether to search again: `false` if the publisher is not a copy of this crate, or the key maps
-/// differ.
+/// Makes the copy of this crate that publishes the context at `address` withdraw it, or unmaps it if
+/// that copy was unloaded. Returns whether to search again: `false` if the publisher is not a copy of
+/// this crate, or the key maps differ. This copy publishes nothing.
 pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
-    // SAFETY: plain old data.
-    let read = |address| foreign::read(address).ok();
-    let Some([a, b, c, d, e, f, g, h, ..]) = read(address + OFFSET) else {
-        return false;
+    let found = match Found::read(address) {
+        Ok(found) => found,
+        // It was withdrawn in the meantime.
+        Err(libc::EFAULT) => return true,
+        Err(_) => return false,
     };
-    let descriptor = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-    let Some(bytes) = read(descriptor as usize).filter(|bytes| bytes.starts_with(&MAGIC)) else {
-        return false;
+    let descriptor = match foreign::read(found.descriptor() as usize) {
+        Ok(bytes) => bytes.starts_with(&MAGIC).then_some(bytes),
+        Err(libc::EFAULT) => None,
+        Err(_) => return false,
     };
-    // SAFETY: the magic bytes identify a descriptor.
-    let descriptor = unsafe { bytes.as_ptr().cast::<Descriptor>().read_unaligned() };
-    (descriptor.withdraw)(adopt)
+    // This copy, if it was unloaded and loaded again at the same address, knows nothing of it.
+    if let Some(bytes) = descriptor.filter(|_| found.descriptor() != own_descriptor()) {
+        // SAFETY: the magic bytes identify a descriptor.
+        let descriptor = unsafe { bytes.as_ptr().cast::<Descriptor>().read_unaligned() };
+        if !(descriptor.withdraw)(adopt) {
+            return false;
+        }
+        // Otherwise it is not that copy's, which was loaded in the place of another one.
+        if Found::read(address) != Ok(found) {
+            return true;
+        }
+    }
+    // The library that published it was unloaded, so only other copies of this crate unmap it.
+    found.is_of_a_copy() && found.adopt_keys() && {
+        found.unmap(address);
+        true
+    }
+}
+
+/// The first bytes of a mapping: the header, and what follows it.
+#[derive(Clone, Copy, PartialEq)]
+struct Found {
+    header: [u8; HEADER_SIZE],
+    mark: [u8; HEADER_SIZE],
+}
+const _: () = assert!(mem::size_of::<Mark>() <= HEADER_SIZE);
+
+impl Found {
+    fn read(address: usize) -> Result<Self, i32> {
+        Ok(Self {
+            header: foreign::read(address)?,
+            mark: foreign::read(address + OFFSET)?,
+        })
+    }
+
+    /// Unmaps it, unless another copy of this crate has done so.
+    fn unmap(self, address: usize) {
+        /// Ends the iteration at the first module.
+        unsafe extern "C" fn unmap(
+            _module: *mut libc::dl_phdr_info,
+            _size: usize,
+            data: *mut c_void,
+        ) -> c_int {
+            // SAFETY: `data` is that of the call below; nobody uses what an unloaded library has mapped.
+            unsafe {
+                let (address, found) = *data.cast::<(usize, Found)>();
+                if Found::read(address) == Ok(found) {
+                    libc::munmap(address as *mut c_void, page_size());
+                }
+            }
+            1
+        }
+        let mut data = (address, self);
+        // Under a lock that all copies share, or another mapping could take this one's place after it
+        // was compared: glibc holds a lock of the process during each call. musl unloads no libraries.
+        // SAFETY: the data outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(unmap), (&raw mut data).cast()) };
+    }
+
+    fn descriptor(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.mark;
+        u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    fn is_of_a_copy(&self) -> bool {
+        self.mark[mem::offset_of!(Mark, magic)..].starts_with(&MAGIC)
+    }
+
+    /// Like [`adopt`], for the key map in the payload. Returns false also if that cannot be read.
+    fn adopt_keys(&self) -> bool {
+        let Ok(header) = Header::decode(&self.header) else {
+            return false;
+        };
+        let mut payload = vec![0; header.payload_size as usize];
+        if foreign::read_into(&mut payload, header.payload_address as usize).is_err() {
+            return false;
+        }
+        let keys = Payload::decode(&payload).map(|payload| KeyMap::of(&payload));
+        match keys {
+            Ok(Ok(keys)) => {
+                let names = keys.iter().flat_map(KeyMap::names);
+                thread::adopt_key_map(names.map(String::as_str))
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Called by the other copy, while this one holds its lock.
 unsafe extern "C" fn adopt(names: *const Name, count: usize) -> bool {
     // SAFETY: the caller's promise.
-    unsafe { thread::adopt_key_map(slice::from_raw_parts(names, count)) }
+    let names = unsafe { slice::from_raw_parts(names, count) };
+    // SAFETY: as above.
+    thread::adopt_key_map(names.iter().map(|name| unsafe { name.read() }))
 }

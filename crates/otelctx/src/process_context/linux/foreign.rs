@@ -106,13 +106,19 @@ fn context_in(line: &[u8]) -> Option<usize> {
 #[inline(never)]
 pub(super) fn read(address: usize) -> Result<[u8; HEADER_SIZE], i32> {
     let mut bytes = [0; HEADER_SIZE];
+    read_into(&mut bytes, address)?;
+    Ok(bytes)
+}
+
+/// [`read`] as many bytes as there is room for.
+pub(super) fn read_into(bytes: &mut [u8], address: usize) -> Result<(), i32> {
     let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: HEADER_SIZE,
+        iov_len: bytes.len(),
     };
     let remote = libc::iovec {
         iov_base: address as *mut libc::c_void,
-        iov_len: HEADER_SIZE,
+        iov_len: bytes.len(),
     };
     // SAFETY: the local buffer is as long as it says; the kernel checks the other. The thread's ID
     // works even after the main thread, whose ID is the process's, has ended.
@@ -120,9 +126,10 @@ pub(super) fn read(address: usize) -> Result<[u8; HEADER_SIZE], i32> {
         let tid = libc::syscall(libc::SYS_gettid) as libc::pid_t;
         libc::process_vm_readv(tid, &local, 1, &remote, 1, 0)
     };
-    if count == HEADER_SIZE as isize {
-        Ok(bytes)
-    } else {
-        Err(errno())
+    match count {
+        count if count == bytes.len() as isize => Ok(()),
+        -1 => Err(errno()),
+        // The rest is not mapped.
+        _ => Err(libc::EFAULT),
     }
 }

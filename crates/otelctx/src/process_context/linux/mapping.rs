@@ -57,8 +57,8 @@ impl Mapping {
         unsafe {
             self.address
                 .add(copies::OFFSET)
-                .cast::<u64>()
-                .write(copies::descriptor());
+                .cast::<copies::Mark>()
+                .write(copies::Mark::new());
             let published_at = self
                 .address
                 .add(Header::TIMESTAMP_OFFSET)

@@ -42,8 +42,7 @@ pub(crate) fn lock() -> Owner {
 }
 
 /// Maximum number of contexts of other copies that are withdrawn before publishing. Normally there
-/// is one, or a few if several copies publish at the same time; an unloaded library may leave one
-/// forever.
+/// is one, or a few if several copies publish at the same time.
 const MAX_WITHDRAWALS: u32 = 8;
 /// [`Owner::current`] after another copy of this crate has taken over.
 const WITHDRAWN: u64 = u64::MAX;
