@@ -14,6 +14,7 @@
 //! | `target/setup/nodejs-18`, `…/nodejs-20` | Node.js that the Node.js package refuses |
 //! | `target/setup/typescript` | TypeScript, to check the types of the Node.js package |
 //! | `target/setup/nodejs-opentelemetry-2`, `…/nodejs-opentelemetry-3` | OpenTelemetry for Node.js, whose spans the Node.js package publishes |
+//! | `target/setup/nodejs-auto-instrumentations` | its auto-instrumentation, and services that it instruments |
 //! | `target/setup/node-addon-5.18`, `…/node-addon-5.19`, `…/node-addon-5.20` | npm's `@datadog/pprof` of these versions, the last one with `dd-trace`: both publish contexts |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
@@ -115,7 +116,7 @@ const PY_SPY: &str = "py-spy==0.4.3";
 
 /// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
 /// Node.js; what publishes the contexts of its asynchronous calls; what the Node.js package publishes for; and TypeScript.
-const NPM: [(&str, &[&str]); 13] = [
+const NPM: [(&str, &[&str]); 14] = [
     (
         "viewers",
         &["@firefox-devtools/profiler-cli@0.10.0", "speedscope@1.25.0"],
@@ -141,7 +142,6 @@ const NPM: [(&str, &[&str]); 13] = [
     (
         "nodejs-opentelemetry-2",
         &[
-            "@fastify/otel@0.21.2",
             "@opentelemetry/api@1.9.1",
             "@opentelemetry/context-async-hooks@2.12.0",
             "@opentelemetry/core@2.12.1",
@@ -150,6 +150,16 @@ const NPM: [(&str, &[&str]); 13] = [
             "@opentelemetry/instrumentation-http@0.223.0",
             "@opentelemetry/resources@2.12.0",
             "@opentelemetry/sdk-trace-node@2.12.0",
+            "express@5.3.0",
+        ],
+    ),
+    (
+        "nodejs-auto-instrumentations",
+        &[
+            "@fastify/otel@0.21.2",
+            "@opentelemetry/api@1.10.0",
+            "@opentelemetry/auto-instrumentations-node@0.82.0",
+            "@opentelemetry/core@3.1.1",
             "express@5.3.0",
             "fastify@5.12.8",
         ],

@@ -145,6 +145,7 @@ fn run(major: &str) {
     let modules = [
         "nodejs-opentelemetry-2",
         "nodejs-opentelemetry-3",
+        "nodejs-auto-instrumentations",
         "node-addon-5.20",
     ];
     let modules: Vec<OsString> = modules.map(|name| setup().join(name).into()).into();

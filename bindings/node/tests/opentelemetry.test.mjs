@@ -10,7 +10,7 @@ import { dump, flags, folder, npm, program, run, start } from './common.mjs'
 const register = join(folder, 'lib/register.js')
 const folders = process.env.OTELCTX_NODE_MODULES?.split(':') ?? []
 const hooks = 'node_modules/@opentelemetry/context-async-hooks/package.json'
-const modules = folders.filter((folder) => existsSync(join(folder, hooks)))
+const modules = folders.filter((folder) => existsSync(join(folder, hooks)) && folder !== autoInstrumented())
 
 test('whatever context manager is registered, and when', (t) => {
   if (modules.length === 0) return t.skip('there are no packages of OpenTelemetry')
@@ -38,10 +38,11 @@ function npmVersion(folder) {
 test('a server publishes its requests, and their routes once they are known', async (t) => {
   const require = npm('@opentelemetry/instrumentation-express')
   if (require === undefined) return t.skip('there is no instrumentation')
-  for (const how of [['--require', register], ['--import', register], undefined]) {
+  const options = ['--require', '--import'].map((option) => [option, register])
+  for (const [how, isVariable] of options.flatMap((how) => [[how, false], [how, true]])) {
     const env = { OTEL_SERVICE_NAME: 'server' }
     const args = [...flags]
-    if (how === undefined) env.NODE_OPTIONS = `--require ${register}`
+    if (isVariable) env.NODE_OPTIONS = how.join(' ')
     else args.push(...how)
     args.push(program('server.js'), require.resolve('express'))
     const child = await start(args, { env })
@@ -52,6 +53,51 @@ test('a server publishes its requests, and their routes once they are known', as
       if (found !== undefined) {
         const { resource } = found.process_context
         // That of the tracer provider, which knows more than the environment.
+        assert.equal(resource['service.name'], 'server')
+        assert.equal(resource.shop, 'open')
+        const main = found.threads.find((thread) => thread.tid === child.pid)
+        assert.deepEqual(main.context, child.ready.held)
+      }
+    } finally {
+      await child.stop()
+    }
+  }
+})
+
+/** The folder with OpenTelemetry's auto-instrumentation; undefined if there is none. */
+function autoInstrumented() {
+  const name = 'node_modules/@opentelemetry/auto-instrumentations-node'
+  return folders.find((folder) => existsSync(join(folder, name)))
+}
+
+test("OpenTelemetry's auto-instrumentation publishes its requests, whichever is loaded first", async (t) => {
+  const cwd = autoInstrumented()
+  if (cwd === undefined) return t.skip('there is no auto-instrumentation')
+  const express = join(cwd, 'node_modules/express/index.js')
+  const instrumentation = '@opentelemetry/auto-instrumentations-node/register'
+  for (const how of [
+    ['--require', instrumentation, '--import', register],
+    ['--require', register, '--require', instrumentation],
+    ['--import', register, '--import', instrumentation],
+  ]) {
+    const env = {
+      OTEL_SERVICE_NAME: 'server',
+      OTEL_RESOURCE_ATTRIBUTES: 'shop=open',
+      // Nothing listens there: spans are not sent. It asks no cloud where it runs.
+      OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:9',
+      OTEL_METRICS_EXPORTER: 'none',
+      OTEL_LOGS_EXPORTER: 'none',
+      OTEL_NODE_RESOURCE_DETECTORS: 'env',
+      OTEL_LOG_LEVEL: 'none',
+    }
+    const args = [...flags, ...how, program('server.js'), express, 'auto']
+    const child = await start(args, { env, cwd })
+    try {
+      assert.equal(child.ready.handlers, 40)
+      assert.equal(child.ready.wrong, 0, JSON.stringify(child.ready))
+      const found = dump(child.pid)
+      if (found !== undefined) {
+        const { resource } = found.process_context
         assert.equal(resource['service.name'], 'server')
         assert.equal(resource.shop, 'open')
         const main = found.threads.find((thread) => thread.tid === child.pid)

@@ -1,6 +1,7 @@
 'use strict'
 // A server with OpenTelemetry's instrumentation, which sends itself requests. Each handler checks that its request is
-// published. The last one waits until standard input ends.
+// published. The last one waits until standard input ends. The first argument is a file of npm's packages; with a second one, the
+// program registers no instrumentation itself.
 const { readSync } = require('node:fs')
 const { createRequire } = require('node:module')
 const { Worker } = require('node:worker_threads')
@@ -8,17 +9,21 @@ const { Worker } = require('node:worker_threads')
 const npm = createRequire(process.argv[2])
 const otelctx = require(process.env.OTELCTX_PACKAGE)
 const { trace } = npm('@opentelemetry/api')
-const { registerInstrumentations } = npm('@opentelemetry/instrumentation')
-const { NodeTracerProvider } = npm('@opentelemetry/sdk-trace-node')
-const { defaultResource, resourceFromAttributes } = npm('@opentelemetry/resources')
-const { HttpInstrumentation } = npm('@opentelemetry/instrumentation-http')
-const { ExpressInstrumentation } = npm('@opentelemetry/instrumentation-express')
 
-// Its name is made up: the environment knows better.
-const own = resourceFromAttributes({ shop: 'open' })
-const resource = defaultResource().merge(own)
-new NodeTracerProvider({ resource }).register()
-registerInstrumentations({ instrumentations: [new HttpInstrumentation(), new ExpressInstrumentation()] })
+function register() {
+  const { registerInstrumentations } = npm('@opentelemetry/instrumentation')
+  const { NodeTracerProvider } = npm('@opentelemetry/sdk-trace-node')
+  const { defaultResource, resourceFromAttributes } = npm('@opentelemetry/resources')
+  const { HttpInstrumentation } = npm('@opentelemetry/instrumentation-http')
+  const { ExpressInstrumentation } = npm('@opentelemetry/instrumentation-express')
+
+  // Its name is made up: the environment knows better.
+  const own = resourceFromAttributes({ shop: 'open' })
+  const resource = defaultResource().merge(own)
+  new NodeTracerProvider({ resource }).register()
+  registerInstrumentations({ instrumentations: [new HttpInstrumentation(), new ExpressInstrumentation()] })
+}
+if (process.argv[3] === undefined) register()
 
 const http = require('node:http')
 const express = npm('express')
@@ -49,6 +54,19 @@ function check(route) {
   return context
 }
 
+/** Waits in this very call until standard input ends, which may be non-blocking. */
+function hold() {
+  for (;;) {
+    try {
+      readSync(0, Buffer.alloc(1))
+      return
+    } catch (error) {
+      if (error.code !== 'EAGAIN') return
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10)
+    }
+  }
+}
+
 const app = express()
 app.get('/cart/:id', async (request, response) => {
   check('/cart/:id')
@@ -59,11 +77,7 @@ app.get('/cart/:id', async (request, response) => {
 app.get('/hold', (request, response) => {
   const held = check('/hold')
   console.log(JSON.stringify({ handlers: handlers - 1, wrong: wrong.length, first: wrong[0], held }))
-  try {
-    readSync(0, Buffer.alloc(1))
-  } catch {
-    // It has ended.
-  }
+  hold()
   process.exit(0)
 })
 
