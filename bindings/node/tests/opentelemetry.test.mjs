@@ -147,6 +147,53 @@ test("a worker keeps the process's options, without the ones it must not be give
   }
 })
 
+test('a worker that has not the flag that it needs is reported, and the others publish', () => {
+  const [major] = process.versions.node.split('.')
+  const needs = major === '22'
+  // Each with the process's options: on its command line, or in the environment.
+  const own = [{ execArgv: [] }, { env: {} }, { env: {}, execArgv: [] }, { env: { A: '1' }, execArgv: ['--no-warnings'] }]
+  own.push({}, { execArgv: flags }, { env: {}, execArgv: flags })
+  const without = { 24: ['--no-async-context-frame'] }[major]
+  if (without !== undefined) own.push({ execArgv: without })
+  const inWorker = `
+    const { reason } = require(${JSON.stringify(join(folder, 'lib/context.js'))})
+    const isRegistered = Object.hasOwn(globalThis, Symbol.for("opentelemetry.js.api.1"))
+    require("node:worker_threads").parentPort.postMessage(isRegistered && reason === undefined)`
+  // One at a time: a warning is that of the worker that is running.
+  const source = `
+    const { Worker } = require('node:worker_threads')
+    const run = (options) => new Promise((resolve) => {
+      const worker = new Worker(${JSON.stringify(inWorker)}, { eval: true, ...options })
+      let publishes
+      worker.on('message', (message) => { publishes = message })
+      worker.on('exit', () => resolve(publishes))
+    })
+    const all = []
+    ;(async () => {
+      for (const options of ${JSON.stringify(own)}) all.push(await run(options))
+      console.log(JSON.stringify(all))
+    })()`
+  for (const isVariable of [false, true]) {
+    const how = [...flags, '--require', register]
+    const env = isVariable ? { NODE_OPTIONS: how.join(' ') } : {}
+    const result = run([...(isVariable ? [] : how), '-e', source], { env })
+    const publish = JSON.parse(result.stdout)
+    const expected = own.map(({ execArgv, env }) => {
+      if (execArgv !== undefined && execArgv === without) return false
+      if (!needs || execArgv === flags) return true
+      // The environment has the flag, and workers without an environment of their own have it, too.
+      if (isVariable) return env === undefined
+      return execArgv === undefined
+    })
+    assert.deepEqual(publish, expected, `${isVariable} ${result.stderr}`)
+    const reports = result.stderr.match(/\[OTELCTX\].*AsyncContextFrame.*/g) ?? []
+    const isQuiet = ({ execArgv }) => execArgv?.includes('--no-warnings')
+    const unreported = own.filter((options, at) => !publish[at] && isQuiet(options))
+    const missing = publish.filter((it) => !it).length - unreported.length
+    assert.equal(reports.length, missing, `${isVariable} ${result.stderr}`)
+  }
+})
+
 test('wrong options of a worker fail as without otelctx', () => {
   const source = `
     const { Worker } = require('node:worker_threads')
