@@ -25,10 +25,12 @@ enum Link {
     StaticNonPie,
     /// The static one, in a fully static program.
     FullyStatic,
-    /// The static one, in a static-pie program, without the package's flag.
-    StaticPieWithoutFlag,
-    /// The same with the flag.
+    /// The static one, in a static-pie program, as the shared one's package says for static programs.
     StaticPie,
+    /// The same, as the static one's package says for static programs.
+    StaticPieExcluded,
+    /// The same, as the static one's package says for dynamic programs.
+    StaticPieWithFlag,
     /// The static one, in a library that the program loads.
     Plugin,
     /// The shared one, in a library that the program loads.
@@ -38,14 +40,15 @@ enum Link {
 }
 use Link::*;
 
-const LINKS: [Link; 10] = [
+const LINKS: [Link; 11] = [
     Shared,
     Static,
     StaticWithoutFlag,
     StaticNonPie,
     FullyStatic,
-    StaticPieWithoutFlag,
     StaticPie,
+    StaticPieExcluded,
+    StaticPieWithFlag,
     Plugin,
     SharedPlugin,
     Loaded,
@@ -65,6 +68,7 @@ enum Expected {
 use Expected::*;
 
 const HIDDEN: &str = "but not exported: the linker kept it local";
+const STATIC_PIE: &str = "but not exported: the linker kept it local. Link this static-pie";
 const STATIC: &str = "is fully static and has no dynamic symbol table";
 
 /// The expected outcome. It depends on neither the compiler nor the C library.
@@ -73,13 +77,14 @@ fn expected(link: Link, linker: &str) -> Expected {
         (StaticWithoutFlag, _) => Unexported(HIDDEN),
         (FullyStatic, _) => Unexported(STATIC),
         // gold does not know static-pie: it makes a dynamic executable of position-dependent parts.
-        (StaticPie | StaticPieWithoutFlag, "gold") => Refused,
-        (StaticPieWithoutFlag, _) => Unexported(HIDDEN),
+        (StaticPie | StaticPieExcluded | StaticPieWithFlag, "gold") => Refused,
+        (StaticPie | StaticPieExcluded, _) => Unexported(STATIC_PIE),
         // It relaxes the access to a relocation that the program cannot apply to itself.
-        (StaticPie, "bfd") => Crashes,
-        (Shared | Static | StaticNonPie | StaticPie | Plugin | SharedPlugin | Loaded, _) => {
-            Exported
-        }
+        (StaticPieWithFlag, "bfd") => Crashes,
+        (
+            Shared | Static | StaticNonPie | StaticPieWithFlag | Plugin | SharedPlugin | Loaded,
+            _,
+        ) => Exported,
     }
 }
 
@@ -177,7 +182,7 @@ impl Row {
             }
             _ => {}
         }
-        if link == StaticPie && self.linker == "bfd" {
+        if link == StaticPieWithFlag && self.linker == "bfd" {
             let status = command.status().map_err(|error| error.to_string())?;
             return match std::os::unix::process::ExitStatusExt::signal(&status) {
                 Some(11) => Ok(Crashes),
@@ -208,7 +213,7 @@ impl Row {
         if let Ok(Some(context)) = found[0].context().map(|found| found.attached().cloned()) {
             return Err(format!("{line}, but {context:?}"));
         }
-        for words in [HIDDEN, STATIC] {
+        for words in [STATIC_PIE, HIDDEN, STATIC] {
             if line.starts_with("exported 14 ") && line.contains(words) {
                 return Ok(Unexported(words));
             }
@@ -225,14 +230,17 @@ impl Row {
             .partition(|flag| flag.contains("export-dynamic"));
         assert_eq!(flag.len(), 1);
         let shared_library = package(prefix, &["--libs", "otelctx"]);
+        let static_program = package(prefix, &["--libs", "--static", "otelctx"]);
+        let excluded = package(prefix, &["--libs", "--static", "otelctx-static"]);
         let (libraries, kind): (&[String], &[&str]) = match self.link {
             Shared => (&shared_library, &[]),
             Static => (&static_library, &[]),
             StaticWithoutFlag => (&without, &[]),
             StaticNonPie => (&static_library, &["-no-pie", "-fno-pie"]),
             FullyStatic => (&static_library, &["-static"]),
-            StaticPieWithoutFlag => (&without, &["-static-pie", "-fPIE"]),
-            StaticPie => (&static_library, &["-static-pie", "-fPIE"]),
+            StaticPie => (&static_program, &["-static-pie", "-fPIE"]),
+            StaticPieExcluded => (&excluded, &["-static-pie", "-fPIE"]),
+            StaticPieWithFlag => (&static_library, &["-static-pie", "-fPIE"]),
             Plugin => (&static_library, &["-shared", "-fPIC"]),
             SharedPlugin => (&shared_library, &["-shared", "-fPIC"]),
             Loaded => (&[], &["-shared", "-fPIC"]),

@@ -312,7 +312,8 @@ fn until<T>(get: impl Fn() -> T, mut is_right: impl FnMut(&T) -> bool) {
     }
 }
 
-/// `pkg-config --static`, where the shared library is installed, too, and where it is not.
+/// `pkg-config --static`, where the shared library is installed, too, and where it is not: a program that has
+/// the static library runs, and says which package exports the variable.
 #[test]
 fn the_package_has_what_a_static_link_needs() {
     if !have("pkg-config") {
@@ -328,7 +329,8 @@ fn the_package_has_what_a_static_link_needs() {
             std::fs::create_dir_all(alone.join(file).parent().unwrap()).unwrap();
             std::fs::copy(prefix.join(file), alone.join(file)).unwrap();
         }
-        for prefix in [prefix, &alone] {
+        for is_alone in [false, true] {
+            let prefix = if is_alone { &alone } else { prefix };
             let file = source("tests/programs/link.c").display().to_string();
             let mut arguments = vec!["-DMAIN".to_owned(), file];
             arguments.extend(package(
@@ -338,6 +340,16 @@ fn the_package_has_what_a_static_link_needs() {
             let built = compile(&compiler, arguments, "c-static")
                 .unwrap_or_else(|error| panic!("{compiler}: {error}"));
             let target = spawn(&built, prefix);
+            if is_alone {
+                let line = &target.lines[0];
+                assert!(line.starts_with("exported 14 "), "{compiler}: {line}");
+                assert!(
+                    line.contains("`pkg-config --libs otelctx-static`"),
+                    "{line}"
+                );
+                common::published(&target, "linked");
+                continue;
+            }
             assert_eq!(target.lines, ["exported 0 "], "{compiler}");
             let route = Some((
                 "0102030405060708090a0b0c0d0e0f10".to_owned(),
@@ -396,6 +408,22 @@ fn cmake_finds_the_package() {
         assert_eq!(target.lines, ["exported 0 "]);
         assert_eq!(threads(&target, "linked").len(), 1);
     }
+    cmake(&[
+        "-S",
+        ".",
+        "-B",
+        ".",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static-pie -fuse-ld=bfd",
+    ]);
+    let mut make = Command::new("make");
+    let output = make.current_dir(&folder).arg("with-otelctx-static");
+    let output = output.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let target = Target::spawn(&mut Command::new(folder.join("with-otelctx-static")));
+    assert_eq!(target.lines.len(), 1);
+    let reason = "Link this static-pie program with lld or mold";
+    assert!(target.lines[0].contains(reason), "{:?}", target.lines);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -49,6 +49,11 @@ pub enum NotExported {
         /// The executable.
         module: String,
     },
+    /// The executable is static and position-independent, and the linker did not export the variable.
+    StaticPie {
+        /// The executable.
+        module: String,
+    },
     /// No module of the process defines the variable.
     NotFound,
     /// Thread contexts are defined for Linux on x86-64 and aarch64.
@@ -72,6 +77,14 @@ impl fmt::Display for NotExported {
                  be exported. Link it dynamically (-C target-feature=-crt-static), or as \
                  static-pie with lld or mold and \
                  -Wl,--export-dynamic-symbol=otel_thread_ctx_v1",
+                module.escape_debug()
+            ),
+            Self::StaticPie { module } => write!(
+                f,
+                "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. Link \
+                 this static-pie program with lld or mold and \
+                 -Wl,--export-dynamic-symbol=otel_thread_ctx_v1 (linked by GNU ld, it would crash \
+                 before main), or link it dynamically",
                 module.escape_debug()
             ),
             Self::NotFound => f.write_str(
@@ -101,6 +114,7 @@ mod own_modules {
 
     // elf(5). Names as there.
     const PT_DYNAMIC: u32 = 2;
+    const PT_INTERP: u32 = 3;
     const PT_TLS: u32 = 7;
     const DT_HASH: u64 = 4;
     const DT_STRTAB: u64 = 5;
@@ -159,8 +173,11 @@ mod own_modules {
             let table = dynamic.and_then(|dynamic| {
                 Table::new(base, (base + dynamic.p_vaddr as usize) as *const [u64; 2])
             });
+            let is_static =
+                library(info).is_none() && headers.iter().all(|header| header.p_type != PT_INTERP);
             search.result = match table {
                 Some(table) if table.exports(offset) => Ok(()),
+                Some(_) if is_static => Err(NotExported::StaticPie { module: name(info) }),
                 Some(_) => Err(NotExported::Hidden { module: name(info) }),
                 None => Err(NotExported::Static { module: name(info) }),
             };
@@ -168,19 +185,23 @@ mod own_modules {
         }
     }
 
-    /// The module's file; the executable's has no name here.
-    unsafe fn name(info: &libc::dl_phdr_info) -> String {
+    /// The module's name: a path, or `None` for an executable. (musl names a dynamic one by its path.)
+    unsafe fn library(info: &libc::dl_phdr_info) -> Option<&CStr> {
         // SAFETY: the loader passes null or a C string.
-        unsafe {
-            if info.dlpi_name.is_null() || *info.dlpi_name == 0 {
-                return match env::current_exe() {
-                    Ok(path) => path.to_string_lossy().into_owned(),
-                    Err(_) => "the executable".into(),
-                };
-            }
-            CStr::from_ptr(info.dlpi_name)
-                .to_string_lossy()
-                .into_owned()
+        let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
+        // The second is what musl calls a static executable.
+        name.filter(|name| !name.is_empty() && *name != c"/proc/self/exe")
+    }
+
+    /// The module's file.
+    unsafe fn name(info: &libc::dl_phdr_info) -> String {
+        // SAFETY: as the caller promises.
+        if let Some(name) = unsafe { library(info) } {
+            return name.to_string_lossy().into_owned();
+        }
+        match env::current_exe() {
+            Ok(path) => path.to_string_lossy().into_owned(),
+            Err(_) => "the executable".into(),
         }
     }
 
