@@ -266,39 +266,61 @@ fn ids(trace: &str, span: &str, route: &str) -> common::Seen {
     Some((trace.to_owned(), span.to_owned(), 1, vec![route]))
 }
 
+/// With the shared and with the static library, by each linker.
 #[test]
 fn the_examples_show_what_they_work_on() {
-    for (compiler, prefix) in compilers() {
-        let built = program(&compiler, &C, "examples/shop.c", prefix, "otelctx");
-        let mut target = spawn(&built, prefix);
-        let ids = |route| {
-            ids(
-                "4bf92f3577b34da6a3ce929d0e0e4736",
-                "00f067aa0ba902b7",
-                route,
-            )
-        };
-        let expected = [ids("/cart"), ids("/cart/background")];
-        until(|| threads(&target, "shop"), |seen| *seen == expected);
-        let seen = threads(&target, "shop");
-        assert_eq!(seen, expected, "{compiler}");
-        assert!(ends(&mut target));
-    }
-    let Some(prefix) = installed(Libc::Glibc) else {
-        return;
+    let ids_of_c = |route| {
+        ids(
+            "4bf92f3577b34da6a3ce929d0e0e4736",
+            "00f067aa0ba902b7",
+            route,
+        )
     };
-    for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
-        let built = program(compiler, &CPP, "examples/shop.cpp", prefix, "otelctx");
-        let mut target = spawn(&built, prefix);
-        let zeroes = |text: &str, digits: usize| format!("{text:0<digits$}");
-        let mut expected = vec![None];
-        for (number, route) in (1..).zip(["/cart", "/checkout", "/items/{id}"]) {
-            let (trace, span) = (format!("4b0{number}"), format!("f00{number}"));
-            expected.push(ids(&zeroes(&trace, 32), &zeroes(&span, 16), route));
+    let expected_of_c = vec![ids_of_c("/cart"), ids_of_c("/cart/background")];
+    let zeroes = |text: &str, digits: usize| format!("{text:0<digits$}");
+    let mut expected_of_cpp = vec![None];
+    for (number, route) in (1..).zip(["/cart", "/checkout", "/items/{id}"]) {
+        let (trace, span) = (format!("4b0{number}"), format!("f00{number}"));
+        expected_of_cpp.push(ids(&zeroes(&trace, 32), &zeroes(&span, 16), route));
+    }
+
+    let c = compilers().into_iter().map(|(compiler, prefix)| {
+        let file = "examples/shop.c";
+        (compiler, prefix, &C[..], file, &expected_of_c)
+    });
+    let cpp = installed(Libc::Glibc).into_iter().flat_map(|prefix| {
+        let compilers = ["g++", "clang++"].into_iter().filter(|it| have(it));
+        let file = "examples/shop.cpp";
+        let expected = &expected_of_cpp;
+        compilers.map(move |compiler| (compiler.to_owned(), prefix, &CPP[..], file, expected))
+    });
+    let linkers = ["bfd", "gold", "lld", "mold"].map(|linker| {
+        let program = format!("ld.{linker}");
+        have(&program).then(|| format!("-fuse-ld={linker}"))
+    });
+    for (compiler, prefix, flags, file, expected) in c.chain(cpp) {
+        // Each is compiled once, and linked in each way.
+        let source = source(file).display().to_string();
+        let include = format!("-I{}", prefix.join("include").display());
+        let arguments = flags.iter().copied().chain(["-c", &include, &source]);
+        let object = compile(&compiler, arguments, "c-object")
+            .unwrap_or_else(|error| panic!("{compiler}: {error}"));
+        for package in ["otelctx", "otelctx-static"] {
+            let libraries = self::package(prefix, &["--libs", package]);
+            for linker in linkers.iter().flatten() {
+                let row = format!("{compiler} {file} {package} {linker}");
+                let object = object.0.display().to_string();
+                let arguments = [linker.clone(), "-pthread".to_owned(), object]
+                    .into_iter()
+                    .chain(libraries.iter().cloned());
+                let built = compile(&compiler, arguments, "c-program")
+                    .unwrap_or_else(|error| panic!("{row}: {error}"));
+                let mut target = spawn(&built, prefix);
+                until(|| threads(&target, "shop"), |seen| seen == expected);
+                assert_eq!(threads(&target, "shop"), *expected, "{row}");
+                assert!(ends(&mut target), "{row}");
+            }
         }
-        until(|| threads(&target, "shop"), |seen| *seen == expected);
-        assert_eq!(threads(&target, "shop"), expected, "{compiler}");
-        assert!(ends(&mut target));
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn installed(libc: Libc) -> Option<&'static Path> {
 fn install(libc: Libc) -> Option<PathBuf> {
     let musl = root().join("target/setup/musl-x86_64/gcc");
     if libc == Libc::Musl && !musl.exists() {
-        println!("skipped: no {} (cargo xtask setup)", musl.display());
+        missing(&musl.display().to_string(), "musl-tools");
         return None;
     }
     let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{libc:?}"));
@@ -79,13 +79,38 @@ impl Drop for Built {
     }
 }
 
+/// The packages of Debian with the programs that the tests use, where the names differ.
+const PACKAGES: [(&str, &str); 6] = [
+    ("clang++", "clang"),
+    ("ld.bfd", "binutils"),
+    ("ld.gold", "binutils"),
+    ("ld.lld", "lld"),
+    ("ld.mold", "mold"),
+    ("python3", "python3-pip"),
+];
+
 /// Whether the machine has the program; says so when it has not.
+///
+/// # Panics
+/// If `cargo xtask setup` could have installed it.
 pub(crate) fn have(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
-        println!("skipped: no {program} on this machine");
+        let package = PACKAGES.iter().find(|(name, _)| *name == program);
+        missing(program, package.map_or(program, |(_, package)| package));
     }
     found
+}
+
+/// Says that a test is skipped for the lack of something, unless `cargo xtask setup` could have installed it:
+/// as root, if apt knows the package.
+fn missing(what: &str, package: &str) {
+    // SAFETY: it has no arguments, and cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let show = Command::new("apt-cache").args(["show", package]).output();
+    let is_known = show.is_ok_and(|show| show.status.success());
+    assert!(!(is_root && is_known), "no {what}: run `cargo xtask setup`");
+    println!("skipped: no {what} on this machine");
 }
 
 /// Runs a compiler; the error is what it says.
