@@ -306,7 +306,7 @@ class NamedContext {
     return this.#processContextAttributes
   }
 
-  attributes(named) {
+  #attributes(named) {
     const values = []
     if (named === undefined || named === null) return values
     for (const name of Object.keys(named)) {
@@ -318,7 +318,7 @@ class NamedContext {
   }
 
   build(traceId, spanId, traceFlags, attributes) {
-    return new ThreadContext(traceId, spanId, traceFlags, this.attributes(attributes))
+    return new ThreadContext(traceId, spanId, traceFlags, this.#attributes(attributes))
   }
 
   enter(traceId, spanId, traceFlags, attributes) {
@@ -332,7 +332,7 @@ class NamedContext {
   }
 
   append(context, attributes) {
-    context.appendAttributes(this.attributes(attributes))
+    context.appendAttributes(this.#attributes(attributes))
   }
 }
 Object.freeze(NamedContext.prototype)

@@ -146,6 +146,7 @@ fn run(major: &str) {
         "nodejs-opentelemetry-2",
         "nodejs-opentelemetry-3",
         "nodejs-auto-instrumentations",
+        "typescript",
         "node-addon-5.20",
     ];
     let modules: Vec<OsString> = modules.map(|name| setup().join(name).into()).into();
