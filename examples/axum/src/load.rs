@@ -1,12 +1,12 @@
 //! Sends requests to the service.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 const CLIENTS: u32 = 4;
 
 /// Sends requests until the service ends.
-pub(crate) fn run(address: &str) {
+pub(crate) fn run(address: SocketAddr) {
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             scope.spawn(move || {
@@ -17,7 +17,7 @@ pub(crate) fn run(address: &str) {
     });
 }
 
-fn send_all(address: &str, client: u32) -> std::io::Result<()> {
+fn send_all(address: SocketAddr, client: u32) -> std::io::Result<()> {
     let stream = TcpStream::connect(address)?;
     let mut answers = BufReader::new(stream.try_clone()?);
     for number in 0_u32.. {

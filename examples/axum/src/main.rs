@@ -1,11 +1,13 @@
 //! A shop: a service with axum, tracing and OpenTelemetry that publishes which trace and which route
 //! each of its threads is working on.
 //!
-//! `shop` listens on <http://127.0.0.1:3000>; `shop --load` also sends requests to itself.
+//! `shop [--load] [--log] [ADDRESS]` listens on <http://127.0.0.1:3000>, or on another address. With `--load` it also sends
+//! requests to itself; with `--log` it prints the trace and the route of each request.
 
 mod load;
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -13,7 +15,8 @@ use axum::extract::{MatchedPath, Path, Request};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::get;
-use opentelemetry::trace::TracerProvider;
+use opentelemetry::Context;
+use opentelemetry::trace::{TraceContextExt, TracerProvider};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tokio::net::TcpListener;
@@ -21,7 +24,8 @@ use tracing::{Instrument, info_span, instrument};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-const ADDRESS: &str = "127.0.0.1:3000";
+/// Whether requests are logged.
+static LOG: AtomicBool = AtomicBool::new(false);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,10 +42,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .route("/search/{words}", get(search))
         .route("/health", get(async || "fine\n"))
         .route_layer(from_fn(traced));
-    let listener = TcpListener::bind(ADDRESS).await?;
-    println!("pid {}, http://{ADDRESS}", std::process::id());
-    if std::env::args().any(|argument| argument == "--load") {
-        std::thread::spawn(|| load::run(ADDRESS));
+    let (mut address, mut load) = ("127.0.0.1:3000".to_owned(), false);
+    for argument in std::env::args().skip(1) {
+        match &*argument {
+            "--load" => load = true,
+            "--log" => LOG.store(true, Ordering::Relaxed),
+            _ => address = argument,
+        }
+    }
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    println!("pid {}, http://{address}", std::process::id());
+    if load {
+        std::thread::spawn(move || load::run(address));
     }
     axum::serve(listener, service).await?;
     Ok(())
@@ -50,7 +63,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Starts a span for each request, with its route.
 async fn traced(path: MatchedPath, request: Request, next: Next) -> Response {
     let span = info_span!("request", http.route = path.as_str());
-    next.run(request).instrument(span).await
+    let answer = async {
+        if LOG.load(Ordering::Relaxed) {
+            let trace = Context::map_current(|context| context.span().span_context().trace_id());
+            println!("{trace} {}", path.as_str());
+        }
+        next.run(request).await
+    };
+    answer.instrument(span).await
 }
 
 async fn cart(Path(id): Path<u32>) -> String {

@@ -1,6 +1,7 @@
 //! The real command on real processes.
 
 mod all;
+mod axum;
 mod check;
 mod code;
 mod control_groups;

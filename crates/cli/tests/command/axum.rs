@@ -1,0 +1,164 @@
+//! `top` beside the service of `examples/axum`, under load.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+use crate::run::{given_time, otelctx};
+
+/// Requests, and the routes that handle them.
+const REQUESTS: [(&str, &str); 2] = [
+    ("/cart/7", "/cart/{id}"),
+    ("/search/shoes", "/search/{words}"),
+];
+/// The least number of traces to compare.
+const TRACES: usize = 20;
+
+/// Builds the example; `None`, with a line on standard output, if this user may not run Cargo.
+fn program() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .current_dir(root)
+        .args(["build", "--quiet", "--locked"]);
+    cargo.args(["-p", "otelctx-example-axum", "--message-format=json"]);
+    let Ok(built) = cargo.output() else {
+        // The tests are also run as a user who cannot reach Cargo, after root has built this.
+        let built = Path::new(env!("CARGO_BIN_EXE_otelctx")).with_file_name("shop");
+        if built.exists() {
+            return Some(built);
+        }
+        println!("skipped: Cargo is out of this user's reach");
+        return None;
+    };
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
+    let text = String::from_utf8(built.stdout).unwrap();
+    let messages = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let mut programs = messages.filter_map(|message: Value| {
+        let path = message["executable"].as_str()?;
+        path.ends_with("/shop").then(|| path.into())
+    });
+    Some(programs.next().expect("Cargo has built it"))
+}
+
+/// The service. Dropping it kills it.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends requests until `stop`.
+fn send(address: &str, stop: &AtomicBool) {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    for (path, _) in REQUESTS.iter().cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let request = format!("GET {path} HTTP/1.1\r\nhost: shop\r\n\r\n");
+        (&stream).write_all(request.as_bytes()).unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        assert_eq!(line, "HTTP/1.1 200 OK\r\n");
+        let mut length = 0;
+        while line != "\r\n" {
+            line.clear();
+            answers.read_line(&mut line).unwrap();
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        answers.read_exact(&mut vec![0; length]).unwrap();
+    }
+}
+
+/// The named rows of some seconds of `top`, by trace and by route.
+fn rows(pid: &str, seconds: &str) -> Result<[Vec<Value>; 2], String> {
+    let [traces, routes] = ["trace", "attribute"].map(|group| {
+        let arguments = ["top", "--json", "-p", pid, "--iterations", "1"];
+        let arguments = [&arguments[..], &["-i", seconds, "--group", group]].concat();
+        let answer = otelctx(&arguments).expect(0);
+        let picture: Value = serde_json::from_str(&answer.stdout).unwrap();
+        assert_eq!(picture["by"], group);
+        let rows = picture["rows"].as_array().unwrap().iter();
+        rows.filter(|row| !row["name"].is_null())
+            .cloned()
+            .collect::<Vec<_>>()
+    });
+    if routes.len() < REQUESTS.len() || traces.len() < TRACES {
+        return Err(format!("{routes:#?}, {} traces", traces.len()));
+    }
+    Ok([traces, routes])
+}
+
+/// What is shown is what was requested, by the service's own log.
+#[test]
+fn top_shows_the_routes_and_traces_of_the_axum_service() {
+    let Some(program) = program() else {
+        return;
+    };
+    let mut command = Command::new(program);
+    command
+        .args(["--log", "127.0.0.1:0"])
+        .stdout(Stdio::piped());
+    let mut service = Service(command.spawn().unwrap());
+    let mut lines = BufReader::new(service.0.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    let pid = service.0.id().to_string();
+    let start = format!("pid {pid}, http://");
+    let address = first
+        .strip_prefix(&start)
+        .unwrap_or_else(|| panic!("{first}"));
+
+    let stop = AtomicBool::new(false);
+    let (shown, log) = std::thread::scope(|scope| {
+        let log = scope.spawn(move || lines.map(Result::unwrap).collect::<Vec<_>>());
+        let clients = [(); 4].map(|()| scope.spawn(|| send(address, &stop)));
+        // Whatever happens, the threads end.
+        let shown = std::panic::catch_unwind(|| given_time(|seconds| rows(&pid, seconds)));
+        stop.store(true, Ordering::Relaxed);
+        let sent = clients.map(|client| client.join());
+        drop(service);
+        let log = log.join().unwrap();
+        assert!(sent.iter().all(Result::is_ok));
+        (shown, log)
+    });
+    let [traces, routes] = shown.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+
+    let log: HashMap<&str, &str> = log
+        .iter()
+        .map(|line| line.split_once(' ').unwrap())
+        .collect();
+    let named: BTreeSet<_> = routes
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        named,
+        REQUESTS.map(|(_, route)| route).into(),
+        "{routes:#?}"
+    );
+    for row in &routes {
+        assert_eq!(row["service"], "shop", "{row:#}");
+        let route = log.get(row["trace_id"].as_str().unwrap());
+        assert_eq!(route.copied(), row["name"].as_str(), "{row:#}");
+    }
+    for row in &traces {
+        assert_eq!(row["name"], row["trace_id"], "{row:#}");
+        assert_eq!(row["service"], "shop", "{row:#}");
+        let route = log.get(row["name"].as_str().unwrap());
+        assert_eq!(route.copied(), row["value"].as_str(), "{row:#}");
+    }
+    println!("{} traces of {}", traces.len(), log.len());
+}
