@@ -23,7 +23,7 @@ enum How {
     Calls,
     /// Tests of `crates/python`, with more samples.
     Python(&'static str),
-    /// A test of `crates/node/tests/contexts.rs`, with more samples.
+    /// A test of `crates/node/tests/contexts/main.rs`, with more samples.
     Node(&'static str),
     /// A test of `integration`, with as much as this variable says.
     Integration(&'static str, (&'static str, &'static str)),

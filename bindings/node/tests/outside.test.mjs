@@ -55,7 +55,7 @@ for (const [what, context] of Object.entries(expected)) {
 }
 
 test('a thread with dynamic storage publishes, too', async (t) => {
-  // That it is dynamic by this is asserted in crates/node/tests/contexts.rs, which sees the storage.
+  // That it is dynamic by this is asserted in crates/node/tests/contexts/main.rs, which sees the storage.
   const env = { GLIBC_TUNABLES: 'glibc.rtld.optional_static_tls=0' }
   const result = await dumpOf(t, [...flags, program('hold.mjs'), 'run'], { env })
   if (result === undefined) return

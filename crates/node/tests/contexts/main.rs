@@ -1,6 +1,8 @@
 //! Contexts of real Node.js programs, which publish with addons that others wrote, compared with what the programs
 //! say.
 
+mod corrupt;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
