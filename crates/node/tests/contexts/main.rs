@@ -1,6 +1,7 @@
 //! Contexts of real Node.js programs, which publish with addons that others wrote, compared with what the programs
 //! say.
 
+mod appended;
 mod corrupt;
 
 use std::collections::{BTreeMap, BTreeSet};
