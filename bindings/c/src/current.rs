@@ -20,9 +20,11 @@ use crate::shared::{self, otelctx_shared};
 /// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *mut otelctx_shared {
-    // SAFETY: C gives its reference away.
-    let new = unsafe { shared::borrow(shared) }.map(std::mem::ManuallyDrop::into_inner);
-    otelctx::swap_current(new).map_or(ptr::null_mut(), shared::handle)
+    caught(ptr::null_mut(), || {
+        // SAFETY: C gives its reference away.
+        let new = unsafe { shared::borrow(shared) }.map(std::mem::ManuallyDrop::into_inner);
+        otelctx::swap_current(new).map_or(ptr::null_mut(), shared::handle)
+    })
 }
 
 /// A new reference to the record that otelctx_swap_current() made current on the calling thread, without

@@ -274,14 +274,14 @@ pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> o
 #[inline(never)]
 unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_result {
     // SAFETY: as the caller promises.
-    unsafe {
+    caught(INTERNAL, || unsafe {
         let (own, slot) = otelctx_record::parts(record);
         if own.is_attached() == Some(true) {
             return ATTACHED;
         }
         own.attach_unguarded(slot);
-    }
-    OK
+        OK
+    })
 }
 
 /// Detaches the record: restores what was attached before it, or removes it from below other
@@ -315,14 +315,14 @@ pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> o
 #[inline(never)]
 unsafe extern "C" fn detach_slowly(record: *mut otelctx_record) -> otelctx_result {
     // SAFETY: as the caller promises.
-    unsafe {
+    caught(INTERNAL, || unsafe {
         let (own, slot) = otelctx_record::parts(record);
         if own.is_attached() == Some(false) {
             return NOT_ATTACHED;
         }
         own.detach_unguarded(slot);
-    }
-    OK
+        OK
+    })
 }
 
 /// Adds an attribute. A value is cut to 255 bytes, at a character boundary. A record has room for

@@ -97,17 +97,18 @@ pub unsafe extern "C" fn otelctx_shared_attach(
     }
     let scope = scope.cast::<Scope>();
     // SAFETY: C's promise.
-    unsafe {
+    unsafe { (&raw mut (*scope).thread).write(0) };
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
         let Some(record) = borrow(shared) else {
-            (&raw mut (*scope).thread).write(0);
             return INVALID_ARGUMENT;
         };
         scope.write(Scope {
             thread: serial(),
             guard: mem::MaybeUninit::new(record.attach_owned()),
         });
-    }
-    OK
+        OK
+    })
 }
 
 /// Ends a scope: detaches its record and restores what was attached before, or removes it from below
@@ -117,15 +118,15 @@ pub unsafe extern "C" fn otelctx_shared_attach(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otelctx_result {
     // SAFETY: C's promise.
-    unsafe {
+    caught(INTERNAL, || unsafe {
         if let Err(code) = check(scope) {
             return code;
         }
         let scope = scope.cast::<Scope>();
         (*scope).thread = 0;
         drop((*scope).guard.assume_init_read());
-    }
-    OK
+        OK
+    })
 }
 
 /// Adds an attribute that was not known when the shared record was made. It is visible on this

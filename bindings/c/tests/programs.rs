@@ -4,9 +4,12 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
+
+use object::{Object, ObjectSection, ObjectSymbol};
 
 use common::{Built, Libc, compile, have, installed, package, root, source, threads};
 use otelctx_fixtures::Target;
@@ -208,6 +211,62 @@ fn spans_of_opentelemetry_cpp_are_shown() {
             assert!(ends(&mut target), "{version} {compiler}");
         }
     }
+}
+
+/// A function for C from which a panic could get out calls `panic_cannot_unwind` then, which ends the process.
+/// Of the library for glibc alone: the one for musl is compiled without link-time optimization, by which the
+/// compiler finds what cannot panic.
+#[test]
+fn no_panic_gets_out_of_any_function() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    let data = std::fs::read(prefix.join("lib/libotelctx.a")).unwrap();
+    let archive = object::read::archive::ArchiveFile::parse(&*data).unwrap();
+    let (mut functions, mut ending) = (BTreeSet::new(), BTreeSet::new());
+    for member in archive.members() {
+        let Ok(file) = object::File::parse(member.unwrap().data(&*data).unwrap()) else {
+            continue;
+        };
+        for symbol in file
+            .symbols()
+            .filter(|it| it.kind() == object::SymbolKind::Text)
+        {
+            let name = symbol.name().unwrap();
+            if name.starts_with("otelctx_") {
+                functions.insert(name.to_owned());
+            }
+        }
+        // Each function has a section of its own, or shares that of one with the same code.
+        for section in file.sections() {
+            let name = section.name().unwrap();
+            let Some(function) = name.strip_prefix(".text.") else {
+                continue;
+            };
+            let ends_process = section.relocations().any(|(_, relocation)| {
+                let object::RelocationTarget::Symbol(index) = relocation.target() else {
+                    return false;
+                };
+                let symbol = file.symbol_by_index(index).unwrap();
+                let section = symbol.section_index();
+                let section = section.and_then(|index| file.section_by_index(index).ok());
+                let names = [
+                    symbol.name().ok(),
+                    section.as_ref().and_then(|it| it.name().ok()),
+                ];
+                let mut names = names.into_iter().flatten();
+                names.any(|name| name.contains("panic_cannot_unwind"))
+            });
+            if ends_process {
+                ending.insert(function.to_owned());
+            }
+        }
+    }
+    let header = std::fs::read_to_string(prefix.join("include/otelctx.h")).unwrap();
+    assert_eq!(functions, declared(&header).map(str::to_owned).collect());
+    assert!(!ending.is_empty(), "the standard library has some");
+    ending.retain(|function| function.contains("otelctx"));
+    assert_eq!(ending, BTreeSet::new());
 }
 
 #[test]
@@ -531,6 +590,16 @@ fn the_shared_library_exports_its_functions_with_a_version_and_nothing_else() {
     }
 }
 
+/// The functions that the header declares.
+fn declared(header: &str) -> impl Iterator<Item = &str> {
+    header.lines().filter_map(|line| {
+        let is_function = line.starts_with(|first: char| first.is_ascii_lowercase())
+            && !line.starts_with("typedef");
+        let name = line.split_once('(').filter(|_| is_function)?.0;
+        name.rsplit([' ', '*']).next()
+    })
+}
+
 /// Functions that the wrapper replaces by one for values of all types.
 const NOT_IN_CPP: [&str; 6] = [
     "otelctx_process_service_name",
@@ -547,13 +616,7 @@ fn the_wrapper_for_cpp_has_every_function() {
     let (header, wrapper) = (read("include/otelctx.h"), read("include/otelctx.hpp"));
     let is_code = |line: &&str| !line.trim_start().starts_with(['/', '*']);
     let wrapper: String = wrapper.lines().filter(is_code).collect();
-    let functions = header.lines().filter_map(|line| {
-        let is_function = line.starts_with(|first: char| first.is_ascii_lowercase())
-            && !line.starts_with("typedef");
-        let name = line.split_once('(').filter(|_| is_function)?.0;
-        name.rsplit([' ', '*']).next()
-    });
-    let mut missing: Vec<_> = functions
+    let mut missing: Vec<_> = declared(&header)
         .filter(|name| {
             let mut ends = wrapper.match_indices(name).map(|(at, _)| at + name.len());
             !ends.any(|end| !wrapper[end..].starts_with(|it: char| it.is_alphabetic() || it == '_'))

@@ -109,6 +109,7 @@ mod own_modules {
     use std::slice;
 
     use super::NotExported;
+    use crate::call::caught;
 
     const SYMBOL: &CStr = c"otel_thread_ctx_v1";
 
@@ -157,7 +158,7 @@ mod own_modules {
         search: *mut c_void,
     ) -> c_int {
         // SAFETY: the loader passes a module that stays loaded during the call.
-        unsafe {
+        caught(1, || unsafe {
             let (info, search) = (&*info, &mut *search.cast::<Search>());
             let headers = slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
             let start = info.dlpi_tls_data as usize;
@@ -182,7 +183,7 @@ mod own_modules {
                 None => Err(NotExported::Static { module: name(info) }),
             };
             1
-        }
+        })
     }
 
     /// The module's name: a path, or `None` for an executable. (musl names a dynamic one by its path.)

@@ -103,6 +103,8 @@
 //! through one fail to link.
 
 mod arch;
+#[cfg(target_os = "linux")]
+mod call;
 mod export;
 #[doc(hidden)]
 pub mod integration;

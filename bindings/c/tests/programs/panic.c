@@ -44,7 +44,7 @@ int main(void)
     const otelctx_key *route = otelctx_key_get("http.route", &error);
     otelctx_record *record = otelctx_record_new(TRACE, SPAN, OTELCTX_SAMPLED);
     otelctx_shared *shared = otelctx_record_share(record);
-    otelctx_scope scope;
+    otelctx_scope scope, other;
     CHECK(published != NULL && route != NULL && shared != NULL);
     CHECK(otelctx_shared_attach(shared, &scope) == OTELCTX_OK);
 
@@ -68,6 +68,9 @@ int main(void)
     PANICS(otelctx_add_current(route, "/", NUL) == OTELCTX_INTERNAL);
     PANICS(otelctx_thread_set(TRACE, SPAN, 0, NULL, 0) == OTELCTX_INTERNAL);
     PANICS(otelctx_current() == NULL);
+    PANICS(otelctx_swap_current(NULL) == NULL);
+    PANICS(otelctx_shared_attach(shared, &other) == OTELCTX_INTERNAL);
+    PANICS(otelctx_scope_detach(&scope) == OTELCTX_INTERNAL);
     unsetenv("OTELCTX_TEST_PANIC");
 
     /* Nothing has changed, and all of it works. */
@@ -75,6 +78,7 @@ int main(void)
     CHECK(memcmp(otelctx_context_trace_id(context), TRACE, sizeof TRACE) == 0);
     CHECK(otelctx_context_attributes(context) == 0);
     otelctx_context_free(context);
+    CHECK(otelctx_scope_detach(&other) == OTELCTX_NOT_ATTACHED);
     CHECK(otelctx_scope_detach(&scope) == OTELCTX_OK);
     CHECK(otelctx_record_add(record, route, "/", NUL) == OTELCTX_OK);
     CHECK(otelctx_record_attach(record) == OTELCTX_OK);

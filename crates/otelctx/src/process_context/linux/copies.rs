@@ -26,6 +26,7 @@ use super::foreign;
 use super::lock::Locked;
 use super::mapping::page_size;
 use super::owner::Owner;
+use crate::call::caught;
 use crate::thread::{self, Name};
 
 /// Offset of the [`Mark`], in bytes from the mapping's start. Contexts of other publishers may have
@@ -119,19 +120,22 @@ extern "C" fn otelctx_withdraw() -> bool {
 }
 
 extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) -> bool {
-    // The other copy calls this while it holds its own lock: waiting here could deadlock.
-    let Some(locked) = Locked::try_acquire() else {
-        return false;
-    };
-    let mut owner = Owner::of(locked);
-    let names = thread::published_key_map();
-    // SAFETY: the names of this copy are never freed.
-    let adopted = owner.publication().is_none() || unsafe { adopt(names.as_ptr(), names.len()) };
-    if adopted {
-        // If this fails, the mapping stays, but readers recognize it as empty.
-        let _ = owner.make_way();
-    }
-    adopted
+    caught(false, || {
+        // The other copy calls this while it holds its own lock: waiting here could deadlock.
+        let Some(locked) = Locked::try_acquire() else {
+            return false;
+        };
+        let mut owner = Owner::of(locked);
+        let names = thread::published_key_map();
+        let adopted = owner.publication().is_none()
+            // SAFETY: the names of this copy are never freed.
+            || unsafe { adopt(names.as_ptr(), names.len()) };
+        if adopted {
+            // If this fails, the mapping stays, but readers recognize it as empty.
+            let _ = owner.make_way();
+        }
+        adopted
+    })
 }
 
 /// Makes the copy of this crate that publishes the context at `address` withdraw it, or unmaps it if
@@ -239,8 +243,10 @@ impl Found {
 
 /// Called by the other copy, while this one holds its lock.
 unsafe extern "C" fn adopt(names: *const Name, count: usize) -> bool {
-    // SAFETY: the caller's promise.
-    let names = unsafe { slice::from_raw_parts(names, count) };
-    // SAFETY: as above.
-    thread::adopt_key_map(names.iter().map(|name| unsafe { name.read() }))
+    caught(false, || {
+        // SAFETY: the caller's promise.
+        let names = unsafe { slice::from_raw_parts(names, count) };
+        // SAFETY: as above.
+        thread::adopt_key_map(names.iter().map(|name| unsafe { name.read() }))
+    })
 }

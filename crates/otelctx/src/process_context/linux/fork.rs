@@ -15,6 +15,7 @@ use otelctx_format::process_context::Value;
 use super::instance_id::{self, INSTANCE_ID, PLACEHOLDER};
 use super::mapping::Mapping;
 use super::owner::{lock, Owner, Publication};
+use crate::call::caught;
 use crate::process_context::{ProcessContext, PublishError, PID};
 
 /// Placeholder for the child's PID. PIDs have at most 22 bits (`PID_MAX_LIMIT` in linux/threads.h);
@@ -71,34 +72,38 @@ pub(crate) fn republish_after_fork(id: u64) -> Result<(), PublishError> {
 }
 
 extern "C" fn prepare() {
-    let mut owner = lock();
-    let id = owner.current();
-    let next = match owner.publication() {
-        Some(publication) if id == RENEWED.load(Ordering::Relaxed) => Next::of(id, publication),
-        _ => None,
-    };
-    replace_prepared(Some(Prepared {
-        owner: Some(owner),
-        next,
-    }));
+    caught((), || {
+        let mut owner = lock();
+        let id = owner.current();
+        let next = match owner.publication() {
+            Some(publication) if id == RENEWED.load(Ordering::Relaxed) => Next::of(id, publication),
+            _ => None,
+        };
+        replace_prepared(Some(Prepared {
+            owner: Some(owner),
+            next,
+        }));
+    });
 }
 
 extern "C" fn in_parent() {
     // Releases the lock.
-    replace_prepared(None);
+    caught((), || replace_prepared(None));
 }
 
 extern "C" fn in_child() {
-    // SAFETY: made by `prepare`, and this is the only thread.
-    let Some(prepared) = (unsafe { PREPARED.load(Ordering::Relaxed).as_mut() }) else {
-        return;
-    };
-    // It was the parent's lock: in this process, it is free.
-    mem::forget(prepared.owner.take());
-    if let Some(next) = &mut prepared.next {
-        // If this fails, the child has no context, as without this feature.
-        let _ = next.publish();
-    }
+    caught((), || {
+        // SAFETY: made by `prepare`, and this is the only thread.
+        let Some(prepared) = (unsafe { PREPARED.load(Ordering::Relaxed).as_mut() }) else {
+            return;
+        };
+        // It was the parent's lock: in this process, it is free.
+        mem::forget(prepared.owner.take());
+        if let Some(next) = &mut prepared.next {
+            // If this fails, the child has no context, as without this feature.
+            let _ = next.publish();
+        }
+    });
 }
 
 /// Drops what was prepared before; in a child, what its own fork left over.
