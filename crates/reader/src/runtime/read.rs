@@ -247,13 +247,17 @@ impl Thread<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use otelctx_format::process_context::Attributes;
     use otelctx_remote::TargetImage;
     use otelctx_sample::NamedFrame;
 
     use super::*;
     use crate::Options;
-    use crate::runtime::RuntimeThread;
+    use crate::runtime::{RuntimeThread, Source};
 
     /// A runtime whose list of tasks does not end.
     #[derive(Debug)]
@@ -315,5 +319,84 @@ mod tests {
         assert_eq!(kept(1, Options::default()), MAX_TASKS);
         let large = 1 << 20;
         assert_eq!(kept(large, Options::default()), MAX_TASK_BYTES / large - 1);
+    }
+
+    /// A runtime that is in the middle of a change until it has been read this often.
+    #[derive(Debug)]
+    struct Changing {
+        reads: AtomicUsize,
+        settles_at: usize,
+    }
+
+    impl RuntimeProcess for Changing {
+        fn facts(&self) -> Attributes {
+            Vec::new()
+        }
+
+        fn thread(
+            &self,
+            _: &dyn Target,
+            _: ThreadView,
+        ) -> Result<Option<RuntimeThread>, RuntimeError> {
+            let reads = 1 + self.reads.fetch_add(1, Ordering::Relaxed);
+            let mut thread = RuntimeThread::new(Found::Detached, Source::Runtime);
+            thread.is_settled = reads >= self.settles_at;
+            Ok(Some(thread))
+        }
+    }
+
+    /// A program that sleeps, and is killed when dropped.
+    struct Sleeping(Child);
+
+    impl Sleeping {
+        fn start() -> Self {
+            let sleeping = Self(Command::new("sleep").arg("600").spawn().unwrap());
+            let stat = format!("/proc/{}/stat", sleeping.0.id());
+            let is_asleep = || {
+                let stat = std::fs::read_to_string(&stat).unwrap();
+                stat.contains("(sleep) S ")
+            };
+            while !is_asleep() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sleeping
+        }
+
+        /// How often the runtime is read, and whether it has settled.
+        fn read(&self, settles_at: usize) -> (usize, bool) {
+            let pid = i32::try_from(self.0.id()).unwrap();
+            let mut process = Process::with_options(pid, Options::default()).unwrap();
+            let runtime = Arc::new(Changing {
+                reads: AtomicUsize::new(0),
+                settles_at,
+            });
+            let present = Present {
+                name: "changing",
+                process: Ok(runtime.clone()),
+            };
+            // It has no context whose reading opens its memory.
+            drop(process.target().unwrap());
+            let threads = process.threads().unwrap();
+            let state = threads[0].state(&[present], None).unwrap();
+            let is_settled = state.runtimes[0].is_settled();
+            (runtime.reads.load(Ordering::Relaxed), is_settled)
+        }
+    }
+
+    impl Drop for Sleeping {
+        fn drop(&mut self) {
+            // Both fail only if it has ended.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_is_in_the_middle_of_a_change_is_read_three_more_times() {
+        let sleeping = Sleeping::start();
+        for reads in 1..=4 {
+            assert_eq!(sleeping.read(reads), (reads, true));
+        }
+        assert_eq!(sleeping.read(5), (4, false));
     }
 }
