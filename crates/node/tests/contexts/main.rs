@@ -3,6 +3,7 @@
 
 mod appended;
 mod corrupt;
+mod layout;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
