@@ -124,7 +124,7 @@ pub struct Counts {
     /// malformed.
     pub truncated_records: u64,
     /// Processes that were not sampled, because there were more than 16,384 at once.
-    pub skipped_processes: u64,
+    pub dropped_processes: u64,
     /// The kernel's reports of processes and their mappings that were not received or not kept: a frame
     /// may have no name.
     pub lost_mappings: u64,
@@ -177,7 +177,7 @@ impl Counts {
             unknown_keys,
             not_utf8,
             truncated_records,
-            skipped_processes,
+            dropped_processes,
             lost_mappings,
             skipped_names,
             damaged_jit_dumps,
@@ -210,7 +210,7 @@ impl Counts {
             (&mut self.unknown_keys, unknown_keys),
             (&mut self.not_utf8, not_utf8),
             (&mut self.truncated_records, truncated_records),
-            (&mut self.skipped_processes, skipped_processes),
+            (&mut self.dropped_processes, dropped_processes),
             (&mut self.lost_mappings, lost_mappings),
             (&mut self.skipped_names, skipped_names),
             (&mut self.damaged_jit_dumps, damaged_jit_dumps),

@@ -94,7 +94,7 @@ pub(super) struct KernelCounts {
     /// Samples of threads outside of the recorder's PID namespace.
     pub(super) outside_namespace: u64,
     /// Processes that are not sampled, because there are too many.
-    pub(super) skipped_processes: u64,
+    pub(super) dropped_processes: u64,
 }
 
 impl Loaded {
@@ -282,7 +282,7 @@ impl Loaded {
             lost_samples: sum(counter::SAMPLES) + self.events.discarded,
             lost_processes: sum(counter::PROCESSES),
             outside_namespace: sum(counter::OUTSIDE),
-            skipped_processes: sum(counter::TARGETS) + self.targets.refused(),
+            dropped_processes: sum(counter::TARGETS) + self.targets.refused(),
         }
     }
 }

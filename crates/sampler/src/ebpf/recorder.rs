@@ -265,8 +265,8 @@ impl Recorder {
         self.processes.counts.outside_namespace +=
             counts.outside_namespace - before.outside_namespace;
         if !self.whole_machine {
-            self.processes.counts.skipped_processes +=
-                counts.skipped_processes - before.skipped_processes;
+            self.processes.counts.dropped_processes +=
+                counts.dropped_processes - before.dropped_processes;
         }
         self.processes.counts.lost_mappings += std::mem::take(&mut self.side_band.lost);
         if counts.lost_processes != before.lost_processes {

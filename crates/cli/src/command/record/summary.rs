@@ -265,7 +265,7 @@ fn missing(counts: &Counts) -> Vec<String> {
         "skipped attributes that are not UTF-8",
     );
     add(
-        counts.skipped_processes,
+        counts.dropped_processes,
         "skipped process beyond 16,384",
         "skipped processes beyond 16,384",
     );
@@ -432,7 +432,7 @@ mod tests {
         (counts.truncated_runtime_stacks, counts.unnamed_functions) = (15, 16);
         (counts.lost_mappings, counts.skipped_names) = (11, 12);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (17, 18);
-        (counts.stale_name_files, counts.skipped_processes) = (1, 2);
+        (counts.stale_name_files, counts.dropped_processes) = (1, 2);
         counts.missing_stacks = 7;
         (counts.incomplete_steps, counts.unresolved_threads) = (8, 14);
         counts.context_conflicts = 9;
@@ -591,7 +591,7 @@ mod tests {
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (40, 41);
-        (counts.stale_name_files, counts.skipped_processes) = (43, 44);
+        (counts.stale_name_files, counts.dropped_processes) = (43, 44);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 29, 34, 30, 31, 33]);
         let mut summary = summary(counts);
@@ -618,7 +618,7 @@ mod tests {
                 },
                 "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,
-                "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43, "skipped_processes": 44,
+                "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43, "dropped_processes": 44,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
                     "frame_pointers": 36, "too_many_mappings": 42, "no_tables": 29,

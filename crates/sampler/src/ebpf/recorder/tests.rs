@@ -408,7 +408,7 @@ fn processes_without_room_among_the_targets_are_counted() {
     assert_eq!(targets.refused(), 1);
     shell.command("start");
     recorder.survey(Instant::now());
-    assert_eq!(recorder.counts().skipped_processes, 3);
+    assert_eq!(recorder.counts().dropped_processes, 3);
 }
 
 /// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
