@@ -2,10 +2,10 @@
 /* Steps of runtimes: each reads what a runtime knows of the thread beyond its native context and stacks.
  *
  * A step is a function NAME_step in a file NAME.step.h in a crate's folder `bpf`. `cargo xtask bpf`
- * gathers these files, numbers the steps, and generates a list (steps.gen.h) with a line STEP(...) for
- * each. A step adds one part to the sample, of kind PART_STEP and its number, with an outcome. Each is a
- * program of its own, reached by a tail call, which only samples of targets run whose `steps` name it.
- * A step that fails or is not loaded leaves the sample as it is, with the reason.
+ * gathers these files, numbers the steps, and generates a list (steps.gen.h) with a line STEP(...) or
+ * STEP_WITH_LOOPS(...) for each. A step adds one part to the sample, of kind PART_STEP and its number,
+ * with an outcome. Each is a program of its own, reached by a tail call, which only samples of targets run
+ * whose `steps` name it. A step that fails or is not loaded leaves the sample as it is, with the reason.
  */
 #ifndef STEPS_H
 #define STEPS_H
@@ -167,23 +167,27 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
 
 /* A program array holds programs of one type: each step is loaded once for each. Only the clock's
  * programs have rings: one of another type can interrupt them. The loader knows number and name by the
- * programs' names (src/ebpf/load.rs), and prefers the one with loops: there the verifier follows the body of a
- * loop once, and else each turn. */
+ * programs' names (src/ebpf/load.rs). */
 #define STEP(number, name)                                                                \
     SEC("perf_event")                                                                     \
     int step_##number##_##name##_sample(void *context)                                    \
     {                                                                                     \
         return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step, 0); \
     }                                                                                     \
-    SEC("perf_event")                                                                     \
-    int step_##number##_##name##_looped(void *context)                                    \
-    {                                                                                     \
-        return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step, 1); \
-    }                                                                                     \
     SEC("tp_btf/sched_switch")                                                            \
     int step_##number##_##name##_switch(void *context)                                    \
     {                                                                                     \
         return run_step(context, &switch_scratch, &switch_steps, 0, number, name##_step, 0); \
+    }
+
+/* The same for a step that uses bpf_loop where it can: there the verifier follows the body of a loop once, and else
+ * each turn. The loader prefers the program with loops. */
+#define STEP_WITH_LOOPS(number, name)                                                     \
+    STEP(number, name)                                                                    \
+    SEC("perf_event")                                                                     \
+    int step_##number##_##name##_looped(void *context)                                    \
+    {                                                                                     \
+        return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step, 1); \
     }
 
 /* Builds a sample of the running thread, and submits it. */
