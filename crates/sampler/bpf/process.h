@@ -63,7 +63,7 @@ int sched_process_exec(void *context __attribute__((unused)))
     __u32 pid, tid;
     if (!ids(current_task(), &pid, &tid))
         return 0;
-    bpf_map_delete_elem(&processes, &pid);
+    forget_code(pid);
     struct target *target = bpf_map_lookup_elem(&targets, &pid);
     if (target) {
         forget_contexts(target);
@@ -83,7 +83,7 @@ int sched_process_exit(struct bpf_raw_tracepoint_args *context)
     struct task_struct *task = (void *)context->args[0];
     if (BPF_CORE_READ(task, signal, live.counter) != 0 || !ids(current_task(), &pid, &tid))
         return 0;
-    bpf_map_delete_elem(&processes, &pid);
+    forget_code(pid);
     if (!whole_machine && !bpf_map_lookup_elem(&targets, &pid))
         return 0;
     bpf_map_delete_elem(&targets, &pid);

@@ -22,6 +22,17 @@ struct {
     __type(value, struct process_code);
 } processes SEC(".maps");
 
+/* How many processes have executed another program, or ended: what is kept of `processes` elsewhere is valid for as
+ * long as this is the same, and the list of mappings has the serial. */
+volatile __u64 forgotten_processes = 0;
+
+/* The process executes another program, or ends. */
+static __always_inline void forget_code(__u32 pid)
+{
+    bpf_map_delete_elem(&processes, &pid);
+    __sync_fetch_and_add(&forgotten_processes, 1);
+}
+
 /* Gives a child the mappings of its parent: most live shorter than the recorder takes to read them. */
 static __always_inline void inherit_code(__u32 parent, __u32 child)
 {

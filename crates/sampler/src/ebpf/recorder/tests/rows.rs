@@ -184,6 +184,51 @@ fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
     assert_eq!(ends, [StackEnd::NoTables]);
 }
 
+/// Each CPU keeps which mappings the process has that it has sampled last.
+#[test]
+fn tables_are_not_used_for_a_program_that_replaces_theirs() {
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let flags = ["-DLINKED", "-rdynamic", "-O2", "-fomit-frame-pointer"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let script = "trap 'exec \"$0\" busy' USR1; echo ready; while :; do :; done";
+    let target = Target::spawn(Command::new("sh").args(["-c", script]).arg(&program));
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 499;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let tables = recorder.without_tables().map_or(Ok(()), Err);
+    if Feature::Tables.or_skip(tables).is_none() {
+        return;
+    }
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    sample_complete_stacks(&mut recorder, 20);
+    // SAFETY: it only sends a signal.
+    assert_eq!(unsafe { libc::kill(target.pid(), libc::SIGUSR1) }, 0);
+    let begin = Instant::now();
+    let (mut replaced, mut ends) = (None, Vec::new());
+    while ends.len() < 20 {
+        assert!(begin.elapsed() < TIMEOUT * 2);
+        std::thread::sleep(Duration::from_millis(20));
+        // The recorder takes no note of it, and passes on no mappings of the new program.
+        recorder.loaded.events.begin();
+        while let Some((head, mut parts)) = recorder.loaded.events.next(u64::MAX) {
+            match head.kind {
+                kind::EXEC => replaced = Some(head.time),
+                kind::ON_CPU if replaced.is_some_and(|time| head.time > time) => {
+                    let stack = parts.find(|part| part.kind == part::USER_STACK);
+                    ends.extend(stack.map(|stack| stack.outcome));
+                }
+                _ => {}
+            }
+        }
+    }
+    ends.dedup();
+    assert_eq!(ends, [stack_end::BY_FRAME_POINTERS]);
+}
+
 /// A process without room for its mappings, and then with it.
 #[test]
 fn mappings_without_room_are_placed_when_there_is_room() {
