@@ -44,8 +44,16 @@ function login(request, response) {
   pbkdf2('secret', 'salt', 5000, 32, 'sha256', (error, key) => response.send(key.toString('hex')))
 }
 
+// Of words and what is between them. Where the end does not match, it tries every way to divide the words: twice as many with each letter.
+const WORDS = /^(\w+\s?)*$/
+
+function search(request, response) {
+  response.json({ items: WORDS.test(request.query.q) ? 3 : 0 })
+}
+
 const app = express()
 app.get('/cart', cart)
 app.get('/report', report)
 app.get('/login', login)
+app.get('/search', search)
 app.listen(Number(process.env.PORT ?? 8080))
