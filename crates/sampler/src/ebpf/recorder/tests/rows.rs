@@ -64,6 +64,13 @@ impl Spinning {
     }
 }
 
+/// `None`, with a message, if the kernel does not permit unwind tables.
+fn start_with_tables(options: &Options) -> Option<Recorder> {
+    let recorder = start(options)?;
+    let tables = recorder.without_tables().map_or(Ok(()), Err);
+    Feature::Tables.or_skip(tables).map(|()| recorder)
+}
+
 /// Starts to sample a process that runs already, and waits for its rows.
 fn add(recorder: &mut Recorder, pid: i32) {
     recorder.processes.add(pid).unwrap();
@@ -140,13 +147,9 @@ fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
     let started = start_busy(&without);
     let mut options = Options::new(Targets::Processes(vec![started.pid()]));
     options.frequency = 499;
-    let Some(mut recorder) = start(&options) else {
+    let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
-    let tables = recorder.without_tables().map_or(Ok(()), Err);
-    if Feature::Tables.or_skip(tables).is_none() {
-        return;
-    }
     let target = start_busy(&with);
     let pid = target.pid();
     recorder.processes.add(pid).unwrap();
@@ -196,13 +199,9 @@ fn tables_are_not_used_for_a_program_that_replaces_theirs() {
     let target = Target::spawn(Command::new("sh").args(["-c", script]).arg(&program));
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
-    let Some(mut recorder) = start(&options) else {
+    let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
-    let tables = recorder.without_tables().map_or(Ok(()), Err);
-    if Feature::Tables.or_skip(tables).is_none() {
-        return;
-    }
     recorder.loaded.unwinding.wait(TIMEOUT);
     sample_complete_stacks(&mut recorder, 20);
     // SAFETY: it only sends a signal.
@@ -249,13 +248,9 @@ fn mappings_without_room_are_placed_when_there_is_room() {
     options.frequency = 499;
     // Each process takes one more than it has mappings.
     options.max_mappings = Some(mappings + 2);
-    let Some(mut recorder) = start(&options) else {
+    let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
-    let tables = recorder.without_tables().map_or(Ok(()), Err);
-    if Feature::Tables.or_skip(tables).is_none() {
-        return;
-    }
     recorder.loaded.unwinding.wait(TIMEOUT);
     sample_complete_stacks(&mut recorder, 1);
 
@@ -316,13 +311,9 @@ fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
     options.frequency = 499;
     // None.
     options.kept_rows = Some(0);
-    let Some(mut recorder) = start(&options) else {
+    let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
-    let tables = recorder.without_tables().map_or(Ok(()), Err);
-    if Feature::Tables.or_skip(tables).is_none() {
-        return;
-    }
     recorder.loaded.unwinding.wait(TIMEOUT);
     recorder.drain(&mut Catalog::new(), &mut |_| {});
     recorder.reset_catalog();
