@@ -97,6 +97,13 @@ if (modules) {
   api.setGlobalContextManager(published)
   const call = (manager) => () => manager.with(active, nothing)
   compare('context.with', call(published), call(alone))
+  // A context that was not active before takes a record. The span's own context is part of both sides.
+  const withNewSpan = (manager) => () => manager.with(trace.setSpan(ROOT_CONTEXT, { spanContext: () => ids }), nothing)
+  compare('context.with, a new span each time', withNewSpan(published), withNewSpan(alone))
+  const { RPCType, setRPCMetadata } = npm('@opentelemetry/core')
+  const routed = setRPCMetadata(active, { type: RPCType.HTTP, route: attributes[0], span: undefined })
+  const withRoute = (manager) => () => manager.with(routed, nothing)
+  compare('context.with, with a route', withRoute(published), withRoute(alone))
   compare('enter, with register, no span', ...enter, withinRuns)
   compare('run, with register, no span', ...run)
   const withinSpan = (loop) => published.with(active, () => bare.run({}, loop))
