@@ -2,14 +2,16 @@
 // includes this.
 
 use std::future::Future;
-use std::sync::Once;
+use std::sync::{Barrier, Once};
+use std::task::Poll;
 
 use opentelemetry::trace::{TraceContextExt, TracerProvider as _};
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tracing::field::Empty;
-use tracing::{info_span, Instrument};
+use tracing::{debug_span, info_span, Instrument, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 fn install() {
@@ -40,10 +42,15 @@ fn seen() -> Option<Seen> {
 
 /// What should be seen: OpenTelemetry's IDs, and these attributes.
 fn expected(pairs: &[(&str, &str)]) -> Option<Seen> {
+    expected_in(&Span::current(), pairs)
+}
+
+/// The same in a span that may not be entered.
+fn expected_in(span: &Span, pairs: &[(&str, &str)]) -> Option<Seen> {
     let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
     let attributes = pairs.iter().map(pair).collect();
     // What the layer would send to another service.
-    let context = tracing::Span::current().context();
+    let context = span.context();
     let span = context.span();
     let span = span.span_context();
     assert!(span.is_valid());
@@ -109,5 +116,109 @@ fn futures_take_their_context_along() {
     let waker = std::task::Waker::noop();
     let mut context = std::task::Context::from_waker(waker);
     assert!(future.as_mut().poll(&mut context).is_ready());
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_span_may_be_entered_twice_and_exited_in_any_order() {
+    install();
+    let first = info_span!("first", http.route = "/first");
+    let second = info_span!("second", http.route = "/second");
+    let in_first = expected_in(&first, &[("http.route", "/first")]);
+    let in_second = expected_in(&second, &[("http.route", "/second")]);
+    let outer = first.enter();
+    let again = first.enter();
+    let inner = second.enter();
+    assert_eq!(seen(), in_second);
+    drop(outer);
+    assert_eq!(seen(), in_second);
+    drop(inner);
+    assert_eq!(seen(), in_first);
+    drop(again);
+    assert_eq!(seen(), None);
+    let outer = first.enter();
+    let inner = second.enter();
+    drop(outer);
+    assert_eq!(seen(), in_second);
+    drop(inner);
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_span_may_be_entered_on_several_threads_recorded_on_one_and_closed_on_another() {
+    install();
+    let span = info_span!("shared", http.route = "/cart", user = Empty);
+    let before = expected_in(&span, &[("http.route", "/cart")]);
+    let after = expected_in(&span, &[("http.route", "/cart"), ("user", "u1")]);
+    let barrier = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (clone, barrier, before, after) = (span.clone(), &barrier, &before, &after);
+            scope.spawn(move || {
+                let entered = clone.entered();
+                assert_eq!(seen(), *before);
+                barrier.wait();
+                if number == 0 {
+                    entered.record("user", "u1");
+                    assert_eq!(seen(), *after);
+                }
+                barrier.wait();
+                drop(info_span!("child").entered());
+                // The others see it when they enter it again.
+                let span = entered.exit();
+                assert_eq!(seen(), None);
+                span.in_scope(|| assert_eq!(seen(), *after));
+            });
+        }
+        drop(span);
+    });
+}
+
+#[test]
+fn a_panic_exits_its_spans() {
+    install();
+    let result = std::panic::catch_unwind(|| {
+        let _outer = info_span!("outer").entered();
+        info_span!("inner").in_scope(|| panic!("as intended"));
+    });
+    assert!(result.is_err());
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_future_that_is_cancelled_leaves_nothing() {
+    install();
+    let waits = async {
+        assert_eq!(seen(), expected(&[("http.route", "/cart")]));
+        std::future::poll_fn(|_| Poll::<()>::Pending).await;
+    };
+    let mut future = Box::pin(waits.instrument(info_span!("task", http.route = "/cart")));
+    let waker = std::task::Waker::noop();
+    let mut context = std::task::Context::from_waker(waker);
+    assert!(future.as_mut().poll(&mut context).is_pending());
+    assert_eq!(seen(), None);
+    drop(future);
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_span_that_is_filtered_leaves_what_its_parent_publishes() {
+    install();
+    let provider = SdkTracerProvider::builder().build();
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+    let subscriber = tracing_subscriber::registry()
+        .with(layer.with_filter(LevelFilter::INFO))
+        .with(otelctx_tracing::layer(["http.route"]).with_filter(LevelFilter::INFO));
+    tracing::subscriber::with_default(subscriber, || {
+        let request = info_span!("request", http.route = "/cart");
+        let in_request = expected_in(&request, &[("http.route", "/cart")]);
+        let _request = request.enter();
+        let _filtered = debug_span!("filtered", http.route = "/filtered").entered();
+        assert_eq!(seen(), in_request);
+        info_span!("below").in_scope(|| {
+            assert_eq!(seen(), expected(&[("http.route", "/cart")]));
+            assert_eq!(seen().map(|it| it.0), in_request.as_ref().map(|it| it.0));
+        });
+    });
     assert_eq!(seen(), None);
 }
