@@ -251,3 +251,26 @@ fn the_context_of_a_library_that_was_unloaded_stays_where_its_keys_mean_somethin
     assert_eq!(copies.execute("0 publish again"), FOREIGN);
     copies.assert("first", &["one"], &[]);
 }
+
+#[test]
+fn copies_that_publish_at_the_same_time_leave_one_context() {
+    let Some(mut copies) = Copies::new::<3>("race") else {
+        return;
+    };
+    for round in 0..50 {
+        let service = format!("round-{round}");
+        let published = copies.execute(&format!("all publish {service}"));
+        assert_eq!(published, "0 0 0 0", "{round}");
+        copies.assert(&service, &[], &[]);
+        // The last one has it.
+        let results = (0..4).map(|copy| copies.execute(&format!("{copy} modify {round}")));
+        let changed = results.filter(|result| result == OK).count();
+        assert_eq!(changed, 1, "{round}");
+        copies.assert(&round.to_string(), &[], &[]);
+        assert_eq!(copies.execute("all drop"), "0 0 0 0");
+        assert_eq!(
+            copies.process_again().context().unwrap(),
+            ContextState::Absent
+        );
+    }
+}

@@ -5,6 +5,9 @@
 //! - `otelctx_withdraw`: calls its function of that name
 //! - `unload`, `load`: 0 for success; 1 if it is still loaded
 //!
+//! With `all` in place of the number, all copies execute the command at the same time, each on a thread of its
+//! own: the result is that of each, separated by spaces.
+//!
 //! Answers each with `result`, a tab and its result, and `done`.
 
 #[path = "../copy.rs"]
@@ -13,6 +16,8 @@ mod copy;
 use std::ffi::{CStr, CString, c_void};
 use std::io::BufRead;
 use std::mem;
+use std::sync::Barrier;
+use std::thread;
 
 type Execute = unsafe extern "C" fn(*const u8, usize) -> i32;
 type Withdraw = unsafe extern "C" fn() -> bool;
@@ -76,10 +81,37 @@ fn main() {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("commands are UTF-8");
         let (number, command) = line.split_once('\t').expect("a number and a command");
-        let result = match number.parse::<usize>().expect("a number") {
-            0 => copy::execute(command),
-            number => libraries[number - 1].execute(command),
+        let result = match number {
+            "all" => all(&libraries, command),
+            "0" => copy::execute(command).to_string(),
+            number => {
+                let number = number.parse::<usize>().expect("a number");
+                libraries[number - 1].execute(command).to_string()
+            }
         };
         println!("result\t{result}\ndone");
     }
+}
+
+fn all(libraries: &[Library], command: &str) -> String {
+    let start = Barrier::new(libraries.len() + 1);
+    let results: Vec<i32> = thread::scope(|scope| {
+        let run = |execute: Option<Execute>| {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                match execute {
+                    // SAFETY: the text lives through the call; the library is loaded.
+                    Some(execute) => unsafe { execute(command.as_ptr(), command.len()) },
+                    None => copy::execute(command),
+                }
+            })
+        };
+        let libraries = libraries.iter().map(|library| Some(library.execute));
+        let threads: Vec<_> = [None].into_iter().chain(libraries).map(run).collect();
+        let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
+        joined.map(|result| result.expect("no panic")).collect()
+    });
+    let results: Vec<String> = results.iter().map(i32::to_string).collect();
+    results.join(" ")
 }

@@ -1,6 +1,7 @@
 //! Publishing on Linux (OTEP 4719).
 
 mod copies;
+mod copies_lock;
 mod foreign;
 mod fork;
 mod instance_id;

@@ -4,6 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use super::copies;
+use super::copies_lock::CopiesLock;
 use super::foreign;
 use super::instance_id::identify;
 use super::lock::Locked;
@@ -162,6 +163,7 @@ impl Publication {
 
 /// Publishes a context; returns its publication number.
 pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> {
+    let _copies = CopiesLock::acquire();
     let mut owner = lock();
     let mut withdrawals_left = MAX_WITHDRAWALS;
     loop {
