@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use common::{bytes, in_own_process};
 use otelctx::{
-    append_current, swap_current, thread_record, Key, ProcessContext, Record, TraceFlags,
+    append_current, set_current, swap_current, thread_record, Key, ProcessContext, Record,
+    SharedRecord, TraceFlags,
 };
 
 static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
@@ -90,6 +91,91 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
             let record = |number: u8| Record::new([number; 16], [number; 8]).with(&KEY, "value");
             let long = "x".repeat(200);
 
+            let swap_and_set = || {
+                at_any_instruction(
+                    "swap a shared record for another one",
+                    || {
+                        drop(swap_current(Some(record(3).share())));
+                        Some(record(4).share())
+                    },
+                    |next| *next = swap_current(next.take()),
+                );
+                at_any_instruction(
+                    "swap out",
+                    || drop(swap_current(Some(record(3).share()))),
+                    |()| drop(swap_current(None)),
+                );
+                // Sets a record that nobody drops.
+                let set = |record: Option<&'static SharedRecord>| {
+                    // SAFETY: the handle exists for the rest of the process, and `replace_by_copy` is not called on it.
+                    unsafe { set_current(record) };
+                };
+                let [three, four] = [record(3), record(4).with(&KEY, &long)]
+                    .map(|record| &*Box::leak(Box::new(record.share())));
+                at_any_instruction(
+                    "set a kept record in place of another one",
+                    || set(Some(three)),
+                    |()| set(Some(four)),
+                );
+                at_any_instruction(
+                    "set none in place of a kept record",
+                    || set(Some(three)),
+                    |()| set(None),
+                );
+                at_any_instruction(
+                    "set a kept record in place of the thread's",
+                    || drop(swap_current(Some(record(5).share()))),
+                    |()| set(Some(four)),
+                );
+                at_any_instruction(
+                    "swap a kept record for the thread's",
+                    || set(Some(three)),
+                    |()| drop(swap_current(Some(record(5).share()))),
+                );
+                let flags = TraceFlags::SAMPLED;
+                at_any_instruction(
+                    "replace a detached record by a copy of the current one, and set it",
+                    || {
+                        set(Some(four));
+                        let unused: &'static mut SharedRecord =
+                            Box::leak(Box::new(record(5).with(&KEY, &long).share()));
+                        Some(unused)
+                    },
+                    |unused| {
+                        let unused = unused.take().unwrap();
+                        unused.replace_by_copy(four, [6; 16], [6; 8], flags);
+                        set(Some(unused));
+                    },
+                );
+                at_any_instruction(
+                    "replace the handle of the current record by a copy of another one",
+                    || {
+                        let handle = record(5).with(&KEY, &long).share();
+                        drop(swap_current(Some(handle.clone())));
+                        handle
+                    },
+                    |handle| {
+                        let current = bytes();
+                        handle.replace_by_copy(three, [6; 16], [6; 8], flags);
+                        assert_eq!(bytes(), current);
+                    },
+                );
+                set(Some(three));
+                let between = bytes().unwrap();
+                at_any_instruction_or(
+                    "replace the record that another one was swapped for, and swap it in again",
+                    &between,
+                    || drop(swap_current(Some(record(5).with(&KEY, &long).share()))),
+                    |()| {
+                        let mut before = swap_current(Some(three.clone())).unwrap();
+                        before.replace_by_copy(three, [6; 16], [6; 8], flags);
+                        drop(swap_current(Some(before)));
+                    },
+                );
+                drop(swap_current(None));
+            };
+            // With no guard that was forgotten, and below with some.
+            swap_and_set();
             at_any_instruction(
                 "attach",
                 || record(1),
@@ -140,19 +226,7 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                     record.append(&KEY, "other");
                 },
             );
-            at_any_instruction(
-                "swap a shared record for another one",
-                || {
-                    drop(swap_current(Some(record(3).share())));
-                    Some(record(4).share())
-                },
-                |next| *next = swap_current(next.take()),
-            );
-            at_any_instruction(
-                "swap out",
-                || drop(swap_current(Some(record(3).share()))),
-                |()| drop(swap_current(None)),
-            );
+            swap_and_set();
             at_any_instruction(
                 "append to a shared record",
                 || drop(swap_current(Some(record(3).share()))),
