@@ -35,6 +35,12 @@ fn another_observer_is_reported() {
         otelctx_opentelemetry::install(SdkTracerProvider::builder(), ["http.route"]).build();
     let problem = otelctx_opentelemetry::check().unwrap_err();
     assert!(matches!(problem, Problem::OtherObserver), "{problem}");
+    assert_eq!(
+        problem.to_string(),
+        "thread contexts are not published: another library has set OpenTelemetry's context observer \
+         (GlobalContextObserver::set), and a process has only one; remove it, or install \
+         otelctx_opentelemetry first"
+    );
     let tracer = provider.tracer("test");
     let _attached = Context::current_with_span(tracer.start("span")).attach();
     assert_eq!(otelctx::current(), None);
