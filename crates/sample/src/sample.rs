@@ -129,7 +129,7 @@ pub struct Counts {
     /// may have no name.
     pub lost_mappings: u64,
     /// Names of generated functions that were not kept, because there were too many.
-    pub skipped_names: u64,
+    pub dropped_names: u64,
     /// Files in which a runtime announces generated functions (jitdump) that were damaged, or cut short when the
     /// process ended: functions after that place have no name.
     pub damaged_jit_dumps: u64,
@@ -179,7 +179,7 @@ impl Counts {
             truncated_records,
             dropped_processes,
             lost_mappings,
-            skipped_names,
+            dropped_names,
             damaged_jit_dumps,
             unread_name_files,
             stale_name_files,
@@ -212,7 +212,7 @@ impl Counts {
             (&mut self.truncated_records, truncated_records),
             (&mut self.dropped_processes, dropped_processes),
             (&mut self.lost_mappings, lost_mappings),
-            (&mut self.skipped_names, skipped_names),
+            (&mut self.dropped_names, dropped_names),
             (&mut self.damaged_jit_dumps, damaged_jit_dumps),
             (&mut self.unread_name_files, unread_name_files),
             (&mut self.stale_name_files, stale_name_files),

@@ -312,10 +312,10 @@ impl CodeMappings {
     }
 
     /// The runtime whose library or program is mapped.
-    pub(crate) fn runtime(&self) -> Option<GeneratedBy<'_>> {
+    pub(crate) fn runtime(&self) -> Option<JitRuntime<'_>> {
         self.mappings.iter().find_map(|mapped| {
             let module = mapped.module.path.rsplit('/').next().unwrap_or_default();
-            let (kind, name) = match module {
+            let (kind, label) = match module {
                 "libjvm.so" => (FrameKind::JVM, "[Java]"),
                 "libcoreclr.so" => (FrameKind::DOTNET, "[.NET]"),
                 "node" | "nodejs" | "chromium" | "chrome" | "electron" => {
@@ -326,7 +326,11 @@ impl CodeMappings {
                 }
                 _ => return None,
             };
-            Some(GeneratedBy { kind, name, module })
+            Some(JitRuntime {
+                kind,
+                label,
+                module,
+            })
         })
     }
 
@@ -391,22 +395,22 @@ impl CodeMappings {
     }
 }
 
-/// A runtime that generates code.
+/// A language runtime that generates code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GeneratedBy<'m> {
+pub(crate) struct JitRuntime<'m> {
     pub(crate) kind: FrameKind,
-    /// What it runs, by a name for people.
-    pub(crate) name: &'static str,
+    /// Label of its code, such as `[Java]`.
+    pub(crate) label: &'static str,
     /// The file name of its library or program.
     pub(crate) module: &'m str,
 }
 
-impl GeneratedBy<'_> {
-    /// The frame of a function without an announced name. V8 is part of many programs, so that its frames say which.
+impl JitRuntime<'_> {
+    /// The frame of a function without an announced name. V8 is part of many programs, so its frames name the program.
     pub(crate) fn unnamed(&self) -> NamedFrame {
         let function = match self.kind {
             FrameKind::V8JS => format!("[JavaScript in {}]", self.module),
-            _ => self.name.to_owned(),
+            _ => self.label.to_owned(),
         };
         NamedFrame {
             kind: self.kind,
@@ -624,7 +628,7 @@ mod tests {
             frame.is_unnamed() && frame.kind == runtime.kind,
             "{frame:?}"
         );
-        Some((runtime.kind, runtime.name, frame.function))
+        Some((runtime.kind, runtime.label, frame.function))
     }
 
     #[test]

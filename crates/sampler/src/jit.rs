@@ -15,7 +15,7 @@ use otelctx_reader::remote;
 use otelctx_sample::{Frame, FrameKind, NamedFrame};
 use otelctx_track::schedule::Backoff;
 
-use crate::code::GeneratedBy;
+use crate::code::JitRuntime;
 use crate::{INTERVAL, monotonic};
 
 /// Maximum number of functions whose names are kept, of all processes.
@@ -414,7 +414,7 @@ impl GeneratedCode {
         &self,
         address: u64,
         time: u64,
-        runtime: Option<GeneratedBy<'_>>,
+        runtime: Option<JitRuntime<'_>>,
     ) -> Option<Frame> {
         let mut found = self.functions.range(..=address).next_back().map(|it| it.1);
         while let Some(function) = found {
@@ -677,8 +677,8 @@ fn python(name: &str) -> Option<NamedFrame> {
 }
 
 /// `JS:*FUNCTION FILE:LINE:COLUMN`, or another kind of code instead of `JS` (V8, src/logging/log.cc: the mark
-/// before the function is the tier that compiled it, from Node.js 26 on with an `o` before it for code that a loop
-/// is replaced with while it runs).
+/// before the function is the tier that compiled it, preceded by `o` for on-stack replacement (OSR), from
+/// Node.js 26 on).
 fn v8(name: &str) -> Option<NamedFrame> {
     const CODE: [&str; 6] = [
         "JS",
@@ -1131,9 +1131,9 @@ mod tests {
         assert_eq!(name(0x1000, 20), None);
         assert_eq!(name(0x11ff, 5).as_deref(), Some("b"));
         assert_eq!(name(0x1200, 5), None);
-        let java = GeneratedBy {
+        let java = JitRuntime {
             kind: FrameKind::JVM,
-            name: "[Java]",
+            label: "[Java]",
             module: "libjvm.so",
         };
         let java = code.name(0x1200, 5, Some(java));

@@ -392,7 +392,7 @@ impl Processes {
     }
 
     fn count_unread(&mut self, unread: Unread) {
-        self.counts.skipped_names += unread.names;
+        self.counts.dropped_names += unread.names;
         self.counts.damaged_jit_dumps += unread.dumps;
         self.counts.unread_name_files += unread.files;
         self.counts.stale_name_files += unread.stale_files;
@@ -492,7 +492,7 @@ impl Processes {
             let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
             let generated_by = |address| {
                 let code = code.filter(|it| it.is_generated(address))?;
-                Some(code.runtime()?.name)
+                Some(code.runtime()?.label)
             };
             self.places
                 .add(seen.user_stack, end, place, catalog, generated_by);
@@ -935,7 +935,7 @@ mod tests {
                 assert_eq!(named.function, format!("of_{pid}_{number}"));
             }
         }
-        assert_eq!(processes.counts.skipped_names, 2 * MANY - first - third);
+        assert_eq!(processes.counts.dropped_names, 2 * MANY - first - third);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use otelctx_profile::Recording;
 use otelctx_profile::sample::{
-    Counts, Found, Frame, NamedFrame, ProcessId, ReadStep, Sample, StackEnd,
+    Counts, Found, Frame, FrameKind, ProcessId, ReadStep, Sample, StackEnd,
 };
 use otelctx_sampler::{IncompleteStacks, IncompleteSteps, Method};
 use serde::Serialize;
@@ -22,12 +22,11 @@ const MAX_PLACES: usize = 3;
 /// Smallest share of the samples, in percent, for which there is a hint about a runtime.
 const HINT_SHARE: u64 = 10;
 
-/// The code of runtimes, and what announces the names of its functions for perf.
-const UNNAMED: [(&str, &str); 2] = [
-    ("[JavaScript]", "node --perf-basic-prof"),
-    (JAVA, "jcmd PID Compiler.perfmap"),
+/// Runtimes, what their code is called here, and what announces the names of its functions for perf.
+const UNNAMED: [(FrameKind, &str, &str); 2] = [
+    (FrameKind::V8JS, "JavaScript", "node --perf-basic-prof"),
+    (FrameKind::JVM, "Java", "jcmd PID Compiler.perfmap"),
 ];
-const JAVA: &str = "[Java]";
 
 /// Facts about the recording.
 pub(super) struct Summary {
@@ -82,7 +81,7 @@ impl Summary {
             let innermost = part.catalog.frames(sample.user_stack).next();
             if let Some(Frame::Named(frame)) = innermost
                 && frame.is_unnamed()
-                && let Some(runtime) = UNNAMED.iter().position(|it| is_of(frame, it.0))
+                && let Some(runtime) = UNNAMED.iter().position(|it| it.0 == frame.kind)
             {
                 self.unnamed[runtime] += 1;
             }
@@ -138,13 +137,13 @@ impl Summary {
     fn hints(&self) -> String {
         let mut text = String::new();
         let places = self.incomplete_stacks.iter();
-        let java = places.filter(|it| it.module == JAVA && it.end != StackEnd::Limit);
+        let java = places.filter(|it| it.module == "[Java]" && it.end != StackEnd::Limit);
         let java: u64 = java.map(|it| it.samples).sum();
         if java > 0 && 100 * java >= HINT_SHARE * self.counts.all_stacks() {
             text += "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
         }
         let mut unnamed = Vec::new();
-        for (number, (name, remedy)) in self.unnamed.into_iter().zip(UNNAMED) {
+        for (number, (_, name, remedy)) in self.unnamed.into_iter().zip(UNNAMED) {
             let share = 100.0 * number as f64 / self.samples.max(1) as f64;
             if share >= HINT_SHARE as f64 {
                 unnamed.push(format!("{share:.1} % in {name} ({remedy} names them)"));
@@ -266,8 +265,8 @@ fn missing(counts: &Counts) -> Vec<String> {
     );
     add(
         counts.dropped_processes,
-        "skipped process beyond 16,384",
-        "skipped processes beyond 16,384",
+        "dropped process beyond 16,384",
+        "dropped processes beyond 16,384",
     );
     add(
         counts.lost_mappings,
@@ -275,9 +274,9 @@ fn missing(counts: &Counts) -> Vec<String> {
         "lost reports of mappings",
     );
     add(
-        counts.skipped_names,
-        "skipped name of a generated function",
-        "skipped names of generated functions",
+        counts.dropped_names,
+        "dropped name of a generated function",
+        "dropped names of generated functions",
     );
     add(
         counts.damaged_jit_dumps,
@@ -378,19 +377,12 @@ fn step_json(step: &IncompleteSteps) -> StepJson<'_> {
     }
 }
 
-/// Whether a frame without a name is of this code: `[JavaScript in node]` is of `[JavaScript]`.
-fn is_of(frame: &NamedFrame, code: &str) -> bool {
-    let code = code.trim_end_matches(']');
-    let rest = frame.function.strip_prefix(code);
-    rest.is_some_and(|rest| rest == "]" || rest.starts_with(" in "))
-}
-
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU64;
 
     use otelctx_profile::Clock;
-    use otelctx_profile::sample::{Catalog, Event, ProcessFacts};
+    use otelctx_profile::sample::{Catalog, Event, NamedFrame, ProcessFacts};
 
     use super::*;
 
@@ -430,7 +422,7 @@ mod tests {
         counts.not_utf8 = 5;
         counts.truncated_stacks = 6;
         (counts.truncated_runtime_stacks, counts.unnamed_functions) = (15, 16);
-        (counts.lost_mappings, counts.skipped_names) = (11, 12);
+        (counts.lost_mappings, counts.dropped_names) = (11, 12);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (17, 18);
         (counts.stale_name_files, counts.dropped_processes) = (1, 2);
         counts.missing_stacks = 7;
@@ -440,7 +432,7 @@ mod tests {
             the record could not be read: 2), 10 skipped samples of processes that cannot be traced, \
             13 skipped samples of processes outside of this PID namespace, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
-            2 skipped processes beyond 16,384, 11 lost reports of mappings, 12 skipped names of generated functions, 17 damaged jitdump files, \
+            2 dropped processes beyond 16,384, 11 lost reports of mappings, 12 dropped names of generated functions, 17 damaged jitdump files, \
             18 unread rests of files with names of generated functions, 1 file with names of an earlier process's functions, \
             6 truncated stacks, 15 truncated stacks of a runtime, \
             16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
@@ -498,13 +490,13 @@ mod tests {
         assert_eq!(hints(99, [123, 123]), "");
         assert_eq!(
             hints(0, [617, 123]),
-            "  functions without names: 50.0 % in [JavaScript] (node --perf-basic-prof names them); \
+            "  functions without names: 50.0 % in JavaScript (node --perf-basic-prof names them); \
              see \"Function names\" in docs/profiles.md\n"
         );
         assert_eq!(
             hints(0, [617, 124]),
-            "  functions without names: 50.0 % in [JavaScript] (node --perf-basic-prof names them), \
-             10.0 % in [Java] (jcmd PID Compiler.perfmap names them); see \"Function names\" in \
+            "  functions without names: 50.0 % in JavaScript (node --perf-basic-prof names them), \
+             10.0 % in Java (jcmd PID Compiler.perfmap names them); see \"Function names\" in \
              docs/profiles.md\n"
         );
     }
@@ -514,18 +506,20 @@ mod tests {
         let mut catalog = Catalog::new();
         let process = catalog.add_process(ProcessFacts::default());
         let thread = catalog.thread(process, 7, "node");
-        let frame = |function: &str| {
+        let frame = |kind, function: &str| {
             let function = function.to_owned();
             Frame::from(NamedFrame {
+                kind,
                 function,
                 ..NamedFrame::default()
             })
         };
+        let [script, main] = ["[JavaScript in node]", "main"].map(|it| frame(FrameKind::V8JS, it));
         let stacks = [
-            vec![frame("[JavaScript in node]"), frame("main")],
-            vec![frame("main"), frame("[JavaScript in node]")],
-            vec![frame("[Java]")],
-            vec![frame("[JavaScriptCore]")],
+            vec![script.clone(), main.clone()],
+            vec![main, script],
+            vec![frame(FrameKind::JVM, "[Java]")],
+            vec![frame(FrameKind::CPYTHON, "[Python]")],
             vec![Frame::instruction(7)],
             vec![],
         ];
@@ -589,7 +583,7 @@ mod tests {
         (counts.truncated_runtime_stacks, counts.unnamed_functions) = (38, 39);
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
-        (counts.lost_mappings, counts.skipped_names) = (28, 34);
+        (counts.lost_mappings, counts.dropped_names) = (28, 34);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (40, 41);
         (counts.stale_name_files, counts.dropped_processes) = (43, 44);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
@@ -617,7 +611,7 @@ mod tests {
                     "record": 15, "verify": 16, "process": 17,
                 },
                 "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
-                "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,
+                "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "dropped_names": 34,
                 "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43, "dropped_processes": 44,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
