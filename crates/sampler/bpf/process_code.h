@@ -22,8 +22,8 @@ struct {
     __type(value, struct process_code);
 } processes SEC(".maps");
 
-/* How many processes have executed another program, or ended: what is kept of `processes` elsewhere is valid for as
- * long as this is the same, and the list of mappings has the serial. */
+/* Number of processes that have exited or executed another program. A cached entry of `processes` is valid while this
+ * is unchanged and its list still has its serial. Any process counts: to find the entry of one is what the cache saves. */
 volatile __u64 forgotten_processes = 0;
 
 /* The process executes another program, or ends. */

@@ -189,7 +189,7 @@ struct unwinder {
     /* Where the walk is, from one program to the next. */
     __u32 calls;
     __u32 frames;
-    /* The mappings of the process that this CPU has sampled last: a search in `processes` takes 60 ns. */
+    /* The entry of the process that this CPU sampled last: a search in `processes` takes 60 ns. */
     __u64 serial;
     __u32 first;
     __u32 count;
@@ -687,18 +687,20 @@ static __always_inline int find_maps(struct walk *walk)
     return walk->unwinder && walk->stack && walk->code && walk->pages && walk->rules && walk->cache;
 }
 
-/* Whether the list of mappings that was found is still that of one process. */
-static __always_inline int has_list(const struct walk *walk, const struct unwinder *unwinder)
+/* Whether the list of mappings that was found has not been given to another process. */
+static __always_inline int has_list(const struct walk *walk)
 {
+    const struct unwinder *unwinder = walk->unwinder;
     return walk->code->at[(unwinder->first - 1) & (MAX_CODE - 1)].start == unwinder->serial;
 }
 
-/* Finds the mappings of a process; false if the program has none. */
-static __always_inline int find_mappings(const struct walk *walk, struct unwinder *unwinder, __u32 pid)
+/* Finds the mappings of a process; false if the recorder has passed on none. */
+static __always_inline int find_mappings(const struct walk *walk, __u32 pid)
 {
+    struct unwinder *unwinder = walk->unwinder;
     /* Read before the search: what is forgotten meanwhile is searched for again. */
     __u64 forgotten = forgotten_processes;
-    if (unwinder->pid == pid && unwinder->forgotten == forgotten && has_list(walk, unwinder))
+    if (unwinder->pid == pid && unwinder->forgotten == forgotten && has_list(walk))
         return 1;
     const struct process_code *process = bpf_map_lookup_elem(&processes, &pid);
     unwinder->pid = process ? pid : 0;
@@ -708,7 +710,7 @@ static __always_inline int find_mappings(const struct walk *walk, struct unwinde
     unwinder->serial = process->serial;
     unwinder->first = process->first;
     unwinder->count = process->count;
-    return has_list(walk, unwinder);
+    return has_list(walk);
 }
 
 /* Begins a walk of the running thread's stack; false if that is for the frame pointers. */
@@ -718,7 +720,7 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
     /* A return probe puts another address in the place of one, and the kernel knows which. */
     if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return 0;
-    if (!find_maps(walk) || !find_mappings(walk, walk->unwinder, pid))
+    if (!find_maps(walk) || !find_mappings(walk, pid))
         return 0;
     struct unwinder *unwinder = walk->unwinder;
     take_mappings(walk);
