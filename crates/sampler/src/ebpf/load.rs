@@ -272,6 +272,14 @@ impl Loaded {
         self.programs.program(self.sample)?.info().ok()
     }
 
+    /// The numbers of the maps that the loaded programs use.
+    #[cfg(test)]
+    pub(super) fn map_ids(&self) -> Vec<u32> {
+        let infos = self.programs.programs().filter_map(|it| it.1.info().ok());
+        let ids = infos.filter_map(|info| info.map_ids().ok().flatten());
+        ids.flatten().collect()
+    }
+
     pub(super) fn counts(&self) -> KernelCounts {
         let sum = |index: u32| match self.counters.get(&index, 0) {
             Ok(values) => values.iter().sum(),
