@@ -68,7 +68,8 @@ impl fmt::Display for PublishError {
                 f,
                 "another publisher in this process has published a process context ({mapping}), and \
                  a process has only one: remove one publisher, or the second copy of otelctx \
-                 (cargo tree -d shows it), whose keys contradict this one's",
+                 (cargo tree -d shows it), whose keys contradict this one's; if its library was unloaded, \
+                 only a new process can publish",
                 mapping = mapping.escape_debug(),
             ),
             Self::NotPublished => f.write_str(

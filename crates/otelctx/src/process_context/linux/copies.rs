@@ -50,6 +50,10 @@ impl Mark {
     }
 }
 
+/// Maximum size of a payload that is read for its key map, in bytes. An application can publish more, and no
+/// reader reads that.
+const MAX_ADOPTED_PAYLOAD: u32 = 16 << 20;
+
 /// The first bytes of a descriptor, and what a copy's mapping has in addition.
 const MAGIC: [u8; 16] = *b"otelctx_withdraw";
 
@@ -140,7 +144,7 @@ extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) 
 
 /// Makes the copy of this crate that publishes the context at `address` withdraw it, or unmaps it if
 /// that copy was unloaded. Returns whether to search again: `false` if the publisher is not a copy of
-/// this crate, or the key maps differ. This copy publishes nothing.
+/// this crate, or the key maps differ. The caller has checked that this copy has no publication.
 pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     let found = match Found::read(address) {
         Ok(found) => found,
@@ -153,14 +157,16 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
         Err(libc::EFAULT) => None,
         Err(_) => return false,
     };
-    // This copy, if it was unloaded and loaded again at the same address, knows nothing of it.
+    // This copy may have been unloaded and loaded again at the same address; it then has no state for
+    // this context.
     if let Some(bytes) = descriptor.filter(|_| found.descriptor() != own_descriptor()) {
         // SAFETY: the magic bytes identify a descriptor.
         let descriptor = unsafe { bytes.as_ptr().cast::<Descriptor>().read_unaligned() };
         if !(descriptor.withdraw)(adopt) {
             return false;
         }
-        // Otherwise it is not that copy's, which was loaded in the place of another one.
+        // If the mapping is still the same, the descriptor belongs to another copy that was loaded at
+        // that address.
         if Found::read(address) != Ok(found) {
             return true;
         }
@@ -226,6 +232,9 @@ impl Found {
         let Ok(header) = Header::decode(&self.header) else {
             return false;
         };
+        if header.payload_size > MAX_ADOPTED_PAYLOAD {
+            return false;
+        }
         let mut payload = vec![0; header.payload_size as usize];
         if foreign::read_into(&mut payload, header.payload_address as usize).is_err() {
             return false;
