@@ -205,7 +205,7 @@ pub(crate) fn export_failure(error: &NotExported) -> Failure {
     let text = match error {
         NotExported::Hidden { module } => format!(
             "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. Link \
-                     with `pkg-config --libs otelctx-static` or CMake's otelctx::otelctx-static, or pass \
+                     with `pkg-config --libs otelctx-static`, without --static, or CMake's otelctx::otelctx-static, or pass \
                      -Wl,--export-dynamic-symbol=otel_thread_ctx_v1 to the linker \
                      (-Wl,--dynamic-list=FILE before binutils 2.35)",
             module.escape_debug()
