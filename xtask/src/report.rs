@@ -34,7 +34,7 @@ impl From<Result<Self, String>> for Outcome {
     }
 }
 
-/// Runs named tasks, one after another or beside another; a failed task does not keep the others from
+/// Runs named tasks, sequentially or concurrently; a failed task does not keep the others from
 /// running.
 #[derive(Default)]
 pub(crate) struct Report {

@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("kernel programs", || bpf::run(&["--check".into()]));
     report.step("footprint", footprint::run);
     report.step("kernels", || kernels::short(&mut counts));
-    // The emulator keeps one processor busy for most of its time, and so do most of the others.
+    // The emulator keeps one CPU busy for most of its time, and so do most of the others.
     let mut emulated = Counts::default();
     let aarch64 = || aarch64::run(&mut emulated);
     report.step_beside("aarch64", aarch64, |report| {

@@ -90,9 +90,6 @@ fn expected(link: Link, linker: &str) -> Expected {
 
 const LINKERS: [&str; 4] = ["bfd", "gold", "lld", "mold"];
 
-/// For each compiler and C library.
-const ROWS: usize = 44;
-
 fn rows(compiler: &'static str, libc: Libc) {
     let Some(prefix) = installed(libc) else {
         return;
@@ -100,13 +97,11 @@ fn rows(compiler: &'static str, libc: Libc) {
     if !have(compiler) || !have("pkg-config") {
         return;
     }
-    let linkers: Vec<_> = LINKERS
-        .into_iter()
-        .filter(|linker| have(&format!("ld.{linker}")))
-        .collect();
     let mut wrong = Vec::new();
-    let mut count = 0;
-    for linker in linkers.iter().copied() {
+    for linker in LINKERS {
+        if !have(&format!("ld.{linker}")) {
+            continue;
+        }
         for link in LINKS {
             let row = Row {
                 compiler,
@@ -116,17 +111,12 @@ fn rows(compiler: &'static str, libc: Libc) {
             };
             let (found, expected) = (row.outcome(prefix), expected(link, linker));
             println!("{row:?}: {found:?}");
-            count += 1;
             if found != Ok(expected) {
                 wrong.push(format!("{row:?}: {found:?} instead of {expected:?}"));
             }
         }
     }
-    assert!(wrong.is_empty(), "{count} rows:\n{}", wrong.join("\n"));
-    assert!(
-        count == ROWS || linkers.len() < LINKERS.len(),
-        "{count} rows"
-    );
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn spans_of_opentelemetry_cpp_are_shown() {
     }
 }
 
-/// A function for C from which a panic could get out calls `panic_cannot_unwind` then, which ends the process.
+/// An `extern "C"` function that may unwind contains a call of `panic_cannot_unwind`, which aborts, which ends the process.
 /// Of the library for glibc alone: the one for musl is compiled without link-time optimization, by which the
 /// compiler finds what cannot panic.
 #[test]

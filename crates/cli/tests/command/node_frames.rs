@@ -1,6 +1,7 @@
 //! The frames of Node.js between those of native code, compared with the calls that the program itself sees.
 
 use std::fs;
+use std::time::Duration;
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
@@ -145,22 +146,20 @@ fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_
             let stacks = stacks(&otlp::read(&path), thread.trim_end());
             let mut named = 0;
             for stack in &stacks {
-                let found = calls_of(stack);
+                let mut found = calls_of(stack);
+                // It was compiled again since the map was read.
+                let is_new = |it: &String| it.starts_with("[JavaScript in node]");
+                let is_named = !found.first().is_some_and(is_new);
+                if let (false, Some(innermost)) = (is_named, found.first_mut()) {
+                    calls[0].clone_into(innermost);
+                }
                 // The tables of the program were not read yet: it has the innermost frames.
                 if stack.last().is_none_or(|it| it.0 != "_start") {
                     assert!(calls.starts_with(&found), "{version}: {stack:#?}");
                     continue;
                 }
-                // It was compiled again since the map was read.
-                if found
-                    .first()
-                    .is_some_and(|it| it.starts_with("[JavaScript in node]"))
-                {
-                    assert_eq!(found[1..], calls[1..], "{version}: {stack:#?}");
-                    continue;
-                }
                 assert_eq!(found, calls, "{version}: {stack:#?}");
-                named += 1;
+                named += usize::from(is_named);
             }
             println!("{version}: {named} of {} samples", stacks.len());
             let is_enough = named >= 20 && named * 2 >= stacks.len();
@@ -209,7 +208,8 @@ fn functions_of_javascript_without_a_name_say_which_module_runs_them() {
         return;
     };
     // Until it is compiled.
-    let stack = given_time(|_| {
+    let stack = given_time(|seconds| {
+        std::thread::sleep(Duration::from_secs_f64(seconds.parse().unwrap()));
         let stack = dumped(&program);
         let is_compiled = stack[0].0.starts_with('[');
         is_compiled.then_some(stack.clone()).ok_or(stack)

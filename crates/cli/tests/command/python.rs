@@ -82,10 +82,10 @@ fn top_names_functions_of_python() {
     let target = interpreter.start("crowd.py");
     let pid = target.pid().to_string();
     let by_function = ["top", "--json", "-p", &pid, "--group", "function"];
-    let options = ["-i", "0.5", "--iterations", "4"];
     let mut shares = [0, 0];
     // A busy machine gives it little time.
-    while shares[0] < 20 {
+    given_time(|seconds| {
+        let options = ["-i", seconds, "--iterations", "4"];
         let answer = otelctx(&[&by_function[..], &options].concat()).expect(0);
         for line in answer.stdout.lines() {
             let picture: Value = serde_json::from_str(line).unwrap();
@@ -95,7 +95,8 @@ fn top_names_functions_of_python() {
                 shares[1] += if row["name"] == "run" { samples } else { 0 };
             }
         }
-    }
+        (shares[0] >= 20).then_some(()).ok_or(shares)
+    });
     let [all, of_run] = shares;
     assert!(of_run * 10 >= all * 9, "{of_run} of {all}");
 }

@@ -44,11 +44,13 @@ fn context_with(number: usize, appended: usize) -> String {
     format!("{context} user={value:-<width$}")
 }
 
-/// How many samples were compared, and of these, how many were taken while an attribute was appended.
+/// How many samples were compared, of these, how many were taken while an attribute was appended, and how many had no
+/// context.
 #[derive(Debug, Default)]
 struct Compared {
     samples: usize,
     while_appending: usize,
+    unread: usize,
 }
 
 impl Compared {
@@ -78,7 +80,9 @@ impl Compared {
             let after = last.map_or(0, |it| it.number);
             let is_appending = last.is_some_and(|it| sample.time < it.to);
             let Found::Attached(context) = sample.found else {
-                panic!("{name}: {:?} after {after} in {number}", sample.found)
+                println!("{name}: {:?} after {after} in {number}", sample.found);
+                self.unread += 1;
+                continue;
             };
             let found = shown(catalog.context_facts(context));
             let mut expected = vec![context_with(number, after)];
@@ -109,5 +113,10 @@ fn samples_have_the_attributes_of_their_time_while_more_are_appended() {
         });
         println!("{version}: {compared:?}");
         assert!(is_enough, "{version}: {compared:?}");
+        // Memory that is not there for a moment.
+        assert!(
+            1000 * compared.unread <= compared.samples,
+            "{version}: {compared:?}"
+        );
     }
 }
