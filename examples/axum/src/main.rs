@@ -47,6 +47,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         match &*argument {
             "--load" => load = true,
             "--log" => LOG.store(true, Ordering::Relaxed),
+            _ if argument.starts_with('-') => {
+                return Err(format!("unknown option {argument}").into());
+            }
             _ => address = argument,
         }
     }
