@@ -41,7 +41,7 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_pac
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 32] = [
+const PACKAGES: [(&str, &str, &str); 37] = [
     ("gcc", "gcc", "C fixtures"),
     ("g++", "g++", "the C library's wrapper for C++"),
     ("pkg-config", "pkg-config", "the C library's package"),
@@ -83,6 +83,11 @@ const PACKAGES: [(&str, &str, &str); 32] = [
     ("valgrind", "valgrind", "instruction counts"),
     ("python3-pip", "pip3", "ddtrace, and the Python package"),
     ("chromium", "chromium", "flame graphs in a browser"),
+    ("git", "git", "stacks of git"),
+    ("perl", "perl", "stacks of perl"),
+    ("sqlite3", "sqlite3", "stacks of sqlite3"),
+    ("openssl", "openssl", "stacks of openssl"),
+    ("default-jdk-headless", "javac", "stacks and names of Java"),
     (
         "fonts-dejavu-core",
         "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",
