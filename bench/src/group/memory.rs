@@ -152,22 +152,36 @@ pub(crate) fn processes(pid: u32) -> Result<Vec<u32>, String> {
     Ok(all)
 }
 
-/// A process's share of the memory that it has mapped, in MiB. Pages that it shares count in part.
+/// A process's share of the memory that it has mapped, in MiB, without maps in the kernel, which it has mapped, too.
+/// Pages that it shares with other processes count in part.
 fn pss(pid: u32) -> f64 {
-    rolled_up(pid, "Pss:")
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let (mut kib, mut is_counted) = (0.0, true);
+    for line in smaps.lines() {
+        match line.strip_prefix("Pss:") {
+            Some(field) if is_counted => kib += in_kib(field),
+            Some(_) => {}
+            // The line of a mapping begins with its addresses, and ends with its name.
+            None if line.split(' ').next().is_some_and(|it| it.contains('-')) => {
+                is_counted = !line.ends_with("anon_inode:bpf-map");
+            }
+            None => {}
+        }
+    }
+    kib / 1024.0
 }
 
-/// The same without the pages of files and of maps in the kernel.
+/// A process's share of memory without a file, in MiB.
 pub(crate) fn anonymous_pss(pid: u32) -> f64 {
-    rolled_up(pid, "Pss_Anon:")
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let mut lines = rollup.lines();
+    let field = lines.find_map(|line| line.strip_prefix("Pss_Anon:"));
+    field.map_or(0.0, in_kib) / 1024.0
 }
 
-/// A field of a process's `smaps_rollup`, in MiB.
-fn rolled_up(pid: u32, name: &str) -> f64 {
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let field = rollup.lines().find_map(|line| line.strip_prefix(name));
-    let kib = field.and_then(|field| field.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kib.unwrap_or(0.0) / 1024.0
+/// The value of a field of proc_pid_smaps(5).
+fn in_kib(field: &str) -> f64 {
+    field.trim().trim_end_matches(" kB").parse().unwrap_or(0.0)
 }
 
 /// What the kernel accounts for a process's BPF maps and programs, in MiB (proc_pid_fdinfo(5)).
