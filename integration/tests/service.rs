@@ -4,12 +4,12 @@
 //! `OTELCTX_SAMPLES` is the number of samples to take inside handlers.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use otelctx_fixtures::http::request_all;
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
@@ -49,33 +49,13 @@ impl Log {
 
 /// Sends requests until `stop`.
 fn send(address: &str, stop: &AtomicBool) {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_nodelay(true).unwrap();
-    let mut answers = BufReader::new(stream.try_clone().unwrap());
-    for number in 0_u32.. {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let path = match number % 4 {
-            0 => "/wait".to_owned(),
-            1 => "/fan/out".to_owned(),
-            _ => format!("/compute/{number}"),
-        };
-        let request = format!("GET {path} HTTP/1.1\r\nhost: service\r\n\r\n");
-        (&stream).write_all(request.as_bytes()).unwrap();
-        let mut line = String::new();
-        answers.read_line(&mut line).unwrap();
-        assert_eq!(line, "HTTP/1.1 200 OK\r\n");
-        let mut length = 0;
-        while line != "\r\n" {
-            line.clear();
-            answers.read_line(&mut line).unwrap();
-            if let Some(value) = line.strip_prefix("content-length: ") {
-                length = value.trim().parse().unwrap();
-            }
-        }
-        answers.read_exact(&mut vec![0; length]).unwrap();
-    }
+    let path = |number: u32| match number % 4 {
+        0 => "/wait".to_owned(),
+        1 => "/fan/out".to_owned(),
+        _ => format!("/compute/{number}"),
+    };
+    let numbers = (0..).take_while(|_| !stop.load(Ordering::Relaxed));
+    request_all(address, numbers.map(path));
 }
 
 #[test]

@@ -1,15 +1,15 @@
 //! `top` beside the service of `examples/axum`, under load.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use otelctx_fixtures::http::request_all;
 use serde_json::Value;
 
-use crate::run::{given_time, otelctx};
+use crate::run::{given_time, top};
 
 /// Requests, and the routes that handle them.
 const REQUESTS: [(&str, &str); 2] = [
@@ -59,37 +59,15 @@ impl Drop for Service {
 
 /// Sends requests until `stop`.
 fn send(address: &str, stop: &AtomicBool) {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_nodelay(true).unwrap();
-    let mut answers = BufReader::new(stream.try_clone().unwrap());
-    for (path, _) in REQUESTS.iter().cycle() {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let request = format!("GET {path} HTTP/1.1\r\nhost: shop\r\n\r\n");
-        (&stream).write_all(request.as_bytes()).unwrap();
-        let mut line = String::new();
-        answers.read_line(&mut line).unwrap();
-        assert_eq!(line, "HTTP/1.1 200 OK\r\n");
-        let mut length = 0;
-        while line != "\r\n" {
-            line.clear();
-            answers.read_line(&mut line).unwrap();
-            if let Some(value) = line.strip_prefix("content-length: ") {
-                length = value.trim().parse().unwrap();
-            }
-        }
-        answers.read_exact(&mut vec![0; length]).unwrap();
-    }
+    let requests = REQUESTS.iter().cycle();
+    let requests = requests.take_while(|_| !stop.load(Ordering::Relaxed));
+    request_all(address, requests.map(|(path, _)| path));
 }
 
 /// The named rows of some seconds of `top`, by trace and by route.
 fn rows(pid: &str, seconds: &str) -> Result<[Vec<Value>; 2], String> {
     let [traces, routes] = ["trace", "attribute"].map(|group| {
-        let arguments = ["top", "--json", "-p", pid, "--iterations", "1"];
-        let arguments = [&arguments[..], &["-i", seconds, "--group", group]].concat();
-        let answer = otelctx(&arguments).expect(0);
-        let picture: Value = serde_json::from_str(&answer.stdout).unwrap();
+        let picture = top(pid, group, seconds);
         assert_eq!(picture["by"], group);
         let rows = picture["rows"].as_array().unwrap().iter();
         rows.filter(|row| !row["name"].is_null())

@@ -9,7 +9,7 @@ use otelctx_fixtures::{Node, Target};
 use serde_json::Value;
 
 use crate::otlp;
-use crate::run::{Scratch, given_time, otelctx};
+use crate::run::{Scratch, given_time, otelctx, top};
 
 /// Functions of V8 that the program calls, and what they are in native code.
 const NATIVE: [(&str, &str); 4] = [
@@ -233,17 +233,7 @@ fn top_shows_functions_of_javascript_by_their_names() {
     };
     let pid = program.pid();
     given_time(|seconds| {
-        let options = [
-            "--json",
-            "--group",
-            "function",
-            "--iterations",
-            "1",
-            "-i",
-            seconds,
-        ];
-        let answer = otelctx(&[&["top", "-p", &pid], &options[..]].concat()).expect(0);
-        let picture = answer.json();
+        let picture = top(&pid, "function", seconds);
         let rows = picture["rows"].as_array().unwrap();
         let samples = |row: &Value| row["samples"].as_u64().unwrap();
         let named = rows.iter().find(|row| row["name"] == "compute");

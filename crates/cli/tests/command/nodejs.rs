@@ -7,7 +7,7 @@ use otelctx_fixtures::{Compiler, Node, Target};
 use serde_json::Value;
 
 use crate::check::check;
-use crate::run::{Scratch, given_time, otelctx};
+use crate::run::{Scratch, given_time, otelctx, top};
 
 /// A process that works on a request, its trace and its span.
 fn traced() -> Option<(Target, [String; 2])> {
@@ -86,17 +86,7 @@ fn top_shows_the_trace_of_a_request() {
     };
     let pid = target.pid().to_string();
     given_time(|seconds| {
-        let options = [
-            "--json",
-            "--group",
-            "thread",
-            "--iterations",
-            "1",
-            "-i",
-            seconds,
-        ];
-        let answer = otelctx(&[&["top", "-p", &pid], &options[..]].concat()).expect(0);
-        let picture = answer.json();
+        let picture = top(&pid, "thread", seconds);
         let rows = picture["rows"].as_array().unwrap();
         // It has not run.
         let Some(main) = rows.iter().find(|row| row["tid"] == target.pid()) else {

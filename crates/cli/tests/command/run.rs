@@ -59,6 +59,13 @@ pub(crate) fn otelctx<A: AsRef<OsStr>>(arguments: &[A]) -> Answer {
     Answer::of(command(arguments).output().unwrap())
 }
 
+/// One picture of `top`, of a process's last `seconds`, by a group.
+pub(crate) fn top(pid: &str, group: &str, seconds: &str) -> Value {
+    let arguments = ["top", "--json", "-p", pid, "--iterations", "1"];
+    let arguments = [&arguments[..], &["-i", seconds, "--group", group]].concat();
+    otelctx(&arguments).expect(0).json()
+}
+
 /// Attempts what takes time with more and more of it (seconds, as options have them), two minutes in all:
 /// on a busy machine a thread may have to wait for longer than a short look takes.
 #[track_caller]
