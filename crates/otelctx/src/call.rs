@@ -1,11 +1,11 @@
-//! Calls from C: other copies of this crate, and the C library.
+//! Calls from C: other copies of this crate, the C library of the process, and `libotelctx`.
 
 use std::mem;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Returns the result of `call`, or `failed` if it panics: leaving a function that C calls, a panic would
 /// end the process.
-pub(crate) fn caught<T>(failed: T, call: impl FnOnce() -> T) -> T {
+pub fn caught<T>(failed: T, call: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
         // Dropping the payload could panic again.
         mem::forget(payload);

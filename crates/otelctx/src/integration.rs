@@ -1,7 +1,9 @@
-//! For the project's own crates that publish the contexts of other libraries: one of them owns the
+//! For the project's own crates. Of the crates that publish the contexts of other libraries, one owns the
 //! thread's context.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use crate::call::caught;
 
 static OBSERVED: AtomicBool = AtomicBool::new(false);
 

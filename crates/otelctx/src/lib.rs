@@ -103,7 +103,6 @@
 //! through one fail to link.
 
 mod arch;
-#[cfg(target_os = "linux")]
 mod call;
 mod export;
 #[doc(hidden)]
