@@ -46,23 +46,28 @@ test('a server publishes its requests, and their routes once they are known', as
     else args.push(...how)
     args.push(program('server.js'), require.resolve('express'))
     const child = await start(args, { env })
-    try {
-      assert.equal(child.ready.handlers, 40)
-      assert.equal(child.ready.wrong, 0, JSON.stringify(child.ready))
-      const found = dump(child.pid)
-      if (found !== undefined) {
-        const { resource } = found.process_context
-        // That of the tracer provider, which knows more than the environment.
-        assert.equal(resource['service.name'], 'server')
-        assert.equal(resource.shop, 'open')
-        const main = found.threads.find((thread) => thread.tid === child.pid)
-        assert.deepEqual(main.context, child.ready.held)
-      }
-    } finally {
-      await child.stop()
-    }
+    await checkServer(child)
   }
 })
+
+/** What the handlers of `server.js` have seen, and what is seen of it from outside. Ends it. */
+async function checkServer(child) {
+  try {
+    assert.equal(child.ready.handlers, 40)
+    assert.equal(child.ready.wrong, 0, JSON.stringify(child.ready))
+    const found = dump(child.pid)
+    if (found !== undefined) {
+      const { resource } = found.process_context
+      // That of the tracer provider, which knows more than the environment.
+      assert.equal(resource['service.name'], 'server')
+      assert.equal(resource.shop, 'open')
+      const main = found.threads.find((thread) => thread.tid === child.pid)
+      assert.deepEqual(main.context, child.ready.held)
+    }
+  } finally {
+    await child.stop()
+  }
+}
 
 /** The folder with OpenTelemetry's auto-instrumentation; undefined if there is none. */
 function autoInstrumented() {
@@ -95,20 +100,7 @@ test("OpenTelemetry's auto-instrumentation publishes its requests, whichever is 
     }
     const args = [...flags, ...how, program('server.js'), express, 'auto']
     const child = await start(args, { env, cwd })
-    try {
-      assert.equal(child.ready.handlers, 40)
-      assert.equal(child.ready.wrong, 0, JSON.stringify(child.ready))
-      const found = dump(child.pid)
-      if (found !== undefined) {
-        const { resource } = found.process_context
-        assert.equal(resource['service.name'], 'server')
-        assert.equal(resource.shop, 'open')
-        const main = found.threads.find((thread) => thread.tid === child.pid)
-        assert.deepEqual(main.context, child.ready.held)
-      }
-    } finally {
-      await child.stop()
-    }
+    await checkServer(child)
   }
 })
 

@@ -150,7 +150,7 @@ impl Kernel {
         }
     }
 
-    /// Notes that a file cannot be opened; it is tried again later. What is known of it stays.
+    /// Notes that a file cannot be opened; it is tried again later. Its rows, if there are any, stay.
     fn note_unreadable(&mut self, shown: Shown) {
         self.make_room();
         let known = self.files.entry(shown).or_insert_with(|| KnownFile {

@@ -204,17 +204,10 @@ fn tables_are_not_used_for_a_program_that_replaces_theirs() {
     };
     recorder.loaded.unwinding.wait(TIMEOUT);
     // Of a shell without tables, no stack is complete.
-    let begin = Instant::now();
-    let by_tables = |counts: &Counts| {
+    drain_until(&mut recorder, |counts| {
         let [by_frame_pointers, ..] = counts.incomplete_stacks;
-        counts.all_stacks() - by_frame_pointers
-    };
-    while by_tables(&recorder.counts()) < 20 {
-        assert!(begin.elapsed() < TIMEOUT, "{:?}", recorder.counts());
-        std::thread::sleep(Duration::from_millis(20));
-        recorder.drain(&mut Catalog::new(), &mut |_| {});
-        recorder.reset_catalog();
-    }
+        counts.all_stacks() - by_frame_pointers >= 20
+    });
     // SAFETY: it only sends a signal.
     assert_eq!(unsafe { libc::kill(target.pid(), libc::SIGUSR1) }, 0);
     let begin = Instant::now();
@@ -288,8 +281,13 @@ fn mappings_without_room_are_placed_when_there_is_room() {
 /// Samples until there are `count` more complete stacks.
 fn sample_complete_stacks(recorder: &mut Recorder, count: u64) {
     let until = recorder.counts().complete_stacks + count;
+    drain_until(recorder, |counts| counts.complete_stacks >= until);
+}
+
+/// Samples until this is true of the counts.
+fn drain_until(recorder: &mut Recorder, is_enough: impl Fn(&Counts) -> bool) {
     let begin = Instant::now();
-    while recorder.counts().complete_stacks < until {
+    while !is_enough(&recorder.counts()) {
         assert!(begin.elapsed() < TIMEOUT, "{:?}", recorder.counts());
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut Catalog::new(), &mut |_| {});
