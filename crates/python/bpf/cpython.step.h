@@ -333,11 +333,15 @@ static __always_inline int python_frame(const struct python_configuration *pytho
     part->next = python_word(part, python->frame_previous);
     /* From 3.14 on, the lowest bits are flags. */
     frame->code = python_word(part, python->frame_code) & ~3ULL;
-    frame->position = python_word(part, python->frame_position);
+    __u64 position = python_word(part, python->frame_position);
     if (python->frame_copy != PYTHON_NO_FIELD)
-        frame->position -= python_copy(python, part, frame->code) - python->code_instructions;
+        position -= python_copy(python, part, frame->code) - python->code_instructions;
     else if (!python->position_is_int)
-        frame->position -= frame->code;
+        position -= frame->code;
+    else
+        position = (__u32)position;
+    /* The largest number for an address elsewhere. */
+    frame->position = position | (__s64)-(position >> 32) >> 63;
     /* Without branches: the verifier would follow each, for every frame. */
     __u64 mark = python_byte(part, python->frame_mark);
     __u64 is_entry = ((mark & python->entry_marks) + 0xff) >> 8;

@@ -217,7 +217,10 @@ pub(crate) fn sampled(
     stack
 }
 
-/// The offset of an instruction among the instructions, in bytes.
+/// In the place of the offset of an instruction in a code object: its address is not there. No line has it.
+const ELSEWHERE: u32 = u32::MAX;
+
+/// The offset of an instruction among the instructions, in bytes, from that in the code object.
 fn position(layout: &Layout, sampled: u32) -> i64 {
     match layout.frame.instruction {
         Instruction::Last { unit, .. } => i64::from(sampled.cast_signed()) * i64::from(unit),
@@ -335,10 +338,10 @@ fn function_of(
         Instruction::Address(at) => {
             let copy = frame.copy.map_or(0, |copy| structure.int(copy));
             let start = instructions(memory, layout, code_address, copy)?;
-            codes.line(
-                &code,
-                structure.pointer(at).wrapping_sub(start).cast_signed(),
-            )
+            let sampled = structure.pointer(at).wrapping_sub(start);
+            let sampled = sampled.wrapping_add(layout.code.instructions.unwrap_or(0));
+            let sampled = u32::try_from(sampled).unwrap_or(ELSEWHERE);
+            codes.line(&code, position(layout, sampled))
         }
     };
     Ok(named(&code, line))

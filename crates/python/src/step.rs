@@ -243,4 +243,6 @@ impl<'a> Part<'a> {
 }
 
 #[cfg(test)]
+mod corrupt;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,472 @@
+//! Words of a thread state, of frames and of code objects that are not what they should be: the step in the kernel comes
+//! to the same stack as the walk in user space.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::remote::{LiveProcess, Memory};
+use otelctx_reader::runtime::{Present, RuntimeReading, Runtimes};
+use otelctx_reader::sample::{Catalog, Frame, FrameKind, GilState, NamedFrame, Sample};
+use otelctx_reader::{Options, Process, Thread};
+use otelctx_sampler::{INTERVAL, Sampler, Targets, monotonic};
+
+use super::MAX_FRAMES;
+use crate::layout::{CallEnd, Instruction, Layout, TopFrame};
+use crate::test_process::{find_python, open};
+
+/// One of each way to store frames, and whether the thread has the GIL: with `hold`, it has.
+const VERSIONS: [(&str, &[&str]); 5] = [
+    ("3.9", &["release"]),
+    ("3.11", &["release"]),
+    ("3.12", &["release", "hold"]),
+    ("3.13t", &["release"]),
+    ("3.14", &["release", "hold"]),
+];
+/// Words from the type on are written of a code object: more of them than the step reads.
+const CODE_WORDS: u64 = 20;
+const NOWHERE: u64 = 0x1234_5000;
+
+/// A thread of `endless.py`: the addresses of what its stack consists of.
+struct Program {
+    target: Target,
+    memory: File,
+    reader: LiveProcess<'static>,
+    layout: Layout,
+    tid: i32,
+    state: u64,
+    /// `_PyCFrame`s, the innermost first, in 3.11 and 3.12.
+    calls: Vec<u64>,
+    /// The innermost first, those without a function included.
+    frames: Vec<u64>,
+    /// Of the first frames.
+    codes: Vec<u64>,
+}
+
+impl Program {
+    fn start(interpreter: &Interpreter, mode: &str) -> Option<Self> {
+        let library = Compiler::gcc().library::<&str>(&["endless.c"], &[])?;
+        let mut command = interpreter.command("endless.py");
+        let target = Target::spawn(command.arg(library).arg(mode));
+        let tid = target.lines[0].strip_prefix("thread ").unwrap();
+        let tid = tid.parse().unwrap();
+        let path = format!("/proc/{}/mem", target.pid());
+        let memory = OpenOptions::new().read(true).write(true).open(path);
+        let reader = open(target.pid());
+        let layout = find_python(&reader).layout;
+        let mut program = Self {
+            memory: memory.unwrap(),
+            reader,
+            layout,
+            tid,
+            state: 0,
+            calls: Vec::new(),
+            frames: Vec::new(),
+            codes: Vec::new(),
+            target,
+        };
+        program.find();
+        Some(program)
+    }
+
+    fn find(&mut self) {
+        let mut process = process(self.target.pid());
+        let present = process.runtimes().unwrap();
+        let threads = process.threads().unwrap();
+        let thread = threads.iter().find(|it| it.tid() == self.tid).unwrap();
+        let state = stopped(thread, &present);
+        let facts = &state[0].thread.as_ref().unwrap().facts;
+        let state = facts.iter().find(|it| it.0 == "thread_state");
+        let (_, Value::String(state)) = state.unwrap() else {
+            panic!("{facts:?}")
+        };
+        self.state = u64::from_str_radix(&state[2..], 16).unwrap();
+        let mut frame = match self.layout.thread.frame {
+            TopFrame::Direct(frame) => self.word(self.state + frame),
+            TopFrame::CFrame { cframe, current } => {
+                let mut call = self.word(self.state + cframe);
+                for _ in 0..3 {
+                    self.calls.push(call);
+                    call = self.word(call + current + 8);
+                }
+                self.word(self.calls[0] + current)
+            }
+        };
+        while frame != 0 {
+            self.frames.push(frame);
+            frame = self.word(frame + self.layout.frame.previous);
+        }
+        // `inner`, `numbers`, the lambda, `middle`, `outer` and the module's.
+        assert!(self.frames.len() >= 8, "{:x?}", self.frames);
+        let code = |frame: &u64| self.word(frame + self.layout.frame.code) & !3;
+        self.codes = self.frames[..2].iter().map(code).collect();
+    }
+
+    fn word(&self, address: u64) -> u64 {
+        self.reader.read_u64(address).unwrap()
+    }
+
+    fn write(&self, (address, word): Change) {
+        self.memory
+            .write_all_at(&word.to_ne_bytes(), address)
+            .unwrap();
+    }
+
+    /// The offsets of a frame's words that are read.
+    fn fields(&self) -> Vec<u64> {
+        let frame = &self.layout.frame;
+        let instruction = match frame.instruction {
+            Instruction::Last { at, .. } | Instruction::Address(at) => at,
+        };
+        let mut fields = vec![frame.previous, frame.code, instruction];
+        fields.extend(frame.copy);
+        match frame.end {
+            CallEnd::Every => {}
+            CallEnd::Flag { is_entry, owner } => fields.extend([is_entry, owner]),
+            CallEnd::Shim { owner, .. } => fields.push(owner),
+        }
+        fields
+    }
+
+    /// The addresses of words that the walk reads of a thread that is known.
+    fn places(&self) -> Vec<u64> {
+        let (top, current) = match self.layout.thread.frame {
+            TopFrame::Direct(frame) => (frame, 0),
+            TopFrame::CFrame { cframe, current } => (cframe, current),
+        };
+        let mut places = vec![self.state + self.layout.thread.id, self.state + top];
+        let calls = self.calls.iter();
+        places.extend(calls.flat_map(|call| [call + current, call + current + 8]));
+        let frames = self.frames[..5].iter();
+        places.extend(frames.flat_map(|frame| self.fields().into_iter().map(move |at| frame + at)));
+        let start = self.layout.object.object_type();
+        let codes = self.codes.iter();
+        places.extend(codes.flat_map(|code| (0..CODE_WORDS).map(move |at| code + start + 8 * at)));
+        places
+    }
+
+    /// Values that lead to something.
+    fn values(&self) -> Vec<u64> {
+        let mut values = vec![self.state];
+        values.extend(&self.calls);
+        values.extend(&self.frames);
+        values.extend(&self.codes);
+        values
+    }
+
+    /// One change for each check of the walk, and those around it.
+    fn chosen(&self) -> Vec<Vec<Change>> {
+        let values = |good: u64| {
+            let others = [
+                0,
+                NOWHERE,
+                u64::MAX,
+                u64::MAX - 3,
+                self.state,
+                self.codes[1],
+            ];
+            let near = [1, 4, 0_u64.wrapping_sub(8)];
+            let near = near.map(|it| good.wrapping_add(it));
+            others.into_iter().chain(near)
+        };
+        let mut one: Vec<Change> = Vec::new();
+        let mut add = |address: u64, words: &[u64]| {
+            one.extend(words.iter().map(|word| (address, *word)));
+        };
+        let all = |address: u64| values(self.word(address)).collect::<Vec<_>>();
+        add(self.state + self.layout.thread.id, &[0, NOWHERE]);
+        match self.layout.thread.frame {
+            TopFrame::Direct(frame) => {
+                add(self.state + frame, &all(self.state + frame));
+                add(self.state + frame, &self.frames[1..4]);
+            }
+            TopFrame::CFrame { cframe, current } => {
+                add(self.state + cframe, &all(self.state + cframe));
+                add(self.state + cframe, &self.calls[1..]);
+                for call in &self.calls[..2] {
+                    add(call + current, &all(call + current));
+                    add(call + current, &self.frames[..4]);
+                    add(call + current + 8, &all(call + current + 8));
+                    // A call that leads to itself.
+                    add(call + current + 8, &self.calls);
+                }
+            }
+        }
+        for (index, frame) in self.frames[..5].iter().enumerate() {
+            let previous = frame + self.layout.frame.previous;
+            add(previous, &all(previous));
+            // Cycles, and a frame that is left out.
+            add(previous, &self.frames[..=index]);
+            add(previous, &[self.frames[index + 2]]);
+        }
+        for frame in &self.frames[..2] {
+            let code = frame + self.layout.frame.code;
+            add(code, &all(code));
+            add(code, &self.codes);
+            for at in self.fields().into_iter().skip(2) {
+                add(frame + at, &all(frame + at));
+                add(frame + at, &[1, 2, 3, 4, 5, 1 << 8, 1 << 16]);
+            }
+        }
+        let start = self.layout.object.object_type();
+        let code = &self.layout.code;
+        let fields = [start, code.name, code.filename, code.line_table];
+        for at in fields {
+            let at = self.codes[0] + at;
+            add(at, &[0, NOWHERE, u64::MAX, self.codes[1], self.state]);
+        }
+        one.into_iter().map(|change| vec![change]).collect()
+    }
+}
+
+/// An address, and the word there.
+type Change = (u64, u64);
+
+/// A generator of numbers (xorshift64), always the same ones.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+
+    fn of<'v>(&mut self, all: &'v [u64]) -> &'v u64 {
+        &all[self.below(all.len() as u64) as usize]
+    }
+
+    /// One to three changes of any words.
+    fn changes(&mut self, program: &Program) -> Vec<Change> {
+        let (places, values) = (program.places(), program.values());
+        let count = 1 + self.below(3);
+        let changes = (0..count).map(|_| {
+            let address = *self.of(&places);
+            let word = match self.below(7) {
+                0 => self.below(u64::MAX),
+                1 => *self.of(&values),
+                2 => *self.of(&values) + self.below(64),
+                3 => self.below(8),
+                // The kernel's, and what no address can be.
+                4 => u64::MAX - self.below(1 << 46),
+                5 => program.word(address) ^ 1 << self.below(64),
+                _ => 1 << self.below(64),
+            };
+            (address, word)
+        });
+        changes.collect()
+    }
+}
+
+fn runtimes() -> Runtimes {
+    Runtimes::new(vec![Arc::new(crate::Python::default())])
+}
+
+fn process(pid: i32) -> Process {
+    let mut options = Options::default();
+    options.runtimes = runtimes();
+    Process::with_options(pid, options).unwrap()
+}
+
+/// What the runtimes know of a thread.
+fn stopped(thread: &Thread<'_>, present: &[Present]) -> Vec<RuntimeReading> {
+    // On a busy machine, it may not stop in time.
+    let mut states = (0..10).map(|_| thread.state(present, None));
+    states.find_map(Result::ok).expect("it stops").runtimes
+}
+
+/// What is known of a thread's stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Stack {
+    /// Functions and lines, innermost first.
+    frames: Vec<(String, u32)>,
+    is_truncated: bool,
+}
+
+impl Stack {
+    const ERROR: Self = Self {
+        frames: Vec::new(),
+        is_truncated: true,
+    };
+
+    fn new<'f>(frames: impl Iterator<Item = &'f NamedFrame>, is_truncated: bool) -> Self {
+        Self {
+            frames: frames.map(|it| (it.function.clone(), it.line)).collect(),
+            is_truncated,
+        }
+    }
+
+    /// Whether the walk comes to the same. It has no functions without a name: it ends there or, where that may be a
+    /// call that has only just begun (see [`Call`](crate::frames)), begins with what called it.
+    fn is_walked(&self, walked: &Self) -> bool {
+        // A cycle: the step counts those without a function, too.
+        if walked.frames.len() == MAX_FRAMES && walked.is_truncated {
+            let is_cycle = self.is_truncated && self.frames.len() > 20;
+            return is_cycle && walked.frames.starts_with(&self.frames);
+        }
+        let unnamed = self.frames.iter().rposition(|it| it.0 == "[Python]");
+        let Some(unnamed) = unnamed else {
+            return self == walked;
+        };
+        let first = self.frames.iter().position(|it| it.0 == "[Python]");
+        let is_end = walked.is_truncated && Some(walked.frames.len()) == first;
+        match is_end {
+            true => self.frames.starts_with(&walked.frames),
+            false => {
+                let is_outer = self.frames[unnamed + 1..].ends_with(&walked.frames);
+                is_outer && self.is_truncated == walked.is_truncated
+            }
+        }
+    }
+}
+
+/// What the walk in user space comes to. `None` for a thread that has no thread state or, without a GIL, no stack.
+fn walked(thread: &Thread<'_>, present: &[Present]) -> Option<(Stack, Option<bool>)> {
+    let readings = stopped(thread, present);
+    match &readings.first()?.thread {
+        Ok(read) => {
+            let stack = Stack::new(read.stack.frames(), read.stack.is_truncated);
+            let gil = read.gil.as_ref().map(|gil| gil.is_held);
+            (stack != Stack::default() || gil.is_some()).then_some((stack, gil))
+        }
+        Err(_) => Some((Stack::ERROR, None)),
+    }
+}
+
+/// Takes samples of one thread.
+struct Samples {
+    sampler: Sampler,
+    catalog: Catalog,
+}
+
+impl Samples {
+    /// `None`, with a line, where the kernel does not permit it.
+    fn start(pid: i32) -> Option<Self> {
+        let mut options = otelctx_sampler::Options::new(Targets::Processes(vec![pid]));
+        options.frequency = 1999;
+        options.runtimes = runtimes();
+        let sampler = Sampler::start(&options).unwrap();
+        Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+        Some(Self {
+            sampler,
+            catalog: Catalog::new(),
+        })
+    }
+
+    /// The stacks of samples that are taken from now on, at least three of them.
+    fn take(&mut self, tid: i32) -> BTreeSet<Option<(Stack, Option<bool>)>> {
+        self.sampler.drain(&mut self.catalog, &mut |_| {});
+        let (start, before) = (monotonic(), self.sampler.counts());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut samples = Vec::<Sample>::new();
+        while samples.len() < 3 {
+            assert!(Instant::now() < deadline, "no samples");
+            std::thread::sleep(INTERVAL / 4);
+            let drained = &mut |sample| samples.push(sample);
+            self.sampler.drain(&mut self.catalog, drained);
+            let catalog = &self.catalog;
+            samples.retain(|it| it.time >= start && catalog.thread_facts(it.thread).tid == tid);
+        }
+        let after = self.sampler.counts();
+        let all = samples.len() as u64;
+        let is_truncated = after.truncated_runtime_stacks - before.truncated_runtime_stacks >= all;
+        let unresolved = after.unresolved_threads - before.unresolved_threads;
+        let incomplete = after.incomplete_steps - before.incomplete_steps;
+        let outcome = |sample: &Sample| {
+            let frames: Vec<&Frame> = self.catalog.frames(sample.user_stack).collect();
+            let frames = frames.iter().filter(|frame| !frame.is_gil_wait());
+            let named = frames.filter_map(|frame| match frame {
+                Frame::Named(named) if named.kind == FrameKind::CPYTHON => Some(&**named),
+                _ => None,
+            });
+            let stack = Stack::new(named, is_truncated);
+            let gil = sample.gil.map(|gil| gil == GilState::Held);
+            // What the step could not find is counted once, and nothing else.
+            let is_nothing = stack == Stack::default() && gil.is_none();
+            (!is_nothing && unresolved + incomplete < all).then_some((stack, gil))
+        };
+        samples.iter().map(outcome).collect()
+    }
+}
+
+fn check(interpreter: &Interpreter, mode: &str) -> Option<()> {
+    let program = Program::start(interpreter, mode)?;
+    let mut samples = Samples::start(program.target.pid())?;
+    let mut process = process(program.target.pid());
+    let present = process.runtimes().unwrap();
+    let threads = process.threads().unwrap();
+    let thread = threads.iter().find(|it| it.tid() == program.tid).unwrap();
+    let good = walked(thread, &present);
+    let (stack, _) = good.clone().unwrap();
+    let functions: Vec<&str> = stack.frames.iter().map(|it| &*it.0).collect();
+    let expected = ["inner", "numbers", "<lambda>", "middle", "outer", "run"];
+    assert_eq!(functions[..6], expected, "{interpreter} {mode}");
+    // Until it is known to the sampler.
+    let is_known = (0..200).any(|_| samples.take(thread.tid()) == BTreeSet::from([good.clone()]));
+    assert!(is_known, "{interpreter} {mode}: {good:?}");
+
+    let mut cases = program.chosen();
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    cases.extend((0..60).map(|_| random.changes(&program)));
+    // Whole, truncated, and without a thread state.
+    let mut counts = [0; 3];
+    for changes in &cases {
+        let old: Vec<Change> = changes
+            .iter()
+            .map(|change| (change.0, program.word(change.0)))
+            .collect();
+        changes.iter().for_each(|change| program.write(*change));
+        let expected = walked(thread, &present);
+        let found = samples.take(thread.tid());
+        let name = || format!("{interpreter} {mode}: {changes:x?} instead of {old:x?}");
+        let found: Vec<_> = found.into_iter().collect();
+        let [found] = &found[..] else {
+            panic!("{}: {found:?}, not {expected:?}", name())
+        };
+        let is_same = match (found, &expected) {
+            // Nothing else is known if the walk fails.
+            (Some((found, gil)), Some((walked, known))) => {
+                found.is_walked(walked) && (gil == known || *walked == Stack::ERROR)
+            }
+            (None, None) => true,
+            _ => false,
+        };
+        assert!(is_same, "{}: {found:?}, not {expected:?}", name());
+        let found = found.clone().map(|it| it.0);
+        let is_bounded = |it: &Stack| it.is_truncated || it.frames.len() <= stack.frames.len();
+        assert!(found.as_ref().is_none_or(is_bounded), "{}", name());
+        counts[found.map_or(2, |it| usize::from(it.is_truncated))] += 1;
+        old.iter().rev().for_each(|change| program.write(*change));
+    }
+    eprintln!("{interpreter} {mode}: {counts:?}");
+    assert!(
+        counts.iter().all(|count| *count > 0),
+        "{interpreter} {mode}: {counts:?}"
+    );
+    assert_eq!(walked(thread, &present), good);
+    assert_eq!(samples.take(thread.tid()), BTreeSet::from([good]));
+    Some(())
+}
+
+#[test]
+#[cfg_attr(
+    target_arch = "aarch64",
+    ignore = "in an emulator, samples come faster than they are read"
+)]
+fn the_kernel_comes_to_the_stack_of_the_walk_whatever_the_words_are() {
+    for (version, modes) in VERSIONS {
+        // Others with the same version have the same layout.
+        if let Some(interpreter) = Interpreter::with_version(version).first() {
+            for mode in modes {
+                check(interpreter, mode);
+            }
+        }
+    }
+}
