@@ -19,7 +19,7 @@ use super::seconds::seconds;
 use super::worker::{self, Worker};
 use crate::error::{Error, not_permitted};
 use crate::output::json;
-use crate::output::table::Table;
+use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Terminal};
 use crate::output::text::own_name;
 use crate::{Setup, Status};
@@ -35,8 +35,8 @@ Examples:
   otelctx ps --watch                       a line for each process that starts, exits or updates
   otelctx ps --watch --json | jq .service")]
 pub(crate) struct Arguments {
-    /// Also list the processes that publish nothing. A service in parentheses is from the process's
-    /// environment (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES)
+    /// Also list the processes that publish nothing, each with its name. A service in parentheses is
+    /// from the process's environment (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES)
     #[arg(long, short, conflicts_with = "watch")]
     all: bool,
     /// Print one JSON value, with --watch one per line (fields: docs/json.md)
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let text = if arguments.json {
         json::render(&listing)
     } else {
-        render(&listing, &Terminal::of_stdout())
+        render(&listing, arguments.all, &Terminal::of_stdout())
     };
     terminal::print(&text).map_err(Error::Output)?;
     listing.skipped.report(arguments.max_mappings);
@@ -197,12 +197,24 @@ fn inspect(
     })
 }
 
-fn render(listing: &Listing, terminal: &Terminal) -> String {
+/// `all`: with the processes' names, as most of them have no service.
+fn render(listing: &Listing, all: bool, terminal: &Terminal) -> String {
     if listing.processes.is_empty() {
         return String::new();
     }
-    let rows = listing.processes.iter().map(|row| row.cells(true));
-    Table::new(COLUMNS).render(rows, terminal)
+    let rows = listing.processes.iter();
+    if !all {
+        return Table::new(COLUMNS).render(rows.map(|row| row.cells(true)), terminal);
+    }
+    let [pid, service, language, schema, keys, threads] = COLUMNS;
+    let name = ("NAME", Align::Left);
+    let columns = [pid, name, service, language, schema, keys, threads];
+    let rows = rows.map(|row| {
+        let [pid, service, language, schema, keys, threads] = row.cells(true);
+        let name = terminal::escape(&row.comm);
+        [pid, name, service, language, schema, keys, threads]
+    });
+    Table::new(columns).render(rows, terminal)
 }
 
 impl Skipped {

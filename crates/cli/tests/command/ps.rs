@@ -1,5 +1,7 @@
 //! `otelctx ps`. Other tests run beside these: only the own targets' lines are compared.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
 use crate::run::otelctx;
@@ -74,10 +76,30 @@ fn processes_that_publish_nothing_are_listed_when_asked_for() {
     assert_eq!(row(&listing, 2), None);
 
     let answer = otelctx(&["ps", "--all"]).expect(0);
-    let pid = named.pid().to_string();
-    let line = |line: &&str| line.split_whitespace().next() == Some(&pid);
-    let line = answer.stdout.lines().find(line).unwrap();
-    assert_eq!(line.split_whitespace().nth(1), Some("(shop)"));
+    let cells = |first: &str| {
+        let mut rows = answer.stdout.lines();
+        let row = rows.find(|row| row.split_whitespace().next() == Some(first));
+        let row = row.unwrap_or_else(|| panic!("{answer:?}"));
+        row.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        cells("PID"),
+        [
+            "PID", "NAME", "SERVICE", "LANGUAGE", "SCHEMA", "KEYS", "THREADS"
+        ]
+    );
+    for (process, service, rest) in [
+        (&named, "(shop)", ["-", "-", "-", "1"]),
+        (&nameless, "-", ["-", "-", "-", "1"]),
+        (&published, "shop", ["rust", "tlsdesc_v1_dev", "2", "5"]),
+    ] {
+        let pid = process.pid().to_string();
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        let expected = [&[&pid, name.trim_end(), service][..], &rest].concat();
+        assert_eq!(cells(&pid), expected, "{answer:?}");
+    }
 }
 
 #[test]
