@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use otelctx_fixtures::{Compiler, rust_program};
+use otelctx_fixtures::{Compiler, DEBUG_FRAME, rust_program};
 use otelctx_remote::Machine;
 use otelctx_remote::elf::{Elf, FileBytes, Source};
 use otelctx_unwind::{Cfa, Dictionary, FileRows, FrameRule, ReturnAddress, Rule, Saved};
@@ -41,6 +41,8 @@ fn base_and_offset(machine: Machine, text: &str) -> Option<(u8, i32)> {
 #[derive(Debug, Default)]
 struct Tally {
     frames: u64,
+    /// Those of `.debug_frame`.
+    debug_frames: u64,
     /// Rows with expressions, or those of signal frames.
     special: u64,
 }
@@ -70,7 +72,7 @@ fn compare(path: &Path) -> Option<Tally> {
     // Common entries that are about signal frames, and the current entry.
     let mut commons: HashMap<String, (bool, u8)> = HashMap::new();
     let (mut is_signal, mut column) = (false, 0);
-    let mut is_function = false;
+    let (mut is_function, mut is_debug_frame) = (false, false);
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
@@ -83,6 +85,10 @@ fn compare(path: &Path) -> Option<Tally> {
                 let common = common.trim_start_matches("cie=");
                 (is_signal, column) = commons[common];
                 is_function = true;
+            }
+            ["Contents", "of", "the", section, "section:"] => {
+                is_debug_frame = *section == ".debug_frame";
+                commons.clear();
             }
             ["LOC", rest @ ..] => columns = rest.iter().map(|it| (*it).to_owned()).collect(),
             [address, cells @ ..] if is_function && cells.len() >= columns.len() => {
@@ -144,6 +150,7 @@ fn compare(path: &Path) -> Option<Tally> {
                     line,
                 );
                 tally.frames += 1;
+                tally.debug_frames += u64::from(is_debug_frame);
             }
             _ => {}
         }
@@ -228,6 +235,25 @@ fn rules_of_aarch64_programs_match_readelf() {
         println!("{file:?}: {tally:?}");
         assert!(
             tally.frames > 50 && tally.special < tally.frames / 10,
+            "{file:?} {tally:?}"
+        );
+    }
+}
+
+/// The program's own functions have no entries in `.eh_frame`, which has those of the C library's start files.
+#[test]
+fn rules_of_debug_frame_match_readelf() {
+    let flags = [&["-fomit-frame-pointer"][..], &DEBUG_FRAME].concat();
+    let mut files = vec![Compiler::aarch64_gcc().program(&["stacks.c"], &flags)];
+    if cfg!(target_arch = "x86_64") {
+        files.push(Compiler::gcc().program(&["stacks.c"], &flags));
+        files.push(Compiler::clang().program(&["stacks.c"], &flags));
+    }
+    for file in files.into_iter().flatten() {
+        let Some(tally) = compare(&file) else { return };
+        println!("{file:?}: {tally:?}");
+        assert!(
+            tally.debug_frames > 50 && tally.frames - tally.debug_frames < 30,
             "{file:?} {tally:?}"
         );
     }

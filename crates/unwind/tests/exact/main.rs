@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use nix::sys::signal::Signal;
-use otelctx_fixtures::{Compiler, rust_program};
+use otelctx_fixtures::{Compiler, DEBUG_FRAME, rust_program};
 use otelctx_remote::{FileCache, LiveProcess, Machine, Modules, Target};
 use otelctx_unwind::{CodeMap, Dictionary, Frame, MakeRules, Registers, StackEnd, walk};
 
@@ -329,6 +329,19 @@ fn stacks_of_c_programs_are_right_at_every_instruction() {
         };
         let run = Run::new(program, &["1", "rwalsjkf"]);
         run.run().check(&format!("{compiler:?} {flags:?}"), 0.99);
+    }
+}
+
+#[test]
+fn stacks_by_debug_frame_are_right_at_every_instruction() {
+    let flags = [&["-fomit-frame-pointer"][..], &DEBUG_FRAME].concat();
+    for compiler in [Compiler::gcc(), Compiler::clang()] {
+        let Some(program) = program(compiler, &flags) else {
+            continue;
+        };
+        let mut run = Run::new(program, &["1", "rwalsjkf"]);
+        run.limit = 40_000;
+        run.run().check(&format!("{compiler:?}"), 0.99);
     }
 }
 
