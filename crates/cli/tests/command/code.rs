@@ -544,6 +544,64 @@ fn a_file_that_is_overwritten_after_it_ran_gives_no_wrong_names() {
     }
 }
 
+/// The program runs the new file's code from then on, and later loads the library again. cp truncates the file first: that
+/// takes all relocations from the program, which ends.
+#[test]
+fn a_library_that_is_overwritten_while_it_runs_gives_no_wrong_names() {
+    let Some(host) = Compiler::gcc().program(&["plugins.c"], &["-ldl"]) else {
+        return;
+    };
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let names = ["only_first", "only_other"];
+    let id = ["-Wl,--build-id", "-Wl,--build-id=none"];
+    let in_place = "dd if=$2 of=$1 conv=notrunc status=none";
+    for (identified, copy) in [(id[0], in_place), (id[1], in_place), (id[0], "cp $2 $1")] {
+        // Stopped, or it might run a part of each.
+        let script = format!(
+            "$0 3 $1 & sleep 0.5; kill -STOP $!; echo before $(date +%s%N); {copy}; \
+             echo after $(date +%s%N); kill -CONT $!; wait"
+        );
+        let [first, other] = names.map(|name| working(name, 1000, &[identified]).unwrap());
+        let scratch = Scratch::new("code-copied-over");
+        let (library, path) = (scratch.path("library.so"), scratch.path("a.otlp"));
+        fs::copy(&first, &library).unwrap();
+        let paths = [&host, Path::new(&library), &other].map(|it| it.to_str().unwrap());
+        let options = [
+            "record", "-F", "999", "-o", &path, "--", "sh", "-c", &script,
+        ];
+        let answer = otelctx(&[&options, &paths[..]].concat()).expect(0);
+        // The overwritten file has no hash, which backends miss.
+        let data = ProfilesData::decode(&fs::read(&path).unwrap()[..]).unwrap();
+        let samples = samples(&data);
+        let times = |name: &str| -> Vec<u64> {
+            let line = answer.stdout.lines().find_map(|it| it.strip_prefix(name));
+            let numbers = line.into_iter().flat_map(str::split_whitespace);
+            numbers.map_while(|it| it.parse().ok()).collect()
+        };
+        let calls = |name: &str, from: u64, to: u64| {
+            let inside = samples.iter().filter(|it| (from..to).contains(&it.time));
+            inside.filter(|it| it.calls(name)).count()
+        };
+        let (before, after) = (times("before ")[0], times("after ")[0]);
+        let wrong = calls(names[1], 0, before) + calls(names[0], after, u64::MAX);
+        assert_eq!(wrong, 0, "{identified}, {copy}");
+        let line = format!(
+            "otelctx: {library}: no function names: the file was overwritten after it had been mapped\n"
+        );
+        assert_eq!(answer.stderr.matches(&line).count(), 1, "{answer:?}");
+        let unnamed = samples
+            .iter()
+            .filter(|it| it.time < before && it.functions.first().is_some_and(String::is_empty));
+        assert!(unnamed.count() > 50, "{identified}, {copy}");
+        let named = calls(names[1], after, u64::MAX);
+        if (identified, copy) == (id[0], in_place) {
+            assert!(named > 50, "{named} of the new file have its name");
+        }
+    }
+}
+
 /// The program is in a mount namespace of its own, which ends with it.
 #[test]
 fn code_in_a_namespace_that_has_vanished_keeps_its_names() {

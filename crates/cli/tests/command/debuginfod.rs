@@ -5,12 +5,14 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::{Compiler, Target};
 use serde_json::{Value, json};
 
-use crate::run::{Scratch, otelctx};
+use crate::run::{Answer, Scratch, otelctx};
 
 const ENDLESS: &str = r#"
 import http.server
@@ -259,6 +261,74 @@ fn a_server_of_no_use_is_one_line() {
     assert!(refused.expect(2).stderr.contains("--debuginfod: "));
 }
 
+/// Takes connections and never answers. Returns its URL, and how many it has taken so far.
+fn silent_server() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let count = Arc::new(AtomicUsize::new(0));
+    let taken = Arc::clone(&count);
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for stream in listener.incoming() {
+            open.push(stream);
+            taken.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    (url, count)
+}
+
+#[test]
+fn a_server_that_never_answers_is_one_line_and_the_recording_is_written() {
+    let Some(stripped) = Stripped::new("debuginfod-silent") else {
+        return;
+    };
+    let (url, count) = silent_server();
+    let file = stripped.scratch.path("profile.otlp");
+    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let pid = target.pid().to_string();
+    let answer = crate::run::given_time(|seconds| {
+        let record = ["record", "-p", &pid, "-d", seconds, "-o", &file];
+        let answer = otelctx(&[&record[..], &["--debuginfod", &url]].concat()).expect(0);
+        let report = otelctx(&["report", &file]).expect(0).stdout;
+        let has_samples = report.contains(text(&stripped.program));
+        has_samples.then_some(answer).ok_or(report)
+    });
+    let line = format!(
+        "otelctx: debuginfod: {url}/ sent nothing for 30 s, or its files took more than 600 s together; \
+         it is not asked again\n"
+    );
+    // The rest is about contexts.
+    assert!(answer.stderr.starts_with(&line), "{answer:?}");
+    assert_eq!(answer.stderr.matches(&url).count(), 1, "{answer:?}");
+    assert_eq!(count.load(Ordering::Relaxed), 1);
+}
+
+/// Tools of elfutils, such as gdb, ask the servers of that variable.
+#[test]
+fn servers_of_the_environment_are_not_asked() {
+    let Some(stripped) = Stripped::new("debuginfod-environment") else {
+        return;
+    };
+    let (url, count) = silent_server();
+    let [file, named] = ["profile.otlp", "named.otlp"].map(|it| stripped.scratch.path(it));
+    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let pid = target.pid().to_string();
+    let run = |arguments: &[&str]| {
+        let mut command = crate::run::command(arguments);
+        let output = command.env("DEBUGINFOD_URLS", &url).output().unwrap();
+        Answer::of(output).expect(0)
+    };
+    crate::run::given_time(|seconds| {
+        run(&["record", "-p", &pid, "-d", seconds, "-o", &file]);
+        let report = run(&["report", &file]).stdout;
+        let has_samples = report.contains(text(&stripped.program));
+        has_samples.then_some(()).ok_or(report)
+    });
+    run(&["symbolize", &file, "-o", &named]);
+    run(&["dump", &pid, "--stacks"]);
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+}
+
 /// The largest file that is downloaded, in bytes.
 const LARGEST: u64 = 2 << 30;
 /// What a server can have sent beyond what was read of it, in bytes: buffers of sockets and of the command.
@@ -301,7 +371,7 @@ fn a_file_of_ten_gibibytes_is_one_line() {
     );
     for (path, line) in [("announced", large), ("endless", endless)] {
         let url = format!("{base}/{path}");
-        let check = |answer: &crate::run::Answer| {
+        let check = |answer: &Answer| {
             let said: Vec<_> = answer.stderr.split_inclusive('\n').collect();
             let said: Vec<_> = said
                 .into_iter()
