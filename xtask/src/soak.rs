@@ -19,8 +19,8 @@ enum How {
     Bench,
     /// A test of `integration/tests/sleepers.rs` that runs for longer than in `cargo xtask test`.
     Sleepers(&'static str),
-    /// `crates/sampler/tests/calls`, with more samples.
-    Calls,
+    /// A test program of `crates/sampler/tests` that compares stacks, with this many samples of each program.
+    Stacks(&'static str, &'static str),
     /// Tests of `crates/python`, with more samples.
     Python(&'static str),
     /// A test of `crates/node/tests/contexts/main.rs`, with more samples.
@@ -29,7 +29,7 @@ enum How {
     Integration(&'static str, (&'static str, &'static str)),
 }
 
-const RUNS: [Run; 13] = [
+const RUNS: [Run; 14] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -70,7 +70,13 @@ const RUNS: [Run; 13] = [
         name: "stacks",
         minutes: 5,
         summary: "a million samples by eBPF, frame by frame against the programs' disassembly",
-        how: How::Calls,
+        how: How::Stacks("calls", CALLS_SAMPLES),
+    },
+    Run {
+        name: "accounts",
+        minutes: 7,
+        summary: "a million samples by eBPF, frame by frame against the programs' own accounts",
+        how: How::Stacks("accounts", ACCOUNTS_SAMPLES),
     },
     Run {
         name: "python",
@@ -112,6 +118,8 @@ const RUNS: [Run; 13] = [
 
 /// Samples of each of the programs of `crates/sampler/tests/calls`: five.
 const CALLS_SAMPLES: &str = "200000";
+/// Samples of each of the programs of `crates/sampler/tests/accounts`: four.
+const ACCOUNTS_SAMPLES: &str = "250000";
 /// Samples of each of the programs of `crates/python/tests` for each interpreter.
 const PYTHON_SAMPLES: &str = "100000";
 /// Samples in a context for each Node.js, addon, age of its key and way of collecting garbage of `crates/node/tests`: 18 rows.
@@ -139,7 +147,7 @@ pub(crate) fn run(names: &[String]) -> Outcome {
         let outcome = match run.how {
             How::Bench => bench::run(&[run.name.into()]),
             How::Sleepers(test) => sleepers(test, run.minutes),
-            How::Calls => samples("otelctx-sampler", "calls", CALLS_SAMPLES),
+            How::Stacks(test, number) => samples("otelctx-sampler", test, number),
             How::Python(test) => samples("otelctx-python", test, PYTHON_SAMPLES),
             How::Integration(name, variable) => test("otelctx-integration", name, &[], variable),
             How::Node(name) => {

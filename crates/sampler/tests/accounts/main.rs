@@ -1,0 +1,200 @@
+//! Stacks compared frame by frame with the program's own account of its calls, which the sample carries: the program keeps
+//! it in its thread's context.
+//!
+//! Needs the right to use eBPF. `cargo xtask soak accounts` compares a million samples.
+
+// The programs write their accounts with stores of x86-64.
+#![cfg(target_arch = "x86_64")]
+
+mod account;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::{Compiler, DEBUG_FRAME, Target, rust_program};
+use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+
+use account::{Functions, Root, Verdict, judge};
+
+/// Long enough for everything to happen, even on a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Samples of each program.
+fn samples() -> u64 {
+    let number = std::env::var("OTELCTX_SOAK_SAMPLES");
+    number.map_or(3000, |number| number.parse().unwrap())
+}
+
+/// What comparing a program's stacks came to.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Samples that were compared.
+    samples: u64,
+    /// Their frames.
+    frames: u64,
+    /// Each frame is right.
+    right: u64,
+    /// The same but for a function that has just begun or is about to return.
+    step: u64,
+    /// Right as far as they go.
+    cut: u64,
+    /// Of switches to a coroutine that has not begun: no frame is one of the program's.
+    beginning: u64,
+    /// Right stacks through each function, by its letter.
+    of: BTreeMap<char, u64>,
+    /// Right stacks of children by vfork.
+    of_children: u64,
+    /// What the first functions were called by, by their letters, and how many of the stacks.
+    roots: BTreeMap<char, BTreeMap<Vec<u64>, u64>>,
+    /// Samples without an account, and those of children: not compared.
+    without: [u64; 2],
+    wrong: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    fn compare(&mut self, functions: &Functions, catalog: &Catalog, sample: &Sample, pid: i32) {
+        let is_child = catalog.thread_facts(sample.thread).tid != pid;
+        let Found::Attached(context) = sample.found else {
+            self.without[usize::from(is_child)] += 1;
+            return;
+        };
+        let account = catalog.context_facts(context).attributes[0].1.as_bytes();
+        let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
+        self.samples += 1;
+        self.frames += frames.len() as u64;
+        let letters = account.iter().step_by(8).map(|it| char::from(*it));
+        let root = match judge(functions, account, is_child, &frames) {
+            Verdict::Right(root) => {
+                self.right += 1;
+                root
+            }
+            Verdict::Step(root) => {
+                self.step += 1;
+                root
+            }
+            Verdict::Cut => {
+                self.cut += 1;
+                return;
+            }
+            Verdict::Wrong => {
+                let letters: String = letters.collect();
+                let text = format!("{is_child} {letters}: {frames:x?}");
+                *self.wrong.entry(text).or_default() += 1;
+                return;
+            }
+        };
+        let Some(Root(first, callers)) = root else {
+            self.beginning += 1;
+            return;
+        };
+        *self
+            .roots
+            .entry(first)
+            .or_default()
+            .entry(callers)
+            .or_default() += 1;
+        for letter in letters.collect::<BTreeSet<char>>() {
+            *self.of.entry(letter).or_default() += 1;
+        }
+        self.of_children += u64::from(is_child);
+    }
+
+    /// Whether all that the program does was compared.
+    fn has_all(&self, functions: &Functions) -> bool {
+        let child = functions.letters().any(|letter| letter == 'v');
+        functions
+            .letters()
+            .all(|letter| self.of.contains_key(&letter))
+            && (self.of_children > 0 || !child)
+    }
+
+    /// Checks that the first functions' callers are always the same, and counts those stacks that lack the outermost.
+    fn check_roots(&mut self) {
+        for (letter, roots) in &self.roots {
+            let longest = roots
+                .keys()
+                .max_by_key(|root| root.len())
+                .expect("one is there");
+            for (root, count) in roots {
+                if !longest.starts_with(root) {
+                    let text = format!("{letter}: called by {root:x?}, not {longest:x?}");
+                    *self.wrong.entry(text).or_default() += count;
+                } else if root.len() < longest.len() {
+                    self.cut += count;
+                }
+            }
+        }
+    }
+}
+
+/// Samples a program and compares its stacks. `None`, with a line, where the kernel does not permit it.
+fn run(program: &Path) -> Option<Tally> {
+    let target = Target::spawn(&mut Command::new(program));
+    let functions = Functions::read(&target.lines);
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 9_999;
+    let mut sampler = Sampler::start(&options).unwrap();
+    Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+    Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
+    let mut catalog = Catalog::new();
+    let mut tally = Tally::default();
+    let mut last = Instant::now();
+    while tally.samples < samples() || !tally.has_all(&functions) {
+        assert!(last.elapsed() < TIMEOUT, "{tally:?}");
+        std::thread::sleep(INTERVAL);
+        let mut new = Vec::new();
+        sampler.drain(&mut catalog, &mut |sample| new.push(sample));
+        // Before that, stacks are walked by frame pointers.
+        if sampler.counts().complete_stacks == 0 {
+            continue;
+        }
+        last = Instant::now();
+        for sample in &new {
+            tally.compare(&functions, &catalog, sample, target.pid());
+        }
+    }
+    tally.check_roots();
+    Some(tally)
+}
+
+fn check(name: &str, program: &Path) -> Option<()> {
+    let tally = run(program)?;
+    eprintln!("{name}: {tally:#?}");
+    assert_eq!(tally.wrong, BTreeMap::new(), "{name}");
+    // Most of those are from before all tables are ready.
+    assert!(300 * tally.cut <= tally.samples, "{name}");
+    assert!(100 * tally.beginning <= tally.samples, "{name}");
+    Some(())
+}
+
+/// What the programs are linked with.
+fn library() -> Option<PathBuf> {
+    let sources = ["accounts_library.c", "variable.c", "publish.c"];
+    Compiler::gcc().library::<&str>(&sources, &[])
+}
+
+#[test]
+fn each_frame_is_the_call_that_the_program_made() {
+    let Some(library) = library() else { return };
+    let library = library.to_str().unwrap();
+    let flags = ["-O2", "-fomit-frame-pointer", library];
+    let debug_frame = [&flags[..], &DEBUG_FRAME].concat();
+    let linked = format!("-Clink-arg={library}");
+    let (gcc, clang) = (Compiler::gcc(), Compiler::clang());
+    let source = &["accounts.c"];
+    for (name, program) in [
+        ("gcc", gcc.program(source, &flags)),
+        ("gcc, .debug_frame", gcc.program(source, &debug_frame)),
+        ("clang", clang.program(source, &flags)),
+        ("rustc", rust_program("accounts.rs", &["-O", &linked])),
+    ] {
+        let Some(program) = program else { continue };
+        if check(name, &program).is_none() {
+            return;
+        }
+    }
+}
