@@ -167,6 +167,19 @@ impl Kernel {
         std::mem::take(&mut self.has_refused)
     }
 
+    /// Sends requests elsewhere, where there is room for this many; returns what they were sent to before.
+    #[cfg(test)]
+    pub(super) fn redirect(&mut self, room: usize) -> (SyncSender<Request>, Receiver<Request>) {
+        let (requests, held) = mpsc::sync_channel(room);
+        (std::mem::replace(&mut self.requests, requests), held)
+    }
+
+    /// Sends requests there again.
+    #[cfg(test)]
+    pub(super) fn redirect_to(&mut self, requests: SyncSender<Request>) {
+        self.requests = requests;
+    }
+
     /// Tells the program the mappings of a process.
     pub(super) fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
         process.lacks_room = !self.has_placed(pid, process);

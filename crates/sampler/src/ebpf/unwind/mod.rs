@@ -410,6 +410,61 @@ mod tests {
         assert_eq!(end, StackEnd::TablesNotReady);
     }
 
+    /// The worker is busy, and more files than it takes are asked for.
+    #[test]
+    fn files_without_room_in_the_queue_are_not_ready_and_asked_for_again() {
+        crate::sampler::raise_limits();
+        let pid = std::process::id() as i32;
+        let options = Options::new(Targets::Processes(vec![pid]));
+        let Some(mut loaded) = Feature::Ebpf.or_skip(Loaded::load(&options)) else {
+            return;
+        };
+        let tables = loaded.without_tables.take().map_or(Ok(()), Err);
+        if Feature::Tables.or_skip(tables).is_none() {
+            return;
+        }
+        let process = Process::open(pid).unwrap();
+        let unwinding = &mut loaded.unwinding;
+        let kernel = unwinding.kernel.as_mut().unwrap();
+        let (to_worker, held) = kernel.redirect(1);
+        unwinding.read(&process);
+        // This program comes first, and then the C library.
+        let [own, library] = [own as *const () as u64, libc::getpid as *const () as u64];
+        let ends = |unwinding: &Unwinding| {
+            [own, library].map(|address| {
+                let stack = [Frame::instruction(address)];
+                unwinding.explain(pid, &stack, StackEnd::NoTables, u64::MAX)
+            })
+        };
+        assert_eq!(ends(unwinding), [StackEnd::TablesNotReady; 2]);
+        let stack = [Frame::instruction(own)];
+        let lacks =
+            |unwinding: &Unwinding| unwinding.lacks_mappings(pid, &stack, StackEnd::TablesNotReady);
+        assert!(lacks(unwinding), "there was room for one file");
+        to_worker.send(held.try_recv().unwrap()).unwrap();
+        assert!(held.try_recv().is_err());
+
+        let kernel = unwinding.kernel.as_mut().unwrap();
+        kernel.redirect_to(to_worker);
+        unwinding.wait(Duration::from_secs(60));
+        // As if they had tables, this says that the rows are there.
+        let expected = [StackEnd::NoTables, StackEnd::TablesNotReady];
+        assert_eq!(ends(unwinding), expected);
+        let begin = Instant::now();
+        while lacks(unwinding) {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+            unwinding.read(&process);
+        }
+        unwinding.wait(Duration::from_secs(60));
+        assert_eq!(ends(unwinding), [StackEnd::NoTables; 2]);
+        let rows = |address| {
+            let mapping = unwinding.processes[&pid].mapping_at(address);
+            mapping.unwrap().rows.is_some()
+        };
+        assert!(rows(own) && rows(library));
+    }
+
     /// More mappings than are kept.
     #[test]
     fn a_stack_that_leads_to_a_dropped_mapping_is_no_wrong_address() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aya::maps::{ArrayOfMaps, Map, MapInfo, MapType};
 
@@ -295,22 +295,64 @@ fn drain_until(recorder: &mut Recorder, is_enough: impl Fn(&Counts) -> bool) {
     }
 }
 
+/// `spin.c`, with further sources.
+fn spinning(more: &[&str], flags: &[&str]) -> Option<PathBuf> {
+    let sources = [&["spin.c", "variable.c", "publish.c"], more].concat();
+    let plain = [
+        "-DLINKED",
+        "-rdynamic",
+        "-O2",
+        "-fomit-frame-pointer",
+        "-fno-optimize-sibling-calls",
+    ];
+    Compiler::gcc().program(&sources, &[&plain, flags].concat())
+}
+
+/// The same with 90,000 rows, which are others for each number.
+fn large(number: u32) -> Option<PathBuf> {
+    spinning(&["many_rows.c"], &[&format!("-DNUMBER=\"{number}\"")])
+}
+
+/// A directory that is removed when dropped.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Five copies at five paths take the room of one.
+#[test]
+fn rows_of_copies_of_a_file_are_made_once() {
+    let Some(file) = large(1) else { return };
+    let folder = std::env::temp_dir().join(format!("otelctx-copies-{}", std::process::id()));
+    let folder = Folder(folder);
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let copies: Vec<PathBuf> = (0..5).map(|it| folder.0.join(it.to_string())).collect();
+    for copy in &copies {
+        otelctx_fixtures::copy_program(&file, copy);
+    }
+    let mut all: Vec<Spinning> = copies.iter().map(|it| Spinning::start(it)).collect();
+    let mut options = Options::new(Targets::Processes(vec![all[0].target.pid()]));
+    options.frequency = 499;
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    let one = shards(&recorder);
+    for other in &all[1..] {
+        add(&mut recorder, other.target.pid());
+    }
+    check_stacks(&mut recorder, &mut all.iter_mut().collect::<Vec<_>>());
+    // It has no room for those of all five.
+    assert_eq!(shards(&recorder), one);
+}
+
 #[test]
 fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
-    let program = |more: &[&str], flags: &[&str]| {
-        let sources = [&["spin.c", "variable.c", "publish.c"], more].concat();
-        let plain = [
-            "-DLINKED",
-            "-rdynamic",
-            "-O2",
-            "-fomit-frame-pointer",
-            "-fno-optimize-sibling-calls",
-        ];
-        Compiler::gcc().program(&sources, &[&plain, flags].concat())
-    };
-    let large = |number: u32| program(&["many_rows.c"], &[&format!("-DNUMBER=\"{number}\"")]);
     let (Some(small), Some(files)) = (
-        program(&[], &[]),
+        spinning(&[], &[]),
         (1..=6).map(large).collect::<Option<Vec<_>>>(),
     ) else {
         return;
