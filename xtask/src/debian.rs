@@ -17,23 +17,29 @@ pub(crate) struct Rust {
     suite: &'static str,
     /// Below `target/setup`.
     folder: &'static str,
-    /// Standard libraries for other targets, without what they depend on.
-    other_targets: &'static [&'static str],
+    /// Standard libraries for other targets, without what they depend on, each with the name of its target.
+    other_targets: &'static [(&'static str, &'static str)],
 }
+
+const AARCH64: (&str, &str) = ("libstd-rust-dev:arm64", "aarch64-unknown-linux-gnu");
 
 /// Rust 1.85: the oldest Debian package at or above the application crates' minimum. The release
 /// before has 1.63, the one after the current version.
 pub(crate) const OLDER: Rust = Rust {
     suite: "trixie",
     folder: "debian-rust",
-    other_targets: &["libstd-rust-dev:arm64", "libstd-rust-dev-wasm32"],
+    other_targets: &[
+        AARCH64,
+        ("libstd-rust-dev:i386", "i686-unknown-linux-gnu"),
+        ("libstd-rust-dev-wasm32", "wasm32-wasip1"),
+    ],
 };
 
 /// The current Rust, with aarch64's standard library, which rustup may not have.
 pub(crate) const CURRENT: Rust = Rust {
     suite: "sid",
     folder: "debian-rust-current",
-    other_targets: &["libstd-rust-dev:arm64"],
+    other_targets: &[AARCH64],
 };
 
 /// The compiler with everything that it needs to run.
@@ -52,7 +58,9 @@ impl Rust {
     pub(crate) fn rustc(&self) -> Result<PathBuf, String> {
         let folder = setup_dir().join(self.folder);
         let rustc = folder.join("rustc");
-        if rustc.is_file() {
+        let libraries = folder.join("tree/usr/lib/rustlib");
+        let mut targets = self.other_targets.iter().map(|(_, target)| target);
+        if rustc.is_file() && targets.all(|target| libraries.join(target).is_dir()) {
             return Ok(rustc);
         }
         if cfg!(not(target_arch = "x86_64")) {
@@ -66,6 +74,7 @@ impl Rust {
             folder.display()
         );
         let apt = Apt::new(&folder, self.suite)?;
+        let packages = self.other_targets.iter().map(|(package, _)| *package);
         let download = [
             "install",
             "--download-only",
@@ -73,7 +82,7 @@ impl Rust {
             "--no-install-recommends",
         ];
         apt.run(&[&download[..], &COMPILER].concat())?;
-        apt.run(&[&["download"][..], self.other_targets].concat())?;
+        apt.run(&["download"].into_iter().chain(packages).collect::<Vec<_>>())?;
         apt.finish(&folder.join("tree"))?;
         write_wrapper(&rustc)?;
         report::output(Command::new(&rustc).arg("--version"))?;
@@ -550,7 +559,7 @@ impl Apt {
              Dir::Etc::preferencesparts \"/dev/null\";\n\
              Debug::NoLocking \"true\";\n\
              APT::Architecture \"amd64\";\n\
-             APT::Architectures {{ \"amd64\"; \"arm64\"; }};\n\
+             APT::Architectures {{ \"amd64\"; \"arm64\"; \"i386\"; }};\n\
              APT::Sandbox::User \"\";\n\
              Acquire::Check-Valid-Until \"false\";\n",
             state = apt.state.display(),

@@ -20,7 +20,7 @@ const WITHOUT_ATOMIC_U64: &str = "powerpc-unknown-linux-gnu";
 const TOOLS: &str = "1.88";
 
 /// Compiles the application crates with Rust 1.82, or the next newer one that is available, also
-/// for aarch64 and for a target that is not Linux (where the publisher compiles to no-ops).
+/// for aarch64, for 32 bits and for a target that is not Linux (where the publisher compiles to no-ops).
 pub(crate) fn run() -> Outcome {
     compile().into()
 }
@@ -44,12 +44,18 @@ fn compile() -> Result<Outcome, String> {
             check(&rustc, &application_crates(), None)?;
             check(&rustc, &integrations(), None)?;
             done.push(format!("application crates with {}", version(&rustc)?));
-            for target in ["aarch64-unknown-linux-gnu", "wasm32-wasip1"] {
+            for target in [
+                "aarch64-unknown-linux-gnu",
+                "i686-unknown-linux-gnu",
+                "wasm32-wasip1",
+            ] {
                 check(&rustc, &application_crates(), Some(target))?;
                 done.push(target.to_owned());
             }
         }
-        Err(why) => missing.push(format!("application crates, aarch64 and non-Linux: {why}")),
+        Err(why) => missing.push(format!(
+            "application crates, aarch64, 32 bits and non-Linux: {why}"
+        )),
     }
     if has_target(WITHOUT_ATOMIC_U64) {
         check(
