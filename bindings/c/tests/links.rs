@@ -21,6 +21,8 @@ enum Link {
     Static,
     /// The static one, without the package's flag.
     StaticWithoutFlag,
+    /// The static one, with the flag for GNU ld before 2.35 in place of the package's.
+    StaticDynamicList,
     /// The static one, in a program at a fixed address.
     StaticNonPie,
     /// The static one, in a fully static program.
@@ -40,10 +42,11 @@ enum Link {
 }
 use Link::*;
 
-const LINKS: [Link; 11] = [
+const LINKS: [Link; 12] = [
     Shared,
     Static,
     StaticWithoutFlag,
+    StaticDynamicList,
     StaticNonPie,
     FullyStatic,
     StaticPie,
@@ -82,7 +85,8 @@ fn expected(link: Link, linker: &str) -> Expected {
         // It relaxes the access to a relocation that the program cannot apply to itself.
         (StaticPieWithFlag, "bfd") => Crashes,
         (
-            Shared | Static | StaticNonPie | StaticPieWithFlag | Plugin | SharedPlugin | Loaded,
+            Shared | Static | StaticDynamicList | StaticNonPie | StaticPieWithFlag | Plugin
+            | SharedPlugin | Loaded,
             _,
         ) => Exported,
     }
@@ -227,6 +231,9 @@ impl Row {
             .cloned()
             .partition(|flag| flag.contains("export-dynamic"));
         assert_eq!(flag.len(), 1);
+        let list = source("tests/programs/dynamic-list");
+        let list = format!("-Wl,--dynamic-list={}", list.display());
+        let with_list = [&without[..], &[list]].concat();
         let shared_library = package(prefix, &["--libs", "otelctx"]);
         let static_program = package(prefix, &["--libs", "--static", "otelctx"]);
         let excluded = package(prefix, &["--libs", "--static", "otelctx-static"]);
@@ -234,6 +241,7 @@ impl Row {
             Shared => (&shared_library, &[]),
             Static => (&static_library, &[]),
             StaticWithoutFlag => (&without, &[]),
+            StaticDynamicList => (&with_list, &[]),
             StaticNonPie => (&static_library, &["-no-pie", "-fno-pie"]),
             FullyStatic => (&static_library, &["-static"]),
             StaticPie => (&static_program, &["-static-pie", "-fPIE"]),

@@ -243,6 +243,7 @@ fn four_publishers_in_one_process_make_way_for_each_other_and_their_records_stay
         ("python-1", &embedded),
         ("python-2", &embedded),
         ("python-3", &embedded),
+        ("python-4", &embedded),
     ] {
         fs::copy(&file.0, folder.join(format!("{name}.node"))).unwrap();
     }
@@ -302,6 +303,8 @@ fn four_publishers_in_one_process_make_way_for_each_other_and_their_records_stay
         ("attach python-3 /python", "fifth", &of_node, &of_python),
         ("load c-2 sixth", "sixth", &of_node, &of_python),
         ("node seventh", "seventh", &of_node, &of_python),
+        ("publish python-4 eighth", "eighth", &of_node, &of_python),
+        ("node ninth", "ninth", &of_node, &of_python),
     ] {
         target.lines.clear();
         target.command(line);
