@@ -5,12 +5,16 @@ use std::fmt;
 use std::io::{self, BufRead, BufReader, PipeReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::report;
+use crate::workspace::TestProgram;
 
 /// How long to wait for more output after a command has ended: its children may hold the pipe open.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The test program that runs alone: others inspect all processes, too, and would wait for its targets.
+const ALONE: &str = "unresponsive";
 
 /// The most tests that are named for one reason to skip.
 const MAX_NAMED: usize = 8;
@@ -74,6 +78,37 @@ impl Counts {
     pub(crate) fn failures(&self) -> &[String] {
         &self.failures
     }
+}
+
+/// Runs test programs, two at a time, and prints what each printed when it has ended. Returns the counts of
+/// all, and the programs that failed.
+pub(crate) fn of_programs(
+    programs: &[TestProgram],
+    command: impl Fn(&TestProgram) -> Command + Sync,
+) -> (Counts, Vec<String>) {
+    let run = |program: &&TestProgram| {
+        let start = Instant::now();
+        let mut printed = format!("{program}\n").into_bytes();
+        let (mut output, result) =
+            Output::printed(command(program).arg("--show-output"), &mut printed);
+        report::print(&printed);
+        println!("{program}: took {} s", start.elapsed().as_secs());
+        let failed = result.is_err().then(|| program.to_string());
+        if let Some(name) = &failed {
+            output.program_failed(name);
+        }
+        (output.counts, failed)
+    };
+    let (alone, others): (Vec<_>, Vec<_>) = programs.iter().partition(|it| it.name == ALONE);
+    // Many have a single test, which waits for most of its time.
+    let ended = report::in_pairs(&others, run);
+    let mut total = Counts::default();
+    let mut failed = Vec::new();
+    for (of_program, failure) in ended.into_iter().chain(alone.iter().map(run)) {
+        total.add("", of_program);
+        failed.extend(failure);
+    }
+    (total, failed)
 }
 
 /// Parses the output of test programs, of `cargo test`, and of a virtual machine's script.

@@ -325,13 +325,13 @@ const USED_VARIABLE: &str = "OTELCTX_FIXTURES_USED";
 /// tests skip there.
 const MAX_FIXTURE: u64 = 64 << 20;
 
-/// Has the tests on the host list the fixtures that they use, in a new list.
-pub(crate) fn list_fixtures(tests: &mut Command) {
+/// Begins a new list of the fixtures that tests on the host use, and returns the variable that has them
+/// write it.
+pub(crate) fn list_fixtures() -> Option<(&'static str, PathBuf)> {
     // Without a list, the machines' tests are run on the host again.
     let _ = fs::remove_dir_all(target_dir().join(FOLDER));
-    if let Ok(folder) = folder() {
-        tests.env(USED_VARIABLE, folder.join(USED));
-    }
+    let folder = folder().ok()?;
+    Some((USED_VARIABLE, folder.join(USED)))
 }
 
 /// Says that all tests have run on the host, and listed their fixtures.
@@ -373,9 +373,8 @@ fn build_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> Re
             continue;
         }
         println!("kernels: building the fixtures of {}", program.name);
-        let mut command = Command::new(&program.executable);
+        let mut command = program.command();
         command
-            .current_dir(&program.package)
             .env("CARGO_MANIFEST_DIR", &program.package)
             .env(USED_VARIABLE, folder.join(USED))
             .args(filter.split_whitespace());

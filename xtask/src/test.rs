@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use crate::counts::{Counts, Output};
+use crate::counts::{self, Counts, Output};
 use crate::report::{self, Outcome, Report};
-use crate::workspace::cargo;
+use crate::workspace::{cargo, test_programs};
 use crate::{
     aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, node, package, python, setup,
     unprivileged,
@@ -30,14 +30,14 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("tests", || workspace(&mut counts));
     report.step("features", || features(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
-    report.step("python", || python::run(&mut counts));
-    report.step("kernel programs", || bpf::run(&["--check".into()]));
-    report.step("footprint", footprint::run);
     report.step("kernels", || kernels::short(&mut counts));
     // The emulator keeps one CPU busy for most of its time, and so do most of the others.
     let mut emulated = Counts::default();
     let aarch64 = || aarch64::run(&mut emulated);
     report.step_beside("aarch64", aarch64, |report| {
+        report.step("python", || python::run(&mut counts));
+        report.step("kernel programs", || bpf::run(&["--check".into()]));
+        report.step("footprint", footprint::run);
         report.step("instructions", bench::instructions);
         report.step("msrv", msrv::run);
         report.step("package", package::run);
@@ -100,19 +100,27 @@ fn counted(command: &mut Command, counts: &mut Counts) -> Result<(), String> {
 
 /// Unit, integration and documentation tests of every package, the benchmarks' programs included.
 fn workspace(counts: &mut Counts) -> Outcome {
-    let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
-    let mut command = cargo();
-    command.args(tests).args(["--", "--show-output"]);
-    // One more than there are processors: most tests wait for other processes.
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    command.env("RUST_TEST_THREADS", (processors + 1).to_string());
-    kernels::list_fixtures(&mut command);
-    let (output, result) = Output::of(&mut command);
+    let programs = match test_programs(&["--workspace"]) {
+        Ok(programs) => programs,
+        Err(error) => return Outcome::Failed(error),
+    };
+    let used = kernels::list_fixtures();
+    let (mut total, mut failed) = counts::of_programs(&programs, |program| {
+        let mut command = program.command();
+        command.envs(used.clone());
+        command
+    });
     kernels::fixtures_are_listed();
-    let said = output.counts.to_string();
-    counts.add("", output.counts);
-    match result {
-        Ok(()) => Outcome::Passed(said),
-        Err(error) => Outcome::Failed(format!("{said}: {error}")),
+    let mut documentation = cargo();
+    documentation.args(["test", "--workspace", "--doc", "--locked", "--no-fail-fast"]);
+    if let Err(error) = counted(&mut documentation, &mut total) {
+        failed.push(error);
+    }
+    let said = total.to_string();
+    counts.add("", total);
+    if failed.is_empty() {
+        Outcome::Passed(said)
+    } else {
+        Outcome::Failed(format!("{said}: {}", failed.join(", ")))
     }
 }

@@ -13,7 +13,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::counts::{Counts, Output};
+use crate::counts::{self, Counts};
 use crate::report::{self, Outcome};
 use crate::workspace::{TestProgram, have, is_root, root, test_programs};
 
@@ -90,24 +90,7 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
     if let Some(program) = programs.first() {
         home.link_fixtures(program.target());
     }
-    // Many have a single test, which waits for most of its time.
-    let ended = report::in_pairs(&programs, |program| {
-        let mut printed = format!("{program}\n").into_bytes();
-        let mut command = program.as_nobody(&home.0);
-        let (mut output, result) = Output::printed(command.arg("--show-output"), &mut printed);
-        report::print(&printed);
-        let failed = result.is_err().then(|| program.to_string());
-        if let Some(name) = &failed {
-            output.program_failed(name);
-        }
-        (output.counts, failed)
-    });
-    let mut failed = Vec::new();
-    let mut total = Counts::default();
-    for (of_program, failure) in ended {
-        total.add("", of_program);
-        failed.extend(failure);
-    }
+    let (total, failed) = counts::of_programs(&programs, |program| program.as_nobody(&home.0));
     let said = total.to_string();
     counts.add("without root", total);
     if failed.is_empty() {

@@ -78,6 +78,16 @@ pub(crate) struct TestProgram {
     pub(crate) name: String,
 }
 
+impl TestProgram {
+    /// The program as cargo would start it.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.package);
+        command.env("CARGO_MANIFEST_DIR", &self.package);
+        command
+    }
+}
+
 impl fmt::Display for TestProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let package = self.package.strip_prefix(root()).unwrap_or(&self.package);
@@ -89,7 +99,9 @@ impl fmt::Display for TestProgram {
 pub(crate) fn test_programs(packages: &[&str]) -> Result<Vec<TestProgram>, String> {
     let mut command = cargo();
     command.args(["test", "--no-run", "--locked", "--quiet"]);
-    command.arg("--message-format=json").args(packages);
+    command
+        .arg("--message-format=json-render-diagnostics")
+        .args(packages);
     let text = report::output(&mut command)?;
     let messages = text
         .lines()

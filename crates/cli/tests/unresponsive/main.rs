@@ -121,7 +121,8 @@ fn a_page_that_never_comes_keeps_no_command() {
     let listing: Value = serde_json::from_slice(&ps.stdout).unwrap();
     let rows = listing["processes"].as_array().unwrap();
     for target in [&first, &record, &last] {
-        let row = rows.iter().find(|row| row["pid"] == target.pid()).unwrap();
+        let row = rows.iter().find(|row| row["pid"] == target.pid());
+        let row = row.unwrap_or_else(|| panic!("{} of {pids:?}: {ps:?}", target.pid()));
         assert_eq!(row["unreadable"], Value::Null);
     }
     let failed = listing["skipped"]["failed"].as_array().unwrap();
