@@ -184,40 +184,41 @@ static __always_inline __u32 python_holds_gil(const struct python_configuration 
 }
 
 /* The state that the thread uses now, which may be one of several; 0 if it uses none, or that is unknown. */
-static __always_inline __u64 python_current_state(const struct python_configuration *python, __u64 tp)
+static __always_inline __u64 python_current_state(const struct python_configuration *python,
+                                                  struct python_part *part, __u64 tp)
 {
     __u64 state, at = python->current;
     if (python->thread_current != PYTHON_NO_FIELD)
         at = tp + python->thread_current;
-    if (!at || read_user(&state, sizeof state, at, 0) || !python_is_of_thread(python, state, tp))
+    if (!at || read_user(&state, sizeof state, at, 0) || !state)
+        return 0;
+    int is_own = python_is_of_thread(python, state, tp);
+    part->holds_gil = python->gil == PYTHON_NO_FIELD ? 1 : python_holds_gil(python, state);
+    /* It is the thread's that created it: in 3.12, another one may execute a subinterpreter with it. That one has the
+     * GIL then, according to its interpreter. */
+    if (!is_own && (python->thread_current == PYTHON_NO_FIELD || part->holds_gil != 1))
         return 0;
     return state;
 }
 
 static __always_inline __u64 python_state(const struct python_configuration *python,
                                           struct python_part *part,
-                                          const struct thread_key *thread, __u64 tp,
-                                          __u32 *holds_gil)
+                                          const struct thread_key *thread, __u64 tp)
 {
-    __u64 state = python_current_state(python, tp);
-    *holds_gil = 0;
     /* In memory, of which the verifier does not know the contents: else it would follow all frames twice. */
     part->is_listed = 0;
-    if (state && python->gil == PYTHON_NO_FIELD) {
-        *holds_gil = 1;
+    __u64 state = python_current_state(python, part, tp), stored;
+    if (state)
         return state;
+    state = stored = python_stored_state(python, tp);
+    if (!python_is_of_thread(python, state, tp)) {
+        part->is_listed = 1;
+        state = thread_word(thread);
+        /* If another thread created it, the recorder has found it in the list, and the thread still stores it. */
+        if (!python_is_of_thread(python, state, tp) && (!state || state != stored))
+            return 0;
     }
-    if (!state) {
-        state = python_stored_state(python, tp);
-        if (!python_is_of_thread(python, state, tp)) {
-            part->is_listed = 1;
-            state = thread_word(thread);
-            if (!python_is_of_thread(python, state, tp))
-                return 0;
-        }
-    }
-    if (python->gil != PYTHON_NO_FIELD)
-        *holds_gil = python_holds_gil(python, state);
+    part->holds_gil = python->gil == PYTHON_NO_FIELD ? 0 : python_holds_gil(python, state);
     return state;
 }
 
@@ -457,13 +458,11 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
     struct python_part *to = (void *)(part + 1);
     __u64 tp = OF_TASK(current_task(), THREAD_POINTER);
     struct python_walk walk = {.python = python, .part = to};
-    __u32 holds_gil;
     if (!tp)
         return STEP_DONE;
-    to->state = python_state(python, to, thread, tp, &holds_gil);
+    to->state = python_state(python, to, thread, tp);
     if (!to->state)
         return unknown_thread(part, tp);
-    to->holds_gil = holds_gil;
     to->is_truncated = 1;
     to->first = 0;
     to->ends = 1;

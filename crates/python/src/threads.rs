@@ -269,32 +269,81 @@ impl Search<'_> {
             }
         }
         let mut found = self.list(&interpreters)?;
+        let used = self.used()?;
+        let own = match stored {
+            Some(stored) if own.is_none() => self.lent(stored, &interpreters).filter(|state| {
+                // That thread may have one in the place of a freed one.
+                let pointer = state
+                    .thread
+                    .wrapping_add_signed(self.variables.thread_id.wrapping_neg());
+                !self.stored(pointer).is_ok_and(|it| it == Some(stored))
+            }),
+            _ => own,
+        };
         // The main interpreter is the last one. Of one interpreter, a thread has the newest state: a child
         // process of 2.7 keeps those of its parent's other threads, whose IDs its own can have.
         let age = |state: &State| interpreters.iter().position(|it| *it == state.interpreter);
         found.sort_by_key(|state| std::cmp::Reverse(age(state)));
+        let lent = match used {
+            Some(used) if used != 0 && own.is_none_or(|own| own.address != used) => {
+                self.lent(used, &interpreters)
+            }
+            _ => None,
+        };
+        let own_once = own.filter(|own| !found.contains(own));
+        found.splice(..0, lent.into_iter().chain(own_once));
+        let mut holdings = Vec::new();
+        for state in std::mem::take(&mut found) {
+            let holding = self.holding(&state)?;
+            // It stores the state that it uses after it takes the GIL, and before it gives it up.
+            let may_use = used.is_none_or(|used| used == state.address) || own == Some(state);
+            // Else another thread executes with it.
+            if may_use || !holding.is_current() {
+                found.push(state);
+                holdings.push(holding);
+            }
+        }
         let source = |state: State, other| match own {
             Some(own) if own == state => Source::ThreadSpecific,
             _ => other,
         };
-        let chosen = own.or_else(|| found.first().copied());
-        let mut known = None;
-        for state in &found {
-            let holding = self.holding(state)?;
-            if holding.is_current() {
-                let source = source(*state, Source::Current);
-                return Ok(Some(resolved(*state, source, holding, &found)));
-            }
-            if chosen == Some(*state) {
-                known = Some(holding);
-            }
+        if let Some(index) = holdings.iter().position(|holding| holding.is_current()) {
+            let source = source(found[index], Source::Current);
+            let holding = holdings[index];
+            return Ok(Some(resolved(found[index], source, holding, &found)));
         }
-        let Some(chosen) = chosen else {
+        let chosen = own.or_else(|| found.first().copied());
+        let index = found.iter().position(|state| Some(*state) == chosen);
+        Ok(index.map(|index| {
+            let source = source(found[index], Source::List);
+            resolved(found[index], source, holdings[index], &found)
+        }))
+    }
+
+    /// The address of the thread state that the thread uses now, 0 for none. `None` if that is unknown.
+    fn used(&self) -> Result<Option<u64>, MemoryError> {
+        let Some(offset) = self.variables.thread_current else {
             return Ok(None);
         };
-        let holding = known.map_or_else(|| self.holding(&chosen), Ok)?;
-        let source = source(chosen, Source::List);
-        Ok(Some(resolved(chosen, source, holding, &found)))
+        let at = self.thread.thread_pointer.wrapping_add_signed(offset);
+        self.memory.read_u64(at).map(Some)
+    }
+
+    /// The thread state at this address, if it is one that another thread has created: 3.12 executes a subinterpreter
+    /// with it in any thread. It is in the list, which has been read, as that thread's.
+    fn lent(&self, address: u64, interpreters: &[u64]) -> Option<State> {
+        let state = self.state(address).ok()?;
+        let is_known = self.variables.thread_current.is_some();
+        if !is_known || self.is_own(&state) || !interpreters.contains(&state.interpreter) {
+            return None;
+        }
+        let known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let states = known
+            .list
+            .as_ref()
+            .and_then(|it| it.by_thread.get(&state.thread));
+        let is_listed = states.is_some_and(|states| states.contains(&state));
+        is_listed.then_some(state)
     }
 
     /// The addresses of all interpreters.
@@ -320,7 +369,11 @@ impl Search<'_> {
 
     /// What the thread has stored, if it has.
     fn thread_specific(&self) -> Result<Option<u64>, MemoryError> {
-        let pointer = self.thread.thread_pointer;
+        self.stored(self.thread.thread_pointer)
+    }
+
+    /// What the thread with this thread pointer has stored, if it has.
+    fn stored(&self, pointer: u64) -> Result<Option<u64>, MemoryError> {
         match self.variables.own {
             None => Ok(None),
             Some(OwnState::Key { address, keys }) => {

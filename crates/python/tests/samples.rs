@@ -256,6 +256,53 @@ fn named<'c>(catalog: &'c Catalog, sample: &Sample) -> Named<'c> {
     (tid, is_held, frames.map(AsRef::as_ref).collect())
 }
 
+/// In 3.12, each has a thread state that the first thread has created.
+#[test]
+fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
+    for version in ["3.12", "3.13", "3.14", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            let target = interpreter.start("own_gil.py");
+            let threads = target.lines.iter().map(|line| {
+                let words: Vec<&str> = line.split(' ').collect();
+                let name = words[3].trim_end_matches("_run");
+                (words[1].parse().unwrap(), name)
+            });
+            let threads: HashMap<i32, &str> = threads.collect();
+            let Some((catalog, samples)) = record_both(target.pid()) else {
+                return;
+            };
+            let (mut counts, mut truncated) = (HashMap::<&str, usize>::new(), 0);
+            for sample in &samples {
+                let (tid, is_held, frames) = named(&catalog, sample);
+                let Some(name) = threads.get(&tid) else {
+                    continue;
+                };
+                // The first samples precede what the recorder reads of the process.
+                if frames.is_empty() && is_held.is_none() && !counts.contains_key(name) {
+                    continue;
+                }
+                *counts.entry(name).or_default() += 1;
+                assert_eq!(is_held, Some(true), "{interpreter:?}: {name}");
+                let [run, call, leaf] = ["run", "call", "leaf"].map(|it| format!("{name}_{it}"));
+                let [run, call, leaf] = [&*run, &*call, &*leaf];
+                let whole = ["<module>", run, call, call, call, call, "<lambda>", leaf];
+                let functions = frames.iter().map(|frame| &*frame.function);
+                let functions: Vec<&str> = functions.collect();
+                if !whole.starts_with(&functions) {
+                    // See `chains.rs`.
+                    let is_part = whole.windows(functions.len()).any(|it| it == functions);
+                    let is_known = is_part && version == "3.12";
+                    assert!(is_known, "{interpreter:?}: {functions:?}");
+                    truncated += 1;
+                }
+            }
+            let counts = [counts["left"], counts["right"]];
+            assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
+            assert!(truncated * 20 <= samples.len(), "{truncated} of {counts:?}");
+        }
+    }
+}
+
 /// Without a GIL, they are on two CPUs at once.
 #[test]
 fn threads_that_execute_python_at_the_same_time_have_their_own_functions() {

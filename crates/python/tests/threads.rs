@@ -1,5 +1,6 @@
 //! Thread states and frames of real interpreters, compared with what the program knows of itself.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -361,6 +362,47 @@ fn all_thread_states_of_a_thread_are_found() {
             &["wait", "<module>"]
         };
         assert_eq!(functions, expected, "{interpreter:?}");
+    }
+}
+
+/// In three threads, two of which execute Python at the same time.
+#[test]
+fn threads_in_interpreters_with_gils_of_their_own_have_their_states() {
+    for version in ["3.12", "3.13", "3.14", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            let target = interpreter.start("own_gil.py");
+            let mut process = Process::with_options(target.pid(), options()).unwrap();
+            let mut outer = BTreeSet::new();
+            for line in target.lines.iter().cycle().take(60) {
+                let words: Vec<&str> = line.split(' ').collect();
+                let [_, tid, state, function] = words[..] else {
+                    panic!("{line}")
+                };
+                let thread = read(&mut process, tid.parse().unwrap());
+                let name = format!("{interpreter:?}, {function}: {thread:?}");
+                assert_eq!(fact(&thread.facts, "thread_state"), &state.into(), "{name}");
+                let is_held = function != "wait_run";
+                assert_eq!(fact(&thread.facts, "holds_gil"), &is_held.into(), "{name}");
+                assert_eq!(thread.gil.map(|gil| gil.is_held), Some(is_held), "{name}");
+                let Value::Array(others) = fact(&thread.facts, "candidates") else {
+                    panic!("{name}")
+                };
+                outer.insert(format!("{others:?}"));
+                let functions: Vec<&str> = thread.stack.frames().map(|it| &*it.function).collect();
+                if !thread.stack.is_truncated {
+                    assert!(functions.ends_with(&[function, "<module>"]), "{name}");
+                }
+                let prefix = function.trim_end_matches("run");
+                let is_own =
+                    |it: &&&str| it.starts_with(prefix) || ["<module>", "<lambda>"].contains(*it);
+                assert_eq!(functions.iter().find(|it| !is_own(it)), None, "{name}");
+            }
+            // One for each thread, of the main interpreter.
+            assert_eq!(outer.len(), 3, "{interpreter:?}: {outer:?}");
+            let first = read(&mut process, target.pid());
+            assert_eq!(fact(&first.facts, "holds_gil"), &false.into());
+            assert_eq!(first.stack.frames().count(), 1, "{interpreter:?}");
+        }
     }
 }
 

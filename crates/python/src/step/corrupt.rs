@@ -18,7 +18,7 @@ use otelctx_reader::{Options, Process, Thread};
 use otelctx_sampler::{INTERVAL, Sampler, Targets, monotonic};
 
 use super::MAX_FRAMES;
-use crate::layout::{CallEnd, Instruction, Layout, TopFrame};
+use crate::layout::{CallEnd, Gil, Instruction, Layout, TopFrame};
 use crate::test_process::{find_python, open};
 
 /// One of each way to store frames, and whether the thread has the GIL: with `hold`, it has.
@@ -327,8 +327,11 @@ impl Stack {
     }
 }
 
+/// A stack, and whether the thread holds the GIL, if there is one. `None` for nothing.
+type Sampled = Option<(Stack, Option<bool>)>;
+
 /// What the walk in user space comes to. `None` for a thread that has no thread state or, without a GIL, no stack.
-fn walked(thread: &Thread<'_>, present: &[Present]) -> Option<(Stack, Option<bool>)> {
+fn walked(thread: &Thread<'_>, present: &[Present]) -> Sampled {
     let readings = stopped(thread, present);
     match &readings.first()?.thread {
         Ok(read) => {
@@ -360,8 +363,16 @@ impl Samples {
         })
     }
 
-    /// The stacks of samples that are taken from now on, at least three of them.
-    fn take(&mut self, tid: i32) -> BTreeSet<Option<(Stack, Option<bool>)>> {
+    /// The stacks of samples that are taken from now on, at least three of them, once the step's question for the
+    /// thread state is answered.
+    fn take(&mut self, tid: i32) -> BTreeSet<Sampled> {
+        (0..100)
+            .find_map(|_| self.answered(tid))
+            .expect("an answer")
+    }
+
+    /// `None` if the step has asked meanwhile.
+    fn answered(&mut self, tid: i32) -> Option<BTreeSet<Sampled>> {
         self.sampler.drain(&mut self.catalog, &mut |_| {});
         let (start, before) = (monotonic(), self.sampler.counts());
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -377,7 +388,9 @@ impl Samples {
         let after = self.sampler.counts();
         let all = samples.len() as u64;
         let is_truncated = after.truncated_runtime_stacks - before.truncated_runtime_stacks >= all;
-        let unresolved = after.unresolved_threads - before.unresolved_threads;
+        if after.unresolved_threads > before.unresolved_threads {
+            return None;
+        }
         let incomplete = after.incomplete_steps - before.incomplete_steps;
         let outcome = |sample: &Sample| {
             let frames: Vec<&Frame> = self.catalog.frames(sample.user_stack).collect();
@@ -390,9 +403,9 @@ impl Samples {
             let gil = sample.gil.map(|gil| gil == GilState::Held);
             // What the step could not find is counted once, and nothing else.
             let is_nothing = stack == Stack::default() && gil.is_none();
-            (!is_nothing && unresolved + incomplete < all).then_some((stack, gil))
+            (!is_nothing && incomplete < all).then_some((stack, gil))
         };
-        samples.iter().map(outcome).collect()
+        Some(samples.iter().map(outcome).collect())
     }
 }
 
@@ -446,10 +459,11 @@ fn check(interpreter: &Interpreter, mode: &str) -> Option<()> {
         old.iter().rev().for_each(|change| program.write(*change));
     }
     eprintln!("{interpreter} {mode}: {counts:?}");
-    assert!(
-        counts.iter().all(|count| *count > 0),
-        "{interpreter} {mode}: {counts:?}"
-    );
+    let [whole, truncated, without] = counts;
+    assert!(whole > 20 && truncated > 20, "{interpreter} {mode}");
+    // Later, a thread may have a thread state that has another one's ID.
+    let is_by_id = program.layout.gil == Gil::Current;
+    assert!(without > 0 || !is_by_id, "{interpreter} {mode}");
     assert_eq!(walked(thread, &present), good);
     assert_eq!(samples.take(thread.tid()), BTreeSet::from([good]));
     Some(())
