@@ -8,9 +8,9 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use common::{Starts, start};
-use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use otelctx_fixtures::sampled::Sampled;
+use otelctx_fixtures::{Target, in_pid_namespace};
 use otelctx_reader::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::INTERVAL;
 
@@ -125,6 +125,41 @@ impl Tally {
             None => self.wrong.push(format!("{functions:?}: {kind:?}")),
         }
     }
+
+    /// Compares all figures with what must hold.
+    fn check(self, interpreter: &Interpreter) {
+        let is_oldest = interpreter.version.starts_with("2.");
+        let Self {
+            samples,
+            attached,
+            incomplete,
+            early,
+            ..
+        } = self;
+        let without: usize = self.threads.values().map(|it| it.1[1]).sum();
+        eprintln!(
+            "{interpreter}: {samples} samples, {attached} with a context, {incomplete} incomplete, \
+                 {without} without functions, and {early} early ones"
+        );
+        assert_eq!(self.wrong, [""; 0], "{interpreter}");
+        let name = interpreter.to_string();
+        self.starts.check(&name);
+        // Where the C library starts threads.
+        let files = ["libc.so", "libc-", "libpthread"];
+        self.starts.check_reached(&name, &files);
+        // Little is executed outside of handlers, and a thread may only just have been scheduled.
+        assert!(attached * 10 >= samples * 9, "{interpreter}: {self:?}");
+        // And some, because few samples vary more.
+        assert!(incomplete <= samples / 200 + 8, "{interpreter}: {self:?}");
+        // Others find the state in the thread's own memory.
+        assert!(early == 0 || is_oldest, "{interpreter}: {self:?}");
+        for (_, thread) in self.threads.values() {
+            assert!(thread[1] <= thread[0] / 100 + 8, "{interpreter}: {self:?}");
+        }
+        let often = self.threads.values().filter(|it| it.1[0] * 20 > samples);
+        // In 2.7, the thread that gives the GIL up may take it again at once.
+        assert!(often.count() >= 2 || is_oldest, "{interpreter}: {self:?}");
+    }
 }
 
 /// The names of Python's functions, outermost first.
@@ -140,12 +175,23 @@ fn functions<'c>(catalog: &'c Catalog, sample: &Sample) -> Vec<&'c str> {
     functions.collect()
 }
 
-/// Samples a program. `None`, with a line, where it can't be built, or the kernel does not permit it.
-fn run(interpreter: &Interpreter, count: usize) -> Option<Tally> {
+/// Samples a program, in a PID namespace of its own or not. `None`, with a line, where it can't be built, or the kernel
+/// does not permit it.
+fn run(interpreter: &Interpreter, count: usize, is_namespaced: bool) -> Option<Tally> {
     let library = Sampled::own().publishing_library()?;
-    let target = Target::spawn(interpreter.command("handlers.py").arg(library));
+    let mut command = interpreter.command("handlers.py");
+    command.arg(library);
+    let (target, pid) = if is_namespaced {
+        let target = Target::spawn(&mut in_pid_namespace(&command)?);
+        let pid = target.child_pid();
+        (target, pid)
+    } else {
+        let target = Target::spawn(&mut command);
+        let pid = target.pid();
+        (target, pid)
+    };
     let truth = Truth::of(&target);
-    let mut sampler = start(target.pid(), 9_999, false)?;
+    let mut sampler = start(pid, 9_999, false)?;
     let mut catalog = Catalog::new();
     let mut tally = Tally::default();
     let begin = Instant::now();
@@ -172,42 +218,23 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
     let given: Option<usize> = number.ok().map(|number| number.parse().unwrap());
     for (version, count) in VERSIONS {
         for interpreter in Interpreter::with_version(version) {
-            let Some(tally) = run(&interpreter, given.unwrap_or(count)) else {
+            let Some(tally) = run(&interpreter, given.unwrap_or(count), false) else {
                 return;
             };
-            let Tally {
-                samples,
-                attached,
-                incomplete,
-                early,
-                ..
-            } = tally;
-            let without: usize = tally.threads.values().map(|it| it.1[1]).sum();
-            eprintln!(
-                "{interpreter}: {samples} samples, {attached} with a context, {incomplete} incomplete, \
-                 {without} without functions, and {early} early ones"
-            );
-            assert_eq!(tally.wrong, [""; 0], "{interpreter}");
-            let name = interpreter.to_string();
-            tally.starts.check(&name);
-            // Where the C library starts threads.
-            let files = ["libc.so", "libc-", "libpthread"];
-            tally.starts.check_reached(&name, &files);
-            // Little is executed outside of handlers, and a thread may only just have been scheduled.
-            assert!(attached * 10 >= samples * 9, "{interpreter}: {tally:?}");
-            // And some, because few samples vary more.
-            assert!(incomplete <= samples / 200 + 8, "{interpreter}: {tally:?}");
-            // Others find the state in the thread's own memory.
-            assert!(early == 0 || version == "2.7", "{interpreter}: {tally:?}");
-            for (_, thread) in tally.threads.values() {
-                assert!(thread[1] <= thread[0] / 100 + 8, "{interpreter}: {tally:?}");
-            }
-            let often = tally.threads.values().filter(|it| it.1[0] * 20 > samples);
-            // In 2.7, the thread that gives the GIL up may take it again at once.
-            assert!(
-                often.count() >= 2 || version == "2.7",
-                "{interpreter}: {tally:?}"
-            );
+            tally.check(&interpreter);
+        }
+    }
+}
+
+/// Where threads have other IDs than those that the kernel gives the sampler.
+#[test]
+fn samples_in_a_pid_namespace_have_them_too() {
+    for version in ["2.7", "3.9", "3.12", "3.14"] {
+        for interpreter in Interpreter::with_version(version) {
+            let Some(tally) = run(&interpreter, 2000, true) else {
+                return;
+            };
+            tally.check(&interpreter);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use otelctx_fixtures::python::{
     Interpreter, Linkage, free_threaded_program, program_with_shared_python,
 };
-use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program};
+use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program, in_pid_namespace};
 use otelctx_python::Python;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::CoreFile;
@@ -275,25 +275,13 @@ fn threads_are_found_while_others_start_and_end() {
 /// Threads have other IDs there.
 #[test]
 fn threads_in_a_pid_namespace_are_found() {
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.args(["--map-root-user", "--pid", "--fork", "--kill-child"]);
-        command
-    };
-    let works = unshare().arg("true").status();
-    if !works.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no namespaces of process IDs (unshare)");
-        return;
-    }
     for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
-        let command = interpreter.command("crowd.py");
-        let program = [command.get_program()]
-            .into_iter()
-            .chain(command.get_args());
-        let target = Target::spawn(unshare().args(program).arg("8"));
-        let parent = target.pid();
-        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
-        let pid = children.unwrap().trim().parse().unwrap();
+        let mut command = interpreter.command("crowd.py");
+        let Some(mut command) = in_pid_namespace(command.arg("8")) else {
+            return;
+        };
+        let target = Target::spawn(&mut command);
+        let pid = target.child_pid();
         let mut process = Process::with_options(pid, options()).unwrap();
         let mut states = states(&target.lines);
         assert_eq!(states.len(), 8);
