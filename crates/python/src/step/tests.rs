@@ -1,5 +1,7 @@
 //! Samples of threads whose states the step cannot find in the threads themselves.
 
+mod reused;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
