@@ -226,7 +226,7 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
     }
 }
 
-/// Where threads have other IDs than those that the kernel gives the sampler.
+/// There, threads have other IDs than the kernel gives the sampler.
 #[test]
 fn samples_in_a_pid_namespace_have_them_too() {
     for version in ["2.7", "3.9", "3.12", "3.14"] {
