@@ -1,7 +1,8 @@
 /*
- * Publishes the active spans of opentelemetry-cpp, from version 1.0 on, in one line, before the
- * first span:
+ * Publishes the active spans of opentelemetry-cpp, from version 1.0 on, in two lines, before the
+ * first span. Readers read no threads of a process that publishes no process context:
  *
+ *     auto published = otelctx::Process::detect().service_name("shop").publish();
  *     opentelemetry::context::RuntimeContext::SetRuntimeContextStorage(otelctx::storage());
  *
  * With names, the values of these entries of OpenTelemetry's baggage are attributes of each record:
