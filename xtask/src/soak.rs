@@ -29,7 +29,7 @@ enum How {
     Integration(&'static str, (&'static str, &'static str)),
 }
 
-const RUNS: [Run; 14] = [
+const RUNS: [Run; 15] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -113,6 +113,12 @@ const RUNS: [Run; 14] = [
         minutes: 2,
         summary: "ten million spans of OpenTelemetry on 64 tasks: contexts, and memory",
         how: How::Integration("spans", ("OTELCTX_SPANS", "10000000")),
+    },
+    Run {
+        name: "spans-by-layer",
+        minutes: 3,
+        summary: "a million spans of tracing on 64 tasks, by the layer: contexts, and memory",
+        how: How::Integration("spans_by_layer", ("OTELCTX_SPANS", "1000000")),
     },
 ];
 
