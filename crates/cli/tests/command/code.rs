@@ -506,6 +506,24 @@ fn a_map_that_is_older_than_its_process_names_nothing_and_is_counted() {
     assert!(answer.stdout.contains(said), "{answer:?}");
 }
 
+/// It is read in pieces beside the recording, and the rest is not waited for.
+#[test]
+fn a_map_of_a_gibibyte_does_not_keep_the_recording() {
+    let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-large");
+    let command = [program.to_str().unwrap(), "large"];
+    let Some((answer, samples)) = record(&scratch, &command) else {
+        return;
+    };
+    // They run for a second.
+    assert!(samples.len() > 50, "{}", samples.len());
+    assert_eq!(named_as_announced(&answer, &samples).0, 0);
+    let said = "1 unread rest of a file with names of generated functions";
+    assert_eq!(answer.stdout.matches(said).count(), 1, "{answer:?}");
+}
+
 /// The file is kept open, and then has other content: its own names are gone, and the new ones are not those
 /// of what ran.
 #[test]

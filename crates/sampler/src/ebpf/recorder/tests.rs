@@ -339,46 +339,74 @@ fn samples_arrive_with_and_without_rings() {
     }
 }
 
+/// Samples until there are samples in a context of each of these.
+fn sample_all(recorder: &mut Recorder, catalog: &mut Catalog, pids: &[i32]) {
+    let begin = Instant::now();
+    let mut missing: HashSet<i32> = pids.iter().copied().collect();
+    while !missing.is_empty() {
+        assert!(begin.elapsed() < TIMEOUT * 2, "no samples of {missing:?}");
+        std::thread::sleep(Duration::from_millis(20));
+        let mut seen = Vec::new();
+        recorder.drain(catalog, &mut |sample| {
+            if matches!(sample.found, Found::Attached(_)) {
+                seen.push(sample.thread);
+            }
+        });
+        for thread in seen {
+            let process = catalog.thread_facts(thread).process;
+            missing.remove(&catalog.process(process).pid);
+        }
+    }
+}
+
+/// As many as have slots, and one more.
+fn more_than_slots() -> Option<(Vec<Target>, Vec<i32>)> {
+    let targets: Vec<Target> = (0..9).map(|_| busy()).collect::<Option<_>>()?;
+    let pids = targets.iter().map(Target::pid).collect();
+    Some((targets, pids))
+}
+
 #[test]
 fn more_targets_than_slots_are_all_sampled() {
-    let Some(mut targets) = (0..9).map(|_| busy()).collect::<Option<Vec<_>>>() else {
+    let Some((mut targets, pids)) = more_than_slots() else {
         return;
     };
-    let pids: Vec<i32> = targets.iter().map(Target::pid).collect();
     let mut options = Options::new(Targets::Processes(pids.clone()));
     options.user_stacks = false;
     let Some(mut recorder) = start(&options) else {
         return;
     };
     let mut catalog = Catalog::new();
-    let mut sample_all = |recorder: &mut Recorder, pids: &[i32]| {
-        let begin = Instant::now();
-        let mut missing: HashSet<i32> = pids.iter().copied().collect();
-        while !missing.is_empty() {
-            assert!(begin.elapsed() < TIMEOUT * 2, "no samples of {missing:?}");
-            std::thread::sleep(Duration::from_millis(20));
-            let mut seen = Vec::new();
-            recorder.drain(&mut catalog, &mut |sample| {
-                if matches!(sample.found, Found::Attached(_)) {
-                    seen.push(sample.thread);
-                }
-            });
-            for thread in seen {
-                let process = catalog.thread_facts(thread).process;
-                missing.remove(&catalog.process(process).pid);
-            }
-        }
-    };
-    sample_all(&mut recorder, &pids);
+    sample_all(&mut recorder, &mut catalog, &pids);
     assert!(!recorder.loaded.targets.all_have_slots());
     targets.truncate(3);
     // The others have slots, or get them.
     let begin = Instant::now();
     while cfg!(target_arch = "x86_64") && !recorder.loaded.targets.all_have_slots() {
         assert!(begin.elapsed() < TIMEOUT);
-        sample_all(&mut recorder, &pids[..1]);
+        sample_all(&mut recorder, &mut catalog, &pids[..1]);
     }
-    sample_all(&mut recorder, &pids[..3]);
+    sample_all(&mut recorder, &mut catalog, &pids[..3]);
+}
+
+/// Of a whole machine, some of which started before and some after the recorder.
+#[test]
+fn more_publishers_than_slots_are_all_sampled() {
+    let Some((mut targets, mut pids)) = more_than_slots() else {
+        return;
+    };
+    let mut options = Options::new(Targets::All);
+    options.user_stacks = false;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let mut catalog = Catalog::new();
+    sample_all(&mut recorder, &mut catalog, &pids);
+    assert!(!recorder.loaded.targets.all_have_slots());
+    let Some(later) = busy() else { return };
+    pids.push(later.pid());
+    targets.push(later);
+    sample_all(&mut recorder, &mut catalog, &pids);
 }
 
 #[test]
