@@ -24,6 +24,8 @@ const MAX_IN_MEMORY: u64 = 16 << 20;
 const BUFFER: usize = 256 << 10;
 /// Maximum size of the contents of `.gnu_debugdata`, in bytes: 256 MiB.
 const MAX_DEBUG_DATA: u64 = 256 << 20;
+/// Maximum memory for decompressing it, in KiB: 128 MiB. Files that xz -9 makes take 65 MiB (xz(1)).
+const MAX_DEBUG_DATA_MEMORY: u32 = 128 << 10;
 /// Number of bytes at the start of a file that are always copied: its headers.
 const HEAD: u64 = 1 << 16;
 /// Maximum size of the section of section names, in bytes.
@@ -160,9 +162,15 @@ impl Copy {
         let mut compressed = vec![0; usize::try_from(size.min(MAX_DEBUG_DATA)).ok()?];
         self.file.read_exact_at(&mut compressed, offset).ok()?;
         let file = nameless().ok()?;
-        let mut decoded = XzReader::new(&compressed[..], false).take(MAX_DEBUG_DATA);
+        let decoded = XzReader::new_mem_limit(&compressed[..], false, MAX_DEBUG_DATA_MEMORY);
+        let mut decoded = decoded.take(MAX_DEBUG_DATA);
         io::copy(&mut decoded, &mut &file).ok()?;
         Self::of(&file, None).ok()
+    }
+
+    /// Its size, in bytes.
+    pub(crate) fn size(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
     }
 
     /// Renames the sections of [`HIDDEN`] and [`UNUSED`], so that no decoder finds them.

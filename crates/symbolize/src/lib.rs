@@ -34,6 +34,14 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 use answer::Answer;
 use copy::Copy;
 
+/// The size of the file that `.gnu_debugdata` of an ELF file contains, in bytes, for the fuzz target. `None` if there is
+/// none, or it is malformed.
+#[doc(hidden)]
+#[must_use]
+pub fn debug_data_size(file: &File) -> Option<u64> {
+    copy::Copy::of(file, None).ok()?.debug_data()?.size().ok()
+}
+
 /// Resolves functions for a profile.
 ///
 /// Cheap to create. A module is decoded in a worker process when it is queried. The identity of the

@@ -265,6 +265,21 @@ fn a_stripped_program_is_named_by_the_symbols_that_it_contains() {
         fs::write(&program, bytes).unwrap();
         assert!(symbols(&addresses).iter().all(Option::is_none), "{damaged}");
     }
+    // The same contents, but decompressing them takes more memory than is given.
+    fs::write(&program, whole).unwrap();
+    for (dictionary, is_named) in [("64MiB", true), ("1536MiB", false)] {
+        let script = "xz -dc \"$2.xz\" | xz --lzma2=dict=$3 > \"$2.other\" \
+            && objcopy --update-section .gnu_debugdata=\"$2.other\" \"$1\"";
+        tool(
+            "bash",
+            &["-c", script, "-", text(&program), text(&data), dictionary],
+        );
+        let named = symbols(&addresses);
+        assert!(
+            named.iter().all(|it| it.is_some() == is_named),
+            "{dictionary}"
+        );
+    }
 }
 
 #[test]
