@@ -115,7 +115,7 @@ const RUNS: [Run; 15] = [
         how: How::Integration("spans", ("OTELCTX_SPANS", "10000000")),
     },
     Run {
-        name: "spans-by-layer",
+        name: "layer",
         minutes: 3,
         summary: "a million spans of tracing on 64 tasks, by the layer: contexts, and memory",
         how: How::Integration("spans_by_layer", ("OTELCTX_SPANS", "1000000")),
