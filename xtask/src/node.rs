@@ -98,6 +98,7 @@ fn build() -> Result<Outcome, String> {
         let mut build = python::zigbuild("otelctx-napi", platform.target)?;
         if platform.is_cross {
             let rustc = match platform.target {
+                "x86_64-unknown-linux-musl" => musl::X86_64.rust().map(|(rustc, _)| rustc),
                 "aarch64-unknown-linux-musl" => musl::AARCH64.rust().map(|(rustc, _)| rustc),
                 _ => debian::CURRENT.rustc(),
             };

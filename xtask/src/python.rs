@@ -124,9 +124,9 @@ impl Interpreter {
     }
 }
 
-/// A release of each version: the system's, those on the search path, and pyenv's; then what setup
-/// gets from Debian, which has no pip installed.
-fn interpreters() -> Vec<Interpreter> {
+/// A release of each version, by the version and whether it is free-threaded: the system's, those on the search path,
+/// and pyenv's.
+fn installed() -> BTreeMap<(u32, bool), Interpreter> {
     let mut candidates = vec![PathBuf::from("/usr/bin/python3")];
     candidates.extend(VERSIONS.map(|minor| format!("python3.{minor}").into()));
     let home = |folder: OsString| PathBuf::from(folder).join(".pyenv");
@@ -160,6 +160,12 @@ fn interpreters() -> Vec<Interpreter> {
                 });
         }
     }
+    found
+}
+
+/// Those, and what setup gets from Debian, which has no pip installed.
+fn interpreters() -> Vec<Interpreter> {
+    let mut found = installed();
     let newest = found.values().rfind(|it| !it.is_free_threaded);
     let newest = newest.map(|newest| Pip::Of(newest.path.clone()));
     let fetched = debian::PYTHONS.iter().filter_map(|python| {
@@ -216,7 +222,8 @@ pub(crate) fn setup() -> Result<(), String> {
 /// # Errors
 /// Names what could not be installed.
 pub(crate) fn install_builders() -> Result<(), String> {
-    builder(&interpreters())?.install(&BUILDERS, &maturin())
+    let installed: Vec<_> = installed().into_values().collect();
+    builder(&installed)?.install(&BUILDERS, &maturin())
 }
 
 /// Builds the wheels, and runs their tests with each Python.
@@ -342,7 +349,8 @@ pub(crate) fn can_link_for_older_systems() -> bool {
 /// # Errors
 /// If there is no Python that runs zig.
 pub(crate) fn zigbuild(package: &str, target: &str) -> Result<Command, String> {
-    Ok(zigbuild_with(builder(&interpreters())?, package, target))
+    let installed: Vec<_> = installed().into_values().collect();
+    Ok(zigbuild_with(builder(&installed)?, package, target))
 }
 
 fn zigbuild_with(python: &Interpreter, package: &str, target: &str) -> Command {
