@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::{Compiler, DEBUG_FRAME, Target, rust_program};
 use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
@@ -26,7 +26,13 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Samples of each program.
 fn samples() -> u64 {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
-    number.map_or(3000, |number| number.parse().unwrap())
+    let few = if is_emulated() { 400 } else { 3000 };
+    number.map_or(few, |number| number.parse().unwrap())
+}
+
+/// Samples a second: an emulated machine takes milliseconds for each.
+fn frequency() -> u32 {
+    if is_emulated() { 99 } else { 9_999 }
 }
 
 /// What comparing a program's stacks came to.
@@ -136,7 +142,7 @@ fn run(program: &Path) -> Option<Tally> {
     let target = Target::spawn(&mut Command::new(program));
     let functions = Functions::read(&target.lines);
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-    options.frequency = 9_999;
+    options.frequency = frequency();
     let mut sampler = Sampler::start(&options).unwrap();
     Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
     Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
