@@ -231,7 +231,7 @@ impl<'s> Symbols<'s> {
         let head = self.getter("PyInterpreterState_Head");
         let head = head.and_then(|getter| match getter.result? {
             Returned::Value(value) => value.read_from,
-            Returned::ThreadLocal(_) => None,
+            Returned::ThreadLocal(_) | Returned::AtCalled(_) => None,
         });
         let head = head.or_else(|| self.module.address_of(self.target, "interp_head").ok()?);
         head.ok_or_else(|| RuntimeError::new("its list of interpreters was not found"))
@@ -242,7 +242,7 @@ impl<'s> Symbols<'s> {
         let current = self.getter("_PyThreadState_UncheckedGet");
         let current = current.and_then(|getter| match getter.result? {
             Returned::Value(value) => value.read_from,
-            Returned::ThreadLocal(_) => None,
+            Returned::ThreadLocal(_) | Returned::AtCalled(_) => None,
         });
         let key = self.getter("PyGILState_GetThisThreadState");
         let key = key.and_then(|getter| used_key(&getter));
@@ -295,7 +295,11 @@ impl<'s> Symbols<'s> {
             let own = self.module.name.as_bytes();
             let wanted = |name: &[u8]| name == own || is_c_library(name);
             let modules = Modules::read_named(self.target, files, &wanted).ok()?;
-            tls::resolve_slot(self.target, &modules, slot.number).ok()?
+            let offset = tls::resolve_slot(self.target, &modules, slot.number).ok()??;
+            Some(match getter.result {
+                Some(Returned::AtCalled(displacement)) => offset.wrapping_add(displacement),
+                _ => offset,
+            })
         });
         slot.or_else(|| {
             let variable = tls::resolve(self.target, files, name).ok()?;

@@ -30,6 +30,9 @@ pub(crate) enum Returned {
     Value(Value),
     /// A thread-local variable, at this offset from the thread pointer.
     ThreadLocal(i64),
+    /// The variable at this offset from the address that the only function that it calls returns: a thread-local one,
+    /// in the local-dynamic model.
+    AtCalled(i64),
 }
 
 /// The contents of a register, where they are known.
@@ -40,6 +43,10 @@ enum Known {
     ThreadPointer(i64),
     /// The thread-local variable at this offset from the thread pointer.
     ThreadLocal(i64),
+    /// The address at this offset from what the only call has returned.
+    Called(i64),
+    /// The variable there.
+    AtCalled(i64),
 }
 
 impl Known {
@@ -54,7 +61,8 @@ impl Known {
         match self {
             Self::Value(value) => Some(Returned::Value(value)),
             Self::ThreadLocal(offset) => Some(Returned::ThreadLocal(offset)),
-            Self::ThreadPointer(_) => None,
+            Self::AtCalled(offset) => Some(Returned::AtCalled(offset)),
+            Self::ThreadPointer(_) | Self::Called(_) => None,
         }
     }
 }
@@ -64,7 +72,7 @@ impl Known {
 pub(crate) struct Getter {
     /// The first argument of the first function that it calls, or jumps to at its end.
     pub(crate) argument: Option<Value>,
-    /// What it returns, if it calls none.
+    /// What it returns, if it calls none, or a variable at the address that its only call returns.
     pub(crate) result: Option<Returned>,
     /// The addresses and numbers that it uses.
     pub(crate) constants: Vec<u64>,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use otelctx_reader::remote::Memory;
 
-use super::{Getter, Jump, Known, Leaving, Value};
+use super::{Getter, Jump, Known, Leaving, Returned, Value};
 
 fn all(code: &[u8], address: u64) -> Decoder<'_> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE)
@@ -20,11 +20,13 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
         getter.constants.extend(of_instruction(&instruction));
         match instruction.flow_control() {
             FlowControl::Call | FlowControl::IndirectCall => {
+                let argument = registers.value(Register::RDI);
+                registers = Registers::default();
                 if !has_called {
-                    getter.argument = registers.value(Register::RDI);
+                    getter.argument = argument;
+                    registers.0.insert(Register::RAX, Known::Called(0));
                 }
                 has_called = true;
-                registers = Registers::default();
             }
             FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
                 if !has_called {
@@ -33,9 +35,9 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
                 return getter;
             }
             FlowControl::Return => {
-                if !has_called {
-                    getter.result = registers.get(Register::RAX).and_then(Known::returned);
-                }
+                let result = registers.get(Register::RAX).and_then(Known::returned);
+                let is_of_call = matches!(result, Some(Returned::AtCalled(_)));
+                getter.result = result.filter(|_| is_of_call || !has_called);
                 return getter;
             }
             _ => registers.execute(memory, &instruction),
@@ -127,6 +129,7 @@ impl Registers {
                 // Thread-Local Storage, variant II).
                 (Known::ThreadPointer(0), 8) => Some(Known::ThreadPointer(0)),
                 (Known::ThreadPointer(offset), 8) => Some(Known::ThreadLocal(offset)),
+                (Known::Called(offset), 8) => Some(Known::AtCalled(offset)),
                 (Known::Value(Value { number, .. }), size) => {
                     let value = match size {
                         8 => memory.read_u64(number),
@@ -196,6 +199,10 @@ impl Registers {
             Known::ThreadPointer(base) if !is_thread_local => {
                 let offset = base.wrapping_add(displacement.cast_signed());
                 Some(Known::ThreadPointer(offset))
+            }
+            Known::Called(base) if !is_thread_local => {
+                let offset = base.wrapping_add(displacement.cast_signed());
+                Some(Known::Called(offset))
             }
             _ => None,
         }

@@ -50,6 +50,21 @@ fn the_argument_of_the_first_call_is_found() {
     ]);
     assert_eq!(structure.argument, argument(0xa3_66a0, None));
     assert_eq!(structure.result, None);
+    // By a TLS descriptor, as gcc writes it for a shared library.
+    let descriptor = getter(&[
+        0xa9bf_7bfd, // stp x29, x30, [sp, #-16]!
+        0x9100_03fd, // mov x29, sp
+        0xb000_2e20, // adrp x0, a36000
+        0xf941_3001, // ldr x1, [x0, #608]
+        0x9109_8000, // add x0, x0, #0x260
+        0xd63f_0020, // blr x1
+        0xd53b_d041, // mrs x1, tpidr_el0
+        0xf860_6820, // ldr x0, [x1, x0]
+        0xa8c1_7bfd, // ldp x29, x30, [sp], #16
+        0xd65f_03c0, // ret
+    ]);
+    assert_eq!(descriptor.argument, argument(0xa3_6260, None));
+    assert_eq!(descriptor.result, None);
     // An indirect call, of which nothing is known.
     assert_eq!(getter(&[0xf940_0260, 0xd63f_0020]).argument, None);
 }

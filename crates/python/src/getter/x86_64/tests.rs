@@ -86,6 +86,22 @@ fn thread_local_variables_are_found() {
     assert_eq!(adding(b"\x48\x01\xc8"), None);
     // mov rax,fs:[0]; ret: the thread pointer is no variable.
     assert_eq!(result(b"\x64\x48\x8b\x04\x25\0\0\0\0\xc3"), None);
+    // lea rdi,[rip+…]; call __tls_get_addr; then what it returns, and variables near that address
+    let called = |instructions: &[u8]| {
+        let start = b"\x48\x8d\x3d\x01\x80\0\0\xe8\0\x10\0\0";
+        result(&[&start[..], instructions, b"\xc3"].concat())
+    };
+    // mov rax,[rax]
+    let at = |offset| Some(Returned::AtCalled(offset));
+    assert_eq!(called(b"\x48\x8b\0"), at(0));
+    // mov rax,[rax+0x28]; lea rax,[rax-0x28] and mov rax,[rax]
+    assert_eq!(called(b"\x48\x8b\x80\x28\0\0\0"), at(0x28));
+    assert_eq!(called(b"\x48\x8d\x40\xd8\x48\x8b\0"), at(-0x28));
+    // Nothing; mov eax,[rax]; mov rax,fs:[rax]; another call, and mov rax,[rax]
+    assert_eq!(called(b""), None);
+    assert_eq!(called(b"\x8b\0"), None);
+    assert_eq!(called(b"\x64\x48\x8b\0"), None);
+    assert_eq!(called(b"\xe8\0\x10\0\0\x48\x8b\0"), None);
     // mov rax,gs:[-0x28]; ret
     assert_eq!(result(b"\x65\x48\x8b\x04\x25\xd8\xff\xff\xff\xc3"), None);
 }
