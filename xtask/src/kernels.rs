@@ -174,7 +174,7 @@ const SHORT: [(&str, &str, &str); 8] = [
     ("sampler", "right_trace", "every_sample_has"),
     ("sampler", "snapshot", "every_thread"),
     ("sampler", "stacks", ""),
-    ("cli", "command", "names::"),
+    ("cli", "command", "names:: kernel_limits"),
 ];
 
 /// Which tests to run.

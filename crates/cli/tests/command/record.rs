@@ -302,6 +302,39 @@ fn a_recording_starts_when_sampling_does() {
     });
 }
 
+/// Where eBPF has no `bpf_loop` (x86-64: Linux 5.17), programs that call each other walk stacks.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn kernel_limits_of_stacks_are_one_line() {
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit());
+    let mut number = || numbers.next().unwrap().parse::<u32>().unwrap();
+    let has_loops = (number(), number()) >= (5, 17);
+    let target = Target::start("busy");
+    let scratch = Scratch::new("limits");
+    let answer = recorded(&target, &["-d", "0.5", "-o", &scratch.path("a.otlp")]);
+    let said = answer
+        .stderr
+        .lines()
+        .filter(|line| line.contains("stacks have at most"));
+    let said: Vec<&str> = said.collect();
+    if has_loops {
+        assert_eq!(said, [""; 0]);
+    } else {
+        let [line] = said[..] else {
+            panic!("{answer:?}")
+        };
+        let start = "otelctx: stacks have at most 144 frames: ";
+        assert!(
+            line.starts_with(start) && line.contains("Linux 5.17"),
+            "{line}"
+        );
+    }
+}
+
 #[test]
 fn a_service_that_only_the_environment_names_is_in_parentheses() {
     let scratch = Scratch::new("record-detected");
