@@ -54,17 +54,17 @@ static METHODS: Methods<3> = Methods([
     method!(
         c"attach",
         attach,
-        c"attach($module, context, /)\n--\n\nMake `context` what the calling thread or asyncio task is working on."
+        c"attach(context, /)\n--\n\nMake `context` what the calling thread or asyncio task is working on."
     ),
     method!(
         c"detach",
         detach,
-        c"detach($module, token, /)\n--\n\nRestore what was attached before the call of `attach` that returned this token."
+        c"detach(token, /)\n--\n\nRestore what was attached before the call of `attach` that returned this token."
     ),
     method!(
         c"opentelemetry_attach",
         opentelemetry_attach,
-        c"opentelemetry_attach($module, context, /)\n--\n\n`RuntimeContext.attach`."
+        c"opentelemetry_attach(context, /)\n--\n\n`RuntimeContext.attach`."
     ),
 ]);
 
