@@ -24,7 +24,7 @@ cargo xtask bench [GROUP…] [--json] [--check] [--write]
   --check   instructions: fail where a count exceeds the recorded one by more than 1 %
   --write   instructions: record the counts in bench/instructions.json
 
-Groups; scale, python, traces, methods, memory, replay, runtime and footprint run only when named:
+Groups; scale, python, shares, traces, methods, memory, replay, runtime and footprint run only when named:
 ";
 
 fn main() -> ExitCode {

@@ -16,6 +16,7 @@ mod rows;
 mod runtime;
 pub(crate) mod sampler;
 mod scale;
+mod shares;
 mod stop;
 pub(crate) mod symbolize;
 mod traced;
@@ -93,6 +94,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "dumps and recordings of Python, against py-spy; some minutes",
         by_default: false,
         run: python::run,
+    },
+    Group {
+        name: "shares",
+        summary: "shares of functions in mixed stacks of Python, against py-spy; seven minutes",
+        by_default: false,
+        run: shares::run,
     },
     Group {
         name: "stop",

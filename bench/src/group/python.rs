@@ -79,7 +79,7 @@ pub(crate) fn run(report: &mut Report) {
 }
 
 /// The peer, which setup installs.
-fn py_spy() -> Option<String> {
+pub(super) fn py_spy() -> Option<String> {
     let path = scratch::root().join("target/setup/py-spy/bin/py-spy");
     path.exists().then(|| path.display().to_string())
 }
