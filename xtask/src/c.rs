@@ -145,7 +145,7 @@ impl Build {
 
     /// Links the shared library, and makes the links to it.
     fn link(&self, folder: &Path, header: &Path) -> Result<(), String> {
-        let script = self.archive.with_file_name("otelctx.map");
+        let script = folder.join("partial.map");
         write(&script, &version_script(&read(header)?))?;
         let file = format!("libotelctx.so.{VERSION}");
         // Not in place: a program may be using the old one.
@@ -162,6 +162,7 @@ impl Build {
         command.args(self.libraries);
         report::run(&mut command)?;
         let fail = |error| format!("{}: {error}", folder.display());
+        fs::remove_file(&script).map_err(fail)?;
         fs::rename(&partial, folder.join(&file)).map_err(fail)?;
         for (name, target) in [(SONAME, file.as_str()), ("libotelctx.so", SONAME)] {
             let link = folder.join(name);

@@ -33,7 +33,9 @@ fn install(libc: Libc) -> Option<PathBuf> {
         missing(&musl.display().to_string(), "musl-tools");
         return None;
     }
-    let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{libc:?}"));
+    // Each test program has its own: others may run at the same time.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME"));
+    let prefix = folder.join(format!("{libc:?}"));
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root()).args(["xtask", "c", "--prefix"]);
     cargo.arg(&prefix);
