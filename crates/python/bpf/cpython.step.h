@@ -214,8 +214,10 @@ static __always_inline __u64 python_state(const struct python_configuration *pyt
     if (!python_is_of_thread(python, state, tp)) {
         part->is_listed = 1;
         state = thread_word(thread);
-        /* If another thread created it, the recorder has found it in the list, and the thread still stores it. */
-        if (!python_is_of_thread(python, state, tp) && (!state || state != stored))
+        /* In 3.12, another thread may have created it. The recorder has found it in the list then, and the thread still
+         * stores it. */
+        int is_lent = state && state == stored && python->thread_current != PYTHON_NO_FIELD;
+        if (!is_lent && !python_is_of_thread(python, state, tp))
             return 0;
     }
     part->holds_gil = python->gil == PYTHON_NO_FIELD ? 0 : python_holds_gil(python, state);
