@@ -168,6 +168,11 @@ impl Processes {
         self.modules.files()
     }
 
+    /// Whether reports of the process's mappings are followed.
+    pub(crate) fn follows(&self, pid: i32) -> bool {
+        self.whole_machine || self.tracker.get(pid).is_some() || self.pending.contains_key(&pid)
+    }
+
     /// Notes what the kernel has reported about a process's memory, in the order of the times.
     pub(crate) fn report(&mut self, report: Report) {
         let Report { time, pid, change } = report;

@@ -378,13 +378,14 @@ fn forget_steps(
     }
 }
 
-/// Passes the kernel's new reports on to all that follow processes' memory. Whether there were any.
+/// Passes the kernel's new reports, which are of all processes, on to all that follow processes' memory. Whether
+/// any was of a process that is followed.
 fn pass_on(side_band: &mut SideBand, unwinding: &mut Unwinding, processes: &mut Processes) -> bool {
     let mut any = false;
     for report in side_band.read() {
         unwinding.note(&report);
+        any |= processes.follows(report.pid);
         processes.report(report);
-        any = true;
     }
     any
 }

@@ -469,6 +469,9 @@ fn the_recorder_wakes_up_less_often_while_no_process_changes() {
         "echo ready; read line; /bin/true; echo done; read line",
     ]);
     let mut target = Target::spawn(&mut shell);
+    // Those of other processes do not count.
+    let busy = "echo ready; while :; do /bin/true; sleep 0.1; done";
+    let _other = Target::spawn(Command::new("sh").args(["-c", busy]));
     let Some(mut recorder) = start(&Options::new(Targets::Processes(vec![target.pid()]))) else {
         return;
     };
