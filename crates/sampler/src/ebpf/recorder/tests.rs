@@ -391,6 +391,10 @@ fn more_targets_than_slots_are_all_sampled() {
 
 /// Of a whole machine, some of which started before and some after the recorder.
 #[test]
+#[cfg_attr(
+    target_arch = "aarch64",
+    ignore = "an emulator has too little time for so many programs"
+)]
 fn more_publishers_than_slots_are_all_sampled() {
     let Some((mut targets, mut pids)) = more_than_slots() else {
         return;
