@@ -210,13 +210,18 @@ pub(crate) fn addresses(
     Ok(states.map(|state| state.address).collect())
 }
 
-fn resolved(state: State, source: Source, holding: Holding, all: &[State]) -> Resolved {
-    let others = all.iter().filter(|other| other.address != state.address);
+fn resolved(
+    state: State,
+    source: Source,
+    holding: Holding,
+    all: impl IntoIterator<Item = State>,
+) -> Resolved {
+    let addresses = all.into_iter().map(|it| it.address);
     Resolved {
         thread_state: state.address,
         source,
         holding,
-        candidates: others.map(|state| state.address).collect(),
+        candidates: addresses.filter(|it| *it != state.address).collect(),
     }
 }
 
@@ -263,61 +268,52 @@ impl Search<'_> {
                 (Some(state), _) => {
                     let holding = self.holding(&state)?;
                     let source = Source::ThreadSpecific;
-                    return Ok(Some(resolved(state, source, holding, &[])));
+                    return Ok(Some(resolved(state, source, holding, [])));
                 }
                 (None, None) if self.variables.own.is_some() => return Ok(None),
                 _ => {}
             }
         }
         let mut found = self.list(&interpreters)?;
-        let used = self.used()?;
-        let own = match stored {
-            Some(stored) if own.is_none() => self.lent(stored, &interpreters).filter(|state| {
-                // That thread may have one in the place of a freed one.
-                let pointer = state
-                    .thread
-                    .wrapping_add_signed(self.variables.thread_id.wrapping_neg());
-                !self.stored(pointer).is_ok_and(|it| it == Some(stored))
-            }),
-            _ => own,
-        };
+        let own = own.or_else(|| {
+            let state = self.lent(stored?, &interpreters)?;
+            // That thread may have one in the place of a freed one.
+            let pointer = state
+                .thread
+                .wrapping_add_signed(self.variables.thread_id.wrapping_neg());
+            let is_its_own = self.stored(pointer).is_ok_and(|it| it == stored);
+            (!is_its_own).then_some(state)
+        });
         // The main interpreter is the last one. Of one interpreter, a thread has the newest state: a child
         // process of 2.7 keeps those of its parent's other threads, whose IDs its own can have.
         let age = |state: &State| interpreters.iter().position(|it| *it == state.interpreter);
         found.sort_by_key(|state| std::cmp::Reverse(age(state)));
-        let lent = match used {
-            Some(used) if used != 0 && own.is_none_or(|own| own.address != used) => {
-                self.lent(used, &interpreters)
-            }
-            _ => None,
-        };
+        let used = self.used()?;
+        let other = used.filter(|used| *used != 0 && own.is_none_or(|own| own.address != *used));
+        let lent = other.and_then(|address| self.lent(address, &interpreters));
         let own_once = own.filter(|own| !found.contains(own));
-        found.splice(..0, lent.into_iter().chain(own_once));
-        let mut holdings = Vec::new();
-        for state in std::mem::take(&mut found) {
+        let mut usable = Vec::new();
+        for state in lent.into_iter().chain(own_once).chain(found) {
             let holding = self.holding(&state)?;
             // It stores the state that it uses after it takes the GIL, and before it gives it up.
             let may_use = used.is_none_or(|used| used == state.address) || own == Some(state);
             // Else another thread executes with it.
             if may_use || !holding.is_current() {
-                found.push(state);
-                holdings.push(holding);
+                usable.push((state, holding));
             }
         }
-        let source = |state: State, other| match own {
-            Some(own) if own == state => Source::ThreadSpecific,
-            _ => other,
-        };
-        if let Some(index) = holdings.iter().position(|holding| holding.is_current()) {
-            let source = source(found[index], Source::Current);
-            let holding = holdings[index];
-            return Ok(Some(resolved(found[index], source, holding, &found)));
-        }
-        let chosen = own.or_else(|| found.first().copied());
-        let index = found.iter().position(|state| Some(*state) == chosen);
-        Ok(index.map(|index| {
-            let source = source(found[index], Source::List);
-            resolved(found[index], source, holdings[index], &found)
+        let current = usable.iter().find(|(_, holding)| holding.is_current());
+        let chosen = current.or_else(|| match own {
+            Some(own) => usable.iter().find(|(state, _)| *state == own),
+            None => usable.first(),
+        });
+        Ok(chosen.map(|(state, holding)| {
+            let source = match own {
+                Some(own) if own == *state => Source::ThreadSpecific,
+                _ if holding.is_current() => Source::Current,
+                _ => Source::List,
+            };
+            resolved(*state, source, *holding, usable.iter().map(|it| it.0))
         }))
     }
 
