@@ -23,6 +23,8 @@ const ATTACHED: u32 = 1;
 /// Attempts to read the list, which other threads may change at the same time. One in twenty fails where ten threads
 /// stay and others start and end all the time.
 const MAX_TRIES: usize = 10;
+/// Attempts to read a list that is too long: the change of another thread may only have led back to its beginning.
+const MAX_LONG_TRIES: usize = 3;
 /// How long a list that is too long is not read again: other threads of the process would only find that out again.
 const BACK_OFF: Duration = Duration::from_secs(1);
 
@@ -173,7 +175,8 @@ pub(crate) fn resolve(
         };
         match search.resolve() {
             // Other threads may have changed the list.
-            Err(Failure::Changing(_) | Failure::TooLong(_)) if tries < MAX_TRIES => memory.forget(),
+            Err(Failure::Changing(_)) if tries < MAX_TRIES => memory.forget(),
+            Err(Failure::TooLong(_)) if tries < MAX_LONG_TRIES => memory.forget(),
             Err(Failure::TooLong(error)) => {
                 let mut known = known.0.lock().unwrap_or_else(PoisonError::into_inner);
                 known.too_long = Some((Instant::now(), error.clone()));
