@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::Target;
+use otelctx_fixtures::{Random, Target};
 use otelctx_reader::Thread;
 use otelctx_reader::runtime::Present;
 use otelctx_reader::sample::{Catalog, Found, Sample};
@@ -169,49 +169,37 @@ fn chosen(program: &Program) -> Vec<Vec<Change>> {
     all
 }
 
-/// A generator of numbers (xorshift64), always the same ones.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    /// One to three changes of any words.
-    fn changes(&mut self, program: &Program) -> Vec<Change> {
-        const NAMES: [&str; 8] = [
-            "structure",
-            "frame",
-            "handle",
-            "map",
-            "table",
-            "key",
-            "value",
-            "record",
-        ];
-        let count = 1 + self.below(3);
-        let changes = (0..count).map(|_| {
-            let name = NAMES[self.below(8) as usize];
-            let at = self.below(program.objects[name].words.len() as u64) as usize;
-            let object = program.address(NAMES[self.below(8) as usize]);
-            let word = match self.below(8) {
-                0 => self.below(u64::MAX),
-                1 => integer(self.below(8) as i32 - 2),
-                2 => integer(self.below(u64::from(u32::MAX)) as u32 as i32),
-                3 => object,
-                4 => object + 1,
-                5 => object + self.below(64),
-                // The kernel's, and what no address can be.
-                6 => u64::MAX - self.below(1 << 46),
-                _ => 1 << self.below(64),
-            };
-            (name, at, word)
-        });
-        changes.collect()
-    }
+/// One to three changes of any words.
+fn random_changes(random: &mut Random, program: &Program) -> Vec<Change> {
+    const NAMES: [&str; 8] = [
+        "structure",
+        "frame",
+        "handle",
+        "map",
+        "table",
+        "key",
+        "value",
+        "record",
+    ];
+    let count = 1 + random.below(3);
+    let changes = (0..count).map(|_| {
+        let name = NAMES[random.below(8) as usize];
+        let at = random.below(program.objects[name].words.len() as u64) as usize;
+        let object = program.address(NAMES[random.below(8) as usize]);
+        let word = match random.below(8) {
+            0 => random.below(u64::MAX),
+            1 => integer(random.below(8) as i32 - 2),
+            2 => integer(random.below(u64::from(u32::MAX)) as u32 as i32),
+            3 => object,
+            4 => object + 1,
+            5 => object + random.below(64),
+            // The kernel's, and what no address can be.
+            6 => u64::MAX - random.below(1 << 46),
+            _ => 1 << random.below(64),
+        };
+        (name, at, word)
+    });
+    changes.collect()
 }
 
 /// What the walk in user space comes to.
@@ -287,8 +275,8 @@ fn the_kernel_comes_to_the_outcome_of_the_walk_whatever_the_words_are() {
     assert!(is_known, "{good}");
 
     let mut cases = chosen(&program);
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    cases.extend((0..60).map(|_| random.changes(&program)));
+    let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
+    cases.extend((0..60).map(|_| random_changes(&mut random, &program)));
     let mut counts = BTreeMap::<String, usize>::new();
     for changes in cases {
         for change in &changes {

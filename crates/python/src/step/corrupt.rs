@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::python::Interpreter;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, Random, Target};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::{LiveProcess, Memory};
 use otelctx_reader::runtime::{Present, RuntimeReading, Runtimes};
@@ -228,41 +228,29 @@ impl Program {
 /// An address, and the word there.
 type Change = (u64, u64);
 
-/// A generator of numbers (xorshift64), always the same ones.
-struct Random(u64);
+fn any<'v>(random: &mut Random, all: &'v [u64]) -> &'v u64 {
+    &all[random.below(all.len() as u64) as usize]
+}
 
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn of<'v>(&mut self, all: &'v [u64]) -> &'v u64 {
-        &all[self.below(all.len() as u64) as usize]
-    }
-
-    /// One to three changes of any words.
-    fn changes(&mut self, program: &Program) -> Vec<Change> {
-        let (places, values) = (program.places(), program.values());
-        let count = 1 + self.below(3);
-        let changes = (0..count).map(|_| {
-            let address = *self.of(&places);
-            let word = match self.below(7) {
-                0 => self.below(u64::MAX),
-                1 => *self.of(&values),
-                2 => *self.of(&values) + self.below(64),
-                3 => self.below(8),
-                // The kernel's, and what no address can be.
-                4 => u64::MAX - self.below(1 << 46),
-                5 => program.word(address) ^ 1 << self.below(64),
-                _ => 1 << self.below(64),
-            };
-            (address, word)
-        });
-        changes.collect()
-    }
+/// One to three changes of any words.
+fn random_changes(random: &mut Random, program: &Program) -> Vec<Change> {
+    let (places, values) = (program.places(), program.values());
+    let count = 1 + random.below(3);
+    let changes = (0..count).map(|_| {
+        let address = *any(random, &places);
+        let word = match random.below(7) {
+            0 => random.below(u64::MAX),
+            1 => *any(random, &values),
+            2 => *any(random, &values) + random.below(64),
+            3 => random.below(8),
+            // The kernel's, and what no address can be.
+            4 => u64::MAX - random.below(1 << 46),
+            5 => program.word(address) ^ 1 << random.below(64),
+            _ => 1 << random.below(64),
+        };
+        (address, word)
+    });
+    changes.collect()
 }
 
 fn runtimes() -> Runtimes {
@@ -426,8 +414,8 @@ fn check(interpreter: &Interpreter, mode: &str) -> Option<()> {
     assert!(is_known, "{interpreter} {mode}: {good:?}");
 
     let mut cases = program.chosen();
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    cases.extend((0..60).map(|_| random.changes(&program)));
+    let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
+    cases.extend((0..60).map(|_| random_changes(&mut random, &program)));
     // Whole, truncated, and without a thread state.
     let mut counts = [0; 3];
     for changes in &cases {

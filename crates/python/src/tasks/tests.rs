@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use otelctx_fixtures::Target as Program;
 use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Random, Target as Program};
 use otelctx_reader::remote::{LiveProcess, MemoryError};
 use otelctx_reader::runtime::MAX_FRAMES;
 
@@ -18,7 +18,7 @@ struct Changed<'m> {
     words: HashMap<u64, u64>,
     /// Number of reads of which one has a changed word. Zero: none has.
     rate: u64,
-    random: Cell<u64>,
+    random: RefCell<Random>,
     /// Words that were read before: most are addresses.
     seen: RefCell<Vec<u64>>,
     reads: Cell<u64>,
@@ -30,19 +30,14 @@ impl<'m> Changed<'m> {
             memory,
             words: words.iter().copied().collect(),
             rate: 0,
-            random: Cell::new(1),
+            random: RefCell::new(Random::new(1)),
             seen: RefCell::default(),
             reads: Cell::new(0),
         }
     }
 
     fn next(&self) -> u64 {
-        let mut random = self.random.get();
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        self.random.set(random);
-        random
+        self.random.borrow_mut().number()
     }
 }
 
@@ -152,7 +147,7 @@ fn arbitrary_words_give_no_endless_work() {
         for seed in 1..60 {
             let mut memory = Changed::new(&fixture.target, &[]);
             memory.rate = [10, 50, 300][seed as usize % 3];
-            memory.random.set(seed * 0x9e37_79b9);
+            memory.random.replace(Random::new(seed * 0x9e37_79b9));
             let (tasks, result) = fixture.read(&memory);
             missing += u32::from(result.is_err());
             assert!(tasks.iter().all(|task| task.frames.len() <= MAX_FRAMES));
