@@ -7,21 +7,20 @@
 #![cfg(target_arch = "x86_64")]
 
 mod account;
+#[path = "../common/mod.rs"]
+mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use otelctx_fixtures::kernel::{Feature, is_emulated};
+use otelctx_fixtures::kernel::is_emulated;
 use otelctx_fixtures::{Compiler, DEBUG_FRAME, Target, rust_program};
 use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
-use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 use account::{Functions, Root, Verdict, judge};
-
-/// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+use common::sample_by_tables;
 
 /// Samples of each program.
 fn samples() -> u64 {
@@ -141,28 +140,16 @@ impl Tally {
 fn run(program: &Path) -> Option<Tally> {
     let target = Target::spawn(&mut Command::new(program));
     let functions = Functions::read(&target.lines);
-    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-    options.frequency = frequency();
-    let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
-    Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
-    let mut catalog = Catalog::new();
     let mut tally = Tally::default();
-    let mut last = Instant::now();
-    while tally.samples < samples() || !tally.has_all(&functions) {
-        assert!(last.elapsed() < TIMEOUT, "{tally:?}");
-        std::thread::sleep(INTERVAL);
-        let mut new = Vec::new();
-        sampler.drain(&mut catalog, &mut |sample| new.push(sample));
-        // Before that, stacks are walked by frame pointers.
-        if sampler.counts().complete_stacks == 0 {
-            continue;
+    sample_by_tables(target.pid(), frequency(), |catalog, new| {
+        for sample in new {
+            tally.compare(&functions, catalog, sample, target.pid());
         }
-        last = Instant::now();
-        for sample in &new {
-            tally.compare(&functions, &catalog, sample, target.pid());
+        match tally.samples >= samples() && tally.has_all(&functions) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
-    }
+    })?;
     tally.check_roots();
     Some(tally)
 }

@@ -5,22 +5,20 @@
 // Disassembly is text of one architecture.
 #![cfg(target_arch = "x86_64")]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod graph;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, rust_program, wait_until_loaded};
 use otelctx_sampler::sample::{Catalog, Frame, ModuleId, Sample};
-use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
+use common::sample_by_tables;
 use graph::{Graph, Verdict};
-
-/// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Samples of each program.
 fn samples() -> u64 {
@@ -136,29 +134,17 @@ fn run(command: &mut Command) -> Option<Tally> {
     let program = Program(child.unwrap());
     let pid = program.0.id() as i32;
     wait_until_loaded(pid);
-    let mut options = Options::new(Targets::Processes(vec![pid]));
-    options.frequency = 9_999;
-    let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
-    Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
-    let (mut catalog, mut graphs) = (Catalog::new(), Graphs::default());
-    let mut tally = Tally::default();
-    let mut last = Instant::now();
-    while tally.samples < samples() {
-        assert!(last.elapsed() < TIMEOUT, "{tally:?}");
-        std::thread::sleep(INTERVAL);
-        let mut new = Vec::new();
-        sampler.drain(&mut catalog, &mut |sample| new.push(sample));
-        // Before that, stacks are walked by frame pointers.
-        if sampler.counts().complete_stacks == 0 {
-            continue;
-        }
-        last = Instant::now();
+    let (mut tally, mut graphs) = (Tally::default(), Graphs::default());
+    sample_by_tables(pid, 9_999, |catalog, new| {
         let room = samples() - tally.samples;
         for sample in new.iter().take(room as usize) {
-            compare(&mut tally, &mut graphs, &catalog, sample);
+            compare(&mut tally, &mut graphs, catalog, sample);
         }
-    }
+        match tally.samples == samples() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })?;
     Some(tally)
 }
 
