@@ -346,34 +346,35 @@ fn sample_all(recorder: &mut Recorder, catalog: &mut Catalog, pids: &[i32]) {
     while !missing.is_empty() {
         assert!(begin.elapsed() < TIMEOUT * 2, "no samples of {missing:?}");
         std::thread::sleep(Duration::from_millis(20));
-        let mut seen = Vec::new();
+        let mut attached = Vec::new();
         recorder.drain(catalog, &mut |sample| {
             if matches!(sample.found, Found::Attached(_)) {
-                seen.push(sample.thread);
+                attached.push(sample.thread);
             }
         });
-        for thread in seen {
+        for thread in attached {
             let process = catalog.thread_facts(thread).process;
             missing.remove(&catalog.process(process).pid);
         }
     }
 }
 
-/// As many as have slots, and one more.
-fn more_than_slots() -> Option<(Vec<Target>, Vec<i32>)> {
+/// Starts as many programs as have slots, and one more, and samples each of them, or the whole machine. `None`, with a
+/// line, where they cannot be built or the kernel does not permit it.
+fn more_than_slots(whole_machine: bool) -> Option<(Vec<Target>, Vec<i32>, Recorder)> {
     let targets: Vec<Target> = (0..9).map(|_| busy()).collect::<Option<_>>()?;
-    let pids = targets.iter().map(Target::pid).collect();
-    Some((targets, pids))
+    let pids: Vec<i32> = targets.iter().map(Target::pid).collect();
+    let mut options = Options::new(match whole_machine {
+        true => Targets::All,
+        false => Targets::Processes(pids.clone()),
+    });
+    options.user_stacks = false;
+    Some((targets, pids, start(&options)?))
 }
 
 #[test]
 fn more_targets_than_slots_are_all_sampled() {
-    let Some((mut targets, pids)) = more_than_slots() else {
-        return;
-    };
-    let mut options = Options::new(Targets::Processes(pids.clone()));
-    options.user_stacks = false;
-    let Some(mut recorder) = start(&options) else {
+    let Some((mut targets, pids, mut recorder)) = more_than_slots(false) else {
         return;
     };
     let mut catalog = Catalog::new();
@@ -396,12 +397,7 @@ fn more_targets_than_slots_are_all_sampled() {
     ignore = "an emulator has too little time for so many programs"
 )]
 fn more_publishers_than_slots_are_all_sampled() {
-    let Some((mut targets, mut pids)) = more_than_slots() else {
-        return;
-    };
-    let mut options = Options::new(Targets::All);
-    options.user_stacks = false;
-    let Some(mut recorder) = start(&options) else {
+    let Some((mut targets, mut pids, mut recorder)) = more_than_slots(true) else {
         return;
     };
     let mut catalog = Catalog::new();

@@ -167,14 +167,14 @@ impl Kernel {
         std::mem::take(&mut self.has_refused)
     }
 
-    /// Sends requests elsewhere, where there is room for this many; returns what they were sent to before.
+    /// Sends requests to another queue, with room for `room` of them. Returns the worker's, and the other end of this one.
     #[cfg(test)]
     pub(super) fn redirect(&mut self, room: usize) -> (SyncSender<Request>, Receiver<Request>) {
-        let (requests, held) = mpsc::sync_channel(room);
-        (std::mem::replace(&mut self.requests, requests), held)
+        let (requests, queue) = mpsc::sync_channel(room);
+        (std::mem::replace(&mut self.requests, requests), queue)
     }
 
-    /// Sends requests there again.
+    /// Sends requests to this queue.
     #[cfg(test)]
     pub(super) fn redirect_to(&mut self, requests: SyncSender<Request>) {
         self.requests = requests;

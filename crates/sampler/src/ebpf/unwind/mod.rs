@@ -364,19 +364,23 @@ mod tests {
         (end, unwinding.lacks_room(pid, &stack, end))
     }
 
-    #[test]
-    fn code_whose_tables_are_not_known_says_why() {
+    /// The program, with tables, and this process as its target. `None`, with a line, where the kernel does not permit it.
+    fn loaded() -> Option<(Loaded, Process)> {
         crate::sampler::raise_limits();
         let pid = std::process::id() as i32;
         let options = Options::new(Targets::Processes(vec![pid]));
-        let Some(mut loaded) = Feature::Ebpf.or_skip(Loaded::load(&options)) else {
+        let mut loaded = Feature::Ebpf.or_skip(Loaded::load(&options))?;
+        let tables = loaded.without_tables.take().map_or(Ok(()), Err);
+        Feature::Tables.or_skip(tables)?;
+        Some((loaded, Process::open(pid).unwrap()))
+    }
+
+    #[test]
+    fn code_whose_tables_are_not_known_says_why() {
+        let Some((mut loaded, process)) = loaded() else {
             return;
         };
-        let tables = loaded.without_tables.take().map_or(Ok(()), Err);
-        if Feature::Tables.or_skip(tables).is_none() {
-            return;
-        }
-        let process = Process::open(pid).unwrap();
+        let pid = process.pid();
         loaded.unwinding.read(&process);
         loaded.unwinding.wait(Duration::from_secs(60));
         let address = own as *const () as u64;
@@ -413,20 +417,13 @@ mod tests {
     /// The worker is busy, and more files than it takes are asked for.
     #[test]
     fn files_without_room_in_the_queue_are_not_ready_and_asked_for_again() {
-        crate::sampler::raise_limits();
-        let pid = std::process::id() as i32;
-        let options = Options::new(Targets::Processes(vec![pid]));
-        let Some(mut loaded) = Feature::Ebpf.or_skip(Loaded::load(&options)) else {
+        let Some((mut loaded, process)) = loaded() else {
             return;
         };
-        let tables = loaded.without_tables.take().map_or(Ok(()), Err);
-        if Feature::Tables.or_skip(tables).is_none() {
-            return;
-        }
-        let process = Process::open(pid).unwrap();
+        let pid = process.pid();
         let unwinding = &mut loaded.unwinding;
         let kernel = unwinding.kernel.as_mut().unwrap();
-        let (to_worker, held) = kernel.redirect(1);
+        let (to_worker, queue) = kernel.redirect(1);
         unwinding.read(&process);
         // This program comes first, and then the C library.
         let [own, library] = [own as *const () as u64, libc::getpid as *const () as u64];
@@ -441,8 +438,8 @@ mod tests {
         let lacks =
             |unwinding: &Unwinding| unwinding.lacks_mappings(pid, &stack, StackEnd::TablesNotReady);
         assert!(lacks(unwinding), "there was room for one file");
-        to_worker.send(held.try_recv().unwrap()).unwrap();
-        assert!(held.try_recv().is_err());
+        to_worker.send(queue.try_recv().unwrap()).unwrap();
+        assert!(queue.try_recv().is_err());
 
         let kernel = unwinding.kernel.as_mut().unwrap();
         kernel.redirect_to(to_worker);
