@@ -175,9 +175,7 @@ fn sleepers_of_another_pid_namespace_are_not_disturbed() {
         return;
     };
     let target = Target::spawn(&mut unshare(&program));
-    let children = format!("/proc/{0}/task/{0}/children", target.pid());
-    let children = std::fs::read_to_string(children).unwrap();
-    let process = remote::Process::open(children.trim().parse().unwrap()).unwrap();
+    let process = remote::Process::open(target.child_pid()).unwrap();
     let inner = |tid: &i32| process.thread_status(*tid).unwrap().namespace_pids[1];
     let inside = sleepers(&target);
     let tids: Vec<i32> = process.thread_ids().unwrap();

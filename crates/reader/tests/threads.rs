@@ -214,11 +214,7 @@ fn a_process_in_namespaces_of_its_own() {
         script.as_ref(),
         program.as_ref(),
     ]));
-    let children = format!("/proc/{0}/task/{0}/children", target.pid());
-    let children = std::fs::read_to_string(children).unwrap();
-    let pid = children.trim().parse().unwrap();
-
-    let mut process = open(pid);
+    let mut process = open(target.child_pid());
     // The program tells its threads' numbers as its namespace has them.
     let inner = |tid| {
         let status = process.running().unwrap().thread_status(tid).unwrap();

@@ -66,11 +66,6 @@ fn root(name: &str) -> Option<PathBuf> {
     Some(root)
 }
 
-fn child(pid: i32) -> i32 {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    children.trim().parse().unwrap()
-}
-
 fn finds_the_variable(kind: &str) {
     let (Some(mut command), Some(root)) = (unshare(), root(kind)) else {
         return;
@@ -80,7 +75,7 @@ fn finds_the_variable(kind: &str) {
     // Its files are nowhere on the reader's side.
     fs::remove_dir_all(&root).unwrap();
 
-    let process = Process::open(child(target.pid())).unwrap();
+    let process = Process::open(target.child_pid()).unwrap();
     assert_eq!(
         process.status().unwrap().namespace_pids,
         [process.pid(), 1],

@@ -215,9 +215,7 @@ fn a_process_in_a_nested_namespace() {
     let mut unshare = Command::new("unshare");
     // The program ends when its input does.
     let target = Target::spawn(unshare.args(NAMESPACE).arg(program).arg("busy"));
-    let children = format!("/proc/{0}/task/{0}/children", target.pid());
-    let children = std::fs::read_to_string(children).unwrap();
-    let pid = children.trim().parse().unwrap();
+    let pid = target.child_pid();
     let Some(mut recording) = Recording::of(Targets::Processes(vec![pid])) else {
         return;
     };

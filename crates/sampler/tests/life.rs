@@ -103,9 +103,7 @@ fn of_a_targets_children_those_are_sampled_that_it_starts_meanwhile() {
         let script = format!("{child} echo ready; read line; {child} echo done; read line");
         let mut target = Target::spawn(Command::new("sh").args(["-c", &script]));
         let parent = target.pid();
-        let children = format!("/proc/{parent}/task/{parent}/children");
-        let older = fs::read_to_string(children).unwrap();
-        let older: i32 = older.trim().parse().unwrap();
+        let older = target.child_pid();
         let mut sampler = Sampler::start(&both(parent)[way]).unwrap();
         target.command("go");
         let (mut catalog, mut pids) = (Catalog::new(), HashSet::new());
