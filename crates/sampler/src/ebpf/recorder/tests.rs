@@ -394,7 +394,7 @@ fn more_targets_than_slots_are_all_sampled() {
 #[test]
 #[cfg_attr(
     target_arch = "aarch64",
-    ignore = "an emulator has too little time for so many programs"
+    ignore = "an emulator has too little time for ten programs"
 )]
 fn more_publishers_than_slots_are_all_sampled() {
     let Some((mut targets, mut pids, mut recorder)) = more_than_slots(true) else {
