@@ -1,4 +1,5 @@
-//! Shares of functions in the mixed stacks of a Python program, against py-spy.
+//! Shares of functions in the mixed stacks of a Python program, against py-spy. The machine must do nothing else: a
+//! sample is of CPU time, and py-spy's are also of the time in which a thread waits for a CPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -81,26 +82,25 @@ fn compare(report: &mut Report, interpreter: &Interpreter, py_spy: &str) -> Resu
         is_large.then(|| (&name[..], (share - of_peer).abs() * 100.0))
     });
     let (inlined, others): (Vec<_>, Vec<_>) = common.partition(|it| INLINED.contains(&it.0));
-    let largest = |all: &[(&str, f64)]| quantile(all.iter().map(|it| it.1).collect(), 1.0);
-    report.alone(
-        "functions that both name",
-        others.len() as f64,
-        "functions",
-        None,
-    );
-    report.alone(
-        "  largest difference of their shares",
-        largest(&others),
-        "points",
-        2.0,
-    );
-    report.alone(
-        "  of functions that are inlined",
-        largest(&inlined),
-        "points",
-        None,
-    );
+    let number = others.len() as f64;
+    report.alone("functions that both name", number, "functions", None);
+    let (name, difference) = largest(&others)?;
+    let work = format!("  largest difference of shares: {name}");
+    report.alone(work, difference, "points", 2.0);
+    let (name, difference) = largest(&inlined)?;
+    let work = format!("  of inlined functions: {name}");
+    report.alone(work, difference, "points", None);
     Ok(())
+}
+
+/// The function whose shares differ most, and by how much.
+fn largest<'n>(functions: &[(&'n str, f64)]) -> Result<(&'n str, f64), String> {
+    let largest = functions
+        .iter()
+        .max_by(|one, other| one.1.total_cmp(&other.1));
+    largest
+        .copied()
+        .ok_or("there are no common functions".into())
 }
 
 /// Records the program for as long as the samples take.
