@@ -27,13 +27,14 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 use shared::{EVIL, SPAN, STUCK, TRACE};
 
 /// Every scenario, by name.
-const SCENARIOS: [(&str, fn()); 26] = [
+const SCENARIOS: [(&str, fn()); 27] = [
     ("shop", shop),
     ("sandboxed", sandboxed),
     ("busy", busy),
     ("hostile", hostile),
     ("hostile_busy", hostile_busy),
     ("silent", silent),
+    ("idle", idle),
     ("two_contexts", two_contexts),
     ("vm_child", vm_child),
     ("newer_version", newer_version),
@@ -315,6 +316,15 @@ fn restless() {
         }
     });
     is_attached.recv().unwrap();
+    ready();
+}
+
+/// Publishes a context of this language, and attaches nothing.
+fn idle() {
+    let language = env::args().nth(2).expect("a language");
+    let context = otelctx::ProcessContext::new().service_name("idle");
+    let context = context.attribute("telemetry.sdk.language", language);
+    let _process = context.publish().unwrap();
     ready();
 }
 

@@ -54,6 +54,10 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
     finding
         .hint("At start-up, a Rust program calls  otelctx::ProcessContext::detect().publish()")
         .hint(
+            "A C program calls  otelctx_publish(process, &error), Python has  import otelctx, and Node.js  \
+            --import otelctx/register",
+        )
+        .hint(
             "If it does, check whether the call returned an error. A sandbox may deny \
             memfd_create.",
         )

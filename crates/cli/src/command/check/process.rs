@@ -30,6 +30,7 @@ use crate::command::partial::{Partial, ThreadOutcome};
 use crate::command::retry::read_thread;
 use crate::command::runtimes::{AllSources, sentence};
 use crate::error::{Error, MORE_TIME};
+use crate::output::attributes;
 use crate::output::text::{self, count, grouped};
 
 /// Maximum number of files to inspect for the reason why none has the variable.
@@ -406,14 +407,22 @@ pub(super) fn threads(
             ),
         ));
     } else if read > 0 || skipped.is_none() {
-        findings.extend(readable(troubled, read, attached, skipped.is_some()));
+        findings.push(readable(troubled, read, attached, skipped.is_some()));
+        if attached == 0 && skipped.is_none() {
+            let context = match process.context() {
+                Ok(ContextState::Published(context)) => Some(context),
+                _ => None,
+            };
+            let language = context.as_deref().map(|it| &it.payload.resource);
+            findings.push(none_attached(language.and_then(attributes::language)));
+        }
     }
     findings.extend(skipped.as_ref().map(partial));
     Ok(findings)
 }
 
 /// Says how many threads were read, and how many of them have a record attached.
-fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> Vec<Finding> {
+fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> Finding {
     let found = match troubled {
         true => "apart from that, a reader would find",
         false => "a reader finds",
@@ -425,18 +434,30 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> V
         several => format!("contexts of its {} threads", grouped(several)),
     };
     let text = format!("{found} the {threads}; {} attached now", grouped(attached));
-    let mut findings = vec![Finding::ok("threads", text)];
-    if attached == 0 && !is_partial {
-        findings.push(
-            Finding::note(
-                "none-attached",
-                "no thread has a record attached: it is between requests, or its publisher \
-                 attaches none",
-            )
-            .hint("Check again under load. A Rust program calls  record.attach()"),
-        );
-    }
-    findings
+    Finding::ok("threads", text)
+}
+
+/// No thread has a record attached, of a program in this language.
+fn none_attached(language: Option<&str>) -> Finding {
+    let attaches = match language {
+        Some("rust") => {
+            "A Rust program calls  record.attach()  or uses otelctx-opentelemetry or otelctx-tracing"
+        }
+        Some("c") => "A C program calls  otelctx_record_attach(record)",
+        Some("cpp") => "A C++ program calls  record.attach()  or has  otelctx::storage()",
+        Some("python") => {
+            "A Python program calls  otelctx.attach(context)  or has  OTEL_PYTHON_CONTEXT=otelctx"
+        }
+        Some("nodejs") => {
+            "A Node.js program calls  context.run(…)  or has  --import otelctx/register"
+        }
+        _ => "",
+    };
+    Finding::note(
+        "none-attached",
+        "no thread has a record attached: it is between requests, or its publisher attaches none",
+    )
+    .hint(format!("Check again under load. {attaches}").trim_end())
 }
 
 #[cfg(test)]

@@ -141,9 +141,42 @@ fn a_process_that_publishes_the_wrong_thing() {
 }
 
 #[test]
+fn what_attaches_a_record_in_the_language_of_the_program() {
+    for (language, attaches) in [
+        ("rust", " A Rust program calls  record.attach()"),
+        ("c", " A C program calls  otelctx_record_attach(record)"),
+        ("cpp", " A C++ program calls  record.attach()"),
+        ("python", " A Python program calls  otelctx.attach(context)"),
+        ("nodejs", " A Node.js program calls  context.run("),
+        ("erlang", ""),
+    ] {
+        let target = Target::start_with("idle", |command| {
+            command.arg(language);
+        });
+        let answer = check(target.pid().to_string());
+        let finding = finding(&answer, "none-attached");
+        let hint = finding["hint"].as_str().unwrap();
+        let expected = format!("Check again under load.{attaches}");
+        match attaches {
+            "" => assert_eq!(hint, expected),
+            _ => assert!(hint.starts_with(&expected), "{hint}"),
+        }
+    }
+}
+
+#[test]
 fn a_fork_of_a_process_that_publishes() {
     let target = Target::start("forked");
     let answer = check(target.number("child").to_string());
+    let hint = finding(&answer, "no-process-context")["hint"].clone();
+    for call in [
+        "otelctx::ProcessContext::detect().publish()",
+        "otelctx_publish(",
+        "import otelctx",
+        "--import otelctx/register",
+    ] {
+        assert!(hint.as_str().unwrap().contains(call), "{hint}");
+    }
     let expected = [
         &["problem no-process-context"][..],
         &VARIABLE,
