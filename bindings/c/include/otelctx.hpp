@@ -11,8 +11,9 @@
  *       ...  // readers see the record on this thread
  *     }
  *
- * Functions for set-up throw otelctx::Error. Functions for each request do not throw,
- * and return a code. Threads, signal handlers, fork: the same rules as in otelctx.h.
+ * Functions for set-up throw otelctx::Error; in code that is compiled with -fno-exceptions, they print
+ * the reason and abort, so use those of otelctx.h where they may fail. Functions for each request do not
+ * throw, and return a code. Threads, signal handlers, fork: the same rules as in otelctx.h.
  */
 
 #ifndef OTELCTX_HPP
@@ -21,6 +22,8 @@
 #include "otelctx.h"
 
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <initializer_list>
 #include <optional>
@@ -31,6 +34,10 @@
 #include <vector>
 
 namespace otelctx {
+#ifndef __cpp_exceptions
+// Other code of the same program may be compiled with exceptions: each has its own functions.
+inline namespace without_exceptions {
+#endif
 
 using TraceId = std::array<uint8_t, 16>;
 using SpanId = std::array<uint8_t, 8>;
@@ -48,12 +55,36 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
+[[noreturn]] inline void fail(const Error &error) {
+#ifdef __cpp_exceptions
+  throw error;
+#else
+  std::fprintf(stderr, "otelctx: %s\n", error.what());
+  std::abort();
+#endif
+}
+
+/** Makes a call, and returns what it throws, if anything. */
+template <typename Call>
+std::exception_ptr thrown_by(Call call) noexcept {
+#ifdef __cpp_exceptions
+  try {
+    call();
+  } catch (...) {
+    return std::current_exception();
+  }
+#else
+  call();
+#endif
+  return nullptr;
+}
+
 inline void check(otelctx_result code, const otelctx_error &error) {
-  if (code != OTELCTX_OK) throw Error(error);
+  if (code != OTELCTX_OK) fail(Error(error));
 }
 
 inline void check(otelctx_result code) {
-  if (code != OTELCTX_OK) throw Error(code);
+  if (code != OTELCTX_OK) fail(Error(code));
 }
 
 /** An ID of these bytes; zeroes for null. */
@@ -114,7 +145,7 @@ class Key {
   explicit Key(const char *name) {
     otelctx_error error;
     key_ = otelctx_key_get(name, &error);
-    if (key_ == nullptr) throw Error(error);
+    if (key_ == nullptr) detail::fail(Error(error));
   }
   const otelctx_key *get() const noexcept { return key_; }
   /** The index in records; none until a process context with the key is published. */
@@ -168,7 +199,7 @@ class Value {
 
  private:
   explicit Value(otelctx_value *value) : value_(value) {
-    if (value == nullptr) throw Error(OTELCTX_INVALID_UTF8);
+    if (value == nullptr) detail::fail(Error(OTELCTX_INVALID_UTF8));
   }
   detail::Owned<otelctx_value, otelctx_value_free> value_;
 };
@@ -253,7 +284,7 @@ class Process {
   Published publish() const {
     otelctx_error error;
     otelctx_published *published = otelctx_publish(process_, &error);
-    if (published == nullptr) throw Error(error);
+    if (published == nullptr) detail::fail(Error(error));
     return Published(published);
   }
   otelctx_process *get() const noexcept { return process_; }
@@ -262,7 +293,7 @@ class Process {
   template <typename Change>
   friend void modify(Change change);
   Process(otelctx_process *process, bool own) : process_(process), own_(own ? process : nullptr) {
-    if (process == nullptr) throw Error(OTELCTX_INTERNAL);
+    if (process == nullptr) detail::fail(Error(OTELCTX_INTERNAL));
   }
   otelctx_process *process_;
   detail::Owned<otelctx_process, otelctx_process_free> own_;
@@ -286,15 +317,13 @@ void modify(Change change) {
   otelctx_error error;
   const otelctx_result code = otelctx_modify(
       [](otelctx_process *process, void *data) {
-        auto &call = *static_cast<Call *>(data);
-        try {
+        auto &[apply, thrown] = *static_cast<Call *>(data);
+        thrown = detail::thrown_by([process, &apply = apply]() {
           Process borrowed(process, false);
-          call.change(borrowed);
-        } catch (...) {
-          call.thrown = std::current_exception();
-          // Any failure keeps the context unchanged.
-          otelctx_process_set(process, nullptr, nullptr);
-        }
+          apply(borrowed);
+        });
+        // Any failure keeps the context unchanged.
+        if (thrown) otelctx_process_set(process, nullptr, nullptr);
       },
       &call, &error);
   if (call.thrown) std::rethrow_exception(call.thrown);
@@ -396,7 +425,7 @@ class Record {
   friend class SharedRecord;
   static void free(otelctx_record *record) noexcept { otelctx_record_free(record); }
   explicit Record(otelctx_record *record) : record_(record) {
-    if (record == nullptr) throw Error(OTELCTX_WRONG_THREAD);
+    if (record == nullptr) detail::fail(Error(OTELCTX_WRONG_THREAD));
   }
   detail::Owned<otelctx_record, Record::free> record_;
 };
@@ -508,6 +537,9 @@ class Context {
   detail::Owned<otelctx_context, otelctx_context_free> context_;
 };
 
+#ifndef __cpp_exceptions
+}  // namespace without_exceptions
+#endif
 }  // namespace otelctx
 
 #endif

@@ -31,13 +31,16 @@
 #include <vector>
 
 namespace otelctx {
+#ifndef __cpp_exceptions
+inline namespace without_exceptions {
+#endif
 
 /** Keeps contexts where another storage keeps them, and shows the active span to readers. */
 class Storage : public opentelemetry::context::RuntimeContextStorage {
  public:
   using Inner = opentelemetry::context::RuntimeContextStorage;
 
-  /** Throws otelctx::Error if a name cannot be registered. */
+  /** Throws otelctx::Error if a name cannot be registered, or aborts without exceptions. */
   Storage(std::unique_ptr<Inner> inner, const std::vector<std::string> &baggage)
       : inner_(std::move(inner)) {
     for (const std::string &name : baggage) baggage_.emplace_back(name, Key(name.c_str()));
@@ -93,6 +96,9 @@ inline opentelemetry::nostd::shared_ptr<opentelemetry::context::RuntimeContextSt
   return opentelemetry::nostd::shared_ptr<Storage::Inner>(new Storage(std::move(inner), baggage));
 }
 
+#ifndef __cpp_exceptions
+}  // namespace without_exceptions
+#endif
 }  // namespace otelctx
 
 #endif

@@ -143,6 +143,51 @@ fn the_wrapper_for_cpp_has_scopes_that_end() {
     }
 }
 
+/// Warnings that a user's own code may have as errors.
+const STRICT: [&str; 8] = [
+    "-Wpedantic",
+    "-Wshadow",
+    "-Wconversion",
+    "-Wsign-conversion",
+    "-Wold-style-cast",
+    "-Wnon-virtual-dtor",
+    "-Woverloaded-virtual",
+    "-Wundef",
+];
+
+#[test]
+fn the_wrapper_for_cpp_needs_no_exceptions_and_has_no_warnings() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
+        for (more, start) in [
+            (&[][..], "thrown: "),
+            (&["-fno-exceptions", "-fno-rtti"], "otelctx: "),
+        ] {
+            let flags = [&CPP[..], &STRICT, more].concat();
+            let file = "tests/programs/strict.cpp";
+            let built = program(compiler, &flags, file, prefix, "otelctx-static");
+            let mut target = spawn(&built, prefix);
+            let mut process = common::published(&target, "strict");
+            let ContextState::Published(context) = process.context().unwrap() else {
+                panic!("not published");
+            };
+            let job = context.payload.resource_attribute("job.name").cloned();
+            assert_eq!(job, Some(Value::from("nightly")), "{compiler} {more:?}");
+            assert!(ends(&mut target), "{compiler} {more:?}");
+
+            let output = Command::new(&built.0).arg("fail").output().unwrap();
+            let errors = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(errors.lines().count(), 1, "{compiler} {more:?}: {errors}");
+            assert!(errors.starts_with(start), "{compiler} {more:?}: {errors}");
+            let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+            let aborted = (!more.is_empty()).then_some(libc::SIGABRT);
+            assert_eq!(signal, aborted, "{compiler} {more:?}");
+        }
+    }
+}
+
 /// Built as the library is, because that decides what a panic does.
 #[test]
 fn a_panic_in_the_library_is_an_error_in_c() {
@@ -200,7 +245,12 @@ fn spans_of_opentelemetry_cpp_are_shown() {
         }
         let folder = format!("-isystem{}", folder.display());
         for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
-            let flags = [&CPP[..], &[&folder]].concat();
+            // As its SDK may be compiled.
+            let more: &[&str] = match compiler {
+                "g++" => &["-fno-exceptions", "-fno-rtti"],
+                _ => &[],
+            };
+            let flags = [&CPP[..], &STRICT, more, &[&folder]].concat();
             let file = "tests/programs/opentelemetry.cpp";
             let built = program(compiler, &flags, file, prefix, "otelctx");
             let mut target = spawn(&built, prefix);
