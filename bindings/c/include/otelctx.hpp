@@ -30,6 +30,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -166,9 +167,9 @@ class Value {
   Value(const std::string &text) : Value(std::string_view(text)) {}
   Value(const char *text) : Value(std::string_view(text)) {}
   Value(bool value) : Value(otelctx_value_bool(value)) {}
-  Value(int value) : Value(otelctx_value_int(value)) {}
-  Value(long value) : Value(otelctx_value_int(value)) {}
-  Value(long long value) : Value(otelctx_value_int(value)) {}
+  /** An integer; one above INT64_MAX is refused. */
+  template <typename Int, std::enable_if_t<std::is_integral_v<Int> && !std::is_same_v<Int, bool>, int> = 0>
+  Value(Int value) : Value(otelctx_value_int(signed_of(value))) {}
   Value(double value) : Value(otelctx_value_double(value)) {}
 
   static Value bytes(const void *address, size_t size) {
@@ -198,6 +199,13 @@ class Value {
   otelctx_value *release() noexcept { return value_.release(); }
 
  private:
+  template <typename Int>
+  static int64_t signed_of(Int value) {
+    if constexpr (std::is_unsigned_v<Int> && sizeof(Int) >= sizeof(int64_t)) {
+      if (value > Int{INT64_MAX}) detail::fail(Error(OTELCTX_INVALID_ARGUMENT));
+    }
+    return static_cast<int64_t>(value);
+  }
   explicit Value(otelctx_value *value) : value_(value) {
     if (value == nullptr) detail::fail(Error(OTELCTX_INVALID_UTF8));
   }

@@ -127,6 +127,15 @@ fn the_wrapper_for_cpp_has_scopes_that_end() {
             ];
             assert_eq!(value("nested"), Some(Value::Map(nested)));
             assert_eq!(value("bytes"), Some(Value::Bytes(vec![0, 1])));
+            for (name, expected) in [
+                ("signed", Value::Int(-7)),
+                ("size", Value::Int(2)),
+                ("largest", Value::Int(i64::MAX)),
+                ("small", Value::Int(200)),
+                ("float", Value::Double(0.5)),
+            ] {
+                assert_eq!(value(name), Some(expected), "{name}");
+            }
             assert_eq!(value("job.name"), Some(Value::from("nightly")));
             let own = |name: &str| {
                 let mut attributes = context.payload.attributes.iter();

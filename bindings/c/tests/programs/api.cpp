@@ -44,6 +44,11 @@ int main() {
       .set("ports", otelctx::Value::array(ports))
       .set("nested", otelctx::Value::map().set("a", 1.5).set("b", true))
       .set("bytes", otelctx::Value::bytes("\0\1", 2))
+      .set("signed", -7LL)
+      .set("size", ports.size())
+      .set("largest", uint64_t{INT64_MAX})
+      .set("small", uint8_t{200})
+      .set("float", 0.5f)
       .set_context_attribute("own", false)
       .set_schema_attribute("threadlocal.more", 2.5)
       .schema("tls_v1")
@@ -74,6 +79,12 @@ int main() {
     CHECK(false);
   } catch (const otelctx::Error &error) {
     CHECK(error.code() == OTELCTX_INVALID_UTF8);
+  }
+  try {
+    otelctx::Value too_large(uint64_t{INT64_MAX} + 1);
+    CHECK(false);
+  } catch (const otelctx::Error &error) {
+    CHECK(error.code() == OTELCTX_INVALID_ARGUMENT);
   }
   published.republish_after_fork();
 

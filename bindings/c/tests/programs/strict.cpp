@@ -23,7 +23,7 @@ int main(int count, char **) {
 #endif
   }
   auto published = otelctx::Process().service_name("strict").publish();
-  otelctx::modify([](otelctx::Process &context) { context.set("job.name", "nightly"); });
+  otelctx::modify([](otelctx::Process &context) { context.set("job.name", "nightly").set("job.size", sizeof(int)); });
   std::puts("ready");
   std::fflush(stdout);
   while (std::getchar() != EOF) continue;
