@@ -99,6 +99,24 @@ fn the_layer_adds_late_fields_to_what_the_observer_publishes() {
     assert_eq!(shown, both);
 }
 
+/// tracing-opentelemetry starts a span when it is first entered.
+#[test]
+fn a_field_that_is_recorded_before_its_span_is_first_entered_is_seen_without_the_layer() {
+    install();
+    let provider = otelctx_opentelemetry::install(SdkTracerProvider::builder(), NAMES).build();
+    let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("alone"));
+    let subscriber = tracing_subscriber::registry().with(spans);
+    tracing::subscriber::with_default(subscriber, || {
+        let request = info_span!("request", http.route = Empty, user = Empty);
+        request.record("http.route", "/cart");
+        let _request = request.enter();
+        let route = attributes(&[("http.route", "/cart")]);
+        assert_eq!(seen(), route);
+        request.record("user", "late");
+        assert_eq!(seen(), route);
+    });
+}
+
 #[test]
 fn a_field_that_is_recorded_again_and_again_is_seen_with_its_latest_value() {
     install();
