@@ -219,6 +219,33 @@ fn each_process_is_a_resource() {
     assert_eq!(data.resource_profiles.len(), 2);
 }
 
+#[test]
+fn a_service_that_only_the_environment_names_is_marked() {
+    for (published, name, is_marked) in [
+        (false, "cart", true),
+        (true, "cart", false),
+        (false, "unknown_service:shop", false),
+    ] {
+        let mut recording = shop::recording();
+        let shop = recording.samples[0].thread;
+        let shop = recording.catalog.thread_facts(shop).process;
+        let facts = recording.catalog.process_mut(shop);
+        facts.resource = vec![("service.name".into(), name.into())];
+        facts.published = published;
+        let profile = Profile::new(recording, &mut NoSymbols);
+        let data = written(&profile, &Options::default());
+        let resource = data.resource_profiles[0].resource.as_ref().unwrap();
+        let value = |key: &str| {
+            let found = resource.attributes.iter().find(|it| it.key == key);
+            found.map(|it| it.value.clone().unwrap().value.unwrap())
+        };
+        let name = Value::StringValue(name.to_owned());
+        assert_eq!(value("service.name"), Some(name));
+        let mark = is_marked.then_some(Value::BoolValue(true));
+        assert_eq!(value("otelctx.resource.detected"), mark, "{published}");
+    }
+}
+
 /// As a program that publishes calls itself: the command name would be cut to 15 bytes.
 #[test]
 fn a_service_without_a_name_goes_by_its_executable() {
