@@ -114,6 +114,7 @@ mod own_modules {
     const SYMBOL: &CStr = c"otel_thread_ctx_v1";
 
     // elf(5). Names as there.
+    const PT_LOAD: u32 = 1;
     const PT_DYNAMIC: u32 = 2;
     const PT_INTERP: u32 = 3;
     const PT_TLS: u32 = 7;
@@ -135,7 +136,11 @@ mod own_modules {
 
     struct Search {
         variable: usize,
-        result: Result<(), NotExported>,
+        /// Of the module whose thread-local storage holds the variable.
+        result: Option<Result<(), NotExported>>,
+        /// Of the module that this code is in, if that does not say where its storage is: glibc tells it for a module
+        /// that was loaded after the thread had started only once the thread has asked for such storage.
+        own: Option<Result<(), NotExported>>,
     }
 
     pub(super) fn check(variable: usize) -> Result<(), NotExported> {
@@ -144,11 +149,15 @@ mod own_modules {
         }
         let mut search = Search {
             variable,
-            result: Err(NotExported::NotFound),
+            result: None,
+            own: None,
         };
         // SAFETY: the callback takes a `Search`, which outlives the call.
         unsafe { libc::dl_iterate_phdr(Some(visit_module), (&raw mut search).cast()) };
-        search.result
+        // This module has a definition of its own. If it is local, it is the variable. If it is exported, the variable is
+        // this one or another exported one, to which the dynamic linker has bound this module.
+        let result = search.result.or(search.own);
+        result.unwrap_or(Err(NotExported::NotFound))
     }
 
     /// Ends the iteration at the module whose thread-local storage holds the variable.
@@ -166,22 +175,36 @@ mod own_modules {
                 return 0;
             };
             let offset = search.variable.wrapping_sub(start);
-            if start == 0 || offset >= tls.p_memsz as usize {
+            let offset = (start != 0 && offset < tls.p_memsz as usize).then_some(offset);
+            let base = info.dlpi_addr as usize;
+            let is_own = start == 0 && {
+                let here = SYMBOL.as_ptr() as usize;
+                let mut loaded = headers.iter().filter(|header| header.p_type == PT_LOAD);
+                loaded.any(|header| {
+                    let offset = here.wrapping_sub(base.wrapping_add(header.p_vaddr as usize));
+                    offset < header.p_memsz as usize
+                })
+            };
+            if offset.is_none() && !is_own {
                 return 0;
             }
-            let base = info.dlpi_addr as usize;
             let dynamic = headers.iter().find(|header| header.p_type == PT_DYNAMIC);
             let table = dynamic.and_then(|dynamic| {
                 Table::new(base, (base + dynamic.p_vaddr as usize) as *const [u64; 2])
             });
             let is_static =
                 library(info).is_none() && headers.iter().all(|header| header.p_type != PT_INTERP);
-            search.result = match table {
+            let result = match table {
                 Some(table) if table.exports(offset) => Ok(()),
                 Some(_) if is_static => Err(NotExported::StaticPie { module: name(info) }),
                 Some(_) => Err(NotExported::Hidden { module: name(info) }),
                 None => Err(NotExported::Static { module: name(info) }),
             };
+            if is_own {
+                search.own = Some(result);
+                return 0;
+            }
+            search.result = Some(result);
             1
         })
     }
@@ -255,18 +278,18 @@ mod own_modules {
             }
         }
 
-        /// Whether the table has the variable at this offset of the module's storage.
+        /// Whether the table has the variable, at this offset of the module's storage if that is known.
         ///
         /// # Safety
         /// The module is still loaded.
-        unsafe fn exports(&self, offset: usize) -> bool {
+        unsafe fn exports(&self, offset: Option<usize>) -> bool {
             (0..self.count).any(|index| {
                 // SAFETY: the hash table says that the table has this many symbols.
                 unsafe {
                     let symbol = &*self.symbols.add(index);
                     symbol.section != 0
                         && symbol.info & 0xf == STT_TLS
-                        && symbol.value as usize == offset
+                        && offset.is_none_or(|offset| symbol.value as usize == offset)
                         && CStr::from_ptr(self.strings.add(symbol.name as usize)) == SYMBOL
                 }
             })

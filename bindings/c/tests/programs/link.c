@@ -12,7 +12,9 @@ static const uint8_t SPAN_ID[8] = {21, 22, 23, 24, 25, 26, 27, 28};
 
 int run(void)
 {
+    /* First of all, as a program does at start-up, and again at the end. */
     otelctx_error error;
+    otelctx_result first = otelctx_is_exported(&error);
     otelctx_process *process = otelctx_process_new();
     otelctx_process_service_name(process, "linked");
     otelctx_published *published = otelctx_publish(process, &error);
@@ -27,6 +29,8 @@ int run(void)
     otelctx_record_attach(record);
 
     otelctx_result exported = otelctx_is_exported(&error);
+    if (first != exported)
+        printf("exported %d at first\n", first);
     printf("exported %d %s\n", exported, error.message);
     printf("ready\n");
     fflush(stdout);
