@@ -203,6 +203,12 @@ pub(crate) fn key_failure(error: &KeyError) -> Failure {
 /// Why the variable is not exported, with what a C program needs.
 pub(crate) fn export_failure(error: &NotExported) -> Failure {
     let text = match error {
+        NotExported::Hidden { module } if is_library(module) => format!(
+            "otel_thread_ctx_v1 is defined in {} but not exported: --exclude-libs or a version script hides it. \
+                     Exclude libraries by their names, but not libotelctx.a, and have otel_thread_ctx_v1; below global: in \
+                     the version script; or link with libotelctx.so",
+            module.escape_debug()
+        ),
         NotExported::Hidden { module } => format!(
             "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. Link \
                      with `pkg-config --libs otelctx-static`, without --static, or CMake's otelctx::otelctx-static, or pass \
@@ -219,6 +225,11 @@ pub(crate) fn export_failure(error: &NotExported) -> Failure {
         other => other.to_string(),
     };
     (NOT_EXPORTED, text)
+}
+
+/// Whether a module of this process is not its executable.
+fn is_library(module: &str) -> bool {
+    std::env::current_exe().is_ok_and(|executable| executable.to_string_lossy() != module)
 }
 
 /// Checks that other processes can find this process's thread contexts: that the variable

@@ -123,6 +123,7 @@ mod own_modules {
     const DT_SYMTAB: u64 = 6;
     const DT_GNU_HASH: u64 = 0x6fff_fef5;
     const STT_TLS: u8 = 6;
+    const STB_LOCAL: u8 = 0;
 
     #[repr(C)]
     struct Symbol {
@@ -287,7 +288,9 @@ mod own_modules {
                 // SAFETY: the hash table says that the table has this many symbols.
                 unsafe {
                     let symbol = &*self.symbols.add(index);
-                    symbol.section != 0
+                    // gold and mold put local variables there, too.
+                    symbol.info >> 4 != STB_LOCAL
+                        && symbol.section != 0
                         && symbol.info & 0xf == STT_TLS
                         && offset.is_none_or(|offset| symbol.value as usize == offset)
                         && CStr::from_ptr(self.strings.add(symbol.name as usize)) == SYMBOL
