@@ -18,9 +18,12 @@
 #define PYTHON_FRAME_SIZE 128
 #define PYTHON_OWNED_BY_GENERATOR 1
 #define PYTHON_EXECUTING 0
+/* There is no GIL, or it is unknown whether the thread holds it. */
 #define PYTHON_NO_GIL 2
-/* More than a thread state takes in 3.11 and 3.12. */
+/* More than a thread state takes in 3.10, 3.11 and 3.12. */
 #define PYTHON_STATE_SIZE 1024
+/* No thread has more stack. Elsewhere are more than this many bytes before the stack of the first thread. */
+#define PYTHON_STACK_SIZE (64 << 20)
 /* Of a string: what ends where its characters start, and characters. */
 #define PYTHON_TEXT_SIZE 80
 #define PYTHON_TEXT_CHARACTERS 32
@@ -34,6 +37,7 @@ struct python_configuration {
     __u64 thread_current;
     __u64 code_type; /* address of PyCode_Type */
     __u64 thread_id; /* from the thread pointer to what pthread_self returns */
+    __u64 interpreters; /* address of the pointer to the first interpreter */
     /* Where threads store their states: by a key, as pthread_getspecific finds it, or in a variable at
      * `values`, which is PYTHON_NO_FIELD if that is unknown. */
     __u64 key;  /* address of its number; 0 for a variable */
@@ -47,7 +51,10 @@ struct python_configuration {
     __u64 state_thread;
     __u64 state_interpreter;
     __u64 state_frame; /* the innermost frame, or a _PyCFrame */
-    /* in an interpreter and its GIL, from 3.12 on, */
+    __u64 state_call; /* in 3.10 and 3.11, what the innermost call of the interpreter has on the C stack */
+    /* in an interpreter, */
+    __u64 interpreter_next;
+    /* in it and its GIL, from 3.12 on, */
     __u64 gil;
     __u64 gil_locked;
     __u64 gil_holder;
@@ -111,7 +118,7 @@ struct python_function {
 
 struct python_part {
     __u64 state; /* 0 for a thread that has none */
-    __u32 holds_gil; /* PYTHON_NO_GIL if there is none */
+    __u32 holds_gil; /* or PYTHON_NO_GIL */
     __u16 is_truncated;
     __u16 first; /* frames before this one are no part of the stack */
     struct python_frame frame[PYTHON_FRAMES];
@@ -183,34 +190,96 @@ static __always_inline __u32 python_holds_gil(const struct python_configuration 
            !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
 }
 
-/* The state that the thread uses now, which may be one of several; 0 if it uses none, or that is unknown. */
-static __always_inline __u64 python_current_state(const struct python_configuration *python,
-                                                  struct python_part *part, __u64 tp)
+/* Whether the thread's stack has an address; -1 if that is unknown. The C library has what a thread pointer points to at
+ * the end of the stack that it has made, and that of the first thread is the kernel's. */
+static __always_inline int python_is_on_stack(const struct thread_key *thread, __u64 tp, __u64 address)
 {
-    __u64 state, at = python->current;
-    if (python->thread_current != PYTHON_NO_FIELD)
-        at = tp + python->thread_current;
-    if (!at || read_user(&state, sizeof state, at, 0) || !state)
+    struct task_struct *task = current_task();
+    __u64 start = stack_pointer(task), end = tp;
+    if (thread->pid == thread->tid)
+        end = BPF_CORE_READ(task, mm, start_stack);
+    /* Signal handlers and coroutines can have stacks of their own, anywhere. */
+    if (end - start > PYTHON_STACK_SIZE)
+        return -1;
+    return start <= address && address < end;
+}
+
+/* Up to 3.11, whether the thread executes with the state that has the GIL, which is not the one that its thread stores; -1
+ * if that is unknown. 3.10 and 3.11 have the innermost call of the interpreter on the stack of the thread that executes. */
+static __always_inline int python_executes(const struct python_configuration *python,
+                                           const struct thread_key *thread, __u64 state, __u64 tp)
+{
+    __u64 call;
+    if (python->state_call == PYTHON_NO_FIELD ||
+        read_user(&call, sizeof call, state + python->state_call, 0) || call - state < PYTHON_STATE_SIZE)
+        return -1;
+    return python_is_on_stack(thread, tp, call);
+}
+
+/* With several interpreters, where it is unknown what threads store. */
+static __always_inline int python_has_several(const struct python_configuration *python)
+{
+    __u64 interpreter, next;
+    return !read_user(&interpreter, sizeof interpreter, python->interpreters, 0) && interpreter &&
+           !read_user(&next, sizeof next, interpreter + python->interpreter_next, 0) && next;
+}
+
+/* Up to 3.11, the state that has the GIL, if the thread executes with it; 0 if it does not, or that is unknown. It can be
+ * that of another interpreter, or one that another thread has created, whose ID it has. */
+static __always_inline __u64 python_holder(const struct python_configuration *python, struct python_part *part,
+                                           const struct thread_key *thread, __u64 stored, __u64 tp)
+{
+    __u64 state, owner;
+    int is_stored, executes;
+    part->holds_gil = 0;
+    if (!python->current || read_user(&state, sizeof state, python->current, 0) || !state ||
+        read_user(&owner, sizeof owner, state + python->state_thread, 0))
+        return 0;
+    owner -= python->thread_id;
+    /* Where it is unknown what threads store, the recorder knows a thread's state, and of others nothing. */
+    if (!python->key)
+        is_stored = owner == tp ? thread_word(thread) == state : !python_has_several(python);
+    else
+        is_stored = (owner == tp ? stored : python_stored_state(python, owner)) == state;
+    executes = is_stored ? owner == tp : python_executes(python, thread, state, tp);
+    part->holds_gil = executes < 0 ? PYTHON_NO_GIL : executes;
+    return executes == 1 ? state : 0;
+}
+
+/* From 3.12 on, the state that the thread uses now, which may be one of several; 0 if it uses none, or that is unknown. */
+static __always_inline __u64 python_used_state(const struct python_configuration *python,
+                                               struct python_part *part, __u64 tp)
+{
+    __u64 state;
+    if (python->thread_current == PYTHON_NO_FIELD ||
+        read_user(&state, sizeof state, tp + python->thread_current, 0) || !state)
         return 0;
     int is_own = python_is_of_thread(python, state, tp);
-    part->holds_gil = python->gil == PYTHON_NO_FIELD ? 1 : python_holds_gil(python, state);
+    part->holds_gil = python_holds_gil(python, state);
     /* It is the thread's that created it: in 3.12, another one may execute a subinterpreter with it. That one has the
      * GIL then, according to its interpreter. */
-    if (!is_own && (python->thread_current == PYTHON_NO_FIELD || part->holds_gil != 1))
-        return 0;
-    return state;
+    return is_own || part->holds_gil == 1 ? state : 0;
 }
 
 static __always_inline __u64 python_state(const struct python_configuration *python,
                                           struct python_part *part,
                                           const struct thread_key *thread, __u64 tp)
 {
+    __u64 state, stored = 0;
+    int is_old = python->gil == PYTHON_NO_FIELD;
     /* In memory, of which the verifier does not know the contents: else it would follow all frames twice. */
     part->is_listed = 0;
-    __u64 state = python_current_state(python, part, tp), stored;
+    if (is_old) {
+        stored = python_stored_state(python, tp);
+        state = python_holder(python, part, thread, stored, tp);
+    } else {
+        state = python_used_state(python, part, tp);
+    }
     if (state)
         return state;
-    state = stored = python_stored_state(python, tp);
+    if (!is_old)
+        stored = python_stored_state(python, tp);
+    state = stored;
     if (!python_is_of_thread(python, state, tp)) {
         part->is_listed = 1;
         state = thread_word(thread);
@@ -220,7 +289,8 @@ static __always_inline __u64 python_state(const struct python_configuration *pyt
         if (!is_lent && !python_is_of_thread(python, state, tp))
             return 0;
     }
-    part->holds_gil = python->gil == PYTHON_NO_FIELD ? 0 : python_holds_gil(python, state);
+    if (!is_old)
+        part->holds_gil = python_holds_gil(python, state);
     return state;
 }
 

@@ -58,6 +58,9 @@ pub(crate) struct ThreadOffsets {
     /// `thread_id`: the value of `pthread_self`.
     pub(crate) id: u64,
     pub(crate) frame: TopFrame,
+    /// `cframe`, from 3.10 to 3.12: the address of what the innermost call of the interpreter has on its C stack or, without
+    /// one, of a field of the thread state.
+    pub(crate) call: Option<u64>,
     /// `state`, an `int`, in free-threaded builds: 1 while the thread is attached.
     pub(crate) attached: Option<u64>,
 }

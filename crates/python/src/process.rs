@@ -52,6 +52,23 @@ impl PythonProcess {
         Some(Gil::new(is_held?, code.unwrap_or_default()))
     }
 
+    fn resolve(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<Resolved>, RuntimeError> {
+        let (layout, variables) = (&self.layout, &self.variables);
+        let is_on_stack = |address| is_on_stack(target, thread, address);
+        threads::resolve(
+            target,
+            layout,
+            variables,
+            &self.states,
+            thread,
+            &is_on_stack,
+        )
+    }
+
     fn interpreter(&self) -> Vec<Range<u64>> {
         let code = self.code.get();
         code.map_or_else(Vec::new, |code| code.interpreter.clone())
@@ -80,9 +97,7 @@ impl RuntimeProcess for PythonProcess {
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError> {
         let memory: &dyn Memory = target;
-        let resolved =
-            threads::resolve(memory, &self.layout, &self.variables, &self.states, thread)?;
-        let Some(resolved) = resolved else {
+        let Some(resolved) = self.resolve(target, thread)? else {
             return Ok(None);
         };
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,8 +135,7 @@ impl RuntimeProcess for PythonProcess {
         target: &dyn Target,
         thread: ThreadView,
     ) -> Result<Option<u64>, RuntimeError> {
-        let (layout, variables) = (&self.layout, &self.variables);
-        let resolved = threads::resolve(target, layout, variables, &self.states, thread)?;
+        let resolved = self.resolve(target, thread)?;
         Ok(resolved.map(|resolved| resolved.thread_state))
     }
 
@@ -143,6 +157,42 @@ impl RuntimeProcess for PythonProcess {
             .collect();
         Ok(Some(known))
     }
+}
+
+/// Whether the stack of a thread contains an address. `None` if that is unknown. The C library has what a thread pointer
+/// points to at the end of the stack that it has made, and that of the first thread is the kernel's.
+fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<bool> {
+    let is_first = target.pid() == Some(thread.tid);
+    // Mappings have names in a running process, and registers are known in a core file.
+    let inside = match is_first {
+        true => target
+            .thread(thread.tid)
+            .ok()
+            .and_then(|it| Some(it.registers?.stack_pointer)),
+        false => Some(thread.thread_pointer),
+    };
+    let mut stack = None;
+    let walk = target.mappings(&mut |mapping| {
+        let range = mapping.start..mapping.end;
+        let is_it = match inside {
+            Some(inside) => range.contains(&inside),
+            None => mapping.name == b"[stack]",
+        };
+        match is_it {
+            true => {
+                stack = Some(range);
+                ControlFlow::Break(())
+            }
+            false => ControlFlow::Continue(()),
+        }
+    });
+    walk.ok()?;
+    let stack = stack?;
+    let end = match is_first {
+        true => stack.end,
+        false => thread.thread_pointer,
+    };
+    Some((stack.start..end).contains(&address))
 }
 
 fn address(address: u64) -> Value {

@@ -39,6 +39,8 @@ pub(crate) fn kernel_step(
         layout.thread.id,
         layout.thread.interpreter,
         top,
+        layout.thread.call.unwrap_or(NO_FIELD),
+        layout.interpreter.next,
         gil,
         locked,
         holder,
@@ -51,6 +53,7 @@ pub(crate) fn kernel_step(
         thread_current.unwrap_or(NO_FIELD),
         code_type,
         variables.thread_id.cast_unsigned(),
+        variables.interpreters,
     ];
     let words = variables
         .into_iter()
@@ -168,7 +171,7 @@ fn frame(layout: &Layout) -> Option<[u64; 21]> {
 /// What the step adds to a sample.
 pub(crate) struct Part<'a> {
     pub(crate) thread_state: u64,
-    /// `None` if there is no GIL.
+    /// `None` if there is no GIL, or that is unknown.
     pub(crate) holds_gil: Option<bool>,
     pub(crate) is_truncated: bool,
     /// Frames before this one are no part of the stack.

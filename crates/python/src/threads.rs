@@ -8,6 +8,8 @@ use otelctx_reader::remote::libc::PthreadKeys;
 use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::runtime::{RuntimeError, ThreadView};
 
+mod executing;
+
 use crate::ahead::Ahead;
 use crate::layout::{Gil, Layout};
 use crate::structure::Structure;
@@ -152,7 +154,11 @@ struct StateList {
     by_thread: HashMap<u64, Vec<State>>,
 }
 
-/// Finds the thread state of a thread. `None` if it has none.
+/// Whether the stack of the thread that is searched contains an address. `None` if that is unknown.
+pub(crate) type IsOnStack<'s> = &'s dyn Fn(u64) -> Option<bool>;
+
+/// Finds the thread state of a thread. `None` if it has none. `is_on_stack` is asked where the thread may execute with a
+/// state that it does not store.
 ///
 /// # Errors
 /// If the thread states cannot be read.
@@ -162,6 +168,7 @@ pub(crate) fn resolve(
     variables: &Variables,
     known: &KnownStates,
     thread: ThreadView,
+    is_on_stack: IsOnStack<'_>,
 ) -> Result<Option<Resolved>, RuntimeError> {
     let mut tries = 0;
     loop {
@@ -172,6 +179,7 @@ pub(crate) fn resolve(
             variables,
             known,
             thread,
+            is_on_stack,
         };
         match search.resolve() {
             // Other threads may have changed the list.
@@ -202,6 +210,7 @@ pub(crate) fn addresses(
         variables,
         known: &KnownStates::default(),
         thread: ThreadView::new(0, 0),
+        is_on_stack: &|_| None,
     };
     let list = search.interpreters().and_then(|interpreters| {
         let newest = interpreters.iter().map(|it| search.newest(*it));
@@ -258,6 +267,7 @@ struct Search<'s> {
     variables: &'s Variables,
     known: &'s KnownStates,
     thread: ThreadView,
+    is_on_stack: IsOnStack<'s>,
 }
 
 impl Search<'_> {
@@ -265,8 +275,9 @@ impl Search<'_> {
         let interpreters = self.interpreters()?;
         let stored = self.thread_specific()?;
         let own = stored.and_then(|address| self.check(address, &interpreters));
+        let unstored = self.unstored(&interpreters)?;
         // With several interpreters, a thread may have several thread states.
-        if interpreters.len() <= 1 {
+        if interpreters.len() <= 1 && unstored.is_none() {
             match (own, stored) {
                 (Some(state), _) => {
                     let holding = self.holding(&state)?;
@@ -281,9 +292,7 @@ impl Search<'_> {
         let own = own.or_else(|| {
             let state = self.lent(stored?, &interpreters)?;
             // That thread may have one in the place of a freed one.
-            let pointer = state
-                .thread
-                .wrapping_add_signed(self.variables.thread_id.wrapping_neg());
+            let pointer = self.thread_pointer(&state);
             let is_its_own = self.stored(pointer).is_ok_and(|it| it == stored);
             (!is_its_own).then_some(state)
         });
@@ -291,6 +300,11 @@ impl Search<'_> {
         // process of 2.7 keeps those of its parent's other threads, whose IDs its own can have.
         let age = |state: &State| interpreters.iter().position(|it| *it == state.interpreter);
         found.sort_by_key(|state| std::cmp::Reverse(age(state)));
+        if let Some(holder) = unstored {
+            let own = own.filter(|own| !found.contains(own));
+            found.splice(..0, own);
+            return Ok(self.beside(&holder, found, stored)?);
+        }
         let used = self.used()?;
         let other = used.filter(|used| *used != 0 && own.is_none_or(|own| own.address != *used));
         let lent = other.and_then(|address| self.lent(address, &interpreters));
@@ -398,6 +412,12 @@ impl Search<'_> {
     fn thread_id(&self) -> u64 {
         let pointer = self.thread.thread_pointer;
         pointer.wrapping_add_signed(self.variables.thread_id)
+    }
+
+    /// The thread pointer of the thread whose ID a state has.
+    fn thread_pointer(&self, state: &State) -> u64 {
+        let id = self.variables.thread_id;
+        state.thread.wrapping_add_signed(id.wrapping_neg())
     }
 
     fn is_own(&self, state: &State) -> bool {

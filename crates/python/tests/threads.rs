@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use otelctx_fixtures::python::{
-    Interpreter, Linkage, free_threaded_program, program_with_shared_python,
+    Interpreter, LentState, Linkage, free_threaded_program, program_with_shared_python,
 };
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program, in_pid_namespace};
 use otelctx_python::Python;
@@ -350,6 +350,85 @@ fn all_thread_states_of_a_thread_are_found() {
             &["wait", "<module>"]
         };
         assert_eq!(functions, expected, "{interpreter:?}");
+    }
+}
+
+/// The second thread executes with a thread state that the first one has created, and that one C.
+#[test]
+fn a_thread_that_executes_with_a_state_of_another_thread_has_its_functions() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        for by_module in [false, true] {
+            let Some(program) = LentState::start(&interpreter, by_module) else {
+                continue;
+            };
+            let mut process = Process::with_options(program.target.pid(), options()).unwrap();
+            for _ in 0..20 {
+                for (tid, expected) in &program.threads {
+                    let thread = read(&mut process, *tid);
+                    let name = format!("{interpreter:?} {by_module}: {thread:?}");
+                    let state = fact(&thread.facts, "thread_state");
+                    assert_eq!(state, &expected.state.as_str().into(), "{name}");
+                    let holds_gil = thread.gil.as_ref().map(|gil| gil.is_held);
+                    assert!(expected.has_gil(holds_gil), "{name}");
+                    let functions = thread.stack.frames().map(|it| &*it.function);
+                    let mut functions: Vec<&str> = functions.collect();
+                    functions.reverse();
+                    let is_truncated = thread.stack.is_truncated;
+                    assert!(expected.has(&functions, is_truncated), "{name}");
+                }
+            }
+        }
+    }
+}
+
+/// The first thread executes Python in one, and C without the GIL. Up to 3.11, it stores the outer thread state, and up to
+/// 3.9, it is unknown which one it uses. In the core file, the same.
+#[test]
+fn a_thread_that_executes_a_subinterpreter_has_its_functions() {
+    for interpreter in VERSIONS[3..]
+        .iter()
+        .flat_map(|it| Interpreter::with_version(it))
+    {
+        let is_of = |series: &&str| interpreter.version.starts_with(*series);
+        let is_unknown = ["3.8.", "3.9."].iter().any(is_of);
+        let stores_outer = is_unknown || ["3.10.", "3.11."].iter().any(is_of);
+        let directory = CoreDirectory::new();
+        let mut command = interpreter.command("subinterpreters.py");
+        directory.allow(command.arg("busy"), u64::MAX);
+        let mut target = Target::spawn(&mut command);
+        let states = states(&target.lines);
+        let [(tid, outer), (_, inner)] = &states[..] else {
+            panic!("{interpreter:?}: {states:?}")
+        };
+        let check = |process: &mut Process| {
+            let thread = read(process, *tid);
+            let name = format!("{interpreter:?}: {thread:?}");
+            let is_held = thread.gil.as_ref().map(|gil| gil.is_held);
+            let has_outer = is_unknown || stores_outer && is_held == Some(false);
+            let state = if has_outer { outer } else { inner };
+            assert_eq!(fact(&thread.facts, "thread_state"), state, "{name}");
+            let functions = thread.stack.frames().map(|it| &*it.function);
+            let functions: Vec<&str> = functions.collect();
+            let expected = if has_outer {
+                &["outer", "<module>"][..]
+            } else {
+                &["inner", "<module>"]
+            };
+            let is_truncated = thread.stack.is_truncated;
+            assert!(is_truncated || functions.ends_with(expected), "{name}");
+            assert!(!is_unknown || is_held != Some(true), "{name}");
+            is_held
+        };
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let held = (0..20).map(|_| check(&mut process));
+        let held = held.filter(|is_held| *is_held == Some(true)).count();
+        let is_seen = is_unknown || interpreter.is_free_threaded || held > 0;
+        assert!(is_seen, "{interpreter:?}");
+        let pid = target.pid();
+        if let Some(core) = directory.crash(&mut target, pid, SIGABRT) {
+            let core = CoreFile::open(&core, Path::new("/")).unwrap();
+            check(&mut Process::of_target(core, options()));
+        }
     }
 }
 

@@ -40,10 +40,17 @@ struct pt_regs___kernel {
     unsigned long unused;
 };
 
+/* Where the kernel has them. */
+static __always_inline const void *saved_registers(struct task_struct *task)
+{
+    if (bpf_core_enum_value_exists(enum bpf_func_id___registers, BPF_FUNC_task_pt_regs___registers))
+        return (void *)bpf_task_pt_regs(task);
+    return (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
+}
+
 /* Reads them; false if they are not found. */
 static __always_inline int read_registers(void *context, struct task_struct *task, __u8 flags, __u64 *to)
 {
-    const void *saved;
     /* Loads are cheaper than what reads the kernel's memory. */
     if (flags & EVENT_USER_MODE) {
         const __u64 *registers = context;
@@ -54,12 +61,17 @@ static __always_inline int read_registers(void *context, struct task_struct *tas
             to[i] = registers[i];
         return 1;
     }
-    if (bpf_core_enum_value_exists(enum bpf_func_id___registers, BPF_FUNC_task_pt_regs___registers))
-        saved = (void *)bpf_task_pt_regs(task);
-    else
-        saved = (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
     /* A kernel with larger stacks (KASAN, pages of 64 KiB) has something else there. */
-    return !bpf_probe_read_kernel(to, SAVED_REGISTERS * 8, saved) && to[SAVED_PC] && to[SAVED_SP];
+    return !bpf_probe_read_kernel(to, SAVED_REGISTERS * 8, saved_registers(task)) && to[SAVED_PC] &&
+           to[SAVED_SP];
+}
+
+/* Their stack pointer; 0 if it is not found. */
+static __always_inline __u64 stack_pointer(struct task_struct *task)
+{
+    __u64 pointer;
+    const __u64 *registers = saved_registers(task);
+    return bpf_probe_read_kernel(&pointer, sizeof pointer, registers + SAVED_SP) ? 0 : pointer;
 }
 
 #endif

@@ -48,7 +48,7 @@ struct step_key {
     __u32 step;
 };
 
-#define STEP_CONFIGURATION_SIZE 320
+#define STEP_CONFIGURATION_SIZE 384
 
 /* Its size is set when the program is loaded. */
 struct {

@@ -57,12 +57,16 @@ struct pid {
     unsigned int level;
     struct upid numbers[];
 };
+struct mm_struct {
+    unsigned long start_stack;
+};
 struct task_struct {
     void *stack;
     unsigned int flags;
     int pid;
     int tgid;
     struct pid *thread_pid;
+    struct mm_struct *mm;
     struct signal_struct *signal;
     struct uprobe_task *utask;
     struct thread_struct thread;

@@ -74,13 +74,14 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
         next: get("PyThreadState.next")?,
         interpreter: get("PyThreadState.interp")?,
         id: get("PyThreadState.thread_id")?,
-        frame: match get("PyThreadState.cframe") {
+        frame: match get("_PyCFrame.current_frame") {
             None => TopFrame::Direct(get("PyThreadState.frame")?),
-            Some(cframe) => TopFrame::CFrame {
-                cframe,
-                current: get("_PyCFrame.current_frame")?,
+            Some(current) => TopFrame::CFrame {
+                cframe: get("PyThreadState.cframe")?,
+                current,
             },
         },
+        call: get("PyThreadState.cframe"),
         attached: None,
     };
     Some(Layout {

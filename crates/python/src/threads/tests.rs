@@ -33,6 +33,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 variables: &found.variables,
                 known: &KnownStates::default(),
                 thread: ThreadView::new(target.pid(), 0),
+                is_on_stack: &|_| None,
             };
             let interpreters = search.interpreters().unwrap();
             let newest = search.newest(interpreters[0]).unwrap();
@@ -61,7 +62,9 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             for (thread, states) in &list.by_thread {
                 let pointer = thread.wrapping_add_signed(-found.variables.thread_id);
                 let thread = ThreadView::new(target.pid(), pointer);
-                let resolved = resolve(&memory, &found.layout, &variables, &known, thread);
+                let resolved = resolve(&memory, &found.layout, &variables, &known, thread, &|_| {
+                    None
+                });
                 let state = resolved.unwrap().unwrap().thread_state;
                 assert_eq!(
                     [state],
@@ -125,7 +128,9 @@ fn a_list_that_does_not_end_is_not_read_for_each_thread() {
         let mut reads = Vec::new();
         for thread in 1..100 {
             let thread = ThreadView::new(thread, 4096 * u64::try_from(thread).unwrap());
-            let resolved = resolve(&counted, &found.layout, &variables, &known, thread);
+            let resolved = resolve(&counted, &found.layout, &variables, &known, thread, &|_| {
+                None
+            });
             let error = resolved.unwrap_err().to_string();
             assert_eq!(error, "its list of threads has more than 16384");
             reads.push(counted.take_reads());

@@ -136,7 +136,7 @@ pub(crate) struct ThreadKey {
 unsafe impl Pod for ThreadKey {}
 
 /// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
-pub(crate) type StepConfiguration = [u8; 320];
+pub(crate) type StepConfiguration = [u8; 384];
 
 /// `struct wanted`.
 #[repr(C)]

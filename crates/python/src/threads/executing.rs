@@ -1,0 +1,94 @@
+//! Up to 3.11, which thread executes with the thread state that has the GIL. A thread can execute with any: that of another
+//! interpreter, or one that another thread has created, whose ID it has.
+
+use otelctx_reader::remote::MemoryError;
+
+use super::{Failure, Holding, Resolved, Search, Source, State, resolved};
+use crate::layout::Gil;
+
+/// More than a thread state takes in 3.10 and 3.11, in bytes.
+const MAX_STATE: u64 = 1024;
+
+impl Search<'_> {
+    /// The state that has the GIL, unless it is the one that its thread stores: then that thread executes with it.
+    pub(super) fn unstored(&self, interpreters: &[u64]) -> Result<Option<State>, Failure> {
+        let (Gil::Current, Some(current)) = (self.layout.gil, self.variables.current) else {
+            return Ok(None);
+        };
+        let current = self.memory.read_u64(current)?;
+        if current == 0 {
+            return Ok(None);
+        }
+        let Ok(state) = self.state(current) else {
+            return Ok(None);
+        };
+        if self.variables.own.is_none() {
+            return Ok(self.is_additional(&state, interpreters)?.then_some(state));
+        }
+        // The thread may have ended.
+        let pointer = self.thread_pointer(&state);
+        let is_stored = self.stored(pointer).is_ok_and(|it| it == Some(current));
+        Ok((!is_stored).then_some(state))
+    }
+
+    /// Where it is unknown what threads store: whether this is another state than the oldest interpreter's newest one of
+    /// its thread.
+    fn is_additional(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
+        if interpreters.len() <= 1 {
+            return Ok(false);
+        }
+        if !self.is_own(state) {
+            return Ok(true);
+        }
+        let states = self.list(interpreters)?;
+        let age = |it: &&State| interpreters.iter().position(|i| *i == it.interpreter);
+        // The first one of several.
+        let oldest = states.iter().rev().max_by_key(age);
+        Ok(oldest.is_some_and(|oldest| oldest.address != state.address))
+    }
+
+    /// The thread's state while the GIL's holder is `holder`, which no thread stores. `states` are those of the thread, and
+    /// the first one is its own. They are not wrong where `holder` is the thread's, but then they lack the innermost
+    /// functions.
+    pub(super) fn beside(
+        &self,
+        holder: &State,
+        mut states: Vec<State>,
+        stored: Option<u64>,
+    ) -> Result<Option<Resolved>, MemoryError> {
+        let executes = self.executes(holder)?;
+        let chosen = match executes {
+            Some(true) => Some(*holder),
+            _ => states.iter().find(|state| *state != holder).copied(),
+        };
+        if executes == Some(true) && !states.contains(holder) {
+            states.push(*holder);
+        }
+        let source = match chosen {
+            Some(state) if executes != Some(true) && stored == Some(state.address) => {
+                Source::ThreadSpecific
+            }
+            _ if executes == Some(true) => Source::Current,
+            _ => Source::List,
+        };
+        let holding = Holding {
+            gil: executes,
+            is_attached: None,
+        };
+        Ok(chosen.map(|state| resolved(state, source, holding, states)))
+    }
+
+    /// Whether the thread executes with this state: 3.10 and 3.11 have the innermost call of the interpreter on the stack
+    /// of the thread that executes. `None` if that is unknown.
+    fn executes(&self, state: &State) -> Result<Option<bool>, MemoryError> {
+        let Some(call) = self.layout.thread.call else {
+            return Ok(None);
+        };
+        let call = self.memory.read_u64(state.address.wrapping_add(call))?;
+        // The thread state itself has that which is none.
+        if call.wrapping_sub(state.address) < MAX_STATE {
+            return Ok(None);
+        }
+        Ok((self.is_on_stack)(call))
+    }
+}
