@@ -116,9 +116,7 @@ impl Build {
                 &prefix.join("include").join(header),
             )?;
         }
-        copy(&self.archive, &library.join("libotelctx.a"))?;
-        let mut strip = Command::new("objcopy");
-        report::run(strip.arg("--strip-debug").arg(library.join("libotelctx.a")))?;
+        self.archive(&library, &prefix.join("include/otelctx.h"))?;
         self.link(&library, &prefix.join("include/otelctx.h"))?;
 
         let package = |from: &str, to: &str| {
@@ -141,6 +139,40 @@ impl Build {
             package(&format!("{file}.in"), &format!("cmake/otelctx/{file}"))?;
         }
         Ok(())
+    }
+
+    /// Makes the static library: one object file, in which only the functions of the header and the variable are global.
+    /// Everything else, Rust's standard library included, would conflict with that of another static library in Rust.
+    fn archive(&self, folder: &Path, header: &Path) -> Result<(), String> {
+        let header = read(header)?;
+        let object = folder.join("otelctx.o");
+        let mut command = Command::new(&self.cc);
+        // GNU ld, as the other linkers cannot dissolve groups: of those with the same name, a program gets one.
+        command.args([
+            "-fuse-ld=bfd",
+            "-r",
+            "-nostdlib",
+            "-Wl,--force-group-allocation",
+        ]);
+        let functions = functions(&header);
+        for name in &functions {
+            command.arg(format!("-Wl,--undefined={name}"));
+        }
+        command.arg("-o").arg(&object).arg(&self.archive);
+        report::run(&mut command)?;
+        let mut keep = Command::new("objcopy");
+        keep.arg("--strip-debug");
+        for name in functions.into_iter().chain(OTHER_SYMBOLS) {
+            keep.arg(format!("--keep-global-symbol={name}"));
+        }
+        report::run(keep.arg(&object))?;
+        // Not in place: a program may be linked with the old one.
+        let partial = folder.join("partial.a");
+        let _ = fs::remove_file(&partial);
+        report::run(Command::new("ar").arg("crs").arg(&partial).arg(&object))?;
+        let fail = |error| format!("{}: {error}", folder.display());
+        fs::remove_file(&object).map_err(fail)?;
+        fs::rename(&partial, folder.join("libotelctx.a")).map_err(fail)
     }
 
     /// Links the shared library, and makes the links to it.

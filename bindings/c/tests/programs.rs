@@ -649,6 +649,77 @@ fn the_shared_library_exports_its_functions_with_a_version_and_nothing_else() {
     }
 }
 
+#[test]
+fn the_static_library_defines_nothing_else() {
+    let prefixes = [installed(Libc::Glibc), installed(Libc::Musl)];
+    for prefix in prefixes.into_iter().flatten() {
+        let data = std::fs::read(prefix.join("lib/libotelctx.a")).unwrap();
+        let archive = object::read::archive::ArchiveFile::parse(&*data).unwrap();
+        let members: Vec<_> = archive.members().map(Result::unwrap).collect();
+        assert_eq!(members.len(), 1);
+        let file = object::File::parse(members[0].data(&*data).unwrap()).unwrap();
+        let symbols = file.symbols();
+        let globals = symbols.filter(|it| it.is_global() && !it.is_undefined());
+        let globals: BTreeSet<_> = globals.map(|it| it.name().unwrap()).collect();
+        let header = std::fs::read_to_string(prefix.join("include/otelctx.h")).unwrap();
+        let mut expected: BTreeSet<_> = declared(&header).collect();
+        expected.insert("otel_thread_ctx_v1");
+        assert_eq!(globals, expected);
+    }
+}
+
+/// Each has a copy of Rust's standard library.
+#[test]
+fn a_program_may_have_another_static_library_in_rust() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    if !have("gcc") || !have("pkg-config") {
+        return;
+    }
+    let folder = common::output("c-other");
+    std::fs::create_dir_all(&folder).unwrap();
+    let code = "#[no_mangle]\npub extern \"C\" fn other() -> usize {\n    \
+                std::thread::spawn(|| format!(\"{:?}\", [1, 2]).len()).join().unwrap()\n}\n";
+    std::fs::write(folder.join("other.rs"), code).unwrap();
+    let other = folder.join("libother.a");
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--crate-type", "staticlib", "--edition", "2021", "-O", "-o"]);
+    let Ok(built) = rustc.arg(&other).arg(folder.join("other.rs")).output() else {
+        println!("skipped: rustc is out of this user's reach");
+        return;
+    };
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
+
+    let code = "#include <otelctx.h>\nsize_t other(void);\nint main(void)\n{\n    \
+                return otelctx_is_exported(NULL) != OTELCTX_OK || other() != 6;\n}\n";
+    let file = folder.join("two.c");
+    std::fs::write(&file, code).unwrap();
+    let ours = package(prefix, &["--cflags", "--libs", "otelctx-static"]);
+    let other = [
+        other.display().to_string(),
+        "-lpthread".into(),
+        "-ldl".into(),
+    ];
+    for linker in ["bfd", "gold", "lld", "mold"] {
+        if !have(&format!("ld.{linker}")) {
+            continue;
+        }
+        for libraries in [
+            [&ours[..], &other[..]].concat(),
+            [&other[..], &ours[..]].concat(),
+        ] {
+            let start = [format!("-fuse-ld={linker}"), file.display().to_string()];
+            let built = compile("gcc", start.iter().chain(&libraries), "c-two")
+                .unwrap_or_else(|error| panic!("{linker}: {error}"));
+            let status = Command::new(&built.0).status().unwrap();
+            assert!(status.success(), "{linker}: {status}");
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// The functions that the header declares.
 fn declared(header: &str) -> impl Iterator<Item = &str> {
     header.lines().filter_map(|line| {
