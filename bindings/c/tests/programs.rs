@@ -683,7 +683,7 @@ fn a_program_may_have_another_static_library_in_rust() {
                 std::thread::spawn(|| format!(\"{:?}\", [1, 2]).len()).join().unwrap()\n}\n";
     std::fs::write(folder.join("other.rs"), code).unwrap();
     let other = folder.join("libother.a");
-    let mut rustc = Command::new("rustc");
+    let mut rustc = Command::new(Path::new(env!("CARGO")).with_file_name("rustc"));
     rustc.args(["--crate-type", "staticlib", "--edition", "2021", "-O", "-o"]);
     let Ok(built) = rustc.arg(&other).arg(folder.join("other.rs")).output() else {
         println!("skipped: rustc is out of this user's reach");
