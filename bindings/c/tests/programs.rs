@@ -257,7 +257,10 @@ fn spans_of_opentelemetry_cpp_are_shown() {
             // As its SDK may be compiled.
             let more: &[&str] = match compiler {
                 "g++" => &["-fno-exceptions", "-fno-rtti"],
-                _ => &[],
+                _ => &[
+                    "-DOPENTELEMETRY_ABI_VERSION_NO=2",
+                    "-DOPENTELEMETRY_STL_VERSION=2017",
+                ],
             };
             let flags = [&CPP[..], &STRICT, more, &[&folder]].concat();
             let file = "tests/programs/opentelemetry.cpp";
