@@ -4,8 +4,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::call::caught;
+use crate::process_context::platform;
 
 static OBSERVED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has a process context, of any publisher: without one, readers read no threads.
+#[must_use]
+pub fn is_process_published() -> bool {
+    platform::is_published()
+}
 
 /// Says that `otelctx-opentelemetry` publishes each context that OpenTelemetry attaches.
 pub fn set_observed() {

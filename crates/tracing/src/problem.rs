@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use otelctx::{is_exported, KeyError, NotExported};
+use otelctx::{integration, is_exported, KeyError, NotExported};
 
 /// Why spans are not published, or not all of their fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Problem {
+    /// The process has no process context, without which readers read none of its threads.
+    NotPublished,
     /// A field cannot be published.
     Key(KeyError),
     /// The executable does not export the variable by which readers find thread contexts.
@@ -18,6 +20,11 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NotPublished => f.write_str(
+                "readers see no threads, because the process has no process context: publish one with \
+                 otelctx::ProcessContext::detect().publish() before this check, and keep what that returns as \
+                 long as the program runs (let _process = ..., not let _ = ...)",
+            ),
             Self::Key(error) => write!(f, "a field is not published: {error}"),
             Self::NotExported(error) => error.fmt(f),
         }
@@ -29,6 +36,7 @@ impl std::error::Error for Problem {
         match self {
             Self::Key(error) => Some(error),
             Self::NotExported(error) => Some(error),
+            Self::NotPublished => None,
         }
     }
 }
@@ -44,9 +52,12 @@ pub(crate) fn refused(error: &KeyError) {
 /// start-up.
 ///
 /// # Errors
-/// The first name that a layer of this program could not register, or that the executable does not export the
-/// variable.
+/// That the process has no process context, the first name that a layer of this program could not register, or that the
+/// executable does not export the variable.
 pub fn check() -> Result<(), Problem> {
+    if !integration::is_process_published() {
+        return Err(Problem::NotPublished);
+    }
     match REFUSED.get() {
         Some(error) => Err(Problem::Key(error.clone())),
         None => is_exported().map_err(Problem::NotExported),

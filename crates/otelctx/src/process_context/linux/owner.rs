@@ -193,6 +193,12 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
     }
 }
 
+/// Whether this process has a process context: of this copy of the crate, or of any other publisher.
+pub(crate) fn is_published() -> bool {
+    let is_own = lock().publication().is_some();
+    is_own || foreign::find().is_some()
+}
+
 /// Replaces publication `id`; in a forked child, publishes. Returns the publication number.
 pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
