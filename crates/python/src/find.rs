@@ -25,6 +25,9 @@ const MAX_VERSION: usize = 8;
 /// `Py_tss_t._key`.
 const TSS_KEY: u64 = 4;
 
+/// Maximum number of interpreters that libraries of a process contain, each of which knows nothing of the others.
+const MAX_PROCESSES: usize = 8;
+
 /// A function of every version.
 pub(crate) const FUNCTION: &str = "Py_GetVersion";
 
@@ -45,18 +48,43 @@ pub(crate) fn find(
     found.sort_by_key(|module| module.code(FUNCTION).is_none());
     // Extension modules may have loaded a library that the program does not use: it has an interpreter of its own.
     let mut first = None;
+    let mut used: Vec<(u64, PythonProcess)> = Vec::new();
     for module in found {
-        let process = module.process(modules.cache(), memory);
-        let is_used = |process: &PythonProcess| {
-            let interpreters = target.read_u64(process.variables.interpreters);
-            interpreters.is_ok_and(|first| first != 0)
-        };
-        if process.as_ref().is_ok_and(is_used) {
-            return process.map(Some);
+        // A copy of the variables of one that is known.
+        if !used.is_empty() && module.code(FUNCTION).is_none() {
+            continue;
         }
-        first.get_or_insert(process);
+        let process = module.process(modules.cache(), memory);
+        let interpreters = |process: &PythonProcess| {
+            let interpreters = target.read_u64(process.variables.interpreters);
+            interpreters.ok().filter(|first| *first != 0)
+        };
+        match process {
+            Ok(process) => match interpreters(&process) {
+                Some(first) if used.iter().all(|(known, _)| *known != first) => {
+                    used.push((first, process));
+                    if used.len() == MAX_PROCESSES {
+                        break;
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    first.get_or_insert(Ok(process));
+                }
+            },
+            Err(error) => {
+                first.get_or_insert(Err(error));
+            }
+        }
     }
-    first.transpose()
+    let mut used = used.into_iter().map(|(_, process)| process);
+    match used.next() {
+        Some(mut process) => {
+            process.others = used.collect();
+            Ok(Some(process))
+        }
+        None => first.transpose(),
+    }
 }
 
 /// See [`Python::at`](crate::Python::at).
@@ -85,6 +113,7 @@ pub(crate) fn at(
         code: OnceLock::new(),
         codes: Mutex::new(Codes::default()),
         step: None,
+        others: Vec::new(),
     })
 }
 
@@ -184,6 +213,7 @@ impl<'s> Symbols<'s> {
             files: files.clone(),
             code: OnceLock::new(),
             codes: Mutex::new(Codes::new(memory.clone())),
+            others: Vec::new(),
         })
     }
 

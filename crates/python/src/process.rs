@@ -1,11 +1,12 @@
 //! CPython in one process.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
-use otelctx_reader::remote::{FileCache, Memory, Target};
+use otelctx_reader::remote::{FileCache, Target};
 use otelctx_reader::runtime::{
     Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, Task, ThreadView,
 };
@@ -34,6 +35,8 @@ pub(crate) struct PythonProcess {
     pub(crate) code: OnceLock<NativeCode>,
     pub(crate) codes: Mutex<Codes>,
     pub(crate) step: Option<KernelStep>,
+    /// Interpreters that other modules of the process contain. Only the first one has a step.
+    pub(crate) others: Vec<PythonProcess>,
 }
 
 /// Code of the interpreter that is recognized in native stacks.
@@ -69,6 +72,28 @@ impl PythonProcess {
         )
     }
 
+    fn thread_of_one(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let Some(resolved) = self.resolve(target, thread)? else {
+            return Ok(None);
+        };
+        let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
+        known.stack = frames::stack(
+            target,
+            &self.layout,
+            &mut codes,
+            resolved.thread_state,
+            self.interpreter(),
+        )?;
+        known.gil = self.gil(resolved.holding.gil);
+        known.facts = facts(&resolved);
+        Ok(Some(known))
+    }
+
     fn interpreter(&self) -> Vec<Range<u64>> {
         let code = self.code.get();
         code.map_or_else(Vec::new, |code| code.interpreter.clone())
@@ -81,6 +106,11 @@ impl RuntimeProcess for PythonProcess {
         if self.layout.object == ObjectLayout::FreeThreaded {
             facts.push(("free_threaded".into(), Value::Bool(true)));
         }
+        if !self.others.is_empty() {
+            let versions = self.others.iter().map(|other| other.version.to_string());
+            let versions = versions.map(Value::String).collect();
+            facts.push(("other_versions".into(), Value::Array(versions)));
+        }
         facts
     }
 
@@ -89,31 +119,34 @@ impl RuntimeProcess for PythonProcess {
             let code = find::code(target, &self.files, &self.module, self.version);
             code.unwrap_or_default()
         });
+        self.others.iter().for_each(|other| other.find_code(target));
     }
 
+    /// Of a thread that several interpreters know, what the one knows whose GIL it holds, or else the first one.
     fn thread(
         &self,
         target: &dyn Target,
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError> {
-        let memory: &dyn Memory = target;
-        let Some(resolved) = self.resolve(target, thread)? else {
-            return Ok(None);
-        };
-        let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
-        known.stack = frames::stack(
-            memory,
-            &self.layout,
-            &mut codes,
-            resolved.thread_state,
-            self.interpreter(),
-        )?;
-        known.gil = self.gil(resolved.holding.gil);
-        known.facts = facts(&resolved);
-        Ok(Some(known))
+        let mut known = self.thread_of_one(target, thread)?;
+        let is_held = |known: &RuntimeThread| known.gil.as_ref().is_some_and(|gil| gil.is_held);
+        for other in &self.others {
+            if known.as_ref().is_some_and(is_held) {
+                break;
+            }
+            let mut found = match other.thread_of_one(target, thread) {
+                Ok(Some(found)) => found,
+                Err(error) if known.is_none() => return Err(error),
+                _ => continue,
+            };
+            if known.is_none() || is_held(&found) {
+                let version = Value::String(other.version.to_string());
+                found.facts.push(("version".into(), version));
+                known = Some(found);
+            }
+        }
+        Ok(known)
     }
-
     fn tasks(
         &self,
         target: &dyn Target,
@@ -122,7 +155,20 @@ impl RuntimeProcess for PythonProcess {
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
         let interpreters = self.variables.interpreters;
         let (version, layout) = (self.version, &self.layout);
-        tasks::visit(target, version, layout, &mut codes, interpreters, visit)
+        let is_enough = Cell::new(false);
+        let visit = &mut |task| {
+            let flow = visit(task);
+            is_enough.set(flow.is_break());
+            flow
+        };
+        let mut result = tasks::visit(target, version, layout, &mut codes, interpreters, visit);
+        for other in &self.others {
+            if is_enough.get() {
+                break;
+            }
+            result = result.and(other.tasks(target, visit));
+        }
+        result
     }
 
     fn kernel_step(&self) -> Option<&KernelStep> {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use otelctx_fixtures::python::{
-    Interpreter, LentState, Linkage, free_threaded_program, program_with_shared_python,
+    Interpreter, LentState, Linkage, free_threaded_program, program_with_several,
+    program_with_shared_python,
 };
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program, in_pid_namespace};
 use otelctx_python::Python;
@@ -586,6 +587,50 @@ fn a_thread_state_in_a_variable_of_a_shared_library_is_found() {
             assert_eq!(fact(&thread.facts, "thread_state"), &state.into());
             assert_eq!(fact(&thread.facts, "source"), &"tss".into(), "{dialect}");
         }
+    }
+}
+
+/// Each thread executes with one of them, which knows nothing of the other one.
+#[test]
+fn threads_of_two_interpreters_in_one_process_have_their_frames() {
+    let versions = VERSIONS.iter().flat_map(|it| Interpreter::with_version(it));
+    let libraries = versions.filter_map(|it| Some((it.shared_library()?, it)));
+    let libraries: Vec<(PathBuf, Interpreter)> = libraries.collect();
+    for pair in libraries.windows(2).chain([&libraries[..]]) {
+        let pair = &pair[..pair.len().min(4)];
+        let Some(mut command) = program_with_several(pair) else {
+            return;
+        };
+        let target = Target::spawn(&mut command);
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let runtimes = process.runtimes().unwrap();
+        let [present] = &runtimes[..] else {
+            panic!("{runtimes:?}")
+        };
+        let facts = present.process.as_ref().unwrap().facts();
+        let first = fact(&facts, "version").clone();
+        let Value::Array(others) = fact(&facts, "other_versions") else {
+            panic!("{facts:?}")
+        };
+        let found = others.iter().chain([&first]).map(|it| format!("{it:?}"));
+        let expected = pair.iter().map(|(_, it)| Value::from(it.version.as_str()));
+        let expected = expected.map(|it| format!("{it:?}"));
+        let [found, expected]: [BTreeSet<String>; 2] = [found.collect(), expected.collect()];
+        assert_eq!(found, expected);
+        assert_eq!(target.lines.len(), pair.len());
+        for (line, (_, interpreter)) in target.lines.iter().zip(pair) {
+            let words: Vec<&str> = line.split(' ').collect();
+            let thread = read(&mut process, words[1].parse().unwrap());
+            let functions = thread.stack.frames().map(|it| &*it.function);
+            let functions: Vec<&str> = functions.collect();
+            assert_eq!(functions, [words[2], "<module>"], "{interpreter:?}");
+            let version = thread.facts.iter().find(|(key, _)| key == "version");
+            let version = version.map_or(&first, |it| &it.1);
+            assert_eq!(version, &interpreter.version.as_str().into());
+        }
+        let threads = process.threads().unwrap();
+        let main = threads.iter().find(|it| it.tid() == target.pid()).unwrap();
+        assert_eq!(main.state(&runtimes, None).unwrap().runtimes, []);
     }
 }
 

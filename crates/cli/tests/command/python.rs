@@ -5,7 +5,7 @@ use std::fs;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, Sample};
 use otelctx_fixtures::Target;
-use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::python::{Interpreter, program_with_several};
 use serde_json::{Value, json};
 
 use crate::no_stop::no_stop;
@@ -125,6 +125,35 @@ fn dump_shows_the_frames_of_each_thread_and_who_holds_the_gil() {
             expected += &format!("    {name}  {file}:{line}\n");
         }
         assert!(text.contains(&expected), "{expected}{text}");
+    }
+}
+
+/// Each has the version of the one that it executes with.
+#[test]
+fn dump_shows_threads_of_two_interpreters() {
+    let versions = ["3.11", "3.12"].iter();
+    let interpreters = versions.flat_map(|it| Interpreter::with_version(it));
+    let libraries = interpreters.filter_map(|it| Some((it.shared_library()?, it)));
+    let libraries: Vec<_> = libraries.collect();
+    let Some(pair) = libraries.last_chunk::<2>() else {
+        return;
+    };
+    let Some(mut command) = program_with_several(pair) else {
+        return;
+    };
+    let target = Target::spawn(&mut command);
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
+    let others = &answer["runtimes"]["cpython"]["other_versions"];
+    assert_eq!(others.as_array().map(Vec::len), Some(1), "{answer:#}");
+    for (line, (_, interpreter)) in target.lines.iter().zip(pair) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let tid: i32 = words[1].parse().unwrap();
+        let threads = answer["threads"].as_array().unwrap();
+        let thread = threads.iter().find(|it| it["tid"] == tid).unwrap();
+        let known = &thread["cpython"];
+        assert_eq!(known["version"], interpreter.version, "{answer:#}");
+        assert_eq!(known["frames"][0]["function"], words[2], "{answer:#}");
     }
 }
 

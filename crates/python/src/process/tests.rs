@@ -134,6 +134,7 @@ impl Made {
             files: FileCache::default(),
             code: OnceLock::new(),
             step: None,
+            others: Vec::new(),
             codes: Mutex::default(),
         };
         process.thread(&target, THREAD)

@@ -333,6 +333,8 @@ struct ThreadRuntimeJson<'r> {
 
 impl<'r> ThreadRuntimeJson<'r> {
     fn of(thread: &'r RuntimeThread, mut facts: Attributes, result: &ThreadReport) -> Self {
+        // It may have another interpreter than most.
+        facts.retain(|(name, _)| !thread.facts.iter().any(|own| own.0 == *name));
         facts.extend(thread.facts.iter().cloned());
         let is_other = |context: &&Context| match &result.outcome {
             Some(Ok(Found::Attached(chosen))) => chosen != *context,
