@@ -418,9 +418,11 @@ class Record {
   otelctx_result shrink_to(size_t size) noexcept { return otelctx_record_shrink_to(get(), size); }
   bool is_truncated() const noexcept { return otelctx_record_is_truncated(get()); }
   /** Attaches it until the result is destroyed. */
-  Attached attach() noexcept {
+  Attached attach() & noexcept {
     return Attached(otelctx_record_attach(get()) == OTELCTX_OK ? get() : nullptr);
   }
+  /** A temporary record is destroyed before the result. */
+  Attached attach() && = delete;
   /** A copy that any thread may attach. */
   SharedRecord share() const;
   /** A record with other IDs and the same attributes. */

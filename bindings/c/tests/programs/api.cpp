@@ -29,6 +29,14 @@ static_assert(std::is_nothrow_move_constructible_v<otelctx::Attached>);
 static_assert(std::is_nothrow_move_constructible_v<otelctx::Scope>);
 static_assert(std::is_copy_constructible_v<otelctx::SharedRecord>);
 
+template <typename T, typename = void>
+struct can_attach : std::false_type {};
+template <typename T>
+struct can_attach<T, std::void_t<decltype(std::declval<T>().attach())>> : std::true_type {};
+// A temporary record is destroyed before its scope; a shared one lives as long as it is attached.
+static_assert(can_attach<otelctx::Record &>::value && !can_attach<otelctx::Record>::value);
+static_assert(can_attach<otelctx::SharedRecord>::value);
+
 static int first_byte() {
   const auto context = otelctx::Context::current();
   return context ? context->trace_id()[0] : -1;
@@ -181,7 +189,8 @@ int main() {
   CHECK(*otelctx::thread::slot() == otelctx::thread::bytes() && otelctx::thread::bytes()[0] == 9);
   otelctx::thread::detach();
   CHECK(first_byte() == -1);
-  CHECK(otelctx::Record().attach());
+  otelctx::Record without_ids;
+  CHECK(without_ids.attach());
 
   std::puts("ready");
   std::fflush(stdout);
