@@ -41,9 +41,50 @@ static std::string tenant() {
   return otelctx::Context::current()->attribute("tenant.id").value_or("none");
 }
 
+// A context's attributes are those of the spans in it, and of its request alone.
+static void attributes() {
+  const auto shown_route = [] {
+    return otelctx::Context::current()->attribute("http.route").value_or("none");
+  };
+  const auto attach = [](const char *name, const char *value) {
+    auto current = context::RuntimeContext::GetCurrent();
+    return context::RuntimeContext::Attach(otelctx::with_attribute(current, name, value));
+  };
+  trace::Scope outer(span_of(1));
+  {
+    auto route = attach("http.route", "/cart");
+    CHECK(shown() == 1 && shown_route() == "/cart" && tenant() == "none");
+    {
+      trace::Scope inner(span_of(2));
+      CHECK(shown() == 2 && shown_route() == "/cart");
+      auto other = attach("tenant.id", "acme");
+      CHECK(shown() == 2 && shown_route() == "/cart" && tenant() == "acme");
+      auto again = attach("http.route", "/cart/{id}");
+      CHECK(shown() == 2 && shown_route() == "/cart/{id}" && tenant() == "acme");
+      auto unnamed = attach("unnamed", "x");
+      CHECK(otelctx::Context::current()->attributes().size() == 2);
+      // Before the baggage, which other processes send.
+      auto baggage = opentelemetry::baggage::Baggage::GetDefault()->Set("tenant.id", "sent");
+      auto current = context::RuntimeContext::GetCurrent();
+      auto sent =
+          context::RuntimeContext::Attach(opentelemetry::baggage::SetBaggage(current, baggage));
+      CHECK(tenant() == "acme");
+      CHECK(opentelemetry::baggage::GetBaggage(context::RuntimeContext::GetCurrent())->ToHeader() ==
+            "tenant.id=sent");
+      auto captured = context::RuntimeContext::GetCurrent();
+      std::thread([&captured, &shown_route]() {
+        auto here = context::RuntimeContext::Attach(captured);
+        CHECK(shown() == 2 && shown_route() == "/cart/{id}" && tenant() == "acme");
+      }).join();
+    }
+    CHECK(shown() == 1 && shown_route() == "/cart" && tenant() == "none");
+  }
+  CHECK(shown() == 1 && shown_route() == "none");
+}
+
 int main() {
   auto published = otelctx::Process::detect().service_name("spans").publish();
-  context::RuntimeContext::SetRuntimeContextStorage(otelctx::storage({"tenant.id"}));
+  context::RuntimeContext::SetRuntimeContextStorage(otelctx::storage({"tenant.id", "http.route"}));
   static const otelctx::Key route("http.route");
 
   CHECK(shown() == 0);
@@ -75,6 +116,8 @@ int main() {
     auto root = context::RuntimeContext::Attach(context::Context());
     CHECK(shown() == 0);
   }
+  CHECK(shown() == 0);
+  attributes();
   CHECK(shown() == 0);
 
   // Detaching the first one detaches all above it.
