@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use otelctx_fixtures::python::Interpreter;
-use otelctx_fixtures::{CoreDirectory, Target};
+use otelctx_fixtures::{CoreDirectory, STOP_TIMEOUT, Target};
 use otelctx_python::Python;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::CoreFile;
@@ -26,6 +26,7 @@ fn options() -> Options {
     let mut options = Options::default();
     options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
     options.tasks = true;
+    options.stop_timeout = STOP_TIMEOUT;
     options
 }
 

@@ -10,7 +10,9 @@ use otelctx_fixtures::python::{
     Interpreter, LentState, Linkage, free_threaded_program, program_with_several,
     program_with_shared_python,
 };
-use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program, in_pid_namespace};
+use otelctx_fixtures::{
+    Compiler, CoreDirectory, STOP_TIMEOUT, Target, copy_program, in_pid_namespace,
+};
 use otelctx_python::Python;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::CoreFile;
@@ -61,6 +63,7 @@ fn truth(target: &Target) -> Vec<Thread> {
 fn options() -> Options {
     let mut options = Options::default();
     options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    options.stop_timeout = STOP_TIMEOUT;
     options
 }
 
