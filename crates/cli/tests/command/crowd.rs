@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::{Compiler, RaisedLimits, Target as ProgramTarget};
@@ -19,7 +20,7 @@ fn crowd(count: u64) -> Target {
 }
 
 /// Runs a command, and returns what it answered and the most memory that it had, with its child, in
-/// KiB. It must write more than a pipe holds, so that it still runs when the first of it is read.
+/// KiB: as it was whenever a part of the answer was read, and every few milliseconds.
 fn run_measured(mut command: Command) -> (Answer, u64) {
     let mut child = command
         .stdout(Stdio::piped())
@@ -28,19 +29,33 @@ fn run_measured(mut command: Command) -> (Answer, u64) {
         .unwrap();
     let id = child.id();
     let mut stdout = child.stdout.take().unwrap();
-    let (mut written, mut most) = (Vec::new(), 0);
-    let mut chunk = vec![0; 16 << 10];
-    loop {
-        let size = stdout.read(&mut chunk).unwrap();
-        if size == 0 {
-            break;
-        }
-        written.extend_from_slice(&chunk[..size]);
+    let (most, has_ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    let measure = || {
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
         let children = children.unwrap_or_default();
         let children = children.split_whitespace().map(|it| it.parse().unwrap());
-        most = most.max(children.chain([id]).map(peak_of).sum());
-    }
+        most.fetch_max(children.chain([id]).map(peak_of).sum(), Relaxed);
+    };
+    let mut written = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(Relaxed) {
+                measure();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let mut chunk = vec![0; 16 << 10];
+        loop {
+            let size = stdout.read(&mut chunk).unwrap();
+            if size == 0 {
+                break;
+            }
+            written.extend_from_slice(&chunk[..size]);
+            measure();
+        }
+        has_ended.store(true, Relaxed);
+    });
+    let most = most.into_inner();
     assert!(most > 0, "it ended before it could be measured");
     let mut output = child.wait_with_output().unwrap();
     output.stdout = written;
