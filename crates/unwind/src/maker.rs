@@ -14,7 +14,7 @@ use crate::writer::{Counts, Writer};
 
 /// Bytes between two functions that are alignment: the first one's last rule covers them.
 const MAX_ALIGNMENT: u64 = 15;
-/// Bytes from the entry point on that belong to it, where the tables do not say what is there.
+/// Bytes from the entry point on that belong to it, where the tables do not say what is there but what comes next.
 const MAX_ENTRY: u64 = 256;
 
 /// Makes the rows of a file.
@@ -40,7 +40,11 @@ pub(crate) fn make(
         functions.add(Source::Stubs, *start, end, index)?;
     }
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
-    let end = tables.entry.saturating_add(MAX_ENTRY);
+    let size = match writer.counts.has_tables() {
+        true => MAX_ENTRY,
+        false => (architecture.entry)(&tables.entry_code) as u64,
+    };
+    let end = tables.entry.saturating_add(size);
     functions.add(Source::Entry, tables.entry, end, 0)?;
 
     let start = functions.start()?;
@@ -191,5 +195,38 @@ impl Maker<'_> {
             false => Ok(()),
         };
         (self.architecture.stubs)(bytes, function.start, &mut write)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_remote::Machine;
+
+    use super::*;
+
+    #[test]
+    fn a_program_without_tables_has_its_entry_point_alone() {
+        let code = [Segment {
+            address: 0x1000,
+            memory_size: 0x1000,
+            executable: true,
+            ..Segment::default()
+        }];
+        let dictionary = Dictionary::new();
+        let architecture = Architecture::of(Machine::X86_64).unwrap();
+        // xor %ebp, %ebp; call; hlt
+        let start = [0x31, 0xed, 0x67, 0xe8, 1, 2, 3, 4, 0xf4, 0x55, 0x55, 0x55];
+        let rules = |entry_code: &[u8]| {
+            let tables = Tables {
+                entry: 0x1800,
+                entry_code: entry_code.to_vec(),
+                ..Tables::default()
+            };
+            let (rows, _) = make(&tables, architecture, &code, &dictionary).unwrap();
+            [0x17ff, 0x1800, 0x1808, 0x1809].map(|at| dictionary.rule(rows.rule_at(at)))
+        };
+        assert_eq!(rules(&start), [Rule::Gap, Rule::End, Rule::End, Rule::Gap]);
+        assert_eq!(rules(&start[1..]), [Rule::Gap; 4]);
+        assert_eq!(rules(&[]), [Rule::Gap; 4]);
     }
 }

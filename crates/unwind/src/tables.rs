@@ -9,6 +9,8 @@ use crate::error::Error;
 const MAX_SECTION: u64 = 64 << 20;
 /// Bytes that are read of a section of linkage stubs.
 const MAX_STUBS: u64 = 1 << 20;
+/// Bytes that are read of the entry point. C libraries have 34 to 72 there.
+const ENTRY_CODE: usize = 80;
 /// Sections of code that linkers and crti.o make.
 const STUBS: [&[u8]; 6] = [
     b".plt",
@@ -30,6 +32,8 @@ pub(crate) struct Tables {
     pub(crate) got: u64,
     /// Address of the entry point.
     pub(crate) entry: u64,
+    /// What is there; empty if that is not known.
+    pub(crate) entry_code: Vec<u8>,
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
 }
 
@@ -54,6 +58,10 @@ impl Tables {
             tables.debug_frame = Some(read(&section, MAX_SECTION, "bytes of .debug_frame")?);
         }
         tables.entry = elf.entry();
+        let mut entry_code = vec![0; ENTRY_CODE];
+        if elf.read_at(tables.entry, &mut entry_code).is_ok() {
+            tables.entry_code = entry_code;
+        }
         tables.eh_frame_header = elf.eh_frame_header().map_or(0, |it| it.address);
         tables.text = text.map_or(0, |text| text.address);
         tables.got = got.map_or(0, |got| got.address);

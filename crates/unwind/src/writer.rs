@@ -34,6 +34,13 @@ pub struct Counts {
     pub dictionary_full: u64,
 }
 
+impl Counts {
+    /// Whether there is anything in the tables, be it damaged.
+    pub(crate) fn has_tables(&self) -> bool {
+        self.entries > 0 || self.truncated > 0
+    }
+}
+
 /// Takes rules in address order.
 #[derive(Debug)]
 pub(crate) struct Writer<'a> {

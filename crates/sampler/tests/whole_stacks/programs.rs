@@ -215,6 +215,23 @@ fn stacks_of_node_reach_the_start() {
     }
 }
 
+/// Deno, as `cargo xtask setup` installs it: a program without unwind tables, whose functions all have frame pointers.
+#[test]
+fn stacks_of_deno_reach_the_start() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../target/setup/deno/node_modules/@deno/linux-x64-glibc/deno"
+    );
+    if is_installed(path) {
+        let folder = Folder::new("deno");
+        let script = folder.write("script.js", SCRIPT);
+        let mut command = Command::new(path);
+        command.arg("run").arg(script).env("DENO_DIR", &folder.0);
+        let program = Program::start(&mut command);
+        check("deno", &program);
+    }
+}
+
 /// The process of a group that runs a page's script: the one of its renderers that computes.
 fn busy_renderer(group: i32) -> Option<i32> {
     fs::read_dir("/proc").unwrap().find_map(|entry| {

@@ -43,6 +43,9 @@ pub(crate) struct Architecture {
     pub(crate) vendor: gimli::Vendor,
     /// Writes the rules of a section of code that linkers make.
     pub(crate) stubs: fn(bytes: &[u8], address: u64, write: &mut Write<'_>) -> Result<(), Error>,
+    /// How many of these bytes, from a program's entry point on, are those of a C library's `_start` up to its
+    /// call of the function that never returns. 0 if they are something else.
+    pub(crate) entry: fn(code: &[u8]) -> usize,
 }
 
 /// Where a `ucontext_t` has the registers.

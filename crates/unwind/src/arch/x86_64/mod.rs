@@ -35,7 +35,31 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     address_mask: !0,
     vendor: gimli::Vendor::Default,
     stubs: stubs::rules,
+    entry,
 };
+
+/// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and `hlt` is behind its call. musl's
+/// (arch/x86_64/crt_arch.h) aligns the stack before its call, and has nothing behind it.
+fn entry(code: &[u8]) -> usize {
+    // endbr64
+    let behind_mark = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
+    let size = if behind_mark.starts_with(&[0x31, 0xed]) {
+        // call of an address, or of a pointer in the GOT; hlt
+        let calls = |it: &[u8]| it[1] == 0xe8 || it[..2] == [0xff, 0x15];
+        let place = behind_mark
+            .windows(7)
+            .position(|it| it[6] == 0xf4 && calls(it));
+        place.map(|place| place + 7)
+    } else if behind_mark.starts_with(&[0x48, 0x31, 0xed]) {
+        // and $-16, %rsp; call
+        let end = [0x48, 0x83, 0xe4, 0xf0, 0xe8];
+        let place = behind_mark.windows(9).position(|it| it.starts_with(&end));
+        place.map(|place| place + 9)
+    } else {
+        None
+    };
+    size.map_or(0, |size| code.len() - behind_mark.len() + size)
+}
 
 /// The rule while nothing but the return address and `bytes` below it is on the stack.
 pub(super) fn above_stack_pointer(bytes: i32) -> Rule {
@@ -48,4 +72,36 @@ pub(super) fn above_stack_pointer(bytes: i32) -> Rule {
         base: Saved::Unknown,
         return_address: ReturnAddress::AtCfa(-8),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::entry;
+
+    #[test]
+    fn the_entry_point_of_a_c_library_is_known_by_its_code() {
+        // glibc 2.36, Debian's crt1.o; an older one that calls through no pointer, with endbr64
+        let glibc = [
+            0x31, 0xed, 0x49, 0x89, 0xd1, 0x5e, 0x48, 0x89, 0xe2, 0x48, 0x83, 0xe4, 0xf0, 0x50,
+            0x54, 0x45, 0x31, 0xc0, 0x31, 0xc9, 0x48, 0x8d, 0x3d, 0xf4, 0, 0, 0, 0xff, 0x15, 0x7f,
+            0x58, 8, 0, 0xf4,
+        ];
+        let older = [
+            0xf3, 0x0f, 0x1e, 0xfa, 0x31, 0xed, 0x5e, 0x67, 0xe8, 2, 0, 0, 0, 0xf4,
+        ];
+        let musl = [
+            0x48, 0x31, 0xed, 0x48, 0x89, 0xe7, 0x48, 0x8d, 0x35, 0, 0, 0, 0, 0x48, 0x83, 0xe4,
+            0xf0, 0xe8, 1, 2, 3, 4,
+        ];
+        for code in [&glibc[..], &older, &musl] {
+            let behind = [code, &[0xf4; 40]].concat();
+            assert_eq!(entry(&behind), code.len());
+            assert_eq!(entry(code), code.len());
+            assert_eq!(entry(&code[..code.len() - 1]), 0);
+            assert_eq!(entry(&behind[2..]), 0);
+        }
+        // Go's: jmp _rt0_amd64
+        assert_eq!(entry(&[0xe9, 0x1b, 0xcd, 0xff, 0xff, 0xcc, 0xcc]), 0);
+        assert_eq!(entry(&[]), 0);
+    }
 }
