@@ -179,6 +179,8 @@ impl FrameKind {
     pub const DOTNET: Self = Self("dotnet");
     /// Ruby.
     pub const RUBY: Self = Self("ruby");
+    /// PHP.
+    pub const PHP: Self = Self("php");
     /// Erlang and Elixir.
     pub const BEAM: Self = Self("beam");
     /// Native code that a runtime has named.

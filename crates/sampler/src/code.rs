@@ -317,14 +317,20 @@ impl CodeMappings {
             let module = mapped.module.path.rsplit('/').next().unwrap_or_default();
             let (kind, label) = match module {
                 "libjvm.so" => (FrameKind::JVM, "[Java]"),
-                "libcoreclr.so" => (FrameKind::DOTNET, "[.NET]"),
-                "node" | "nodejs" | "chromium" | "chrome" | "electron" => {
-                    (FrameKind::V8JS, "[JavaScript]")
+                "libcoreclr.so" | "mono" | "mono-sgen" => (FrameKind::DOTNET, "[.NET]"),
+                "node" | "nodejs" | "chromium" | "chrome" | "electron" | "deno" => {
+                    (FrameKind::V8JS, JAVASCRIPT)
                 }
-                name if name.starts_with("python") || name.starts_with("libpython") => {
-                    (FrameKind::CPYTHON, "[Python]")
+                // Its engine is not V8.
+                "bun" | "bun.exe" => (FrameKind::NATIVE, JAVASCRIPT),
+                "beam.smp" => (FrameKind::BEAM, "[BEAM]"),
+                name => {
+                    let name = name.strip_prefix("lib").unwrap_or(name);
+                    // Their versions follow.
+                    let begins = |it: &&(&str, FrameKind, &str)| name.starts_with(it.0);
+                    let (_, kind, label) = *VERSIONED.iter().find(begins)?;
+                    (kind, label)
                 }
-                _ => return None,
             };
             Some(JitRuntime {
                 kind,
@@ -395,6 +401,18 @@ impl CodeMappings {
     }
 }
 
+/// Label of JavaScript's code. Its engines are part of many programs, so its frames name the program.
+const JAVASCRIPT: &str = "[JavaScript]";
+
+/// Runtimes whose program and library have a name that starts with this.
+const VERSIONED: [(&str, FrameKind, &str); 5] = [
+    ("python", FrameKind::CPYTHON, "[Python]"),
+    ("ruby", FrameKind::RUBY, "[Ruby]"),
+    ("php", FrameKind::PHP, "[PHP]"),
+    ("luajit", FrameKind::NATIVE, "[Lua]"),
+    ("monosgen", FrameKind::DOTNET, "[.NET]"),
+];
+
 /// A language runtime that generates code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JitRuntime<'m> {
@@ -406,11 +424,11 @@ pub(crate) struct JitRuntime<'m> {
 }
 
 impl JitRuntime<'_> {
-    /// The frame of a function without an announced name. V8 is part of many programs, so its frames name the program.
+    /// The frame of a function without an announced name.
     pub(crate) fn unnamed(&self) -> NamedFrame {
-        let function = match self.kind {
-            FrameKind::V8JS => format!("[JavaScript in {}]", self.module),
-            _ => self.label.to_owned(),
+        let function = match self.label {
+            JAVASCRIPT => format!("[JavaScript in {}]", self.module),
+            label => label.to_owned(),
         };
         NamedFrame {
             kind: self.kind,
@@ -424,6 +442,8 @@ impl JitRuntime<'_> {
 pub(crate) fn is_generated(module: &Module) -> bool {
     match &*module.path {
         "[vdso]" | "[vsyscall]" => false,
+        // What processes share without a file (mm/shmem.c, shmem_zero_setup).
+        "/dev/zero" | "/dev/zero (deleted)" => true,
         path => !module.has_file() || path.starts_with("/memfd:"),
     }
 }
@@ -663,6 +683,29 @@ mod tests {
     }
 
     #[test]
+    fn runtimes_are_known_by_the_names_of_their_files() {
+        for (path, kind, function) in [
+            ("/usr/bin/mono-sgen", "dotnet", "[.NET]"),
+            ("/usr/lib/libmonosgen-2.0.so.1.0.0", "dotnet", "[.NET]"),
+            ("/usr/share/dotnet/libcoreclr.so", "dotnet", "[.NET]"),
+            ("/opt/deno", "v8js", "[JavaScript in deno]"),
+            ("/opt/bun.exe", "native", "[JavaScript in bun.exe]"),
+            ("/usr/lib/erlang/erts-13.1.5/bin/beam.smp", "beam", "[BEAM]"),
+            ("/usr/lib/libruby-3.1.so.3.1.2", "ruby", "[Ruby]"),
+            ("/usr/bin/php8.2", "php", "[PHP]"),
+            ("/usr/lib/libluajit-5.1.so.2.1.0", "native", "[Lua]"),
+            ("/usr/lib/libpython3.14.so.1.0", "cpython", "[Python]"),
+        ] {
+            let mut reported = Reported::new();
+            reported.map(0x1000, 0x2000, "/usr/lib/libc.so.6");
+            reported.map(0x8000, 0x9000, path);
+            let runtime = reported.code.runtime().unwrap();
+            assert_eq!(runtime.kind.name(), kind, "{path}");
+            assert_eq!(runtime.unnamed().function, function, "{path}");
+        }
+    }
+
+    #[test]
     fn code_that_a_runtime_may_have_generated_is_new_once() {
         let mut reported = Reported::new();
         let mut is_new = |start: u64, path: &str| {
@@ -674,6 +717,7 @@ mod tests {
         assert!(!is_new(0x8000, ""));
         assert!(is_new(0x9000, ""));
         assert!(is_new(0xf000, "/tmp/jit-7.dump"));
+        assert!(is_new(0x1_3000, "/dev/zero (deleted)"));
         assert!(!is_new(0x1_1000, "/lib/b.so"));
     }
 

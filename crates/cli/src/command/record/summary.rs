@@ -23,9 +23,10 @@ const MAX_PLACES: usize = 3;
 const HINT_SHARE: u64 = 10;
 
 /// Runtimes, what their code is called here, and what announces the names of its functions for perf.
-const UNNAMED: [(FrameKind, &str, &str); 2] = [
-    (FrameKind::V8JS, "JavaScript", "node --perf-basic-prof"),
+const UNNAMED: [(FrameKind, &str, &str); 3] = [
+    (FrameKind::V8JS, "JavaScript", "V8's --perf-basic-prof"),
     (FrameKind::JVM, "Java", "jcmd PID Compiler.perfmap"),
+    (FrameKind::BEAM, "Erlang", "erl +JPperf true"),
 ];
 
 /// Facts about the recording.
@@ -486,18 +487,18 @@ mod tests {
             summary.hints()
         };
         let frame_pointers = "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
-        assert_eq!(hints(100, [0, 0]), frame_pointers);
-        assert_eq!(hints(99, [123, 123]), "");
+        assert_eq!(hints(100, [0, 0, 0]), frame_pointers);
+        assert_eq!(hints(99, [123, 123, 123]), "");
         assert_eq!(
-            hints(0, [617, 123]),
-            "  functions without names: 50.0 % in JavaScript (node --perf-basic-prof names them); \
+            hints(0, [617, 123, 0]),
+            "  functions without names: 50.0 % in JavaScript (V8's --perf-basic-prof names them); \
              see \"Function names\" in docs/profiles.md\n"
         );
         assert_eq!(
-            hints(0, [617, 124]),
-            "  functions without names: 50.0 % in JavaScript (node --perf-basic-prof names them), \
-             10.0 % in Java (jcmd PID Compiler.perfmap names them); see \"Function names\" in \
-             docs/profiles.md\n"
+            hints(0, [617, 124, 124]),
+            "  functions without names: 50.0 % in JavaScript (V8's --perf-basic-prof names them), \
+             10.0 % in Java (jcmd PID Compiler.perfmap names them), 10.0 % in Erlang (erl +JPperf true names them); \
+             see \"Function names\" in docs/profiles.md\n"
         );
     }
 
@@ -519,6 +520,7 @@ mod tests {
             vec![script.clone(), main.clone()],
             vec![main, script],
             vec![frame(FrameKind::JVM, "[Java]")],
+            vec![frame(FrameKind::BEAM, "[BEAM]")],
             vec![frame(FrameKind::CPYTHON, "[Python]")],
             vec![Frame::instruction(7)],
             vec![],
@@ -547,7 +549,7 @@ mod tests {
         };
         let mut summary = Summary::new(Method::Ebpf, Vec::new(), Vec::new());
         summary.add(&part, GilSamples::default());
-        assert_eq!(summary.unnamed, [1, 1]);
+        assert_eq!(summary.unnamed, [1, 1, 1]);
     }
 
     #[test]
