@@ -22,7 +22,7 @@
 //!   dropped spans, of any tracer.
 //! - The attributes that were named in [`install`], with the values that a span of this provider is
 //!   *started* with. Child spans in this process inherit them. OpenTelemetry does not report an attribute that is
-//!   set later; [`otelctx::append_current`] publishes such a value.
+//!   set later: publish such a value with [`with_attribute`].
 //! - The provider's resource, with the types of its values; a forked child publishes it again.
 //! - On request: [the span's name](Install::span_name), [the local root span](Install::local_root_span_id), and
 //!   [entries of the baggage](Install::baggage).
@@ -49,6 +49,7 @@
 //! [`Context::attach`]: opentelemetry::Context::attach
 //! [`FutureExt::with_context`]: opentelemetry::trace::FutureExt::with_context
 
+mod added;
 mod ids;
 mod install;
 mod observer;
@@ -58,6 +59,7 @@ mod sampler;
 mod started;
 mod truncated;
 
+pub use added::with_attribute;
 pub use install::{install, Install};
 pub use problem::{check, Problem};
 pub use truncated::truncated;

@@ -14,7 +14,7 @@ use otelctx::{
 };
 
 use crate::problem::{self, Problem};
-use crate::{started, truncated};
+use crate::{added, started, truncated};
 
 /// What readers see of a context.
 pub(crate) struct View(pub(crate) SharedRecord);
@@ -130,12 +130,13 @@ impl ContextObserver for Observer {
             return None;
         }
         let view = started::find(span);
-        let baggage = &*options().baggage;
-        if baggage.is_empty() {
+        let (baggage, added) = (&*options().baggage, added::of(context, span));
+        if baggage.is_empty() && added.is_none() {
             return Some(view.unwrap_or_else(|| Arc::new(View(known_record(span)))));
         }
         let record = view.map_or_else(|| known_record(span), |view| view.0.clone());
-        Some(Arc::new(View(with_baggage(&record, context, baggage))))
+        let copy = added::copy(&record, added.unwrap_or_default());
+        Some(Arc::new(View(with_baggage(copy, context, baggage))))
     }
 }
 
@@ -207,16 +208,15 @@ pub(crate) fn converted(flags: trace::TraceFlags) -> TraceFlags {
 }
 
 /// Replaces a record's attributes from the baggage by those of this context.
-fn with_baggage(record: &SharedRecord, context: &Context, keys: &[Key]) -> SharedRecord {
-    let mut copy = record.copy_with_ids(record.trace_id(), record.span_id(), record.flags());
+fn with_baggage(mut record: Record, context: &Context, keys: &[Key]) -> SharedRecord {
     for key in keys {
-        copy = copy.without(key);
+        record = record.without(key);
         if let Some(value) = context.baggage().get(key.name()) {
-            copy = copy.with(key, value.as_str());
+            record = record.with(key, value.as_str());
         }
     }
-    truncated::count(copy.is_truncated());
-    copy.share()
+    truncated::count(record.is_truncated());
+    record.share()
 }
 
 #[cfg(test)]

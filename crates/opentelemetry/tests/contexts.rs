@@ -310,6 +310,81 @@ fn baggage_is_published_on_request() {
 }
 
 #[test]
+fn an_appended_attribute_is_seen_until_the_thread_attaches_or_detaches_a_context() {
+    static LATE: otelctx::Key = otelctx::Key::new("late");
+    let context = start("request", &[]);
+    let root = id(&context);
+    let _attached = context.attach();
+    assert!(otelctx::append_current(&LATE, "x"));
+    let late = [("late", "x")];
+    assert_eq!(seen(), expected(&with("request", &root, &late)));
+    {
+        let _child = start("child", &[]).attach();
+        assert_eq!(seen(), expected(&with("child", &root, &[])));
+    }
+    assert_eq!(seen(), expected(&with("request", &root, &[])));
+}
+
+#[test]
+fn an_attribute_that_is_added_to_a_context_is_seen_in_it_and_in_what_is_derived_from_it() {
+    static LATE: otelctx::Key = otelctx::Key::new("late");
+    static ROUTE: otelctx::Key = otelctx::Key::new("http.route");
+    let add = |key: &'static otelctx::Key, value: &str| {
+        otelctx_opentelemetry::with_attribute(&Context::current(), key, value)
+    };
+    let request = start("request", &[("http.route", "/early")]);
+    let root = id(&request);
+    let _request = request.clone().attach();
+    let late = add(&LATE, "x");
+    let early = [("http.route", "/early")];
+    assert_eq!(seen(), expected(&with("request", &root, &early)));
+    {
+        let _late = late.clone().attach();
+        let both = [("http.route", "/early"), ("late", "x")];
+        assert_eq!(seen(), expected(&with("request", &root, &both)));
+        {
+            let _child = start("child", &[]).attach();
+            assert_eq!(seen(), expected(&with("child", &root, &both)));
+            // A value of its own.
+            let _own = start("own", &[("http.route", "/own")]).attach();
+            let own = [("http.route", "/own"), ("late", "x")];
+            assert_eq!(seen(), expected(&with("own", &root, &own)));
+            let _added = add(&ROUTE, "/added").attach();
+            let added = [("http.route", "/added"), ("late", "x")];
+            assert_eq!(seen(), expected(&with("own", &root, &added)));
+            let _sibling = late.with_value(1_u8).attach();
+            assert_eq!(seen(), expected(&with("request", &root, &both)));
+        }
+        let _again = add(&LATE, "y").attach();
+        let again = [("http.route", "/early"), ("late", "y")];
+        assert_eq!(seen(), expected(&with("request", &root, &again)));
+        let _route = add(&ROUTE, "/cart/{id}").attach();
+        let route = [("http.route", "/cart/{id}"), ("late", "y")];
+        assert_eq!(seen(), expected(&with("request", &root, &route)));
+        let current = Context::current();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _elsewhere = current.clone().attach();
+                assert_eq!(seen(), expected(&with("request", &root, &route)));
+            });
+        });
+        let _baggage = Context::current()
+            .with_baggage([KeyValue::new("tenant.id", "blue")])
+            .attach();
+        let all = [&route[..], &[("tenant.id", "blue")]].concat();
+        assert_eq!(seen(), expected(&with("request", &root, &all)));
+    }
+    assert_eq!(seen(), expected(&with("request", &root, &early)));
+    // A span of another trace, and no span.
+    let _other = late
+        .with_remote_span_context(program().early.span().span_context().clone())
+        .attach();
+    assert_eq!(seen(), expected(&[]));
+    let _none = otelctx_opentelemetry::with_attribute(&Context::new(), &LATE, "x").attach();
+    assert_eq!(seen(), None);
+}
+
+#[test]
 fn remote_parents_and_contexts_from_before_the_installation_publish_their_ids() {
     let early = program().early.clone();
     let _early = early.clone().attach();
