@@ -24,7 +24,8 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     };
     let mut counts = Counts::default();
     let mut report = Report::default();
-    report.step("setup", setup::run);
+    // It waits for downloads most of its time.
+    report.step_beside("setup", setup::run, |report| report.step("build", build));
     // The tests use the package that it builds.
     report.step("node", || node::run(&[]));
     report.step("tests", || workspace(&mut counts));
@@ -54,6 +55,14 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         println!("failed: {failure}");
     }
     outcome
+}
+
+/// Builds the test programs.
+fn build() -> Outcome {
+    match test_programs(&["--workspace"]) {
+        Ok(programs) => Outcome::Passed(format!("{} test programs", programs.len())),
+        Err(error) => Outcome::Failed(error),
+    }
 }
 
 /// Tests of the layer for `tracing` without OpenTelemetry and with the oldest version, and the versions
