@@ -13,6 +13,7 @@ mod copy;
 mod debug_file;
 mod demangle;
 mod find;
+mod go;
 mod identity;
 mod parts;
 mod server;
@@ -33,6 +34,15 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 
 use answer::Answer;
 use copy::Copy;
+use go::GoFunctions;
+
+/// The name that a table of Go's functions has for an address, for the fuzz target, with the addresses of the program's
+/// entry point and of its code.
+#[doc(hidden)]
+#[must_use]
+pub fn go_function(table: &[u8], (entry, text): (u64, u64), address: u64) -> Option<String> {
+    GoFunctions::parse(table.to_vec(), entry, text)?.name(address)
+}
 
 /// The size of the file that `.gnu_debugdata` of an ELF file contains, in bytes, for the fuzz target. `None` if there is
 /// none, or it is malformed.
@@ -389,9 +399,33 @@ fn in_file(
     if offsets.is_empty() {
         return None;
     }
-    let copy = Copy::of(&identity::open(query, kept)?, Some(offsets)).ok()?;
+    let file = identity::open(query, kept)?;
+    let copy = Copy::of(&file, Some(offsets)).ok()?;
     let (separate, with_dwarf) = debug_file(&copy);
-    in_copy(&copy, separate, offsets, with_dwarf)
+    let mut found = in_copy(&copy, separate, offsets, with_dwarf)?;
+    add_go_functions(&mut found.0, &file, &copy, offsets);
+    Some(found)
+}
+
+/// Adds the names that Go's runtime has of functions that have no other.
+fn add_go_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
+    if !functions.iter().any(Vec::is_empty) {
+        return;
+    }
+    let Some(go) = GoFunctions::of(file) else {
+        return;
+    };
+    for (found, offset) in functions
+        .iter_mut()
+        .zip(offsets)
+        .filter(|it| it.0.is_empty())
+    {
+        let name = copy.address(*offset).and_then(|address| go.name(address));
+        found.extend(name.map(|name| Function {
+            name,
+            ..Function::default()
+        }));
+    }
 }
 
 /// The same for a copy, and the debug file that belongs to it.

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use otelctx_fixtures::{Compiler, rust_program};
+use otelctx_fixtures::{Compiler, program_source, rust_program};
 use otelctx_profile::sample::{Catalog, Mapping, Module, ProcessFacts};
 use otelctx_profile::sample::{Counts, Event, Found, Sample};
 use otelctx_profile::{Clock, Location, Profile, Recording, SymbolQuery, Symbolizer};
@@ -279,6 +280,104 @@ fn a_stripped_program_is_named_by_the_symbols_that_it_contains() {
             named.iter().all(|it| it.is_some() == is_named),
             "{dictionary}"
         );
+    }
+}
+
+/// Builds `functions.go`. `None`, with a line, without Go.
+fn go_program(scratch: &Scratch, flags: &[&str]) -> Option<PathBuf> {
+    if Command::new("go").arg("version").output().is_err() {
+        eprintln!("skipped: there is no Go");
+        return None;
+    }
+    let path = scratch.0.join("functions");
+    let source = program_source("functions.go");
+    let built = Command::new("go")
+        .args([&["build", "-o", text(&path)], flags, &[text(&source)]].concat())
+        .envs([("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{built:?}");
+    Some(path)
+}
+
+#[test]
+fn a_stripped_program_of_go_has_the_names_that_it_keeps_for_itself() {
+    for mode in ["exe", "pie"] {
+        let scratch = Scratch::new(&format!("go-{mode}"));
+        let Some(program) = go_program(&scratch, &["-buildmode", mode]) else {
+            return;
+        };
+        let mut symbols = BTreeMap::<u64, Vec<String>>::new();
+        for line in tool("go", &["tool", "nm", text(&program)]).lines() {
+            if let [address, "t" | "T", name] =
+                line.trim_start().splitn(3, ' ').collect::<Vec<_>>()[..]
+            {
+                let address = u64::from_str_radix(address, 16).unwrap();
+                // In assembly; the runtime does not tell.
+                let name = name.strip_suffix(".abi0").unwrap_or(name);
+                symbols.entry(address).or_default().push(name.to_owned());
+            }
+        }
+        tool("strip", &["--strip-all", text(&program)]);
+        // Behind the last function is alignment.
+        let is_end = |names: &[String]| names.iter().any(|name| name == "runtime.etext");
+        let starts = symbols.iter().filter(|(_, names)| !is_end(names));
+        let starts: Vec<u64> = starts.map(|it| *it.0).collect();
+        let expected: Vec<_> = starts
+            .windows(2)
+            .flat_map(|pair| [(pair[0], pair[0]), (pair[1] - 1, pair[0])])
+            .collect();
+        let addresses: Vec<u64> = expected.iter().map(|it| it.0).collect();
+        let offsets = tools::offsets(&program, &addresses);
+        let found = tools::found(&mut Symbols::new(), &program, &offsets);
+        assert!(found.len() > 1000, "{mode}: {}", found.len());
+        for ((address, start), found) in expected.iter().zip(&found) {
+            let [(name, file, 0)] = &found[..] else {
+                panic!("{mode}: {address:#x}: {found:?}, {:?}", symbols[start]);
+            };
+            assert!(
+                file.is_empty() && symbols[start].contains(name),
+                "{mode}: {address:#x}: {name}, {:?}",
+                symbols[start]
+            );
+        }
+        for name in [
+            "main.main",
+            "main.main.func1",
+            "main.(*shop).serve",
+            "main.sum[go.shape.int]",
+        ] {
+            assert!(found.iter().any(|it| it[0].0 == name), "{mode}: {name}");
+        }
+    }
+}
+
+/// Where Go's code starts in a program that another linker has made is not known from Go 1.26 on, and before if it is
+/// position-independent.
+#[test]
+fn a_stripped_program_of_go_that_another_linker_has_made_has_no_wrong_names() {
+    for mode in ["exe", "pie"] {
+        let scratch = Scratch::new(&format!("go-external-{mode}"));
+        let flags = ["-buildmode", mode, "-ldflags=-linkmode=external"];
+        let Some(program) = go_program(&scratch, &flags) else {
+            return;
+        };
+        let addresses: Vec<u64> = tools::code(&program).into_iter().step_by(101).collect();
+        let offsets = tools::offsets(&program, &addresses);
+        let named = || {
+            let found = tools::found(&mut Symbols::new(), &program, &offsets);
+            let name = |found: &Resolved| found.last().map(|it| it.0.clone());
+            found.iter().map(name).collect::<Vec<_>>()
+        };
+        let expected = named();
+        assert!(expected.iter().filter(|it| it.is_some()).count() > 1000);
+        tool("strip", &["--strip-all", text(&program)]);
+        for (found, expected) in named().iter().zip(&expected) {
+            assert!(
+                found.is_none() || found == expected,
+                "{mode}: {found:?}, {expected:?}"
+            );
+        }
     }
 }
 
