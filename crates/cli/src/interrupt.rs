@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::libc;
@@ -17,40 +17,43 @@ const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 /// The number of the signal that arrived, negative if the terminal sent it; 0 before the first.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
+/// The numbers of the signals that have arrived, as bits.
+static SEEN: AtomicU32 = AtomicU32::new(0);
+
+/// Whether a second signal ends the process.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
 /// The ID of this process while it has a recording that is not written completely; 0 otherwise.
 static UNWRITTEN: AtomicI32 = AtomicI32::new(0);
 
 const LOST: &[u8] = b"otelctx: interrupted twice: the recording was not written\n";
 
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let bit = 1 << signal;
+    if SEEN.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+        return end(signal);
+    }
     // SAFETY: the kernel passes a valid structure to a handler with SA_SIGINFO.
     let code = unsafe { (*info).si_code };
     // sigaction(2): positive codes are the kernel's, which sends for the terminal.
     let sign = if code > 0 { -1 } else { 1 };
     CAUGHT.store(sign * signal, Ordering::Relaxed);
-    // Installed in place of the default only once the first has arrived, so that each signal is noted once.
-    let again = SigAction::new(
-        SigHandler::Handler(end),
-        SaFlags::SA_RESETHAND,
-        SigSet::empty(),
-    );
-    if let Ok(signal) = Signal::try_from(signal) {
-        // SAFETY: sigaction(2) and the handler are async-signal-safe (signal-safety(7)). On failure the
-        // default stays.
-        let _ = unsafe { sigaction(signal, &again) };
-    }
 }
 
-/// Reports what is lost, if anything is, and ends the process by the signal's default, which SA_RESETHAND has
-/// restored.
-extern "C" fn end(signal: libc::c_int) {
-    // SAFETY: getpid(2), write(2) and raise(3) are async-signal-safe; the text is static. The signal is
-    // blocked during the handler, and arrives when it returns.
+/// Reports what is lost, if anything is, and ends the process by the signal's default. A signal that arrives meanwhile, on
+/// another thread, is ignored: with SA_RESETHAND it would end the process before the report.
+fn end(signal: libc::c_int) {
+    if IS_ENDING.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: getpid(2), write(2), signal(2) and raise(3) are async-signal-safe (signal-safety(7)); the text is
+    // static. The signal is blocked during the handler, and arrives when it returns.
     unsafe {
         // A worker process inherits the handlers; its parent reports.
         if UNWRITTEN.load(Ordering::Relaxed) == libc::getpid() {
             libc::write(libc::STDERR_FILENO, LOST.as_ptr().cast(), LOST.len());
         }
+        libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
     }
 }
@@ -85,11 +88,11 @@ pub(crate) fn caught() -> Option<Caught> {
 pub(crate) fn catch() -> io::Result<()> {
     let noted = SigAction::new(
         SigHandler::SigAction(note),
-        SaFlags::SA_RESETHAND | SaFlags::SA_SIGINFO,
+        SaFlags::SA_SIGINFO,
         SigSet::empty(),
     );
     for signal in SIGNALS {
-        // SAFETY: the handler stores to an atomic and calls sigaction(2).
+        // SAFETY: the handler accesses atomics, and calls functions that are async-signal-safe.
         let before = unsafe { sigaction(signal, &noted) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {
             // SAFETY: that was there before.

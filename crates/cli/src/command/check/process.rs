@@ -482,9 +482,9 @@ mod tests {
 
     #[test]
     fn numbers_of_threads_have_thousands_separators() {
-        let findings = serde_json::to_value(readable(false, 21_034, 1_500, false)).unwrap();
+        let finding = serde_json::to_value(readable(false, 21_034, 1_500, false)).unwrap();
         assert_eq!(
-            findings[0]["text"],
+            finding["text"],
             "a reader finds the contexts of its 21,034 threads; 1,500 attached now"
         );
     }
