@@ -56,14 +56,14 @@ impl UnwindTables {
     pub fn rows(&self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
-        // Of a program without tables, there are the entry point and the linkage stubs.
+        // A program without tables has its entry point, if that is known, and its linkage stubs.
+        let has_entry = || (architecture.entry)(&self.tables.entry_code) > 0;
+        if !counts.has_tables() && (rows.is_empty() || !has_entry()) {
+            return Err(Error::NoTables);
+        }
         if rows.is_empty() {
-            return Err(match counts.has_tables() {
-                true => Error::Damaged {
-                    entries: counts.entries,
-                },
-                false => Error::NoTables,
-            });
+            let entries = counts.entries;
+            return Err(Error::Damaged { entries });
         }
         Ok(FileRows {
             rows,
