@@ -39,11 +39,11 @@ impl UnwindTables {
     pub fn read(elf: &Elf<'_>) -> Result<Self, Error> {
         let executable = elf.loads().iter().filter(|it| it.executable);
         let machine = elf.machine();
-        Architecture::of(machine).ok_or(Error::Architecture)?;
+        let architecture = Architecture::of(machine).ok_or(Error::Architecture)?;
         Ok(UnwindTables {
             machine,
             code: CodeSegments(executable.copied().collect()),
-            tables: Tables::read(elf)?,
+            tables: Tables::read(elf, architecture)?,
         })
     }
 
@@ -57,8 +57,7 @@ impl UnwindTables {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
         // A program without tables has its entry point, if that is known, and its linkage stubs.
-        let has_entry = || (architecture.entry)(&self.tables.entry_code) > 0;
-        if !counts.has_tables() && (rows.is_empty() || !has_entry()) {
+        if !counts.has_tables() && (rows.is_empty() || self.tables.entry_size == 0) {
             return Err(Error::NoTables);
         }
         if rows.is_empty() {

@@ -42,7 +42,7 @@ pub(crate) fn make(
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
     let size = match writer.counts.has_tables() {
         true => MAX_ENTRY,
-        false => (architecture.entry)(&tables.entry_code) as u64,
+        false => tables.entry_size,
     };
     let end = tables.entry.saturating_add(size);
     functions.add(Source::Entry, tables.entry, end, 0)?;
@@ -219,7 +219,7 @@ mod tests {
         let rules = |entry_code: &[u8]| {
             let tables = Tables {
                 entry: 0x1800,
-                entry_code: entry_code.to_vec(),
+                entry_size: (architecture.entry)(entry_code) as u64,
                 ..Tables::default()
             };
             let (rows, _) = make(&tables, architecture, &code, &dictionary).unwrap();

@@ -3,6 +3,7 @@
 use gimli::{BaseAddresses, LittleEndian};
 use otelctx_remote::elf::{Elf, ElfError, Section, Segment};
 
+use crate::arch::Architecture;
 use crate::error::Error;
 
 /// Bytes that are read of one section. LLVM's library, the largest at hand, has 8 MiB of tables.
@@ -32,13 +33,13 @@ pub(crate) struct Tables {
     pub(crate) got: u64,
     /// Address of the entry point.
     pub(crate) entry: u64,
-    /// What is there; empty if that is not known.
-    pub(crate) entry_code: Vec<u8>,
+    /// How many bytes from there on are surely its own; 0 if that is not known.
+    pub(crate) entry_size: u64,
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
 }
 
 impl Tables {
-    pub(crate) fn read(elf: &Elf<'_>) -> Result<Self, Error> {
+    pub(crate) fn read(elf: &Elf<'_>, architecture: &Architecture) -> Result<Self, Error> {
         let read = |section: &Section, limit: u64, what| {
             if section.size > limit {
                 return Err(Error::Limit { what, limit });
@@ -58,9 +59,9 @@ impl Tables {
             tables.debug_frame = Some(read(&section, MAX_SECTION, "bytes of .debug_frame")?);
         }
         tables.entry = elf.entry();
-        let mut entry_code = vec![0; ENTRY_CODE];
-        if elf.read_at(tables.entry, &mut entry_code).is_ok() {
-            tables.entry_code = entry_code;
+        let mut code = [0; ENTRY_CODE];
+        if elf.read_at(tables.entry, &mut code).is_ok() {
+            tables.entry_size = (architecture.entry)(&code) as u64;
         }
         tables.eh_frame_header = elf.eh_frame_header().map_or(0, |it| it.address);
         tables.text = text.map_or(0, |text| text.address);
