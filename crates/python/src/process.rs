@@ -147,6 +147,7 @@ impl RuntimeProcess for PythonProcess {
         }
         Ok(known)
     }
+
     fn tasks(
         &self,
         target: &dyn Target,

@@ -57,25 +57,24 @@ impl Search<'_> {
         stored: Option<u64>,
     ) -> Result<Option<Resolved>, MemoryError> {
         let executes = self.executes(holder)?;
-        let chosen = match executes {
-            Some(true) => Some(*holder),
-            _ => states.iter().find(|state| *state != holder).copied(),
-        };
-        if executes == Some(true) && !states.contains(holder) {
-            states.push(*holder);
-        }
-        let source = match chosen {
-            Some(state) if executes != Some(true) && stored == Some(state.address) => {
-                Source::ThreadSpecific
-            }
-            _ if executes == Some(true) => Source::Current,
-            _ => Source::List,
-        };
         let holding = Holding {
             gil: executes,
             is_attached: None,
         };
-        Ok(chosen.map(|state| resolved(state, source, holding, states)))
+        if executes == Some(true) {
+            if !states.contains(holder) {
+                states.push(*holder);
+            }
+            return Ok(Some(resolved(*holder, Source::Current, holding, states)));
+        }
+        let chosen = states.iter().find(|state| *state != holder).copied();
+        Ok(chosen.map(|state| {
+            let source = match stored == Some(state.address) {
+                true => Source::ThreadSpecific,
+                false => Source::List,
+            };
+            resolved(state, source, holding, states)
+        }))
     }
 
     /// Whether the thread executes with this state: 3.10 and 3.11 have the innermost call of the interpreter on the stack
