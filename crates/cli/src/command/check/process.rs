@@ -413,8 +413,8 @@ pub(super) fn threads(
                 Ok(ContextState::Published(context)) => Some(context),
                 _ => None,
             };
-            let language = context.as_deref().map(|it| &it.payload.resource);
-            findings.push(none_attached(language.and_then(attributes::language)));
+            let resource = context.as_deref().map(|it| &it.payload.resource);
+            findings.push(none_attached(resource.and_then(attributes::language)));
         }
     }
     findings.extend(skipped.as_ref().map(partial));
