@@ -239,6 +239,32 @@ fn a_thread_state_with_a_large_key_is_found() {
     }
 }
 
+/// It is no other thread's that executes, although its own thread does not store it any more.
+#[test]
+fn a_thread_state_that_its_thread_deletes_has_the_gil() {
+    let Some(library) = Compiler::gcc().library::<&str>(&["ending.c"], &[]) else {
+        return;
+    };
+    for interpreter in Interpreter::with_version("3.11") {
+        let mut command = interpreter.command("ending.py");
+        let target = Target::spawn(command.env("LD_PRELOAD", &library));
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let [(first, state), (second, _)] = &states(&target.lines)[..] else {
+            panic!("{:?}", target.lines)
+        };
+        let thread = read(&mut process, *first);
+        assert_eq!(fact(&thread.facts, "thread_state"), state);
+        assert_eq!(fact(&thread.facts, "holds_gil"), &false.into());
+        let functions: Vec<&str> = thread.stack.frames().map(|it| &*it.function).collect();
+        assert_eq!(functions.last(), Some(&"<module>"), "{functions:?}");
+        let runtimes = process.runtimes().unwrap();
+        let threads = process.threads().unwrap();
+        let ending = threads.iter().find(|it| it.tid() == *second).unwrap();
+        let ending = ending.state(&runtimes, None).unwrap();
+        assert_eq!(ending.runtimes.len(), 0, "{ending:?}");
+    }
+}
+
 /// The thread that forked has another ID in the child.
 #[test]
 fn a_child_that_goes_on_after_a_fork_has_its_thread_states() {

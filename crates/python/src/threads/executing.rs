@@ -28,7 +28,18 @@ impl Search<'_> {
         // The thread may have ended.
         let pointer = self.thread_pointer(&state);
         let is_stored = self.stored(pointer).is_ok_and(|it| it == Some(current));
-        Ok((!is_stored).then_some(state))
+        let is_unstored = !is_stored && self.is_listed(&state, interpreters)?;
+        Ok(is_unstored.then_some(state))
+    }
+
+    /// Whether an interpreter still has this state: a thread that ends deletes its own one, and holds the GIL until it has
+    /// (`_PyThreadState_DeleteCurrent`).
+    fn is_listed(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
+        let newest = interpreters.iter().map(|it| self.newest(*it));
+        let newest = newest.collect::<Result<Vec<_>, _>>()?;
+        let list = self.read_list(interpreters, newest)?;
+        let mut states = list.by_thread.values().flatten();
+        Ok(states.any(|listed| listed.address == state.address))
     }
 
     /// Where it is unknown what threads store: whether this is another state than the oldest interpreter's newest one of
