@@ -10,7 +10,7 @@ use std::sync::Arc;
 use otelctx_reader::format::NODEJS_SYMBOL as SYMBOL;
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{FileCache, LoadedModule, Modules, Target, tls};
-use otelctx_reader::runtime::{Runtime, RuntimeError, RuntimeProcess};
+use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 
 use process::NodeProcess;
 use walk::{PUBLISHED_SIZE, RecordPlace};
@@ -41,6 +41,12 @@ impl Runtime for Node {
         file_name.ends_with(b".node")
             || file_name.starts_with(b"node")
             || file_name.starts_with(b"libnode")
+    }
+
+    /// A single executable application is a copy of Node.js with any name. The smallest Node.js has twice as much code.
+    fn embedded(&self) -> Option<Embedded> {
+        const START: &str = "_ZN4node5StartEiPPc";
+        Some(Embedded::new(START, 32 << 20))
     }
 
     fn probe(

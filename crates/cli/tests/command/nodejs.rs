@@ -54,6 +54,29 @@ fn dump_ps_and_check_show_the_trace_of_a_request() {
     assert_eq!(row["threads_with_trace"], 1, "{row:#}");
 }
 
+/// As single executable applications are.
+#[test]
+fn a_copy_of_node_with_another_name_has_the_version() {
+    let Some(traced) = Node::find().and_then(|node| node.traced()) else {
+        return;
+    };
+    let scratch = Scratch::new("nodejs-copy");
+    let copy = scratch.path("shop");
+    fs::copy(traced.get_program(), &copy).unwrap();
+    let mut command = Command::new(copy);
+    command.args(traced.get_args());
+    command.envs(
+        traced
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let target = Target::spawn(&mut command);
+    let dump = otelctx(&["dump", &target.pid().to_string(), "--json"]);
+    let dump = dump.expect(0).json();
+    let version = text(&dump["runtimes"]["nodejs"]["version"]);
+    assert!(version.starts_with("24."), "{version}");
+}
+
 #[test]
 fn each_sample_of_a_request_has_its_trace() {
     let Some((target, [trace, _])) = traced() else {
