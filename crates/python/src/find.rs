@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -30,6 +31,11 @@ const MAX_PROCESSES: usize = 8;
 
 /// A function of every version.
 pub(crate) const FUNCTION: &str = "Py_GetVersion";
+
+/// Whether a file of this name is part of PyPy: `pypy3.11`, `libpypy3.11-c.so`.
+pub(crate) fn is_pypy(file_name: &[u8]) -> bool {
+    file_name.starts_with(b"pypy") || file_name.starts_with(b"libpypy")
+}
 
 /// Finds CPython. `memory` counts that of the functions of all processes.
 ///
@@ -83,8 +89,16 @@ pub(crate) fn find(
             process.others = used.collect();
             Ok(Some(process))
         }
+        None if first.is_none() && modules.loaded.iter().any(has_pypy) => {
+            Err(RuntimeError::new("this is PyPy; only CPython is supported"))
+        }
         None => first.transpose(),
     }
+}
+
+fn has_pypy(module: &LoadedModule) -> bool {
+    let file_name = Path::new(&module.name).file_name();
+    file_name.is_some_and(|name| is_pypy(name.as_bytes()))
 }
 
 /// See [`Python::at`](crate::Python::at).

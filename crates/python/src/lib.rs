@@ -64,7 +64,9 @@ impl Runtime for Python {
     }
 
     fn is_candidate(&self, file_name: &[u8]) -> bool {
-        file_name.starts_with(b"python") || file_name.starts_with(b"libpython")
+        // PyPy is reported as unsupported.
+        let is_cpython = file_name.starts_with(b"python") || file_name.starts_with(b"libpython");
+        is_cpython || find::is_pypy(file_name)
     }
 
     fn embedded(&self) -> Option<Embedded> {

@@ -705,22 +705,42 @@ fn python_in_a_program_that_exports_nothing_is_found() {
 fn an_unknown_version_is_an_error_that_says_so() {
     let known = "version 4.0.0 is not supported, only 2.7, 3.6, 3.7, 3.8, 3.9, 3.10, 3.11, 3.12, \
                  3.13, 3.14, 3.15";
-    check_unknown("-DVERSION=0x040000f0", known);
+    check_unknown(
+        "python4.0",
+        &["unknown_python.c"],
+        "-DVERSION=0x040000f0",
+        known,
+    );
     // Its functions do not say where it keeps its data.
     let unlike =
         "version 3.11.1 is not supported: its layout cannot be compared with that of 3.11.2";
-    check_unknown("-DVERSION=0x030b01f0", unlike);
+    check_unknown(
+        "python3.11",
+        &["unknown_python.c"],
+        "-DVERSION=0x030b01f0",
+        unlike,
+    );
 }
 
-fn check_unknown(version: &str, expected: &str) {
-    let sources = ["threads.c", "variable.c", "publish.c", "unknown_python.c"];
+#[test]
+fn pypy_is_an_error_that_says_so() {
+    check_unknown(
+        "pypy3.11",
+        &[],
+        "-g",
+        "this is PyPy; only CPython is supported",
+    );
+}
+
+fn check_unknown(name: &str, interpreter: &[&str], version: &str, expected: &str) {
+    let sources = [&["threads.c", "variable.c", "publish.c"], interpreter].concat();
     let compiler = Compiler::gcc();
     let flags = ["-DLINKED", "-rdynamic", version];
     let Some(program) = compiler.program(&sources, &flags) else {
         return;
     };
     let directory = CoreDirectory::new();
-    let named = directory.path().join("python4.0");
+    let named = directory.path().join(name);
     copy_program(&program, &named);
     let target = Target::spawn(&mut Command::new(named));
     let mut process = Process::with_options(target.pid(), options()).unwrap();
