@@ -261,11 +261,11 @@ fn warn_unseen(py: Python<'_>) {
             py,
             match is_reported() {
                 true => {
-                    "no contexts are published: the interpreter has no room for a context watcher"
+                    "otelctx publishes no contexts: the interpreter has no room for a context watcher"
                 }
                 false => {
-                    "some contexts are not published: native code (uvloop, for example) switches \
-                    between them, which only Python 3.14 and later report"
+                    "otelctx does not publish some contexts: native code (uvloop, for example) \
+                    switches between them, which only Python 3.14 and later report"
                 }
             },
         );

@@ -1,9 +1,12 @@
 """Waiting for the import of other modules never changes what the program imports."""
 
 import json
+import platform
 import subprocess
 import zipfile
+from pathlib import Path
 
+import otelctx
 from conftest import PYTHON, TIMEOUT
 
 PACKAGE = {
@@ -120,3 +123,21 @@ print(json.dumps([hooked, type(zipped.hooked.__loader__).__name__]))
     )
     assert shown == [[["zipped.hooked", 7]], "zipimporter"]
     assert messages == ""
+
+
+def test_a_package_without_an_extension_module_for_this_python_says_so(tmp_path):
+    archive = tmp_path / "application.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in Path(otelctx.__file__).parent.iterdir():
+            if path.is_file():
+                file.write(path, f"otelctx/{path.name}")
+    program = f"import sys; sys.path.insert(0, {str(archive)!r}); import otelctx"
+    failed = subprocess.run(
+        [PYTHON, "-c", program], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT
+    )
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1] == (
+        "ImportError: otelctx was not built for this Python, or is in a zip file, from which Python "
+        "loads no extension modules; it supports CPython, and this is cpython "
+        f"{platform.python_version().rstrip('+')}"
+    )

@@ -10,8 +10,15 @@ import logging
 import sys
 from typing import Mapping, Sequence, Union
 
+try:
+    from ._otelctx import Context, Scope, Token, attach, current, detach, published, scope, update
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "otelctx was not built for this Python, or is in a zip file, from which Python loads no "
+        f"extension modules; it supports CPython, and this is {sys.implementation.name} "
+        + ".".join(map(str, sys.version_info[:3]))
+    ) from error
 from . import _hooks, _otelctx
-from ._otelctx import Context, Scope, Token, attach, current, detach, published, scope, update
 
 __all__ = [
     "Context",
@@ -51,12 +58,12 @@ def _start() -> None:
     try:
         _hooks.install(_otelctx.watch())
     except Exception as error:  # The program works without this.
-        log.warning("no thread contexts are published: %s", error)
+        log.warning("otelctx publishes no thread contexts: %s", error)
     _otelctx.register_keys(_hooks.SPAN_ATTRIBUTES)
     try:
         publish()
     except OSError as error:
-        log.warning("no process context is published: %s", error)
+        log.warning("otelctx publishes no process context: %s", error)
 
 
 _start()

@@ -110,4 +110,4 @@ def _publish_resource(provider: Any) -> None:
     try:
         publish(provider.resource.attributes)
     except Exception as error:  # Telemetry must not stop the program.
-        logging.getLogger("otelctx").warning("the resource is not published: %s", error)
+        logging.getLogger("otelctx").warning("otelctx does not publish the resource: %s", error)
