@@ -1,16 +1,22 @@
 'use strict'
 // Loads the addon, and says why there is none. Nothing here throws.
 
-const { closeSync, openSync, readSync } = require('node:fs')
+const { closeSync, existsSync, openSync, readSync } = require('node:fs')
 const path = require('node:path')
+
+/** Runtimes that have the modules of Node.js, by their names in `process.versions`. */
+const OTHERS = { electron: 'Electron', bun: 'Bun', deno: 'Deno' }
+const other = Object.keys(OTHERS).find((name) => process.versions[name] !== undefined)
+/** What runs the program: `Node.js 24.21.0`. */
+const runtime =
+  other === undefined
+    ? `Node.js ${process.versions.node}`
+    : `${OTHERS[other]} ${process.versions[other]}`
 
 /** Why the addon cannot be used in this process, before it is loaded; undefined if it can. */
 function unsupported() {
-  const { versions, config } = process
-  for (const runtime of ['electron', 'bun', 'deno']) {
-    if (versions[runtime] !== undefined) return `${runtime} is not supported`
-  }
-  const variables = config?.variables ?? {}
+  if (other !== undefined) return `${OTHERS[other]} is not supported`
+  const variables = process.config?.variables ?? {}
   if (isSet(variables.v8_enable_pointer_compression)) {
     return 'this Node.js is built with pointer compression'
   }
@@ -50,10 +56,15 @@ function load() {
   const reason = unsupported()
   if (reason !== undefined) return { reason }
   const platform = `linux-${process.arch}`
+  const folder = path.join(__dirname, '..', 'prebuilds')
+  if (!existsSync(folder)) {
+    const help = 'leave the package out of bundles, as an external one'
+    return { reason: `its addon is not in ${folder}: ${help}` }
+  }
   const reasons = {}
   // The addon for the other C library cannot be loaded.
   for (const libc of ['gnu', 'musl']) {
-    const file = path.join(__dirname, '..', 'prebuilds', `${platform}-${libc}`, 'otelctx.node')
+    const file = path.join(folder, `${platform}-${libc}`, 'otelctx.node')
     try {
       return exportsOf(file)
     } catch (error) {
@@ -64,4 +75,4 @@ function load() {
   return { reason: reasons[libc] ?? `there is no addon for ${platform}-${libc}` }
 }
 
-module.exports = { load }
+module.exports = { load, runtime }

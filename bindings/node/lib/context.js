@@ -2,7 +2,7 @@
 
 const { AsyncLocalStorage } = require('node:async_hooks')
 
-const { load } = require('./addon')
+const { load, runtime } = require('./addon')
 const { Encoder, checkedFlags, lastValues, MAX_KEYS } = require('./encode')
 const { records } = require('./records')
 
@@ -158,11 +158,15 @@ function open() {
 }
 
 function refusal() {
-  return new Error(`otelctx cannot publish on Node.js ${process.versions.node}: ${reason}${hint()}`)
+  return new Error(`otelctx cannot publish on ${runtime}: ${reason}${hint()}`)
 }
 
 /** What helps: AsyncContextFrame is there from Node.js 22.7 on, and the default from 24 on. */
 function hint() {
+  if (!runtime.startsWith('Node.js')) return ''
+  if (/addons is disabled/.test(reason)) {
+    return '; start it without --no-addons, or with --allow-addons'
+  }
   const [major, minor] = process.versions.node.split('.').map(Number)
   if (major < 22 || (major === 22 && minor < 7)) return '; Node.js 22.7 or later is needed'
   const needsFlag = /AsyncContextFrame/.test(reason) && major < 24

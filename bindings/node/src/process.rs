@@ -121,12 +121,24 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
     match published.map(|it| it.update(context.clone())) {
         // Not yet, or another copy of the publisher has taken over.
         None | Some(Err(PublishError::NotPublished)) => {
-            let published = context.publish().map_err(|error| error.to_string())?;
+            let published = context.publish().map_err(explain)?;
             process.published = Some(published);
         }
-        Some(updated) => updated.map_err(|error| error.to_string())?,
+        Some(updated) => updated.map_err(explain)?,
     }
     process.check_indexes()
+}
+
+/// The reason in words for programs of Node.js.
+fn explain(error: PublishError) -> String {
+    match error {
+        PublishError::Foreign { .. } => {
+            "another publisher in this process, such as dd-trace or another version of otelctx (npm ls otelctx), has \
+             published a process context, and a process has only one: remove one of them"
+                .into()
+        }
+        error => error.to_string(),
+    }
 }
 
 impl Process {

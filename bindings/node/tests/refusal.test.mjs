@@ -64,13 +64,45 @@ test('the flag counts, wherever it is', (t) => {
 
 test('other runtimes and builds are refused before the addon is loaded', () => {
   for (const [change, reason] of [
-    ['Object.defineProperty(process.versions, "electron", { value: "1" })', /electron/],
-    ['Object.defineProperty(process.versions, "bun", { value: "1" })', /bun/],
+    ['Object.defineProperty(process.versions, "electron", { value: "1" })', /Electron/],
+    ['Object.defineProperty(process.versions, "bun", { value: "1" })', /Bun/],
     ['config.v8_enable_pointer_compression = 1', /pointer compression/],
     ['config.v8_enable_sandbox = 1', /sandbox/],
     ['Object.defineProperty(process, "arch", { value: "riscv64" })', /riscv64/],
   ]) {
     check(run([program('refused.js'), change]), reason)
+  }
+})
+
+test('the message names what runs the program, and helps', () => {
+  const version = process.versions.node
+  const define = (name, value) =>
+    `Object.defineProperty(process.versions, '${name}', { value: '${value}' })`
+  const disabled = 'Cannot load native addon because loading addons is disabled.'
+  const help = 'start it without --no-addons, or with --allow-addons'
+  const message = (options, change) => {
+    const result = run([...options, program('refused.js'), change])
+    assert.equal(result.stderr, '')
+    return JSON.parse(result.stdout).message.replace('otelctx cannot publish on ', '')
+  }
+  // Its own version of Node.js is none that the program's author can choose.
+  const electron = `${define('electron', '30.1')}; ${define('node', '20.1.0')}`
+  assert.equal(message([], electron), 'Electron 30.1: Electron is not supported')
+  assert.equal(message([], define('deno', '2.9')), 'Deno 2.9: Deno is not supported')
+  assert.equal(message(['--no-addons'], ''), `Node.js ${version}: ${disabled}; ${help}`)
+})
+
+test('in a bundle, where the addon is not beside the package, the reason says so', () => {
+  const copy = mkdtempSync(join(tmpdir(), 'otelctx-'))
+  try {
+    cpSync(join(folder, 'lib'), join(copy, 'lib'), { recursive: true })
+    const addons = join(copy, 'prebuilds')
+    const reason = `its addon is not in ${addons}: leave the package out of bundles, as an external one`
+    const result = run([program('refused.js')], { env: { OTELCTX_PACKAGE: join(copy, 'lib') } })
+    assert.equal(result.stderr, '')
+    assert.equal(JSON.parse(result.stdout).reason, reason)
+  } finally {
+    rmSync(copy, { recursive: true })
   }
 })
 

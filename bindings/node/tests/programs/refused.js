@@ -27,7 +27,14 @@ assert.throws(() => otelctx.setContext(context), refused)
 assert.throws(() => otelctx.runWithContext(context, () => 1), refused)
 assert.throws(() => otelctx.ThreadContext.prototype.enter.call({}), TypeError)
 assert.throws(() => otelctx.getProcessContextAttributes(['a']), refused)
-assert.throws(() => otelctx.publish(), refused)
+let message
+assert.throws(
+  () => otelctx.publish(),
+  (error) => {
+    message = error.message
+    return refused(error)
+  },
+)
 assert.throws(() => otelctx.publish({ 'service.name': 'shop' }), refused)
 const named = otelctx.makeNamedContext(['a', 'b'])
 assert.throws(() => named.processContextAttributes, refused)
@@ -37,7 +44,7 @@ assert.strictEqual(otelctx.getContext(), undefined)
 otelctx.setContext(undefined)
 otelctx.clearContext()
 assert.strictEqual(otelctx.runWithoutContext(() => 1), 1)
-console.log(JSON.stringify({ reason: unsupportedReason }))
+console.log(JSON.stringify({ reason: unsupportedReason, message }))
 if (process.env.OTELCTX_HOLD) {
   try {
     readSync(0, Buffer.alloc(1))
