@@ -117,11 +117,10 @@ unsafe extern "C" fn init(
             }
         };
         let value = loaded().ok().and_then(|it| it.get_in(&context));
-        let outer = thread::published();
         thread::push(context.as_ptr());
         thread::publish(py, value.as_ref().and_then(value_of));
         let result = original(task, arguments, keywords.as_ptr());
-        thread::pop(context.as_ptr());
+        let outer = thread::pop(context.as_ptr());
         restore(py, outer);
         result
     }

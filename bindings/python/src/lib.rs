@@ -14,6 +14,7 @@ mod contextvars;
 mod eager;
 mod lock;
 mod methods;
+mod native;
 mod object;
 mod opentelemetry;
 mod outside;
@@ -28,6 +29,8 @@ mod module {
     use crate::context::{Context, Scope, current, published, register_keys, scope, update};
     #[pymodule_export]
     use crate::eager::watch_eager_tasks;
+    #[pymodule_export]
+    use crate::native::watch_native;
     #[pymodule_export]
     use crate::opentelemetry::{
         opentelemetry_current, opentelemetry_use, span_started, span_updated,

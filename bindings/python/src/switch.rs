@@ -5,7 +5,8 @@
 //! | 3.14+ | everything below | a context watcher |
 //! | up to 3.13 | `Context.run`: asyncio's callbacks and tasks, `asyncio.to_thread` | [`run`] in its place |
 //! | up to 3.13 | eager tasks of asyncio | [`eager`](crate::eager), in place of `Task.__init__` |
-//! | up to 3.13 | C code with `PyContext_Enter`: uvloop | not seen, nothing is published: [`is_covered`] |
+//! | up to 3.13 | uvloop, with `PyContext_Enter` | [`native`](crate::native), in place of that |
+//! | up to 3.13 | other C code with `PyContext_Enter` | not seen, nothing is published: [`is_covered`] |
 //! | all | greenlets, which do not tell the interpreter | `greenlet.settrace`: [`greenlets_switched`] |
 
 use std::ffi::{CStr, c_char, c_int};
@@ -103,7 +104,7 @@ unsafe extern "C" fn switched(_event: c_int, _context: *mut PyObject) -> c_int {
 
 /// Publishes the value of the thread's current context.
 #[inline]
-fn publish_current(py: Python<'_>) {
+pub(crate) fn publish_current(py: Python<'_>) {
     if !IS_USED.load(Ordering::Relaxed) {
         return;
     }
@@ -164,12 +165,11 @@ unsafe extern "C" fn run(
         if (contextvars.enter)(context) != 0 {
             return ptr::null_mut();
         }
-        let outer = thread::published();
         thread::push(context);
         publish_current(py);
         let others = arguments.add(1);
         let result = contextvars.call(py, *arguments, others, count as usize - 1, keywords);
-        thread::pop(context);
+        let outer = thread::pop(context);
         let left = (contextvars.exit)(context);
         restore(py, outer);
         if left != 0 {
@@ -198,8 +198,8 @@ pub(crate) fn restore(py: Python<'_>, outer: usize) {
     );
 }
 
-/// Calls a function that switches contexts where this module does not see it: an event loop of
-/// uvloop. The thread publishes nothing meanwhile.
+/// Calls a function that switches contexts where this module does not see it: an event loop of a
+/// uvloop that is not as expected. The thread publishes nothing meanwhile.
 #[pyfunction]
 #[pyo3(signature = (function, /, *args, **kwargs))]
 pub(crate) fn run_unseen<'py>(
@@ -264,8 +264,8 @@ fn warn_unseen(py: Python<'_>) {
                     "otelctx publishes no contexts: the interpreter has no room for a context watcher"
                 }
                 false => {
-                    "otelctx does not publish some contexts: native code (uvloop, for example) \
-                    switches between them, which only Python 3.14 and later report"
+                    "otelctx does not publish some contexts: native code switches \
+                    between them, which only Python 3.14 and later report"
                 }
             },
         );

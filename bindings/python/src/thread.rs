@@ -13,9 +13,9 @@ thread_local! {
     static PUBLISHED: Cell<usize> = const { Cell::new(0) };
     /// Whether the thread's greenlets are traced.
     static TRACES_GREENLETS: Cell<bool> = const { Cell::new(false) };
-    /// The contexts that were entered, and will be left, where this module sees it. Greenlets leave
-    /// them in any order. Only compared.
-    static ENTERED: RefCell<Vec<*mut PyObject>> = const { RefCell::new(Vec::new()) };
+    /// The contexts that were entered, and will be left, where this module sees it, and what was
+    /// [`published`] before each. Greenlets leave them in any order. Only compared.
+    static ENTERED: RefCell<Vec<(*mut PyObject, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Makes a context what readers see of the calling thread.
@@ -41,25 +41,29 @@ pub(crate) fn published() -> usize {
     PUBLISHED.get()
 }
 
-/// Notes that a context was entered.
+/// Notes that a context was entered, and nothing of it published yet.
 pub(crate) fn push(context: *mut PyObject) {
-    let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(context));
+    let entry = (context, published());
+    let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(entry));
 }
 
-/// Notes that a context was left.
-pub(crate) fn pop(context: *mut PyObject) {
-    let _ = ENTERED.try_with(|entered| {
+/// Notes that a context was left. Returns what was [`published`] when it was entered, or 0.
+pub(crate) fn pop(context: *mut PyObject) -> usize {
+    let outer = ENTERED.try_with(|entered| {
         let mut entered = entered.borrow_mut();
-        if let Some(position) = entered.iter().rposition(|known| *known == context) {
-            entered.remove(position);
-        }
+        let position = entered.iter().rposition(|(known, _)| *known == context)?;
+        Some(entered.remove(position).1)
     });
+    outer.ok().flatten().unwrap_or(0)
 }
 
 /// Whether a context was entered where this module sees it.
 pub(crate) fn has_entered(context: *mut PyObject) -> bool {
     ENTERED
-        .try_with(|entered| entered.borrow().iter().rev().any(|known| *known == context))
+        .try_with(|entered| {
+            let entered = entered.borrow();
+            entered.iter().rev().any(|(known, _)| *known == context)
+        })
         .unwrap_or(false)
 }
 

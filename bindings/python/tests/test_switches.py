@@ -1,8 +1,13 @@
 """Another task's context is never published, however the interpreter switches."""
 
+import shutil
+import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
+from conftest import PROGRAMS, TIMEOUT
 
 #: From this version on, the interpreter reports all switches.
 REPORTED = sys.version_info >= (3, 14)
@@ -14,12 +19,12 @@ def counts(start, name, program="switches"):
     return line
 
 
-@pytest.mark.parametrize("name", ["asyncio", "direct", "eager", "gevent"])
+@pytest.mark.parametrize("name", ["asyncio", "direct", "eager", "gevent", "uvloop"])
 def test_every_step_shows_its_own_context(start, name):
     if name == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
-    if name == "gevent":
-        pytest.importorskip("gevent")
+    if name in ("gevent", "uvloop"):
+        pytest.importorskip(name)
     line = counts(start, name)
     assert line["missing"] == 0
     assert line["right"] > 1000
@@ -62,7 +67,7 @@ def test_a_thread_starts_with_the_context_that_it_inherits(start, inherit):
 
 def test_nothing_is_published_in_an_event_loop_whose_switches_are_not_seen(start, capfd):
     pytest.importorskip("uvloop")
-    line = counts(start, "uvloop")
+    line = counts(start, "other uvloop")
     assert line["right"] > 1000
     warnings = capfd.readouterr().err.count("otelctx does not publish some contexts")
     if REPORTED:
@@ -75,3 +80,22 @@ def test_nothing_is_published_in_an_event_loop_whose_switches_are_not_seen(start
 def test_a_subinterpreter_leaves_the_context_alone(start):
     line = counts(start, "subinterpreter", program="subinterpreter")
     assert (line["right"], line["missing"]) == (2, 0)
+
+
+#: How linkers build a library: the addresses of functions are writable, or read-only.
+LINKED = [["-Wl,-z,lazy"], ["-Wl,-z,relro,-z,now"], ["-fno-plt", "-Wl,-z,relro,-z,now"]]
+
+
+@pytest.mark.parametrize("flags", LINKED, ids=" ".join)
+@pytest.mark.skipif(REPORTED, reason="the interpreter reports the switches")
+def test_a_library_that_switches_is_seen_by_its_tables(start, tmp_path, flags):
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").is_file() or not shutil.which("gcc"):
+        pytest.skip(f"no gcc, or no {include}/Python.h")
+    library = tmp_path / "native_library.so"
+    source = PROGRAMS / "native_library.c"
+    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{include}", *flags, "-o", library, source]
+    subprocess.run(command, timeout=TIMEOUT, check=True)
+    line = start("native_library", str(library)).line()
+    assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
+    assert line["right"] == 1600

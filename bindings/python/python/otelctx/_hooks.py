@@ -142,6 +142,11 @@ def _watch_eager_tasks(tasks: ModuleType) -> None:
 
 def _patch_uvloop(uvloop: ModuleType) -> None:
     # Its callbacks enter their contexts in C.
+    try:
+        _otelctx.watch_native(sys.modules["uvloop.loop"])
+        return
+    except Exception as error:
+        logging.getLogger("otelctx").debug("uvloop's contexts are not seen: %r", error)
     run_forever = uvloop.Loop.run_forever
 
     def run_unseen(self: Any) -> None:
