@@ -92,6 +92,12 @@ struct Mapped {
     since: u64,
 }
 
+impl Mapped {
+    fn file_name(&self) -> &str {
+        self.module.path.rsplit('/').next().unwrap_or_default()
+    }
+}
+
 /// The executable memory of a process.
 #[derive(Debug)]
 pub(crate) struct CodeMappings {
@@ -313,8 +319,8 @@ impl CodeMappings {
 
     /// The runtime whose library or program is mapped.
     pub(crate) fn runtime(&self) -> Option<JitRuntime<'_>> {
-        self.mappings.iter().find_map(|mapped| {
-            let module = mapped.module.path.rsplit('/').next().unwrap_or_default();
+        let known = self.mappings.iter().find_map(|mapped| {
+            let module = mapped.file_name();
             let (kind, label) = match module {
                 "libjvm.so" => (FrameKind::JVM, "[Java]"),
                 "libcoreclr.so" | "mono" | "mono-sgen" => (FrameKind::DOTNET, "[.NET]"),
@@ -337,6 +343,23 @@ impl CodeMappings {
                 label,
                 module,
             })
+        });
+        known.or_else(|| self.program_with_addons())
+    }
+
+    /// A copy of Node.js with another name, as single executable applications are: it has loaded an addon. The program is
+    /// what is mapped at the lowest address.
+    fn program_with_addons(&self) -> Option<JitRuntime<'_>> {
+        let mut names = self.mappings.iter().map(Mapped::file_name);
+        if !names.any(|name| name.ends_with(".node")) {
+            return None;
+        }
+        let files = self.mappings.iter().filter(|it| !is_generated(&it.module));
+        let program = files.min_by_key(|mapped| mapped.start)?;
+        Some(JitRuntime {
+            kind: FrameKind::V8JS,
+            label: JAVASCRIPT,
+            module: program.file_name(),
         })
     }
 
@@ -703,6 +726,23 @@ mod tests {
             assert_eq!(runtime.kind.name(), kind, "{path}");
             assert_eq!(runtime.unnamed().function, function, "{path}");
         }
+    }
+
+    #[test]
+    fn a_program_that_has_loaded_an_addon_is_a_copy_of_node() {
+        let function = |paths: [&str; 3]| {
+            let mut reported = Reported::new();
+            for (start, path) in (1..).zip(paths) {
+                reported.map(start * 0x1000, (start + 1) * 0x1000, path);
+            }
+            let runtime = reported.code.runtime()?;
+            Some((runtime.kind.name(), runtime.unnamed().function))
+        };
+        let addon = "/lib/otelctx.node";
+        let node = |program: &str| Some(("v8js", format!("[JavaScript in {program}]")));
+        assert_eq!(function(["", "/opt/shop", addon]), node("shop"));
+        assert_eq!(function([addon, "/opt/shop", "/opt/node"]), node("node"));
+        assert_eq!(function(["", "/opt/shop", "/lib/libc.so.6"]), None);
     }
 
     #[test]
