@@ -141,3 +141,16 @@ def test_a_package_without_an_extension_module_for_this_python_says_so(tmp_path)
         "loads no extension modules; it supports CPython, and this is cpython "
         f"{platform.python_version().rstrip('+')}"
     )
+
+
+def test_importing_the_package_imports_nothing_that_takes_long():
+    def imported(program):
+        program = f"import sys\n{program}\nprint(*sys.modules)"
+        done = subprocess.run(
+            [PYTHON, "-c", program], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=True
+        )
+        return set(done.stdout.split())
+
+    more = imported("import otelctx") - imported("")
+    assert "otelctx._hooks" in more
+    assert more.isdisjoint({"asyncio", "importlib.abc", "inspect", "logging"})

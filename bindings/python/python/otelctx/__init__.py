@@ -6,7 +6,6 @@ Importing this package publishes the process context: the resource that ``OTEL_S
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Mapping, Sequence, Union
 
@@ -54,16 +53,15 @@ def publish(attributes: Mapping[str, Value] | None = None) -> None:
 
 
 def _start() -> None:
-    log = logging.getLogger(__name__)
     try:
         _hooks.install(_otelctx.watch())
     except Exception as error:  # The program works without this.
-        log.warning("otelctx publishes no thread contexts: %s", error)
+        _hooks.warn("otelctx publishes no thread contexts: %s", error)
     _otelctx.register_keys(_hooks.SPAN_ATTRIBUTES)
     try:
         publish()
     except OSError as error:
-        log.warning("otelctx publishes no process context: %s", error)
+        _hooks.warn("otelctx publishes no process context: %s", error)
 
 
 _start()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import logging
 import os
 import sys
 from types import ModuleType
@@ -28,7 +26,16 @@ def install(watched: bool) -> None:
         when_imported("uvloop", _patch_uvloop)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+def warn(message: str, *values: Any) -> None:
+    """Log a warning of the package."""
+    # Takes longer than importing this package.
+    import logging
+
+    logging.getLogger("otelctx").warning(message, *values)
+
+
+# Not derived from the classes of `importlib.abc`, whose import takes as long.
+class _Finder:
     """Calls functions after modules were imported for the first time."""
 
     def __init__(self) -> None:
@@ -58,7 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             run_hook(hook, module)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads a module with the loader that was found for it, then calls the module's hook.
 
     It belongs to one spec: what it wraps may load other modules too, as ``zipimporter`` does.
@@ -107,7 +114,7 @@ def run_hook(hook: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         hook(module)
     except Exception as error:
-        logging.getLogger("otelctx").warning(
+        warn(
             "%s is not what this version of otelctx expects, so contexts may be missing: %r",
             module.__name__,
             error,
@@ -145,8 +152,9 @@ def _patch_uvloop(uvloop: ModuleType) -> None:
     try:
         _otelctx.watch_native(sys.modules["uvloop.loop"])
         return
-    except Exception as error:
-        logging.getLogger("otelctx").debug("uvloop's contexts are not seen: %r", error)
+    except Exception:
+        # Publishing in it warns.
+        pass
     run_forever = uvloop.Loop.run_forever
 
     def run_unseen(self: Any) -> None:

@@ -7,7 +7,6 @@ some of its attributes. Once a tracer provider is set, its resource is the proce
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 from opentelemetry.context.context import Context, _RuntimeContext
 
 from . import _otelctx, publish
-from ._hooks import SPAN_ATTRIBUTES, run_hook, when_imported
+from ._hooks import SPAN_ATTRIBUTES, run_hook, warn, when_imported
 
 _SDK = "opentelemetry.sdk.trace"
 _PATCHING = threading.Lock()
@@ -110,4 +109,4 @@ def _publish_resource(provider: Any) -> None:
     try:
         publish(provider.resource.attributes)
     except Exception as error:  # Telemetry must not stop the program.
-        logging.getLogger("otelctx").warning("otelctx does not publish the resource: %s", error)
+        warn("otelctx does not publish the resource: %s", error)
