@@ -2,7 +2,7 @@
 export type Attributes = ReadonlyArray<string | null | undefined>
 
 /** What `getProcessContextAttributes` returns: attributes of the process context (OTEP 4719). */
-export interface ProcessContextAttributes {
+export type ProcessContextAttributes = {
   readonly 'threadlocal.schema_version': 'nodejs_v1_dev'
   readonly 'threadlocal.attribute_key_map': readonly string[]
   /** Where an object has the address of its record, in bytes. */

@@ -22,9 +22,9 @@ function declarations(file) {
   return new Map(nodes.map((node) => [node.name.text, node]))
 }
 
-/** The members of a class or interface, by their names, without the constructor. */
+/** The members of a class, an interface or an object type, by their names, without the constructor. */
 function members(node) {
-  const named = node.members.filter((member) => member.name !== undefined)
+  const named = (node.members ?? node.type.members).filter((member) => member.name !== undefined)
   return new Map(named.map((member) => [member.name.text, member]))
 }
 

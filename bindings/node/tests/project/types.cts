@@ -1,11 +1,13 @@
 // The same package in CommonJS: see types.mts.
 import otelctx = require('otelctx')
+import register = require('otelctx/register')
 
 const context: otelctx.ThreadContext = new otelctx.ThreadContext(new Uint8Array(16), new Uint8Array(8), 1, ['/cart'])
 const result: string = context.run(() => otelctx.unsupportedReason ?? 'x')
+const registered: object = register
 const named = otelctx.makeNamedContext(['http.route'])
 named.append(context, { 'http.route': '/cart' })
 // @ts-expect-error: it is no key.
 named.append(context, { 'user.tier': 'gold' })
 
-export = result
+export = { registered, result }

@@ -48,6 +48,7 @@ const text: string = named.run(traceId, spanId, 1, known, () => 'x')
 const names: readonly string[] = named.processContextAttributes['threadlocal.attribute_key_map']
 
 const all: ProcessContextAttributes = getProcessContextAttributes(['http.route'])
+const forOthers: { readonly [name: string]: unknown } = all
 const schema: 'nodejs_v1_dev' = all['threadlocal.schema_version']
 const sizes: number[] = [
   all['threadlocal.tagged_size'],
@@ -59,6 +60,7 @@ const value: AttributeValue = [1, 'x', true, 2n, new Uint8Array(1), [1]]
 publish()
 publish({ ports: value, absent: undefined })
 const reason: string | undefined = unsupportedReason
+const registered: Promise<object> = import('otelctx/register')
 
 // @ts-expect-error: IDs are bytes.
 new ThreadContext('0af7651916cd43dd8448eb211c80319c', spanId)
@@ -79,4 +81,4 @@ setContext(null)
 // @ts-expect-error: a list is needed.
 getProcessContextAttributes('http.route')
 
-export { bytes, later, reason, result, schema, sizes, sum, text, truncated }
+export { bytes, forOthers, later, reason, registered, result, schema, sizes, sum, text, truncated }

@@ -1,0 +1,2 @@
+/** Publishes the spans of OpenTelemetry: nothing is exported. */
+export {}
