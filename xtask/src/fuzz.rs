@@ -28,6 +28,7 @@ const DEFAULT_SECONDS: u64 = 10;
 /// Runs each target, as many at a time as there are cores.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
     let mut options = Options {
+        profile: "release",
         seconds: DEFAULT_SECONDS,
         keep: false,
         target: None,
@@ -49,6 +50,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 /// Runs every target for `seconds`.
 pub(crate) fn smoke(seconds: u64) -> Outcome {
     fuzz(&Options {
+        profile: "smoke",
         seconds,
         keep: false,
         target: None,
@@ -57,6 +59,8 @@ pub(crate) fn smoke(seconds: u64) -> Outcome {
 }
 
 struct Options {
+    /// What the targets are built with.
+    profile: &'static str,
     seconds: u64,
     /// Add inputs that reach new code to the committed corpus.
     keep: bool,
@@ -81,7 +85,7 @@ fn fuzz(options: &Options) -> Result<Outcome, String> {
     if targets.is_empty() {
         return Err("fuzz/ has no such target".into());
     }
-    let sanitizer = build(&manifest)?;
+    let sanitizer = build(&manifest, options.profile)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut failed = Vec::new();
     for batch in targets.chunks(cores) {
@@ -95,7 +99,7 @@ fn fuzz(options: &Options) -> Result<Outcome, String> {
                 print_log(&log(&folder, target));
                 failed.push(target.clone());
             } else if options.keep {
-                merge(&folder, target)?;
+                merge(&folder, target, options.profile)?;
             }
         }
     }
@@ -128,7 +132,7 @@ fn target_names(manifest: &Path) -> Result<Vec<String>, String> {
 }
 
 /// Builds all targets and returns the name of the sanitizer.
-fn build(manifest: &Path) -> Result<&'static str, String> {
+fn build(manifest: &Path, profile: &str) -> Result<&'static str, String> {
     let has_nightly = report::output(nightly("rustc").arg("--version")).is_ok();
     let (mut command, flags, sanitizer) = if has_nightly {
         (
@@ -148,7 +152,8 @@ fn build(manifest: &Path) -> Result<&'static str, String> {
         .env("CARGO_TARGET_DIR", target_dir());
     command.args([
         "build",
-        "--release",
+        "--profile",
+        profile,
         "--quiet",
         "--locked",
         "--target",
@@ -162,8 +167,8 @@ fn target_dir() -> PathBuf {
     root().join("target/fuzz")
 }
 
-fn program(target: &str) -> Command {
-    let mut command = Command::new(target_dir().join(HOST).join("release").join(target));
+fn program(target: &str, profile: &str) -> Command {
+    let mut command = Command::new(target_dir().join(HOST).join(profile).join(target));
     // Without a leak check: LeakSanitizer attaches to its own process, which containers refuse.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
     command
@@ -187,7 +192,7 @@ fn start(folder: &Path, target: &str, options: &Options) -> Result<Child, String
     }
     let log = log(folder, target);
     let output = fs::File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
-    let mut command = program(target);
+    let mut command = program(target, options.profile);
     command
         .arg(format!("-max_total_time={}", options.seconds))
         .arg(format!("-timeout={SECONDS_PER_INPUT}"))
@@ -207,8 +212,8 @@ fn start(folder: &Path, target: &str, options: &Options) -> Result<Child, String
 }
 
 /// Adds the inputs that reach new code to the committed corpus.
-fn merge(folder: &Path, target: &str) -> Result<(), String> {
-    let mut command = program(target);
+fn merge(folder: &Path, target: &str, profile: &str) -> Result<(), String> {
+    let mut command = program(target, profile);
     command
         // The fewest inputs that reach every edge; how often they do is not worth a file.
         .args(["-set_cover_merge=1", "-use_counters=0"])
