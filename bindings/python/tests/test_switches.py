@@ -83,19 +83,28 @@ def test_a_subinterpreter_leaves_the_context_alone(start):
 
 
 #: How linkers build a library: the addresses of functions are writable, or read-only.
-LINKED = [["-Wl,-z,lazy"], ["-Wl,-z,relro,-z,now"], ["-fno-plt", "-Wl,-z,relro,-z,now"]]
+LAZY, FULL = ["-Wl,-z,lazy"], ["-Wl,-z,relro,-z,now"]
+LIBRARIES = [
+    ("native_library", LAZY),
+    ("native_library", FULL),
+    ("native_library", ["-fno-plt", *FULL]),
+    ("rloop._rloop", FULL),
+    ("granian._granian", FULL),
+]
 
 
-@pytest.mark.parametrize("flags", LINKED, ids=" ".join)
+@pytest.mark.parametrize("module,flags", LIBRARIES)
 @pytest.mark.skipif(REPORTED, reason="the interpreter reports the switches")
-def test_a_library_that_switches_is_seen_by_its_tables(start, tmp_path, flags):
+def test_a_library_that_switches_is_seen_by_its_tables(start, tmp_path, module, flags):
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").is_file() or not shutil.which("gcc"):
         pytest.skip(f"no gcc, or no {include}/Python.h")
-    library = tmp_path / "native_library.so"
+    library = tmp_path.joinpath(*module.split(".")).with_suffix(".so")
+    library.parent.mkdir(exist_ok=True)
     source = PROGRAMS / "native_library.c"
-    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{include}", *flags, "-o", library, source]
-    subprocess.run(command, timeout=TIMEOUT, check=True)
-    line = start("native_library", str(library)).line()
+    name = f"-DNAME={library.stem}"
+    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{include}", name, *flags, "-o", library]
+    subprocess.run([*command, source], timeout=TIMEOUT, check=True)
+    line = start("native_library", str(tmp_path), module).line()
     assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
     assert line["right"] == 1600

@@ -24,6 +24,9 @@ def install(watched: bool) -> None:
         if sys.version_info >= (3, 12):
             when_imported("asyncio.tasks", _watch_eager_tasks)
         when_imported("uvloop", _patch_uvloop)
+        # Their event loops and tasks enter contexts, too.
+        when_imported("granian._granian", _otelctx.watch_native)
+        when_imported("rloop._rloop", _otelctx.watch_native)
 
 
 def warn(message: str, *values: Any) -> None:

@@ -1,7 +1,10 @@
-"""A library enters contexts where only its tables show it. `sys.argv[1]`: the library."""
+"""A library enters contexts where only its tables show it.
+
+`sys.argv`: a folder, and the name of the library as a module in it.
+"""
 
 import contextvars
-import importlib.util
+import importlib
 import json
 import math
 import sys
@@ -14,14 +17,9 @@ counts = Counts()
 check = counts.check
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location("native_library", path)
-    return importlib.util.module_from_spec(spec)
-
-
 def mappings():
     with open("/proc/self/maps") as file:
-        return [line.split()[:3] for line in file if sys.argv[1] in line]
+        return [line.split()[:2] for line in file if library.__file__ in line]
 
 
 def fail():
@@ -35,11 +33,16 @@ for other in (math, json):
         raise AssertionError(other)
     except ImportError:
         pass
-run = load(sys.argv[1]).run
-before = mappings()
-_otelctx.watch_native(sys.modules.get("native_library") or load(sys.argv[1]))
-# What was read-only is read-only again.
-assert mappings() == before != []
+folder, name = sys.argv[1:]
+sys.path.insert(0, folder)
+library = importlib.import_module(name)
+if name == "native_library":
+    # One that the package does not know.
+    before = mappings()
+    _otelctx.watch_native(library)
+    # What was read-only is read-only again.
+    assert mappings() == before != []
+run = library.run
 inner, sibling = contextvars.copy_context(), contextvars.copy_context()
 inner.run(otelctx.attach, context(77))
 sibling.run(otelctx.attach, context(78))
