@@ -167,11 +167,14 @@ fn compressed_pointers_are_the_reason_that_each_command_gives() {
 #[test]
 fn check_knows_the_variable_of_an_addon() {
     let Some(node) = Node::find() else { return };
-    let Some(folder) = node.addon("5.20") else {
+    let (Some(folder), Some(own)) = (node.addon("5.20"), node.addon("otelctx")) else {
         return;
     };
-    for machine in ["linux-x64", "linux-arm64"] {
-        let folder = folder.join("prebuilds").join(machine);
+    let of_others =
+        ["linux-x64", "linux-arm64"].map(|machine| folder.join("prebuilds").join(machine));
+    let own = fs::read_dir(own.join("prebuilds")).unwrap();
+    let own = own.map(|entry| entry.unwrap().path());
+    for folder in of_others.into_iter().chain(own) {
         let file = fs::read_dir(folder).unwrap().next().unwrap().unwrap();
         let answer = check(file.path());
         assert_eq!(answer.status, 0, "{}", answer.stdout);
@@ -183,5 +186,9 @@ fn check_knows_the_variable_of_an_addon() {
             "{findings:#}"
         );
         assert_eq!(seen[1]["access"], "tlsdesc", "{findings:#}");
+        assert!(
+            !answer.stdout.contains("otel_thread_ctx_v1"),
+            "{findings:#}"
+        );
     }
 }

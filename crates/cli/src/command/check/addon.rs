@@ -14,21 +14,21 @@ use crate::command::deadline::Deadline;
 /// Size of the structure that an addon keeps for each thread, in bytes.
 const SIZE: u64 = 32;
 
-/// Findings about a file that has the variable of addons and not that of OTEP 4947's threads.
+/// Findings about a file that has the variable of addons. That of OTEP 4947's threads does not count in one that exports
+/// it: the addon of the package `otelctx` has both, and publishes by the former.
 pub(super) fn of_file(path: &Path, inspection: &Inspection) -> Option<Vec<Finding>> {
-    let has_other = inspection
-        .module
-        .as_ref()
-        .is_some_and(|it| it.symbol != Symbol::Absent);
-    if has_other || !inspection.local.is_empty() {
-        return None;
-    }
+    let other = inspection.module.as_ref().map(|it| &it.symbol);
+    let has_other = other.is_some_and(|it| *it != Symbol::Absent) || !inspection.local.is_empty();
     let Ok(Contents::Elf(inspection)) = Contents::open(path, NODEJS_SYMBOL) else {
         return None;
     };
     let module = inspection.module.as_ref()?;
+    let is_exported = matches!(module.symbol, Symbol::Exported { .. });
+    if has_other && !is_exported {
+        return None;
+    }
     let mut findings = vec![symbol(module)?];
-    if matches!(module.symbol, Symbol::Exported { .. }) {
+    if is_exported {
         findings.extend(access::of_file(
             &inspection,
             module,
