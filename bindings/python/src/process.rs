@@ -1,5 +1,6 @@
 //! The process context.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use otelctx::{ProcessContext, PublishError, Published, Value};
@@ -10,6 +11,8 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyList, PyTuple};
 use crate::thread::warn;
 
 static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
+/// Whether it was said that a variable is malformed. Forked children do not say it again.
+static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Publishes the process context: what the environment says, and these resource attributes. Replaces
 /// the one that was published before. Each forked child publishes its own.
@@ -17,8 +20,10 @@ static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
 pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
     let py = attributes.py();
     let mut context = ProcessContext::detect();
-    if let Some(malformed) = context.malformed_variable() {
-        warn(py, &malformed.to_string());
+    if let Some(malformed) = context.malformed_variable()
+        && !WARNED.swap(true, Ordering::Relaxed)
+    {
+        warn(py, &format!("otelctx: {malformed}"));
     }
     for (name, value) in attributes {
         context = context.attribute(name.extract::<String>()?, value_of(&value)?);

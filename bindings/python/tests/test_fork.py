@@ -49,6 +49,24 @@ def test_a_child_shows_its_own_process_and_its_parents_context(start, how):
     assert thread["context"]["attributes"] == {"http.route": "/parent"}
 
 
+@pytest.mark.parametrize("how", ["fork", "sdk"])
+def test_a_malformed_variable_is_warned_of_once(start, how, capfd):
+    environment = {"OTEL_RESOURCE_ATTRIBUTES": "host.name=shop-1,malformed"}
+    if how == "sdk":
+        pytest.importorskip("opentelemetry.sdk")
+        environment["OTEL_PYTHON_CONTEXT"] = "otelctx"
+    program = start("forks", how, **environment)
+    child = program.line()["pid"]
+    assert resource(child)["process.pid"] == child
+    program.end()
+    lines = capfd.readouterr().err.splitlines()
+    warnings = [line for line in lines if line.startswith("otelctx")]
+    assert warnings == [
+        "otelctx: OTEL_RESOURCE_ATTRIBUTES is ignored: it is no list of at most 4096 key=value pairs "
+        "separated by commas"
+    ]
+
+
 @pytest.fixture
 def gunicorn(tmp_path):
     pytest.importorskip("gunicorn")
