@@ -265,6 +265,6 @@ test('where contexts cannot be published, the program runs, and a warning says w
   const source = 'Object.defineProperty(process.versions, "electron", { value: "1" })'
   const result = run(['-e', `${source}; require(${JSON.stringify(register)}); console.log(1)`])
   assert.equal(result.stdout, '1\n')
-  assert.match(result.stderr, /OTELCTX.*electron is not supported/)
+  assert.match(result.stderr, /OTELCTX.*on Electron 1: Electron is not supported$/m)
   assert.equal(result.status, 0)
 })
