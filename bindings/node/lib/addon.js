@@ -2,6 +2,7 @@
 // Loads the addon, and says why there is none. Nothing here throws.
 
 const { closeSync, existsSync, openSync, readSync } = require('node:fs')
+const { createRequire } = require('node:module')
 const path = require('node:path')
 
 /** Runtimes that have the modules of Node.js, by their names in `process.versions`. */
@@ -47,7 +48,10 @@ function libcOf(program) {
 /** The addon's exports: the same ones in this environment, even if the program reloads its modules. */
 function exportsOf(file) {
   const key = Symbol.for(`otelctx ${file}`)
-  if (globalThis[key] === undefined) Object.defineProperty(globalThis, key, { value: require(file) })
+  if (globalThis[key] === undefined) {
+    // The `require` of bundles and of single executable applications loads no other files.
+    Object.defineProperty(globalThis, key, { value: createRequire(file)(file) })
+  }
   return globalThis[key]
 }
 
@@ -58,8 +62,8 @@ function load() {
   const platform = `linux-${process.arch}`
   const folder = path.join(__dirname, '..', 'prebuilds')
   if (!existsSync(folder)) {
-    const help = 'leave the package out of bundles, as an external one'
-    return { reason: `its addon is not in ${folder}: ${help}` }
+    const help = "copy the package's folder there, or leave the package out of the bundle"
+    return { reason: `its addons are not in ${folder}: ${help}` }
   }
   const reasons = {}
   // The addon for the other C library cannot be loaded.

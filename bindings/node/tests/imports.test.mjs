@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { pathToFileURL } from 'node:url'
 
-import { folder, otelctx } from './common.mjs'
+import { flags, folder, otelctx, run } from './common.mjs'
 
 test('both kinds of modules share one package', async () => {
   const module = await import(pathToFileURL(join(folder, 'lib/index.mjs')))
@@ -27,4 +27,27 @@ test('a second copy in one environment keeps the first one working', () => {
     assert.equal(context.run(otelctx.getContext), context)
     assert.equal(context.run(second.getContext), context)
   }
+})
+
+test('in a bundle, whose require loads nothing but its own modules, it finds its addon', () => {
+  const source = `
+    const { readFileSync } = require('node:fs')
+    const { join } = require('node:path')
+    const folder = process.env.OTELCTX_PACKAGE
+    const modules = {}
+    function bundled(name) {
+      if (name.startsWith('node:')) return require(name)
+      if (!name.startsWith('./')) throw new Error('No such built-in module: ' + name)
+      if (modules[name] === undefined) {
+        const module = (modules[name] = { exports: {} })
+        const text = readFileSync(join(folder, 'lib', name + '.js'), 'utf8')
+        const names = ['exports', 'require', 'module', '__dirname']
+        new Function(...names, text)(module.exports, bundled, module, join(folder, 'bundle'))
+      }
+      return modules[name].exports
+    }
+    console.log(bundled('./index').unsupportedReason)`
+  const result = run([...flags, '-e', source])
+  assert.equal(result.stderr, '')
+  assert.equal(result.stdout, 'undefined\n')
 })

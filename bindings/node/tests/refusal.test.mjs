@@ -92,12 +92,13 @@ test('the message names what runs the program, and helps', () => {
   assert.equal(message(['--no-addons'], ''), `Node.js ${version}: ${disabled}; ${help}`)
 })
 
-test('in a bundle, where the addon is not beside the package, the reason says so', () => {
+test('in a bundle without its addons, the reason says so', () => {
   const copy = mkdtempSync(join(tmpdir(), 'otelctx-'))
   try {
     cpSync(join(folder, 'lib'), join(copy, 'lib'), { recursive: true })
     const addons = join(copy, 'prebuilds')
-    const reason = `its addon is not in ${addons}: leave the package out of bundles, as an external one`
+    const help = "copy the package's folder there, or leave the package out of the bundle"
+    const reason = `its addons are not in ${addons}: ${help}`
     const result = run([program('refused.js')], { env: { OTELCTX_PACKAGE: join(copy, 'lib') } })
     assert.equal(result.stderr, '')
     assert.equal(JSON.parse(result.stdout).reason, reason)
