@@ -61,7 +61,9 @@ def without_opentelemetry():
 
 def dump(pid, *arguments):
     """What `otelctx dump` shows of a process."""
-    command = [COMMAND, "dump", "--json", *arguments, str(pid)]
+    # It takes longer than the default of 2 s if the machine is overloaded.
+    limit = ["--deadline", str(TIMEOUT // 2)]
+    command = [COMMAND, "dump", "--json", *limit, *arguments, str(pid)]
     shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT, check=True)
     return json.loads(shown.stdout)
 
