@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::{Compiler, Target, system_calls};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target, system_calls};
 use otelctx_reader::remote::threads::{Protocol, ThreadFiles, ThreadPointers};
 use otelctx_reader::remote::{self, FileCache, LiveProcess, Memory, tls};
-use otelctx_reader::{Error, Found, Process, Reading, StopReason};
+use otelctx_reader::{Error, Found, Options, Process, Reading, StopReason};
 
 fn start(source: &str, flags: &[&str], arguments: &[&str]) -> Option<Target> {
     let program = compile(&Compiler::gcc(), source, flags)?;
@@ -275,7 +275,9 @@ fn a_running_thread_costs_the_same_among_many() {
 fn readings() {
     let Ok(pid) = std::env::var(PID) else { return };
     let number = |name: &str| -> usize { std::env::var(name).unwrap().parse().unwrap() };
-    let mut process = Process::open(pid.parse().unwrap()).unwrap();
+    let mut options = Options::default();
+    options.stop_timeout = STOP_TIMEOUT;
+    let mut process = Process::with_options(pid.parse().unwrap(), options).unwrap();
     for _ in 0..number(READINGS) {
         let attached = read(&mut process);
         let attached = attached

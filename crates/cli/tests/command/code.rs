@@ -639,5 +639,5 @@ fn code_in_a_namespace_that_has_vanished_keeps_its_names() {
     };
     assert!(answer.stdout.contains("done"), "{answer:?}");
     let there = samples.iter().filter(|it| it.calls("only_there")).count();
-    assert!(there > 50, "{there} of {}", samples.len());
+    assert!(there > 10, "{there} of {}", samples.len());
 }
