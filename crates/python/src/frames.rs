@@ -48,7 +48,10 @@ pub(crate) fn stack(
             walk.read(innermost, None)?;
         }
         TopFrame::CFrame { cframe, current } => {
-            let call = |address| Call::read(memory, (thread_state, current), address, 0);
+            let call = |address| {
+                let call = Call::read(memory, (thread_state, current), address, 0);
+                call.map_err(|error| RuntimeError::from(error).in_a_change())
+            };
             let innermost = call(memory.read_u64(at(cframe))?)?;
             let mut is_right = walk.read(innermost.innermost, Some(innermost));
             if !matches!(is_right, Ok(true)) && !innermost.is_outside {
@@ -60,7 +63,7 @@ pub(crate) fn stack(
                 // If the innermost call is not known, neither is that it is the only one.
                 is_right = is_right.map(|is_right| is_right && !before.is_outside);
             }
-            if !is_right? {
+            if !is_right.map_err(RuntimeError::in_a_change)? {
                 walk.stack.calls.clear();
                 walk.stack.is_truncated = true;
             }

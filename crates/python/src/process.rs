@@ -89,6 +89,8 @@ impl PythonProcess {
             resolved.thread_state,
             self.interpreter(),
         )?;
+        // In 3.11 and 3.12, its innermost call may have just begun.
+        known.is_settled = !(known.stack.is_truncated && known.stack.calls.is_empty());
         known.gil = self.gil(resolved.holding.gil);
         known.facts = facts(&resolved);
         Ok(Some(known))

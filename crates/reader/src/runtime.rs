@@ -221,8 +221,8 @@ pub struct RuntimeThread {
     /// The bytes of a native record (OTEP 4947) that the runtime leads to in its own way. If there is one, the
     /// reader decodes it with the names that the process publishes, and it is `context`.
     pub record: Option<Vec<u8>>,
-    /// Whether the runtime was not in the middle of a change that hides the context. If it was, the reader reads a
-    /// running process again, up to three times, 1 ms apart.
+    /// Whether the runtime was not in the middle of a change that hides the context or the frames. If it was, the reader
+    /// reads a running process again, up to three times, 1 ms apart.
     pub is_settled: bool,
     /// The runtime's frames.
     pub stack: RuntimeStack,
@@ -477,25 +477,41 @@ pub enum Source {
 
 /// Why a runtime cannot be read, as a sentence without a full stop.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RuntimeError(String);
+#[error("{reason}")]
+pub struct RuntimeError {
+    reason: String,
+    is_settled: bool,
+}
 
 impl RuntimeError {
     /// Creates an error with this reason.
     pub fn new(reason: impl Into<String>) -> Self {
-        Self(reason.into())
+        Self {
+            reason: reason.into(),
+            is_settled: true,
+        }
+    }
+
+    /// The same, but the runtime may have been in the middle of a change. The reader reads a thread of a running process
+    /// again then, as for [`RuntimeThread::is_settled`].
+    #[must_use]
+    pub fn in_a_change(self) -> Self {
+        Self {
+            is_settled: false,
+            ..self
+        }
     }
 }
 
 impl From<MemoryError> for RuntimeError {
     fn from(error: MemoryError) -> Self {
-        Self(error.to_string())
+        Self::new(error.to_string())
     }
 }
 
 impl From<otelctx_remote::Error> for RuntimeError {
     fn from(error: otelctx_remote::Error) -> Self {
-        Self(error.to_string())
+        Self::new(error.to_string())
     }
 }
 
@@ -591,9 +607,12 @@ pub struct RuntimeReading {
 }
 
 impl RuntimeReading {
-    /// [`RuntimeThread::is_settled`]; a thread that could not be read is.
+    /// [`RuntimeThread::is_settled`], or [`RuntimeError::in_a_change`].
     fn is_settled(&self) -> bool {
-        self.thread.as_ref().is_ok_and(|it| it.is_settled) || self.thread.is_err()
+        match &self.thread {
+            Ok(thread) => thread.is_settled,
+            Err(error) => error.is_settled,
+        }
     }
 }
 

@@ -261,6 +261,24 @@ fn frames_of_an_earlier_call_are_not_read() {
     assert_eq!(unknown, (Vec::new(), true));
 }
 
+/// The reader reads a thread again whose innermost call has just begun.
+#[test]
+fn a_call_that_is_not_there_yet_is_a_change() {
+    let read = |at: u64, word: u64| {
+        let mut made = Made::new();
+        made.put(at, word);
+        made.read()
+    };
+    let current = Made::new().current();
+    let error = read(CFRAME + current, 8).unwrap_err();
+    let expected = RuntimeError::new(error.to_string());
+    assert_ne!(error, expected);
+    assert_eq!(error, expected.in_a_change());
+    let previous = SHIM + Made::new().layout.frame.previous;
+    assert!(!read(previous, 0x10).unwrap().unwrap().is_settled);
+    assert!(Made::new().read().unwrap().unwrap().is_settled);
+}
+
 /// 3.12 stores the caller of a generator's frame after that, and removes it before.
 #[test]
 fn a_generator_without_a_caller_is_marked() {

@@ -326,6 +326,7 @@ mod tests {
     struct Changing {
         reads: AtomicUsize,
         settles_at: usize,
+        fails: bool,
     }
 
     impl RuntimeProcess for Changing {
@@ -339,6 +340,9 @@ mod tests {
             _: ThreadView,
         ) -> Result<Option<RuntimeThread>, RuntimeError> {
             let reads = 1 + self.reads.fetch_add(1, Ordering::Relaxed);
+            if self.fails && reads < self.settles_at {
+                return Err(RuntimeError::new("it changes").in_a_change());
+            }
             let mut thread = RuntimeThread::new(Found::Detached, Source::Runtime);
             thread.is_settled = reads >= self.settles_at;
             Ok(Some(thread))
@@ -363,12 +367,13 @@ mod tests {
         }
 
         /// How often the runtime is read, and whether it has settled.
-        fn read(&self, settles_at: usize) -> (usize, bool) {
+        fn read(&self, settles_at: usize, fails: bool) -> (usize, bool) {
             let pid = i32::try_from(self.0.id()).unwrap();
             let mut process = Process::with_options(pid, Options::default()).unwrap();
             let runtime = Arc::new(Changing {
                 reads: AtomicUsize::new(0),
                 settles_at,
+                fails,
             });
             let present = Present {
                 name: "changing",
@@ -394,9 +399,11 @@ mod tests {
     #[test]
     fn a_runtime_that_is_in_the_middle_of_a_change_is_read_three_more_times() {
         let sleeping = Sleeping::start();
-        for reads in 1..=4 {
-            assert_eq!(sleeping.read(reads), (reads, true));
+        for fails in [false, true] {
+            for reads in 1..=4 {
+                assert_eq!(sleeping.read(reads, fails), (reads, true));
+            }
+            assert_eq!(sleeping.read(5, fails), (4, false));
         }
-        assert_eq!(sleeping.read(5), (4, false));
     }
 }
