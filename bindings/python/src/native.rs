@@ -27,11 +27,14 @@ const DT_RELA: usize = 7;
 const DT_RELASZ: usize = 8;
 const DT_JMPREL: usize = 23;
 
-/// The relocations that store the address of a function: `GLOB_DAT` and `JUMP_SLOT`.
-const FUNCTION_ADDRESS: [u32; 2] = if cfg!(target_arch = "aarch64") {
-    [1025, 1026]
+/// The relocations that store the address of a function: `GLOB_DAT` and `JUMP_SLOT`. None elsewhere, where tables may
+/// have other layouts than those below.
+const FUNCTION_ADDRESS: &[u32] = if cfg!(target_arch = "aarch64") {
+    &[1025, 1026]
+} else if cfg!(target_arch = "x86_64") {
+    &[6, 7]
 } else {
-    [6, 7]
+    &[]
 };
 
 /// `Elf64_Sym`.
@@ -71,6 +74,8 @@ struct Library {
 /// If it has no addresses of the functions, or they cannot be replaced.
 #[pyfunction]
 pub(crate) fn watch_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // `enter` and `exit` need it.
+    loaded()?;
     // SAFETY: the argument is a module.
     let definition = unsafe { PyModule_GetDef(module.as_ptr()) };
     let mut library = Library {
@@ -139,23 +144,24 @@ unsafe extern "C" fn visit(
         let headers = slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
         let base = info.dlpi_addr as usize;
         let find = |kind| headers.iter().find(|header| header.p_type == kind);
-        let is_it = headers.iter().any(|header| {
-            let start = base.wrapping_add(header.p_vaddr as usize);
-            let offset = library.contains.wrapping_sub(start);
-            header.p_type == PT_LOAD && offset < header.p_memsz as usize
-        });
-        if !is_it {
+        let is_inside = |address: usize| {
+            headers.iter().any(|header| {
+                let offset = address.wrapping_sub(base.wrapping_add(header.p_vaddr as usize));
+                header.p_type == PT_LOAD && offset < header.p_memsz as usize
+            })
+        };
+        if !is_inside(library.contains) {
             return 0;
         }
         if let Some(dynamic) = find(PT_DYNAMIC) {
             let read_only = find(PT_GNU_RELRO).map_or(0..0, |header| {
-                let start = base + header.p_vaddr as usize;
+                let start = base.wrapping_add(header.p_vaddr as usize);
                 // As the dynamic linkers of glibc and musl round it.
                 let page = |address: usize| address & !(page_size() - 1);
                 page(start)..page(start + header.p_memsz as usize)
             });
-            let dynamic = (base + dynamic.p_vaddr as usize) as *const [usize; 2];
-            for (name, address) in functions(base, dynamic) {
+            let dynamic = base.wrapping_add(dynamic.p_vaddr as usize) as *const [usize; 2];
+            for (name, address) in functions(base, dynamic, is_inside) {
                 let places = match name {
                     name if name == c"PyContext_Enter" => &mut library.enter,
                     name if name == c"PyContext_Exit" => &mut library.exit,
@@ -174,10 +180,11 @@ unsafe extern "C" fn visit(
 /// The functions that a library calls: name, and where their address is.
 ///
 /// # Safety
-/// `dynamic` is the dynamic section of a library at `base` that stays loaded.
+/// `dynamic` is the dynamic section of a library at `base` that stays loaded. `is_inside` tells its addresses.
 unsafe fn functions(
     base: usize,
     mut dynamic: *const [usize; 2],
+    is_inside: impl Fn(usize) -> bool,
 ) -> impl Iterator<Item = (&'static CStr, usize)> {
     let (mut symbols, mut strings) = (0, 0);
     // Of `DT_RELA` and `DT_JMPREL`: address and size.
@@ -186,8 +193,12 @@ unsafe fn functions(
     unsafe {
         while (*dynamic)[0] != 0 {
             let [tag, value] = *dynamic;
-            // glibc has added the base address here; musl has not.
-            let address = if value < base { value + base } else { value };
+            // glibc has added the base address here; musl has not. A library at a lower address than it is linked for has
+            // a base address that wraps around.
+            let address = match is_inside(value) {
+                true => value,
+                false => base.wrapping_add(value),
+            };
             match tag {
                 DT_SYMTAB => symbols = address,
                 DT_STRTAB => strings = address,
@@ -214,7 +225,7 @@ unsafe fn functions(
             let symbol = (symbols as *const Symbol).add(relocation.symbol as usize);
             CStr::from_ptr((strings + (*symbol).name as usize) as *const c_char)
         };
-        (name, base + relocation.offset)
+        (name, base.wrapping_add(relocation.offset))
     })
 }
 

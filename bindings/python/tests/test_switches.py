@@ -84,10 +84,13 @@ def test_a_subinterpreter_leaves_the_context_alone(start):
 
 #: How linkers build a library: the addresses of functions are writable, or read-only.
 LAZY, FULL = ["-Wl,-z,lazy"], ["-Wl,-z,relro,-z,now"]
+#: It is loaded at a lower address than it is linked for, as libraries can be that `prelink` has changed.
+HIGH = [f"-Wl,-Ttext-segment={1 << 47:#x}"]
 LIBRARIES = [
     ("native_library", LAZY),
     ("native_library", FULL),
     ("native_library", ["-fno-plt", *FULL]),
+    ("native_library", [*HIGH, *FULL]),
     ("rloop._rloop", FULL),
     ("granian._granian", FULL),
 ]
