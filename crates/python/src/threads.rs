@@ -115,8 +115,17 @@ pub(crate) struct KnownStates(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     list: Option<Arc<StateList>>,
+    /// The address of a state that has the GIL, and whether `list` had it when it was read for that.
+    holder: Option<(u64, bool)>,
     /// When the list was found to be too long, and the error.
     too_long: Option<(Instant, RuntimeError)>,
+}
+
+impl Known {
+    /// What was read, if no interpreter has a newer state.
+    fn list(&self, newest: &[Option<State>]) -> Option<&Arc<StateList>> {
+        self.list.as_ref().filter(|list| list.newest == newest)
+    }
 }
 
 /// Why the thread state of a thread was not found.
@@ -213,8 +222,7 @@ pub(crate) fn addresses(
         is_on_stack: &|_| None,
     };
     let list = search.interpreters().and_then(|interpreters| {
-        let newest = interpreters.iter().map(|it| search.newest(*it));
-        let newest = newest.collect::<Result<Vec<_>, _>>()?;
+        let newest = search.newest_of_each(&interpreters)?;
         search.read_list(&interpreters, newest)
     });
     let list = list.map_err(Failure::into_error)?;
@@ -426,13 +434,26 @@ impl Search<'_> {
 
     /// The thread states of the thread in the lists of these interpreters.
     fn list(&self, interpreters: &[u64]) -> Result<Vec<State>, Failure> {
-        let newest = interpreters.iter().map(|it| self.newest(*it));
-        let newest = newest.collect::<Result<Vec<_>, _>>()?;
+        let newest = self.newest_of_each(interpreters)?;
         let mut known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = known.list.clone().filter(|list| list.newest == newest);
-        if let Some(states) = last.and_then(|known| self.current(&known, interpreters)) {
+        let last = known.list(&newest);
+        if let Some(states) = last.and_then(|known| self.current(known, interpreters)) {
             return Ok(states);
         }
+        let list = self.read_again(&mut known, interpreters, newest)?;
+        drop(known);
+        let states = self.current(&list, interpreters);
+        let changes = || RuntimeError::new("its list of threads changes");
+        states.ok_or_else(|| Failure::Changing(changes()))
+    }
+
+    /// Reads the list, and keeps it.
+    fn read_again(
+        &self,
+        known: &mut Known,
+        interpreters: &[u64],
+        newest: Vec<Option<State>>,
+    ) -> Result<Arc<StateList>, Failure> {
         if let Some((since, error)) = &known.too_long
             && since.elapsed() < BACK_OFF
         {
@@ -442,10 +463,12 @@ impl Search<'_> {
         *known = Known::default();
         let list = Arc::new(self.read_list(interpreters, newest)?);
         known.list = Some(list.clone());
-        drop(known);
-        let states = self.current(&list, interpreters);
-        let changes = || RuntimeError::new("its list of threads changes");
-        states.ok_or_else(|| Failure::Changing(changes()))
+        Ok(list)
+    }
+
+    /// The newest thread state of each interpreter.
+    fn newest_of_each(&self, interpreters: &[u64]) -> Result<Vec<Option<State>>, MemoryError> {
+        interpreters.iter().map(|it| self.newest(*it)).collect()
     }
 
     /// The newest thread state of an interpreter.

@@ -1,6 +1,8 @@
 //! Up to 3.11, which thread executes with the thread state that has the GIL. A thread can execute with any: that of another
 //! interpreter, or one that another thread has created, whose ID it has.
 
+use std::sync::PoisonError;
+
 use otelctx_reader::remote::MemoryError;
 
 use super::{Failure, Holding, Resolved, Search, Source, State, resolved};
@@ -33,13 +35,22 @@ impl Search<'_> {
     }
 
     /// Whether an interpreter still has this state: a thread that ends deletes its own one, and holds the GIL until it has
-    /// (`_PyThreadState_DeleteCurrent`).
+    /// (`_PyThreadState_DeleteCurrent`). The list is not read again for each thread.
     fn is_listed(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
-        let newest = interpreters.iter().map(|it| self.newest(*it));
-        let newest = newest.collect::<Result<Vec<_>, _>>()?;
-        let list = self.read_list(interpreters, newest)?;
+        let newest = self.newest_of_each(interpreters)?;
+        let mut known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((address, is_listed)) = known.holder
+            && address == state.address
+            && known.list(&newest).is_some()
+        {
+            return Ok(is_listed);
+        }
+        // One that was read before may have the state still.
+        let list = self.read_again(&mut known, interpreters, newest)?;
         let mut states = list.by_thread.values().flatten();
-        Ok(states.any(|listed| listed.address == state.address))
+        let is_listed = states.any(|listed| listed.address == state.address);
+        known.holder = Some((state.address, is_listed));
+        Ok(is_listed)
     }
 
     /// Where it is unknown what threads store: whether this is another state than the oldest interpreter's newest one of

@@ -140,3 +140,46 @@ fn a_list_that_does_not_end_is_not_read_for_each_thread() {
         assert!(reads[0] < MAX_LONG_TRIES * (MAX_THREADS + 10), "{reads:?}");
     }
 }
+
+/// A thread executes with a state that it does not store, while the others are read.
+#[test]
+fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
+    for interpreter in Interpreter::with_version("3.11") {
+        let target = Target::spawn(interpreter.command("crowd.py").arg("1000"));
+        let process = test_process::open(target.pid());
+        let found = test_process::find_python(&process);
+        let memory = CountedMemory::new(&process);
+        // A thread pointer points to itself, which is no thread state.
+        let variables = Variables {
+            own: Some(OwnState::ThreadLocal(0)),
+            ..found.variables
+        };
+        let known = KnownStates::default();
+        let mut reads = Vec::new();
+        for line in &target.lines {
+            let Some((_, address)) = line.rsplit_once(" 0x") else {
+                continue;
+            };
+            let address = u64::from_str_radix(address, 16).unwrap();
+            let state = State::read(&process, &found.layout, address).unwrap();
+            let pointer = state.thread.wrapping_add_signed(-found.variables.thread_id);
+            let thread = ThreadView::new(target.pid(), pointer);
+            let is_on_stack = |_| None;
+            let resolved = resolve(
+                &memory,
+                &found.layout,
+                &variables,
+                &known,
+                thread,
+                &is_on_stack,
+            );
+            reads.push(memory.take_reads());
+            let is_holder = holds_gil(&process, &found.layout, &variables, &state).unwrap();
+            let expected = (is_holder == Some(false)).then_some(address);
+            let resolved = resolved.unwrap();
+            assert_eq!(resolved.map(|it| it.thread_state), expected);
+        }
+        assert_eq!(reads.len(), 1000);
+        assert!(reads[1..].iter().all(|it| *it < 20), "{reads:?}");
+    }
+}
