@@ -61,9 +61,14 @@ function load() {
   if (reason !== undefined) return { reason }
   const platform = `linux-${process.arch}`
   const folder = path.join(__dirname, '..', 'prebuilds')
-  if (!existsSync(folder)) {
-    const help = "copy the package's folder there, or leave the package out of the bundle"
-    return { reason: `its addons are not in ${folder}: ${help}` }
+  try {
+    if (!existsSync(folder)) {
+      const help = "copy the package's folder there, or leave the package out of the bundle"
+      return { reason: `its addons are not in ${folder}: ${help}` }
+    }
+  } catch (error) {
+    // With `--permission`.
+    return { reason: `${folder} cannot be read: ${error.message}` }
   }
   const reasons = {}
   // The addon for the other C library cannot be loaded.

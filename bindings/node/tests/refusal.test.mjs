@@ -92,6 +92,16 @@ test('the message names what runs the program, and helps', () => {
   assert.equal(message(['--no-addons'], ''), `Node.js ${version}: ${disabled}; ${help}`)
 })
 
+test('where the folder of the addons may not be read, the reason says so', () => {
+  const files = [join(folder, 'lib', '*'), join(folder, 'package.json'), program('refused.js')]
+  const permission = process.allowedNodeEnvironmentFlags.has('--permission')
+    ? '--permission'
+    : '--experimental-permission'
+  const options = [permission, ...files.map((file) => `--allow-fs-read=${file}`)]
+  const result = run([...options, '--no-warnings', program('refused.js')])
+  check(result, /prebuilds cannot be read: .*--allow-fs-read/)
+})
+
 test('in a bundle without its addons, the reason says so', () => {
   const copy = mkdtempSync(join(tmpdir(), 'otelctx-'))
   try {
