@@ -1,7 +1,7 @@
 // Where contexts cannot be published.
 import assert from 'node:assert/strict'
 import { execFile, spawnSync } from 'node:child_process'
-import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { cpSync, mkdirSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
@@ -93,12 +93,15 @@ test('the message names what runs the program, and helps', () => {
 })
 
 test('where the folder of the addons may not be read, the reason says so', () => {
-  const files = [join(folder, 'lib', '*'), join(folder, 'package.json'), program('refused.js')]
+  // Links must be readable, too.
+  const real = realpathSync(folder)
+  const files = [join(real, 'lib', '*'), join(real, 'package.json'), program('refused.js')]
   const permission = process.allowedNodeEnvironmentFlags.has('--permission')
     ? '--permission'
     : '--experimental-permission'
   const options = [permission, ...files.map((file) => `--allow-fs-read=${file}`)]
-  const result = run([...options, '--no-warnings', program('refused.js')])
+  const env = { OTELCTX_PACKAGE: real }
+  const result = run([...options, '--no-warnings', program('refused.js')], { env })
   check(result, /prebuilds cannot be read: .*--allow-fs-read/)
 })
 
