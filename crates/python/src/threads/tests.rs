@@ -165,6 +165,8 @@ fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
             let pointer = state.thread.wrapping_add_signed(-found.variables.thread_id);
             let thread = ThreadView::new(target.pid(), pointer);
             let is_on_stack = |_| None;
+            let is_holder = || holds_gil(&process, &found.layout, &variables, &state).unwrap();
+            let before = is_holder();
             let resolved = resolve(
                 &memory,
                 &found.layout,
@@ -174,12 +176,16 @@ fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
                 &is_on_stack,
             );
             reads.push(memory.take_reads());
-            let is_holder = holds_gil(&process, &found.layout, &variables, &state).unwrap();
-            let expected = (is_holder == Some(false)).then_some(address);
             let resolved = resolved.unwrap();
-            assert_eq!(resolved.map(|it| it.thread_state), expected);
+            // On a busy machine, the last threads may not wait yet.
+            if is_holder() == before {
+                let expected = (before == Some(false)).then_some(address);
+                assert_eq!(resolved.map(|it| it.thread_state), expected);
+            }
         }
         assert_eq!(reads.len(), 1000);
-        assert!(reads[1..].iter().all(|it| *it < 20), "{reads:?}");
+        // And then another thread has the GIL.
+        let again = reads.iter().filter(|it| **it >= 20).count();
+        assert!(again < 50, "{reads:?}");
     }
 }
