@@ -96,6 +96,9 @@ class _Loader:
 
     def __getattr__(self, name: str) -> Any:
         # The optional methods, for programs that ask for a spec and do not load it.
+        if name == "_loader":
+            # A copy that is being made has none yet.
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
 
