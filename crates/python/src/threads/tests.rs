@@ -5,17 +5,27 @@ use std::time::Instant;
 
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
+use otelctx_reader::remote::LiveProcess;
 use otelctx_reader::remote::memory::CountedMemory;
 
 use super::*;
+use crate::process::PythonProcess;
 use crate::test_process;
+
+/// A Python program with this many threads, of which one runs.
+fn crowd(interpreter: &Interpreter, threads: u32) -> (Target, LiveProcess<'static>, PythonProcess) {
+    let target = Target::spawn(interpreter.command("crowd.py").arg(threads.to_string()));
+    let process = test_process::open(target.pid());
+    let found = test_process::find_python(&process);
+    (target, process, found)
+}
 
 /// Each read is a system call.
 #[test]
 fn a_thousand_thread_states_are_listed_with_sixty_reads() {
     for version in ["2.7", "3.9", "3.11", "3.12", "3.13", "3.13t", "3.15"] {
         for interpreter in Interpreter::with_version(version) {
-            let target = Target::spawn(interpreter.command("crowd.py").arg("1000"));
+            let (target, process, found) = crowd(&interpreter, 1000);
             let states = target
                 .lines
                 .iter()
@@ -23,8 +33,6 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             let states = states.map(|(_, address)| u64::from_str_radix(address, 16).unwrap());
             let expected: BTreeSet<u64> = states.collect();
             assert_eq!(expected.len(), 1000, "{interpreter:?}");
-            let process = test_process::open(target.pid());
-            let found = test_process::find_python(&process);
             let memory = CountedMemory::new(&process);
             let begin = Instant::now();
             let search = Search {
@@ -102,9 +110,7 @@ impl Memory for Replaced<'_> {
 #[test]
 fn a_list_that_does_not_end_is_not_read_for_each_thread() {
     for interpreter in Interpreter::with_version("3.11") {
-        let target = Target::spawn(interpreter.command("crowd.py").arg("100"));
-        let process = test_process::open(target.pid());
-        let found = test_process::find_python(&process);
+        let (_target, process, found) = crowd(&interpreter, 100);
         let interpreter = process.read_u64(found.variables.interpreters).unwrap();
         let first = interpreter + found.layout.interpreter.threads;
         let first = process.read_u64(first).unwrap();
@@ -145,9 +151,7 @@ fn a_list_that_does_not_end_is_not_read_for_each_thread() {
 #[test]
 fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
     for interpreter in Interpreter::with_version("3.11") {
-        let target = Target::spawn(interpreter.command("crowd.py").arg("1000"));
-        let process = test_process::open(target.pid());
-        let found = test_process::find_python(&process);
+        let (target, process, found) = crowd(&interpreter, 1000);
         let memory = CountedMemory::new(&process);
         // A thread pointer points to itself, which is no thread state.
         let variables = Variables {
