@@ -201,7 +201,7 @@ impl Program {
         for (index, frame) in self.frames[..5].iter().enumerate() {
             let previous = frame + self.layout.frame.previous;
             add(previous, &all(previous));
-            // Cycles, and a frame that is left out.
+            // Cycles, and a frame that is skipped.
             add(previous, &self.frames[..=index]);
             add(previous, &[self.frames[index + 2]]);
         }
