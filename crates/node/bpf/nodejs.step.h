@@ -8,6 +8,8 @@
 /* Of a table, its beginning is read at once: as much as the smallest one has, which may end with its page. V8 makes
  * none for fewer than four entries, in two buckets (OrderedHashTable::kInitialCapacity): 5 + 2 + 4 * 3 words. */
 #define NODE_TABLE_SIZE 152
+/* The table mostly follows its map, which V8 allocates with room for more fields at first: both are read at once. */
+#define NODE_MAP_SIZE 304
 #define NODE_MAX_ENTRIES 65536
 #define NODE_RECORD_SIZE 640
 /* Of a record this much is read at once, as most have no more: one read costs what two bytes do. */
@@ -57,8 +59,9 @@ struct node_part {
     __u64 state;
     __u8 record[NODE_RECORD_SIZE];
     /* What follows is not passed on. */
-    __u64 start;
-    __u8 table[256];
+    __u64 start; /* the table's address */
+    __u64 table; /* its beginning, as an offset in `read` */
+    __u8 read[512];
 };
 
 _Static_assert(sizeof(struct node_configuration) <= STEP_CONFIGURATION_SIZE, "a configuration");
@@ -80,9 +83,33 @@ static __always_inline int node_word(const struct node_part *part, __u64 *to, __
 {
     if (offset > NODE_TABLE_SIZE - sizeof *to)
         return read_user(to, sizeof *to, part->start + offset, 0);
+    offset += *(volatile __u64 *)&part->table;
     HIDE(offset);
-    *to = *(__u64 *)(part->table + (offset & 248));
+    *to = *(__u64 *)(part->read + (offset & (sizeof part->read - sizeof *to)));
     return 0;
+}
+
+/* Reads the beginning of a map's table. */
+static __always_inline int node_table(struct node_part *part, __u64 map)
+{
+    __u64 table, start = map - NODE_TAG;
+    if (!(map & NODE_TAG))
+        return 1;
+    if (read_user(part->read, NODE_MAP_SIZE, start, 0)) {
+        /* Less than that may be left of what is mapped. */
+        if (read_user(&table, sizeof table, start + NODE_MAP_TABLE, 0))
+            return 1;
+    } else {
+        table = *(__u64 *)(part->read + NODE_MAP_TABLE);
+        part->table = table - NODE_TAG - start;
+        if (part->table <= NODE_MAP_SIZE - NODE_TABLE_SIZE && !(part->table & 7)) {
+            part->start = table - NODE_TAG;
+            return 0;
+        }
+    }
+    part->table = 0;
+    part->start = table - NODE_TAG;
+    return !(table & NODE_TAG) || read_user(part->read, NODE_TABLE_SIZE, part->start, 0);
 }
 
 static __always_inline int node_forwards(__u64 from, __u64 to)
@@ -93,13 +120,13 @@ static __always_inline int node_forwards(__u64 from, __u64 to)
 }
 
 /* Finds the value of the key. */
-static __always_inline enum node_state node_look_up(struct node_part *part, __u64 table, __u64 key,
-                                                    __u32 hash, __u64 *value)
+static __always_inline enum node_state node_look_up(struct node_part *part, __u64 key, __u32 hash,
+                                                    __u64 *value)
 {
-    part->start = table - NODE_TAG;
-    if (!(table & NODE_TAG) || read_user(part->table, NODE_TABLE_SIZE, part->start, 0))
-        return NODE_BROKEN;
-    const __u64 *header = (const __u64 *)part->table;
+    __u64 header[5];
+#pragma unroll
+    for (int i = 1; i < 5; i++)
+        node_word(part, &header[i], 8 * i);
     __s64 length = node_integer(header[1]), elements = node_integer(header[2]);
     __s64 deleted = node_integer(header[3]), buckets = node_integer(header[4]);
     if (elements < 0 || deleted < 0 || buckets <= 0 || buckets & (buckets - 1) ||
@@ -131,17 +158,16 @@ static __always_inline enum node_state node_walk(const struct node_configuration
                                                  const struct node_published *published,
                                                  __u64 *record)
 {
-    __u64 undefined = published->undefined, frame, table, key, value;
+    __u64 undefined = published->undefined, frame, key, value;
     if (!(undefined & NODE_TAG) && read_user(&undefined, sizeof undefined, undefined, 0))
         return NODE_BROKEN;
     if (read_user(&frame, sizeof frame, published->cped_slot, 0))
         return NODE_BROKEN;
     if (frame == undefined)
         return NODE_NO_FRAME;
-    if (node_field(&table, frame, NODE_MAP_TABLE) ||
-        read_user(&key, sizeof key, published->als_handle, 0))
+    if (node_table(part, frame) || read_user(&key, sizeof key, published->als_handle, 0))
         return NODE_BROKEN;
-    enum node_state state = node_look_up(part, table, key, published->als_identity_hash, &value);
+    enum node_state state = node_look_up(part, key, published->als_identity_hash, &value);
     if (state != NODE_RECORD)
         return state;
     if (value == undefined)

@@ -28,8 +28,11 @@ const ENTRY_WORDS: u64 = 3;
 /// How many words the smallest map has, which are read at once: V8 makes none for fewer than four entries, in two
 /// buckets (`OrderedHashTable::kInitialCapacity`). It may end with its page.
 const SMALLEST: usize = (HEADER_WORDS + 2 + 4 * ENTRY_WORDS) as usize;
-/// Where a `JSMap` has its table, in bytes (src/objects/js-collection.h).
-const MAP_TABLE: u64 = 24;
+/// Where a `JSMap` has its table, in words (src/objects/js-collection.h).
+const MAP_TABLE: usize = 3;
+/// How many words are read of a `JSMap` and what follows it. That is mostly its table: V8 allocates them in this order,
+/// the map with room for more fields at first.
+const WITH_TABLE: usize = 38;
 
 /// The structure, as the addon publishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,9 +214,9 @@ pub(crate) fn walk(
     if frame == undefined {
         return Ok(Walked::NoFrame);
     }
-    let table = heap.field(Step::Frame, frame, MAP_TABLE)?;
+    let table = heap.table(frame)?;
     let key = heap.word(Step::Key, published.als_handle)?;
-    let Some(value) = heap.look_up(table, key, published.als_identity_hash)? else {
+    let Some(value) = heap.look_up(&table, key, published.als_identity_hash)? else {
         return Ok(Walked::NotInFrame);
     };
     if value == undefined {
@@ -235,6 +238,12 @@ pub(crate) fn walk(
         0 => Walked::TornDown,
         record => Walked::Record(record),
     })
+}
+
+/// An `OrderedHashMap`.
+struct Table {
+    start: u64,
+    beginning: [u64; SMALLEST],
 }
 
 /// V8's heap without compressed pointers.
@@ -265,14 +274,42 @@ impl Heap<'_> {
         }
     }
 
-    /// The value of a key in an `OrderedHashMap`.
-    fn look_up(&self, table: u64, key: u64, hash: i32) -> Result<Option<u64>, Broken> {
+    fn words<const N: usize>(&self, address: u64) -> Result<[u64; N], MemoryError> {
+        let mut bytes = [[0; 8]; N];
+        self.memory.read(address, bytes.as_flattened_mut())?;
+        Ok(bytes.map(u64::from_ne_bytes))
+    }
+
+    /// The table of a `JSMap`.
+    fn table(&self, map: u64) -> Result<Table, Broken> {
+        let start_of_map = untagged(Step::Frame, map)?;
+        let words = self.words::<WITH_TABLE>(start_of_map);
+        let table = match &words {
+            Ok(words) => words[MAP_TABLE],
+            // Less than that may be left of what is mapped.
+            Err(_) => self.field(Step::Frame, map, 8 * MAP_TABLE as u64)?,
+        };
         let start = untagged(Step::Table, table)?;
+        let distance = start.wrapping_sub(start_of_map);
+        let known = words.ok().and_then(|words| {
+            let first = usize::try_from(distance / 8).ok()?;
+            let words = words.get(first..)?.first_chunk().copied();
+            words.filter(|_| distance % 8 == 0)
+        });
+        let beginning = match known {
+            Some(words) => words,
+            None => {
+                let words = self.words(start);
+                words.map_err(|error| Broken::Unreadable(Step::Table, error))?
+            }
+        };
+        Ok(Table { start, beginning })
+    }
+
+    /// The value of a key in an `OrderedHashMap`.
+    fn look_up(&self, table: &Table, key: u64, hash: i32) -> Result<Option<u64>, Broken> {
+        let Table { start, beginning } = *table;
         let inconsistent = || Broken::Inconsistent(Step::Table);
-        let mut bytes = [[0; 8]; SMALLEST];
-        let read = self.memory.read(start, bytes.as_flattened_mut());
-        read.map_err(|error| Broken::Unreadable(Step::Table, error))?;
-        let beginning = bytes.map(u64::from_ne_bytes);
         let word = |index: u64| {
             let known = usize::try_from(index).ok();
             match known.and_then(|index| beginning.get(index)) {

@@ -1,4 +1,4 @@
-use otelctx_reader::remote::memory::Image;
+use otelctx_reader::remote::memory::{CountedMemory, Image};
 
 use super::*;
 
@@ -94,6 +94,37 @@ fn each_state_of_a_context_is_distinguished() {
     assert_eq!(heap.walk(), Ok(Walked::NoFrame));
     heap.structure[0] = 0;
     assert_eq!(heap.walk(), Ok(Walked::Unpublished));
+}
+
+#[test]
+fn a_table_that_follows_its_map_is_read_with_it() {
+    const LONGER_MAP: u64 = 0x18_0000;
+    let mut heap = Heap::new();
+    // Words between the map's own four and the table, and after the table; the reads of the walk, of which two compare
+    // the key with the other one.
+    for (between, after, reads) in [
+        (0, 15, 7),
+        (14, 1, 7),
+        (15, 0, 7),
+        // It is not read whole with its map.
+        (16, 0, 8),
+        // Memory ends behind the table.
+        (14, 0, 9),
+    ] {
+        let mut map = vec![0x7777, 0, 0, 0];
+        map.resize(map.len() + between, 0x7775);
+        let table = LONGER_MAP + 8 * map.len() as u64;
+        map[MAP_TABLE] = tagged(table);
+        map.extend(&heap.table);
+        map.resize(map.len() + after, 0x7774);
+        heap.frame = tagged(LONGER_MAP);
+        let mut image = heap.image();
+        image.map_u64(LONGER_MAP, &map);
+        let memory = CountedMemory::new(image);
+        let walked = walk(&memory, STRUCTURE, RecordPlace::Published);
+        assert_eq!(walked, Ok(Walked::Record(RECORD)), "{between}");
+        assert_eq!(memory.take_reads(), reads, "{between} {after}");
+    }
 }
 
 #[test]
