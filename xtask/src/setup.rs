@@ -192,6 +192,10 @@ enum Missing {
 /// Installs what is missing, without using the network for what is installed. Fails if something
 /// that is available cannot be installed; what is not available is skipped with a message.
 pub(crate) fn run() -> Outcome {
+    let folder = setup_dir();
+    if let Err(error) = fs::create_dir_all(&folder) {
+        return Outcome::Failed(format!("{}: {error}", folder.display()));
+    }
     cache::restore();
     let outcome = install_missing();
     cache::save();
