@@ -84,8 +84,8 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
             lists.expect("the process is there");
         }
         ["otlp"] => crate::group::profile::write_otlp(),
-        ["replay", seconds, path] => {
-            crate::group::replay::replay(seconds.parse().unwrap_or(1), path);
+        ["replay", seconds, path, otelctx] => {
+            crate::group::replay::replay(seconds.parse().unwrap_or(1), path, otelctx);
         }
         ["symbolize", program, stacks] => {
             crate::group::symbolize::name_functions(program, stacks);

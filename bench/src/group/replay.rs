@@ -54,10 +54,7 @@ fn measure(report: &mut Report, seconds: u64, format: &str) -> Result<(), String
     let directory = Directory::new("replay");
     let path = directory.path().join(format!("profile.{format}"));
     let path = path.display().to_string();
-    let role = {
-        let _load = load(&otelctx)?;
-        Role::start(&["replay", &seconds.to_string(), &path])?
-    };
+    let role = Role::start(&["replay", &seconds.to_string(), &path, &otelctx])?;
     let samples = role.number("samples ")?;
     let of = format!("{format}, {samples} samples");
     let mebibytes = |name: &str| role.number(name).map(|kib| kib / 1024.0);
@@ -111,8 +108,8 @@ fn load(otelctx: &str) -> Result<Vec<Running>, String> {
 
 /// The role `replay`: replays this many seconds, and writes them to `path`. Of several files, only the
 /// largest is kept.
-pub(crate) fn replay(seconds: u64, path: &str) {
-    let (base, samples) = match recorded() {
+pub(crate) fn replay(seconds: u64, path: &str, otelctx: &str) {
+    let (base, samples) = match recorded(otelctx) {
         Ok(recorded) => recorded,
         Err(why) => return eprintln!("{why}"),
     };
@@ -177,8 +174,9 @@ pub(crate) fn replay(seconds: u64, path: &str) {
     println!("ready");
 }
 
-/// What this machine did for some seconds, ordered by time.
-fn recorded() -> Result<(Catalog, Vec<Sample>), String> {
+/// What this machine did for some seconds under [`load`], ordered by time.
+fn recorded(otelctx: &str) -> Result<(Catalog, Vec<Sample>), String> {
+    let _load = load(otelctx)?;
     let mut options = otelctx_sampler::Options::new(Targets::All);
     options.frequency = FREQUENCY as u32;
     let mut sampler = Sampler::start(&options).map_err(|error| error.to_string())?;
