@@ -21,9 +21,10 @@ use crate::workspace::{TestProgram, have, is_root, root, test_programs};
 const NOBODY: u32 = 65534;
 
 /// Packages whose tests inspect no process, so that the user makes no difference.
-const EXCLUDED: [&str; 4] = [
+const EXCLUDED: [&str; 5] = [
     "xtask",
     "otelctx-bench",
+    "otelctx-counted",
     "otelctx-conformance",
     "otelctx-format",
 ];

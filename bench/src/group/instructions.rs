@@ -17,7 +17,7 @@ use crate::{machine, scratch};
 
 /// Upper bound on the ratio of a count to the recorded one.
 const BOUND: f64 = 1.01;
-/// The function of `bin/counted.rs` whose instructions are counted.
+/// The function of the package `otelctx-counted` whose instructions are counted.
 const FUNCTION: &str = "otelctx_bench_counted";
 pub(crate) const NO_VALGRIND: &str = "there is no valgrind here";
 
@@ -162,9 +162,11 @@ fn build() -> Result<PathBuf, String> {
         "--config",
         "profile.release.lto=\"fat\"",
     ];
-    let program = ["-p", "otelctx-bench", "--bin", "counted"];
+    let program = ["-p", "otelctx-counted"];
     let files = scratch::cargo_build(&[&whole[..], &program].concat())?;
-    let program = files.into_iter().find(|path| path.ends_with("counted"));
+    let program = files
+        .into_iter()
+        .find(|path| path.ends_with("otelctx-counted"));
     program.ok_or("cargo built no program".into())
 }
 

@@ -6,10 +6,10 @@
 //! block, so that a count would change with unrelated code.
 
 #[allow(dead_code, unreachable_pub)]
-#[path = "../work/input.rs"]
+#[path = "../../src/work/input.rs"]
 mod input;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../work/ours.rs"]
+#[path = "../../src/work/ours.rs"]
 mod ours;
 
 use std::alloc::{GlobalAlloc, Layout};
