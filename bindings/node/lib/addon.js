@@ -4,6 +4,7 @@
 const { closeSync, existsSync, openSync, readSync } = require('node:fs')
 const { createRequire } = require('node:module')
 const path = require('node:path')
+const { startupSnapshot } = require('node:v8')
 
 /** Runtimes that have the modules of Node.js, by their names in `process.versions`. */
 const OTHERS = { electron: 'Electron', bun: 'Bun', deno: 'Deno' }
@@ -22,6 +23,9 @@ function unsupported() {
     return 'this Node.js is built with pointer compression'
   }
   if (isSet(variables.v8_enable_sandbox)) return "this Node.js is built with V8's sandbox"
+  if (startupSnapshot?.isBuildingSnapshot?.()) {
+    return 'a startup snapshot has it, which can have no addon: load it when the program runs'
+  }
   return undefined
 }
 

@@ -1,7 +1,15 @@
 // Where contexts cannot be published.
 import assert from 'node:assert/strict'
 import { execFile, spawnSync } from 'node:child_process'
-import { cpSync, mkdirSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
+import {
+  cpSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
@@ -71,6 +79,29 @@ test('other runtimes and builds are refused before the addon is loaded', () => {
     ['Object.defineProperty(process, "arch", { value: "riscv64" })', /riscv64/],
   ]) {
     check(run([program('refused.js'), change]), reason)
+  }
+})
+
+test('a startup snapshot has no addon, and the program that it starts may load one', () => {
+  const directory = mkdtempSync(join(tmpdir(), 'otelctx-snapshot-'))
+  // A snapshot is made of one file: of a bundle.
+  const addon = readFileSync(join(folder, 'lib/addon.js'), 'utf8')
+  const bundled = `const module = {}; { ${addon} }\nconst loaded = module.exports.load()`
+  const load = `require('node:module').createRequire('/')(${JSON.stringify(folder)})`
+  const shown = (setUp, value) => {
+    const [entry, blob] = [join(directory, 'entry.js'), join(directory, 'blob')]
+    const main = `() => console.log(String(${value}))`
+    const snapshot = "require('node:v8').startupSnapshot"
+    writeFileSync(entry, `${setUp}\n${snapshot}.setDeserializeMainFunction(${main})`)
+    const built = run([...flags, '--snapshot-blob', blob, '--build-snapshot', entry])
+    assert.equal(built.status, 0, built.stderr)
+    return run([...flags, '--snapshot-blob', blob]).stdout
+  }
+  try {
+    assert.match(shown(bundled, 'loaded.reason'), /^a startup snapshot has it, .*: load it when/)
+    assert.equal(shown('', `${load}.unsupportedReason`), 'undefined\n')
+  } finally {
+    rmSync(directory, { recursive: true })
   }
 })
 
