@@ -9,15 +9,15 @@ const { startupSnapshot } = require('node:v8')
 /** Runtimes that have the modules of Node.js, by their names in `process.versions`. */
 const OTHERS = { electron: 'Electron', bun: 'Bun', deno: 'Deno' }
 const other = Object.keys(OTHERS).find((name) => process.versions[name] !== undefined)
+const isNode = other === undefined
 /** What runs the program: `Node.js 24.21.0`. */
-const runtime =
-  other === undefined
-    ? `Node.js ${process.versions.node}`
-    : `${OTHERS[other]} ${process.versions[other]}`
+const runtime = isNode
+  ? `Node.js ${process.versions.node}`
+  : `${OTHERS[other]} ${process.versions[other]}`
 
 /** Why the addon cannot be used in this process, before it is loaded; undefined if it can. */
 function unsupported() {
-  if (other !== undefined) return `${OTHERS[other]} is not supported`
+  if (!isNode) return `${OTHERS[other]} is not supported`
   const variables = process.config?.variables ?? {}
   if (isSet(variables.v8_enable_pointer_compression)) {
     return 'this Node.js is built with pointer compression'
@@ -88,4 +88,4 @@ function load() {
   return { reason: reasons[libc] ?? `there is no addon for ${platform}-${libc}` }
 }
 
-module.exports = { load, runtime }
+module.exports = { isNode, load, runtime }

@@ -2,7 +2,7 @@
 
 const { AsyncLocalStorage } = require('node:async_hooks')
 
-const { load, runtime } = require('./addon')
+const { isNode, load, runtime } = require('./addon')
 const { Encoder, checkedFlags, lastValues, MAX_KEYS } = require('./encode')
 const { records } = require('./records')
 
@@ -163,7 +163,7 @@ function refusal() {
 
 /** What helps: AsyncContextFrame is there from Node.js 22.7 on, and the default from 24 on. */
 function hint() {
-  if (!runtime.startsWith('Node.js')) return ''
+  if (!isNode) return ''
   if (/addons is disabled/.test(reason)) {
     return '; start it without --no-addons, or with --allow-addons'
   }
