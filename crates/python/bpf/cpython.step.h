@@ -24,6 +24,14 @@
 #define PYTHON_STATE_SIZE 1024
 /* No thread has more stack. Elsewhere are more than this many bytes before the stack of the first thread. */
 #define PYTHON_STACK_SIZE (64 << 20)
+/* Addresses from which a stack is started again. */
+#define PYTHON_RETRIES 8
+/* General registers, which are the first words of a program's context. */
+#if defined(__TARGET_ARCH_x86)
+#define PYTHON_REGISTERS 15
+#elif defined(__TARGET_ARCH_arm64)
+#define PYTHON_REGISTERS 31
+#endif
 /* Of a string: what ends where its characters start, and characters. */
 #define PYTHON_TEXT_SIZE 80
 #define PYTHON_TEXT_CHARACTERS 32
@@ -106,7 +114,8 @@ struct python_call {
     __u64 frame;  /* the innermost frame */
     __u64 before; /* the caller's _PyCFrame */
     __u64 caller; /* the caller's frame */
-    __u64 retry;  /* the _PyCFrame to start again from; 0 for none */
+    __u64 retries[PYTHON_RETRIES]; /* what may be a _PyCFrame to start again from, in order; 0 after the last one */
+    __u32 tries;
     __u32 depth;
     __u32 is_outside; /* it is no call: the stack ends before it */
 };
@@ -380,6 +389,34 @@ static __always_inline int python_call(const struct python_configuration *python
            read_user(&call->caller, sizeof call->caller, call->before + python->c_frame_current, 0);
 }
 
+/* Keeps what may be the _PyCFrame of the innermost call's caller: what that call has stored, and registers. Until shortly
+ * before it is stored, it is in one of them. */
+static __always_inline void python_keep_retries(void *context, struct python_call *call, __u64 c_frame)
+{
+    const __u64 *registers = context;
+    __u64 count = !!call->before;
+    HIDE(count);
+    call->retries[0] = call->before;
+#pragma unroll
+    for (int i = 0; i < PYTHON_REGISTERS; i++) {
+        __u64 distance = registers[i] - c_frame;
+        /* Without branches: the verifier would follow each. A caller's is further up the stack. */
+        __u64 may_be = (distance - 8 - PYTHON_STACK_SIZE) >> 63 &
+                       ~((distance - 8) >> 63) & ((distance & 7) - 1) >> 63;
+        call->retries[count & (PYTHON_RETRIES - 1)] = registers[i];
+        count += may_be & (count - (PYTHON_RETRIES - 1)) >> 63;
+    }
+    call->retries[count & (PYTHON_RETRIES - 1)] = 0;
+}
+
+/* The next address to start again from; 0 after the last one. */
+static __always_inline __u64 python_next_retry(struct python_call *call)
+{
+    __u64 next = call->tries++;
+    HIDE(next);
+    return next < PYTHON_RETRIES ? call->retries[next & (PYTHON_RETRIES - 1)] : 0;
+}
+
 /* Where the instructions start that a frame executes: in its code object, or in the thread's copy of them. 0
  * if that cannot be read. */
 static __always_inline __u64 python_copy(const struct python_configuration *python,
@@ -510,10 +547,13 @@ static __always_inline long python_walk_frame(__u32 index, struct python_walk *w
         return 0;
     part->first = index + 1;
     call->depth = 0;
-    if (python_call(walk->python, call, part->state, call->retry))
+    /* What is no _PyCFrame has no frame: the next one is tried. */
+    part->next = 0;
+    __u64 retry = python_next_retry(call);
+    if (!retry)
         return 1;
-    call->retry = 0;
-    part->next = call->frame;
+    if (!python_call(walk->python, call, part->state, retry))
+        part->next = call->frame;
     return 0;
 }
 
@@ -522,8 +562,8 @@ static long python_frame_of_loop(__u32 index, struct python_walk *walk)
     return python_walk_frame(index, walk);
 }
 
-static __always_inline enum step_outcome cpython_step(void *context __attribute__((unused)),
-                                                      struct part_head *part, const void *configuration,
+static __always_inline enum step_outcome cpython_step(void *context, struct part_head *part,
+                                                      const void *configuration,
                                                       const struct thread_key *thread, int has_loops)
 {
     const struct python_configuration *python = configuration;
@@ -540,14 +580,17 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
     to->ends = 1;
     __builtin_memset(to->functions, 0, sizeof to->functions);
     struct python_call *call = &to->call;
-    call->depth = call->is_outside = 0;
-    call->retry = 0;
+    call->depth = call->is_outside = call->tries = 0;
+    call->retries[0] = 0;
     if (read_user(&to->next, sizeof to->next, to->state + python->state_frame, 0))
         return STEP_MEMORY;
     if (python->c_frame_current != PYTHON_NO_FIELD) {
-        if (!python_call(python, call, to->state, to->next))
-            call->retry = call->before;
-        to->next = call->retry ? call->frame : 0;
+        __u64 c_frame = to->next;
+        to->next = 0;
+        call->before = 0;
+        if (!python_call(python, call, to->state, c_frame))
+            to->next = call->frame;
+        python_keep_retries(context, call, c_frame);
     }
     if (has_loops) {
         bpf_loop(PYTHON_FRAMES, python_frame_of_loop, &walk, 0);
