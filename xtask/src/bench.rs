@@ -1,26 +1,27 @@
 //! `cargo xtask bench [GROUP] [--json]`: runs the benchmarks in release mode.
 
+use std::process::Command;
+
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, have, root};
 
 /// Runs the bench program with these arguments; its exit status says whether every bound holds.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
-    let bench = [
-        "run",
-        "--release",
-        "--quiet",
-        "--locked",
-        "-p",
-        "otelctx-bench",
-        "--",
-    ];
-    let mut command = cargo();
+    let mut command = program(&["--release"]);
     // As applications are built: without the flags of the checkout's own `.cargo/config.toml`.
-    command.args(bench).args(arguments).env("RUSTFLAGS", "");
+    command.args(arguments).env("RUSTFLAGS", "");
     match report::run(&mut command) {
         Ok(()) => Outcome::Passed("every bound that was measured holds".into()),
         Err(error) => Outcome::Failed(error),
     }
+}
+
+/// The bench program, built with these options of cargo.
+fn program(options: &[&str]) -> Command {
+    let mut command = cargo();
+    command.args(["run", "--quiet", "--locked", "-p", "otelctx-bench"]);
+    command.args(options).arg("--");
+    command
 }
 
 /// The committed instruction counts.
@@ -36,8 +37,7 @@ pub(crate) fn instructions() -> Outcome {
         return Outcome::Skipped(format!("there is no {COUNTS}"));
     }
     // What is counted is built in release mode; the program that compares takes minutes to build that way.
-    let bench = ["run", "--quiet", "--locked", "-p", "otelctx-bench", "--"];
-    match report::run(cargo().args(bench).args(["instructions", "--check"])) {
+    match report::run(program(&[]).args(["instructions", "--check"])) {
         Ok(()) => Outcome::Passed(format!("within 1 % of {COUNTS}")),
         Err(error) => Outcome::Failed(error),
     }
