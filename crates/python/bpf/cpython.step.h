@@ -114,6 +114,7 @@ struct python_call {
     __u64 frame;  /* the innermost frame */
     __u64 before; /* the caller's _PyCFrame */
     __u64 caller; /* the caller's frame */
+    __u64 innermost; /* the innermost call's _PyCFrame */
     __u64 retries[PYTHON_RETRIES]; /* what may be a _PyCFrame to start again from, in order; 0 after the last one */
     __u32 tries;
     __u32 depth;
@@ -391,12 +392,12 @@ static __always_inline int python_call(const struct python_configuration *python
 
 /* Keeps what may be the _PyCFrame of the innermost call's caller: what that call has stored, and registers. Until shortly
  * before it is stored, it is in one of them. */
-static __always_inline void python_keep_retries(void *context, struct python_call *call, __u64 c_frame)
+static __always_inline void python_keep_retries(void *context, struct python_call *call)
 {
     const __u64 *registers = context;
-    __u64 count = !!call->before;
+    __u64 c_frame = call->innermost;
+    __u64 count = !!call->retries[0];
     HIDE(count);
-    call->retries[0] = call->before;
 #pragma unroll
     for (int i = 0; i < PYTHON_REGISTERS; i++) {
         __u64 distance = registers[i] - c_frame;
@@ -527,6 +528,7 @@ static __always_inline enum python_outcome python_take(const struct python_confi
 }
 
 struct python_walk {
+    void *context;
     const struct python_configuration *python;
     struct python_part *part;
     __u64 count; /* of frames */
@@ -549,6 +551,8 @@ static __always_inline long python_walk_frame(__u32 index, struct python_walk *w
     call->depth = 0;
     /* What is no _PyCFrame has no frame: the next one is tried. */
     part->next = 0;
+    if (!call->tries)
+        python_keep_retries(walk->context, call);
     __u64 retry = python_next_retry(call);
     if (!retry)
         return 1;
@@ -569,7 +573,7 @@ static __always_inline enum step_outcome cpython_step(void *context, struct part
     const struct python_configuration *python = configuration;
     struct python_part *to = (void *)(part + 1);
     __u64 tp = OF_TASK(current_task(), THREAD_POINTER);
-    struct python_walk walk = {.python = python, .part = to};
+    struct python_walk walk = {.context = context, .python = python, .part = to};
     if (!tp)
         return STEP_DONE;
     to->state = python_state(python, to, thread, tp);
@@ -585,12 +589,12 @@ static __always_inline enum step_outcome cpython_step(void *context, struct part
     if (read_user(&to->next, sizeof to->next, to->state + python->state_frame, 0))
         return STEP_MEMORY;
     if (python->c_frame_current != PYTHON_NO_FIELD) {
-        __u64 c_frame = to->next;
+        call->innermost = to->next;
         to->next = 0;
         call->before = 0;
-        if (!python_call(python, call, to->state, c_frame))
+        if (!python_call(python, call, to->state, call->innermost))
             to->next = call->frame;
-        python_keep_retries(context, call, c_frame);
+        call->retries[0] = call->before;
     }
     if (has_loops) {
         bpf_loop(PYTHON_FRAMES, python_frame_of_loop, &walk, 0);
