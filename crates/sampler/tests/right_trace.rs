@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::Target;
-use otelctx_fixtures::kernel::{Feature, is_emulated};
+use otelctx_fixtures::kernel::{Feature, give_way_if_emulated, is_emulated};
 use otelctx_fixtures::sampled::{Sampled, SpanProgram};
 use otelctx_fixtures::spans::{SpanLog, Verdict};
 use otelctx_sampler::sample::{Catalog, Found};
@@ -39,6 +39,7 @@ fn start(way: &SpanProgram, log: &Path) -> Option<Target> {
     if let Some(library) = built.library {
         command.arg(format!("lib={}", library.display()));
     }
+    give_way_if_emulated(&mut command);
     Some(Target::spawn(&mut command))
 }
 

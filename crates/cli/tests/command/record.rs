@@ -10,6 +10,7 @@ use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use otelctx_fixtures::Compiler;
+use otelctx_fixtures::kernel::give_way_if_emulated;
 use serde_json::Value;
 
 use crate::otlp;
@@ -313,7 +314,7 @@ fn kernel_limits_of_stacks_are_one_line() {
     let mut numbers = release.split(|it: char| !it.is_ascii_digit());
     let mut number = || numbers.next().unwrap().parse::<u32>().unwrap();
     let has_loops = (number(), number()) >= (5, 17);
-    let target = Target::start("busy");
+    let target = Target::start_with("busy", give_way_if_emulated);
     let scratch = Scratch::new("limits");
     let answer = recorded(&target, &["-d", "0.5", "-o", &scratch.path("a.otlp")]);
     let said = answer
