@@ -6,7 +6,7 @@ use otelctx_fixtures::{Node, Target};
 use otelctx_reader::sample::{Catalog, Found, Sample};
 use otelctx_sampler::INTERVAL;
 
-use crate::{Log, VERSIONS, context_of_number, shown, start};
+use crate::{ATTEMPTS, Log, VERSIONS, context_of_number, longer, shown, start};
 
 /// An attribute that was appended: its context, its number in it, from 1, and from when to when.
 struct Appended {
@@ -54,15 +54,16 @@ struct Compared {
 }
 
 impl Compared {
-    /// Samples a new program. `None`, with a line, where the kernel does not permit it.
-    fn add(&mut self, node: &Node, name: &str) -> Option<()> {
+    /// Samples a new program that runs for that many seconds. `None`, with a line, where the kernel does not permit
+    /// it.
+    fn add(&mut self, node: &Node, name: &str, seconds: u32) -> Option<()> {
         const MOVING: &[&str] = &["--expose-gc", "--compact-on-every-full-gc"];
         let mut command = node.publishing(MOVING, "otelctx")?;
-        let mut target = Target::spawn(command.args(["append", "1"]));
+        let mut target = Target::spawn(command.args(["append", &seconds.to_string()]));
         let mut sampler = start(target.pid(), 4999, false)?;
         let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
         let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(700) {
+        while begin.elapsed() < seconds * Duration::from_millis(700) {
             std::thread::sleep(INTERVAL);
             sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         }
@@ -107,9 +108,8 @@ fn samples_have_the_attributes_of_their_time_while_more_are_appended() {
             continue;
         };
         let mut compared = Compared::default();
-        // On a busy machine, a program runs for a fraction of the time.
-        let is_enough = (0..200).any(|_| {
-            let is_sampled = compared.add(&node, version).is_some();
+        let is_enough = (0..ATTEMPTS).any(|attempt| {
+            let is_sampled = compared.add(&node, version, longer(attempt)).is_some();
             !is_sampled || compared.while_appending >= 100
         });
         println!("{version}: {compared:?}");

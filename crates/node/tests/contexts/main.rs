@@ -307,18 +307,28 @@ fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
 /// How long a program runs, and how long it is sampled meanwhile.
 #[derive(Clone, Copy)]
 struct Durations {
-    running: &'static str,
+    /// In seconds.
+    running: u32,
     sampling: Duration,
 }
 
 const SHORT: Durations = Durations {
-    running: "2",
+    running: 2,
     sampling: Duration::from_secs(1),
 };
 const LONG: Durations = Durations {
-    running: "10",
+    running: 10,
     sampling: Duration::from_secs(9),
 };
+
+/// How many programs are sampled at most.
+const ATTEMPTS: u32 = 80;
+
+/// How many times as long a program runs: on a busy machine, one may have ended before its sampling begins, or have run
+/// for a fraction of the time.
+fn longer(attempt: u32) -> u32 {
+    (1 + attempt / 4).min(5)
+}
 
 /// The context with this number of a program that goes from one to the next (`switch` in `contexts.js`).
 fn context_of_number(number: usize, flags: u8) -> String {
@@ -404,9 +414,10 @@ fn sample_programs(
     wanted: usize,
 ) -> Compared {
     let mut compared = Compared::default();
-    for _ in 0..200 {
-        let Durations { running, sampling } = durations;
-        let Some(more) = sample(&mut command(running), sampling, without_ebpf) else {
+    for times in (0..ATTEMPTS).map(longer) {
+        let running = (times * durations.running).to_string();
+        let sampling = times * durations.sampling;
+        let Some(more) = sample(&mut command(&running), sampling, without_ebpf) else {
             return compared;
         };
         compared.add(more);
