@@ -130,6 +130,16 @@ enum End {
     Abandoned(i32, Duration),
 }
 
+/// Has the thread that inspects use the heap of the first one, which waits for it. One of its own would grow by a page
+/// at a time, each by a system call (glibc, malloc/arena.c, `grow_heap`).
+fn use_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes numbers alone, and this process has one thread.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Runs `work` in a worker, which exits with the status that it returns. Passes on its output and its
 /// messages until it ends, makes no progress, or exceeds the deadline by more than [`GRACE`].
 fn run(
@@ -146,6 +156,7 @@ fn run(
     let mut blocked = Some(suspend::block());
     let started = start(|| {
         readers = None;
+        use_one_heap();
         suspend::be_worker();
         blocked = None;
         let redirected = dup2_stdout(&stdout).and_then(|()| dup2_stderr(&stderr));

@@ -39,6 +39,9 @@ impl Pages {
             None => {
                 let (start, end) = (self.used, self.used + PAGE);
                 if self.bytes.len() < end {
+                    // Room for all, so that nothing is moved when it grows. What is not used takes no memory.
+                    self.bytes
+                        .reserve_exact(MAX_PAGES * PAGE - self.bytes.len());
                     self.bytes.resize(end, 0);
                 }
                 let read = memory.read(address, &mut self.bytes[start..end]);
