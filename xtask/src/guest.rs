@@ -17,8 +17,8 @@ use crate::workspace::{cargo, root};
 
 /// Runs the command's demo, and its subcommands on the demo's service. The demo may exit with 1 because a
 /// thread did not stop in time, and dump and check have longer deadlines than by default: the
-/// machine is emulated, and its host may be busy. The services leave the CPUs to them: of a demo's service,
-/// that is said once its threads are there. One dump may find every worker between two requests.
+/// machine is emulated, and its host may be busy. Both services get the lowest priority, the demo's own one
+/// once its threads have started. One dump may find every worker between two requests.
 pub(crate) const COMMAND: &str = "\
 echo 'guest: the command'
 /bin/otelctx demo --duration 1 &

@@ -6,7 +6,7 @@ use otelctx_fixtures::{Node, Target};
 use otelctx_reader::sample::{Catalog, Found, Sample};
 use otelctx_sampler::INTERVAL;
 
-use crate::{ATTEMPTS, Log, VERSIONS, context_of_number, longer, shown, start};
+use crate::{Log, VERSIONS, context_of_number, lengths, shown, start};
 
 /// An attribute that was appended: its context, its number in it, from 1, and from when to when.
 struct Appended {
@@ -108,8 +108,8 @@ fn samples_have_the_attributes_of_their_time_while_more_are_appended() {
             continue;
         };
         let mut compared = Compared::default();
-        let is_enough = (0..ATTEMPTS).any(|attempt| {
-            let is_sampled = compared.add(&node, version, longer(attempt)).is_some();
+        let is_enough = lengths().any(|seconds| {
+            let is_sampled = compared.add(&node, version, seconds).is_some();
             !is_sampled || compared.while_appending >= 100
         });
         println!("{version}: {compared:?}");

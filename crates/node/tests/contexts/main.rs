@@ -321,13 +321,10 @@ const LONG: Durations = Durations {
     sampling: Duration::from_secs(9),
 };
 
-/// How many programs are sampled at most.
-const ATTEMPTS: u32 = 80;
-
-/// How many times as long a program runs: on a busy machine, one may have ended before its sampling begins, or have run
-/// for a fraction of the time.
-fn longer(attempt: u32) -> u32 {
-    (1 + attempt / 4).min(5)
+/// How many times as long each of the programs runs that are sampled in turn: on a busy machine, one may have ended
+/// before its sampling begins, or have run for a fraction of the time.
+fn lengths() -> impl Iterator<Item = u32> {
+    (0..80).map(|attempt| (1 + attempt / 4).min(5))
 }
 
 /// The context with this number of a program that goes from one to the next (`switch` in `contexts.js`).
@@ -414,7 +411,7 @@ fn sample_programs(
     wanted: usize,
 ) -> Compared {
     let mut compared = Compared::default();
-    for times in (0..ATTEMPTS).map(longer) {
+    for times in lengths() {
         let running = (times * durations.running).to_string();
         let sampling = times * durations.sampling;
         let Some(more) = sample(&mut command(&running), sampling, without_ebpf) else {
