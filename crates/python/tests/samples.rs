@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Starts, start};
 use otelctx_fixtures::python::{Interpreter, LentState, Linkage, free_threaded_program};
 use otelctx_fixtures::{CoreDirectory, Target};
-use otelctx_reader::sample::{Catalog, Frame, GilState, NamedFrame, Sample};
+use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, NamedFrame, Sample};
 use otelctx_sampler::INTERVAL;
 
 const VERSIONS: [&str; 12] = [
@@ -57,13 +57,26 @@ fn compare(functions: &[&str]) -> StackMatch {
     }
 }
 
+/// What was sampled of a program.
+struct Recorded {
+    catalog: Catalog,
+    samples: Vec<Sample>,
+    counts: Counts,
+}
+
+impl Recorded {
+    /// Compares the number of samples without a state or without outer functions with what the sampler says of them.
+    /// An interrupted thread's memory cannot be read while the kernel moves it or asks whether it is used (arm64).
+    fn allows(&self, truncated: usize) -> bool {
+        let counts = &self.counts;
+        let said =
+            counts.truncated_runtime_stacks + counts.incomplete_steps + counts.unresolved_threads;
+        truncated as u64 <= said && truncated * 20 <= self.samples.len()
+    }
+}
+
 /// Samples a program. `None`, with a line, where the kernel does not permit it.
-fn record(
-    pid: i32,
-    frequency: u32,
-    count: usize,
-    without_ebpf: bool,
-) -> Option<(Catalog, Vec<Sample>)> {
+fn record(pid: i32, frequency: u32, count: usize, without_ebpf: bool) -> Option<Recorded> {
     let is_enough = |_: &Catalog, samples: &[Sample]| samples.len() >= count;
     record_until(pid, frequency, without_ebpf, is_enough)
 }
@@ -73,7 +86,7 @@ fn record_until(
     frequency: u32,
     without_ebpf: bool,
     is_enough: impl Fn(&Catalog, &[Sample]) -> bool,
-) -> Option<(Catalog, Vec<Sample>)> {
+) -> Option<Recorded> {
     let mut sampler = start(pid, frequency, without_ebpf)?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
     let begin = Instant::now();
@@ -82,18 +95,35 @@ fn record_until(
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
     }
-    Some((catalog, samples))
+    let counts = sampler.counts();
+    // The recorder names functions after the sample; see `Recorded::allows`, too.
+    let is_unnamed = |frame: &Frame| match frame {
+        Frame::Named(named) => named.is_unnamed() && !frame.is_gil_wait(),
+        Frame::Native { .. } => false,
+    };
+    let taken = samples.len();
+    samples.retain(|sample| !catalog.frames(sample.user_stack).any(is_unnamed));
+    let unnamed = taken - samples.len();
+    assert!(
+        unnamed as u64 <= counts.unnamed_functions && unnamed * 20 <= taken,
+        "{unnamed} of {taken}"
+    );
+    Some(Recorded {
+        catalog,
+        samples,
+        counts,
+    })
 }
 
 fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
     let frequency = if without_ebpf { 99 } else { 499 };
-    let Some((catalog, samples)) = record(target.pid(), frequency, SAMPLES, without_ebpf) else {
+    let Some(recorded) = record(target.pid(), frequency, SAMPLES, without_ebpf) else {
         return;
     };
     let mut counts = [0; 4];
     let mut starts = Starts::default();
-    for sample in &samples {
-        let frames = catalog.frames(sample.user_stack).rev();
+    for sample in &recorded.samples {
+        let frames = recorded.catalog.frames(sample.user_stack).rev();
         let frames = frames.filter(|frame| !frame.is_gil_wait());
         let named = frames.filter_map(|frame| match frame {
             Frame::Named(named) => Some(&*named.function),
@@ -101,8 +131,8 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
         });
         let functions: Vec<&str> = named.collect();
         let seen = compare(&functions);
-        let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
-        starts.add(&catalog, sample);
+        let frames: Vec<&Frame> = recorded.catalog.frames(sample.user_stack).collect();
+        starts.add(&recorded.catalog, sample);
         assert_ne!(seen, StackMatch::Wrong, "{interpreter:?}: {frames:x?}");
         counts[seen as usize] += 1;
         // Each is in the place of the native frame that executes it: C is between both. Before the unwind
@@ -125,22 +155,12 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
     }
     starts.check(&interpreter.to_string());
     let [whole, beginning, truncated, _] = counts;
-    let is_most = whole * 10 >= samples.len() * 7;
+    let is_most = whole * 10 >= recorded.samples.len() * 7;
     assert!(
         is_most,
         "{interpreter:?}: {whole}, {beginning}, {truncated}"
     );
-    // The chain of frames has such moments on 3.11 and 3.12 alone.
-    let version = &interpreter.version;
-    let may_be_truncated = version.starts_with("3.11.") || version.starts_with("3.12.");
-    assert!(
-        truncated == 0 || may_be_truncated,
-        "{interpreter:?}: {truncated}"
-    );
-    assert!(
-        truncated * 20 <= samples.len(),
-        "{interpreter:?}: {truncated}"
-    );
+    assert!(recorded.allows(truncated), "{interpreter:?}: {truncated}");
 }
 
 #[test]
@@ -182,23 +202,26 @@ fn samples_in_a_subinterpreter_have_the_functions_of_one_thread_state() {
         for interpreter in Interpreter::with_version(version) {
             let mut command = interpreter.command("subinterpreters.py");
             let target = Target::spawn(command.arg("busy"));
-            let Some((catalog, samples)) = record(target.pid(), 499, SAMPLES, false) else {
+            let Some(recorded) = record(target.pid(), 499, SAMPLES, false) else {
                 return;
             };
             let is_of = |series: &str| interpreter.version.starts_with(series);
             let is_unknown = is_of("3.8.");
             let stores_outer = is_unknown || is_of("3.10.") || is_of("3.11.");
-            let mut whole = [0; 3];
-            for sample in &samples {
-                let (_, is_held, frames) = named(&catalog, sample);
+            let (mut whole, mut truncated) = ([0; 3], 0);
+            for sample in &recorded.samples {
+                let (_, is_held, frames) = named(&recorded.catalog, sample);
                 let functions: Vec<&str> = frames.iter().map(|it| &*it.function).collect();
                 let expected: [&[&str]; 3] = [
                     &["<module>", "inner", "spin"],
                     &["<module>", "inner", "digest"],
                     &["<module>", "outer"],
                 ];
-                let is_one = expected.iter().any(|it| it.starts_with(&functions));
-                assert!(is_one, "{interpreter:?}: {functions:?}");
+                if !expected.iter().any(|it| it.starts_with(&functions)) {
+                    let is_part = expected.iter().any(|it| it.ends_with(&functions));
+                    assert!(is_part, "{interpreter:?}: {functions:?}");
+                    truncated += 1;
+                }
                 if let Some(index) = expected.iter().position(|it| *it == functions) {
                     whole[index] += 1;
                     let is_released = is_held == Some(false);
@@ -210,19 +233,21 @@ fn samples_in_a_subinterpreter_have_the_functions_of_one_thread_state() {
             let [spin, digest, outer] = whole;
             // Without OpenSSL, `hashlib` of 3.11 holds the GIL.
             assert!(
-                (is_unknown || spin * 10 > samples.len()) && (digest + outer) * 10 > samples.len(),
+                (is_unknown || spin * 10 > recorded.samples.len())
+                    && (digest + outer) * 10 > recorded.samples.len(),
                 "{interpreter:?}: {whole:?}"
             );
             assert!(
-                (spin + digest + outer) * 10 > samples.len() * 9,
+                (spin + digest + outer) * 10 > recorded.samples.len() * 9,
                 "{interpreter:?}: {whole:?}"
             );
+            assert!(recorded.allows(truncated), "{interpreter:?}: {truncated}");
         }
     }
 }
 
 /// Samples a process until each of two threads has been sampled often.
-fn record_both(pid: i32) -> Option<(Catalog, Vec<Sample>)> {
+fn record_both(pid: i32) -> Option<Recorded> {
     record_until(pid, 999, false, has_sampled_two(SAMPLES / 2))
 }
 
@@ -269,13 +294,12 @@ fn samples_with_a_state_of_another_thread_have_its_functions() {
             let frequency = if without_ebpf { 99 } else { 499 };
             let is_enough = has_sampled_two(50);
             let pid = program.target.pid();
-            let Some((catalog, samples)) = record_until(pid, frequency, without_ebpf, is_enough)
-            else {
+            let Some(recorded) = record_until(pid, frequency, without_ebpf, is_enough) else {
                 return;
             };
             let mut counts = HashMap::<i32, [usize; 2]>::new();
-            for sample in &samples {
-                let (tid, is_held, frames) = named(&catalog, sample);
+            for sample in &recorded.samples {
+                let (tid, is_held, frames) = named(&recorded.catalog, sample);
                 let count = counts.entry(tid).or_default();
                 // The first samples precede what the recorder reads of the process.
                 if frames.is_empty() && is_held.is_none() && *count == [0, 0] {
@@ -317,12 +341,12 @@ fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
                 (words[1].parse().unwrap(), name)
             });
             let threads: HashMap<i32, &str> = threads.collect();
-            let Some((catalog, samples)) = record_both(target.pid()) else {
+            let Some(recorded) = record_both(target.pid()) else {
                 return;
             };
             let (mut counts, mut truncated) = (HashMap::<&str, usize>::new(), 0);
-            for sample in &samples {
-                let (tid, is_held, frames) = named(&catalog, sample);
+            for sample in &recorded.samples {
+                let (tid, is_held, frames) = named(&recorded.catalog, sample);
                 let Some(name) = threads.get(&tid) else {
                     continue;
                 };
@@ -331,6 +355,10 @@ fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
                     continue;
                 }
                 *counts.entry(name).or_default() += 1;
+                if is_held.is_none() && frames.is_empty() {
+                    truncated += 1;
+                    continue;
+                }
                 assert_eq!(is_held, Some(true), "{interpreter:?}: {name}");
                 let [run, call, leaf] = ["run", "call", "leaf"].map(|it| format!("{name}_{it}"));
                 let [run, call, leaf] = [&*run, &*call, &*leaf];
@@ -338,16 +366,14 @@ fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
                 let functions = frames.iter().map(|frame| &*frame.function);
                 let functions: Vec<&str> = functions.collect();
                 if !whole.starts_with(&functions) {
-                    // See `chains.rs`.
                     let is_part = whole.windows(functions.len()).any(|it| it == functions);
-                    let is_known = is_part && version == "3.12";
-                    assert!(is_known, "{interpreter:?}: {functions:?}");
+                    assert!(is_part, "{interpreter:?}: {functions:?}");
                     truncated += 1;
                 }
             }
             let counts = [counts["left"], counts["right"]];
             assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
-            assert!(truncated * 20 <= samples.len(), "{truncated} of {counts:?}");
+            assert!(recorded.allows(truncated), "{interpreter:?}: {truncated}");
         }
     }
 }
@@ -365,12 +391,12 @@ fn threads_that_execute_python_at_the_same_time_have_their_own_functions() {
                 (words[1].parse::<i32>().unwrap(), words[2])
             });
             let threads: Vec<(i32, &str)> = threads.collect();
-            let Some((catalog, samples)) = record_both(target.pid()) else {
+            let Some(recorded) = record_both(target.pid()) else {
                 return;
             };
             let mut counts = [0, 0];
-            for sample in &samples {
-                let (tid, is_held, frames) = named(&catalog, sample);
+            for sample in &recorded.samples {
+                let (tid, is_held, frames) = named(&recorded.catalog, sample);
                 let Some(index) = threads.iter().position(|it| it.0 == tid) else {
                     continue;
                 };
@@ -415,7 +441,7 @@ fn samples_of_copies_of_the_instructions_have_the_lines_of_these() {
         for has_gil in [false, true] {
             let mut command = Command::new(&program);
             let target = Target::spawn(command.args(has_gil.then_some("gil")));
-            let Some((catalog, samples)) = record_both(target.pid()) else {
+            let Some(recorded) = record_both(target.pid()) else {
                 return;
             };
             // The state of the first thread, which holds the GIL, has the lower address.
@@ -426,8 +452,8 @@ fn samples_of_copies_of_the_instructions_have_the_lines_of_these() {
                 .collect();
             threads.sort_unstable_by_key(|words| words[2]);
             let mut counts = [0, 0];
-            for sample in &samples {
-                let (tid, is_held, frames) = named(&catalog, sample);
+            for sample in &recorded.samples {
+                let (tid, is_held, frames) = named(&recorded.catalog, sample);
                 if frames.is_empty() && is_held.is_none() && counts == [0, 0] {
                     continue;
                 }
