@@ -18,7 +18,7 @@ use crate::interpreter;
 use crate::layout::{Layout, UsedOffsets};
 use crate::process::{NativeCode, PythonProcess};
 use crate::step;
-use crate::threads::{KnownStates, OwnState, Variables};
+use crate::threads::{OwnState, StateCache, Variables};
 use crate::version::Version;
 
 /// Number of bytes that are read of a text that may be a version.
@@ -121,7 +121,7 @@ pub(crate) fn at(
             thread_id: 0,
             own: None,
         },
-        states: KnownStates::default(),
+        states: StateCache::default(),
         module: OsString::new(),
         files: FileCache::default(),
         code: OnceLock::new(),
@@ -222,7 +222,7 @@ impl<'s> Symbols<'s> {
             version,
             layout,
             variables,
-            states: KnownStates::default(),
+            states: StateCache::default(),
             module: self.module.name.clone(),
             files: files.clone(),
             code: OnceLock::new(),

@@ -37,7 +37,7 @@ pub(crate) enum Returned {
 
 /// The contents of a register, where they are known.
 #[derive(Clone, Copy, Debug)]
-enum Known {
+enum RegisterContents {
     Value(Value),
     /// The address at this offset from the thread pointer.
     ThreadPointer(i64),
@@ -49,7 +49,7 @@ enum Known {
     AtCalled(i64),
 }
 
-impl Known {
+impl RegisterContents {
     fn constant(number: u64) -> Self {
         Self::Value(Value {
             number,

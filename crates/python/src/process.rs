@@ -18,7 +18,7 @@ use crate::frames;
 use crate::layout::{Layout, ObjectLayout};
 use crate::step::Part;
 use crate::tasks;
-use crate::threads::{self, KnownStates, Resolved, Variables};
+use crate::threads::{self, Resolved, StateCache, Variables};
 use crate::version::Version;
 
 /// CPython in one process.
@@ -27,7 +27,7 @@ pub(crate) struct PythonProcess {
     pub(crate) version: Version,
     pub(crate) layout: Layout,
     pub(crate) variables: Variables,
-    pub(crate) states: KnownStates,
+    pub(crate) states: StateCache,
     /// The module that defines it, by the name of its mapping, and facts about that.
     pub(crate) module: OsString,
     pub(crate) files: FileCache,

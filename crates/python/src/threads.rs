@@ -110,10 +110,10 @@ impl Source {
 /// The thread states of a process when their list was read last, so that it is not read again for each
 /// thread.
 #[derive(Debug, Default)]
-pub(crate) struct KnownStates(Mutex<Known>);
+pub(crate) struct StateCache(Mutex<CachedStates>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct CachedStates {
     list: Option<Arc<StateList>>,
     /// The address of a state that has the GIL, and whether `list` had it when it was read for that.
     holder: Option<(u64, bool)>,
@@ -121,7 +121,7 @@ struct Known {
     too_long: Option<(Instant, RuntimeError)>,
 }
 
-impl Known {
+impl CachedStates {
     /// What was read, if no interpreter has a newer state.
     fn list(&self, newest: &[Option<State>]) -> Option<&Arc<StateList>> {
         self.list.as_ref().filter(|list| list.newest == newest)
@@ -175,7 +175,7 @@ pub(crate) fn resolve(
     memory: &dyn Memory,
     layout: &Layout,
     variables: &Variables,
-    known: &KnownStates,
+    cache: &StateCache,
     thread: ThreadView,
     is_on_stack: IsOnStack<'_>,
 ) -> Result<Option<Resolved>, RuntimeError> {
@@ -186,7 +186,7 @@ pub(crate) fn resolve(
             memory,
             layout,
             variables,
-            known,
+            cache,
             thread,
             is_on_stack,
         };
@@ -195,8 +195,8 @@ pub(crate) fn resolve(
             Err(Failure::Changing(_)) if tries < MAX_TRIES => memory.forget(),
             Err(Failure::TooLong(_)) if tries < MAX_LONG_TRIES => memory.forget(),
             Err(Failure::TooLong(error)) => {
-                let mut known = known.0.lock().unwrap_or_else(PoisonError::into_inner);
-                known.too_long = Some((Instant::now(), error.clone()));
+                let mut cache = cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+                cache.too_long = Some((Instant::now(), error.clone()));
                 return Err(error);
             }
             resolved => return resolved.map_err(Failure::into_error),
@@ -217,7 +217,7 @@ pub(crate) fn addresses(
         memory,
         layout,
         variables,
-        known: &KnownStates::default(),
+        cache: &StateCache::default(),
         thread: ThreadView::new(0, 0),
         is_on_stack: &|_| None,
     };
@@ -273,7 +273,7 @@ struct Search<'s> {
     memory: &'s dyn Memory,
     layout: &'s Layout,
     variables: &'s Variables,
-    known: &'s KnownStates,
+    cache: &'s StateCache,
     thread: ThreadView,
     is_on_stack: IsOnStack<'s>,
 }
@@ -359,8 +359,8 @@ impl Search<'_> {
         if !is_known || self.is_own(&state) || !interpreters.contains(&state.interpreter) {
             return None;
         }
-        let known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let states = known
+        let cache = self.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let states = cache
             .list
             .as_ref()
             .and_then(|it| it.by_thread.get(&state.thread));
@@ -435,13 +435,13 @@ impl Search<'_> {
     /// The thread states of the thread in the lists of these interpreters.
     fn list(&self, interpreters: &[u64]) -> Result<Vec<State>, Failure> {
         let newest = self.newest_of_each(interpreters)?;
-        let mut known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = known.list(&newest);
-        if let Some(states) = last.and_then(|known| self.current(known, interpreters)) {
+        let mut cache = self.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = cache.list(&newest);
+        if let Some(states) = last.and_then(|list| self.current(list, interpreters)) {
             return Ok(states);
         }
-        let list = self.read_again(&mut known, interpreters, newest)?;
-        drop(known);
+        let list = self.read_again(&mut cache, interpreters, newest)?;
+        drop(cache);
         let states = self.current(&list, interpreters);
         let changes = || RuntimeError::new("its list of threads changes");
         states.ok_or_else(|| Failure::Changing(changes()))
@@ -450,19 +450,19 @@ impl Search<'_> {
     /// Reads the list, and keeps it.
     fn read_again(
         &self,
-        known: &mut Known,
+        cache: &mut CachedStates,
         interpreters: &[u64],
         newest: Vec<Option<State>>,
     ) -> Result<Arc<StateList>, Failure> {
-        if let Some((since, error)) = &known.too_long
+        if let Some((since, error)) = &cache.too_long
             && since.elapsed() < BACK_OFF
         {
             return Err(Failure::Limit(error.clone()));
         }
         // Not kept if this fails.
-        *known = Known::default();
+        *cache = CachedStates::default();
         let list = Arc::new(self.read_list(interpreters, newest)?);
-        known.list = Some(list.clone());
+        cache.list = Some(list.clone());
         Ok(list)
     }
 

@@ -264,9 +264,9 @@ fn has_sampled_two(least: usize) -> impl Fn(&Catalog, &[Sample]) -> bool {
 }
 
 /// A sample's thread, whether it held the GIL if there is one, and its named frames, outermost first.
-type Named<'c> = (i32, Option<bool>, Vec<&'c NamedFrame>);
+type NamedSample<'c> = (i32, Option<bool>, Vec<&'c NamedFrame>);
 
-fn named<'c>(catalog: &'c Catalog, sample: &Sample) -> Named<'c> {
+fn named<'c>(catalog: &'c Catalog, sample: &Sample) -> NamedSample<'c> {
     let frames = catalog.frames(sample.user_stack).rev();
     let frames = frames.filter(|frame| !frame.is_gil_wait());
     let frames = frames.filter_map(|frame| match frame {

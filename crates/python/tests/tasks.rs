@@ -20,7 +20,7 @@ const SIGABRT: i32 = 6;
 
 /// A task by the program's own account, and as it was read: its ID, name, state, and the ID and name of what
 /// it awaits, the IDs of the tasks that await it; then its frames.
-type Known = ([String; 6], Vec<[String; 4]>);
+type ExpectedTask = ([String; 6], Vec<[String; 4]>);
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -30,8 +30,8 @@ fn options() -> Options {
     options
 }
 
-fn truth(target: &Target) -> Vec<Known> {
-    let mut tasks: Vec<Known> = Vec::new();
+fn truth(target: &Target) -> Vec<ExpectedTask> {
+    let mut tasks: Vec<ExpectedTask> = Vec::new();
     for line in &target.lines {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         match &words[0][..] {
@@ -54,7 +54,7 @@ fn word(text: &str) -> String {
     }
 }
 
-fn known(task: &Task) -> Known {
+fn known(task: &Task) -> ExpectedTask {
     assert!(!task.is_truncated, "{task:?}");
     let fact = |name: &str| {
         let fact = task.facts.iter().find(|(key, _)| key == name);
@@ -100,11 +100,11 @@ fn read(process: &mut Process) -> TaskReading {
     process.tasks(&runtimes, None).remove(0)
 }
 
-fn compare(mut process: Process, interpreter: &Interpreter, truth: &[Known]) {
+fn compare(mut process: Process, interpreter: &Interpreter, truth: &[ExpectedTask]) {
     let reading = read(&mut process);
     assert_eq!(reading.missing, None, "{interpreter:?}");
     assert!(!reading.is_truncated);
-    let mut found: Vec<Known> = reading.tasks.unwrap().iter().map(known).collect();
+    let mut found: Vec<ExpectedTask> = reading.tasks.unwrap().iter().map(known).collect();
     found.sort();
     assert_eq!(found, truth, "{interpreter:?}");
     let with_frames = found.iter().filter(|(_, frames)| frames.len() > 1);

@@ -29,7 +29,7 @@ use crate::memory::{MemoryError, Omission};
 use crate::{Device, Error, Memory, Permissions, Target, ThreadInfo};
 pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
-use segments::{Held, Load, Segments, missing};
+use segments::{Coverage, Load, Segments, missing};
 
 /// Maximum number of mappings of one module; the dynamic linker creates one for each of its
 /// segments.
@@ -230,11 +230,11 @@ impl CoreFile {
     }
 
     /// Reads memory in the core file itself, at most up to the end of a segment.
-    fn read_held(&self, address: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
-        let (offset, length) = match self.segments.held(address) {
-            Held::At { offset, length } => (offset, length),
-            Held::LeftOut(_) => return Err(missing(address, Omission::LeftOut)),
-            Held::NotMentioned(_) => return Err(missing(address, Omission::NotMentioned)),
+    fn read_covered(&self, address: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
+        let (offset, length) = match self.segments.coverage(address) {
+            Coverage::At { offset, length } => (offset, length),
+            Coverage::LeftOut(_) => return Err(missing(address, Omission::LeftOut)),
+            Coverage::NotMentioned(_) => return Err(missing(address, Omission::NotMentioned)),
         };
         let take = usize::try_from(length).map_or(buffer.len(), |length| length.min(buffer.len()));
         let mut done = 0;
@@ -393,14 +393,14 @@ struct Core<'a>(&'a CoreFile);
 
 impl Memory for Core<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        read_all(address, buffer, |at, rest| self.0.read_held(at, rest))
+        read_all(address, buffer, |at, rest| self.0.read_covered(at, rest))
     }
 }
 
 impl Memory for CoreFile {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         read_all(address, buffer, |at, rest| {
-            match self.read_held(at, rest) {
+            match self.read_covered(at, rest) {
                 Err(MemoryError::NotInCore { page, why }) if why != Omission::CutShort => self
                     .read_backing(at, rest)
                     .map_err(|omission| MemoryError::NotInCore {

@@ -268,7 +268,7 @@ where
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         let (entered, now) = (self.entered(id), ids::current());
         let is_observed = Self::is_observed();
-        if !is_observed && now.is_some_and(|ids| stack::push_known(entered, ids)) {
+        if !is_observed && now.is_some_and(|ids| stack::push_remembered(entered, ids)) {
             return;
         }
         let Some(span) = context.span(id) else {
@@ -281,7 +281,7 @@ where
             return;
         };
         if let Some(ids) = now {
-            stack::know(entered, ids, made.clone());
+            stack::remember(entered, ids, made.clone());
         }
         stack::push(entered, made.record);
     }

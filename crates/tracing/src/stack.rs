@@ -21,17 +21,17 @@ pub(crate) struct Entered {
 pub(crate) const TASK: Entered = Entered { layer: 0, span: 0 };
 
 /// Number of spans whose records a thread remembers.
-const KNOWN: usize = 4;
+const REMEMBERED: usize = 4;
 
 /// The records of the entered spans, the latest last: the one that readers see.
 struct Stack {
     entered: Vec<(Entered, SharedRecord)>,
-    known: [Option<Known>; KNOWN],
+    remembered: [Option<RememberedSpan>; REMEMBERED],
     next: usize,
 }
 
 /// A span that was entered before, with the IDs of OpenTelemetry that it had.
-struct Known {
+struct RememberedSpan {
     entered: Entered,
     ids: Ids,
     made: Made,
@@ -71,7 +71,7 @@ impl Drop for Stack {
 
 thread_local! {
     static STACK: RefCell<Stack> = const {
-        RefCell::new(Stack { entered: Vec::new(), known: [const { None }; KNOWN], next: 0 })
+        RefCell::new(Stack { entered: Vec::new(), remembered: [const { None }; REMEMBERED], next: 0 })
     };
 }
 
@@ -87,21 +87,21 @@ pub(crate) fn push(entered: Entered, record: SharedRecord) {
     });
 }
 
-/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its record is known.
+/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its record is remembered.
 ///
 /// Looking up a span and its data takes longer than everything else together. IDs of spans may be used
 /// again in `tracing`, but those of OpenTelemetry are not.
 #[inline]
-pub(crate) fn push_known(entered: Entered, ids: Ids) -> bool {
+pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
     let pushed = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        let mut known = stack.known.iter().flatten();
-        let known =
-            known.find(|it| it.entered == entered && it.ids == ids && it.made.is_up_to_date());
-        let Some(known) = known else {
+        let mut spans = stack.remembered.iter().flatten();
+        let span =
+            spans.find(|it| it.entered == entered && it.ids == ids && it.made.is_up_to_date());
+        let Some(span) = span else {
             return false;
         };
-        let record = known.made.record.clone();
+        let record = span.made.record.clone();
         stack.entered.push((entered, record));
         stack.publish();
         true
@@ -110,19 +110,19 @@ pub(crate) fn push_known(entered: Entered, ids: Ids) -> bool {
     pushed.unwrap_or(true)
 }
 
-/// Remembers the record of a span for [`push_known`], in place of the one that was remembered first.
-pub(crate) fn know(entered: Entered, ids: Ids, made: Made) {
+/// Remembers the record of a span for [`push_remembered`], in place of the one that was remembered first.
+pub(crate) fn remember(entered: Entered, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let old = stack
-            .known
+            .remembered
             .iter()
-            .position(|known| known.as_ref().is_some_and(|known| known.entered == entered));
+            .position(|span| span.as_ref().is_some_and(|it| it.entered == entered));
         let at = old.unwrap_or(stack.next);
         if old.is_none() {
-            stack.next = (stack.next + 1) % KNOWN;
+            stack.next = (stack.next + 1) % REMEMBERED;
         }
-        stack.known[at].replace(Known { entered, ids, made })
+        stack.remembered[at].replace(RememberedSpan { entered, ids, made })
     });
     drop(forgotten);
 }

@@ -4,7 +4,7 @@
 use otelctx_reader::remote::Memory;
 use otelctx_reader::remote::memory::Image;
 
-use super::{Getter, Jump, Known, Leaving, Value};
+use super::{Getter, Jump, Leaving, RegisterContents, Value};
 
 /// The register that has the first argument, and the result.
 const X0: usize = 0;
@@ -110,40 +110,40 @@ impl Instruction {
 
 /// X0 to X30; `None` if the content is unknown. Number 31 is the stack pointer or zero, and not kept.
 #[derive(Default)]
-struct Registers([Option<Known>; 31]);
+struct Registers([Option<RegisterContents>; 31]);
 
 impl Registers {
-    fn get(&self, register: usize) -> Option<Known> {
+    fn get(&self, register: usize) -> Option<RegisterContents> {
         *self.0.get(register)?
     }
 
     fn argument(&self) -> Option<Value> {
         match self.get(X0) {
-            Some(Known::Value(value)) => Some(value),
+            Some(RegisterContents::Value(value)) => Some(value),
             _ => None,
         }
     }
 
-    fn set(&mut self, register: usize, known: Option<Known>) {
+    fn set(&mut self, register: usize, contents: Option<RegisterContents>) {
         if let Some(place) = self.0.get_mut(register) {
-            *place = known;
+            *place = contents;
         }
     }
 
     /// Executes an instruction; returns an address or number that it makes.
     fn execute(&mut self, memory: &dyn Memory, instruction: Instruction) -> Option<u64> {
-        let (to, known) = match instruction {
-            Instruction::Address { to, address } => (to, Some(Known::constant(address))),
-            Instruction::Number { to, number } => (to, Some(Known::constant(number))),
+        let (to, contents) = match instruction {
+            Instruction::Address { to, address } => (to, Some(RegisterContents::constant(address))),
+            Instruction::Number { to, number } => (to, Some(RegisterContents::constant(number))),
             Instruction::Move { to, from } => (to, self.get(from)),
             Instruction::Add { to, from, number } => {
                 let sum = match self.get(from) {
-                    Some(Known::Value(value)) => {
-                        Some(Known::constant(value.number.wrapping_add(number)))
-                    }
-                    Some(Known::ThreadPointer(offset)) => {
+                    Some(RegisterContents::Value(value)) => Some(RegisterContents::constant(
+                        value.number.wrapping_add(number),
+                    )),
+                    Some(RegisterContents::ThreadPointer(offset)) => {
                         let offset = offset.wrapping_add_unsigned(number);
-                        Some(Known::ThreadPointer(offset))
+                        Some(RegisterContents::ThreadPointer(offset))
                     }
                     _ => None,
                 };
@@ -155,16 +155,16 @@ impl Registers {
                 offset,
                 size,
             } => (to, load(memory, self.get(from), offset, size)),
-            Instruction::ThreadPointer { to } => (to, Some(Known::ThreadPointer(0))),
+            Instruction::ThreadPointer { to } => (to, Some(RegisterContents::ThreadPointer(0))),
             Instruction::Other { to } => {
                 self.set(to[1], None);
                 (to[0], None)
             }
             _ => return None,
         };
-        self.set(to, known);
-        match known {
-            Some(Known::Value(Value {
+        self.set(to, contents);
+        match contents {
+            Some(RegisterContents::Value(Value {
                 number,
                 read_from: None,
             })) => Some(number),
@@ -173,22 +173,27 @@ impl Registers {
     }
 }
 
-fn load(memory: &dyn Memory, from: Option<Known>, offset: u64, size: u8) -> Option<Known> {
+fn load(
+    memory: &dyn Memory,
+    from: Option<RegisterContents>,
+    offset: u64,
+    size: u8,
+) -> Option<RegisterContents> {
     match from? {
-        Known::Value(value) => {
+        RegisterContents::Value(value) => {
             let address = value.number.wrapping_add(offset);
             let number = match size {
                 8 => memory.read_u64(address),
                 _ => memory.read_u32(address).map(u64::from),
             };
-            Some(Known::Value(Value {
+            Some(RegisterContents::Value(Value {
                 number: number.ok()?,
                 read_from: Some(address),
             }))
         }
-        Known::ThreadPointer(base) if size == 8 => {
-            Some(Known::ThreadLocal(base.wrapping_add_unsigned(offset)))
-        }
+        RegisterContents::ThreadPointer(base) if size == 8 => Some(RegisterContents::ThreadLocal(
+            base.wrapping_add_unsigned(offset),
+        )),
         _ => None,
     }
 }
@@ -204,7 +209,7 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
             Instruction::IndirectJump(leaving) => leaving,
             Instruction::Return => {
                 if !has_called {
-                    getter.result = registers.get(X0).and_then(Known::returned);
+                    getter.result = registers.get(X0).and_then(RegisterContents::returned);
                 }
                 return getter;
             }

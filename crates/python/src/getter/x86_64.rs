@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use otelctx_reader::remote::Memory;
 
-use super::{Getter, Jump, Known, Leaving, Returned, Value};
+use super::{Getter, Jump, Leaving, RegisterContents, Returned, Value};
 
 fn all(code: &[u8], address: u64) -> Decoder<'_> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE)
@@ -24,7 +24,9 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
                 registers = Registers::default();
                 if !has_called {
                     getter.argument = argument;
-                    registers.0.insert(Register::RAX, Known::Called(0));
+                    registers
+                        .0
+                        .insert(Register::RAX, RegisterContents::Called(0));
                 }
                 has_called = true;
             }
@@ -35,7 +37,9 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
                 return getter;
             }
             FlowControl::Return => {
-                let result = registers.get(Register::RAX).and_then(Known::returned);
+                let result = registers
+                    .get(Register::RAX)
+                    .and_then(RegisterContents::returned);
                 let is_of_call = matches!(result, Some(Returned::AtCalled(_)));
                 getter.result = result.filter(|_| is_of_call || !has_called);
                 return getter;
@@ -84,16 +88,16 @@ fn of_instruction(instruction: &Instruction) -> impl Iterator<Item = u64> + use<
 
 /// The contents of the registers, by their 64-bit names.
 #[derive(Default)]
-struct Registers(HashMap<Register, Known>);
+struct Registers(HashMap<Register, RegisterContents>);
 
 impl Registers {
-    fn get(&self, register: Register) -> Option<Known> {
+    fn get(&self, register: Register) -> Option<RegisterContents> {
         self.0.get(&register.full_register()).copied()
     }
 
     fn value(&self, register: Register) -> Option<Value> {
         match self.get(register)? {
-            Known::Value(value) => Some(value),
+            RegisterContents::Value(value) => Some(value),
             _ => None,
         }
     }
@@ -103,15 +107,15 @@ impl Registers {
             return;
         }
         let target = instruction.op0_register();
-        let known = match instruction.mnemonic() {
+        let contents = match instruction.mnemonic() {
             Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push => return,
             Mnemonic::Lea => self.address(instruction),
             Mnemonic::Mov => self.source(memory, instruction, target),
             Mnemonic::Add => self.sum(memory, instruction, target),
             _ => None,
         };
-        match known {
-            Some(known) => self.0.insert(target.full_register(), known),
+        match contents {
+            Some(contents) => self.0.insert(target.full_register(), contents),
             None => self.0.remove(&target.full_register()),
         };
     }
@@ -121,22 +125,24 @@ impl Registers {
         memory: &dyn Memory,
         instruction: &Instruction,
         target: Register,
-    ) -> Option<Known> {
+    ) -> Option<RegisterContents> {
         match instruction.op1_kind() {
             OpKind::Register => self.get(instruction.op1_register()),
             OpKind::Memory => match (self.address(instruction)?, target.size()) {
                 // The first word that the thread pointer leads to is its own address (ELF Handling for
                 // Thread-Local Storage, variant II).
-                (Known::ThreadPointer(0), 8) => Some(Known::ThreadPointer(0)),
-                (Known::ThreadPointer(offset), 8) => Some(Known::ThreadLocal(offset)),
-                (Known::Called(offset), 8) => Some(Known::AtCalled(offset)),
-                (Known::Value(Value { number, .. }), size) => {
+                (RegisterContents::ThreadPointer(0), 8) => Some(RegisterContents::ThreadPointer(0)),
+                (RegisterContents::ThreadPointer(offset), 8) => {
+                    Some(RegisterContents::ThreadLocal(offset))
+                }
+                (RegisterContents::Called(offset), 8) => Some(RegisterContents::AtCalled(offset)),
+                (RegisterContents::Value(Value { number, .. }), size) => {
                     let value = match size {
                         8 => memory.read_u64(number),
                         4 => memory.read_u32(number).map(u64::from),
                         _ => return None,
                     };
-                    Some(Known::Value(Value {
+                    Some(RegisterContents::Value(Value {
                         number: value.ok()?,
                         read_from: Some(number),
                     }))
@@ -144,7 +150,7 @@ impl Registers {
                 _ => None,
             },
             OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
-                Some(Known::constant(instruction.immediate(1)))
+                Some(RegisterContents::constant(instruction.immediate(1)))
             }
             _ => None,
         }
@@ -156,53 +162,53 @@ impl Registers {
         memory: &dyn Memory,
         instruction: &Instruction,
         target: Register,
-    ) -> Option<Known> {
-        let Known::ThreadPointer(base) = self.get(target)? else {
+    ) -> Option<RegisterContents> {
+        let RegisterContents::ThreadPointer(base) = self.get(target)? else {
             return None;
         };
         let number = match instruction.op1_kind() {
             OpKind::Immediate8to64 => instruction.immediate(1),
             _ => match self.source(memory, instruction, target)? {
-                Known::Value(value) => value.number,
+                RegisterContents::Value(value) => value.number,
                 _ => return None,
             },
         };
         let offset = base.wrapping_add(number.cast_signed());
-        Some(Known::ThreadPointer(offset))
+        Some(RegisterContents::ThreadPointer(offset))
     }
 
     /// The address of the memory operand.
-    fn address(&self, instruction: &Instruction) -> Option<Known> {
+    fn address(&self, instruction: &Instruction) -> Option<RegisterContents> {
         let segment = instruction.memory_segment();
         let is_thread_local = matches!(segment, Register::FS | Register::GS);
         if instruction.is_ip_rel_memory_operand() {
             let address = instruction.ip_rel_memory_address();
-            return (!is_thread_local).then(|| Known::constant(address));
+            return (!is_thread_local).then(|| RegisterContents::constant(address));
         }
         if instruction.memory_index() != Register::None {
             return None;
         }
         let displacement = instruction.memory_displacement64();
         let base = match instruction.memory_base() {
-            Register::None => Known::constant(0),
+            Register::None => RegisterContents::constant(0),
             base => self.get(base)?,
         };
         match base {
-            Known::Value(base) => {
+            RegisterContents::Value(base) => {
                 let address = base.number.wrapping_add(displacement);
                 match segment {
-                    Register::FS => Some(Known::ThreadPointer(address.cast_signed())),
+                    Register::FS => Some(RegisterContents::ThreadPointer(address.cast_signed())),
                     Register::GS => None,
-                    _ => Some(Known::constant(address)),
+                    _ => Some(RegisterContents::constant(address)),
                 }
             }
-            Known::ThreadPointer(base) if !is_thread_local => {
+            RegisterContents::ThreadPointer(base) if !is_thread_local => {
                 let offset = base.wrapping_add(displacement.cast_signed());
-                Some(Known::ThreadPointer(offset))
+                Some(RegisterContents::ThreadPointer(offset))
             }
-            Known::Called(base) if !is_thread_local => {
+            RegisterContents::Called(base) if !is_thread_local => {
                 let offset = base.wrapping_add(displacement.cast_signed());
-                Some(Known::Called(offset))
+                Some(RegisterContents::Called(offset))
             }
             _ => None,
         }

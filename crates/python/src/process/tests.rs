@@ -129,7 +129,7 @@ impl Made {
                 thread_current: None,
                 own: None,
             },
-            states: KnownStates::default(),
+            states: StateCache::default(),
             module: OsString::new(),
             files: FileCache::default(),
             code: OnceLock::new(),

@@ -38,18 +38,18 @@ impl Search<'_> {
     /// (`_PyThreadState_DeleteCurrent`). The list is not read again for each thread.
     fn is_listed(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
         let newest = self.newest_of_each(interpreters)?;
-        let mut known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((address, is_listed)) = known.holder
+        let mut cache = self.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((address, is_listed)) = cache.holder
             && address == state.address
-            && known.list(&newest).is_some()
+            && cache.list(&newest).is_some()
         {
             return Ok(is_listed);
         }
         // One that was read before may have the state still.
-        let list = self.read_again(&mut known, interpreters, newest)?;
+        let list = self.read_again(&mut cache, interpreters, newest)?;
         let mut states = list.by_thread.values().flatten();
         let is_listed = states.any(|listed| listed.address == state.address);
-        known.holder = Some((state.address, is_listed));
+        cache.holder = Some((state.address, is_listed));
         Ok(is_listed)
     }
 

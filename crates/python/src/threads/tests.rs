@@ -39,7 +39,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 memory: &memory,
                 layout: &found.layout,
                 variables: &found.variables,
-                known: &KnownStates::default(),
+                cache: &StateCache::default(),
                 thread: ThreadView::new(target.pid(), 0),
                 is_on_stack: &|_| None,
             };
@@ -66,11 +66,11 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 own: None,
                 ..found.variables
             };
-            let known = KnownStates::default();
+            let cache = StateCache::default();
             for (thread, states) in &list.by_thread {
                 let pointer = thread.wrapping_add_signed(-found.variables.thread_id);
                 let thread = ThreadView::new(target.pid(), pointer);
-                let resolved = resolve(&memory, &found.layout, &variables, &known, thread, &|_| {
+                let resolved = resolve(&memory, &found.layout, &variables, &cache, thread, &|_| {
                     None
                 });
                 let state = resolved.unwrap().unwrap().thread_state;
@@ -129,12 +129,12 @@ fn a_list_that_does_not_end_is_not_read_for_each_thread() {
             own: None,
             ..found.variables
         };
-        let known = KnownStates::default();
+        let cache = StateCache::default();
         let begin = Instant::now();
         let mut reads = Vec::new();
         for thread in 1..100 {
             let thread = ThreadView::new(thread, 4096 * u64::try_from(thread).unwrap());
-            let resolved = resolve(&counted, &found.layout, &variables, &known, thread, &|_| {
+            let resolved = resolve(&counted, &found.layout, &variables, &cache, thread, &|_| {
                 None
             });
             let error = resolved.unwrap_err().to_string();
@@ -158,7 +158,7 @@ fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
             own: Some(OwnState::ThreadLocal(0)),
             ..found.variables
         };
-        let known = KnownStates::default();
+        let cache = StateCache::default();
         let mut reads = Vec::new();
         for line in &target.lines {
             let Some((_, address)) = line.rsplit_once(" 0x") else {
@@ -175,7 +175,7 @@ fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
                 &memory,
                 &found.layout,
                 &variables,
-                &known,
+                &cache,
                 thread,
                 &is_on_stack,
             );

@@ -56,7 +56,7 @@ pub(crate) struct Segments {
 
 /// What a core file contains at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum Coverage {
     /// This many bytes, at this offset in the file.
     At { offset: u64, length: u64 },
     /// Nothing, up to this address, although it was mapped.
@@ -156,17 +156,19 @@ impl Segments {
         (address < load.end()).then_some(load)
     }
 
-    pub(crate) fn held(&self, address: u64) -> Held {
+    pub(crate) fn coverage(&self, address: u64) -> Coverage {
         let Some(load) = self.load(address) else {
             let next = self.loads.partition_point(|load| load.start <= address);
-            return Held::NotMentioned(self.loads.get(next).map_or(u64::MAX, |load| load.start));
+            return Coverage::NotMentioned(
+                self.loads.get(next).map_or(u64::MAX, |load| load.start),
+            );
         };
         let skip = address - load.start;
         match load.file_size.checked_sub(skip) {
-            None | Some(0) => Held::LeftOut(load.end()),
+            None | Some(0) => Coverage::LeftOut(load.end()),
             Some(length) => match load.offset.checked_add(skip) {
-                Some(offset) => Held::At { offset, length },
-                None => Held::LeftOut(load.end()),
+                Some(offset) => Coverage::At { offset, length },
+                None => Coverage::LeftOut(load.end()),
             },
         }
     }

@@ -17,13 +17,13 @@ const MAX_REQUESTS: usize = 256;
 
 /// The code of processes.
 pub(super) struct CodeReader {
-    known: HashMap<i32, Known, RandomState>,
+    processes: HashMap<i32, ReadCode, RandomState>,
     requests: SyncSender<i32>,
     answers: Receiver<(i32, CodeMap)>,
 }
 
 /// The code of a process.
-struct Known {
+struct ReadCode {
     map: Option<Arc<CodeMap>>,
     reads: Backoff,
     is_requested: bool,
@@ -39,7 +39,7 @@ impl CodeReader {
             .name("otelctx-rows".into())
             .spawn(move || read_all(&of_thread, &to_here))?;
         Ok(Self {
-            known: HashMap::default(),
+            processes: HashMap::default(),
             requests,
             answers,
         })
@@ -49,37 +49,37 @@ impl CodeReader {
     pub(super) fn of(&mut self, pid: i32) -> Option<Arc<CodeMap>> {
         for (pid, map) in self.answers.try_iter() {
             // It may have ended meanwhile.
-            if let Some(known) = self.known.get_mut(&pid) {
-                let before = known.map.as_ref().map_or(0, |map| map.mappings().len());
+            if let Some(code) = self.processes.get_mut(&pid) {
+                let before = code.map.as_ref().map_or(0, |map| map.mappings().len());
                 let is_new = map.mappings().len() != before;
                 let now = Instant::now();
-                known.reads.done(now, std::time::Duration::ZERO, is_new);
-                known.is_requested = false;
-                known.map = Some(Arc::new(map));
+                code.reads.done(now, std::time::Duration::ZERO, is_new);
+                code.is_requested = false;
+                code.map = Some(Arc::new(map));
             }
         }
-        if !self.known.contains_key(&pid) {
+        if !self.processes.contains_key(&pid) {
             self.refresh(pid);
         }
-        self.known.get(&pid)?.map.clone()
+        self.processes.get(&pid)?.map.clone()
     }
 
     /// Reads a process's code again: a stack shows that it has changed.
     pub(super) fn refresh(&mut self, pid: i32) {
         let now = Instant::now();
-        let known = self.known.entry(pid).or_insert_with(|| Known {
+        let code = self.processes.entry(pid).or_insert_with(|| ReadCode {
             map: None,
             reads: Backoff::new(now),
             is_requested: false,
         });
-        if !known.is_requested && known.reads.is_due(now) {
-            known.is_requested = self.requests.try_send(pid).is_ok();
+        if !code.is_requested && code.reads.is_due(now) {
+            code.is_requested = self.requests.try_send(pid).is_ok();
         }
     }
 
     /// Forgets a process that has ended or executes another program.
     pub(super) fn forget(&mut self, pid: i32) {
-        self.known.remove(&pid);
+        self.processes.remove(&pid);
     }
 }
 

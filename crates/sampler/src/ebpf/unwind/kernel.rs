@@ -35,7 +35,7 @@ pub(super) struct Kernel {
     code: Shared<CodeList>,
     processes: KernelMap<MapData, u32, ProcessCode>,
     pool: Pool,
-    files: HashMap<Shown, KnownFile, RandomState>,
+    files: HashMap<Shown, FileEntry, RandomState>,
     requests: SyncSender<Request>,
     answers: Receiver<Answer>,
     /// Number of the newest list of mappings.
@@ -46,7 +46,7 @@ pub(super) struct Kernel {
     has_refused: bool,
 }
 
-struct KnownFile {
+struct FileEntry {
     /// `None` until they are made, and if there are none. Without a process that has mapped the file, they
     /// may be given back.
     rows: Option<Weak<PlacedRows>>,
@@ -106,7 +106,7 @@ impl Kernel {
         let were_given_back = made.is_some() && rows.is_none();
         let known_since = known.and_then(|it| it.answered);
         let is_damaged = known.is_some_and(|it| it.is_damaged);
-        let is_old = |it: &KnownFile| now.duration_since(it.requested) >= RECHECK_INTERVAL;
+        let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || known.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
             let request = match shown {
@@ -128,7 +128,7 @@ impl Kernel {
             self.make_room();
             if self.requests.try_send(request).is_ok() {
                 self.pending += 1;
-                let known = KnownFile {
+                let known = FileEntry {
                     rows: rows.as_ref().map(Arc::downgrade),
                     requested: now,
                     // A file that is only checked again keeps its rows meanwhile.
@@ -153,7 +153,7 @@ impl Kernel {
     /// Notes that a file cannot be opened; it is tried again later. Its rows, if there are any, stay.
     fn note_unreadable(&mut self, shown: Shown) {
         self.make_room();
-        let known = self.files.entry(shown).or_insert_with(|| KnownFile {
+        let known = self.files.entry(shown).or_insert_with(|| FileEntry {
             rows: None,
             requested: Instant::now(),
             answered: Some(monotonic()),
@@ -249,7 +249,7 @@ impl Kernel {
             Some(it) if it.answered.is_none_or(|answered| time < answered) => {
                 StackEnd::TablesNotReady
             }
-            Some(KnownFile {
+            Some(FileEntry {
                 is_damaged: true, ..
             }) => StackEnd::BadTables,
             // There was no room for the request.
