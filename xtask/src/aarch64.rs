@@ -74,7 +74,7 @@ const EXCLUDED: [&str; 12] = [
 ];
 
 /// Tests that do not run, for the same reasons.
-const SKIPPED: [&str; 8] = [
+const SKIPPED: [&str; 9] = [
     "a_cpu_that_comes_back",
     "a_list_with_a_state_that_no_thread_stores",
     "a_thousand_thread_states",
@@ -82,6 +82,7 @@ const SKIPPED: [&str; 8] = [
     "jit::",
     "more_targets_than_slots",
     "names_of_one_process",
+    "samples_in_a_subinterpreter",
     "tasks::",
 ];
 
