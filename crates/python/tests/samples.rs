@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{Starts, start};
+use otelctx_fixtures::kernel::is_emulated;
 use otelctx_fixtures::python::{Interpreter, LentState, Linkage, free_threaded_program};
 use otelctx_fixtures::{CoreDirectory, Target};
 use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, NamedFrame, Sample};
@@ -65,13 +66,21 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Compares the number of samples without a state or without outer functions with what the sampler says of them.
-    /// An interrupted thread's memory cannot be read while the kernel moves it or asks whether it is used (arm64).
-    fn allows(&self, truncated: usize) -> bool {
+    /// Checks the number of samples without a state or without outer functions: the sampler counts each. Where the
+    /// version has no such moments, there are none, but in an emulated machine: reads of an interrupted thread's
+    /// memory sometimes fail there.
+    fn check_truncated(&self, truncated: usize, has_moments: bool, interpreter: &Interpreter) {
         let counts = &self.counts;
-        let said =
+        let counted =
             counts.truncated_runtime_stacks + counts.incomplete_steps + counts.unresolved_threads;
-        truncated as u64 <= said && truncated * 20 <= self.samples.len()
+        assert!(
+            truncated == 0 || has_moments || is_emulated(),
+            "{interpreter:?}: {truncated}"
+        );
+        assert!(
+            truncated as u64 <= counted && truncated * 20 <= self.samples.len(),
+            "{interpreter:?}: {truncated}, {counted} counted"
+        );
     }
 }
 
@@ -96,7 +105,7 @@ fn record_until(
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
     }
     let counts = sampler.counts();
-    // The recorder names functions after the sample; see `Recorded::allows`, too.
+    // What identifies a function may be unreadable, too: see `Recorded::check_truncated`.
     let is_unnamed = |frame: &Frame| match frame {
         Frame::Named(named) => named.is_unnamed() && !frame.is_gil_wait(),
         Frame::Native { .. } => false,
@@ -104,6 +113,7 @@ fn record_until(
     let taken = samples.len();
     samples.retain(|sample| !catalog.frames(sample.user_stack).any(is_unnamed));
     let unnamed = taken - samples.len();
+    assert!(unnamed == 0 || is_emulated(), "{unnamed} of {taken}");
     assert!(
         unnamed as u64 <= counts.unnamed_functions && unnamed * 20 <= taken,
         "{unnamed} of {taken}"
@@ -160,7 +170,10 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
         is_most,
         "{interpreter:?}: {whole}, {beginning}, {truncated}"
     );
-    assert!(recorded.allows(truncated), "{interpreter:?}: {truncated}");
+    // The chain of frames has such moments on 3.11 and 3.12 alone.
+    let version = &interpreter.version;
+    let has_moments = version.starts_with("3.11.") || version.starts_with("3.12.");
+    recorded.check_truncated(truncated, has_moments, interpreter);
 }
 
 #[test]
@@ -241,7 +254,7 @@ fn samples_in_a_subinterpreter_have_the_functions_of_one_thread_state() {
                 (spin + digest + outer) * 10 > recorded.samples.len() * 9,
                 "{interpreter:?}: {whole:?}"
             );
-            assert!(recorded.allows(truncated), "{interpreter:?}: {truncated}");
+            recorded.check_truncated(truncated, false, &interpreter);
         }
     }
 }
@@ -355,7 +368,7 @@ fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
                     continue;
                 }
                 *counts.entry(name).or_default() += 1;
-                if is_held.is_none() && frames.is_empty() {
+                if is_emulated() && is_held.is_none() && frames.is_empty() {
                     truncated += 1;
                     continue;
                 }
@@ -373,7 +386,8 @@ fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
             }
             let counts = [counts["left"], counts["right"]];
             assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
-            assert!(recorded.allows(truncated), "{interpreter:?}: {truncated}");
+            // See `chains.rs`.
+            recorded.check_truncated(truncated, version == "3.12", &interpreter);
         }
     }
 }

@@ -54,7 +54,7 @@ fn word(text: &str) -> String {
     }
 }
 
-fn known(task: &Task) -> ExpectedTask {
+fn texts(task: &Task) -> ExpectedTask {
     assert!(!task.is_truncated, "{task:?}");
     let fact = |name: &str| {
         let fact = task.facts.iter().find(|(key, _)| key == name);
@@ -104,7 +104,7 @@ fn compare(mut process: Process, interpreter: &Interpreter, truth: &[ExpectedTas
     let reading = read(&mut process);
     assert_eq!(reading.missing, None, "{interpreter:?}");
     assert!(!reading.is_truncated);
-    let mut found: Vec<ExpectedTask> = reading.tasks.unwrap().iter().map(known).collect();
+    let mut found: Vec<ExpectedTask> = reading.tasks.unwrap().iter().map(texts).collect();
     found.sort();
     assert_eq!(found, truth, "{interpreter:?}");
     let with_frames = found.iter().filter(|(_, frames)| frames.len() > 1);
