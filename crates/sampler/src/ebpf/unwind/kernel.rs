@@ -100,14 +100,14 @@ impl Kernel {
         shown: Shown,
     ) -> Option<Arc<PlacedRows>> {
         let now = Instant::now();
-        let known = self.files.get(&shown);
-        let made = known.and_then(|it| it.rows.as_ref());
+        let entry = self.files.get(&shown);
+        let made = entry.and_then(|it| it.rows.as_ref());
         let rows = made.and_then(Weak::upgrade);
         let were_given_back = made.is_some() && rows.is_none();
-        let known_since = known.and_then(|it| it.answered);
-        let is_damaged = known.is_some_and(|it| it.is_damaged);
+        let answered = entry.and_then(|it| it.answered);
+        let is_damaged = entry.is_some_and(|it| it.is_damaged);
         let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
-        if were_given_back || known.is_none_or(is_old) {
+        if were_given_back || entry.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
             let request = match shown {
                 Shown::Vdso if rows.is_some() => return rows,
@@ -128,14 +128,14 @@ impl Kernel {
             self.make_room();
             if self.requests.try_send(request).is_ok() {
                 self.pending += 1;
-                let known = FileEntry {
+                let entry = FileEntry {
                     rows: rows.as_ref().map(Arc::downgrade),
                     requested: now,
                     // A file that is only checked again keeps its rows meanwhile.
-                    answered: known_since.filter(|_| !were_given_back),
+                    answered: answered.filter(|_| !were_given_back),
                     is_damaged,
                 };
-                self.files.insert(shown, known);
+                self.files.insert(shown, entry);
             } else {
                 self.has_refused = true;
             }
@@ -153,13 +153,13 @@ impl Kernel {
     /// Notes that a file cannot be opened; it is tried again later. Its rows, if there are any, stay.
     fn note_unreadable(&mut self, shown: Shown) {
         self.make_room();
-        let known = self.files.entry(shown).or_insert_with(|| FileEntry {
+        let entry = self.files.entry(shown).or_insert_with(|| FileEntry {
             rows: None,
             requested: Instant::now(),
             answered: Some(monotonic()),
             is_damaged: true,
         });
-        known.requested = Instant::now();
+        entry.requested = Instant::now();
     }
 
     /// Whether a request was refused since the last call: the mappings must be read again.

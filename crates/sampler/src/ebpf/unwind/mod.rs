@@ -387,7 +387,7 @@ mod tests {
         let stack = [Frame::instruction(address)];
         let explain =
             |unwinding: &Unwinding| unwinding.explain(pid, &stack, StackEnd::NoTables, u64::MAX);
-        // Known, and so not where this program's stacks end.
+        // Its tables were read: this program's stacks do not end there.
         assert_eq!(explain(&loaded.unwinding), StackEnd::NoTables);
         let known = &loaded.unwinding.processes[&pid];
         let range = known.mapping_at(address).unwrap().range;
