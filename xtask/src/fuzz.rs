@@ -20,8 +20,6 @@ const COVERAGE: &str = "--cfg fuzzing -Cdebug-assertions -Ccodegen-units=1 -Cpas
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// An input that takes longer is a finding: decoders are bounded.
 const SECONDS_PER_INPUT: u32 = 5;
-/// The same for [`smoke`], whose targets are hardly optimized and run beside an emulator.
-const SECONDS_PER_SMOKE_INPUT: u32 = 60;
 /// Memory limit of a target, in MiB; decoders allocate up to named limits of 1 MiB each.
 const MEMORY_MIB: u32 = 1024;
 /// Seconds for each target without `--seconds`: enough to see that it runs.
@@ -32,7 +30,6 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     let mut options = Options {
         profile: "release",
         seconds: DEFAULT_SECONDS,
-        seconds_per_input: SECONDS_PER_INPUT,
         keep: false,
         target: None,
     };
@@ -55,7 +52,6 @@ pub(crate) fn smoke(seconds: u64) -> Outcome {
     fuzz(&Options {
         profile: "smoke",
         seconds,
-        seconds_per_input: SECONDS_PER_SMOKE_INPUT,
         keep: false,
         target: None,
     })
@@ -66,7 +62,6 @@ struct Options {
     /// What the targets are built with.
     profile: &'static str,
     seconds: u64,
-    seconds_per_input: u32,
     /// Add inputs that reach new code to the committed corpus.
     keep: bool,
     target: Option<String>,
@@ -200,7 +195,7 @@ fn start(folder: &Path, target: &str, options: &Options) -> Result<Child, String
     let mut command = program(target, options.profile);
     command
         .arg(format!("-max_total_time={}", options.seconds))
-        .arg(format!("-timeout={}", options.seconds_per_input))
+        .arg(format!("-timeout={SECONDS_PER_INPUT}"))
         .arg(format!("-rss_limit_mb={MEMORY_MIB}"))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg(scratch)
