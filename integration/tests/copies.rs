@@ -26,7 +26,8 @@ fn libraries<const N: usize>(test: &str) -> Option<[PathBuf; N]> {
         .skip(1)
         .filter_map(|name| name.to_str());
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--locked", "--example", "copy"]);
+    // With the features that the whole workspace has: nothing is compiled twice.
+    cargo.args(["build", "--locked", "--workspace", "--example", "copy"]);
     if directories.next() == Some("release") {
         cargo.arg("--release");
     }

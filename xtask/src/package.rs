@@ -47,8 +47,11 @@ fn package() -> Result<Outcome, String> {
         members += &format!("{:?}, ", member.display().to_string());
         patches += &format!("{name} = {{ path = {:?} }}\n", member.display().to_string());
     }
+    // With the same profiles, dependencies that are compiled already are used again.
+    let own = fs::read_to_string(root().join("Cargo.toml")).map_err(fail)?;
+    let profiles = own.find("[profile.").map_or("", |begin| &own[begin..]);
     let manifest = format!(
-        "[workspace]\nresolver = \"2\"\nmembers = [{members}]\n\n[patch.crates-io]\n{patches}"
+        "[workspace]\nresolver = \"2\"\nmembers = [{members}]\n\n[patch.crates-io]\n{patches}\n{profiles}"
     );
     fs::write(folder.join("Cargo.toml"), manifest)
         .and_then(|()| fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock")))

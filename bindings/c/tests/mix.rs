@@ -22,8 +22,7 @@ fn the_library_and_a_rust_library_make_way_for_each_other() {
     let Some(prefix) = installed(Libc::Glibc) else {
         return;
     };
-    let integration = ["-p", "otelctx-integration", "--example", "copy"];
-    let Some(copy) = build(&integration, "libcopy.so") else {
+    let Some(copy) = build("libcopy.so") else {
         return;
     };
     let Some(program) = with_library(prefix, "tests/programs/mix.c", &["-ldl"]) else {
@@ -69,8 +68,7 @@ fn module(publisher: Publisher, flags: &[&str]) -> Option<Built> {
     if publisher == Publisher::C {
         return with_library(installed(Libc::Glibc)?, file, &flags);
     }
-    let integration = ["-p", "otelctx-integration", "--example", "copy"];
-    let copy = build(&integration, "libcopy.so")?.display().to_string();
+    let copy = build("libcopy.so")?.display().to_string();
     let file = source(file).display().to_string();
     let flags = [&flags[..], &WARNINGS, &["-DRUST", &file, &copy]].concat();
     let built = || compile("gcc", flags, "c-mix").unwrap_or_else(|error| panic!("{error}"));
@@ -91,7 +89,7 @@ fn make_way_for_python(publisher: Publisher) {
     if !have("python3") {
         return;
     }
-    let Some(module) = build(&["-p", "otelctx-py"], "lib_otelctx.so") else {
+    let Some(module) = build("lib_otelctx.so") else {
         return;
     };
     let Some(library) = self::module(publisher, &[]) else {
@@ -166,7 +164,7 @@ fn make_way_for_node(publisher: Publisher) {
         println!("skipped: no {} (cargo xtask setup)", node.display());
         return;
     }
-    let Some(addon) = build(&["-p", "otelctx-napi"], "libotelctx_napi.so") else {
+    let Some(addon) = build("libotelctx_napi.so") else {
         return;
     };
     let Some(library) = module(publisher, &["-DNODE"]) else {
@@ -216,10 +214,10 @@ fn four_publishers_in_one_process_make_way_for_each_other_and_their_records_stay
         println!("skipped: python3 has no shared library");
         return;
     };
-    let Some(addon) = build(&["-p", "otelctx-napi"], "libotelctx_napi.so") else {
+    let Some(addon) = build("libotelctx_napi.so") else {
         return;
     };
-    let Some(extension) = build(&["-p", "otelctx-py"], "lib_otelctx.so") else {
+    let Some(extension) = build("lib_otelctx.so") else {
         return;
     };
     let (Some(c), Some(rust)) = (
@@ -376,14 +374,16 @@ fn python_package(package: &Path, module: &Path) {
     fs::copy(module, package.join("_otelctx.abi3.so")).unwrap();
 }
 
-/// Builds a file of this workspace; `None`, with a line on standard output, if this user may not run
-/// Cargo.
-fn build(arguments: &[&str], file: &str) -> Option<PathBuf> {
+/// Builds a library of this workspace; `None`, with a line on standard output, if this user may not run Cargo.
+///
+/// All at once, with the features that the workspace's tests have: for each alone, Cargo would compile its dependencies
+/// again.
+fn build(file: &str) -> Option<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo
         .current_dir(root())
-        .args(["build", "--quiet", "--locked"]);
-    cargo.args(arguments).arg("--message-format=json");
+        .args(["build", "--quiet", "--locked", "--workspace"])
+        .args(["--lib", "--example", "copy", "--message-format=json"]);
     let Ok(built) = cargo.output() else {
         println!("skipped: Cargo is out of this user's reach");
         return None;

@@ -26,7 +26,9 @@ fn program() -> Option<PathBuf> {
     cargo
         .current_dir(root)
         .args(["build", "--quiet", "--locked"]);
-    cargo.args(["-p", "otelctx-example-axum", "--message-format=json"]);
+    // With the features that the workspace's tests have, also by an example of these: nothing is compiled twice.
+    cargo.args(["--workspace", "--bin", "shop", "--example", "copy"]);
+    cargo.arg("--message-format=json");
     let Ok(built) = cargo.output() else {
         // The tests are also run as a user who cannot reach Cargo, after root has built this.
         let built = Path::new(env!("CARGO_BIN_EXE_otelctx")).with_file_name("shop");
