@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use otelctx_fixtures::kernel::give_way;
 use otelctx_fixtures::{Compiler, Target};
 use serde_json::{Value, json};
 
@@ -284,7 +285,9 @@ fn a_server_that_never_answers_is_one_line_and_the_recording_is_written() {
     };
     let (url, count) = silent_server();
     let file = stripped.scratch.path("profile.otlp");
-    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let mut command = Command::new(&stripped.program);
+    give_way(&mut command);
+    let target = Target::spawn(&mut command);
     let pid = target.pid().to_string();
     let answer = crate::run::given_time(|seconds| {
         let record = ["record", "-p", &pid, "-d", seconds, "-o", &file];
