@@ -107,6 +107,8 @@ pub type RuleIndex = u16;
 
 /// The index of [`Rule::Gap`] in every dictionary.
 pub const GAP: RuleIndex = 0;
+/// The index of [`Rule::Unsupported`] in every dictionary.
+pub(crate) const UNSUPPORTED: RuleIndex = 1;
 
 /// The rules of any number of files, each once: a row needs two bytes to name its rule.
 ///
@@ -125,14 +127,16 @@ struct Rules {
 }
 
 impl Dictionary {
-    /// A dictionary with the rule [`GAP`].
+    /// A dictionary with the two rules that no file has to add.
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let dictionary = Dictionary {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             rules: RwLock::default(),
         };
-        dictionary.intern(Rule::Gap);
+        for rule in [Rule::Gap, Rule::Unsupported] {
+            dictionary.intern(rule);
+        }
         dictionary
     }
 
@@ -146,7 +150,7 @@ impl Dictionary {
         rules.by_index.len()
     }
 
-    /// Whether it has none: it always has one.
+    /// Whether it has none: it always has two.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

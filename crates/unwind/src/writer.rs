@@ -4,7 +4,7 @@ use foldhash::HashMap;
 
 use crate::error::Error;
 use crate::rows::{Builder, Rows};
-use crate::rule::{Cfa, Dictionary, GAP, MAX_RULES_OF_FILE, Rule, RuleIndex, Saved};
+use crate::rule::{Cfa, Dictionary, GAP, MAX_RULES_OF_FILE, Rule, RuleIndex, Saved, UNSUPPORTED};
 
 /// Maximum number of rows of one file: 16 MiB of them.
 const MAX_ROWS: usize = 4 << 20;
@@ -94,8 +94,9 @@ impl<'a> Writer<'a> {
             return recent.1;
         }
         let known = self.indexes.get(&rule).copied();
-        let index = known.or_else(|| self.intern(rule)).unwrap_or(GAP);
-        if index == GAP && rule != Rule::Gap {
+        // Not a gap: the frame pointer is not known to be one.
+        let index = known.or_else(|| self.intern(rule)).unwrap_or(UNSUPPORTED);
+        if index == UNSUPPORTED && rule != Rule::Unsupported {
             self.counts.dictionary_full += 1;
         } else {
             self.recent[place] = (rule, index);
