@@ -4,12 +4,12 @@
 //! existed before, and with ptrace all mappings, are read from `/proc/PID/maps` when a sample lies in
 //! none that is known.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Device};
@@ -22,6 +22,10 @@ use crate::monotonic;
 
 /// Maximum number of executable mappings that are kept per process.
 const MAX_MAPPINGS: usize = 16 * 1024;
+/// Maximum number of programs that a process is known to execute next: between two drains, few execute more than two.
+const MAX_NEXT: usize = 16;
+/// How long to wait before mappings that newer ones have replaced are searched for again, among all of a process.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of modules that are kept. A machine runs a few thousand files; one that builds
 /// programs all day runs more.
 const MAX_MODULES: usize = 16 * 1024;
@@ -107,9 +111,9 @@ pub(crate) struct CodeMappings {
     in_catalog: usize,
     /// Start and end of the memory that they cover, ordered by address.
     ranges: Vec<(u64, u64)>,
-    /// Those of the program that the process executes next: the kernel has reported it already, but
-    /// samples of the old program may still come.
-    next: Option<Box<Self>>,
+    /// Those of the programs that the process executes next, with the times of the reports: the kernel has reported them
+    /// already, but samples of earlier programs may still come.
+    next: VecDeque<(u64, Self)>,
     /// Whether there is memory in which a runtime may have generated code.
     has_generated: bool,
     /// Whether more of it, or a file that announces it, was mapped since this was last asked.
@@ -119,20 +123,47 @@ pub(crate) struct CodeMappings {
     /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
     last_read: u64,
     reads: Backoff,
+    /// Before that, replaced mappings are not searched for again.
+    next_removal: Instant,
+}
+
+/// Memory, as the ends of its parts by their starts. Adding to it takes little time, in whatever order.
+#[derive(Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    fn contain(&self, start: u64, end: u64) -> bool {
+        let before = self.0.range(..=start).next_back();
+        before.is_some_and(|(_, known)| end <= *known)
+    }
+
+    fn add(&mut self, mut start: u64, mut end: u64) {
+        // Parts that it touches become one with it, from the last one on.
+        while let Some((&first, &last)) = self.0.range(..=end).next_back()
+            && start <= last
+        {
+            start = start.min(first);
+            end = end.max(last);
+            self.0.remove(&first);
+        }
+        self.0.insert(start, end);
+    }
 }
 
 impl Default for CodeMappings {
     fn default() -> Self {
+        let now = Instant::now();
         Self {
             mappings: Vec::new(),
             in_catalog: 0,
             ranges: Vec::new(),
-            next: None,
+            next: VecDeque::new(),
             has_generated: false,
             has_new_generated: false,
             parent: None,
             last_read: 0,
-            reads: Backoff::new(Instant::now()),
+            reads: Backoff::new(now),
+            next_removal: now,
         }
     }
 }
@@ -172,6 +203,11 @@ impl CodeMappings {
             return Added::No;
         }
         if self.mappings.len() >= MAX_MAPPINGS {
+            let now = Instant::now();
+            if now < self.next_removal {
+                return Added::TooMany;
+            }
+            self.next_removal = now + REMOVAL_INTERVAL;
             self.remove_replaced();
             if self.mappings.len() >= MAX_MAPPINGS {
                 return Added::TooMany;
@@ -223,14 +259,17 @@ impl CodeMappings {
                     module: modules.find(process, region),
                     since: time,
                 };
-                let added = match &mut self.next {
-                    Some(next) => next.add(mapped),
+                let added = match self.next.back_mut() {
+                    Some((_, next)) => next.add(mapped),
                     None => self.add(mapped),
                 };
                 added != Added::TooMany
             }
             MemoryChange::Exec => {
-                self.next = Some(Box::default());
+                if self.next.len() == MAX_NEXT {
+                    self.next.pop_front();
+                }
+                self.next.push_back((time, Self::default()));
                 true
             }
             MemoryChange::Forked { .. } | MemoryChange::Exit => true,
@@ -252,14 +291,21 @@ impl CodeMappings {
         }
     }
 
-    /// Notes that the process executes another program.
-    pub(crate) fn exec(&mut self) {
-        *self = self.next.take().map_or_else(Self::default, |next| *next);
+    /// Notes that the process has executed another program, at `time` or before: the last one that the kernel had
+    /// reported by then.
+    pub(crate) fn exec(&mut self, time: u64) {
+        let mut next = std::mem::take(&mut self.next);
+        *self = Self::default();
+        let later = next.partition_point(|(reported, _)| *reported <= time);
+        if let Some((_, program)) = next.drain(..later).next_back() {
+            *self = program;
+        }
+        self.next = next;
     }
 
     /// Whether the kernel has reported an exec that was not noted yet.
     pub(crate) fn next_is_reported(&self) -> bool {
-        self.next.is_some()
+        !self.next.is_empty()
     }
 
     /// Notes that the next catalog is empty.
@@ -270,14 +316,14 @@ impl CodeMappings {
 
     /// Removes mappings that newer ones have replaced as a whole.
     fn remove_replaced(&mut self) {
-        let mut newer = Self::default();
+        let mut newer = Ranges::default();
         let mut in_catalog = 0;
         let mut kept = Vec::new();
         for (index, mapped) in self.mappings.drain(..).enumerate().rev() {
-            let is_replaced = newer.contain_range(mapped.start, mapped.end);
+            let is_replaced = newer.contain(mapped.start, mapped.end);
             // What the catalog does not have may belong to a sample that is yet to come.
             if !is_replaced || index >= self.in_catalog {
-                newer.cover(mapped.start, mapped.end);
+                newer.add(mapped.start, mapped.end);
                 in_catalog += usize::from(index < self.in_catalog);
                 kept.push(mapped);
             }
@@ -769,11 +815,42 @@ mod tests {
         reported.map(0x1000, 0x3000, "new");
         assert_eq!(reported.all(), [("old", 10)]);
         assert!(reported.code.next_is_reported());
-        reported.code.exec();
+        reported.code.exec(35);
         assert_eq!(reported.all(), [("new", 30)]);
         // Without a report, nothing is known of the next program.
-        reported.code.exec();
+        reported.code.exec(40);
         assert_eq!(reported.all(), []);
+    }
+
+    #[test]
+    fn programs_that_execute_each_other_between_two_drains_have_their_own_mappings() {
+        let reported = || {
+            let mut reported = Reported::new();
+            for path in ["first", "second", "third"] {
+                reported.change(MemoryChange::Exec);
+                reported.map(0x1000, 0x3000, path);
+            }
+            reported
+        };
+        let mut code = reported();
+        for (time, expected) in [
+            (15, ("first", 20)),
+            (35, ("second", 40)),
+            (55, ("third", 60)),
+        ] {
+            code.code.exec(time);
+            assert_eq!(code.all(), [expected]);
+        }
+        assert!(!code.code.next_is_reported());
+        // The event of the second one was lost.
+        let mut code = reported();
+        code.code.exec(15);
+        code.code.exec(55);
+        assert_eq!(code.all(), [("third", 60)]);
+        for _ in 0..2 * MAX_NEXT {
+            code.change(MemoryChange::Exec);
+        }
+        assert_eq!(code.code.next.len(), MAX_NEXT);
     }
 
     #[test]
@@ -791,6 +868,18 @@ mod tests {
     }
 
     #[test]
+    fn ranges_are_what_was_added() {
+        let mut ranges = Ranges::default();
+        for (start, end) in [(10, 20), (40, 50), (20, 25), (5, 8), (24, 41), (60, 70)] {
+            ranges.add(start, end);
+        }
+        let all: Vec<_> = ranges.0.clone().into_iter().collect();
+        assert_eq!(all, [(5, 8), (10, 50), (60, 70)]);
+        assert!(ranges.contain(10, 50) && ranges.contain(5, 8) && ranges.contain(61, 62));
+        assert!(!ranges.contain(7, 9) && !ranges.contain(49, 51) && !ranges.contain(0, 1));
+    }
+
+    #[test]
     fn mappings_are_bounded_and_replaced_ones_make_room() {
         let mut reported = Reported::new();
         for number in 0..MAX_MAPPINGS as u64 {
@@ -801,6 +890,9 @@ mod tests {
         reported.code.mappings.pop();
         reported.code.in_catalog = MAX_MAPPINGS - 1;
         assert!(reported.map(0, 0x1000, "b"));
+        // It is not searched for at each report.
+        assert!(!reported.map(1 << 40, (1 << 40) + 0x1000, "a"));
+        reported.code.next_removal = Instant::now();
         assert!(reported.map(1 << 40, (1 << 40) + 0x1000, "a"));
         assert_eq!(reported.code.mappings.len(), MAX_MAPPINGS);
         assert_eq!(reported.code.in_catalog, MAX_MAPPINGS - 2);

@@ -89,11 +89,11 @@ impl SampledProcess {
         &self.detected
     }
 
-    /// Notes that the process executes another program, which gets a new entry in the catalog.
-    pub(crate) fn exec(&mut self) {
+    /// Notes that the process has executed another program, at `time` or before, which gets a new entry in the catalog.
+    pub(crate) fn exec(&mut self, time: u64) {
         self.id = None;
         self.detected.clear();
-        self.code.exec();
+        self.code.exec(time);
         self.generated = GeneratedCode::default();
         self.keys.clear();
     }
@@ -101,7 +101,7 @@ impl SampledProcess {
     /// Notes an exec that the kernel has reported, if its own event was lost.
     pub(crate) fn exec_if_reported(&mut self) {
         if self.code.next_is_reported() {
-            self.exec();
+            self.exec(u64::MAX);
         }
     }
 

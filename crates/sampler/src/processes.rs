@@ -190,7 +190,12 @@ impl Processes {
                 }
                 return;
             }
-            MemoryChange::Exit if self.pending.contains_key(&pid) => self.ended.push(pid),
+            MemoryChange::Exit => {
+                if self.pending.contains_key(&pid) {
+                    self.ended.push(pid);
+                }
+                return;
+            }
             _ => {}
         }
         let is_kept = if let Some(pending) = self.pending.get_mut(&pid) {
@@ -229,6 +234,16 @@ impl Processes {
         for pid in self.ended.drain(..) {
             self.pending.remove(&pid);
         }
+    }
+
+    /// The processes that are not sampled yet, whose mappings are kept.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = i32> {
+        self.pending.keys().copied()
+    }
+
+    /// Forgets the pending mappings of a process that has ended.
+    pub(crate) fn forget_pending(&mut self, pid: i32) {
+        self.pending.remove(&pid);
     }
 
     /// Scans a process to determine how it publishes.
@@ -316,14 +331,14 @@ impl Processes {
         self.tracker.exiting(pid);
     }
 
-    /// Notes that a process executes another program.
-    pub(crate) fn exec(&mut self, pid: i32) {
+    /// Notes that a process has executed another program, at `time` or before.
+    pub(crate) fn exec(&mut self, pid: i32, time: u64) {
         self.tracker.remove_if_gone(pid);
         self.finish_generated(pid);
         if let Some(tracked) = self.tracker.exec(pid) {
-            tracked.data.exec();
+            tracked.data.exec(time);
         } else if let Some(pending) = self.pending.get_mut(&pid) {
-            pending.exec();
+            pending.exec(time);
         }
     }
 
@@ -765,7 +780,6 @@ mod tests {
             processes.counts.lost_mappings
         };
         assert_eq!(report(MemoryChange::Exec), 1);
-        assert_eq!(report(MemoryChange::Exit), 1);
         let region = Region {
             start: 0x1000,
             end: 0x2000,
@@ -774,6 +788,17 @@ mod tests {
             path: "/lib/a.so".to_owned(),
         };
         assert_eq!(report(MemoryChange::Mapped(region)), 2);
+    }
+
+    #[test]
+    fn the_end_of_an_unknown_process_takes_no_room() {
+        let mut processes = Processes::new(reader::Options::default(), Some(Duration::ZERO));
+        processes.report(Report {
+            time: 1,
+            pid: i32::MAX,
+            change: MemoryChange::Exit,
+        });
+        assert!(processes.pending.is_empty());
     }
 
     #[test]
@@ -836,7 +861,7 @@ mod tests {
         let mut catalog = Catalog::new();
         processes.add(pid).unwrap();
         let first = processes.sample(&observation(pid), &mut catalog);
-        processes.exec(pid);
+        processes.exec(pid, u64::MAX);
         let second = processes.sample(&observation(pid), &mut catalog);
         assert_ne!(first.thread, second.thread);
         // Whether it publishes is unknown until it is scanned.

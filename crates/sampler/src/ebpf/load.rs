@@ -236,8 +236,8 @@ impl Loaded {
         if let (Ok(cpus), Ok(program)) =
             (online_cpus(), sample_program(&self.programs, self.sample))
         {
-            self.clocks.follow(&cpus, ticked, program);
-            side_band.follow(&cpus);
+            let stopped = self.clocks.follow(&cpus, ticked, program);
+            side_band.follow(&cpus, &stopped);
         }
     }
 

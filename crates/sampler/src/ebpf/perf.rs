@@ -96,7 +96,7 @@ impl Event {
         self.control(PERF_EVENT_IOC_ENABLE, 0)
     }
 
-    fn stop(&self) -> io::Result<()> {
+    pub(super) fn stop(&self) -> io::Result<()> {
         self.control(PERF_EVENT_IOC_DISABLE, 0)
     }
 
@@ -163,15 +163,20 @@ impl Clocks {
     /// Starts a clock on each of the CPUs that has no running clock: when a CPU goes offline, the
     /// kernel stops its event, and does not start it again. Events that have ticked since the last
     /// call are not checked, because that interrupts their CPU. Failed starts are retried by the
-    /// next call.
+    /// next call. Returns the CPUs whose clocks had stopped.
     pub(super) fn follow<S: BuildHasher>(
         &mut self,
         cpus: &[u32],
         ticked: &HashSet<u32, S>,
         program: BorrowedFd<'_>,
-    ) {
+    ) -> Vec<u32> {
+        let mut stopped = Vec::new();
         self.clocks.retain_mut(|clock| {
-            cpus.contains(&clock.cpu) && (ticked.contains(&clock.cpu) || clock.runs())
+            let runs = cpus.contains(&clock.cpu) && (ticked.contains(&clock.cpu) || clock.runs());
+            if !runs {
+                stopped.push(clock.cpu);
+            }
+            runs
         });
         for cpu in cpus {
             if self.clocks.iter().all(|clock| clock.cpu != *cpu)
@@ -181,6 +186,7 @@ impl Clocks {
                 self.clocks.push(clock);
             }
         }
+        stopped
     }
 }
 

@@ -29,6 +29,8 @@ use crate::{Error, IncompleteStacks, IncompleteSteps, Options, Targets, monotoni
 const QUIET: Duration = Duration::from_secs(1);
 /// How often to read the counters of lost events, and to check which CPUs are online.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often to search for processes whose end was not reported.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum time to wait for the rows of the requested processes before sampling starts: rows of the
 /// largest programs take 100 ms. Stacks that are taken without them are incomplete.
@@ -61,6 +63,10 @@ pub(crate) struct Recorder {
     /// Processes that the program has reported as exiting, in the last drain and in this one. Those of its
     /// samples that were taken before the program learned to leave it out come with the next drain.
     exiting: [Vec<i32>; 2],
+    /// When to search for processes whose end was not reported.
+    sweep: Instant,
+    /// Processes that had ended at the last search.
+    gone: HashSet<i32, RandomState>,
     /// CPUs that have sent samples since then.
     seen: HashSet<u32, RandomState>,
     /// The stacks of one event; the memory is reused for the next.
@@ -99,6 +105,8 @@ impl Recorder {
             stopped: false,
             idle_surveys: 0,
             exiting: Default::default(),
+            sweep: Instant::now() + SWEEP_INTERVAL,
+            gone: HashSet::default(),
             seen: HashSet::default(),
             stacks: [Vec::new(), Vec::new()],
         };
@@ -205,7 +213,7 @@ impl Recorder {
                 }
                 kind::EXEC => {
                     let pid = head.pid as i32;
-                    self.processes.exec(pid);
+                    self.processes.exec(pid, head.time);
                     self.loaded.unwinding.forget(pid);
                     self.loaded.words.forget(head.pid);
                     // Its rows are ready sooner than if its first sample asks for them.
@@ -268,7 +276,12 @@ impl Recorder {
             self.processes.counts.dropped_processes +=
                 counts.dropped_processes - before.dropped_processes;
         }
-        self.processes.counts.lost_mappings += std::mem::take(&mut self.side_band.lost);
+        let lost_reports = std::mem::take(&mut self.side_band.lost);
+        self.processes.counts.lost_mappings += lost_reports;
+        if now >= self.sweep || lost_reports > 0 {
+            self.sweep = now + SWEEP_INTERVAL;
+            self.sweep();
+        }
         if counts.lost_processes != before.lost_processes {
             self.processes.request_all();
         }
@@ -279,6 +292,23 @@ impl Recorder {
         if !self.stopped {
             self.loaded.follow_cpus(&self.seen, &mut self.side_band);
             self.seen.clear();
+        }
+    }
+
+    /// Forgets processes whose end was not reported, or was reported before their start: each CPU's reports come in a
+    /// ring of its own. A process that has ended since the last search may still have samples.
+    fn sweep(&mut self) {
+        let Ok(existing) = reader::remote::process::processes() else {
+            return;
+        };
+        let existing: HashSet<i32, RandomState> = existing.into_iter().collect();
+        let pids = self.processes.pending();
+        let pids = pids.chain(self.loaded.unwinding.processes());
+        let gone = pids.filter(|pid| !existing.contains(pid)).collect();
+        let before = std::mem::replace(&mut self.gone, gone);
+        for pid in before.intersection(&self.gone) {
+            self.processes.forget_pending(*pid);
+            self.loaded.unwinding.forget(*pid);
         }
     }
 

@@ -53,10 +53,20 @@ impl SideBand {
         Ok(side_band)
     }
 
-    /// Starts the reports on CPUs that have come online. Failed starts are retried by the next call.
-    pub(super) fn follow(&mut self, cpus: &[u32]) {
-        let is_started = !self.rings.is_empty();
-        let _ = is_started.then(|| self.add(cpus));
+    /// Starts the reports on CPUs that have come online. Failed starts are retried by the next call. `stopped` are those
+    /// that were offline: the kernel has stopped their reports. What ran there since counts as one that was lost.
+    pub(super) fn follow(&mut self, cpus: &[u32], stopped: &[u32]) {
+        if self.rings.is_empty() {
+            return;
+        }
+        for mut ring in self
+            .rings
+            .extract_if(.., |ring| stopped.contains(&ring.cpu))
+        {
+            self.lost += ring.read(&mut self.reports);
+            self.lost += u64::from(cpus.contains(&ring.cpu));
+        }
+        let _ = self.add(cpus);
     }
 
     fn add(&mut self, cpus: &[u32]) -> io::Result<()> {
@@ -66,6 +76,14 @@ impl SideBand {
             }
         }
         Ok(())
+    }
+
+    /// As if all CPUs had gone offline.
+    #[cfg(test)]
+    pub(super) fn stop(&self) {
+        for ring in &self.rings {
+            ring.event.stop().unwrap();
+        }
     }
 
     /// The reports since the last call, in the order of their times.

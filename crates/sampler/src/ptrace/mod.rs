@@ -183,7 +183,7 @@ impl Recorder {
         for _ in 0..QUEUE {
             match self.messages.try_recv() {
                 Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),
-                Ok(Message::Exec(pid)) => self.processes.exec(pid),
+                Ok(Message::Exec(pid)) => self.processes.exec(pid, u64::MAX),
                 Ok(Message::Exited(pid)) => self.processes.exiting(pid),
                 Err(_) => break,
             }

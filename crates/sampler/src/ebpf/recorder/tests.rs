@@ -18,6 +18,7 @@ use super::super::abi::{
 };
 use super::*;
 use crate::KernelObject;
+use crate::code::{MemoryChange, Report};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -448,6 +449,7 @@ fn a_cpu_that_comes_back_is_sampled() {
         return;
     };
     recorder.loaded.clocks.stop();
+    recorder.side_band.stop();
     let mut catalog = Catalog::new();
     std::thread::sleep(Duration::from_millis(20));
     recorder.drain(&mut catalog, &mut |_| {});
@@ -459,6 +461,43 @@ fn a_cpu_that_comes_back_is_sampled() {
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut catalog, &mut |sample| found |= sample.time > stopped);
     }
+    // So are its programs reported, on each CPU.
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = child.id() as i32;
+    child.wait().unwrap();
+    let reports: Vec<_> = recorder.side_band.read().collect();
+    let is_exec = |report: &Report| report.pid == pid && report.change == MemoryChange::Exec;
+    assert!(reports.iter().any(is_exec), "{reports:?}");
+}
+
+#[test]
+fn what_is_kept_of_a_process_whose_end_was_not_reported_is_found() {
+    let Some(target) = busy() else { return };
+    let Some(mut recorder) = start(&Options::new(Targets::Processes(vec![target.pid()]))) else {
+        return;
+    };
+    // No process has this ID.
+    let pid = i32::MAX;
+    let parent = target.pid();
+    let report = Report {
+        time: 1,
+        pid,
+        change: MemoryChange::Forked { parent },
+    };
+    recorder.loaded.unwinding.note(&report);
+    recorder.processes.report(report);
+    let is_kept = |recorder: &Recorder| {
+        [
+            recorder.processes.pending().any(|it| it == pid),
+            recorder.loaded.unwinding.processes().any(|it| it == pid),
+        ]
+    };
+    // Samples of it may still come until the second search.
+    for expected in [true, true, false] {
+        assert_eq!(is_kept(&recorder), [expected; 2]);
+        recorder.sweep();
+    }
+    assert!(recorder.loaded.unwinding.processes().any(|it| it == parent));
 }
 
 #[test]

@@ -276,6 +276,11 @@ impl Unwinding {
         }
     }
 
+    /// The processes that something is known of.
+    pub(super) fn processes(&self) -> impl Iterator<Item = i32> {
+        self.processes.keys().copied()
+    }
+
     /// Notes that a process has ended, or executes another program.
     pub(super) fn forget(&mut self, pid: i32) {
         if let (Some(process), Some(kernel)) = (self.processes.remove(&pid), &mut self.kernel) {
