@@ -18,7 +18,14 @@ const MAX_FILES: usize = 512;
 /// At most 512 files are kept; modules with the same build ID share one. Deleted ones take disk space
 /// until the last clone is dropped.
 #[derive(Clone, Debug, Default)]
-pub struct ModuleFiles(Arc<Mutex<HashMap<Key, Kept, RandomState>>>);
+pub struct ModuleFiles(Arc<Mutex<Files>>);
+
+#[derive(Debug, Default)]
+struct Files {
+    by_key: HashMap<Key, Kept, RandomState>,
+    /// Number of files that were added so far.
+    added: u64,
+}
 
 /// Identifies a file: by its build ID if it has one, otherwise by device and inode.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -42,6 +49,8 @@ struct Kept {
     file: Arc<File>,
     /// When the file was opened. Only a file without a build ID is compared.
     version: Version,
+    /// Which file it was that was added; `None` once it is needed.
+    spare: Option<u64>,
 }
 
 /// Changes when a file is written to.
@@ -55,21 +64,41 @@ impl ModuleFiles {
     /// Whether the module's file is kept.
     #[must_use]
     pub fn contains(&self, module: &Module) -> bool {
-        Key::of(module).is_some_and(|key| self.lock().contains_key(&key))
+        Key::of(module).is_some_and(|key| self.lock().by_key.contains_key(&key))
     }
 
-    /// Keeps `file` open, unless one is kept for this module or there are too many.
+    /// Keeps `file` open, unless one is kept for this module or there are too many that are needed.
     pub fn keep(&self, module: &Module, file: File) {
+        self.keep_spare(module, file);
+        self.need(module);
+    }
+
+    /// Keeps `file` open until it is [needed](Self::need), or has to make room for another one: it is mapped, but may never
+    /// be sampled.
+    pub fn keep_spare(&self, module: &Module, file: File) {
         let (Some(key), Ok(found)) = (Key::of(module), file.metadata()) else {
             return;
         };
         let mut files = self.lock();
-        if files.len() < MAX_FILES {
-            files.entry(key).or_insert_with(|| Kept {
+        let files = &mut *files;
+        if files.by_key.len() >= MAX_FILES && !files.by_key.contains_key(&key) {
+            files.remove_oldest_spare();
+        }
+        if files.by_key.len() < MAX_FILES {
+            files.added += 1;
+            files.by_key.entry(key).or_insert_with(|| Kept {
                 file: Arc::new(file),
                 version: version(&found),
+                spare: Some(files.added),
             });
         }
+    }
+
+    /// Notes that the file of a module is needed: from now on, no other one takes its place. Returns whether it is kept.
+    pub fn need(&self, module: &Module) -> bool {
+        let mut files = self.lock();
+        let kept = Key::of(module).and_then(|key| files.by_key.get_mut(&key));
+        kept.map(|kept| kept.spare = None).is_some()
     }
 
     /// The file of a module, if it was kept. A file without a build ID must not have been written to
@@ -78,7 +107,7 @@ impl ModuleFiles {
     pub fn get(&self, module: &Module) -> Option<Arc<File>> {
         let key = Key::of(module)?;
         let files = self.lock();
-        let kept = files.get(&key)?;
+        let kept = files.by_key.get(&key)?;
         let is_same = || {
             kept.file
                 .metadata()
@@ -87,8 +116,17 @@ impl ModuleFiles {
         (matches!(key, Key::BuildId(_)) || is_same()).then(|| Arc::clone(&kept.file))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Kept, RandomState>> {
+    fn lock(&self) -> MutexGuard<'_, Files> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Files {
+    fn remove_oldest_spare(&mut self) {
+        let oldest = self.by_key.values().filter_map(|it| it.spare).min();
+        if oldest.is_some() {
+            self.by_key.retain(|_, kept| kept.spare != oldest);
+        }
     }
 }
 
@@ -146,5 +184,25 @@ mod tests {
         }
         assert!(files.contains(&module(&[], MAX_FILES as u64)));
         assert!(!files.contains(&module(&[], MAX_FILES as u64 + 1)));
+    }
+
+    #[test]
+    fn spare_files_make_room_oldest_first_until_they_are_needed() {
+        let files = ModuleFiles::default();
+        let open = || File::open("/dev/null").unwrap();
+        let spare = |inode| files.keep_spare(&module(&[], inode), open());
+        let is_kept = |inode| files.contains(&module(&[], inode));
+        (1..=MAX_FILES as u64).for_each(spare);
+        assert!(files.need(&module(&[], 1)));
+        assert!(!files.need(&module(&[], 1000)));
+        // Once more, which makes it no newer.
+        spare(2);
+        spare(1000);
+        assert_eq!([1, 2, 3, 1000].map(is_kept), [true, false, true, true]);
+        files.keep(&module(&[], 1001), open());
+        assert_eq!([1, 3, 4, 1001].map(is_kept), [true, false, true, true]);
+        (1..=MAX_FILES as u64).for_each(|inode| files.keep(&module(&[], inode), open()));
+        (2000..2010).for_each(spare);
+        assert!(is_kept(1) && is_kept(1001) && !is_kept(2009));
     }
 }

@@ -431,6 +431,7 @@ impl CodeMappings {
             }
         }
         for mapped in &self.mappings[self.in_catalog..] {
+            modules.need(process, (mapped.start, mapped.end), &mapped.module);
             let mapping = Mapping {
                 start: mapped.start,
                 end: mapped.end,
@@ -546,7 +547,15 @@ impl Modules {
         &self.files
     }
 
-    /// The module of a region of a process. Keeps its file open.
+    /// Notes that the file of a module is needed: its process is sampled.
+    fn need(&self, process: Option<&remote::Process>, range: (u64, u64), module: &Module) {
+        if !self.files.need(module) && !module.build_id.is_empty() {
+            self.keep(process, range, module);
+            self.files.need(module);
+        }
+    }
+
+    /// The module of a region of a process. Keeps its file open as a spare one.
     fn find(&mut self, process: Option<&remote::Process>, region: Region) -> Arc<Module> {
         let range = (region.start, region.end);
         let mut module = Module {
@@ -569,14 +578,14 @@ impl Modules {
         self.intern(module)
     }
 
-    /// Opens the file of a module with a build ID, and keeps it open.
+    /// Opens the file of a module with a build ID, and keeps it open as a spare one.
     fn keep(&self, process: Option<&remote::Process>, range: (u64, u64), module: &Module) {
         let (path, build_id) = (&module.path, &module.build_id);
         let mapped = process
             .and_then(|process| process.mapped_file_by_build_id(range, path.as_bytes(), build_id));
         let at_path = || remote::module::open_by_build_id(Path::new(path), build_id);
         if let Some(file) = mapped.or_else(at_path) {
-            self.files.keep(module, file);
+            self.files.keep_spare(module, file);
         }
     }
 
@@ -612,7 +621,7 @@ impl Modules {
                 .insert((device, inode), module.build_id.clone());
         }
         if let Some(file) = file {
-            self.files.keep(module, file);
+            self.files.keep_spare(module, file);
         }
     }
 
