@@ -221,6 +221,35 @@ fn processes_that_live_for_milliseconds_have_their_own_names() {
     assert!(share >= 90, "{share} %");
 }
 
+/// Each process first executes `env`, and then the program, mostly before the recorder has come to the first one.
+#[test]
+fn processes_that_execute_two_programs_have_the_names_of_the_second() {
+    let name = "after_env";
+    let Some(program) = working(name, 12, &["-DPROGRAM"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-env");
+    let script = "i=0; while [ $i -lt 100 ]; do env $0 & echo $!; wait $!; i=$((i+1)); done";
+    let command = ["sh", "-c", script, program.to_str().unwrap()];
+    let Some((answer, samples)) = record(&scratch, &command) else {
+        return;
+    };
+    let pids: BTreeSet<i64> = answer
+        .stdout
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect();
+    let of_them = samples.iter().filter(|it| pids.contains(&it.pid));
+    let (own, others): (Vec<_>, Vec<_>) = of_them.partition(|it| it.calls(name));
+    // The rest is what `env` and the loader do.
+    assert!(
+        own.len() > 2 * others.len(),
+        "{} and {}",
+        own.len(),
+        others.len()
+    );
+}
+
 #[test]
 fn generated_code_has_the_names_that_its_runtime_announced() {
     let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
