@@ -1,12 +1,14 @@
 """Waiting for the import of other modules never changes what the program imports."""
 
 import json
+import os
 import platform
 import subprocess
 import zipfile
 from pathlib import Path
 
 import otelctx
+import pytest
 from conftest import PYTHON, TIMEOUT
 
 PACKAGE = {
@@ -100,6 +102,53 @@ print(json.dumps([greenlet.VALUE, published]))
     messages = messages.splitlines()
     assert ["greenlet is not", "zipped.first is"] == [each[:15].strip() for each in messages]
     assert "has no attribute 'gettrace'" in messages[0]
+
+
+def test_a_module_that_is_blocked_keeps_no_other_from_being_hooked(tmp_path):
+    shown, messages = run(
+        tmp_path,
+        """
+sys.modules["zipped.first"] = None
+_hooks.when_imported("zipped.first", note)
+_hooks.when_imported("zipped.hooked", note)
+del sys.modules["zipped.first"]
+import zipped.hooked
+print(json.dumps(hooked))
+""",
+    )
+    assert shown == [["zipped.first", None], ["zipped.hooked", 7]]
+    assert messages == ""
+
+
+@pytest.mark.parametrize("blocked", ["greenlet", "uvloop", "asyncio.tasks"])
+def test_a_blocked_module_leaves_the_package_working(blocked):
+    program = f"""
+import sys
+sys.modules[{blocked!r}] = None
+import otelctx
+with otelctx.scope(otelctx.Context(1, 2)):
+    print(otelctx.published()["span_id"])
+"""
+    done = subprocess.run(
+        [PYTHON, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=TIMEOUT
+    )
+    assert (done.stdout, done.stderr) == (b"%016x\n" % 2, b"")
+
+
+def test_names_of_attributes_that_are_not_utf8_are_omitted_with_a_warning():
+    program = "from otelctx import _hooks; print(_hooks.SPAN_ATTRIBUTES)"
+    environment = {**os.environb, b"OTELCTX_SPAN_ATTRIBUTES": b"first, caf\xe9, last"}
+    done = subprocess.run(
+        [PYTHON, "-X", "utf8", "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        timeout=TIMEOUT,
+    )
+    assert done.stdout == b"['first', 'last']\n"
+    assert done.stderr.splitlines() == [
+        rb"names in OTELCTX_SPAN_ATTRIBUTES are not UTF-8, and omitted: ['caf\udce9']"
+    ]
 
 
 def test_a_finder_that_asks_the_other_finders_is_asked(tmp_path):

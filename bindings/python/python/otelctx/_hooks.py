@@ -9,13 +9,6 @@ from typing import Any, Callable
 
 from . import _otelctx
 
-#: The attributes of OpenTelemetry's spans that are published with the thread context.
-SPAN_ATTRIBUTES = [
-    name.strip()
-    for name in os.environ.get("OTELCTX_SPAN_ATTRIBUTES", "http.route").split(",")
-    if name.strip()
-]
-
 
 def install(watched: bool) -> None:
     """Patch modules now, or when they are imported. ``watched``: Python reports context switches."""
@@ -35,6 +28,28 @@ def warn(message: str, *values: Any) -> None:
     import logging
 
     logging.getLogger("otelctx").warning(message, *values)
+
+
+def _span_attributes() -> list[str]:
+    value = os.environ.get("OTELCTX_SPAN_ATTRIBUTES", "http.route")
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    # Bytes of the environment that are not UTF-8 become surrogates, which no name can have.
+    refused = [name for name in names if not _is_utf8(name)]
+    if refused:
+        warn("names in OTELCTX_SPAN_ATTRIBUTES are not UTF-8, and omitted: %a", refused)
+    return [name for name in names if name not in refused]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+#: The attributes of OpenTelemetry's spans that are published with the thread context.
+SPAN_ATTRIBUTES = _span_attributes()
 
 
 # Not derived from the classes of `importlib.abc`, whose import takes as long.
@@ -107,8 +122,10 @@ _FINDER = _Finder()
 
 def when_imported(name: str, hook: Callable[[ModuleType], None]) -> None:
     """Call ``hook`` with a module now, or after it is imported."""
-    if name in sys.modules:
-        run_hook(hook, sys.modules[name])
+    module = sys.modules.get(name)
+    # `None` makes an import fail.
+    if module is not None:
+        run_hook(hook, module)
         return
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
