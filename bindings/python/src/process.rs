@@ -14,6 +14,9 @@ static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
 /// Whether it was said that a variable is malformed. Forked children do not say it again.
 static WARNED: AtomicBool = AtomicBool::new(false);
 
+/// Number of nested lists that a value can have, as in [`PublishError::TooDeep`].
+const MAX_DEPTH: u32 = 32;
+
 /// Publishes the process context: what the environment says, and these resource attributes. Replaces
 /// the one that was published before. Each forked child publishes its own.
 #[pyfunction]
@@ -26,7 +29,7 @@ pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
         warn(py, &format!("otelctx: {malformed}"));
     }
     for (name, value) in attributes {
-        context = context.attribute(name.extract::<String>()?, value_of(&value)?);
+        context = context.attribute(name.extract::<String>()?, value_of(&value, MAX_DEPTH)?);
     }
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
     let updated = published.as_mut().map(|it| it.update(context.clone()));
@@ -39,10 +42,16 @@ pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
         }),
         Some(updated) => updated,
     };
-    result.map_err(|error| PyOSError::new_err(error.to_string()))
+    result.map_err(error_of)
 }
 
-fn value_of(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+#[allow(clippy::needless_pass_by_value)]
+fn error_of(error: PublishError) -> PyErr {
+    PyOSError::new_err(error.to_string())
+}
+
+/// Converts a value. A list may contain itself, so the depth is checked here, before the publisher does.
+fn value_of(value: &Bound<'_, PyAny>, depth_left: u32) -> PyResult<Value> {
     // A bool is an int, too.
     if let Ok(value) = value.cast::<PyBool>() {
         return Ok(value.is_true().into());
@@ -57,7 +66,9 @@ fn value_of(value: &Bound<'_, PyAny>) -> PyResult<Value> {
         return Ok(Value::Bytes(value.as_bytes().to_vec()));
     }
     if value.is_instance_of::<PyTuple>() || value.is_instance_of::<PyList>() {
-        let items = value.try_iter()?.map(|item| value_of(&item?));
+        let deeper = depth_left.checked_sub(1);
+        let deeper = deeper.ok_or_else(|| error_of(PublishError::TooDeep))?;
+        let items = value.try_iter()?.map(|item| value_of(&item?, deeper));
         return Ok(Value::Array(items.collect::<PyResult<_>>()?));
     }
     Ok(value.str()?.to_string_lossy().as_ref().into())
