@@ -38,7 +38,7 @@ mod module {
     #[pymodule_export]
     use crate::process::publish;
     #[pymodule_export]
-    use crate::switch::{greenlets_switched, run_unseen, trace_greenlets, watch};
+    use crate::switch::{greenlets_switched, run_unseen, use_greenlets, watch};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

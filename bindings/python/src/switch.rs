@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi::{METH_KEYWORDS, Py_DECREF, PyObject};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::context::{Context, value_of};
@@ -51,7 +52,7 @@ static IS_REPORTED: AtomicBool = AtomicBool::new(false);
 static IS_WATCHED: OnceLock<bool> = OnceLock::new();
 /// Whether the variable was ever set. Until then, nothing is looked up at a switch.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-static HAS_GREENLETS: AtomicBool = AtomicBool::new(false);
+static GREENLETS: PyOnceLock<Greenlets> = PyOnceLock::new();
 static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Prepares to watch switches; returns whether the interpreter reports all of them.
@@ -109,7 +110,8 @@ pub(crate) fn publish_current(py: Python<'_>) {
         return;
     }
     let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
-    thread::publish(py, value.as_ref().and_then(value_of));
+    let context = value.as_ref().and_then(value_of);
+    thread::publish(py, context.filter(|_| are_greenlets_traced(py)));
 }
 
 /// Replaces the function behind `Context.run`. A built-in method has its function in a structure of
@@ -194,7 +196,8 @@ pub(crate) fn restore(py: Python<'_>, outer: usize) {
     let context = value.as_ref().and_then(value_of);
     thread::publish(
         py,
-        context.filter(|context| ptr::from_ref(*context).addr() == outer),
+        context
+            .filter(|context| ptr::from_ref(*context).addr() == outer && are_greenlets_traced(py)),
     );
 }
 
@@ -225,9 +228,11 @@ pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -
         return Ok(());
     };
     IS_USED.store(true, Ordering::Relaxed);
-    if HAS_GREENLETS.load(Ordering::Relaxed) && !thread::traces_greenlets() {
-        py.import("otelctx._hooks")?
-            .call_method0("trace_greenlets")?;
+    if let Some(greenlets) = GREENLETS.get(py)
+        && let Err(error) = greenlets.trace(py)
+    {
+        thread::publish(py, None);
+        return Err(error);
     }
     if is_covered(token) {
         thread::publish(py, Some(value));
@@ -291,12 +296,66 @@ pub(crate) fn greenlets_switched(
     Ok(())
 }
 
-/// Notes that the program uses greenlets, and that the calling thread's are traced; returns whether
-/// they were before.
+/// The program uses greenlets, which have to be traced in each thread that publishes.
+struct Greenlets {
+    /// `greenlet.gettrace`.
+    get_trace: Py<PyAny>,
+    /// [`greenlets_switched`], as a function of Python.
+    tracer: Py<PyAny>,
+    /// The class of tracers that also call another one.
+    chained: Py<PyAny>,
+}
+
+impl Greenlets {
+    /// Traces the calling thread's greenlets, unless they are: the program may have replaced the tracer.
+    fn trace(&self, py: Python<'_>) -> PyResult<()> {
+        let current = self.get_trace.bind(py).call0()?;
+        if current.is(&self.tracer) || current.get_type().is(&self.chained) {
+            return Ok(());
+        }
+        py.import("otelctx._hooks")?
+            .call_method0("trace_greenlets")?;
+        Ok(())
+    }
+}
+
+/// Whether the calling thread's greenlets are traced, from now on if they were not before, or the
+/// program uses none. Keeps a pending exception.
+#[inline]
+fn are_greenlets_traced(py: Python<'_>) -> bool {
+    let Some(greenlets) = GREENLETS.get(py) else {
+        return true;
+    };
+    let pending = PyErr::take(py);
+    let result = greenlets.trace(py);
+    let is_traced = result.is_ok();
+    if let Err(error) = result {
+        error.write_unraisable(py, None);
+    }
+    if let Some(pending) = pending {
+        pending.restore(py);
+    }
+    is_traced
+}
+
+/// Notes that the program uses greenlets. `tracer` is [`greenlets_switched`], and `chained` the class
+/// of tracers that call it and another one.
 #[pyfunction]
-pub(crate) fn trace_greenlets() -> bool {
-    HAS_GREENLETS.store(true, Ordering::Relaxed);
-    thread::trace_greenlets()
+pub(crate) fn use_greenlets(
+    py: Python<'_>,
+    get_trace: Py<PyAny>,
+    tracer: Py<PyAny>,
+    chained: Py<PyAny>,
+) {
+    // Only the first call counts.
+    let _ = GREENLETS.set(
+        py,
+        Greenlets {
+            get_trace,
+            tracer,
+            chained,
+        },
+    );
 }
 
 /// Restores the value from before a token.

@@ -11,8 +11,6 @@ use crate::context::Context;
 thread_local! {
     /// The [`Context`] whose record this module set as the thread's current one, or 0. Only compared.
     static PUBLISHED: Cell<usize> = const { Cell::new(0) };
-    /// Whether the thread's greenlets are traced.
-    static TRACES_GREENLETS: Cell<bool> = const { Cell::new(false) };
     /// The contexts that were entered, and will be left, where this module sees it, and what was
     /// [`published`] before each. Greenlets leave them in any order. Only compared.
     static ENTERED: RefCell<Vec<(*mut PyObject, usize)>> = const { RefCell::new(Vec::new()) };
@@ -65,17 +63,6 @@ pub(crate) fn has_entered(context: *mut PyObject) -> bool {
             entered.iter().rev().any(|(known, _)| *known == context)
         })
         .unwrap_or(false)
-}
-
-/// Notes that the calling thread's greenlets are traced; returns whether they were before.
-pub(crate) fn trace_greenlets() -> bool {
-    TRACES_GREENLETS.replace(true)
-}
-
-/// Whether the calling thread's greenlets are traced.
-#[inline]
-pub(crate) fn traces_greenlets() -> bool {
-    TRACES_GREENLETS.get()
 }
 
 /// Logs a warning through Python's `logging`.

@@ -30,6 +30,14 @@ def test_every_step_shows_its_own_context(start, name):
     assert line["right"] > 1000
 
 
+@pytest.mark.parametrize("name", ["thread by a switch", "tracer replaced", "tracer fails"])
+def test_greenlets_are_traced_in_every_thread_that_publishes(start, name):
+    pytest.importorskip("greenlet")
+    line = counts(start, name, program="greenlets")
+    assert line["missing"] == 0
+    assert line["right"] > 2
+
+
 def test_native_code_that_switches_never_leaves_another_context_published(start):
     line = counts(start, "native")
     # The switches to no context are right in any case.

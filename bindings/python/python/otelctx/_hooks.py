@@ -150,18 +150,33 @@ def trace_greenlets() -> None:
 
     # Looked up first: nothing is noted if they are missing.
     get, set_trace = greenlet.gettrace, greenlet.settrace
-    if _otelctx.trace_greenlets():
-        return
+    _otelctx.use_greenlets(get, _otelctx.greenlets_switched, _ChainedTracer)
     previous = get()
     if previous is None:
         set_trace(_otelctx.greenlets_switched)
-        return
+    elif previous is not _otelctx.greenlets_switched and type(previous) is not _ChainedTracer:
+        set_trace(_ChainedTracer(previous))
 
-    def trace(event: str, greenlets: Any) -> None:
+
+class _ChainedTracer:
+    """Publishes the greenlet's context, then calls another tracer."""
+
+    def __init__(self, previous: Callable[[str, Any], object]) -> None:
+        self._previous: Callable[[str, Any], object] | None = previous
+
+    def __call__(self, event: str, greenlets: Any) -> None:
         _otelctx.greenlets_switched(event, greenlets)
-        previous(event, greenlets)
+        if self._previous is None:
+            return
+        try:
+            self._previous(event, greenlets)
+        except Exception as error:
+            # greenlet removes a tracer that fails, and this one would go with it. Not logged: a lock
+            # of `logging` may switch greenlets itself.
+            self._previous = None
+            import traceback
 
-    set_trace(trace)
+            traceback.print_exception(type(error), error, error.__traceback__)
 
 
 def _watch_eager_tasks(tasks: ModuleType) -> None:
