@@ -108,6 +108,9 @@ pub(crate) fn merge(mut attributes: Attributes, others: Attributes) -> Attribute
     attributes
 }
 
+/// Those of the constructor of [`Context`].
+type Arguments<'py> = (Option<String>, Option<String>, u8, Bound<'py, PyDict>);
+
 #[pymethods]
 impl Context {
     #[new]
@@ -190,6 +193,17 @@ impl Context {
     #[getter]
     fn is_truncated(&self, py: Python<'_>) -> bool {
         self.record(py).is_truncated()
+    }
+
+    /// For `copy` and `pickle`, which get to a context through a span that has it as an attribute.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Arguments<'py>)> {
+        let (is_zero, flags) = self
+            .content
+            .with(py, |it| (it.trace_id.is_zero(), it.flags.0));
+        let ids = (!is_zero).then(|| (self.trace_id(py), self.span_id(py)));
+        let (trace_id, span_id) = ids.unzip();
+        let arguments = (trace_id, span_id, flags, self.attributes_dict(py)?);
+        Ok((py.get_type::<Self>().into_any(), arguments))
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use pyo3::Borrowed;
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::{PyException, PyKeyError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -91,7 +91,10 @@ pub(crate) fn opentelemetry_attach<'py>(
     context: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = context.py();
-    let own = span_of(context).and_then(|span| context_of(&span));
+    let own = match span_of(context) {
+        Some(span) => context_of(&span)?,
+        None => None,
+    };
     let published = own.clone();
     let entry = Entry::new(own.map(Bound::unbind), context.clone().unbind());
     let token = loaded()?.set(&Entry::class().object(py, entry)?)?;
@@ -118,12 +121,15 @@ fn span_of<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
 }
 
 /// The thread context of a span. A span that the SDK did not start gets one now.
-fn context_of<'py>(span: &Bound<'py, PyAny>) -> Option<Bound<'py, Context>> {
-    let known = span.getattr(context_name(span.py()));
-    if let Ok(known) = known
+///
+/// # Errors
+/// The span raises an exception that is not an `Exception`, such as `KeyboardInterrupt`.
+fn context_of<'py>(span: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Context>>> {
+    let known = without_exception(span.py(), span.getattr(context_name(span.py())))?;
+    if let Some(known) = known
         && let Ok(known) = known.cast_into_exact::<Context>()
     {
-        return Some(known);
+        return Ok(Some(known));
     }
     new_context(span, Attributes::new())
 }
@@ -131,24 +137,38 @@ fn context_of<'py>(span: &Bound<'py, PyAny>) -> Option<Bound<'py, Context>> {
 fn new_context<'py>(
     span: &Bound<'py, PyAny>,
     attributes: Attributes,
-) -> Option<Bound<'py, Context>> {
+) -> PyResult<Option<Bound<'py, Context>>> {
     let py = span.py();
-    let ids = span
-        .call_method0(pyo3::intern!(py, "get_span_context"))
-        .ok()?;
-    let ids = ids.cast::<PyTuple>().ok()?;
+    let ids = span.call_method0(pyo3::intern!(py, "get_span_context"));
+    let Some((trace_id, span_id, flags)) = without_exception(py, ids)?.and_then(|it| ids_of(&it))
+    else {
+        return Ok(None);
+    };
+    let context = Bound::new(py, Context::with(trace_id, span_id, flags, attributes))?;
+    // A span of another class may refuse the attribute. Its context is then created again when the
+    // span is attached again.
+    without_exception(py, span.setattr(context_name(py), &context))?;
+    Ok(Some(context))
+}
+
+/// The trace ID, span ID and flags of a `SpanContext`. `None` if they are not valid.
+fn ids_of(span_context: &Bound<'_, PyAny>) -> Option<([u8; 16], [u8; 8], u8)> {
+    let ids = span_context.cast::<PyTuple>().ok()?;
     let number = |index| ids.get_borrowed_item(index).ok();
     let trace_id = trace_id(number(0)?)?;
     let span_id = low_half(number(1)?).to_be_bytes();
     let flags = low_half(number(3)?) as u8;
-    if trace_id == [0; 16] || span_id == [0; 8] {
-        return None;
+    (trace_id != [0; 16] && span_id != [0; 8]).then_some((trace_id, span_id, flags))
+}
+
+/// Drops an `Exception`: the program goes on without the span's context. Others end the program or
+/// what it does, such as `KeyboardInterrupt` and `SystemExit`.
+fn without_exception<T>(py: Python<'_>, result: PyResult<T>) -> PyResult<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+        Err(error) => Err(error),
     }
-    let context = Bound::new(py, Context::with(trace_id, span_id, flags, attributes)).ok()?;
-    // A span of another class may refuse the attribute. Its context is then created again when the
-    // span is attached again.
-    let _ = span.setattr(context_name(py), &context);
-    Some(context)
 }
 
 fn trace_id(number: Borrowed<'_, '_, PyAny>) -> Option<[u8; 16]> {
@@ -176,10 +196,13 @@ pub(crate) fn span_started(
     parent: &Bound<'_, PyAny>,
     attributes: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let inherited = span_of(parent).and_then(|parent| context_of(&parent));
+    let inherited = match span_of(parent) {
+        Some(parent) => context_of(&parent)?,
+        None => None,
+    };
     let inherited = inherited.map(|parent| parent.get().attributes(span.py()));
     let own = published_of(attributes)?;
-    new_context(span, merge(inherited.unwrap_or_default(), own));
+    new_context(span, merge(inherited.unwrap_or_default(), own))?;
     Ok(())
 }
 
@@ -188,7 +211,7 @@ pub(crate) fn span_started(
 pub(crate) fn span_updated(span: &Bound<'_, PyAny>, attributes: &Bound<'_, PyAny>) -> PyResult<()> {
     let attributes = published_of(attributes)?;
     if !attributes.is_empty()
-        && let Some(context) = context_of(span)
+        && let Some(context) = context_of(span)?
     {
         context.get().set(span.py(), attributes);
     }

@@ -1,5 +1,8 @@
 """Which IDs a context takes."""
 
+import copy
+import pickle
+
 import pytest
 
 TRACE, SPAN = f"{1:032x}", f"{2:016x}"
@@ -57,3 +60,13 @@ def test_other_values_are_refused(wrong):
 
     with pytest.raises(ValueError, match="trace_id: give an int below"):
         otelctx.Context(wrong, 2)
+
+
+@pytest.mark.parametrize("ids", [(1, 2), (None, None)])
+def test_a_context_can_be_copied_and_pickled(ids):
+    import otelctx
+
+    context = otelctx.Context(*ids, trace_flags=1, attributes={"http.route": "/cart"})
+    for other in (copy.copy(context), copy.deepcopy(context), pickle.loads(pickle.dumps(context))):
+        for name in ("trace_id", "span_id", "trace_flags", "attributes"):
+            assert getattr(other, name) == getattr(context, name)

@@ -1,6 +1,9 @@
 """Spans of `opentelemetry-sdk` publish themselves with `OTEL_PYTHON_CONTEXT=otelctx` alone."""
 
+import subprocess
+
 import pytest
+from conftest import PYTHON, TIMEOUT, without_opentelemetry
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -52,3 +55,40 @@ def test_the_published_attributes_can_be_chosen(start):
         {"http.method": "GET"},
         {"http.method": "GET", "other": "1"},
     ]
+
+
+COPIES = """
+import copy, pickle
+from opentelemetry import context, trace
+span = trace.NonRecordingSpan(trace.SpanContext(1, 2, True, trace.TraceFlags(1)))
+with trace.use_span(span):
+    pass
+assert span._otelctx.span_id == f"{2:016x}"
+for other in (copy.copy(span), copy.deepcopy(span), pickle.loads(pickle.dumps(span))):
+    assert other.get_span_context() == span.get_span_context()
+    assert other._otelctx.span_id == f"{2:016x}"
+"""
+
+INTERRUPTED = """
+from opentelemetry import context, trace
+class Span(trace.NonRecordingSpan):
+    def get_span_context(self):
+        raise self.error
+span = Span(None)
+parent = trace.set_span_in_context(span)
+span.error = KeyError
+context.detach(context.attach(parent))
+span.error = KeyboardInterrupt
+try:
+    context._RUNTIME_CONTEXT.attach(parent)
+except KeyboardInterrupt:
+    assert context.get_current() == {}
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("program", [COPIES, INTERRUPTED])
+def test_attaching_a_span_leaves_the_program_working(program):
+    environment = {**without_opentelemetry(), "OTEL_PYTHON_CONTEXT": "otelctx"}
+    subprocess.run([PYTHON, "-c", program], env=environment, timeout=TIMEOUT, check=True)
