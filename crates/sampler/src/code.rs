@@ -109,8 +109,8 @@ pub(crate) struct CodeMappings {
     mappings: Vec<Mapped>,
     /// How many of them the catalog has.
     in_catalog: usize,
-    /// Start and end of the memory that they cover, ordered by address.
-    ranges: Vec<(u64, u64)>,
+    /// The memory that they cover.
+    ranges: Ranges,
     /// Those of the programs that the process executes next, with the times of the reports: the kernel has reported them
     /// already, but samples of earlier programs may still come.
     next: VecDeque<(u64, Self)>,
@@ -128,7 +128,7 @@ pub(crate) struct CodeMappings {
 }
 
 /// Memory, as the ends of its parts by their starts. Adding to it takes little time, in whatever order.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
@@ -156,7 +156,7 @@ impl Default for CodeMappings {
         Self {
             mappings: Vec::new(),
             in_catalog: 0,
-            ranges: Vec::new(),
+            ranges: Ranges::default(),
             next: VecDeque::new(),
             has_generated: false,
             has_new_generated: false,
@@ -178,24 +178,8 @@ impl CodeMappings {
     }
 
     fn contain(&self, address: u64) -> bool {
-        let at = self.ranges.partition_point(|(start, _)| *start <= address);
-        at.checked_sub(1)
-            .is_some_and(|at| address < self.ranges[at].1)
-    }
-
-    fn contain_range(&self, start: u64, end: u64) -> bool {
-        let at = self.ranges.partition_point(|(first, _)| *first <= start);
-        at.checked_sub(1).is_some_and(|at| end <= self.ranges[at].1)
-    }
-
-    /// Adds a range to the covered ones.
-    fn cover(&mut self, start: u64, end: u64) {
-        let from = self.ranges.partition_point(|(_, known)| *known < start);
-        let to = self.ranges.partition_point(|(known, _)| *known <= end);
-        let joined = &self.ranges[from..to.max(from)];
-        let first = joined.first().map_or(start, |it| it.0.min(start));
-        let last = joined.last().map_or(end, |it| it.1.max(end));
-        self.ranges.splice(from..to.max(from), [(first, last)]);
+        let end = address.checked_add(1);
+        end.is_some_and(|end| self.ranges.contain(address, end))
     }
 
     fn add(&mut self, new: Mapped) -> Added {
@@ -213,7 +197,7 @@ impl CodeMappings {
                 return Added::TooMany;
             }
         }
-        self.cover(new.start, new.end);
+        self.ranges.add(new.start, new.end);
         let is_generated = is_generated(&new.module);
         self.has_generated |= is_generated;
         self.has_new_generated |= is_generated || is_jit_dump(&new.module);
@@ -223,7 +207,7 @@ impl CodeMappings {
 
     /// Whether the newest mapping at these addresses has the same content.
     fn knows(&self, new: &Mapped) -> bool {
-        if !self.contain_range(new.start, new.end) {
+        if !self.ranges.contain(new.start, new.end) {
             return false;
         }
         let overlaps = |known: &&Mapped| known.start < new.end && new.start < known.end;
@@ -285,14 +269,14 @@ impl CodeMappings {
         let inherited = of(parent).map_or(&[][..], |parent| &parent.mappings);
         let inherited = inherited.iter().filter(|mapped| mapped.since <= time);
         let own = std::mem::take(&mut self.mappings);
-        self.ranges.clear();
+        self.ranges = Ranges::default();
         for mapped in inherited.chain(&own) {
             self.add(mapped.clone());
         }
     }
 
     /// Notes that the process has executed another program, at `time` or before: the last one that the kernel had
-    /// reported by then.
+    /// reported until that time.
     pub(crate) fn exec(&mut self, time: u64) {
         let mut next = std::mem::take(&mut self.next);
         *self = Self::default();

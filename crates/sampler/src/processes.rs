@@ -780,6 +780,7 @@ mod tests {
             processes.counts.lost_mappings
         };
         assert_eq!(report(MemoryChange::Exec), 1);
+        assert_eq!(report(MemoryChange::Exit), 1);
         let region = Region {
             start: 0x1000,
             end: 0x2000,

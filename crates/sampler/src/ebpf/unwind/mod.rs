@@ -276,7 +276,7 @@ impl Unwinding {
         }
     }
 
-    /// The processes that something is known of.
+    /// The processes whose mappings are kept.
     pub(super) fn processes(&self) -> impl Iterator<Item = i32> {
         self.processes.keys().copied()
     }
