@@ -884,6 +884,7 @@ mod tests {
         reported.code.in_catalog = MAX_MAPPINGS - 1;
         assert!(reported.map(0, 0x1000, "b"));
         // It is not searched for at each report.
+        reported.code.next_removal = Instant::now() + Duration::from_secs(3600);
         assert!(!reported.map(1 << 40, (1 << 40) + 0x1000, "a"));
         reported.code.next_removal = Instant::now();
         assert!(reported.map(1 << 40, (1 << 40) + 0x1000, "a"));

@@ -630,6 +630,7 @@ fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<C
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
 
     use otelctx_fixtures::{Compiler, Target};
@@ -638,26 +639,21 @@ mod tests {
     use crate::code::{FileId, Region};
     use crate::monotonic;
 
-    /// A process without a context. It is killed when dropped, also if a test fails.
+    /// A process without a context, which has loaded its libraries and sleeps. It is killed when dropped, also if a
+    /// test fails.
     struct Sleeper(Child);
 
     impl Sleeper {
         fn start() -> Self {
             loop {
-                let mut command = Command::new("sleep");
+                let mut command = Command::new("cat");
                 command.env("OTEL_SERVICE_NAME", "sleeper");
-                let this = Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap());
-                // The kernel lets the parent go on while the child still has the parent's memory
-                // (fs/exec.c, exec_mmap), and before it has stored the child's environment.
-                let environment = format!("/proc/{}/environ", this.0.id());
-                let variable = b"OTEL_SERVICE_NAME=sleeper";
-                while !std::fs::read(&environment)
-                    .unwrap()
-                    .split(|byte| *byte == 0)
-                    .any(|it| it == variable)
-                {
-                    std::thread::yield_now();
-                }
+                command.stdin(Stdio::piped()).stdout(Stdio::piped());
+                let mut this = Self(command.spawn().unwrap());
+                // It returns what it is given once it has started.
+                let mut byte = *b"1";
+                this.0.stdin.as_ref().unwrap().write_all(&byte).unwrap();
+                this.0.stdout.take().unwrap().read_exact(&mut byte).unwrap();
                 // Another process with this ID may have left it, even another user's.
                 if !PerfMap::path(this.0.id() as i32).exists() {
                     return this;
@@ -680,7 +676,7 @@ mod tests {
             cpu: 0,
             pid,
             tid: pid,
-            comm: "sleep",
+            comm: "cat",
             context: Found::NotPublished,
             runtimes: Vec::new(),
             user_stack: &[],
