@@ -36,7 +36,7 @@ const MACHINE: Machine = Machine {
         "3072",
     ],
     console: "ttyAMA0",
-    timeout: Duration::from_secs(2400),
+    timeout: Duration::from_secs(3600),
 };
 /// The Debian release that has the cross compiler's C library.
 pub(crate) const SUITE: &str = "bookworm";

@@ -28,14 +28,14 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step_beside("setup", setup::run, |report| report.step("build", build));
     // The tests use the package that it builds.
     report.step("node", || node::run(&[]));
-    report.step("tests", || workspace(&mut counts));
-    report.step("features", || features(&mut counts));
-    report.step("without root", || unprivileged::run(&mut counts));
-    report.step("kernels", || kernels::short(&mut counts));
-    // The emulator keeps one CPU busy for most of its time, and so do most of the others.
+    // The emulator and the others' tests wait for some of their time, and make use of each other's.
     let mut emulated = Counts::default();
     let aarch64 = || aarch64::run(&mut emulated);
     report.step_beside("aarch64", aarch64, |report| {
+        report.step("tests", || workspace(&mut counts));
+        report.step("features", || features(&mut counts));
+        report.step("without root", || unprivileged::run(&mut counts));
+        report.step("kernels", || kernels::short(&mut counts));
         report.step("python", || python::run(&mut counts));
         report.step("kernel programs", || bpf::run(&["--check".into()]));
         report.step("footprint", footprint::run);
