@@ -408,7 +408,7 @@ fn with_zig<'c>(command: &'c mut Command, python: &Interpreter) -> &'c mut Comma
 fn build(interpreters: &[Interpreter], command: &Path, wheels: &Path) -> Result<PathBuf, String> {
     let python = builder(interpreters)?;
     let _ = fs::remove_dir_all(wheels);
-    let mut build = maturin_build(python, python, &package(), &wheels.join("without-command"));
+    let mut build = maturin_build(python, python, &package(), &wheels.join("without-command"))?;
     report::output(&mut build)?;
     let without = only_entry(&wheels.join("without-command"))?;
 
@@ -449,7 +449,7 @@ fn replace_module(
     // Modules of several Pythons would replace each other's.
     let target = target_dir().join(format!("python-module-{version}"));
     let folder = wheels.join(format!("module-{version}"));
-    let mut build = maturin_build(builder, python, &package, &folder.join("wheel"));
+    let mut build = maturin_build(builder, python, &package, &folder.join("wheel"))?;
     report::output(build.env("CARGO_TARGET_DIR", target))?;
     let built = only_entry(&folder.join("wheel"))?;
     wheel_tool(builder, "unpack", &built, &folder.join("unpacked"))?;
@@ -490,15 +490,21 @@ fn maturin_build(
     python: &Interpreter,
     package: &Path,
     to: &Path,
-) -> Command {
+) -> Result<Command, String> {
     let mut build = Command::new(maturin().join("bin/maturin"));
     build.current_dir(package);
     build.args(["build", "--release", "--locked", "--quiet"]);
     build.args(["--zig", "--compatibility", "manylinux2014"]);
     build.arg("--interpreter").arg(&python.path);
     build.arg("--out").arg(to);
-    with_zig(&mut build, builder);
+    // Instead of the library for unwinding that zig links, which fails where glibc unwinds frames of the module with
+    // this one: it ends threads that way.
+    let unwinder = report::output(Command::new("cc").arg("-print-file-name=libgcc_s.so.1"))?;
     build
+        .arg("--")
+        .arg(format!("-Clink-arg={}", unwinder.trim()));
+    with_zig(&mut build, builder);
+    Ok(build)
 }
 
 /// `wheel pack` or `unpack`, into a folder.

@@ -251,7 +251,9 @@ fn bytes_of<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u
     below.try_into().map_err(|_| wrong())
 }
 
-fn attributes_of(attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Attributes> {
+/// # Errors
+/// A name is no string, or a value cannot be converted to one.
+pub(crate) fn attributes_of(attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Attributes> {
     let mut result = Attributes::new();
     // A copy: another thread, or the method `__str__` of a value, may change the dict meanwhile.
     let attributes = attributes.map(|it| it.copy()).transpose()?;

@@ -8,16 +8,18 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use pyo3::exceptions::PyImportError;
-use pyo3::ffi::{PyInterpreterState, PyInterpreterState_Get, PyObject};
+use pyo3::ffi::{
+    Py_DECREF, Py_INCREF, Py_XDECREF, PyDict_New, PyDict_SetItem, PyInterpreterState,
+    PyInterpreterState_Get, PyObject, PyTuple_GetItem, PyTuple_New, PyTuple_SetItem, PyTuple_Size,
+};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
 
 type Get = unsafe extern "C" fn(*mut PyObject, *mut PyObject, *mut *mut PyObject) -> c_int;
 type Set = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
 type OnContext = unsafe extern "C" fn(*mut PyObject) -> c_int;
 type Pair = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
-/// `PyObject_Vectorcall`, which is in the stable ABI from 3.12 on.
-type Call = unsafe extern "C" fn(
+/// `PyObject_Vectorcall`, which is in the stable ABI from 3.12 on. It may unwind ([`Contextvars::call`]).
+type Call = unsafe extern "C-unwind" fn(
     *mut PyObject,
     *const *mut PyObject,
     usize,
@@ -117,12 +119,15 @@ unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
 impl Contextvars {
     /// Calls a function as `PyObject_Vectorcall` does.
     ///
+    /// Up to 3.13, it may not return: after the program's end, the interpreter ends a daemon thread that wants the
+    /// GIL with `pthread_exit` (`take_gil` in Python/ceval_gil.h or .c). That unwinds the stack, and would run
+    /// destructors without the GIL. So no caller may have a value with one.
+    ///
     /// # Safety
     /// The thread is attached; the arguments are those of `PyObject_Vectorcall`.
     #[inline]
     pub(crate) unsafe fn call(
         &self,
-        py: Python<'_>,
         function: *mut PyObject,
         arguments: *const *mut PyObject,
         count: usize,
@@ -132,13 +137,7 @@ impl Contextvars {
         unsafe {
             match self.call {
                 Some(call) => call(function, arguments, count, keywords),
-                None => match call_with_tuple(py, function, arguments, count, keywords) {
-                    Ok(result) => result.into_ptr(),
-                    Err(error) => {
-                        error.restore(py);
-                        ptr::null_mut()
-                    }
-                },
+                None => call_with_tuple(function, arguments, count, keywords),
             }
         }
     }
@@ -191,29 +190,57 @@ impl Contextvars {
     }
 }
 
+unsafe extern "C-unwind" {
+    /// PyO3 declares that it does not unwind.
+    fn PyObject_Call(
+        function: *mut PyObject,
+        arguments: *mut PyObject,
+        keywords: *mut PyObject,
+    ) -> *mut PyObject;
+}
+
+/// [`Contextvars::call`] up to 3.10.
+///
 /// # Safety
 /// That of [`Contextvars::call`].
-unsafe fn call_with_tuple<'py>(
-    py: Python<'py>,
+unsafe fn call_with_tuple(
     function: *mut PyObject,
     arguments: *const *mut PyObject,
     count: usize,
     keywords: *mut PyObject,
-) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the values of the keywords follow the positional arguments.
-    let (function, argument, keywords) = unsafe {
-        let argument = |at| Bound::from_borrowed_ptr(py, *arguments.add(at));
-        let keywords = Bound::from_borrowed_ptr_or_opt(py, keywords);
-        (Bound::from_borrowed_ptr(py, function), argument, keywords)
-    };
-    let positional = PyTuple::new(py, (0..count).map(argument).collect::<Vec<_>>())?;
-    let named = PyDict::new(py);
-    if let Some(names) = keywords {
-        for (index, name) in names.try_iter()?.enumerate() {
-            named.set_item(name?, argument(count + index))?;
+) -> *mut PyObject {
+    // SAFETY: as the caller promises. The values of the keywords follow the positional arguments. The
+    // tuple takes over a reference to each argument; the others are borrowed.
+    unsafe {
+        let positional = PyTuple_New(count as isize);
+        if positional.is_null() {
+            return ptr::null_mut();
         }
+        for index in 0..count {
+            let argument = *arguments.add(index);
+            Py_INCREF(argument);
+            PyTuple_SetItem(positional, index as isize, argument);
+        }
+        let mut named = ptr::null_mut();
+        if !keywords.is_null() {
+            named = PyDict_New();
+            let mut is_complete = !named.is_null();
+            for index in 0..PyTuple_Size(keywords) {
+                let name = PyTuple_GetItem(keywords, index);
+                let value = *arguments.add(count + index as usize);
+                is_complete = is_complete && PyDict_SetItem(named, name, value) == 0;
+            }
+            if !is_complete {
+                Py_DECREF(positional);
+                Py_XDECREF(named);
+                return ptr::null_mut();
+            }
+        }
+        let result = PyObject_Call(function, positional, named);
+        Py_DECREF(positional);
+        Py_XDECREF(named);
+        result
     }
-    function.call(positional, Some(&named))
 }
 
 /// The context that a token of [`Contextvars::set`] belongs to, up to 3.13: `tok_ctx` of `struct

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pyo3::exceptions::PyImportError;
-use pyo3::ffi::{Py_ssize_t, Py_tp_init, PyObject, PyType_GetSlot};
+use pyo3::ffi::{Py_DECREF, Py_ssize_t, Py_tp_init, PyObject, PyType_GetSlot};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 
@@ -18,8 +18,8 @@ use crate::contextvars::loaded;
 use crate::switch::restore;
 use crate::thread;
 
-/// `initproc` of CPython.
-type Init = unsafe extern "C" fn(*mut PyObject, *mut PyObject, *mut PyObject) -> c_int;
+/// `initproc` of CPython. It may unwind ([`Contextvars::call`](crate::contextvars::Contextvars::call)).
+type Init = unsafe extern "C-unwind" fn(*mut PyObject, *mut PyObject, *mut PyObject) -> c_int;
 
 static ORIGINAL_INIT: OnceLock<Init> = OnceLock::new();
 
@@ -93,7 +93,9 @@ pub(crate) fn watch_eager_tasks(task: &Bound<'_, PyType>) -> PyResult<()> {
 
 /// `Task.__init__`. If the task starts eagerly, its context's value is published meanwhile: what runs
 /// in the context of the caller does not take long.
-unsafe extern "C" fn init(
+///
+/// It holds nothing that has a destructor while it calls the original.
+unsafe extern "C-unwind" fn init(
     task: *mut PyObject,
     arguments: *mut PyObject,
     keywords: *mut PyObject,
@@ -105,29 +107,50 @@ unsafe extern "C" fn init(
         let Some(original) = ORIGINAL_INIT.get() else {
             return -1;
         };
-        let Some(keywords) = Bound::from_borrowed_ptr_or_opt(py, keywords) else {
-            return original(task, arguments, std::ptr::null_mut());
-        };
-        let (context, keywords) = match eager_context(&keywords) {
-            Ok(Some(found)) => found,
-            Ok(None) => return original(task, arguments, keywords.as_ptr()),
-            Err(error) => {
-                error.restore(py);
-                return -1;
+        match eager_context(py, keywords) {
+            Err(()) => -1,
+            Ok(None) => original(task, arguments, keywords),
+            Ok(Some(Eager { context, keywords })) => {
+                publish(py, context);
+                let result = original(task, arguments, keywords);
+                let outer = thread::pop(context);
+                restore(py, outer);
+                Py_DECREF(context);
+                Py_DECREF(keywords);
+                result
             }
-        };
-        let value = loaded().ok().and_then(|it| it.get_in(&context));
-        thread::push(context.as_ptr());
-        thread::publish(py, value.as_ref().and_then(value_of));
-        let result = original(task, arguments, keywords.as_ptr());
-        let outer = thread::pop(context.as_ptr());
-        restore(py, outer);
-        result
+        }
     }
 }
 
-/// The context that a task will enter at once, and the keywords with it. `None` if it starts later.
-fn eager_context<'py>(
+/// A task that enters its context at once: two references, which the caller releases.
+#[derive(Clone, Copy)]
+struct Eager {
+    context: *mut PyObject,
+    /// With the context.
+    keywords: *mut PyObject,
+}
+
+/// `None` if the task starts later.
+///
+/// # Errors
+/// An exception is set.
+///
+/// # Safety
+/// The argument is an object or null.
+unsafe fn eager_context(py: Python<'_>, keywords: *mut PyObject) -> Result<Option<Eager>, ()> {
+    // SAFETY: as the caller promises.
+    let Some(keywords) = (unsafe { Bound::from_borrowed_ptr_or_opt(py, keywords) }) else {
+        return Ok(None);
+    };
+    let found = context_and_keywords(&keywords).map_err(|error| error.restore(py))?;
+    Ok(found.map(|(context, keywords)| Eager {
+        context: context.into_ptr(),
+        keywords: keywords.into_ptr(),
+    }))
+}
+
+fn context_and_keywords<'py>(
     keywords: &Bound<'py, PyAny>,
 ) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, PyDict>)>> {
     let py = keywords.py();
@@ -147,4 +170,16 @@ fn eager_context<'py>(
     let keywords = keywords.copy()?;
     keywords.set_item(name, &copy)?;
     Ok(Some((copy, keywords)))
+}
+
+/// Notes that a context will be entered, and publishes its value.
+///
+/// # Safety
+/// The argument is a context.
+unsafe fn publish(py: Python<'_>, context: *mut PyObject) {
+    // SAFETY: as the caller promises.
+    let context = unsafe { Bound::from_borrowed_ptr(py, context) };
+    let value = loaded().ok().and_then(|it| it.get_in(&context));
+    thread::push(context.as_ptr());
+    thread::publish(py, value.as_ref().and_then(value_of));
 }

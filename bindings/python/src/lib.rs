@@ -32,13 +32,11 @@ mod module {
     #[pymodule_export]
     use crate::native::watch_native;
     #[pymodule_export]
-    use crate::opentelemetry::{
-        opentelemetry_current, opentelemetry_use, span_started, span_updated,
-    };
+    use crate::opentelemetry::{new_context, opentelemetry_current, opentelemetry_use};
     #[pymodule_export]
     use crate::process::publish;
     #[pymodule_export]
-    use crate::switch::{greenlets_switched, run_unseen, use_greenlets, watch};
+    use crate::switch::{greenlets_switched, resume, suspend, use_greenlets, watch};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -3,11 +3,13 @@
 //! For the stable ABI of Python 3.9, PyO3 passes arguments in a tuple, which would cost more than the
 //! rest of these functions.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
+use std::mem::transmute;
 use std::ptr;
 
 use pyo3::ffi::{
-    METH_NOARGS, METH_O, METH_VARARGS, PyCFunction_NewEx, PyMethodDef, PyMethodDefPointer, PyObject,
+    METH_NOARGS, METH_O, METH_VARARGS, PyCFunction, PyCFunction_NewEx, PyMethodDef,
+    PyMethodDefPointer, PyObject,
 };
 use pyo3::prelude::*;
 
@@ -20,7 +22,10 @@ macro_rules! method {
         method!($name, $function, $documentation, METH_O)
     };
     ($name:literal, $function:path, $documentation:literal, $flags:ident) => {{
-        unsafe extern "C" fn call(object: *mut PyObject, argument: *mut PyObject) -> *mut PyObject {
+        unsafe extern "C-unwind" fn call(
+            object: *mut PyObject,
+            argument: *mut PyObject,
+        ) -> *mut PyObject {
             // SAFETY: the interpreter calls this in an attached thread, with an object.
             let passed = unsafe {
                 let passed = if $flags == METH_O { argument } else { object };
@@ -34,15 +39,28 @@ macro_rules! method {
                 }
             }
         }
-        const NAME: &CStr = $name;
-        const DOCUMENTATION: &CStr = $documentation;
-        PyMethodDef {
-            ml_name: NAME.as_ptr(),
-            ml_meth: PyMethodDefPointer { PyCFunction: call },
-            ml_flags: $flags,
-            ml_doc: DOCUMENTATION.as_ptr(),
-        }
+        definition($name, call, $documentation, $flags)
     }};
+}
+
+/// A C function for the interpreter.
+type Function = unsafe extern "C-unwind" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
+
+const fn definition(
+    name: &'static CStr,
+    function: Function,
+    documentation: &'static CStr,
+    flags: c_int,
+) -> PyMethodDef {
+    PyMethodDef {
+        ml_name: name.as_ptr(),
+        ml_meth: PyMethodDefPointer {
+            // SAFETY: only the interpreter calls the function, and its frames may be unwound.
+            PyCFunction: unsafe { transmute::<Function, PyCFunction>(function) },
+        },
+        ml_flags: flags,
+        ml_doc: documentation.as_ptr(),
+    }
 }
 
 pub(crate) struct Methods<const N: usize>([PyMethodDef; N]);
@@ -61,10 +79,11 @@ static METHODS: Methods<3> = Methods([
         detach,
         c"detach(token, /)\n--\n\nRestore what was attached before the call of `attach` that returned this token."
     ),
-    method!(
+    definition(
         c"opentelemetry_attach",
         opentelemetry_attach,
-        c"opentelemetry_attach(context, /)\n--\n\n`RuntimeContext.attach`."
+        c"opentelemetry_attach(context, /)\n--\n\n`RuntimeContext.attach`.",
+        METH_O,
     ),
 ]);
 

@@ -1,16 +1,18 @@
 //! OpenTelemetry's runtime context: the same context variable, with OpenTelemetry's context in it.
 
 use std::ffi::CStr;
+use std::ptr;
 
 use pyo3::Borrowed;
-use pyo3::exceptions::{PyException, PyKeyError};
+use pyo3::exceptions::PyException;
 use pyo3::ffi;
+use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::context::{Attributes, Context, Token, key, merge};
-use crate::contextvars::loaded;
+use crate::context::{Context, Token, attributes_of, merge};
+use crate::contextvars::{Contextvars, loaded};
 use crate::object::{Class, Fields};
 use crate::outside::Outside;
 use crate::switch::publish_value;
@@ -43,7 +45,7 @@ impl Fields for Entry {
         &CLASS
     }
 
-    fn collected(&self) -> *mut ffi::PyObject {
+    fn collected(&self) -> *mut PyObject {
         self.opentelemetry.as_ptr()
     }
 
@@ -57,17 +59,18 @@ impl Fields for Entry {
 struct Configuration {
     /// OpenTelemetry's context where none was attached.
     empty: Py<PyAny>,
-    /// The names of the attributes of spans that are published.
-    published: Vec<String>,
+    /// A function of Python that creates the [`Context`] of a span.
+    new_context: Py<PyAny>,
 }
 
 static CONFIGURATION: PyOnceLock<Configuration> = PyOnceLock::new();
 
-/// Sets OpenTelemetry's empty context, and the names of the attributes of spans to publish.
+/// Sets OpenTelemetry's empty context, and the function that returns the [`Context`] of a span that has none yet,
+/// or `None`.
 #[pyfunction]
-pub(crate) fn opentelemetry_use(py: Python<'_>, empty: Py<PyAny>, published: Vec<String>) {
+pub(crate) fn opentelemetry_use(py: Python<'_>, empty: Py<PyAny>, new_context: Py<PyAny>) {
     // Only the first call counts.
-    let _ = CONFIGURATION.set(py, Configuration { empty, published });
+    let _ = CONFIGURATION.set(py, Configuration { empty, new_context });
 }
 
 /// The key of the span in OpenTelemetry's contexts. It is random, and set while the API is imported.
@@ -87,19 +90,96 @@ fn context_name(py: Python<'_>) -> &Bound<'_, PyString> {
 }
 
 /// `RuntimeContext.attach`.
-pub(crate) fn opentelemetry_attach<'py>(
-    context: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let py = context.py();
-    let own = match span_of(context) {
-        Some(span) => context_of(&span)?,
-        None => None,
+///
+/// It holds nothing that has a destructor while code of Python runs ([`Contextvars::call`]).
+///
+/// # Safety
+/// Called by the interpreter with a context of OpenTelemetry.
+pub(crate) unsafe extern "C-unwind" fn opentelemetry_attach(
+    _module: *mut PyObject,
+    context: *mut PyObject,
+) -> *mut PyObject {
+    // SAFETY: the interpreter calls this in an attached thread.
+    unsafe {
+        let py = Python::assume_attached();
+        let published = match span_in(py, context) {
+            Span::Failed => return ptr::null_mut(),
+            Span::Absent => ptr::null_mut(),
+            Span::Known(published) => published,
+            Span::New(span, new_context, contextvars) => {
+                let created = contextvars.call(new_context, &raw const span, 1, ptr::null_mut());
+                ffi::Py_DECREF(span);
+                if created.is_null() {
+                    return ptr::null_mut();
+                }
+                created
+            }
+        };
+        set(py, context, published)
+    }
+}
+
+/// The span in a context of OpenTelemetry. The caller releases the object.
+#[derive(Clone, Copy)]
+enum Span {
+    Absent,
+    /// Its [`Context`].
+    Known(*mut PyObject),
+    /// It has none yet: the span, and [`Configuration::new_context`].
+    New(*mut PyObject, *mut PyObject, &'static Contextvars),
+    /// An exception is set.
+    Failed,
+}
+
+/// # Safety
+/// The argument is an object.
+unsafe fn span_in(py: Python<'_>, context: *mut PyObject) -> Span {
+    // SAFETY: as the caller promises.
+    let context = unsafe { Bound::from_borrowed_ptr(py, context) };
+    let Some(span) = span_of(&context) else {
+        return Span::Absent;
     };
-    let published = own.clone();
-    let entry = Entry::new(own.map(Bound::unbind), context.clone().unbind());
-    let token = loaded()?.set(&Entry::class().object(py, entry)?)?;
-    publish_value(&token, published.as_ref().map(Bound::get))?;
-    Token::wrap(token)
+    match (known_context(&span), CONFIGURATION.get(py), loaded()) {
+        (Ok(Some(known)), ..) => Span::Known(known.into_ptr()),
+        (Ok(None), Some(configuration), Ok(contextvars)) => Span::New(
+            span.into_ptr(),
+            configuration.new_context.as_ptr(),
+            contextvars,
+        ),
+        (Ok(None), None, _) => Span::Absent,
+        (Err(error), ..) | (_, _, Err(error)) => {
+            error.restore(py);
+            Span::Failed
+        }
+    }
+}
+
+/// Attaches a context of OpenTelemetry, and publishes another object if it is a [`Context`]. Takes over a reference
+/// to that. Returns a token, or null with an exception.
+///
+/// # Safety
+/// The arguments are objects; the second may be null.
+unsafe fn set(py: Python<'_>, context: *mut PyObject, published: *mut PyObject) -> *mut PyObject {
+    // SAFETY: as the caller promises.
+    let (context, published) = unsafe {
+        let context = Bound::from_borrowed_ptr(py, context);
+        (context, Bound::from_owned_ptr_or_opt(py, published))
+    };
+    let published = published.and_then(|it| it.cast_into_exact::<Context>().ok());
+    let attach = || {
+        let own = published.clone().map(Bound::unbind);
+        let entry = Entry::new(own, context.unbind());
+        let token = loaded()?.set(&Entry::class().object(py, entry)?)?;
+        publish_value(&token, published.as_ref().map(Bound::get))?;
+        Token::wrap(token)
+    };
+    match attach() {
+        Ok(token) => token.into_ptr(),
+        Err(error) => {
+            error.restore(py);
+            ptr::null_mut()
+        }
+    }
 }
 
 /// `RuntimeContext.get_current`.
@@ -120,35 +200,13 @@ fn span_of<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     context.cast::<PyDict>().ok()?.get_item(key).ok()?
 }
 
-/// The thread context of a span. A span that the SDK did not start gets one now.
+/// The thread context of a span, if it has one.
 ///
 /// # Errors
 /// The span raises an exception that is not an `Exception`, such as `KeyboardInterrupt`.
-fn context_of<'py>(span: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Context>>> {
+fn known_context<'py>(span: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Context>>> {
     let known = without_exception(span.py(), span.getattr(context_name(span.py())))?;
-    if let Some(known) = known
-        && let Ok(known) = known.cast_into_exact::<Context>()
-    {
-        return Ok(Some(known));
-    }
-    new_context(span, Attributes::new())
-}
-
-fn new_context<'py>(
-    span: &Bound<'py, PyAny>,
-    attributes: Attributes,
-) -> PyResult<Option<Bound<'py, Context>>> {
-    let py = span.py();
-    let ids = span.call_method0(pyo3::intern!(py, "get_span_context"));
-    let Some((trace_id, span_id, flags)) = without_exception(py, ids)?.and_then(|it| ids_of(&it))
-    else {
-        return Ok(None);
-    };
-    let context = Bound::new(py, Context::with(trace_id, span_id, flags, attributes))?;
-    // A span of another class may refuse the attribute. Its context is then created again when the
-    // span is attached again.
-    without_exception(py, span.setattr(context_name(py), &context))?;
-    Ok(Some(context))
+    Ok(known.and_then(|known| known.cast_into_exact().ok()))
 }
 
 /// The trace ID, span ID and flags of a `SpanContext`. `None` if they are not valid.
@@ -188,54 +246,31 @@ fn low_half(number: Borrowed<'_, '_, PyAny>) -> u64 {
     half
 }
 
-/// Notes that the SDK has started a span, with these attributes, as a child of the span in
-/// `parent`, a context of OpenTelemetry.
+/// Creates the thread context of a span, and keeps it with the span. `parent` is the context of OpenTelemetry with its
+/// parent, or another object. `None` if its `SpanContext` is not valid.
 #[pyfunction]
-pub(crate) fn span_started(
-    span: &Bound<'_, PyAny>,
-    parent: &Bound<'_, PyAny>,
-    attributes: &Bound<'_, PyAny>,
-) -> PyResult<()> {
-    let inherited = match span_of(parent) {
-        Some(parent) => context_of(&parent)?,
+pub(crate) fn new_context<'py>(
+    span: &Bound<'py, PyAny>,
+    span_context: &Bound<'py, PyAny>,
+    parent: &Bound<'py, PyAny>,
+    attributes: &Bound<'py, PyDict>,
+) -> PyResult<Option<Bound<'py, Context>>> {
+    let py = span.py();
+    let Some((trace_id, span_id, flags)) = ids_of(span_context) else {
+        return Ok(None);
+    };
+    let parent = match span_of(parent) {
+        Some(parent) => known_context(&parent)?,
         None => None,
     };
-    let inherited = inherited.map(|parent| parent.get().attributes(span.py()));
-    let own = published_of(attributes)?;
-    new_context(span, merge(inherited.unwrap_or_default(), own))?;
-    Ok(())
-}
-
-/// Notes that attributes of a span were set.
-#[pyfunction]
-pub(crate) fn span_updated(span: &Bound<'_, PyAny>, attributes: &Bound<'_, PyAny>) -> PyResult<()> {
-    let attributes = published_of(attributes)?;
-    if !attributes.is_empty()
-        && let Some(context) = context_of(span)?
-    {
-        context.get().set(span.py(), attributes);
-    }
-    Ok(())
-}
-
-/// Those of a span's attributes that are published.
-fn published_of(attributes: &Bound<'_, PyAny>) -> PyResult<Attributes> {
-    let py = attributes.py();
-    let mut result = Attributes::new();
-    let names = CONFIGURATION
-        .get(py)
-        .map(|configuration| &configuration.published);
-    for name in names.into_iter().flatten() {
-        if attributes.contains(name)?
-            && let Some(key) = key(py, name)
-        {
-            let value = match attributes.get_item(name) {
-                // Another thread may have removed it since.
-                Err(error) if error.is_instance_of::<PyKeyError>(py) => continue,
-                value => value?,
-            };
-            result.push((key, value.str()?.to_string_lossy().into_owned()));
-        }
-    }
-    Ok(result)
+    let inherited = parent.map(|parent| parent.get().attributes(py));
+    let attributes = merge(
+        inherited.unwrap_or_default(),
+        attributes_of(Some(attributes))?,
+    );
+    let context = Bound::new(py, Context::with(trace_id, span_id, flags, attributes))?;
+    // A span of another class may refuse the attribute. Its context is then created again when the
+    // span is attached again.
+    without_exception(py, span.setattr(context_name(py), &context))?;
+    Ok(Some(context))
 }

@@ -18,14 +18,13 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi::{METH_KEYWORDS, Py_DECREF, PyObject};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
 
 use crate::context::{Context, value_of};
 use crate::contextvars::{self, context_of, is_entered, load, loaded};
 use crate::thread;
 
 /// The C function behind `Context.run`, before [`run`] replaced it.
-type Run = unsafe extern "C" fn(
+type Run = unsafe extern "C-unwind" fn(
     *mut PyObject,
     *const *mut PyObject,
     isize,
@@ -147,7 +146,8 @@ fn replace_run(py: Python<'_>) -> PyResult<()> {
 
 /// `Context.run(callable, *args, **kwargs)`, as CPython up to 3.13 implements it. Publishes the
 /// variable's value after entering and after leaving the context.
-unsafe extern "C" fn run(
+/// It holds nothing that has a destructor while it calls the function ([`contextvars::Contextvars::call`]).
+unsafe extern "C-unwind" fn run(
     context: *mut PyObject,
     arguments: *const *mut PyObject,
     count: isize,
@@ -170,7 +170,7 @@ unsafe extern "C" fn run(
         thread::push(context);
         publish_current(py);
         let others = arguments.add(1);
-        let result = contextvars.call(py, *arguments, others, count as usize - 1, keywords);
+        let result = contextvars.call(*arguments, others, count as usize - 1, keywords);
         let outer = thread::pop(context);
         let left = (contextvars.exit)(context);
         restore(py, outer);
@@ -201,21 +201,19 @@ pub(crate) fn restore(py: Python<'_>, outer: usize) {
     );
 }
 
-/// Calls a function that switches contexts where this module does not see it: an event loop of a
-/// uvloop that is not as expected. The thread publishes nothing meanwhile.
+/// Publishes nothing for the calling thread, which will switch contexts where this module does not see it. Returns
+/// what was published, for [`resume`].
 #[pyfunction]
-#[pyo3(signature = (function, /, *args, **kwargs))]
-pub(crate) fn run_unseen<'py>(
-    function: &Bound<'py, PyAny>,
-    args: &Bound<'py, PyTuple>,
-    kwargs: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let py = function.py();
+pub(crate) fn suspend(py: Python<'_>) -> usize {
     let outer = thread::published();
     thread::publish(py, None);
-    let result = function.call(args, kwargs);
+    outer
+}
+
+/// Publishes again what was published before [`suspend`].
+#[pyfunction]
+pub(crate) fn resume(py: Python<'_>, outer: usize) {
     restore(py, outer);
-    result
 }
 
 /// Publishes what the variable was just set to, or nothing if leaving the current context would not

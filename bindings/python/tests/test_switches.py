@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAMS, TIMEOUT
+from conftest import PROGRAMS, PYTHON, TIMEOUT, without_opentelemetry
 
 #: From this version on, the interpreter reports all switches.
 REPORTED = sys.version_info >= (3, 14)
@@ -119,3 +119,17 @@ def test_a_library_that_switches_is_seen_by_its_tables(start, tmp_path, module, 
     line = start("native_library", str(tmp_path), module).line()
     assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
     assert line["right"] == 1600
+
+
+@pytest.mark.parametrize("kind", ["run", "span", "task"])
+def test_the_interpreter_ends_while_daemon_threads_are_in_a_context(kind):
+    if kind == "task" and sys.version_info < (3, 12):
+        pytest.skip("no eager tasks")
+    if kind == "span":
+        pytest.importorskip("opentelemetry.sdk")
+    environment = {**without_opentelemetry(), "OTEL_PYTHON_CONTEXT": "otelctx"}
+    command = [PYTHON, PROGRAMS / "daemons.py", kind]
+    # Most runs of a program that fails may succeed.
+    for _ in range(4):
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=TIMEOUT)
+        assert (done.returncode, done.stdout) == (0, b"ended\n")

@@ -196,6 +196,10 @@ def _patch_uvloop(uvloop: ModuleType) -> None:
     run_forever = uvloop.Loop.run_forever
 
     def run_unseen(self: Any) -> None:
-        _otelctx.run_unseen(run_forever, self)
+        outer = _otelctx.suspend()
+        try:
+            run_forever(self)
+        finally:
+            _otelctx.resume(outer)
 
     uvloop.Loop.run_forever = run_unseen

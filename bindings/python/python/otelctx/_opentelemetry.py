@@ -30,7 +30,7 @@ class RuntimeContext(_RuntimeContext):
     detach = staticmethod(_otelctx.detach)
 
     def __init__(self) -> None:
-        _otelctx.opentelemetry_use(Context(), SPAN_ATTRIBUTES)
+        _otelctx.opentelemetry_use(Context(), _new_context)
         sdk = sys.modules.get(_SDK)
         if sdk is not None and _is_initializing(sdk):
             # The SDK is importing the API. The SDK asks for the current context before it starts
@@ -50,6 +50,37 @@ class RuntimeContext(_RuntimeContext):
         return _otelctx.opentelemetry_current()
 
 
+# What runs methods of the program's objects does so here, and not in the extension module: the interpreter may end a
+# daemon thread there, which no module of Rust survives.
+
+
+def _new_context(span: Any) -> _otelctx.Context | None:
+    """Create the thread context of a span that the SDK did not start."""
+    try:
+        return _otelctx.new_context(span, span.get_span_context(), None, {})
+    except Exception:  # The program goes on without it.
+        return None
+
+
+def _published(attributes: Any) -> dict[str, str]:
+    """Those of a span's attributes that are published."""
+    published = {}
+    for name in SPAN_ATTRIBUTES:
+        value = attributes.get(name)
+        if value is not None:
+            published[name] = str(value)
+    return published
+
+
+def _note_attributes(span: Any, attributes: Any) -> None:
+    """Publish attributes of a span that were set."""
+    published = _published(attributes)
+    if published:
+        context = span._otelctx or _new_context(span)
+        if context is not None:
+            context.update(published)
+
+
 def _is_initializing(module: ModuleType) -> bool:
     return getattr(module.__spec__, "_initializing", False)
 
@@ -65,18 +96,20 @@ def _patch_sdk(sdk: ModuleType) -> None:
         start(self, start_time, parent_context)
         if parent_context is None:
             parent_context = _otelctx.opentelemetry_current()
-        _otelctx.span_started(self, parent_context, self.attributes or {})
+        attributes = self.attributes
+        published = _published(attributes) if attributes else {}
+        _otelctx.new_context(self, self.get_span_context(), parent_context, published)
 
     @functools.wraps(set_attribute)
     def set_attribute_and_note(self: Any, key: str, value: Any) -> None:
         set_attribute(self, key, value)
         if key in SPAN_ATTRIBUTES:
-            _otelctx.span_updated(self, {key: value})
+            _note_attributes(self, {key: value})
 
     @functools.wraps(set_attributes)
     def set_attributes_and_note(self: Any, attributes: Any) -> None:
         set_attributes(self, attributes)
-        _otelctx.span_updated(self, attributes)
+        _note_attributes(self, attributes)
 
     span.start = start_and_note
     span.set_attribute = set_attribute_and_note
