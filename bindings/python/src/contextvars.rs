@@ -6,10 +6,11 @@ use std::ffi::{CStr, c_int};
 use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi::{
-    Py_DECREF, Py_INCREF, Py_XDECREF, PyDict_New, PyDict_SetItem, PyInterpreterState,
+    Py_AtExit, Py_DECREF, Py_INCREF, Py_XDECREF, PyDict_New, PyDict_SetItem, PyInterpreterState,
     PyInterpreterState_Get, PyObject, PyTuple_GetItem, PyTuple_New, PyTuple_SetItem, PyTuple_Size,
 };
 use pyo3::prelude::*;
@@ -32,8 +33,8 @@ pub(crate) type Watcher = unsafe extern "C" fn(c_int, *mut PyObject) -> c_int;
 /// The functions, and the context variable of this module.
 pub(crate) struct Contextvars {
     variable: *mut PyObject,
-    /// The interpreter that the variable belongs to.
-    interpreter: *mut PyInterpreterState,
+    /// The interpreter that the variable belongs to, or null once it has ended.
+    interpreter: AtomicPtr<PyInterpreterState>,
     get: Get,
     set: Set,
     reset: Pair,
@@ -70,7 +71,7 @@ pub(crate) fn load(py: Python<'_>) -> PyResult<&'static Contextvars> {
     let loaded = unsafe {
         Contextvars {
             variable,
-            interpreter: PyInterpreterState_Get(),
+            interpreter: AtomicPtr::new(PyInterpreterState_Get()),
             get: required(c"PyContextVar_Get")?,
             set: required(c"PyContextVar_Set")?,
             reset: required(c"PyContextVar_Reset")?,
@@ -80,7 +81,28 @@ pub(crate) fn load(py: Python<'_>) -> PyResult<&'static Contextvars> {
             add_watcher: find(c"PyContext_AddWatcher"),
         }
     };
+    // SAFETY: the function calls nothing of the interpreter. Without room for it, only programs that start the
+    // interpreter again are not prepared for.
+    unsafe { Py_AtExit(Some(ended)) };
     Ok(CONTEXTVARS.get_or_init(|| loaded))
+}
+
+/// Called after the interpreter has ended. A program that embeds it may start it again, at the same address.
+extern "C" fn ended() {
+    if let Some(loaded) = CONTEXTVARS.get() {
+        loaded.interpreter.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+}
+
+/// # Errors
+/// If the interpreter that [`load`] was called in has ended. Objects of it are kept, as PyO3 keeps some, too.
+pub(crate) fn check_interpreter() -> PyResult<()> {
+    match CONTEXTVARS.get() {
+        Some(loaded) if loaded.interpreter.load(Ordering::Relaxed).is_null() => Err(
+            PyImportError::new_err("otelctx cannot be imported again after the interpreter ended"),
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// What [`load`] loaded, which happens first when the module is imported.
@@ -143,11 +165,11 @@ impl Contextvars {
     }
 
     /// Whether the calling thread runs in the interpreter that has imported the module, and not in
-    /// a subinterpreter, whose lock does not protect the variable.
+    /// a subinterpreter, whose lock does not protect the variable, or in a later one.
     #[inline]
     pub(crate) fn is_in_interpreter(&self, _py: Python<'_>) -> bool {
         // SAFETY: the thread is attached.
-        unsafe { PyInterpreterState_Get() == self.interpreter }
+        unsafe { PyInterpreterState_Get() == self.interpreter.load(Ordering::Relaxed) }
     }
 
     /// The variable's value in the thread's current context. Keeps a pending exception.

@@ -107,6 +107,9 @@ unsafe extern "C-unwind" fn init(
         let Some(original) = ORIGINAL_INIT.get() else {
             return -1;
         };
+        if !loaded().is_ok_and(|it| it.is_in_interpreter(py)) {
+            return original(task, arguments, keywords);
+        }
         match eager_context(py, keywords) {
             Err(()) => -1,
             Ok(None) => original(task, arguments, keywords),

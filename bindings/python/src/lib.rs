@@ -40,6 +40,7 @@ mod module {
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::contextvars::check_interpreter()?;
         crate::object::add(module)?;
         crate::methods::add(module)
     }

@@ -1,9 +1,10 @@
 //! What this module knows of the calling thread.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_void};
 use std::ptr;
 
-use pyo3::ffi::PyObject;
+use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_New, PyObject, PyThreadState_GetDict};
 use pyo3::prelude::*;
 
 use crate::context::Context;
@@ -14,6 +15,8 @@ thread_local! {
     /// The contexts that were entered, and will be left, where this module sees it, and what was
     /// [`published`] before each. Greenlets leave them in any order. Only compared.
     static ENTERED: RefCell<Vec<(*mut PyObject, usize)>> = const { RefCell::new(Vec::new()) };
+    /// Whether the thread's state in the interpreter has an object whose end is the state's end.
+    static HAS_WITNESS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Makes a context what readers see of the calling thread.
@@ -23,6 +26,49 @@ pub(crate) fn publish(py: Python<'_>, context: Option<&Context>) {
     let old = PUBLISHED.replace(new);
     if new != 0 || old != 0 {
         drop(otelctx::swap_current(context.map(|it| it.record(py))));
+    }
+    if new != 0 && !HAS_WITNESS.get() {
+        add_witness(py);
+    }
+}
+
+/// Lets the thread publish nothing once its state in the interpreter ends. A thread that native code has started
+/// gets a new one for each call into Python (`PyGILState_Ensure`), without the context that was attached in the call
+/// before.
+#[cold]
+fn add_witness(py: Python<'_>) {
+    HAS_WITNESS.set(true);
+    let thread = HAS_WITNESS.with(ptr::from_ref).cast::<c_void>();
+    let pending = PyErr::take(py);
+    // SAFETY: the thread is attached. The dict is borrowed, and null while the state ends; the other is a new reference
+    // or null.
+    let added = unsafe {
+        let dict = Bound::from_borrowed_ptr_or_opt(py, PyThreadState_GetDict());
+        let witness = PyCapsule_New(thread.cast_mut(), NAME.as_ptr(), Some(state_ended));
+        Bound::from_owned_ptr_or_err(py, witness)
+            .and_then(|witness| dict.map_or(Ok(()), |dict| dict.set_item("otelctx", witness)))
+    };
+    // There is no memory, for one. The thread's context is the right one until the state ends.
+    drop(added);
+    if let Some(pending) = pending {
+        pending.restore(py);
+    }
+}
+
+/// That of the object.
+const NAME: &CStr = c"otelctx";
+
+/// The destructor of the object, which another thread may call: after a fork, and when the interpreter ends.
+unsafe extern "C" fn state_ended(witness: *mut PyObject) {
+    // SAFETY: called by an attached thread, with the object that `add_witness` has made.
+    unsafe {
+        let py = Python::assume_attached();
+        let thread = PyCapsule_GetPointer(witness, NAME.as_ptr());
+        let is_own = HAS_WITNESS.try_with(|own| ptr::from_ref(own).cast() == thread.cast_const());
+        if is_own == Ok(true) {
+            HAS_WITNESS.set(false);
+            publish(py, None);
+        }
     }
 }
 
