@@ -36,6 +36,9 @@ pub use status::Status;
 
 /// Maximum number of bytes read of a `/proc` file whose length the target controls.
 const STATUS_LIMIT: u64 = 64 * 1024;
+/// More than the size of `comm`, in bytes: a name of at most 63 (fs/proc/array.c, `proc_task_name`), and the end of the
+/// line.
+const NAME_SIZE: usize = 128;
 
 /// Maximum number of bytes read of the list of one thread's children: as many as there can be
 /// processes (PID_MAX_LIMIT), with 8 bytes each.
@@ -117,11 +120,15 @@ impl Process {
     }
 
     fn name_of(&self, entry: &str) -> Result<OsString, Error> {
-        let mut name = self.read_entry(entry, STATUS_LIMIT)?;
-        if name.last() == Some(&b'\n') {
-            name.pop();
-        }
-        Ok(OsString::from_vec(name))
+        let mut buffer = [0; NAME_SIZE];
+        // A single read returns all of it.
+        let size = self
+            .open_entry(entry)
+            .and_then(|file| file.read_at(&mut buffer, 0))
+            .map_err(|error| self.error(entry, "read /proc", error))?;
+        let text = &buffer[..size];
+        let name = text.strip_suffix(b"\n").unwrap_or(text);
+        Ok(OsString::from_vec(name.to_vec()))
     }
 
     /// The target of `/proc/PID/exe`: a path in the process's mount namespace, followed by `
