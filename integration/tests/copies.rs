@@ -1,10 +1,10 @@
 //! Several copies of this project's publisher in one process: the program's and those of libraries.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use otelctx_fixtures::Target;
+use otelctx_fixtures::{Target, cargo_built};
 use otelctx_integration::facts;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::{ContextState, Process, ProcessContext};
@@ -15,35 +15,12 @@ const FOREIGN: &str = "1";
 const NOT_PUBLISHED: &str = "2";
 
 /// The library, which has its own copy, under another name for each time that it is to be loaded.
-/// `None` if this user may not run Cargo.
+/// `None` if there is none, and this user may not run Cargo.
 fn libraries<const N: usize>(test: &str) -> Option<[PathBuf; N]> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = Path::new(env!("CARGO_BIN_EXE_copies"));
-    // Where Cargo has built the program: target/debug, or with a target's name in between.
-    let mut directories = program
-        .iter()
-        .rev()
-        .skip(1)
-        .filter_map(|name| name.to_str());
-    let mut cargo = Command::new(env!("CARGO"));
-    // With the features that the whole workspace has: nothing is compiled twice.
-    cargo.args(["build", "--locked", "--workspace", "--example", "copy"]);
-    if directories.next() == Some("release") {
-        cargo.arg("--release");
-    }
-    if let Some(target) = directories.next().filter(|name| name.contains("-linux-")) {
-        cargo.args(["--target", target]);
-    }
-    let Ok(built) = cargo.current_dir(directory).output() else {
-        println!("skipped: Cargo is out of this user's reach");
-        return None;
-    };
-    let errors = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{errors}");
-    let library = program.with_file_name("examples").join("libcopy.so");
+    let library = cargo_built(&[], "examples/libcopy.so")?;
     Some(std::array::from_fn(|number| {
         let name = format!("{test}-{number}.so");
-        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let copy = otelctx_fixtures::directory().join(name);
         std::fs::copy(&library, &copy).unwrap();
         copy
     }))

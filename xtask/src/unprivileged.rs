@@ -31,8 +31,9 @@ const EXCLUDED: [&str; 5] = [
 
 /// Test programs that do not run: some build hundreds of programs, which differ by linker and access model, not by
 /// user; the others read files, or send to a server of their own.
-const SAME_FOR_ALL: [&str; 9] = [
+const SAME_FOR_ALL: [&str; 10] = [
     "matrix",
+    "mix",
     "programs",
     "links",
     "symbols",

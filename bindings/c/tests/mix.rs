@@ -6,12 +6,12 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use common::{Built, Libc, compile, have, installed, package, root, source, threads};
-use otelctx_fixtures::Target;
+use otelctx_fixtures::{Target, cargo_built};
 use otelctx_reader::format::record::Context as Record;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::{Options, Process};
@@ -22,7 +22,7 @@ fn the_library_and_a_rust_library_make_way_for_each_other() {
     let Some(prefix) = installed(Libc::Glibc) else {
         return;
     };
-    let Some(copy) = build("libcopy.so") else {
+    let Some(copy) = cargo_built(&["--lib"], "examples/libcopy.so") else {
         return;
     };
     let Some(program) = with_library(prefix, "tests/programs/mix.c", &["-ldl"]) else {
@@ -68,7 +68,9 @@ fn module(publisher: Publisher, flags: &[&str]) -> Option<Built> {
     if publisher == Publisher::C {
         return with_library(installed(Libc::Glibc)?, file, &flags);
     }
-    let copy = build("libcopy.so")?.display().to_string();
+    let copy = cargo_built(&["--lib"], "examples/libcopy.so")?
+        .display()
+        .to_string();
     let file = source(file).display().to_string();
     let flags = [&flags[..], &WARNINGS, &["-DRUST", &file, &copy]].concat();
     let built = || compile("gcc", flags, "c-mix").unwrap_or_else(|error| panic!("{error}"));
@@ -89,7 +91,7 @@ fn make_way_for_python(publisher: Publisher) {
     if !have("python3") {
         return;
     }
-    let Some(module) = build("lib_otelctx.so") else {
+    let Some(module) = cargo_built(&["--lib"], "lib_otelctx.so") else {
         return;
     };
     let Some(library) = self::module(publisher, &[]) else {
@@ -164,7 +166,7 @@ fn make_way_for_node(publisher: Publisher) {
         println!("skipped: no {} (cargo xtask setup)", node.display());
         return;
     }
-    let Some(addon) = build("libotelctx_napi.so") else {
+    let Some(addon) = cargo_built(&["--lib"], "libotelctx_napi.so") else {
         return;
     };
     let Some(library) = module(publisher, &["-DNODE"]) else {
@@ -214,10 +216,10 @@ fn four_publishers_in_one_process_make_way_for_each_other_and_their_records_stay
         println!("skipped: python3 has no shared library");
         return;
     };
-    let Some(addon) = build("libotelctx_napi.so") else {
+    let Some(addon) = cargo_built(&["--lib"], "libotelctx_napi.so") else {
         return;
     };
-    let Some(extension) = build("lib_otelctx.so") else {
+    let Some(extension) = cargo_built(&["--lib"], "lib_otelctx.so") else {
         return;
     };
     let (Some(c), Some(rust)) = (
@@ -372,28 +374,6 @@ fn node_package(package: &Path, addon: &Path) {
 fn python_package(package: &Path, module: &Path) {
     copy_files(&root().join("bindings/python/python/otelctx"), package);
     fs::copy(module, package.join("_otelctx.abi3.so")).unwrap();
-}
-
-/// Builds a library of this workspace; `None`, with a line on standard output, if this user may not run Cargo.
-///
-/// All at once, with the features that the workspace's tests have: for each alone, Cargo would compile its dependencies
-/// again.
-fn build(file: &str) -> Option<PathBuf> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo
-        .current_dir(root())
-        .args(["build", "--quiet", "--locked", "--workspace"])
-        .args(["--lib", "--example", "copy", "--message-format=json"]);
-    let Ok(built) = cargo.output() else {
-        println!("skipped: Cargo is out of this user's reach");
-        return None;
-    };
-    let errors = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{errors}");
-    let text = String::from_utf8(built.stdout).unwrap();
-    let ending = format!("/{file}");
-    let found = text.split('"').find(|text| text.ends_with(&ending));
-    Some(found.expect("Cargo has built it").into())
 }
 
 /// A program or a library in C with the shared library, which it finds by itself.

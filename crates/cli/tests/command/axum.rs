@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use otelctx_fixtures::cargo_built;
 use otelctx_fixtures::http::request_all;
 use serde_json::Value;
 
@@ -18,36 +18,6 @@ const REQUESTS: [(&str, &str); 2] = [
 ];
 /// The least number of traces to compare.
 const TRACES: usize = 20;
-
-/// Builds the example; `None`, with a line on standard output, if this user may not run Cargo.
-fn program() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo
-        .current_dir(root)
-        .args(["build", "--quiet", "--locked"]);
-    // With the features that the workspace's tests have, also by an example of these: nothing is compiled twice.
-    cargo.args(["--workspace", "--bin", "shop", "--example", "copy"]);
-    cargo.arg("--message-format=json");
-    let Ok(built) = cargo.output() else {
-        // The tests are also run as a user who cannot reach Cargo, after root has built this.
-        let built = Path::new(env!("CARGO_BIN_EXE_otelctx")).with_file_name("shop");
-        if built.exists() {
-            return Some(built);
-        }
-        println!("skipped: Cargo is out of this user's reach");
-        return None;
-    };
-    let errors = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{errors}");
-    let text = String::from_utf8(built.stdout).unwrap();
-    let messages = text.lines().map(|line| serde_json::from_str(line).unwrap());
-    let mut programs = messages.filter_map(|message: Value| {
-        let path = message["executable"].as_str()?;
-        path.ends_with("/shop").then(|| path.into())
-    });
-    Some(programs.next().expect("Cargo has built it"))
-}
 
 /// The service. Dropping it kills it.
 struct Service(Child);
@@ -85,7 +55,7 @@ fn rows(pid: &str, seconds: &str) -> Result<[Vec<Value>; 2], String> {
 /// What is shown is what was requested, by the service's own log.
 #[test]
 fn top_shows_the_routes_and_traces_of_the_axum_service() {
-    let Some(program) = program() else {
+    let Some(program) = cargo_built(&["--bin", "shop"], "shop") else {
         return;
     };
     let mut command = Command::new(program);
