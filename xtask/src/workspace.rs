@@ -44,6 +44,13 @@ pub(crate) fn target_dir() -> PathBuf {
 /// The cargo that runs this task.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // It has set these for xtask. Build scripts depend on some, and would run again.
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let is_of_a_package =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for name in set.filter(|name| is_of_a_package(name)) {
+        command.env_remove(name);
+    }
     command.current_dir(root());
     command
 }
