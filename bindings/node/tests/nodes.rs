@@ -10,33 +10,21 @@ use std::sync::OnceLock;
 use object::elf::{R_AARCH64_TLSDESC, R_X86_64_TLSDESC, STB_GLOBAL, STT_TLS, STV_DEFAULT};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSymbol, RelocationFlags, RelocationTarget};
+use otelctx_fixtures::cargo_built;
 
 const PACKAGE: &str = env!("CARGO_MANIFEST_DIR");
 const SYMBOL: &str = otelctx_format::NODEJS_SYMBOL;
 
-/// The package with its addon, in a folder of the tests' own; `None`, and a line on standard error, if there is no
-/// cargo to build it with.
+/// The package with its addon, in a folder of the tests' own; `None`, with a line on standard output, if this user may
+/// not build it.
 fn package() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT.get_or_init(build).as_deref()
 }
 
 fn build() -> Option<PathBuf> {
-    let Some(cargo) = std::env::var_os("CARGO") else {
-        eprintln!("skipped: there is no cargo to build the addon with");
-        return None;
-    };
+    let addon = cargo_built(&["--lib"], "libotelctx_napi.so")?;
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("node");
-    // The tests' own: cargo may hold the lock of the other one.
-    let target = folder.join("target");
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "--locked", "-p", "otelctx-napi"])
-        .current_dir(PACKAGE)
-        .env("CARGO_TARGET_DIR", &target)
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "cargo build");
-
     let package = folder.join("otelctx");
     let _ = fs::remove_dir_all(&package);
     let addons = package.join(format!("prebuilds/linux-{}-gnu", architecture()));
@@ -51,7 +39,6 @@ fn build() -> Option<PathBuf> {
         let file = file.unwrap();
         fs::copy(file.path(), package.join("lib").join(file.file_name())).unwrap();
     }
-    let addon = target.join("debug/libotelctx_napi.so");
     fs::copy(addon, addons.join("otelctx.node")).unwrap();
     Some(package)
 }
