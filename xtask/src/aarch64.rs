@@ -2,7 +2,7 @@
 //!
 //! It runs the tests of the publisher, remote, reader, sampler and Python crates, the matrix of programs (built on the
 //! host, because the machine has no compiler), and the command on its demo. Those of the format crate depend on no
-//! machine.
+//! machine. `cargo xtask test` has fewer of the Pythons.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::counts::Counts;
 use crate::guest::{self, Image, Machine, Rows, Sampled};
 use crate::report::{self, Outcome};
-use crate::workspace::{cargo, find, have, root};
+use crate::workspace::{cargo, find, have, metadata, root};
 use crate::{debian, musl};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -64,14 +64,13 @@ const KERNEL: &str = "ebpf tables snapshots signed-returns";
 
 /// Test programs that do not run: what they test depends on the kernel, on an interpreter's version or on no machine at
 /// all, and takes half a minute or more in an emulator, or it takes a compiler or an interpreter that the machine lacks.
-const EXCLUDED: [&str; 11] = [
+const EXCLUDED: [&str; 10] = [
     "chains",
     "cores",
     "following",
     "handlers",
     "life",
     "model",
-    "otelctx_cli",
     "recompiled",
     "tasks",
     "traps",
@@ -110,19 +109,41 @@ wait $service
 /// What [`CRASH`] prints.
 const CRASH_OUTPUT: &str = "core, ended by SIGABRT in thread";
 
-pub(crate) fn run(counts: &mut Counts) -> Outcome {
+/// The Pythons of the short run: with the layouts of before 3.11, of 3.11, and with offsets that the interpreter says.
+const SHORT_PYTHONS: [&str; 3] = ["3.9", "3.11", "3.14"];
+
+/// Which Pythons the machine has.
+#[derive(Clone, Copy)]
+pub(crate) enum Pythons {
+    All,
+    /// [`SHORT_PYTHONS`].
+    Short,
+}
+
+impl Pythons {
+    fn contain(self, python: &debian::GuestPython) -> bool {
+        matches!(self, Self::All) || SHORT_PYTHONS.contains(&python.series)
+    }
+}
+
+pub(crate) fn run(pythons: Pythons, counts: &mut Counts) -> Outcome {
     for program in [MACHINE.emulator, COMPILER, LINKER] {
         if !have(program) {
             return Outcome::Skipped(format!("no {program}"));
         }
     }
     match (debian::CURRENT.rustc(), debian::guest(SUITE, "arm64")) {
-        (Ok(rustc), Ok(machine)) => test(&rustc, &machine, counts).into(),
+        (Ok(rustc), Ok(machine)) => test(&rustc, &machine, pythons, counts).into(),
         (Err(why), _) | (_, Err(why)) => Outcome::Skipped(why),
     }
 }
 
-fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Outcome, String> {
+fn test(
+    rustc: &Path,
+    machine: &debian::Guest,
+    pythons: Pythons,
+    counts: &mut Counts,
+) -> Result<Outcome, String> {
     let sampled = Sampled::build(TARGET_ARCHITECTURE)?;
     let programs = Programs::build(rustc)?;
     let environment = format!(
@@ -149,8 +170,12 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         let library = gcc.with_file_name("lib").join("libc.so");
         image.file(Path::new("/lib/ld-musl-aarch64.so.1"), &library)?;
     }
-    let mut pythons = debian::GUEST_PYTHONS.iter();
-    pythons.try_for_each(|python| put_python(&mut image, python))?;
+    for python in debian::GUEST_PYTHONS
+        .iter()
+        .filter(|it| pythons.contain(it))
+    {
+        put_python(&mut image, python)?;
+    }
     for test in &programs.tests {
         let name = test.file_name().unwrap_or_default();
         image.file(&Path::new("/tests").join(name), test)?;
@@ -262,7 +287,8 @@ impl Programs {
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("RUSTFLAGS", flags)
             .env_remove("RUSTC_WRAPPER")
-            .args(["test", "--no-run", "--lib", "--tests"])
+            .args(["test", "--no-run", "--lib"])
+            .args(integration_tests()?)
             .args(["--quiet", "--locked", "--message-format=json"])
             .args(["--target", TARGET, "--target-dir"])
             .arg(root().join("target/aarch64"))
@@ -275,7 +301,7 @@ impl Programs {
             match name.rsplit_once('-').map(|(name, _)| name) {
                 None => commands.push(path),
                 Some("command") => of_command.push(path),
-                Some(name) if EXCLUDED.contains(&name) => {}
+                Some("otelctx_cli") => {}
                 Some(_) => tests.push(path),
             }
         }
@@ -288,4 +314,16 @@ impl Programs {
             built => Err(format!("otelctx-cli and its tests came to {built:?}")),
         }
     }
+}
+
+/// Cargo's arguments for the integration tests of [`PACKAGES`] that are not [`EXCLUDED`].
+fn integration_tests() -> Result<Vec<String>, String> {
+    let metadata = metadata(&root().join("Cargo.toml"))?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let ours = packages.filter(|it| it["name"].as_str().is_some_and(|it| PACKAGES.contains(&it)));
+    let targets = ours.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let tests = targets.filter(|target| target["kind"][0] == "test");
+    let names = tests.filter_map(|target| target["name"].as_str());
+    let selected = names.filter(|name| !EXCLUDED.contains(name));
+    Ok(selected.map(|name| format!("--test={name}")).collect())
 }

@@ -28,9 +28,9 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step_beside("setup", setup::run, |report| report.step("build", build));
     // The tests use the package that it builds.
     report.step("node", || node::run(&[]));
-    // The emulator and the others' tests wait for some of their time, and make use of each other's.
+    // The emulator and the other tests wait for some of their time, which is each other's then.
     let mut emulated = Counts::default();
-    let aarch64 = || aarch64::run(&mut emulated);
+    let aarch64 = || aarch64::run(aarch64::Pythons::Short, &mut emulated);
     report.step_beside("aarch64", aarch64, |report| {
         report.step("tests", || workspace(&mut counts));
         report.step("features", || features(&mut counts));
