@@ -146,6 +146,7 @@ fn replace_run(py: Python<'_>) -> PyResult<()> {
 
 /// `Context.run(callable, *args, **kwargs)`, as CPython up to 3.13 implements it. Publishes the
 /// variable's value after entering and after leaving the context.
+///
 /// It holds nothing that has a destructor while it calls the function ([`contextvars::Contextvars::call`]).
 unsafe extern "C-unwind" fn run(
     context: *mut PyObject,
