@@ -21,6 +21,8 @@ fn libraries<const N: usize>(test: &str) -> Option<[PathBuf; N]> {
     Some(std::array::from_fn(|number| {
         let name = format!("{test}-{number}.so");
         let copy = otelctx_fixtures::directory().join(name);
+        // It may be a link to another user's.
+        let _ = std::fs::remove_file(&copy);
         std::fs::copy(&library, &copy).unwrap();
         copy
     }))
