@@ -139,18 +139,21 @@ unsafe fn span_in(py: Python<'_>, context: *mut PyObject) -> Span {
     let Some(span) = span_of(&context) else {
         return Span::Absent;
     };
-    match (known_context(&span), CONFIGURATION.get(py), loaded()) {
-        (Ok(Some(known)), ..) => Span::Known(known.into_ptr()),
-        (Ok(None), Some(configuration), Ok(contextvars)) => Span::New(
-            span.into_ptr(),
-            configuration.new_context.as_ptr(),
-            contextvars,
-        ),
-        (Ok(None), None, _) => Span::Absent,
-        (Err(error), ..) | (_, _, Err(error)) => {
-            error.restore(py);
-            Span::Failed
+    let failed = |error: PyErr| {
+        error.restore(py);
+        Span::Failed
+    };
+    match known_context(&span) {
+        Ok(Some(known)) => return Span::Known(known.into_ptr()),
+        Ok(None) => {}
+        Err(error) => return failed(error),
+    }
+    match (CONFIGURATION.get(py), loaded()) {
+        (Some(Configuration { new_context, .. }), Ok(contextvars)) => {
+            Span::New(span.into_ptr(), new_context.as_ptr(), contextvars)
         }
+        (None, _) => Span::Absent,
+        (_, Err(error)) => failed(error),
     }
 }
 
