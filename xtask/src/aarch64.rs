@@ -301,6 +301,7 @@ impl Programs {
             match name.rsplit_once('-').map(|(name, _)| name) {
                 None => commands.push(path),
                 Some("command") => of_command.push(path),
+                // The command's unit tests depend on no machine, but `--lib` builds them, too.
                 Some("otelctx_cli") => {}
                 Some(_) => tests.push(path),
             }

@@ -2,7 +2,7 @@
 //!
 //! Runs the test programs that root built, as the user `nobody`, in the checkout. Tests that need
 //! root skip with a line. What they compile goes into a folder that `nobody` owns; cargo itself is
-//! usually in root's home, and tests that call it skip too.
+//! usually in root's home: tests that call it use what root has built, or skip too.
 //!
 //! A checkout below a directory that only root may enter (`/root`, a private temporary directory)
 //! is visible at the same path in a mount namespace for the tests.
