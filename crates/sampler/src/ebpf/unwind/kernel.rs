@@ -229,7 +229,7 @@ impl Kernel {
             let head = code.first - 1;
             // SAFETY: a pointer to a member of a value that is mapped.
             let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
-            // A child may have inherited them and not be known yet.
+            // A child may have inherited them and not be tracked yet.
             self.code.write(at, head as usize, &[Code::default()]);
             self.pool.give_back(head, code.count + 1, Instant::now());
         }

@@ -31,7 +31,7 @@ use crate::Options;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
-/// Maximum number of processes whose children are known before they are sampled: as many as the program knows
+/// Maximum number of processes whose children are tracked before they are sampled: as many as the program has
 /// (`process_code.h`).
 const MAX_PROCESSES: usize = 8192;
 /// How long to wait before the mappings of processes without room are placed again.
