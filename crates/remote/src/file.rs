@@ -2,9 +2,19 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::Mode;
+
+use crate::mappings::query::Query;
+use crate::mappings::walk;
 use crate::memory::{Memory, MemoryError};
 use crate::{Device, module};
 
@@ -36,10 +46,57 @@ pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
     (found == build_id).then_some(file)
 }
 
-/// Whether the file is the one that a mapping with `device` and `inode` refers to.
+/// Whether the file, which may be opened with O_PATH, is the one that a mapping with `device` and `inode` refers to.
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
-    file.metadata()
-        .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
+    match file.metadata() {
+        Ok(found) if Device::from_stat(found.dev()) == device => found.ino() == inode,
+        Ok(_) => shown_in_maps(file) == Some((device, inode)),
+        Err(_) => false,
+    }
+}
+
+/// Device and inode of a file as `/proc/PID/maps` shows them where it is mapped. On some file systems (btrfs, overlayfs)
+/// they differ from those of stat(2), so this maps the file, without reading it.
+fn shown_in_maps(file: &File) -> Option<(Device, u64)> {
+    let file = reopen(file)?;
+    let (length, access) = (NonZeroUsize::MIN, ProtFlags::PROT_NONE);
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing accesses it.
+    let mapped = unsafe { mmap(None, length, access, MapFlags::MAP_PRIVATE, &file, 0) }.ok()?;
+    let found = own_mapping(mapped.addr().get() as u64);
+    // SAFETY: it was mapped above, and nothing refers to it.
+    let _ = unsafe { munmap(mapped, length.get()) };
+    found
+}
+
+/// Device and inode of this process's mapping at an address.
+fn own_mapping(address: u64) -> Option<(Device, u64)> {
+    // Not `self`: it has no mappings once the first thread has ended.
+    let maps = File::open("/proc/thread-self/maps").ok()?;
+    let mut found = None;
+    match Query::new(&maps).next(address, 0) {
+        Ok(mapping) => found = mapping.map(|it| (it.device, it.inode)),
+        Err(Errno::ENOTTY) => {
+            let walked = walk(&maps, &mut |mapping| {
+                if !(mapping.start..mapping.end).contains(&address) {
+                    return ControlFlow::Continue(());
+                }
+                found = Some((mapping.device, mapping.inode));
+                ControlFlow::Break(())
+            });
+            walked.ok()?;
+        }
+        Err(_) => {}
+    }
+    found
+}
+
+/// Opens a file again, that was opened with O_PATH, to read it.
+pub(crate) fn reopen(file: &File) -> Option<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    open(path.as_str(), flags, Mode::empty())
+        .ok()
+        .map(File::from)
 }
 
 /// A file's bytes, read with pread: if the target truncates the file, a read ends early, whereas a

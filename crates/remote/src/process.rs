@@ -12,7 +12,7 @@ use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -26,9 +26,7 @@ use nix::sys::stat::{Mode, fstat, fstatat};
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
 
-use crate::elf::Source;
-use crate::file::FileBytes;
-use crate::file_cache::{MAX_READ, read_within};
+use crate::file::{is_mapped_file, reopen};
 use crate::{Device, Error, module, permission};
 pub use sizes::{Sizes, SizesFile};
 pub use stat::{Stat, TICK};
@@ -320,14 +318,13 @@ impl Process {
         )
     }
 
-    /// Opens a file that the process has mapped, given the first mapping's range and name.
+    /// Opens a file that the process has mapped, given a mapping's range and name.
     ///
     /// Tries in turn: `map_files` (the mapped file, even if deleted or replaced; requires
     /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the process's program (even then, and for its own
     /// user), the path below the process's root, the plain path (a process in a chroot shows its paths
-    /// as seen from outside). A path may refer to another file by now, so device and inode must match;
-    /// if a file system has other device numbers in stat(2) than in `/proc/PID/maps`, inode and build
-    /// ID.
+    /// as seen from outside). A path may refer to another file by now, so it must have the device and inode that
+    /// `/proc/PID/maps` shows, also on file systems that have others in stat(2).
     pub fn mapped_file(
         &self,
         range: (u64, u64),
@@ -335,12 +332,7 @@ impl Process {
         device: Device,
         inode: u64,
     ) -> Option<File> {
-        self.open_mapped(range, name, |file| match file.metadata() {
-            Ok(found) if found.ino() != inode => false,
-            Ok(found) if Device::from_stat(found.dev()) == device => true,
-            Ok(_) => self.has_build_id_of(file, range.0),
-            Err(_) => false,
-        })
+        self.open_mapped(range, name, |file| is_mapped_file(file, device, inode))
     }
 
     /// Opens a file with this build ID that the process has mapped; see [`Process::mapped_file`].
@@ -400,22 +392,6 @@ impl Process {
         let metadata = found.metadata().ok()?;
         let is_own = metadata.uid() == owner || metadata.uid() == 0;
         (metadata.is_file() && is_own).then(|| reopen(&found))?
-    }
-
-    /// Whether the module whose header is loaded at `start` has the same build ID as this file,
-    /// opened with O_PATH. Used if the file system has other device numbers in stat(2) than in
-    /// `/proc/PID/maps` (btrfs, some overlayfs).
-    fn has_build_id_of(&self, file: &File, start: u64) -> bool {
-        let (Some(file), Ok(memory)) = (reopen(file), self.memory()) else {
-            return false;
-        };
-        let id = |source| {
-            let (id, _) = read_within(MAX_READ, source, |elf| elf.build_id());
-            id.ok().flatten().flatten()
-        };
-        let bytes = FileBytes(&file);
-        let of_file = id(Source::File(&bytes));
-        of_file.is_some() && of_file == id(Source::Loaded(&memory, start))
     }
 
     /// Opens a file if it is a regular file and `is_wanted` returns true.
@@ -524,15 +500,6 @@ impl Process {
             },
         }
     }
-}
-
-/// Opens a file again, that was opened with O_PATH, to read it.
-fn reopen(file: &File) -> Option<File> {
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    open(path.as_str(), flags, Mode::empty())
-        .ok()
-        .map(File::from)
 }
 
 /// Whether `/proc` belongs to this process's PID namespace. If not, its IDs refer to other
