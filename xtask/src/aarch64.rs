@@ -60,7 +60,7 @@ const PACKAGES: [&str; 6] = [
     "otelctx-sampler",
 ];
 /// What kernel and processor support, for the sampler's tests (`otelctx_fixtures::kernel`).
-const KERNEL: &str = "ebpf tables snapshots signed-returns";
+const KERNEL: &str = "ebpf tables snapshots mappings signed-returns";
 
 /// Test programs that do not run: what they test depends on the kernel, on an interpreter's version or on no machine at
 /// all, and takes half a minute or more in an emulator, or it takes a compiler or an interpreter that the machine lacks.

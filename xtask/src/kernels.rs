@@ -29,7 +29,7 @@ struct Kernel {
     names: bool,
     /// It has PROCMAP_QUERY (Linux 6.11).
     queries: bool,
-    /// eBPF programs can read running threads (Linux 5.18).
+    /// eBPF programs can read running threads (Linux 5.18), and find a process's mappings (6.1).
     snapshots: bool,
     /// `cargo xtask test` boots it too.
     always: bool,
@@ -93,7 +93,7 @@ impl Kernel {
     /// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
     fn of_sampler(&self) -> &'static str {
         if self.snapshots {
-            "ebpf tables snapshots"
+            "ebpf tables snapshots mappings"
         } else {
             "ebpf tables"
         }
@@ -165,11 +165,12 @@ const TARGET: &str = "/examples/target";
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
 
 /// The tests that depend most on the kernel: package, program, filter.
-const SHORT: [(&str, &str, &str); 8] = [
+const SHORT: [(&str, &str, &str); 9] = [
     ("otelctx", "process_context", "memfd"),
     ("remote", "process", ""),
     ("remote", "stop", ""),
     ("reader", "threads", ""),
+    ("sampler", "otelctx_sampler", "the_program_finds"),
     ("sampler", "right_trace", "every_sample_has"),
     ("sampler", "snapshot", "every_thread"),
     ("sampler", "stacks", ""),

@@ -52,6 +52,9 @@ enum stack_end {
     STACK_LIMIT = 6,             /* more frames than are kept */
 };
 
+/* Beside the end of a stack: no mapping was missing for lack of room in the lists. */
+#define STACK_ALL_MAPPINGS (1 << 8)
+
 /* In a user stack's addresses, where its end is not STACK_BY_FRAME_POINTERS: the frame was interrupted
  * there, by the clock or a signal; else it returns there. */
 #define FRAME_INTERRUPTED (1ULL << 63)

@@ -130,7 +130,7 @@ int sample_by_tail_calls(void *context)
         return 0;
     struct walk walk;
     forget_stack();
-    if (begin_walk(context, sampled.task, sampled.pid, sampled.flags, &walk))
+    if (begin_walk(context, sampled.task, sampled.pid, sampled.flags, &walk, 0))
         bpf_tail_call(context, &tail_calls, CALL_NEXT_FRAMES);
     walk_stack(context, sampled.task, sampled.flags, 0);
     bpf_tail_call(context, &tail_calls, CALL_END_SAMPLE);

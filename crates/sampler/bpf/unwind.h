@@ -9,6 +9,7 @@
 #ifndef UNWIND_H
 #define UNWIND_H
 
+#include "mapping.h"
 #include "process_code.h"
 #include "registers.h"
 #include "stack.h"
@@ -52,15 +53,6 @@ struct shard {
 
 struct page_index {
     __u32 first[MAX_PAGES];
-};
-
-/* An executable mapping. */
-struct code {
-    __u64 start;
-    __u64 end;
-    __u64 base; /* address of the file's first page with rows */
-    __u32 page; /* its place in the page index */
-    __u32 pages; /* 0 without rows */
 };
 
 struct code_list {
@@ -195,6 +187,7 @@ struct unwinder {
     __u32 count;
     __u64 forgotten; /* `forgotten_processes` */
     __u64 pid;
+    __u64 unlisted; /* walks without a list so far */
     struct code code; /* the mapping that was found last */
     __u64 words[40];
     __u64 chunk_start;
@@ -253,8 +246,18 @@ static __always_inline int read_word(struct unwinder *unwinder, __u64 address, _
     return 0;
 }
 
+/* Finds the mapping at an address that the lists do not have; false if there is none. Not static: the verifier checks it
+ * once, and not in each step. */
+__attribute__((noinline)) int find_unlisted(__u64 address)
+{
+    __u32 zero = 0;
+    struct unwinder *unwinder = bpf_map_lookup_elem(&unwinders, &zero);
+    return unwinder && find_mapping(address, &unwinder->code);
+}
+
 /* Finds the mapping at an address; false if there is none. */
-static __always_inline int find_code(const struct walk *walk, struct unwinder *unwinder, __u64 address)
+static __always_inline int find_code(const struct walk *walk, struct unwinder *unwinder, __u64 address,
+                                     int has_loops)
 {
     if (address - unwinder->code.start < unwinder->code.end - unwinder->code.start)
         return 1;
@@ -270,7 +273,7 @@ static __always_inline int find_code(const struct walk *walk, struct unwinder *u
     }
     const struct code *code = &walk->code->at[first & (MAX_CODE - 1)];
     if (address < code->start || address >= code->end)
-        return 0;
+        return has_loops && find_unlisted(address);
     unwinder->code = *code;
     return 1;
 }
@@ -513,22 +516,25 @@ static __always_inline struct cached_rule *cached_at(const struct walk *walk, __
 }
 
 /* Keeps the frame, and goes to its caller; 1 at the end. */
-static __always_inline long walk_step(__u32 index, const struct walk *walk)
+static __always_inline long walk_step(__u32 index, const struct walk *walk, int has_loops)
 {
     struct unwinder *unwinder = walk->unwinder;
     struct stack *stack = walk->stack;
     __u64 called = unwinder->pc - unwinder->is_caller;
     __u64 key = called | unwinder->is_caller << 63;
     __u32 number = GAP;
+    int is_mapped = 1;
     struct cached_rule *cached = cached_at(walk, key);
     int is_cached = cached->address == key && cached->serial_and_rule >> 16 == walk->serial;
     if (is_cached)
         number = cached->serial_and_rule & 0xffff;
-    else if (find_code(walk, unwinder, called))
+    else if (find_code(walk, unwinder, called, has_loops))
         number = find_rule(walk, unwinder, called);
     else if (index > 0)
         return end(unwinder, is_start_of_coroutine(unwinder, stack, index) ? STACK_START
                                                                           : STACK_NOT_EXECUTABLE);
+    else
+        is_mapped = !has_loops || !CAN_SEARCH_MAPPINGS;
     /* If there is no mapping, the list of mappings is older than it: the thread runs there. */
     if (number == GAP) {
         number = gap_at(unwinder);
@@ -544,6 +550,9 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk)
     switch (number) {
     case GAP:
     case PLAIN_GAP:
+        /* The process ends, or executes another program: the kernel has freed its memory. */
+        if (!is_mapped)
+            return end(unwinder, STACK_UNREADABLE);
         return by_frame_pointer(unwinder);
     case TRAMPOLINE_GAP:
         return by_stack_pointer(unwinder);
@@ -663,7 +672,7 @@ static long step(__u32 index __attribute__((unused)), struct walk *walk)
         return 1;
     size /= 8;
     HIDE(size);
-    return walk_step(size, walk);
+    return walk_step(size, walk, 1);
 }
 
 /* Takes the mappings that were found. */
@@ -713,15 +722,29 @@ static __always_inline int find_mappings(const struct walk *walk, __u32 pid)
     return has_list(walk);
 }
 
+/* Has no list, and a serial that no list has: what is cached is for this walk alone. */
+static __always_inline void go_without_list(struct unwinder *unwinder)
+{
+    unwinder->serial = 1ULL << 47 | ++unwinder->unlisted;
+    /* An entry that no address is in: the serial of a list, or nothing. */
+    unwinder->first = 0;
+    unwinder->count = 0;
+}
+
 /* Begins a walk of the running thread's stack; false if that is for the frame pointers. */
 static __always_inline int begin_walk(void *context, struct task_struct *task, __u32 pid, __u8 flags,
-                                      struct walk *walk)
+                                      struct walk *walk, int has_loops)
 {
     /* A return probe puts another address in the place of one, and the kernel knows which. */
     if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return 0;
-    if (!find_maps(walk) || !find_mappings(walk, pid))
+    if (!find_maps(walk))
         return 0;
+    if (!find_mappings(walk, pid)) {
+        if (!has_loops || !CAN_SEARCH_MAPPINGS)
+            return 0;
+        go_without_list(walk->unwinder);
+    }
     struct unwinder *unwinder = walk->unwinder;
     take_mappings(walk);
     if (!read_registers(context, task, flags, unwinder->words))
@@ -759,10 +782,10 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
 static __always_inline int unwind(void *context, struct task_struct *task, __u32 pid, __u8 flags)
 {
     struct walk walk;
-    if (!begin_walk(context, task, pid, flags, &walk))
+    if (!begin_walk(context, task, pid, flags, &walk, 1))
         return 0;
     bpf_loop(MAX_USER_FRAMES, step, &walk, 0);
-    walk.stack->end = walk.unwinder->end;
+    walk.stack->end = walk.unwinder->end | (CAN_SEARCH_MAPPINGS ? STACK_ALL_MAPPINGS : 0);
     return 1;
 }
 
@@ -776,7 +799,7 @@ static __always_inline int unwind_further(void)
     struct unwinder *unwinder = walk.unwinder;
 #pragma clang loop unroll(disable)
     for (int i = 0; i < CALL_FRAMES; i++)
-        if (walk_step(unwinder->frames++, &walk)) {
+        if (walk_step(unwinder->frames++, &walk, 0)) {
             walk.stack->end = unwinder->end;
             return 0;
         }

@@ -53,6 +53,8 @@ pub struct Options {
     pub(crate) without_rings: bool,
     /// Unwind as before Linux 5.17, by programs that call each other.
     pub(crate) without_loops: bool,
+    /// Unwind as before Linux 6.1: only mappings that the recorder has passed on are known.
+    pub(crate) without_mappings: bool,
     /// How many MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
     pub(crate) kept_rows: Option<u32>,
     /// How many executable mappings to keep of all processes, with one more for each process. Default: 32,768.
@@ -89,6 +91,7 @@ impl Options {
             ring: None,
             without_rings: false,
             without_loops: false,
+            without_mappings: false,
             kept_rows: None,
             max_mappings: None,
         }

@@ -120,6 +120,14 @@ impl CodeSegments {
         let loaded = start.wrapping_sub(offset).wrapping_add(segment.offset);
         Some(loaded.wrapping_sub(segment.address))
     }
+
+    /// From where on the mappings of a loaded file show it, in bytes, with pages of this size.
+    pub fn mapped_offsets(&self, page_size: u64) -> impl Iterator<Item = u64> {
+        let page = page_size.max(PAGE);
+        self.0
+            .iter()
+            .map(move |segment| segment.offset / page * page)
+    }
 }
 
 /// The rows of an ELF file, which any number of processes can have mapped.

@@ -13,7 +13,7 @@ use aya::{Ebpf, EbpfLoader};
 use super::abi::{RECORD_LIMIT, StepConfiguration, StepKey, counter};
 use super::perf::Clocks;
 use super::rings::{Events, Sizes};
-use super::side_band::SideBand;
+use super::side_band::{SideBand, page_size};
 use super::targets::TargetTable;
 use super::thread_words::ThreadWords;
 use super::unwind::Unwinding;
@@ -148,6 +148,7 @@ impl Loaded {
         let with_children = flag(options.children);
         let user_stacks = flag(options.user_stacks);
         let kernel_stacks = flag(options.kernel_stacks);
+        let searches_mappings = flag(!options.without_mappings);
         let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
         let rings = flag(sizes.has_rings());
         let inode = namespace().map_err(|error| Refusal::other(error.to_string()))?;
@@ -159,6 +160,8 @@ impl Loaded {
             .override_global("max_record", &max_record, true)
             .override_global("rings", &rings, true)
             .override_global("namespace_inode", &inode, true)
+            .override_global("searches_mappings", &searches_mappings, true)
+            .override_global("page_shift", &page_size().trailing_zeros(), true)
             .map_max_entries("events", sizes.ring_buffer)
             .map_max_entries("cpus", possible as u32)
             .map_max_entries("segments", sizes.segments)

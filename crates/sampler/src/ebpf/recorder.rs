@@ -436,13 +436,14 @@ fn sample(
     let mut incomplete = head.flags & flag::CUT_STEPS != 0;
     let mut unresolved = false;
     let mut runtimes = Vec::new();
-    let (mut end, mut is_checked) = (None, false);
+    let (mut end, mut is_checked, mut has_all_mappings) = (None, false, false);
     for part in parts {
         match part.kind {
             part::RECORD => record = Some(part.bytes),
             part::USER_STACK => {
                 // Without tables, the program does not check what it reads.
                 is_checked = part.outcome != stack_end::BY_FRAME_POINTERS;
+                has_all_mappings = part.outcome & stack_end::ALL_MAPPINGS != 0;
                 end = Some(match is_checked {
                     true => stack_end::of(part.outcome),
                     false if part.bytes.len() < MAX_UNCHECKED_STACK => StackEnd::FramePointers,
@@ -496,7 +497,7 @@ fn sample(
             true => unwinding.explain(pid, user_stack, *end, head.time),
             false => unwinding.cut(pid, user_stack, *end),
         };
-        if unwinding.lacks_room(pid, user_stack, *end) {
+        if !has_all_mappings && unwinding.lacks_room(pid, user_stack, *end) {
             *end = StackEnd::TooManyMappings;
         }
     }

@@ -193,7 +193,7 @@ impl Drop for Ring {
     }
 }
 
-fn page_size() -> usize {
+pub(super) fn page_size() -> usize {
     // SAFETY: takes a number only.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }

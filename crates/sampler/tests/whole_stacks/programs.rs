@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::wait_until_loaded;
 
+use otelctx_fixtures::kernel::{Feature, has_mapping_tree, is_emulated};
+use otelctx_sampler::sample::{Catalog, StackEnd};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+
 use super::{COMPLETE, Program, TIMEOUT, assert_share, is_installed, sample_process};
 
 /// A directory that is removed when dropped.
@@ -153,6 +157,94 @@ fn stacks_of_gcc_reach_the_start() {
     let mut compile = Command::new(path);
     compile.args(["-quiet", "-O2", "-o", "/dev/null"]);
     check("cc1", &Program::start(compile.arg(source)));
+}
+
+/// Compiles the same file again and again: each process has ended before its mappings can be read.
+const BUILD: &str = "while :; do gcc -O2 -c empty.c -o empty.o; done";
+
+#[test]
+fn stacks_of_compilers_that_run_for_milliseconds_reach_the_start() {
+    check_build("build", BUILD, "sh");
+}
+
+/// A container's files are in an overlay, here above another file system: their device numbers differ in stat(2), in the
+/// list of mappings and in the kernel.
+#[test]
+fn stacks_of_compilers_in_an_overlay_reach_the_start() {
+    // SAFETY: the call has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root
+        || !fs::read_to_string("/proc/filesystems")
+            .unwrap()
+            .contains("overlay")
+    {
+        return eprintln!("skipped: needs root, and a kernel with overlays");
+    }
+    let mount = "set -e; mount -t tmpfs none /mnt; mkdir /mnt/upper /mnt/work; \
+        mount -t overlay none -o lowerdir=/usr,upperdir=/mnt/upper,workdir=/mnt/work /usr; ";
+    check_build("overlay", &format!("{mount}{BUILD}"), "unshare -m sh");
+}
+
+fn check_build(name: &str, script: &str, shell: &str) {
+    if !is_installed("/usr/bin/gcc") || is_emulated() {
+        return;
+    }
+    if !has_mapping_tree() {
+        return eprintln!("skipped: this kernel has no tree of mappings");
+    }
+    let folder = Folder::new(name);
+    folder.write("empty.c", "");
+    let mut shell = shell.split(' ');
+    let mut build = Command::new(shell.next().unwrap());
+    build
+        .args(shell)
+        .args(["-c", script])
+        .current_dir(&folder.0);
+    let build = Group::start(&mut build);
+    let mut options = Options::new(Targets::Processes(vec![build.0.id() as i32]));
+    options.frequency = 999;
+    let mut sampler = Sampler::start(&options).unwrap();
+    let tables = || {
+        Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+        Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))
+    };
+    if tables().is_none() {
+        return;
+    }
+    let count = |sampler: &Sampler, is_counted: fn(StackEnd) -> bool| -> u64 {
+        let places = sampler.incomplete_stacks().into_iter();
+        let places = places.filter(|place| is_counted(place.end));
+        places.map(|place| place.samples).sum()
+    };
+    let mut catalog = Catalog::new();
+    let begin = Instant::now();
+    let mut take = |sampler: &mut Sampler, wanted: u64| {
+        let before = sampler.counts().all_stacks();
+        while sampler.counts().all_stacks() - before < wanted {
+            assert!(begin.elapsed() < TIMEOUT, "{:?}", sampler.counts());
+            std::thread::sleep(INTERVAL);
+            sampler.drain(&mut catalog, &mut |_| {});
+        }
+    };
+    // Until the rows of all its files are made.
+    loop {
+        let waiting = count(&sampler, |end| end == StackEnd::TablesNotReady);
+        take(&mut sampler, 300);
+        if count(&sampler, |end| end == StackEnd::TablesNotReady) == waiting {
+            break;
+        }
+    }
+    // The kernel has freed the memory of a process that ends or executes another program.
+    let is_counted = |end| end != StackEnd::Unreadable;
+    let (before, counts) = (count(&sampler, is_counted), sampler.counts());
+    take(&mut sampler, 2000);
+    let incomplete = count(&sampler, is_counted) - before;
+    let all = sampler.counts().all_stacks() - counts.all_stacks();
+    assert!(
+        incomplete * 100 <= all,
+        "{incomplete} of {all}: {:?}",
+        sampler.incomplete_stacks()
+    );
 }
 
 /// It takes at least half a minute for this.

@@ -59,6 +59,32 @@ pub(super) struct ProcessCode {
 // SAFETY: integers without padding.
 unsafe impl Pod for ProcessCode {}
 
+/// `struct file_code_key`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FileCodeKey {
+    pub(super) inode: u64,
+    pub(super) offset: u64,
+    pub(super) changed: i64,
+    pub(super) changed_nanoseconds: u32,
+    pub(super) device: u32,
+}
+
+// SAFETY: integers without padding.
+unsafe impl Pod for FileCodeKey {}
+
+/// `struct file_code`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FileCode {
+    pub(super) base: u64,
+    pub(super) page: u32,
+    pub(super) pages: u32,
+}
+
+// SAFETY: integers without padding.
+unsafe impl Pod for FileCode {}
+
 /// `struct rule`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -174,9 +200,12 @@ pub(in crate::ebpf) mod stack_end {
     /// shows that the last frame is the first one of the thread.
     pub(in crate::ebpf) const BY_FRAME_POINTERS: u16 = 0;
 
+    /// `STACK_ALL_MAPPINGS`, beside the end: no mapping was missing for lack of room.
+    pub(in crate::ebpf) const ALL_MAPPINGS: u16 = 1 << 8;
+
     /// The end of a stack that was unwound by tables.
     pub(in crate::ebpf) fn of(end: u16) -> StackEnd {
-        match end {
+        match end & !ALL_MAPPINGS {
             0 => StackEnd::FramePointers,
             1 => StackEnd::Start,
             3 => StackEnd::BadTables,
@@ -203,6 +232,12 @@ pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)
     layout!("code", Code, [start, end, base, page, pages]);
     layout!("code_list", CodeList, [at]);
     layout!("process_code", ProcessCode, [first, count, serial]);
+    layout!(
+        "file_code_key",
+        FileCodeKey,
+        [inode, offset, changed, changed_nanoseconds, device]
+    );
+    layout!("file_code", FileCode, [base, page, pages]);
     layout!("rule_list", RuleList, [at]);
     layout!(
         "rule",
@@ -245,6 +280,7 @@ mod tests {
             (7, StackEnd::NoTables),
         ] {
             assert_eq!(stack_end::of(end), expected);
+            assert_eq!(stack_end::of(end | stack_end::ALL_MAPPINGS), expected);
         }
     }
 

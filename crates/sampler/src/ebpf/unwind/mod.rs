@@ -184,9 +184,14 @@ impl Unwinding {
         if end != StackEnd::NoTables {
             return end;
         }
+        let known = self.processes.get(&pid);
+        let Some(process) = known.filter(|it| !it.mappings.is_empty()) else {
+            // The process has ended before its mappings were read: the program has found them by itself.
+            return StackEnd::TablesNotReady;
+        };
         let explained = || {
             let address = stack.iter().rev().find_map(Frame::lookup_address)?;
-            let shown = self.processes.get(&pid)?.mapping_at(address)?.shown?;
+            let shown = process.mapping_at(address)?.shown?;
             Some(self.kernel.as_ref()?.end_without_rows(shown, time))
         };
         explained().unwrap_or(end)

@@ -4,21 +4,23 @@
 //! [`Arc`] of what it refers to, and drops it only after the program finds the list no more. Runs of the
 //! program that have found it before are waited for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use aya::Ebpf;
-use aya::maps::MapData;
+use aya::maps::{HashMap as KernelMap, MapData};
 use otelctx_unwind::{
     CodeSegments, FILLER, FileRows, FreeRanges, PAGE_SIZE, Piece, Placement, Rows, SHARD_ROWS,
     Shards,
 };
 
-use super::super::load::array;
+use super::super::load::{array, map};
 use super::super::shared::{Shared, create, set_map};
-use super::abi::{MAX_PAGES, MAX_SHARDS, PageIndex, Shard};
+use super::super::side_band::page_size;
+use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard};
+use super::worker::Shown;
 use crate::refusal::Refusal;
 
 /// Where the program finds a file's rows.
@@ -42,6 +44,14 @@ struct StoredRows {
     last_use: u64,
 }
 
+/// A file, as the program knows it in the state that it had.
+struct KnownFile {
+    /// The place of its rows in the page index.
+    page: u32,
+    /// One for each mapping that shows its code.
+    keys: Vec<FileCodeKey>,
+}
+
 /// A shard that has rows.
 struct LoadedShard {
     map: OwnedFd,
@@ -58,6 +68,9 @@ pub(super) struct Store {
     free_pages: FreeRanges,
     /// By their place in the page index.
     stored: HashMap<u32, StoredRows>,
+    /// Where the program finds the rows of a mapping that is in no list.
+    file_code: KernelMap<MapData, FileCodeKey, FileCode>,
+    known_files: HashMap<Shown, KnownFile>,
     /// Number of uses so far.
     uses: u64,
     /// Maximum number of shards unless more are needed by processes.
@@ -75,6 +88,8 @@ impl Store {
             pages: pages.map_err(|error| Refusal::of(&error))?,
             free_pages: FreeRanges::new(0..MAX_PAGES as u32),
             stored: HashMap::new(),
+            file_code: map(programs, "file_code")?,
+            known_files: HashMap::new(),
             uses: 0,
             max_kept,
         })
@@ -85,6 +100,63 @@ impl Store {
         self.uses += 1;
         if let Some(stored) = self.stored.get_mut(&rows.page) {
             stored.last_use = self.uses;
+        }
+    }
+
+    /// Adds a file that has these rows to the program's map: processes without a list are unwound with them. `changed` is its
+    /// ctime, in seconds and nanoseconds.
+    pub(super) fn show(&mut self, shown: Shown, changed: (i64, u32), rows: &PlacedRows) {
+        let mut key = FileCodeKey::default();
+        if let Shown::File { device, inode } = shown {
+            (key.changed, key.changed_nanoseconds) = changed;
+            (key.inode, key.device) = (inode, device.major << 20 | device.minor);
+        }
+        if let Some(known) = self.known_files.get(&shown) {
+            let is_current = |it: &FileCodeKey| {
+                (it.changed, it.changed_nanoseconds) == (key.changed, key.changed_nanoseconds)
+            };
+            if known.page == rows.page && known.keys.iter().all(is_current) {
+                return;
+            }
+            self.hide(|_, file| *file == shown);
+        }
+        let mut keys = Vec::new();
+        let offsets = rows.segments.mapped_offsets(page_size() as u64);
+        let offsets = match shown {
+            Shown::Vdso => vec![0],
+            Shown::File { .. } => offsets.collect(),
+        };
+        for offset in offsets {
+            let Some(bias) = rows.segments.bias(0, offset) else {
+                continue;
+            };
+            let code = FileCode {
+                base: bias.wrapping_add(rows.start),
+                page: rows.page,
+                pages: rows.pages,
+            };
+            key.offset = offset;
+            // If there is no room, such processes have no whole stacks until they have a list.
+            if self.file_code.insert(key, code, 0).is_ok() {
+                keys.push(key);
+            }
+        }
+        if !keys.is_empty() {
+            let page = rows.page;
+            self.known_files.insert(shown, KnownFile { page, keys });
+        }
+    }
+
+    /// Removes the entries of some files from the program's map.
+    fn hide(&mut self, mut is_hidden: impl FnMut(&KnownFile, &Shown) -> bool) {
+        for (_, file) in self
+            .known_files
+            .extract_if(|shown, file| is_hidden(file, shown))
+        {
+            for key in file.keys {
+                // It is there.
+                let _ = self.file_code.remove(&key);
+            }
         }
     }
 
@@ -200,6 +272,8 @@ impl Store {
                 }
             }
         }
+        let pages: HashSet<u32> = given_back.iter().map(|(_, placed)| placed.page).collect();
+        self.hide(|file, _| pages.contains(&file.page));
         if given_back.is_empty() || self.wait_for_programs().is_err() {
             // What a program may still search is not used again.
             return false;

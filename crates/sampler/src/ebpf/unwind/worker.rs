@@ -3,7 +3,7 @@
 //! Rows of files that no process has mapped are kept for the next process, until others need their room.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -144,14 +144,24 @@ impl Worker {
                 true => requests.recv().map_err(RecvTimeoutError::from),
                 false => requests.recv_timeout(next_trim - now),
             };
-            let answer = match &request {
-                Ok(Request::File { file, shown }) => self.of_file(file).answer(*shown),
-                Ok(Request::Vdso { pid, range }) => self.of_vdso(*pid, *range).answer(Shown::Vdso),
+            let (answer, changed) = match &request {
+                Ok(Request::File { file, shown }) => match file.metadata() {
+                    Ok(facts) => {
+                        let changed = (facts.ctime(), facts.ctime_nsec() as u32);
+                        (self.of_file(file, &facts).answer(*shown), changed)
+                    }
+                    Err(_) => (FileOutcome::Damaged.answer(*shown), Default::default()),
+                },
+                Ok(Request::Vdso { pid, range }) => (
+                    self.of_vdso(*pid, *range).answer(Shown::Vdso),
+                    Default::default(),
+                ),
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             if let Some(rows) = &answer.rows {
                 self.store.note_use(rows);
+                self.store.show(answer.shown, changed, rows);
             }
             if answers.send(answer).is_err() {
                 break;
@@ -170,10 +180,7 @@ impl Worker {
         }
     }
 
-    fn of_file(&mut self, file: &File) -> FileOutcome {
-        let Ok(facts) = file.metadata() else {
-            return FileOutcome::Damaged;
-        };
+    fn of_file(&mut self, file: &File, facts: &Metadata) -> FileOutcome {
         let state = (
             facts.dev(),
             facts.ino(),

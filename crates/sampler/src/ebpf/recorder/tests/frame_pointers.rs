@@ -25,6 +25,7 @@ fn frames_that_do_not_ascend_from_the_stack_pointer_end_a_stack() {
         let mut options = Options::new(Targets::Processes(vec![idle.pid()]));
         options.frequency = 499;
         options.without_loops = without_loops;
+        options.without_mappings = true;
         let Some(mut recorder) = start(&options) else {
             return;
         };

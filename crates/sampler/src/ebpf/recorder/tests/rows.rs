@@ -71,11 +71,16 @@ fn start_with_tables(options: &Options) -> Option<Recorder> {
     Feature::Tables.or_skip(tables).map(|()| recorder)
 }
 
-/// Starts to sample a process that runs already, and waits for its rows.
-fn add(recorder: &mut Recorder, pid: i32) {
+/// Starts to sample a process that runs already.
+fn start_sampling(recorder: &mut Recorder, pid: i32) {
     recorder.processes.add(pid).unwrap();
     recorder.processes.scan(pid);
     recorder.configure(pid);
+}
+
+/// Starts to sample a process that runs already, and waits for its rows.
+fn add(recorder: &mut Recorder, pid: i32) {
+    start_sampling(recorder, pid);
     let process = reader::remote::Process::open(pid).unwrap();
     recorder.loaded.unwinding.read(&process);
     recorder.loaded.unwinding.wait(TIMEOUT);
@@ -199,6 +204,7 @@ fn tables_are_not_used_for_a_program_that_replaces_theirs() {
     let target = Target::spawn(Command::new("sh").args(["-c", script]).arg(&program));
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
+    options.without_mappings = true;
     let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
@@ -232,6 +238,100 @@ fn tables_are_not_used_for_a_program_that_replaces_theirs() {
     assert_eq!(ends, [stack_end::BY_FRAME_POINTERS]);
 }
 
+/// Whether the program finds mappings that are in no list, by a stack of this process.
+fn finds_mappings(recorder: &mut Recorder, pid: i32) -> bool {
+    let (end, _) = take_stacks(recorder, pid, 1)[0];
+    let found = if end & stack_end::ALL_MAPPINGS != 0 {
+        Ok(())
+    } else {
+        Err("the kernel has no tree of mappings: it needs Linux 6.1")
+    };
+    Feature::Mappings.or_skip(found).is_some()
+}
+
+/// Stacks of a process and how they end, while the recorder takes no note of it.
+fn take_stacks(recorder: &mut Recorder, pid: i32, count: usize) -> Vec<(u16, Vec<u64>)> {
+    let begin = Instant::now();
+    let mut stacks = Vec::new();
+    while stacks.len() < count {
+        assert!(begin.elapsed() < TIMEOUT * 2);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.loaded.events.begin();
+        while let Some((head, mut parts)) = recorder.loaded.events.next(u64::MAX) {
+            // The first thread only waits for its input.
+            if head.kind != kind::ON_CPU || head.pid != pid as u32 || head.tid == head.pid {
+                continue;
+            }
+            if let Some(part) = parts.find(|part| part.kind == part::USER_STACK) {
+                let mut frames = Vec::new();
+                read_user_stack(&mut frames, part.bytes, true);
+                let stack = frames.iter().filter_map(Frame::address).collect();
+                stacks.push((part.outcome, stack));
+            }
+        }
+    }
+    stacks
+}
+
+/// A process whose mappings the recorder does not know, or has no room for.
+#[test]
+fn the_program_finds_mappings_that_are_in_no_list() {
+    let other = spinning(&[], &["-fstack-protector-all"]);
+    let (Some(program), Some(other)) = (spinning(&[], &[]), other) else {
+        return;
+    };
+    let copy = std::env::temp_dir().join(format!("otelctx-unlisted-{}", std::process::id()));
+    let copy = Folder(copy);
+    std::fs::create_dir_all(&copy.0).unwrap();
+    let file = copy.0.join("program");
+    otelctx_fixtures::copy_program(&program, &file);
+    let mut known = Spinning::start(&program);
+    let mut first = Spinning::start(&file);
+    let pids = [&known, &first].map(|it| it.target.pid());
+    let mut options = Options::new(Targets::Processes(pids.to_vec()));
+    options.frequency = 499;
+    options.max_mappings = Some(1);
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    if !finds_mappings(&mut recorder, pids[0]) {
+        return;
+    }
+    recorder.drain(&mut Catalog::new(), &mut |_| {});
+    recorder.reset_catalog();
+    check_stacks(&mut recorder, &mut [&mut known, &mut first]);
+
+    // Another process of the same file, before its rows are requested.
+    let mut second = Spinning::start(&file);
+    start_sampling(&mut recorder, second.target.pid());
+    for (end, stack) in take_stacks(&mut recorder, second.target.pid(), 20) {
+        second.check(&stack);
+        assert_eq!(stack_end::of(end), StackEnd::Start);
+        // The C library's: start_thread and clone3.
+        assert_eq!(stack.len(), Spinning::DEPTH + 3);
+    }
+
+    // The same file with other contents, which have other rows. Frame pointers lead to the thread's first function.
+    end(&mut recorder, second.target);
+    end(&mut recorder, first.target);
+    otelctx_fixtures::copy_program(&other, &file);
+    let mut changed = Spinning::start(&file);
+    start_sampling(&mut recorder, changed.target.pid());
+    for (end, stack) in take_stacks(&mut recorder, changed.target.pid(), 20) {
+        assert_eq!(stack_end::of(end), StackEnd::Start);
+        assert_eq!(stack.len(), Spinning::DEPTH + 1, "{stack:x?}");
+    }
+    // After this time, contents of files are checked again (`RECHECK_INTERVAL`).
+    std::thread::sleep(Duration::from_secs(1));
+    let process = reader::remote::Process::open(changed.target.pid()).unwrap();
+    recorder.loaded.unwinding.read(&process);
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    recorder.drain(&mut Catalog::new(), &mut |_| {});
+    recorder.reset_catalog();
+    check_stacks(&mut recorder, &mut [&mut known, &mut changed]);
+}
+
 /// A process without room for its mappings, and then with it.
 #[test]
 fn mappings_without_room_are_placed_when_there_is_room() {
@@ -252,6 +352,7 @@ fn mappings_without_room_are_placed_when_there_is_room() {
     options.frequency = 499;
     // Each process takes one more than it has mappings.
     options.max_mappings = Some(mappings + 2);
+    options.without_mappings = true;
     let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
