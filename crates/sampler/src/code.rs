@@ -128,7 +128,7 @@ pub(crate) struct CodeMappings {
 }
 
 /// Memory, as the ends of its parts by their starts. Adding to it takes little time, in whatever order.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
@@ -173,6 +173,19 @@ impl CodeMappings {
     pub(crate) fn forked(parent: i32, time: u64) -> Self {
         Self {
             parent: Some((parent, time)),
+            ..Self::default()
+        }
+    }
+
+    /// Those of a process that starts as a copy of this one, which may have ended before they are needed.
+    pub(crate) fn fork(&self) -> Self {
+        // The kernel's reports come in order: it has executed all programs that were reported.
+        let forked = self.next.back().map_or(self, |(_, program)| program);
+        Self {
+            mappings: forked.mappings.clone(),
+            ranges: forked.ranges.clone(),
+            has_generated: forked.has_generated,
+            parent: forked.parent,
             ..Self::default()
         }
     }
@@ -858,6 +871,31 @@ mod tests {
         assert_eq!(child.all(), [("before", 10), ("own", 10)]);
         assert!(child.code.contain(0x1000) && child.code.contain(0x8000));
         assert!(!child.code.contain(0x5000));
+    }
+
+    /// A process may have ended before its child is sampled, and was not sampled itself.
+    #[test]
+    fn a_copy_of_a_copy_has_what_both_had() {
+        let mut first = Reported::new();
+        first.map(0x1000, 0x3000, "first");
+        let mut second = Reported::new();
+        second.code = CodeMappings::forked(7, 15);
+        second.map(0x8000, 0x9000, "second");
+        let mut third = Reported::new();
+        third.code = second.code.fork();
+        second.map(0xa000, 0xb000, "after");
+        third.code.inherit(|pid| (pid == 7).then_some(&first.code));
+        assert_eq!(third.all(), [("first", 10), ("second", 10)]);
+        assert!(third.code.contain(0x1000) && third.code.contain(0x8000));
+
+        // Of what it executed, nothing is the first one's.
+        second.change(MemoryChange::Exec);
+        second.map(0x1000, 0x2000, "program");
+        third.code = second.code.fork();
+        third.code.inherit(|_| unreachable!());
+        let [("program", _)] = third.all()[..] else {
+            panic!("{:?}", third.all())
+        };
     }
 
     #[test]

@@ -182,7 +182,10 @@ impl Processes {
                     || self.tracker.get(parent).is_some()
                     || self.pending.contains_key(&parent);
                 if is_wanted && self.pending.len() < MAX_PENDING {
-                    self.pending.insert(pid, CodeMappings::forked(parent, time));
+                    let pending = self.pending.get(&parent);
+                    let code = pending
+                        .map_or_else(|| CodeMappings::forked(parent, time), CodeMappings::fork);
+                    self.pending.insert(pid, code);
                     // An earlier process had its ID.
                     self.ended.retain(|ended| *ended != pid);
                 } else {
@@ -220,10 +223,7 @@ impl Processes {
         let Some(mut code) = self.pending.remove(&pid) else {
             return;
         };
-        code.inherit(|parent| {
-            let tracked = self.tracker.get(parent).map(|it| &it.data.code);
-            tracked.or_else(|| self.pending.get(&parent))
-        });
+        code.inherit(|parent| Some(&self.tracker.get(parent)?.data.code));
         if let Some(tracked) = self.tracker.get_mut(pid) {
             tracked.data.code = code;
         }
