@@ -93,6 +93,9 @@ pub(crate) enum Error {
     /// No process is in a control group with this path.
     #[error("no process is in control group {}", crate::output::terminal::escape(.0))]
     EmptyControlGroup(String),
+    /// `symbolize` was to write another format.
+    #[error("{}: symbolize writes OTLP alone, to a file FILE.otlp", .0.display())]
+    OnlyOtlp(PathBuf),
     /// The same output file twice.
     #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),
@@ -219,7 +222,8 @@ impl Error {
                 _ => None,
             },
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => Some(MORE_TIME.into()),
-            Self::Export(error) => error.hint(),
+            Self::Export(error)
+            | Self::Debuginfod(otelctx_export::DownloadError::Prepare(error)) => error.hint(),
             Self::NotSent(failed) => failed.why.hint(),
             Self::NotResponding { .. } => {
                 Some("check the FUSE or network file server of its mapped files".into())

@@ -31,9 +31,14 @@ pub(super) struct Filter {
 }
 
 impl Filter {
+    /// Whether all samples are kept.
+    pub(super) fn is_empty(&self) -> bool {
+        self.resource.is_empty() && self.trace.is_none()
+    }
+
     /// Removes all other samples. At the end of a recording, because a process may publish late.
     pub(super) fn keep(&self, recording: &mut Recording) {
-        if self.resource.is_empty() && self.trace.is_none() {
+        if self.is_empty() {
             return;
         }
         let catalog = &recording.catalog;

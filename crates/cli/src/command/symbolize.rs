@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use otelctx_profile::sample::format::hexadecimal;
 use otelctx_profile::sample::{Module, ModuleFiles, ProcessFacts};
-use otelctx_profile::{RecordedFile, SymbolQuery, Symbolizer, check_writable};
+use otelctx_profile::{Format, RecordedFile, SymbolQuery, Symbolizer, check_writable};
 use otelctx_symbolize::find_files;
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// File written by `otelctx record`
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// File to write [default: replace FILE]
+    /// File to write, with the extension .otlp [default: replace FILE]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -67,6 +67,11 @@ struct MissingFile {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let output = arguments.output.as_ref().unwrap_or(&arguments.file);
+    if let Some(path) = &arguments.output
+        && !matches!(Format::from_path(path), Ok(Format::Otlp))
+    {
+        return Err(Error::OnlyOtlp(path.clone()));
+    }
     check_writable(output)?;
     open_files::allow_many();
     let server = arguments.debug_files.server()?;

@@ -325,7 +325,7 @@ fn record_spinning(scratch: &Scratch, command: &mut Command) -> Option<Vec<Seen>
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
     let (answer, mut samples) = record(scratch, &words)?;
-    assert!(!answer.stdout.contains("damaged"), "{answer:?}");
+    assert!(!answer.stderr.contains("damaged"), "{answer:?}");
     // The runtimes leave their maps there.
     for pid in samples.iter().map(|it| it.pid).collect::<BTreeSet<_>>() {
         let _ = fs::remove_file(format!("/tmp/perf-{pid}.map"));
@@ -516,7 +516,7 @@ fn a_jit_dump_that_is_cut_short_or_damaged_is_counted() {
         assert!(samples.iter().any(|it| it.calls("generated_8")), "{by}");
         let has_last = samples.iter().any(|it| it.calls("generated_9"));
         assert_eq!(has_last, !is_counted, "{by}");
-        let said = answer.stdout.matches("1 damaged jitdump file").count();
+        let said = answer.stderr.matches("1 damaged jitdump file").count();
         assert_eq!(said, usize::from(is_counted), "{by}: {answer:?}");
     }
 }
@@ -534,7 +534,7 @@ fn a_map_that_is_older_than_its_process_names_nothing_and_is_counted() {
     };
     assert_eq!(named_as_announced(&answer, &samples).0, 0);
     let said = "1 file with names of an earlier process's functions";
-    assert!(answer.stdout.contains(said), "{answer:?}");
+    assert!(answer.stderr.contains(said), "{answer:?}");
 }
 
 /// It is read in pieces beside the recording, and the rest is not waited for.
@@ -552,7 +552,7 @@ fn a_map_of_a_gibibyte_does_not_keep_the_recording() {
     assert!(samples.len() > 50, "{}", samples.len());
     assert_eq!(named_as_announced(&answer, &samples).0, 0);
     let said = "1 unread rest of a file with names of generated functions";
-    assert_eq!(answer.stdout.matches(said).count(), 1, "{answer:?}");
+    assert_eq!(answer.stderr.matches(said).count(), 1, "{answer:?}");
 }
 
 /// The file is kept open, and then has other content: its own names are gone, and the new ones are not those

@@ -469,7 +469,10 @@ fn without_a_terminal_it_prints_a_picture_each_interval() {
         "--filter",
         "service.name=another",
     ];
-    assert_eq!(pictures(&filtered)[0]["samples"], 0);
+    let picture = &pictures(&filtered)[0];
+    assert_eq!(picture["samples"], 0);
+    // They are of the same samples.
+    assert_eq!(picture["counts"]["complete_stacks"], 0, "{picture:#}");
 }
 
 #[test]

@@ -213,7 +213,15 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         let sent = sent.map_or_else(String::new, |delivery| delivery.line());
         summary.text() + &files.collect::<String>() + &sent
     };
-    let printed = terminal::print(&text).map_err(Error::Output);
+    let printed = match &child {
+        // Standard output is the command's, and may be a pipe to another program.
+        Some(_) if !arguments.json => {
+            // There is nowhere to report a failure.
+            let _ = io::stderr().write_all(text.as_bytes());
+            Ok(())
+        }
+        _ => terminal::print(&text).map_err(Error::Output),
+    };
     if let Some(explanation) = explanation {
         terminal::complain(&explanation.message, Some(&explanation.hint));
     }

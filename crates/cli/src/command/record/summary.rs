@@ -25,7 +25,11 @@ const HINT_SHARE: u64 = 10;
 /// Runtimes, what their code is called here, and what announces the names of its functions for perf.
 const UNNAMED: [(FrameKind, &str, &str); 3] = [
     (FrameKind::V8JS, "JavaScript", "V8's --perf-basic-prof"),
-    (FrameKind::JVM, "Java", "jcmd PID Compiler.perfmap"),
+    (
+        FrameKind::JVM,
+        "Java",
+        "jcmd PID Compiler.perfmap before the recording",
+    ),
     (FrameKind::BEAM, "Erlang", "erl +JPperf true"),
 ];
 
@@ -497,7 +501,7 @@ mod tests {
         assert_eq!(
             hints(0, [617, 124, 124]),
             "  functions without names: 50.0 % in JavaScript (V8's --perf-basic-prof names them), \
-             10.0 % in Java (jcmd PID Compiler.perfmap names them), 10.0 % in Erlang (erl +JPperf true names them); \
+             10.0 % in Java (jcmd PID Compiler.perfmap before the recording names them), 10.0 % in Erlang (erl +JPperf true names them); \
              see \"Function names\" in docs/profiles.md\n"
         );
     }

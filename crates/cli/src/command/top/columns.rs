@@ -1,5 +1,7 @@
 //! Rows as cells, in columns that fit a width.
 
+use std::collections::HashSet;
+
 use unicode_width::UnicodeWidthStr;
 
 use super::rows::{By, Row};
@@ -63,7 +65,7 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
     let cpu = || number("CPU %", 0, &|row| share.percent(row.samples));
     let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
     let bar = || text("", 9, &|row| bar(row.samples, most));
-    let service = |expendable| text("SERVICE", expendable, &|row| process(row));
+    let service = |expendable| text("SERVICE", expendable, &service);
     let thread = || text("THREAD", 0, &|row| row.name());
     let value = |expendable| {
         let head = attribute.to_owned();
@@ -169,12 +171,14 @@ fn column(
     }
 }
 
-/// What a row says of one of several: how many more there are.
-fn process(row: &Row) -> String {
+/// The service with most of a row's samples, and how many others there are.
+fn service(row: &Row) -> String {
     let name = row.thread.process.label();
-    match row.processes {
-        0 | 1 => name,
-        many => format!("{name} +{}", many - 1),
+    let others = row.all_threads.iter().map(|it| it.process.label());
+    let others: HashSet<String> = others.filter(|it| *it != name).collect();
+    match others.len() {
+        0 => name,
+        others => format!("{name} +{others}"),
     }
 }
 
@@ -257,4 +261,28 @@ pub(super) fn line(columns: &[Column], row: Option<usize>, may_cut: bool) -> Str
     }
     line.truncate(line.trim_end().len());
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_profile::sample::Counts;
+
+    use super::super::rows::{Key, rows};
+    use super::super::window::Window;
+    use super::super::window::tests::{add, context, thread};
+    use super::*;
+
+    #[test]
+    fn other_services_are_counted_and_not_their_processes() {
+        let mut window = Window::new(0, 0);
+        for (pid, samples) in [(1, 5), (2, 2), (3, 1), (4, 1)] {
+            let mut thread = thread(pid, pid);
+            let name = if pid == 4 { "cart" } else { "shop" };
+            name.clone_into(&mut thread.process.name);
+            add(&mut window, thread, Some(context(1, "/a")), samples);
+        }
+        window.close(1_000_000_000, Counts::default());
+        let rows = rows(&window, &By::Trace, "http.route", &mut |_| Key::Nothing);
+        assert_eq!(rows.iter().map(service).collect::<Vec<_>>(), ["shop +1"]);
+    }
 }

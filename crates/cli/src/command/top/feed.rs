@@ -32,6 +32,8 @@ pub(super) struct Feed<'c> {
     pub(super) window: Window,
     /// The counters when the slice began.
     counts: Counts,
+    /// Of the slice's samples that passed the filter: the sampler's counters are of all samples.
+    kept: Counts,
     interned: Interned,
 }
 
@@ -56,6 +58,7 @@ impl<'c> Feed<'c> {
             generation: 0,
             rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
             counts: Counts::default(),
+            kept: Counts::default(),
             interned: Interned::default(),
         }
     }
@@ -77,6 +80,7 @@ impl<'c> Feed<'c> {
         self.rotation.count(samples.len() as u64);
         for sample in samples {
             if self.filter.keeps(&self.catalog, &sample) {
+                self.kept.add(sample.found);
                 let cell =
                     self.interned
                         .cell(&self.catalog, self.generation, &sample, &mut self.window);
@@ -109,6 +113,11 @@ impl<'c> Feed<'c> {
         let counts = self.sampler.counts();
         let mut slice = counts;
         slice -= self.counts;
+        let kept = std::mem::take(&mut self.kept);
+        if !self.filter.is_empty() {
+            let lost = std::mem::replace(&mut slice, kept).lost;
+            slice.lost = lost;
+        }
         self.window.close(monotonic(), slice);
         self.counts = counts;
         self.interned = Interned::default();
@@ -130,6 +139,7 @@ impl<'c> Feed<'c> {
         self.generation += 1;
         self.interned = Interned::default();
         self.window.restart(monotonic());
+        self.kept = Counts::default();
         self.counts = self.sampler.counts();
     }
 }
