@@ -347,14 +347,23 @@ impl FreeThreadedPython {
     /// Its folder below `target/setup`.
     pub(crate) const FOLDER: &str = "cpython-3.13t";
 
+    fn python() -> PathBuf {
+        setup_dir().join(Self::FOLDER).join("python")
+    }
+
+    /// Whether it was built.
+    pub(crate) fn is_built(self) -> bool {
+        Self::python().is_file()
+    }
+
     /// The path of `python`, built on first use (about 3 minutes).
     ///
     /// # Errors
     /// Says why it is not available on this machine.
     pub(crate) fn build(self) -> Result<PathBuf, String> {
         let folder = setup_dir().join(Self::FOLDER);
-        let python = folder.join("python");
-        if python.is_file() {
+        let python = Self::python();
+        if self.is_built() {
             return Ok(python);
         }
         let _ = fs::remove_dir_all(&folder);

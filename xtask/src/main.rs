@@ -53,7 +53,7 @@ cargo xtask TASK
   python        build the Python package, and run its tests with every CPython
   wheel         build the Python package with a release build of the command, for older systems
   node          build the npm package for older systems, and load it with each Node.js
-                [--bench]
+                [--native | --bench]
   footprint     check what the publisher adds to an application's dependency tree
   package       compile the published crates from their packaged files
   licences      check every dependency's licence against deny.toml

@@ -25,6 +25,13 @@ struct Platform {
     flags: &'static str,
 }
 
+impl Platform {
+    /// Whether it is this machine's, with glibc.
+    fn is_native(&self) -> bool {
+        self.target == format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+    }
+}
+
 const PLATFORMS: [Platform; 4] = [
     Platform {
         target: "x86_64-unknown-linux-gnu",
@@ -55,12 +62,13 @@ const PLATFORMS: [Platform; 4] = [
 const MAX_SIZE: u64 = 1 << 20;
 
 /// Builds the package, and uses it with each Node.js that setup installed, as programs do. With `--bench`, also compares
-/// its speed with that of others.
+/// its speed with that of others. With `--native`, builds it for this machine alone, which takes a minute or two.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
-    let is_bench = match arguments {
-        [] => false,
-        [flag] if flag == "--bench" => true,
-        _ => return Outcome::Failed("node takes no argument, or --bench".into()),
+    let (is_native, is_bench) = match arguments {
+        [] => (false, false),
+        [flag] if flag == "--native" => (true, false),
+        [flag] if flag == "--bench" => (false, true),
+        _ => return Outcome::Failed("node takes no argument, --native or --bench".into()),
     };
     if let Err(error) = python::install_builders() {
         println!("not installed: {error}");
@@ -68,7 +76,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     if !python::can_link_for_older_systems() {
         return Outcome::Skipped("no zig, which links for older systems".into());
     }
-    let built = build();
+    let built = build(is_native);
     if is_bench && built.is_ok() {
         return bench().map(|()| Outcome::Passed(String::new())).into();
     }
@@ -80,7 +88,7 @@ fn package() -> PathBuf {
     target_dir().join("node/otelctx")
 }
 
-fn build() -> Result<Outcome, String> {
+fn build(is_native: bool) -> Result<Outcome, String> {
     let package = package();
     let _ = fs::remove_dir_all(&package);
     let source = root().join("bindings/node");
@@ -94,9 +102,10 @@ fn build() -> Result<Outcome, String> {
         copy(&file.path(), &package.join("lib"))?;
     }
     let mut missing = Vec::new();
-    for platform in PLATFORMS {
+    let is_wanted = |it: &Platform| !is_native || it.is_native();
+    for platform in PLATFORMS.into_iter().filter(is_wanted) {
         let mut build = python::zigbuild("otelctx-napi", platform.target)?;
-        if platform.is_cross {
+        if platform.is_cross && !is_native {
             let rustc = match platform.target {
                 "x86_64-unknown-linux-musl" => musl::X86_64.rust().map(|(rustc, _)| rustc),
                 "aarch64-unknown-linux-musl" => musl::AARCH64.rust().map(|(rustc, _)| rustc),
@@ -132,6 +141,9 @@ fn build() -> Result<Outcome, String> {
     let size = fs::metadata(&packed).map_err(fail)?.len();
     if size > MAX_SIZE {
         return Err(format!("{} has {size} bytes", packed.display()));
+    }
+    if is_native {
+        return Ok(Outcome::Passed(packed.display().to_string()));
     }
     let used = project::check(&packed)?;
     let mut result = format!("{}, {size} bytes; {used}", packed.display());

@@ -279,8 +279,12 @@ fn package() -> PathBuf {
 
 /// Builds the wheels that are published, with the release build of the command.
 pub(crate) fn wheel() -> Outcome {
-    let built = setup().and_then(|()| {
-        let interpreters = interpreters();
+    let built = install_builders().and_then(|()| {
+        // The others take longer to get than the wheel to build.
+        let interpreters = match debian::FREE_THREADED_PYTHON.is_built() {
+            true => interpreters(),
+            false => installed().into_values().collect(),
+        };
         let command = release_command(builder(&interpreters)?)?;
         build(&interpreters, &command, &target_dir().join("wheel"))
     });
