@@ -187,8 +187,8 @@ struct unwinder {
     __u32 count;
     __u64 forgotten; /* `forgotten_processes` */
     __u64 pid;
-    __u64 unlisted; /* walks without a list so far */
     struct code code; /* the mapping that was found last */
+    __u64 is_listed;  /* whether it is in the list: else it may be another one by the next sample */
     __u64 words[40];
     __u64 chunk_start;
     __u64 chunk_size;
@@ -272,8 +272,11 @@ static __always_inline int find_code(const struct walk *walk, struct unwinder *u
         left -= half;
     }
     const struct code *code = &walk->code->at[first & (MAX_CODE - 1)];
-    if (address < code->start || address >= code->end)
+    if (address < code->start || address >= code->end) {
+        unwinder->is_listed = 0;
         return has_loops && find_unlisted(address);
+    }
+    unwinder->is_listed = 1;
     unwinder->code = *code;
     return 1;
 }
@@ -534,13 +537,14 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk, int 
         return end(unwinder, is_start_of_coroutine(unwinder, stack, index) ? STACK_START
                                                                           : STACK_NOT_EXECUTABLE);
     else
-        is_mapped = !has_loops || !CAN_SEARCH_MAPPINGS;
+        /* The highest bit: the vsyscall page of x86-64, which belongs to no process. */
+        is_mapped = !has_loops || !CAN_SEARCH_MAPPINGS || called >> 63;
     /* If there is no mapping, the list of mappings is older than it: the thread runs there. */
     if (number == GAP) {
         number = gap_at(unwinder);
         is_cached = 0;
     }
-    if (!is_cached) {
+    if (!is_cached && unwinder->is_listed) {
         cached->address = key;
         cached->serial_and_rule = walk->serial << 16 | number;
     }
@@ -722,10 +726,10 @@ static __always_inline int find_mappings(const struct walk *walk, __u32 pid)
     return has_list(walk);
 }
 
-/* Has no list, and a serial that no list has: what is cached is for this walk alone. */
+/* Has no list, and a serial that no list has: no rule is cached for it. */
 static __always_inline void go_without_list(struct unwinder *unwinder)
 {
-    unwinder->serial = 1ULL << 47 | ++unwinder->unlisted;
+    unwinder->serial = 0;
     /* An entry that no address is in: the serial of a list, or nothing. */
     unwinder->first = 0;
     unwinder->count = 0;
