@@ -1,5 +1,6 @@
 //! `otelctx symbolize`: adds function names to a recording that has addresses alone.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 
 use otelctx_profile::sample::format::hexadecimal;
@@ -17,12 +18,14 @@ use crate::{Status, open_files};
 
 /// Maximum number of lines about files that were not found.
 const MAX_MISSING: usize = 20;
+/// The same about files that have no names: most programs of a distribution are stripped.
+const MAX_WITHOUT_NAMES: usize = 5;
 
 /// Add function names to a recording, also on another machine
 ///
 /// Only files that are the recorded ones, by their build IDs, are used: at their paths, in the
 /// directories of --debug-dir (which may have programs and libraries, too), in the system's directories for debug files, and mapped in living
-/// processes. The kernel's functions are not named, because its addresses change with every boot.
+/// processes. Files without names are stripped: install their debug files (Debian: -dbgsym packages), or give --debuginfod. The kernel's functions are not named, because its addresses change with every boot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -51,13 +54,16 @@ struct Answer {
     addresses: usize,
     named: usize,
     /// Files that were not found.
-    missing: Vec<MissingFile>,
+    missing: Vec<ListedFile>,
+    /// Files that have no names for some of the addresses, most addresses first.
+    without_names: Vec<ListedFile>,
     /// Files that were found, but could not be decoded.
     failures: Vec<String>,
 }
 
+/// A file, and how many addresses in it have no names.
 #[derive(Serialize)]
-struct MissingFile {
+struct ListedFile {
     path: String,
     /// Empty if the file has none.
     build_id: String,
@@ -83,6 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         addresses: modules.iter().map(|module| module.offsets.len()).sum(),
         named: 0,
         missing: Vec::new(),
+        without_names: Vec::new(),
         failures: Vec::new(),
     };
     let mut symbols = arguments.debug_files.symbols(server);
@@ -90,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let mut named = Vec::new();
     for (index, (module, file)) in modules.into_iter().zip(found).enumerate() {
         let Some(file) = file else {
-            answer.missing.push(MissingFile {
+            answer.missing.push(ListedFile {
                 build_id: hexadecimal(&module.identity.build_id),
                 addresses: module.offsets.len(),
                 path: module.path,
@@ -109,8 +116,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         files.keep(&facts, file);
         symbols = symbols.files(files);
         let functions = symbols.functions(SymbolQuery::new(&facts, &process), &module.offsets);
+        let without = functions.iter().filter(|it| it.is_empty()).count();
+        if without > 0 {
+            answer.without_names.push(ListedFile {
+                build_id: hexadecimal(&module.identity.build_id),
+                addresses: without,
+                path: module.path.clone(),
+            });
+        }
         named.push((module, functions));
     }
+    let listed = &mut answer.without_names;
+    listed.sort_by_key(|file| Reverse(file.addresses));
     let functions = named.iter().flat_map(|(_, functions)| functions);
     answer.named = functions.filter(|it| !it.is_empty()).count();
     let failures = symbols.failures().iter();
@@ -124,6 +141,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
+/// A line for each file, and one for the rest.
+fn lines(what: &str, files: &[ListedFile], max: usize) -> String {
+    let line = |file: &ListedFile| {
+        let build_id = match file.build_id.as_str() {
+            "" => "no build ID".to_owned(),
+            build_id => format!("build ID {build_id}"),
+        };
+        let addresses = count(file.addresses, "address", "addresses");
+        format!(
+            "  {what:9}  {}, {build_id}: {addresses}\n",
+            escape(&file.path)
+        )
+    };
+    let mut text: String = files.iter().take(max).map(line).collect();
+    let more = files.len().saturating_sub(max);
+    if more > 0 {
+        text += &format!("  and {more} more: --json lists them\n");
+    }
+    text
+}
+
 fn text(answer: &Answer) -> String {
     let mut text = format!(
         "named {} of {}: {}\n",
@@ -131,19 +169,8 @@ fn text(answer: &Answer) -> String {
         count(answer.addresses, "address", "addresses"),
         escape(&answer.file),
     );
-    for missing in answer.missing.iter().take(MAX_MISSING) {
-        let build_id = match missing.build_id.as_str() {
-            "" => "no build ID".to_owned(),
-            build_id => format!("build ID {build_id}"),
-        };
-        let (path, addresses) = (escape(&missing.path), missing.addresses);
-        let addresses = count(addresses, "address", "addresses");
-        text += &format!("  not found  {path}, {build_id}: {addresses}\n");
-    }
-    let more = answer.missing.len().saturating_sub(MAX_MISSING);
-    if more > 0 {
-        text += &format!("  and {more} more: --json lists them\n");
-    }
+    text += &lines("not found", &answer.missing, MAX_MISSING);
+    text += &lines("no names", &answer.without_names, MAX_WITHOUT_NAMES);
     for failure in answer.failures.iter().take(MAX_MISSING) {
         text += &format!("  failed     {}\n", escape(failure));
     }

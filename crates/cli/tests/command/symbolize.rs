@@ -123,6 +123,50 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
 }
 
 #[test]
+fn a_stripped_file_is_listed_and_so_is_another_format() {
+    let flags = ["-O2", "-s", "-Wl,--build-id"];
+    let Some(program) = Compiler::gcc().program(&["stacks.c"], &flags) else {
+        return;
+    };
+    let scratch = Scratch::new("symbolize-stripped");
+    let (file, named) = (scratch.path("profile.otlp"), scratch.path("named.otlp"));
+    let program = program.to_str().unwrap();
+    let running = Program::start(program);
+    let pid = running.0.id().to_string();
+    given_time(|seconds| {
+        let record = ["record", "--no-symbols", "-p", &pid, "-d", seconds];
+        otelctx(&[&record[..], &["-o", &file]].concat()).expect(0);
+        let found = functions(&file);
+        found
+            .iter()
+            .any(|it| it == program)
+            .then_some(())
+            .ok_or(found)
+    });
+    let answer = symbolize(&file, &named, &["--json"]).json();
+    let listed = &answer["without_names"][0];
+    assert_eq!(listed["path"], program, "{answer}");
+    let number = |of: &serde_json::Value| of.as_u64().unwrap();
+    let without = answer["without_names"].as_array().unwrap().iter();
+    let without: u64 = without.map(|it| number(&it["addresses"])).sum();
+    assert_eq!(
+        number(&answer["named"]) + without,
+        number(&answer["addresses"])
+    );
+    let text = symbolize(&file, &named, &[]).stdout;
+    let build_id = listed["build_id"].as_str().unwrap();
+    let line = format!("\n  no names   {program}, build ID {build_id}: ");
+    assert!(text.contains(&line), "{text}");
+
+    let graph = scratch.path("graph.svg");
+    let answer = otelctx(&["symbolize", &file, "-o", &graph]).expect(2);
+    assert!(
+        answer.stderr.contains("symbolize writes OTLP alone"),
+        "{answer:?}"
+    );
+}
+
+#[test]
 fn a_file_that_cannot_get_names_later_is_pointed_out() {
     let scratch = Scratch::new("symbolize-later");
     let (graph, file) = (scratch.path("graph.svg"), scratch.path("profile.otlp"));
