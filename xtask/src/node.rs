@@ -143,7 +143,8 @@ fn build(is_native: bool) -> Result<Outcome, String> {
         return Err(format!("{} has {size} bytes", packed.display()));
     }
     if is_native {
-        return Ok(Outcome::Passed(packed.display().to_string()));
+        let packed = packed.display();
+        return Ok(Outcome::Passed(format!("{packed}, for this machine alone")));
     }
     let used = project::check(&packed)?;
     let mut result = format!("{}, {size} bytes; {used}", packed.display());

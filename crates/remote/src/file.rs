@@ -1,4 +1,4 @@
-//! Files on the reader's side: opened without side effects, and read without mapping them.
+//! Files on the reader's side: opened without side effects, and read without accessing a mapping of them.
 
 use std::fs::File;
 use std::io;
@@ -36,7 +36,9 @@ pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
 /// and `inode` refers to: for a process that has ended and so does not give access to its files.
 pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
     let file = open_regular(path).ok()??;
-    is_mapped_file(&file, device, inode).then_some(file)
+    let found = file.metadata().ok()?;
+    let is_mapped = found.ino() == inode && Device::from_stat(found.dev()) == device;
+    is_mapped.then_some(file)
 }
 
 /// Opens the file at `path`, on the reader's side, if it has this build ID.

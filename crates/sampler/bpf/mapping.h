@@ -3,7 +3,7 @@
  *
  * The recorder's lists are faster to search, but a process has run for some milliseconds before the recorder has read
  * its mappings: too late for the compilers of a build. Needs the maple tree of mappings, Linux 6.1. A search costs
- * some hundred nanoseconds, and happens where a list has nothing.
+ * a few hundred nanoseconds, and happens where a list has nothing.
  */
 #ifndef MAPPING_H
 #define MAPPING_H
@@ -24,14 +24,17 @@ struct code {
     __u32 pages; /* 0 without rows */
 };
 
-/* A state of a file's contents, and where in it a mapping begins; all zero for the vDSO. */
+/* A state of a file's contents, and where in it a mapping begins. */
 struct file_code_key {
     __u64 inode;
-    __u64 offset; /* in bytes */
-    __s64 changed; /* ctime: seconds */
-    __u32 changed_nanoseconds;
+    __u64 offset; /* in bytes, or VDSO */
+    __s64 ctime;  /* seconds */
+    __u32 ctime_nanoseconds;
     __u32 device; /* as the kernel keeps it: the minor number in the lowest 20 bits */
 };
+
+/* The rest of the vDSO's key is zero. */
+#define VDSO (~0ULL)
 
 /* Where the rows of a mapping's code are. */
 struct file_code {
@@ -41,9 +44,9 @@ struct file_code {
 };
 
 struct {
+    /* With its memory from the start, 1 MB: clocks' programs may use no other before Linux 6.1. */
     __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
-    __uint(max_entries, 8192); /* 1 MB at most */
+    __uint(max_entries, 8192);
     __type(key, struct file_code_key);
     __type(value, struct file_code);
 } file_code SEC(".maps");
@@ -187,16 +190,18 @@ static __always_inline const struct file_code *rows_of(struct mapping_search *se
     struct super_block *file_system = READ_MEMBER(search, inode, i_sb);
     key->device = READ_MEMBER(search, file_system, s_dev);
     key->inode = READ_MEMBER(search, inode, i_ino);
+    if (!key->inode)
+        return 0;
     if (bpf_core_field_exists(inode->i_ctime_sec)) {
-        key->changed = READ_MEMBER(search, inode, i_ctime_sec);
+        key->ctime = READ_MEMBER(search, inode, i_ctime_sec);
         /* The highest bit says whether it was asked for. */
-        key->changed_nanoseconds = READ_MEMBER(search, inode, i_ctime_nsec) & ~0U >> 1;
+        key->ctime_nanoseconds = READ_MEMBER(search, inode, i_ctime_nsec) & ~0U >> 1;
     } else if (bpf_core_field_exists(inode->__i_ctime)) {
-        key->changed = READ_MEMBER(search, inode, __i_ctime.tv_sec);
-        key->changed_nanoseconds = READ_MEMBER(search, inode, __i_ctime.tv_nsec);
+        key->ctime = READ_MEMBER(search, inode, __i_ctime.tv_sec);
+        key->ctime_nanoseconds = READ_MEMBER(search, inode, __i_ctime.tv_nsec);
     } else {
-        key->changed = READ_MEMBER(search, inode, i_ctime.tv_sec);
-        key->changed_nanoseconds = READ_MEMBER(search, inode, i_ctime.tv_nsec);
+        key->ctime = READ_MEMBER(search, inode, i_ctime.tv_sec);
+        key->ctime_nanoseconds = READ_MEMBER(search, inode, i_ctime.tv_nsec);
     }
     return bpf_map_lookup_elem(&file_code, key);
 }
@@ -206,8 +211,8 @@ static __always_inline const struct file_code *rows_of_file(struct mapping_searc
 {
     const struct file_code *found = rows_of(search, READ_MEMBER(search, file, f_inode));
     /* From Linux 6.8 on, /proc/PID/maps shows the file of an overlay, and not the one below it, which is mapped. The
-     * flag of files below one differs between versions. Of other files this reads what lies behind them, which leads
-     * to no file with rows. */
+     * flag of files below one differs between versions. Of other files this reads what lies behind them, which is
+     * the key of none. */
     if (!found && bpf_core_field_exists(struct backing_file, user_path)) {
         struct dentry *entry = READ_MEMBER(search, (struct backing_file *)file, user_path.dentry);
         found = rows_of(search, READ_MEMBER(search, entry, d_inode));
@@ -215,8 +220,9 @@ static __always_inline const struct file_code *rows_of_file(struct mapping_searc
     return found;
 }
 
-/* Finds the executable mapping of the running thread at an address; false if there is none. */
-static __always_inline int find_mapping(__u64 address, struct code *code)
+/* Finds the executable mapping of the running thread at an address; false if there is none. Notes if it is of a file whose
+ * rows are not there. */
+static __always_inline int find_mapping(__u64 address, struct code *code, __u64 *lacks_rows)
 {
     struct task_struct *task = current_task();
     struct mm_struct___mappings *memory = (void *)OF_TASK(task, mm);
@@ -233,6 +239,7 @@ static __always_inline int find_mapping(__u64 address, struct code *code)
     code->pages = 0;
     /* Another thread may be changing it. */
     if (address < code->start || address >= code->end) {
+        code->start = 0;
         code->end = 0;
         return 0;
     }
@@ -243,12 +250,15 @@ static __always_inline int find_mapping(__u64 address, struct code *code)
         search->key.offset = READ_MEMBER(search, mapping, vm_pgoff) << page_shift;
         found = rows_of_file(search, file);
     } else if (code->start == (__u64)READ_MEMBER(search, memory, context.vdso)) {
+        search->key.offset = VDSO;
         found = bpf_map_lookup_elem(&file_code, &search->key);
     }
     if (found) {
         code->base = code->start + found->base;
         code->page = found->page;
         code->pages = found->pages;
+    } else if (file) {
+        *lacks_rows = 1;
     }
     return 1;
 }

@@ -189,6 +189,7 @@ struct unwinder {
     __u64 pid;
     struct code code; /* the mapping that was found last */
     __u64 is_listed;  /* whether it is in the list: else it may be another one by the next sample */
+    __u64 lacks_rows; /* whether one that is not in the list is of a file whose rows are not there */
     __u64 words[40];
     __u64 chunk_start;
     __u64 chunk_size;
@@ -252,7 +253,7 @@ __attribute__((noinline)) int find_unlisted(__u64 address)
 {
     __u32 zero = 0;
     struct unwinder *unwinder = bpf_map_lookup_elem(&unwinders, &zero);
-    return unwinder && find_mapping(address, &unwinder->code);
+    return unwinder && find_mapping(address, &unwinder->code, &unwinder->lacks_rows);
 }
 
 /* Finds the mapping at an address; false if there is none. */
@@ -357,9 +358,9 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
     __u64 fp = unwinder->registers[FP], former, address;
     if (!is_known(unwinder, FP))
         return end(unwinder, STACK_NO_TABLES);
-    /* Both ABIs mark the outermost frame so. */
+    /* Both ABIs mark the outermost frame so; but code that has rows uses the register for anything. */
     if (fp == 0 && unwinder->by_frame_pointer)
-        return end(unwinder, STACK_START);
+        return end(unwinder, unwinder->lacks_rows ? STACK_NO_TABLES : STACK_START);
     if (fp & 7 || fp < unwinder->registers[SP] || fp >> 63)
         return end(unwinder, STACK_NO_TABLES);
     if (read_word(unwinder, fp, &former) || read_word(unwinder, fp + 8, &address))
@@ -730,6 +731,7 @@ static __always_inline int find_mappings(const struct walk *walk, __u32 pid)
 static __always_inline void go_without_list(struct unwinder *unwinder)
 {
     unwinder->serial = 0;
+    unwinder->pid = 0; /* it may get one */
     /* An entry that no address is in: the serial of a list, or nothing. */
     unwinder->first = 0;
     unwinder->count = 0;
@@ -777,6 +779,8 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
     unwinder->frames = 0;
     unwinder->code.start = 0;
     unwinder->code.end = 0;
+    unwinder->is_listed = 1;
+    unwinder->lacks_rows = 0;
     unwinder->chunk_size = 0;
     walk->stack->size = 0;
     return 1;

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ use crate::monotonic;
 const MAX_MAPPINGS: usize = 16 * 1024;
 /// Maximum number of programs that a process is known to execute next: between two drains, few execute more than two.
 const MAX_NEXT: usize = 16;
+/// Maximum number that is copied for a child that may never be sampled: of 4,096 children, 40 MB.
+const MAX_COPIED: usize = 256;
 /// How long to wait before mappings that newer ones have replaced are searched for again, among all of a process.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of modules that are kept. A machine runs a few thousand files; one that builds
@@ -175,6 +178,11 @@ impl CodeMappings {
             parent: Some((parent, time)),
             ..Self::default()
         }
+    }
+
+    /// Whether they may be copied for each child, before any is sampled.
+    pub(crate) fn is_small(&self) -> bool {
+        self.mappings.len() <= MAX_COPIED
     }
 
     /// Those of a process that starts as a copy of this one, which may have ended before they are needed.
@@ -607,10 +615,13 @@ impl Modules {
             .as_ref()
             .and_then(remote::module::build_id)
             .unwrap_or_default();
+        // On a device of subvolumes or layers, several files can have the same inode number.
+        let of_stat = file.as_ref().and_then(|it| it.metadata().ok());
+        let of_stat = of_stat.map_or(device, |it| Device::from_stat(it.dev()));
         if module.build_id.is_empty() {
-            module.device = u64::from(device.major) << 32 | u64::from(device.minor);
+            module.device = u64::from(of_stat.major) << 32 | u64::from(of_stat.minor);
             module.inode = inode;
-        } else {
+        } else if of_stat == device {
             if self.build_ids.len() >= MAX_MODULES {
                 self.build_ids.clear();
             }

@@ -182,7 +182,7 @@ impl Processes {
                     || self.tracker.get(parent).is_some()
                     || self.pending.contains_key(&parent);
                 if is_wanted && self.pending.len() < MAX_PENDING {
-                    let pending = self.pending.get(&parent);
+                    let pending = self.pending.get(&parent).filter(|it| it.is_small());
                     let code = pending
                         .map_or_else(|| CodeMappings::forked(parent, time), CodeMappings::fork);
                     self.pending.insert(pid, code);
@@ -223,7 +223,10 @@ impl Processes {
         let Some(mut code) = self.pending.remove(&pid) else {
             return;
         };
-        code.inherit(|parent| Some(&self.tracker.get(parent)?.data.code));
+        code.inherit(|parent| {
+            let tracked = self.tracker.get(parent).map(|it| &it.data.code);
+            tracked.or_else(|| self.pending.get(&parent))
+        });
         if let Some(tracked) = self.tracker.get_mut(pid) {
             tracked.data.code = code;
         }

@@ -16,6 +16,8 @@ use crate::writer::Counts;
 
 /// Page size that mappings are aligned to at least. Larger ones divide into these.
 const PAGE: u64 = 4096;
+/// Largest size of a page, in bytes (aarch64).
+const MAX_PAGE: u64 = 64 * 1024;
 /// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
 const MAX_VDSO: u64 = 64 * 1024;
 
@@ -112,16 +114,21 @@ impl CodeSegments {
         let contains = |segment: &&Segment| {
             (segment.offset / PAGE * PAGE..segment.file_end()).contains(&offset)
         };
+        // With pages of 16 or 64 KiB, a mapping begins up to that much earlier.
+        let follows = |segment: &&Segment| {
+            let before = segment.offset.checked_sub(offset);
+            before.is_some_and(|before| before < MAX_PAGE)
+        };
         // A mapping whose protection was changed in part is several.
-        let mut segments = self.0.iter();
-        let segment = segments
-            .find(begins)
-            .or_else(|| self.0.iter().find(contains))?;
+        let find = |is_it: &dyn Fn(&&Segment) -> bool| self.0.iter().find(is_it);
+        let segment = find(&begins)
+            .or_else(|| find(&contains))
+            .or_else(|| find(&follows))?;
         let loaded = start.wrapping_sub(offset).wrapping_add(segment.offset);
         Some(loaded.wrapping_sub(segment.address))
     }
 
-    /// From where on the mappings of a loaded file show it, in bytes, with pages of this size.
+    /// From where on the mappings of a loaded file show it, in bytes, with pages of this size: one for each segment.
     pub fn mapped_offsets(&self, page_size: u64) -> impl Iterator<Item = u64> {
         let page = page_size.max(PAGE);
         self.0
@@ -224,5 +231,34 @@ impl Memory for Shifted<'_> {
             });
         }
         self.memory.read(start + address, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the kernel maps it with pages of 4, 16 and 64 KiB.
+    #[test]
+    fn a_segment_is_found_by_where_its_mapping_begins() {
+        let segment = Segment {
+            offset: 0x1_a2b0,
+            address: 0x2_a2b0,
+            file_size: 0x5000,
+            memory_size: 0x5000,
+            alignment: 0x1_0000,
+            executable: true,
+            writable: false,
+        };
+        let segments = CodeSegments(vec![segment]);
+        for (page_size, offset) in [(0x1000, 0x1_a000), (0x4000, 0x1_8000), (0x1_0000, 0x1_0000)] {
+            let offsets: Vec<u64> = segments.mapped_offsets(page_size).collect();
+            assert_eq!(offsets, [offset]);
+            let start = 0x7000_0000 + segment.address / page_size * page_size;
+            assert_eq!(segments.bias(start, offset), Some(0x7000_0000));
+        }
+        // A part of it, and what is behind it.
+        assert_eq!(segments.bias(0x7002_c000, 0x1_c000), Some(0x7000_0000));
+        assert_eq!(segments.bias(0x7003_0000, 0x2_0000), None);
     }
 }

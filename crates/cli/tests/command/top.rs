@@ -469,10 +469,7 @@ fn without_a_terminal_it_prints_a_picture_each_interval() {
         "--filter",
         "service.name=another",
     ];
-    let picture = &pictures(&filtered)[0];
-    assert_eq!(picture["samples"], 0);
-    // They are of the same samples.
-    assert_eq!(picture["counts"]["complete_stacks"], 0, "{picture:#}");
+    assert_eq!(pictures(&filtered)[0]["samples"], 0);
 }
 
 #[test]

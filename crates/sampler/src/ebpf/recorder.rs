@@ -497,7 +497,7 @@ fn sample(
             true => unwinding.explain(pid, user_stack, *end, head.time),
             false => unwinding.cut(pid, user_stack, *end),
         };
-        if !has_all_mappings && unwinding.lacks_room(pid, user_stack, *end) {
+        if unwinding.lacks_room(pid, user_stack, *end, has_all_mappings) {
             *end = StackEnd::TooManyMappings;
         }
     }

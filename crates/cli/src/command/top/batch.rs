@@ -12,7 +12,7 @@ use super::rows::{By, Key, Row, attribute_keys, rows};
 use super::{Plan, attribute};
 use crate::error::Error;
 use crate::interrupt;
-use crate::output::counts::{CountsJson, incomplete_stacks};
+use crate::output::counts::CountsJson;
 use crate::output::terminal::{self, Style, Terminal};
 use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
@@ -103,7 +103,7 @@ fn table(
     ];
     let missing = missing.into_iter().filter(|(number, _)| *number > 0);
     let missing = missing.map(|(number, what)| format!(" · {} {what}", grouped(number as usize)));
-    let incomplete = incomplete_stacks(&counts);
+    let incomplete = feed.incomplete_stacks();
     let incomplete = incomplete.map(|share| format!(" · {share} of stacks incomplete"));
     let mut text = format!(
         "{}  CPU {} % of {} % · {} in {:.1} s{}{}\n",

@@ -11,6 +11,7 @@ use otelctx_sampler::{Sampler, monotonic};
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::Filter;
 use crate::output::attributes;
+use crate::output::counts::incomplete_stacks;
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
@@ -32,8 +33,6 @@ pub(super) struct Feed<'c> {
     pub(super) window: Window,
     /// The counters when the slice began.
     counts: Counts,
-    /// Of the slice's samples that passed the filter: the sampler's counters are of all samples.
-    kept: Counts,
     interned: Interned,
 }
 
@@ -58,9 +57,14 @@ impl<'c> Feed<'c> {
             generation: 0,
             rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
             counts: Counts::default(),
-            kept: Counts::default(),
             interned: Interned::default(),
         }
+    }
+
+    /// The share of the window's stacks that are incomplete. `None` with a filter: the counters are of all samples.
+    pub(super) fn incomplete_stacks(&self) -> Option<String> {
+        let counts = self.window.counts();
+        self.filter.is_empty().then(|| incomplete_stacks(&counts))?
     }
 
     /// The files of the sampled code.
@@ -80,7 +84,6 @@ impl<'c> Feed<'c> {
         self.rotation.count(samples.len() as u64);
         for sample in samples {
             if self.filter.keeps(&self.catalog, &sample) {
-                self.kept.add(sample.found);
                 let cell =
                     self.interned
                         .cell(&self.catalog, self.generation, &sample, &mut self.window);
@@ -113,11 +116,6 @@ impl<'c> Feed<'c> {
         let counts = self.sampler.counts();
         let mut slice = counts;
         slice -= self.counts;
-        let kept = std::mem::take(&mut self.kept);
-        if !self.filter.is_empty() {
-            let lost = std::mem::replace(&mut slice, kept).lost;
-            slice.lost = lost;
-        }
         self.window.close(monotonic(), slice);
         self.counts = counts;
         self.interned = Interned::default();
@@ -139,7 +137,6 @@ impl<'c> Feed<'c> {
         self.generation += 1;
         self.interned = Interned::default();
         self.window.restart(monotonic());
-        self.kept = Counts::default();
         self.counts = self.sampler.counts();
     }
 }
@@ -270,6 +267,27 @@ mod tests {
         let least = monotonic() - started;
         feed.close();
         assert!(feed.window.wall() >= least);
+    }
+
+    /// Of a service that was filtered out, half of the stacks may be incomplete.
+    #[test]
+    fn the_share_of_incomplete_stacks_is_not_shown_with_a_filter() {
+        let trace = Some(otelctx_reader::format::TraceId::from_bytes([1; 16]));
+        let filters = [
+            Filter::default(),
+            Filter {
+                trace,
+                ..Filter::default()
+            },
+        ];
+        let shown = filters.map(|filter| {
+            let mut feed = Feed::new(sampler(), &filter, 0);
+            let mut counts = Counts::default();
+            (counts.complete_stacks, counts.incomplete_stacks[0]) = (1, 1);
+            feed.window.close(monotonic(), counts);
+            feed.incomplete_stacks()
+        });
+        assert_eq!(shown, [Some("50.0 %".to_owned()), None]);
     }
 
     #[test]

@@ -14,7 +14,6 @@ use super::view::{self, Shown};
 use super::{Plan, attribute, samples_by_value};
 use crate::error::Error;
 use crate::interrupt;
-use crate::output::counts::incomplete_stacks;
 use crate::output::terminal::Terminal;
 
 /// Time until the first view, unless the interval is shorter.
@@ -152,7 +151,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         attached: attached.map(|(_, samples)| samples).sum(),
         lost: window.counts().lost,
         not_traceable: window.counts().not_traceable,
-        incomplete: incomplete_stacks(&window.counts()),
+        incomplete: feed.incomplete_stacks(),
         limits: plan.limits.join("; "),
         stack,
         rows,

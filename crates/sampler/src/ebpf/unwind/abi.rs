@@ -59,14 +59,17 @@ pub(super) struct ProcessCode {
 // SAFETY: integers without padding.
 unsafe impl Pod for ProcessCode {}
 
+/// `VDSO`: the offset in the vDSO's key, whose other members are zero.
+pub(super) const VDSO: u64 = u64::MAX;
+
 /// `struct file_code_key`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FileCodeKey {
     pub(super) inode: u64,
     pub(super) offset: u64,
-    pub(super) changed: i64,
-    pub(super) changed_nanoseconds: u32,
+    pub(super) ctime: i64,
+    pub(super) ctime_nanoseconds: u32,
     pub(super) device: u32,
 }
 
@@ -235,7 +238,7 @@ pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)
     layout!(
         "file_code_key",
         FileCodeKey,
-        [inode, offset, changed, changed_nanoseconds, device]
+        [inode, offset, ctime, ctime_nanoseconds, device]
     );
     layout!("file_code", FileCode, [base, page, pages]);
     layout!("rule_list", RuleList, [at]);

@@ -1,7 +1,9 @@
 //! What the program has of the code of processes, and the rows of files.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use aya::Ebpf;
 use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::{self, Process};
+use otelctx_reader::remote::{self, Device, Process};
 use otelctx_sample::StackEnd;
 
 use super::super::load::{array, map};
@@ -42,8 +44,15 @@ pub(super) struct Kernel {
     serial: u64,
     /// Number of requests without an answer.
     pending: usize,
-    /// There was no room for a request.
+    /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
+    shared_devices: HashSet<Device, RandomState>,
+    /// There was no room for a request, or what a mapping shows was not distinguished from others.
     has_refused: bool,
+}
+
+/// The device of a file in stat(2).
+fn device_of(file: &File) -> Option<Device> {
+    Some(Device::from_stat(file.metadata().ok()?.dev()))
 }
 
 struct FileEntry {
@@ -88,8 +97,21 @@ impl Kernel {
             answers,
             serial: 0,
             pending: 0,
+            shared_devices: HashSet::default(),
             has_refused: false,
         })
+    }
+
+    /// What a mapping shows.
+    pub(super) fn shown(&self, process: &Process, mapping: &remote::Mapping<'_>) -> Option<Shown> {
+        let (device, inode) = (mapping.device, mapping.inode);
+        if !self.shared_devices.contains(&device) {
+            return Shown::of(mapping);
+        }
+        let range = (mapping.start, mapping.end);
+        let file = process.mapped_file(range, mapping.name, device, inode)?;
+        let device = device_of(&file)?;
+        Some(Shown::File { device, inode })
     }
 
     /// The rows of what a mapping shows, if they are there; asks for them, if they are not.
@@ -111,17 +133,23 @@ impl Kernel {
             let range = (mapping.start, mapping.end);
             let request = match shown {
                 Shown::Vdso if rows.is_some() => return rows,
-                Shown::Vdso => Request::Vdso {
-                    pid: process.pid(),
-                    range,
-                },
-                Shown::File { device, inode } => {
-                    match process.mapped_file(range, mapping.name, device, inode) {
-                        Some(file) => Request::File { file, shown },
-                        None => {
-                            self.note_unreadable(shown);
-                            return rows;
-                        }
+                Shown::Vdso => Request::Vdso,
+                Shown::File { device, .. } => {
+                    let (mapped, name) = ((mapping.device, mapping.inode), mapping.name);
+                    let Some(file) = process.mapped_file(range, name, mapped.0, mapped.1) else {
+                        self.note_unreadable(shown);
+                        return rows;
+                    };
+                    if device_of(&file).is_some_and(|found| found != device) {
+                        // `shown` must distinguish them: the mappings are read again.
+                        self.shared_devices.insert(device);
+                        self.has_refused = true;
+                        return None;
+                    }
+                    Request::File {
+                        file,
+                        shown,
+                        mapped,
                     }
                 }
             };

@@ -94,16 +94,9 @@ impl MappingList {
     pub(super) fn add(
         &mut self,
         mapping: &remote::Mapping<'_>,
+        shown: Option<Shown>,
         rows: impl FnOnce(Shown) -> Option<Arc<PlacedRows>>,
     ) -> ControlFlow<()> {
-        let shown = match mapping.name {
-            b"[vdso]" => Some(Shown::Vdso),
-            _ if mapping.inode == 0 => None,
-            _ => Some(Shown::File {
-                device: mapping.device,
-                inode: mapping.inode,
-            }),
-        };
         let is_memory = shown.is_none() || mapping.name.starts_with(b"/memfd:");
         let mut new = Mapping {
             range: (mapping.start, mapping.end),
@@ -176,7 +169,7 @@ mod tests {
                 inode,
                 name,
             };
-            if list.add(&mapping, |_| None).is_break() {
+            if list.add(&mapping, Shown::of(&mapping), |_| None).is_break() {
                 break;
             }
         }

@@ -25,7 +25,7 @@ pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
 use kernel::{Kernel, PlacedCode};
 use mappings::{Dropped, Mapping, MappingList};
-use worker::Answer;
+use worker::{Answer, Shown};
 
 use crate::Options;
 use crate::code::{MemoryChange, Report};
@@ -87,7 +87,11 @@ impl ProcessMappings {
         let mut list = MappingList::default();
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
-            list.add(mapping, |shown| {
+            let shown = match kernel {
+                Some(kernel) => kernel.shown(process, mapping),
+                None => Shown::of(mapping),
+            };
+            list.add(mapping, shown, |shown| {
                 let kernel = kernel.as_mut()?;
                 kernel.rows(process, mapping, shown)
             })
@@ -173,9 +177,13 @@ impl Unwinding {
 
     /// Whether a stack of a process shows that it has mappings which are not known.
     pub(super) fn lacks_mappings(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
+        // Those in between are in mappings as old as these, as a rule.
         let first = stack.first().and_then(Frame::address);
-        let contain = |it: &ProcessMappings| first.is_none_or(|address| it.contain(address));
-        let is_known = |it: &ProcessMappings| !it.is_stale && contain(it);
+        let last = stack.iter().rev().find_map(Frame::lookup_address);
+        let is_known = |it: &ProcessMappings| {
+            let mut ends = first.into_iter().chain(last);
+            !it.is_stale && ends.all(|address| it.contain(address))
+        };
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
     }
 
@@ -227,19 +235,27 @@ impl Unwinding {
     }
 
     /// Whether a stack of a process ended where it did for lack of room for the process's mappings.
-    pub(super) fn lacks_room(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
+    /// `has_all` is whether the program has found mappings that are in no list: only rows can be missing then.
+    pub(super) fn lacks_room(
+        &self,
+        pid: i32,
+        stack: &[Frame],
+        end: StackEnd,
+        has_all: bool,
+    ) -> bool {
         let Some(process) = self.processes.get(&pid) else {
             return false;
         };
         let last = || stack.iter().rev().find_map(Frame::lookup_address);
+        let lacks_list = process.lacks_room && !has_all;
         match end {
-            StackEnd::FramePointers => process.lacks_room,
+            StackEnd::FramePointers => lacks_list,
             // Memory has no tables, with room or without.
             StackEnd::NoTables if process.dropped.files => {
-                process.lacks_room || last().is_some_and(|address| !process.contain(address))
+                lacks_list || last().is_some_and(|address| !process.contain(address))
             }
-            StackEnd::NoTables => process.lacks_room,
-            StackEnd::NotExecutable => process.lacks_room || process.dropped.any,
+            StackEnd::NoTables => lacks_list,
+            StackEnd::NotExecutable => lacks_list || process.dropped.any && !has_all,
             _ => false,
         }
     }
@@ -371,7 +387,7 @@ mod tests {
         let pid = std::process::id() as i32;
         let mut stack = vec![Frame::native(0, address), Frame::native(1, address + 8)];
         let end = unwinding.cut(pid, &mut stack, StackEnd::FramePointers);
-        (end, unwinding.lacks_room(pid, &stack, end))
+        (end, unwinding.lacks_room(pid, &stack, end, false))
     }
 
     /// The program, with tables, and this process as its target. `None`, with a line, where the kernel does not permit it.

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use aya::Ebpf;
-use aya::maps::{HashMap as KernelMap, MapData};
+use aya::maps::{HashMap as KernelMap, MapData, MapError};
 use otelctx_unwind::{
     CodeSegments, FILLER, FileRows, FreeRanges, PAGE_SIZE, Piece, Placement, Rows, SHARD_ROWS,
     Shards,
@@ -19,7 +19,7 @@ use otelctx_unwind::{
 use super::super::load::{array, map};
 use super::super::shared::{Shared, create, set_map};
 use super::super::side_band::page_size;
-use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard};
+use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard, VDSO};
 use super::worker::Shown;
 use crate::refusal::Refusal;
 
@@ -44,8 +44,8 @@ struct StoredRows {
     last_use: u64,
 }
 
-/// A file, as the program knows it in the state that it had.
-struct KnownFile {
+/// A file in the program's map, in the state that it had.
+struct AddedFile {
     /// The place of its rows in the page index.
     page: u32,
     /// One for each mapping that shows its code.
@@ -70,7 +70,7 @@ pub(super) struct Store {
     stored: HashMap<u32, StoredRows>,
     /// Where the program finds the rows of a mapping that is in no list.
     file_code: KernelMap<MapData, FileCodeKey, FileCode>,
-    known_files: HashMap<Shown, KnownFile>,
+    added_files: HashMap<Shown, AddedFile>,
     /// Number of uses so far.
     uses: u64,
     /// Maximum number of shards unless more are needed by processes.
@@ -89,7 +89,7 @@ impl Store {
             free_pages: FreeRanges::new(0..MAX_PAGES as u32),
             stored: HashMap::new(),
             file_code: map(programs, "file_code")?,
-            known_files: HashMap::new(),
+            added_files: HashMap::new(),
             uses: 0,
             max_kept,
         })
@@ -103,61 +103,69 @@ impl Store {
         }
     }
 
-    /// Adds a file that has these rows to the program's map: processes without a list are unwound with them. `changed` is its
-    /// ctime, in seconds and nanoseconds.
-    pub(super) fn show(&mut self, shown: Shown, changed: (i64, u32), rows: &PlacedRows) {
-        let mut key = FileCodeKey::default();
-        if let Shown::File { device, inode } = shown {
-            (key.changed, key.changed_nanoseconds) = changed;
-            (key.inode, key.device) = (inode, device.major << 20 | device.minor);
-        }
-        if let Some(known) = self.known_files.get(&shown) {
-            let is_current = |it: &FileCodeKey| {
-                (it.changed, it.changed_nanoseconds) == (key.changed, key.changed_nanoseconds)
-            };
-            if known.page == rows.page && known.keys.iter().all(is_current) {
+    /// Adds a file that has these rows to the program's map: processes without a list are unwound with them. `key` has its
+    /// device, inode and ctime.
+    pub(super) fn add_file(&mut self, shown: Shown, key: FileCodeKey, rows: &PlacedRows) {
+        let with_offset = |offset| FileCodeKey { offset, ..key };
+        if let Some(added) = self.added_files.get(&shown) {
+            let is_same = |it: &FileCodeKey| *it == with_offset(it.offset);
+            if added.page == rows.page && added.keys.iter().all(is_same) {
                 return;
             }
-            self.hide(|_, file| *file == shown);
+        }
+        let replaced = self.added_files.remove(&shown);
+        let mut entries = Vec::new();
+        match shown {
+            Shown::Vdso => entries.extend(rows.segments.bias(0, 0).map(|bias| (VDSO, bias))),
+            Shown::File { .. } => {
+                let offsets = rows.segments.mapped_offsets(page_size() as u64);
+                let biases = offsets.map(|it| Some((it, rows.segments.bias(0, it)?)));
+                entries.extend(biases.flatten());
+            }
         }
         let mut keys = Vec::new();
-        let offsets = rows.segments.mapped_offsets(page_size() as u64);
-        let offsets = match shown {
-            Shown::Vdso => vec![0],
-            Shown::File { .. } => offsets.collect(),
-        };
-        for offset in offsets {
-            let Some(bias) = rows.segments.bias(0, offset) else {
-                continue;
-            };
+        for (offset, bias) in entries {
             let code = FileCode {
                 base: bias.wrapping_add(rows.start),
                 page: rows.page,
                 pages: rows.pages,
             };
-            key.offset = offset;
-            // If there is no room, such processes have no whole stacks until they have a list.
-            if self.file_code.insert(key, code, 0).is_ok() {
+            let key = with_offset(offset);
+            let mut added = self.file_code.insert(key, code, 0);
+            if added.is_err() {
+                // It is full, most likely of files that are not used any more.
+                self.remove_files(|_, _| true);
+                added = self.file_code.insert(key, code, 0);
+            }
+            if added.is_ok() {
                 keys.push(key);
             }
         }
-        if !keys.is_empty() {
-            let page = rows.page;
-            self.known_files.insert(shown, KnownFile { page, keys });
-        }
-    }
-
-    /// Removes the entries of some files from the program's map.
-    fn hide(&mut self, mut is_hidden: impl FnMut(&KnownFile, &Shown) -> bool) {
-        for (_, file) in self
-            .known_files
-            .extract_if(|shown, file| is_hidden(file, shown))
-        {
-            for key in file.keys {
-                // It is there.
-                let _ = self.file_code.remove(&key);
+        let page = rows.page;
+        if let Some(replaced) = replaced {
+            for key in replaced.keys.iter().filter(|it| !keys.contains(it)) {
+                // It is there, or there was no room for it.
+                let _ = self.file_code.remove(key);
             }
         }
+        self.added_files.insert(shown, AddedFile { page, keys });
+    }
+
+    /// Removes files from the program's map. Returns whether none of them is in it any more.
+    fn remove_files(&mut self, mut is_removed: impl FnMut(Shown, &AddedFile) -> bool) -> bool {
+        let files = &mut self.added_files;
+        let removed = files.extract_if(|shown, file| is_removed(*shown, file));
+        let mut are_gone = true;
+        for key in removed.flat_map(|(_, file)| file.keys) {
+            are_gone &= match self.file_code.remove(&key) {
+                Ok(()) => true,
+                Err(MapError::SyscallError(error)) => {
+                    error.io_error.kind() == io::ErrorKind::NotFound
+                }
+                Err(_) => false,
+            };
+        }
+        are_gone
     }
 
     /// Whether there are no more shards than should be kept.
@@ -273,8 +281,8 @@ impl Store {
             }
         }
         let pages: HashSet<u32> = given_back.iter().map(|(_, placed)| placed.page).collect();
-        self.hide(|file, _| pages.contains(&file.page));
-        if given_back.is_empty() || self.wait_for_programs().is_err() {
+        let are_gone = self.remove_files(|_, file| pages.contains(&file.page));
+        if given_back.is_empty() || !are_gone || self.wait_for_programs().is_err() {
             // What a program may still search is not used again.
             return false;
         }

@@ -5,17 +5,18 @@
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher, Hash, RandomState};
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::elf::{Elf, Source};
-use otelctx_reader::remote::{Device, FileBytes, Process};
+use otelctx_reader::remote::{Device, FileBytes, Mapping, Process};
 use otelctx_unwind::{Dictionary, FileRows, UnwindTables};
 
 use super::super::shared::Shared;
-use super::abi::{KernelRule, RuleList};
+use super::abi::{FileCodeKey, KernelRule, RuleList};
 use super::store::{PlacedRows, Store};
 
 /// Maximum number of files that are remembered, with rows or without.
@@ -28,17 +29,37 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 /// What a mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Shown {
-    File { device: Device, inode: u64 },
+    /// The device is that of stat(2) where a mapping's has several files with this inode.
+    File {
+        device: Device,
+        inode: u64,
+    },
     Vdso,
+}
+
+impl Shown {
+    /// By what the mapping itself says. `None` for memory.
+    pub(super) fn of(mapping: &Mapping<'_>) -> Option<Self> {
+        let (device, inode) = (mapping.device, mapping.inode);
+        match mapping.name {
+            b"[vdso]" => Some(Self::Vdso),
+            _ if inode == 0 => None,
+            _ => Some(Self::File { device, inode }),
+        }
+    }
 }
 
 /// Asks for the rows of what a process has mapped.
 #[derive(Debug)]
 pub(super) enum Request {
     /// Opened while it was mapped: its process may have ended.
-    File { file: File, shown: Shown },
-    /// It is the same in all processes.
-    Vdso { pid: i32, range: (u64, u64) },
+    File {
+        file: File,
+        shown: Shown,
+        /// Device and inode, as the mapping shows them.
+        mapped: (Device, u64),
+    },
+    Vdso,
 }
 
 /// What a request came to.
@@ -144,24 +165,29 @@ impl Worker {
                 true => requests.recv().map_err(RecvTimeoutError::from),
                 false => requests.recv_timeout(next_trim - now),
             };
-            let (answer, changed) = match &request {
-                Ok(Request::File { file, shown }) => match file.metadata() {
-                    Ok(facts) => {
-                        let changed = (facts.ctime(), facts.ctime_nsec() as u32);
-                        (self.of_file(file, &facts).answer(*shown), changed)
-                    }
-                    Err(_) => (FileOutcome::Damaged.answer(*shown), Default::default()),
-                },
-                Ok(Request::Vdso { pid, range }) => (
-                    self.of_vdso(*pid, *range).answer(Shown::Vdso),
-                    Default::default(),
-                ),
+            let mut key = FileCodeKey::default();
+            let answer = match &request {
+                Ok(Request::File {
+                    file,
+                    shown,
+                    mapped,
+                }) => {
+                    let (device, inode) = *mapped;
+                    (key.inode, key.device) = (inode, device.major << 20 | device.minor);
+                    let outcome = file.metadata().map(|facts| {
+                        (key.ctime, key.ctime_nanoseconds) =
+                            (facts.ctime(), facts.ctime_nsec() as u32);
+                        self.of_file(file, &facts)
+                    });
+                    outcome.unwrap_or(FileOutcome::Damaged).answer(*shown)
+                }
+                Ok(Request::Vdso) => self.of_vdso().answer(Shown::Vdso),
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             if let Some(rows) = &answer.rows {
                 self.store.note_use(rows);
-                self.store.show(answer.shown, changed, rows);
+                self.store.add_file(answer.shown, key, rows);
             }
             if answers.send(answer).is_err() {
                 break;
@@ -169,14 +195,26 @@ impl Worker {
         }
     }
 
-    fn of_vdso(&mut self, pid: i32, range: (u64, u64)) -> FileOutcome {
-        let memory = Process::open(pid).and_then(|process| process.memory());
-        let Ok(memory) = memory else {
+    /// This process's own vDSO: it is the same in all, but a target may have changed its own.
+    fn of_vdso(&mut self) -> FileOutcome {
+        let own = Process::open(std::process::id() as i32);
+        let Ok((process, memory)) = own.and_then(|own| own.memory().map(|memory| (own, memory)))
+        else {
             return FileOutcome::NoTables;
         };
-        match FileRows::of_vdso(&memory, range, &self.dictionary) {
-            Ok(rows) => self.place(&rows),
-            Err(error) => error.into(),
+        let mut range = None;
+        let _ = process.executable_mappings(&mut |mapping| {
+            if mapping.name != b"[vdso]" {
+                return ControlFlow::Continue(());
+            }
+            range = Some((mapping.start, mapping.end));
+            ControlFlow::Break(())
+        });
+        let rows = range.map(|range| FileRows::of_vdso(&memory, range, &self.dictionary));
+        match rows {
+            Some(Ok(rows)) => self.place(&rows),
+            Some(Err(error)) => error.into(),
+            None => FileOutcome::NoTables,
         }
     }
 

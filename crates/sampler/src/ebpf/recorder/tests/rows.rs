@@ -273,6 +273,15 @@ fn take_stacks(recorder: &mut Recorder, pid: i32, count: usize) -> Vec<(u16, Vec
     stacks
 }
 
+/// Checks that a process's stacks are walked by frame pointers, which lead to the thread's first function and no further:
+/// that is no end which code without rows would tell.
+fn check_without_rows(recorder: &mut Recorder, process: &Spinning) {
+    for (end, stack) in take_stacks(recorder, process.target.pid(), 20) {
+        assert_eq!(stack_end::of(end), StackEnd::NoTables, "{stack:x?}");
+        assert_eq!(stack.len(), Spinning::DEPTH + 1, "{stack:x?}");
+    }
+}
+
 /// A process whose mappings the recorder does not know, or has no room for.
 #[test]
 fn the_program_finds_mappings_that_are_in_no_list() {
@@ -312,16 +321,13 @@ fn the_program_finds_mappings_that_are_in_no_list() {
         assert_eq!(stack.len(), Spinning::DEPTH + 3);
     }
 
-    // The same file with other contents, which have other rows. Frame pointers lead to the thread's first function.
+    // The same file with other contents, which have other rows: those of before are not used.
     end(&mut recorder, second.target);
     end(&mut recorder, first.target);
     otelctx_fixtures::copy_program(&other, &file);
     let mut changed = Spinning::start(&file);
     start_sampling(&mut recorder, changed.target.pid());
-    for (end, stack) in take_stacks(&mut recorder, changed.target.pid(), 20) {
-        assert_eq!(stack_end::of(end), StackEnd::Start);
-        assert_eq!(stack.len(), Spinning::DEPTH + 1, "{stack:x?}");
-    }
+    check_without_rows(&mut recorder, &changed);
     // After this time, contents of files are checked again (`RECHECK_INTERVAL`).
     std::thread::sleep(Duration::from_secs(1));
     let process = reader::remote::Process::open(changed.target.pid()).unwrap();
@@ -330,6 +336,50 @@ fn the_program_finds_mappings_that_are_in_no_list() {
     recorder.drain(&mut Catalog::new(), &mut |_| {});
     recorder.reset_catalog();
     check_stacks(&mut recorder, &mut [&mut known, &mut changed]);
+}
+
+/// Rows that no list refers to are given back, and their room is used again.
+#[test]
+fn the_program_does_not_find_rows_that_were_given_back() {
+    let other = spinning(&[], &["-fstack-protector-all"]);
+    let (Some(program), Some(other)) = (spinning(&[], &[]), other) else {
+        return;
+    };
+    let process = Spinning::start(&program);
+    let pid = process.target.pid();
+    let mut options = Options::new(Targets::Processes(vec![pid]));
+    options.frequency = 499;
+    (options.kept_rows, options.max_mappings) = (Some(0), Some(1));
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    if !finds_mappings(&mut recorder, pid) {
+        return;
+    }
+    let take = |recorder: &mut Recorder| take_stacks(recorder, pid, 1).pop().unwrap().1;
+    let whole = take(&mut recorder);
+    assert_eq!(whole.len(), Spinning::DEPTH + 3);
+    // As if it had ended: what it has mapped keeps its rows.
+    recorder.loaded.unwinding.forget(pid);
+    let begin = Instant::now();
+    while take(&mut recorder).len() == whole.len() {
+        assert!(begin.elapsed() < TIMEOUT, "they are kept");
+    }
+    // Nothing is drained: a sample of the process would ask for its rows again.
+    let mut other = Spinning::start(&other);
+    start_sampling(&mut recorder, other.target.pid());
+    let opened = reader::remote::Process::open(other.target.pid()).unwrap();
+    recorder.loaded.unwinding.read(&opened);
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    drop(take_stacks(&mut recorder, other.target.pid(), 1));
+    for (_, stack) in take_stacks(&mut recorder, other.target.pid(), 20) {
+        other.check(&stack);
+    }
+    // Its frame pointers are right, and the C library has rows again.
+    for (_, stack) in take_stacks(&mut recorder, pid, 20) {
+        assert_eq!(stack[1..], whole[1..]);
+    }
 }
 
 /// A process without room for its mappings, and then with it.
