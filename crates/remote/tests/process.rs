@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::libc;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Btrfs, Compiler, Target};
 use otelctx_remote::{
     Device, Error, FileCache, LiveProcess, LoadedModule, Memory, MemoryError, Module, Modules,
     Process,
@@ -12,7 +12,7 @@ use otelctx_remote::{
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 fn program() -> Option<std::path::PathBuf> {
     let flags = ["-DLINKED", "-rdynamic"];
@@ -234,7 +234,7 @@ fn loaded(target: &Target, library: &Path) -> LoadedModule {
 
 /// map_files opens whatever is mapped there by now, and a path whatever lies there: device and inode decide.
 #[test]
-fn a_file_is_a_mapping_s_by_device_and_inode() {
+fn a_mapped_file_is_opened_by_device_and_inode() {
     let Some(library) = Compiler::gcc().library(&["variable.c"], &["-O2"]) else {
         return;
     };
@@ -260,50 +260,9 @@ fn a_file_is_a_mapping_s_by_device_and_inode() {
     assert!(!opened(elsewhere, module.inode + 1));
 }
 
-/// A file system that is unmounted when this is dropped.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-        let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
-    }
-}
-
-/// A new btrfs on a loop device; `None`, with a line, where that takes a right or a tool that is not
-/// there.
-fn btrfs() -> Option<Mounted> {
-    let directory = std::env::temp_dir().join(format!("otelctx-btrfs-{}", std::process::id()));
-    let (image, mounted) = (directory.join("image"), directory.join("mounted"));
-    std::fs::create_dir_all(&mounted).unwrap();
-    let mounted = Mounted(mounted);
-    let file = std::fs::File::create(&image).unwrap();
-    // btrfs needs 109 MiB at the least; the file is sparse.
-    file.set_len(256 << 20).unwrap();
-    for (program, arguments) in [
-        ("mkfs.btrfs", vec!["-q".as_ref(), image.as_os_str()]),
-        (
-            "mount",
-            vec![
-                "-o".as_ref(),
-                "loop".as_ref(),
-                image.as_os_str(),
-                mounted.0.as_os_str(),
-            ],
-        ),
-    ] {
-        let run = Command::new(program).args(arguments).output();
-        if !run.as_ref().is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: {program} of a btrfs: {run:?}");
-            return None;
-        }
-    }
-    Some(mounted)
-}
-
 /// Its stat(2) gives each subvolume a device number of its own, which no mapping shows.
 #[test]
-fn a_file_on_btrfs_is_a_mapping_s_by_what_its_own_mapping_shows() {
+fn a_mapped_file_on_btrfs_is_opened() {
     // Nothing but the device and the inode is compared.
     let Some(library) = Compiler::gcc().library(&["variable.c"], &["-Wl,--build-id=none"]) else {
         return;
@@ -311,8 +270,10 @@ fn a_file_on_btrfs_is_a_mapping_s_by_what_its_own_mapping_shows() {
     let Some(program) = Compiler::gcc().program(&["threads.c"], &["-ldl"]) else {
         return;
     };
-    let Some(mounted) = btrfs() else { return };
-    let copy = mounted.0.join("library.so");
+    let Some(mounted) = Btrfs::mount("file") else {
+        return;
+    };
+    let copy = mounted.path().join("library.so");
     std::fs::copy(&library, &copy).unwrap();
     let argument = format!("lib={}", copy.display());
     let target = Target::spawn(Command::new(&program).arg(argument));

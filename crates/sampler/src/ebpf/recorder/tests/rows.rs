@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{ArrayOfMaps, Map, MapInfo, MapType};
+use otelctx_fixtures::Btrfs;
 
 use super::*;
 
@@ -336,6 +338,53 @@ fn the_program_finds_mappings_that_are_in_no_list() {
     recorder.drain(&mut Catalog::new(), &mut |_| {});
     recorder.reset_catalog();
     check_stacks(&mut recorder, &mut [&mut known, &mut changed]);
+}
+
+/// Mappings of both show the same device.
+#[test]
+fn files_with_the_same_inode_number_in_two_subvolumes_have_their_own_rows() {
+    let other = spinning(&[], &["-fstack-protector-all"]);
+    let (Some(program), Some(other)) = (spinning(&[], &[]), other) else {
+        return;
+    };
+    let Some(mounted) = Btrfs::mount("rows") else {
+        return;
+    };
+    let mut inodes = Vec::new();
+    let mut all = Vec::new();
+    for (name, program) in [("first", program), ("second", other)] {
+        let Some(subvolume) = mounted.subvolume(name) else {
+            return;
+        };
+        let copy = subvolume.join("program");
+        otelctx_fixtures::copy_program(&program, &copy);
+        inodes.push(std::fs::metadata(&copy).unwrap().ino());
+        all.push(Spinning::start(&copy));
+    }
+    assert_eq!(inodes[0], inodes[1]);
+    let pids: Vec<i32> = all.iter().map(|it| it.target.pid()).collect();
+    let mut options = Options::new(Targets::Processes(pids.clone()));
+    options.frequency = 499;
+    options.without_mappings = true;
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    // What the mappings show is distinguished when they are read again.
+    let begin = Instant::now();
+    while recorder.counts().complete_stacks == 0 {
+        assert!(begin.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain(&mut Catalog::new(), &mut |_| {});
+        recorder.reset_catalog();
+    }
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    recorder.drain(&mut Catalog::new(), &mut |_| {});
+    recorder.reset_catalog();
+    check_stacks(&mut recorder, &mut all.iter_mut().collect::<Vec<_>>());
+    for process in all {
+        // With the C library's: start_thread and clone3.
+        assert_eq!(process.callers.unwrap().len(), Spinning::DEPTH + 2);
+    }
 }
 
 /// Rows that no list refers to are given back, and their room is used again.
