@@ -1,5 +1,9 @@
 //! Device numbers, in one form for all sources.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
 /// The device that a file lies on.
 ///
 /// `/proc/PID/maps` prints it as `major:minor` in hexadecimal, stat(2) packs it into `st_dev`. On
@@ -21,5 +25,13 @@ impl Device {
             major: nix::sys::stat::major(st_dev) as u32,
             minor: nix::sys::stat::minor(st_dev) as u32,
         }
+    }
+
+    /// The device of a file in stat(2).
+    ///
+    /// # Errors
+    /// When stat(2) fails.
+    pub fn of_file(file: &File) -> io::Result<Self> {
+        Ok(Self::from_stat(file.metadata()?.dev()))
     }
 }

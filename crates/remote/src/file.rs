@@ -36,9 +36,7 @@ pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
 /// and `inode` refers to: for a process that has ended and so does not give access to its files.
 pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
     let file = open_regular(path).ok()??;
-    let found = file.metadata().ok()?;
-    let is_mapped = found.ino() == inode && Device::from_stat(found.dev()) == device;
-    is_mapped.then_some(file)
+    (in_stat(&file)? == (device, inode)).then_some(file)
 }
 
 /// Opens the file at `path`, on the reader's side, if it has this build ID.
@@ -50,11 +48,17 @@ pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
 
 /// Whether the file, which may be opened with O_PATH, is the one that a mapping with `device` and `inode` refers to.
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
-    match file.metadata() {
-        Ok(found) if Device::from_stat(found.dev()) == device => found.ino() == inode,
-        Ok(_) => shown_in_maps(file) == Some((device, inode)),
-        Err(_) => false,
+    match in_stat(file) {
+        Some((of_stat, found)) if of_stat == device => found == inode,
+        Some(_) => shown_in_maps(file) == Some((device, inode)),
+        None => false,
     }
+}
+
+/// Device and inode of a file in stat(2).
+fn in_stat(file: &File) -> Option<(Device, u64)> {
+    let found = file.metadata().ok()?;
+    Some((Device::from_stat(found.dev()), found.ino()))
 }
 
 /// Device and inode of a file as `/proc/PID/maps` shows them where it is mapped. On some file systems (btrfs, overlayfs)
@@ -74,21 +78,19 @@ fn shown_in_maps(file: &File) -> Option<(Device, u64)> {
 fn own_mapping(address: u64) -> Option<(Device, u64)> {
     // Not `self`: it has no mappings once the first thread has ended.
     let maps = File::open("/proc/thread-self/maps").ok()?;
-    let mut found = None;
     match Query::new(&maps).next(address, 0) {
-        Ok(mapping) => found = mapping.map(|it| (it.device, it.inode)),
-        Err(Errno::ENOTTY) => {
-            let walked = walk(&maps, &mut |mapping| {
-                if !(mapping.start..mapping.end).contains(&address) {
-                    return ControlFlow::Continue(());
-                }
-                found = Some((mapping.device, mapping.inode));
-                ControlFlow::Break(())
-            });
-            walked.ok()?;
-        }
-        Err(_) => {}
+        Err(Errno::ENOTTY) => {}
+        answer => return answer.ok()?.map(|it| (it.device, it.inode)),
     }
+    let mut found = None;
+    let walked = walk(&maps, &mut |mapping| {
+        if !(mapping.start..mapping.end).contains(&address) {
+            return ControlFlow::Continue(());
+        }
+        found = Some((mapping.device, mapping.inode));
+        ControlFlow::Break(())
+    });
+    walked.ok()?;
     found
 }
 

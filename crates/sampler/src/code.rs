@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::ops::ControlFlow;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -616,8 +615,8 @@ impl Modules {
             .and_then(remote::module::build_id)
             .unwrap_or_default();
         // On a device of subvolumes or layers, several files can have the same inode number.
-        let of_stat = file.as_ref().and_then(|it| it.metadata().ok());
-        let of_stat = of_stat.map_or(device, |it| Device::from_stat(it.dev()));
+        let of_stat = file.as_ref().and_then(|it| Device::of_file(it).ok());
+        let of_stat = of_stat.unwrap_or(device);
         if module.build_id.is_empty() {
             module.device = u64::from(of_stat.major) << 32 | u64::from(of_stat.minor);
             module.inode = inode;

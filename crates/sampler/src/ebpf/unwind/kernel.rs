@@ -1,9 +1,7 @@
 //! What the program has of the code of processes, and the rows of files.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -48,11 +46,6 @@ pub(super) struct Kernel {
     shared_devices: HashSet<Device, RandomState>,
     /// There was no room for a request, or what a mapping shows was not distinguished from others.
     has_refused: bool,
-}
-
-/// The device of a file in stat(2).
-fn device_of(file: &File) -> Option<Device> {
-    Some(Device::from_stat(file.metadata().ok()?.dev()))
 }
 
 struct FileEntry {
@@ -110,7 +103,7 @@ impl Kernel {
         }
         let range = (mapping.start, mapping.end);
         let file = process.mapped_file(range, mapping.name, device, inode)?;
-        let device = device_of(&file)?;
+        let device = Device::of_file(&file).ok()?;
         Some(Shown::File { device, inode })
     }
 
@@ -140,7 +133,7 @@ impl Kernel {
                         self.note_unreadable(shown);
                         return rows;
                     };
-                    if device_of(&file).is_some_and(|found| found != device) {
+                    if Device::of_file(&file).is_ok_and(|found| found != device) {
                         // `shown` must distinguish them: the mappings are read again.
                         self.shared_devices.insert(device);
                         self.has_refused = true;
