@@ -36,6 +36,43 @@ fn busy() -> Option<Target> {
     Some(Target::spawn(Command::new(program).arg("busy")))
 }
 
+/// Starts to sample a process that runs already.
+fn start_sampling(recorder: &mut Recorder, pid: i32) {
+    recorder.processes.add(pid).unwrap();
+    recorder.processes.scan(pid);
+    recorder.configure(pid);
+}
+
+/// Takes stacks of a process and how they end, of samples whose parts are wanted. The recorder takes no note of them.
+fn take_stacks(
+    recorder: &mut Recorder,
+    pid: i32,
+    count: usize,
+    is_wanted: impl Fn(abi::Parts<'_>) -> bool,
+) -> Vec<(u16, Vec<u64>)> {
+    let begin = Instant::now();
+    let mut stacks = Vec::new();
+    while stacks.len() < count {
+        assert!(begin.elapsed() < TIMEOUT * 2);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.loaded.events.begin();
+        while let Some((head, mut parts)) = recorder.loaded.events.next(u64::MAX) {
+            // The first thread only waits for its input.
+            let is_of_thread = head.pid == pid as u32 && head.tid != head.pid;
+            if head.kind != kind::ON_CPU || !is_of_thread || !is_wanted(parts.clone()) {
+                continue;
+            }
+            let part = parts.find(|part| part.kind == part::USER_STACK).unwrap();
+            let mut frames = Vec::new();
+            let has_marks = part.outcome != stack_end::BY_FRAME_POINTERS;
+            read_user_stack(&mut frames, part.bytes, has_marks);
+            let stack = frames.iter().filter_map(Frame::address).collect();
+            stacks.push((part.outcome, stack));
+        }
+    }
+    stacks
+}
+
 /// The first word of the probe's configuration.
 const CONFIGURED: u64 = 0x6f74_656c_6374_7831;
 

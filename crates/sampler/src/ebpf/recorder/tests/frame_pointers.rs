@@ -33,7 +33,8 @@ fn frames_that_do_not_ascend_from_the_stack_pointer_end_a_stack() {
             let what = format!("leads={leads}");
             let target = Target::spawn(Command::new(&program).arg(&what));
             let [function, work] = addresses(&target);
-            add(&mut recorder, target.pid());
+            // Without its mappings, the program walks stacks by frame pointers.
+            start_sampling(&mut recorder, target.pid());
             let stacks = take(&mut recorder, &target, in_kernel);
             check(&stacks, work, frames, &what);
             // It has no more bytes (`spin.c`).
@@ -62,37 +63,16 @@ fn check(stacks: &[Vec<u64>], work: u64, frames: usize, what: &str) {
     }
 }
 
-/// Starts to sample a process. Without its mappings, the program walks stacks by frame pointers.
-fn add(recorder: &mut Recorder, pid: i32) {
-    recorder.processes.add(pid).unwrap();
-    recorder.processes.scan(pid);
-    recorder.configure(pid);
-}
-
 /// Takes stacks of a program's thread, all in the kernel, or none.
 fn take(recorder: &mut Recorder, target: &Target, in_kernel: bool) -> Vec<Vec<u64>> {
-    let pid = target.pid();
-    let mut stacks = Vec::new();
-    let begin = Instant::now();
-    while stacks.len() < 20 {
-        assert!(begin.elapsed() < TIMEOUT * 2);
-        std::thread::sleep(Duration::from_millis(20));
-        recorder.loaded.events.begin();
-        while let Some((head, mut parts)) = recorder.loaded.events.next(u64::MAX) {
-            // The first thread only waits for its input.
-            if head.kind != kind::ON_CPU || head.pid != pid as u32 || head.tid == head.pid {
-                continue;
-            }
-            if parts.clone().any(|part| part.kind == part::KERNEL_STACK) != in_kernel {
-                continue;
-            }
-            let stack = parts.find(|part| part.kind == part::USER_STACK).unwrap();
-            assert_eq!(stack.outcome, stack_end::BY_FRAME_POINTERS);
-            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
-            stacks.push(stack.bytes.chunks_exact(8).map(word).collect());
-        }
-    }
-    stacks
+    let is_wanted =
+        |mut parts: abi::Parts<'_>| parts.any(|part| part.kind == part::KERNEL_STACK) == in_kernel;
+    let stacks = take_stacks(recorder, target.pid(), 20, is_wanted).into_iter();
+    let by_frame_pointers = |(end, stack)| {
+        assert_eq!(end, stack_end::BY_FRAME_POINTERS);
+        stack
+    };
+    stacks.map(by_frame_pointers).collect()
 }
 
 /// Sets a uprobe at an address of a process; `None`, with a line, where the kernel has none.

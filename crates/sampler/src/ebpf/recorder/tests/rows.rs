@@ -73,13 +73,6 @@ fn start_with_tables(options: &Options) -> Option<Recorder> {
     Feature::Tables.or_skip(tables).map(|()| recorder)
 }
 
-/// Starts to sample a process that runs already.
-fn start_sampling(recorder: &mut Recorder, pid: i32) {
-    recorder.processes.add(pid).unwrap();
-    recorder.processes.scan(pid);
-    recorder.configure(pid);
-}
-
 /// Starts to sample a process that runs already, and waits for its rows.
 fn add(recorder: &mut Recorder, pid: i32) {
     start_sampling(recorder, pid);
@@ -242,7 +235,7 @@ fn tables_are_not_used_for_a_program_that_replaces_theirs() {
 
 /// Whether the program finds mappings that are in no list, by a stack of this process.
 fn finds_mappings(recorder: &mut Recorder, pid: i32) -> bool {
-    let (end, _) = take_stacks(recorder, pid, 1)[0];
+    let (end, _) = take_stacks(recorder, pid, 1, |_| true)[0];
     let found = if end & stack_end::ALL_MAPPINGS != 0 {
         Ok(())
     } else {
@@ -251,34 +244,10 @@ fn finds_mappings(recorder: &mut Recorder, pid: i32) -> bool {
     Feature::Mappings.or_skip(found).is_some()
 }
 
-/// Stacks of a process and how they end, while the recorder takes no note of it.
-fn take_stacks(recorder: &mut Recorder, pid: i32, count: usize) -> Vec<(u16, Vec<u64>)> {
-    let begin = Instant::now();
-    let mut stacks = Vec::new();
-    while stacks.len() < count {
-        assert!(begin.elapsed() < TIMEOUT * 2);
-        std::thread::sleep(Duration::from_millis(20));
-        recorder.loaded.events.begin();
-        while let Some((head, mut parts)) = recorder.loaded.events.next(u64::MAX) {
-            // The first thread only waits for its input.
-            if head.kind != kind::ON_CPU || head.pid != pid as u32 || head.tid == head.pid {
-                continue;
-            }
-            if let Some(part) = parts.find(|part| part.kind == part::USER_STACK) {
-                let mut frames = Vec::new();
-                read_user_stack(&mut frames, part.bytes, true);
-                let stack = frames.iter().filter_map(Frame::address).collect();
-                stacks.push((part.outcome, stack));
-            }
-        }
-    }
-    stacks
-}
-
 /// Checks that a process's stacks are walked by frame pointers, which lead to the thread's first function and no further:
 /// that is no end which code without rows would tell.
 fn check_without_rows(recorder: &mut Recorder, process: &Spinning) {
-    for (end, stack) in take_stacks(recorder, process.target.pid(), 20) {
+    for (end, stack) in take_stacks(recorder, process.target.pid(), 20, |_| true) {
         assert_eq!(stack_end::of(end), StackEnd::NoTables, "{stack:x?}");
         assert_eq!(stack.len(), Spinning::DEPTH + 1, "{stack:x?}");
     }
@@ -316,7 +285,7 @@ fn the_program_finds_mappings_that_are_in_no_list() {
     // Another process of the same file, before its rows are requested.
     let mut second = Spinning::start(&file);
     start_sampling(&mut recorder, second.target.pid());
-    for (end, stack) in take_stacks(&mut recorder, second.target.pid(), 20) {
+    for (end, stack) in take_stacks(&mut recorder, second.target.pid(), 20, |_| true) {
         second.check(&stack);
         assert_eq!(stack_end::of(end), StackEnd::Start);
         // The C library's: start_thread and clone3.
@@ -406,7 +375,7 @@ fn the_program_does_not_find_rows_that_were_given_back() {
     if !finds_mappings(&mut recorder, pid) {
         return;
     }
-    let take = |recorder: &mut Recorder| take_stacks(recorder, pid, 1).pop().unwrap().1;
+    let take = |recorder: &mut Recorder| take_stacks(recorder, pid, 1, |_| true).pop().unwrap().1;
     let whole = take(&mut recorder);
     assert_eq!(whole.len(), Spinning::DEPTH + 3);
     // As if it had ended: what it has mapped keeps its rows.
@@ -421,12 +390,12 @@ fn the_program_does_not_find_rows_that_were_given_back() {
     let opened = reader::remote::Process::open(other.target.pid()).unwrap();
     recorder.loaded.unwinding.read(&opened);
     recorder.loaded.unwinding.wait(TIMEOUT);
-    drop(take_stacks(&mut recorder, other.target.pid(), 1));
-    for (_, stack) in take_stacks(&mut recorder, other.target.pid(), 20) {
+    drop(take_stacks(&mut recorder, other.target.pid(), 1, |_| true));
+    for (_, stack) in take_stacks(&mut recorder, other.target.pid(), 20, |_| true) {
         other.check(&stack);
     }
     // Its frame pointers are right, and the C library has rows again.
-    for (_, stack) in take_stacks(&mut recorder, pid, 20) {
+    for (_, stack) in take_stacks(&mut recorder, pid, 20, |_| true) {
         assert_eq!(stack[1..], whole[1..]);
     }
 }
