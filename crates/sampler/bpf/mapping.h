@@ -62,8 +62,6 @@ volatile const __u32 searches_mappings = 1;
 #define MAPLE_WORDS 32
 #define MAPLE_PIVOTS 15
 #define MAPLE_WIDE_PIVOTS 9
-#define MAPLE_SLOTS 16
-#define MAPLE_WIDE_SLOTS 10
 #define MAPLE_WIDE_END 30
 #define MAPLE_NODE_MASK 255
 #define MAPLE_RANGE 2

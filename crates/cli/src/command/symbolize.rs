@@ -117,6 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         symbols = symbols.files(files);
         let functions = symbols.functions(SymbolQuery::new(&facts, &process), &module.offsets);
         let without = functions.iter().filter(|it| it.is_empty()).count();
+        answer.named += functions.len() - without;
         if without > 0 {
             answer.without_names.push(ListedFile {
                 build_id: hexadecimal(&module.identity.build_id),
@@ -128,8 +129,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     }
     let listed = &mut answer.without_names;
     listed.sort_by_key(|file| Reverse(file.addresses));
-    let functions = named.iter().flat_map(|(_, functions)| functions);
-    answer.named = functions.filter(|it| !it.is_empty()).count();
     let failures = symbols.failures().iter();
     answer.failures = failures.map(ToString::to_string).collect();
     recorded.write(&named, output)?;

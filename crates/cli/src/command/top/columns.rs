@@ -174,11 +174,11 @@ fn column(
 /// The service with most of a row's samples, and how many others there are.
 fn service(row: &Row) -> String {
     let name = row.thread.process.label();
-    let others = row.all_threads.iter().map(|it| it.process.label());
-    let others: HashSet<String> = others.filter(|it| *it != name).collect();
-    match others.len() {
-        0 => name,
-        others => format!("{name} +{others}"),
+    let services = row.all_threads.iter().map(|it| &it.process);
+    let services: HashSet<_> = services.map(|it| (&it.name, it.is_detected)).collect();
+    match services.len() {
+        0 | 1 => name,
+        all => format!("{name} +{}", all - 1),
     }
 }
 

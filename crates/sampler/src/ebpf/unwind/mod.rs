@@ -192,8 +192,8 @@ impl Unwinding {
         if end != StackEnd::NoTables {
             return end;
         }
-        let known = self.processes.get(&pid);
-        let Some(process) = known.filter(|it| !it.mappings.is_empty()) else {
+        let process = self.processes.get(&pid);
+        let Some(process) = process.filter(|it| !it.mappings.is_empty()) else {
             // The process has ended before its mappings were read: the program has found them by itself.
             return StackEnd::TablesNotReady;
         };

@@ -134,7 +134,7 @@ impl Store {
             let mut added = self.file_code.insert(key, code, 0);
             if added.is_err() {
                 // It is full, most likely of files that are not used any more.
-                self.remove_files(|_, _| true);
+                self.remove_files(|_| true);
                 added = self.file_code.insert(key, code, 0);
             }
             if added.is_ok() {
@@ -152,9 +152,8 @@ impl Store {
     }
 
     /// Removes files from the program's map. Returns whether none of them is in it any more.
-    fn remove_files(&mut self, mut is_removed: impl FnMut(Shown, &AddedFile) -> bool) -> bool {
-        let files = &mut self.added_files;
-        let removed = files.extract_if(|shown, file| is_removed(*shown, file));
+    fn remove_files(&mut self, is_removed: impl Fn(&AddedFile) -> bool) -> bool {
+        let removed = self.added_files.extract_if(|_, file| is_removed(file));
         let mut are_gone = true;
         for key in removed.flat_map(|(_, file)| file.keys) {
             are_gone &= match self.file_code.remove(&key) {
@@ -281,7 +280,7 @@ impl Store {
             }
         }
         let pages: HashSet<u32> = given_back.iter().map(|(_, placed)| placed.page).collect();
-        let are_gone = self.remove_files(|_, file| pages.contains(&file.page));
+        let are_gone = self.remove_files(|file| pages.contains(&file.page));
         if given_back.is_empty() || !are_gone || self.wait_for_programs().is_err() {
             // What a program may still search is not used again.
             return false;
