@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use crate::report;
 use crate::workspace::{have, setup_dir};
@@ -394,8 +395,8 @@ impl FreeThreadedPython {
             .current_dir(&build)
             .args(["--prefix=/usr", "--disable-gil", "--without-ensurepip"])
             .args(["--disable-test-modules", "--without-static-libpython"])
-            // Without debug information, which takes 60 MB.
-            .arg("OPT=-DNDEBUG -O3")
+            // Without debug information, which takes 60 MB, and quick to compile.
+            .arg("OPT=-DNDEBUG -O1")
             .args(Self::WITHOUT.map(|module| format!("py_cv_module_{module}=n/a")));
         report::output(&mut configure)?;
         let make = || {
@@ -420,7 +421,7 @@ impl FreeThreadedPython {
                 .arg(library),
         )?;
         // The link comes last: without it, an earlier attempt was interrupted.
-        for folder in [&source, &build, &apt.state] {
+        for folder in [&source, &build, &apt.archives] {
             fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
         symlink(&program, &python).map_err(|error| format!("{}: {error}", python.display()))?;
@@ -526,9 +527,9 @@ pub(crate) fn unpack(folder: &Path, suite: &str, packages: &[String]) -> Result<
     Ok(tree)
 }
 
-/// apt with lists, status and archives of its own.
+/// apt with lists and status of its own, which all packages of a release share, and a folder for what it downloads.
 struct Apt {
-    state: PathBuf,
+    lists: PathBuf,
     archives: PathBuf,
 }
 
@@ -546,43 +547,21 @@ impl Apt {
         if !has_tools() {
             return Err("Debian's packages are not available on this machine".into());
         }
-        let apt = Self {
-            state: folder.join("apt"),
-            archives: folder.join("apt/archives"),
-        };
-        let fail = |error| format!("{}: {error}", apt.state.display());
-        fs::create_dir_all(apt.state.join("lists/partial")).map_err(fail)?;
-        fs::create_dir_all(apt.archives.join("partial")).map_err(fail)?;
-        fs::write(apt.state.join("status"), "").map_err(fail)?;
-        let mirror = mirror()?;
-        let source = format!("{kind} [signed-by={KEYRING}] {mirror} {suite} main\n");
-        fs::write(apt.state.join("sources.list"), source).map_err(fail)?;
-        // A mirror may be a snapshot whose release file is past its date; it is still signed.
-        let configuration = format!(
-            "Dir::State::status \"{state}/status\";\n\
-             Dir::State::lists \"{state}/lists\";\n\
-             Dir::Cache \"{state}\";\n\
-             Dir::Cache::archives \"{state}/archives\";\n\
-             Dir::Etc::sourcelist \"{state}/sources.list\";\n\
-             Dir::Etc::sourceparts \"/dev/null\";\n\
-             Dir::Etc::preferencesparts \"/dev/null\";\n\
-             Debug::NoLocking \"true\";\n\
-             APT::Architecture \"amd64\";\n\
-             APT::Architectures {{ \"amd64\"; \"arm64\"; \"i386\"; }};\n\
-             APT::Sandbox::User \"\";\n\
-             Acquire::Check-Valid-Until \"false\";\n",
-            state = apt.state.display(),
-        );
-        fs::write(apt.state.join("apt.conf"), configuration).map_err(fail)?;
-        apt.run(&["update"])?;
-        Ok(apt)
+        let lists = updated_lists(suite, kind)?;
+        let archives = folder.join("apt");
+        fs::create_dir_all(archives.join("partial"))
+            .map_err(|error| format!("{}: {error}", archives.display()))?;
+        Ok(Self { lists, archives })
     }
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
+        let archives = format!("Dir::Cache::archives={}", self.archives.display());
         command
-            .env("APT_CONFIG", self.state.join("apt.conf"))
-            .current_dir(&self.archives);
+            .env("APT_CONFIG", self.lists.join("apt.conf"))
+            .current_dir(&self.archives)
+            .args(WITH_CACHES)
+            .args(["-o", &archives]);
         command
     }
 
@@ -590,7 +569,7 @@ impl Apt {
         report::output(self.command("apt-get").arg("-qq").args(arguments)).map(drop)
     }
 
-    /// Unpacks the downloaded packages and removes apt's own state.
+    /// Unpacks the downloaded packages and removes them.
     fn finish(self, tree: &Path) -> Result<(), String> {
         for package in deb_files(&self.archives)? {
             report::output(
@@ -600,9 +579,75 @@ impl Apt {
                     .arg(tree),
             )?;
         }
-        fs::remove_dir_all(&self.state)
-            .map_err(|error| format!("{}: {error}", self.state.display()))
+        fs::remove_dir_all(&self.archives)
+            .map_err(|error| format!("{}: {error}", self.archives.display()))
     }
+}
+
+/// Options of apt to keep what it has read from the lists, which takes three seconds: the configuration of container
+/// images says otherwise.
+const WITH_CACHES: [&str; 4] = [
+    "-o",
+    "Dir::Cache::pkgcache=pkgcache.bin",
+    "-o",
+    "Dir::Cache::srcpkgcache=srcpkgcache.bin",
+];
+
+/// The releases whose lists this process has updated, each with its kind of packages.
+static UPDATED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+
+/// The folder with apt's configuration, lists and status for a release's packages of a kind (`deb`, `deb-src`).
+/// Updating takes some 20 s of processor time: a process does it once.
+fn updated_lists(suite: &str, kind: &str) -> Result<PathBuf, String> {
+    let folder = setup_dir().join("apt").join(format!("{suite}-{kind}"));
+    let mut updated = UPDATED.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (suite.to_owned(), kind.to_owned());
+    if !updated.contains(&key) {
+        update_lists(&folder, suite, kind)?;
+        updated.push(key);
+    }
+    Ok(folder)
+}
+
+fn update_lists(folder: &Path, suite: &str, kind: &str) -> Result<(), String> {
+    let fail = |error| format!("{}: {error}", folder.display());
+    fs::create_dir_all(folder.join("lists/partial")).map_err(fail)?;
+    fs::write(folder.join("status"), "").map_err(fail)?;
+    let mirror = mirror()?;
+    let source = format!("{kind} [signed-by={KEYRING}] {mirror} {suite} main\n");
+    fs::write(folder.join("sources.list"), source).map_err(fail)?;
+    // A mirror may be a snapshot whose release file is past its date; it is still signed.
+    let configuration = format!(
+        "Dir::State::status \"{folder}/status\";\n\
+         Dir::State::lists \"{folder}/lists\";\n\
+         Dir::Cache \"{folder}\";\n\
+         Dir::Etc::sourcelist \"{folder}/sources.list\";\n\
+         Dir::Etc::sourceparts \"/dev/null\";\n\
+         Dir::Etc::preferencesparts \"/dev/null\";\n\
+         Debug::NoLocking \"true\";\n\
+         APT::Architecture \"amd64\";\n\
+         APT::Architectures {{ \"amd64\"; \"arm64\"; \"i386\"; }};\n\
+         APT::Sandbox::User \"\";\n\
+         Acquire::Languages \"none\";\n\
+         Acquire::Check-Valid-Until \"false\";\n",
+        folder = folder.display(),
+    );
+    let file = folder.join("apt.conf");
+    fs::write(&file, configuration).map_err(fail)?;
+    for (program, argument) in [("apt-get", "update"), ("apt-cache", "gencaches")] {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", &file).args(WITH_CACHES);
+        command.args(["-qq", argument]);
+        report::output(&mut command)?;
+    }
+    Ok(())
+}
+
+/// Removes the lists: with the next setup, there will be newer ones.
+pub(crate) fn remove_lists() {
+    let mut updated = UPDATED.lock().unwrap_or_else(PoisonError::into_inner);
+    updated.clear();
+    let _ = fs::remove_dir_all(setup_dir().join("apt"));
 }
 
 fn has_tools() -> bool {

@@ -198,86 +198,139 @@ pub(crate) fn run() -> Outcome {
     }
     cache::restore();
     let outcome = install_missing();
+    debian::remove_lists();
     cache::save();
     outcome
 }
 
+/// Installs Debian's packages, then what is independent side by side: each waits for downloads much of its time.
 fn install_missing() -> Outcome {
     let mut missing = packages();
-    let debian = || {
-        debian::is_available()
-            .then_some(())
-            .ok_or("no Debian packages".to_owned())
-    };
-    let program = |name: &str| have(name).then_some(()).ok_or(format!("no {name}"));
-    // `needs` returns what the installation requires.
-    let mut add = |what: &str, got: Result<(), String>, needs: &dyn Fn() -> Result<(), String>| {
-        if let Err(error) = got {
-            missing.push(match needs() {
-                Ok(()) => Missing::NotInstalled(format!("{what} ({error})")),
-                Err(why) => Missing::Unavailable(format!("{what} ({why})")),
-            });
+    std::thread::scope(|scope| {
+        let others = [pythons, npm_packages, collector].map(|install| scope.spawn(install));
+        missing.append(&mut unpacked());
+        for other in others {
+            match other.join() {
+                Ok(mut found) => missing.append(&mut found),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
         }
-    };
-    let shown = |path: PathBuf| println!("have {}", path.display());
-    add("ddtrace", ddtrace(), &|| python().map(drop));
-    add("py-spy", py_spy(), &|| python().map(drop));
-    add("Python packages", python_package::setup(), &|| {
-        python().map(drop)
     });
-    for (folder, packages) in NPM {
-        add(folder, npm(folder, packages), &|| program("npm"));
+    outcome(&missing)
+}
+
+/// Adds what could not be had to `missing`; `needs` returns what its installation requires.
+fn add<T>(
+    missing: &mut Vec<Missing>,
+    what: &str,
+    got: Result<T, String>,
+    needs: impl FnOnce() -> Result<(), String>,
+) {
+    if let Err(error) = got {
+        missing.push(match needs() {
+            Ok(()) => Missing::NotInstalled(format!("{what} ({error})")),
+            Err(why) => Missing::Unavailable(format!("{what} ({why})")),
+        });
     }
-    add("an older Rust", debian::OLDER.rustc().map(shown), &debian);
-    add(
-        "the current Rust",
-        debian::CURRENT.rustc().map(shown),
-        &debian,
-    );
-    let kernel = debian::guest(aarch64::SUITE, "arm64").map(|guest| guest.kernel);
-    add("a kernel for aarch64", kernel.map(shown), &debian);
-    for musl in [musl::X86_64, musl::AARCH64] {
-        let needs = || program(musl.host_gcc()).and_then(|()| debian());
-        add(&musl.target(), musl.gcc().map(shown), &needs);
+}
+
+/// As [`add`], and prints where it is otherwise.
+fn add_shown(
+    missing: &mut Vec<Missing>,
+    what: &str,
+    got: Result<PathBuf, String>,
+    needs: impl FnOnce() -> Result<(), String>,
+) {
+    if let Ok(path) = &got {
+        println!("have {}", path.display());
     }
-    for musl in [musl::X86_64, musl::AARCH64] {
-        let rust = musl.rust().map(|(rustc, _)| rustc);
-        let needs = || program(musl.host_gcc()).and_then(|()| debian());
-        add(
-            &format!("Rust for {}", musl.target()),
-            rust.map(shown),
-            &needs,
-        );
-    }
-    for (kernel, fetched) in kernels::fetch() {
-        add(&kernel, fetched.map(shown), &debian);
-    }
-    for glibc in debian::GLIBCS {
-        add("another glibc", glibc.fetch().map(shown), &debian);
-    }
-    for headers in debian::OPENTELEMETRY_CPP {
-        add(headers.folder, headers.fetch().map(shown), &debian);
-    }
+    add(missing, what, got, needs);
+}
+
+/// Fails if a program is not on the search path.
+fn program(name: &str) -> Result<(), String> {
+    have(name).then_some(()).ok_or(format!("no {name}"))
+}
+
+/// Fails if Debian's packages cannot be fetched.
+fn debian_packages() -> Result<(), String> {
+    debian::is_available()
+        .then_some(())
+        .ok_or("no Debian packages".to_owned())
+}
+
+/// Pythons, and packages of PyPI for them and for the machine's own.
+fn pythons() -> Vec<Missing> {
+    let mut missing = Vec::new();
     for python in debian::PYTHONS {
         let needs = || Err("not in Debian's development suite any more".into());
         let name = format!("Python {}", python.series);
-        add(&name, python.fetch().map(shown), &needs);
+        add_shown(&mut missing, &name, python.fetch(), needs);
     }
-    let python = debian::FREE_THREADED_PYTHON.build();
+    let built = debian::FREE_THREADED_PYTHON.build();
     let needs = || {
         program("make")
             .and_then(|()| program("gcc"))
-            .and_then(|()| debian())
+            .and_then(|()| debian_packages())
     };
-    add("a free-threaded Python", python.map(shown), &needs);
+    add_shown(&mut missing, "a free-threaded Python", built, needs);
+    let needs = || python().map(drop);
+    add(&mut missing, "ddtrace", ddtrace(), needs);
+    add(&mut missing, "py-spy", py_spy(), needs);
+    let packages = python_package::setup();
+    add(&mut missing, "Python packages", packages, needs);
+    missing
+}
+
+/// The folders of [`NPM`].
+fn npm_packages() -> Vec<Missing> {
+    let mut missing = Vec::new();
+    for (folder, packages) in NPM {
+        let needs = || program("npm");
+        add(&mut missing, folder, npm(folder, packages), needs);
+    }
+    missing
+}
+
+/// OpenTelemetry's Collector.
+fn collector() -> Vec<Missing> {
+    let mut missing = Vec::new();
+    let needs = || program("go");
+    add_shown(&mut missing, "the Collector", collector::fetch(), needs);
+    missing
+}
+
+/// What is unpacked from Debian's packages and not installed, except for Pythons of this machine's architecture.
+fn unpacked() -> Vec<Missing> {
+    let mut missing = Vec::new();
+    let mut add = |what: &str, got: Result<PathBuf, String>| {
+        add_shown(&mut missing, what, got, debian_packages);
+    };
+    add("an older Rust", debian::OLDER.rustc());
+    add("the current Rust", debian::CURRENT.rustc());
+    let kernel = debian::guest(aarch64::SUITE, "arm64").map(|guest| guest.kernel);
+    add("a kernel for aarch64", kernel);
+    for (kernel, fetched) in kernels::fetch() {
+        add(&kernel, fetched);
+    }
+    for glibc in debian::GLIBCS {
+        add("another glibc", glibc.fetch());
+    }
+    for headers in debian::OPENTELEMETRY_CPP {
+        add(headers.folder, headers.fetch());
+    }
     for python in debian::GUEST_PYTHONS {
         let name = format!("Python {} for aarch64", python.series);
-        add(&name, python.fetch().map(shown), &debian);
+        add(&name, python.fetch());
     }
-    add("the Collector", collector::fetch().map(shown), &|| {
-        program("go")
-    });
-    outcome(&missing)
+    for musl in [musl::X86_64, musl::AARCH64] {
+        let needs = || program(musl.host_gcc()).and_then(|()| debian_packages());
+        add_shown(&mut missing, &musl.target(), musl.gcc(), needs);
+        let rust = musl.rust().map(|(rustc, _)| rustc);
+        let name = format!("Rust for {}", musl.target());
+        add_shown(&mut missing, &name, rust, needs);
+    }
+    missing
 }
 
 fn outcome(missing: &[Missing]) -> Outcome {
@@ -358,16 +411,22 @@ fn apt(program: &str) -> Command {
     command
 }
 
-/// Installs packages one by one, so that one failure does not affect the others.
+/// Installs packages: all at once, which takes half the time, or else one by one, so that one failure does not affect
+/// the others.
 ///
 /// # Errors
 /// If apt cannot get its lists.
 fn install(packages: &[&str]) -> Result<(), String> {
     report::output(apt("apt-get").arg("update"))?;
-    for package in packages {
-        let arguments = ["install", "--yes", "--no-install-recommends", *package];
-        if let Err(error) = report::output(apt("apt-get").args(arguments)) {
-            println!("{error}");
+    let install = |packages: &[&str]| {
+        let arguments = ["install", "--yes", "--no-install-recommends"];
+        report::output(apt("apt-get").args(arguments).args(packages))
+    };
+    if install(packages).is_err() {
+        for package in packages {
+            if let Err(error) = install(&[package]) {
+                println!("{error}");
+            }
         }
     }
     Ok(())
