@@ -2,7 +2,7 @@
 //!
 //! It runs the tests of the publisher, remote, reader, sampler and Python crates, the matrix of programs (built on the
 //! host, because the machine has no compiler), and the command on its demo. Those of the format crate depend on no
-//! machine. `cargo xtask test` has fewer of the Pythons.
+//! machine. `cargo xtask test` has fewer of the Pythons, and not the command, which compiles for as long as all others.
 
 use std::fs;
 use std::io;
@@ -50,15 +50,16 @@ const LIBRARIES: [&str; 4] = [
 ];
 /// What otelctx-build prints for applications.
 const EXPORT: &str = "-Clink-arg=-Wl,--export-dynamic-symbol=otel_thread_ctx_v1";
-/// Packages whose tests run; tests that need a compiler skip.
-const PACKAGES: [&str; 6] = [
+/// Packages whose tests run; tests that need a compiler skip. The command is not among them, see [`COMMAND`].
+const PACKAGES: [&str; 5] = [
     "otelctx",
-    "otelctx-cli",
     "otelctx-python",
     "otelctx-reader",
     "otelctx-remote",
     "otelctx-sampler",
 ];
+/// The command's package, and the test program that has [`COMMAND_TEST`].
+const COMMAND: (&str, &str) = ("otelctx-cli", "command");
 /// What kernel and processor support, for the sampler's tests (`otelctx_fixtures::kernel`).
 const KERNEL: &str = "ebpf tables snapshots mappings signed-returns";
 
@@ -112,28 +113,28 @@ const CRASH_OUTPUT: &str = "core, ended by SIGABRT in thread";
 /// The Pythons of the short run: with the layouts of before 3.11, of 3.11, and with offsets that the interpreter says.
 const SHORT_PYTHONS: [&str; 3] = ["3.9", "3.11", "3.14"];
 
-/// Which Pythons the machine has.
-#[derive(Clone, Copy)]
-pub(crate) enum Pythons {
-    All,
-    /// [`SHORT_PYTHONS`].
+/// What the machine runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Selection {
+    Everything,
+    /// Without the command, and with [`SHORT_PYTHONS`].
     Short,
 }
 
-impl Pythons {
-    fn contain(self, python: &debian::GuestPython) -> bool {
-        matches!(self, Self::All) || SHORT_PYTHONS.contains(&python.series)
+impl Selection {
+    fn contains(self, python: &debian::GuestPython) -> bool {
+        self == Self::Everything || SHORT_PYTHONS.contains(&python.series)
     }
 }
 
-pub(crate) fn run(pythons: Pythons, counts: &mut Counts) -> Outcome {
+pub(crate) fn run(selection: Selection, counts: &mut Counts) -> Outcome {
     for program in [MACHINE.emulator, COMPILER, LINKER] {
         if !have(program) {
             return Outcome::Skipped(format!("no {program}"));
         }
     }
     match (debian::CURRENT.rustc(), debian::guest(SUITE, "arm64")) {
-        (Ok(rustc), Ok(machine)) => test(&rustc, &machine, pythons, counts).into(),
+        (Ok(rustc), Ok(machine)) => test(&rustc, &machine, selection, counts).into(),
         (Err(why), _) | (_, Err(why)) => Outcome::Skipped(why),
     }
 }
@@ -141,22 +142,27 @@ pub(crate) fn run(pythons: Pythons, counts: &mut Counts) -> Outcome {
 fn test(
     rustc: &Path,
     machine: &debian::Guest,
-    pythons: Pythons,
+    selection: Selection,
     counts: &mut Counts,
 ) -> Result<Outcome, String> {
     let sampled = Sampled::build(TARGET_ARCHITECTURE)?;
-    let programs = Programs::build(rustc)?;
-    let environment = format!(
-        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{KERNEL}' CARGO_TARGET_DIR='{}'\n\
-         ln -s {} /bin/otelctx\n",
+    let programs = Programs::build(rustc, selection)?;
+    let mut script = format!(
+        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{KERNEL}' CARGO_TARGET_DIR='{}'\n",
         sampled.target().display(),
-        programs.command.display(),
     );
     // One program at a time, because a thread has one tracer.
     let skipped = SKIPPED.map(|test| format!(" --skip {test}")).concat();
-    let all = format!("for test in /tests/*; do run $test{skipped}; done\n");
-    let of_command = format!("run {COMMAND_TESTS} {COMMAND_TEST}\n");
-    let script = [&environment, &all, &of_command, guest::COMMAND, CRASH].concat();
+    script += &format!("for test in /tests/*; do run $test{skipped}; done\n");
+    let mut expected = Vec::new();
+    if let Some(command) = &programs.command {
+        let path = command.path.display();
+        script += &format!("ln -s {path} /bin/otelctx\nrun {COMMAND_TESTS} {COMMAND_TEST}\n");
+        script += guest::COMMAND;
+        script += CRASH;
+        expected.extend(guest::COMMAND_OUTPUT);
+        expected.push(CRASH_OUTPUT);
+    }
     let mut image = Image::new(&machine.busybox, &script)?;
     sampled.put_into(&mut image)?;
     for library in LIBRARIES {
@@ -172,7 +178,7 @@ fn test(
     }
     for python in debian::GUEST_PYTHONS
         .iter()
-        .filter(|it| pythons.contain(it))
+        .filter(|it| selection.contains(it))
     {
         put_python(&mut image, python)?;
     }
@@ -180,8 +186,10 @@ fn test(
         let name = test.file_name().unwrap_or_default();
         image.file(&Path::new("/tests").join(name), test)?;
     }
-    image.file(&programs.command, &programs.command)?;
-    image.file(COMMAND_TESTS.as_ref(), &programs.command_tests)?;
+    if let Some(Command { path, tests }) = &programs.command {
+        image.file(path, path)?;
+        image.file(COMMAND_TESTS.as_ref(), tests)?;
+    }
     let rows = Rows::build(TARGET_ARCHITECTURE)?;
     rows.put_into(&mut image)?;
     let folder = root().join("target/aarch64");
@@ -190,8 +198,7 @@ fn test(
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
 
     let output = MACHINE.run(&machine.kernel, &initramfs, TARGET_ARCHITECTURE)?;
-    let said = [&guest::COMMAND_OUTPUT[..], &[CRASH_OUTPUT]].concat();
-    let here = guest::verdict(&output, &said, "aarch64", counts)?;
+    let here = guest::verdict(&output, &expected, "aarch64", counts)?;
     Ok(Outcome::Passed(format!(
         "{here}, {} programs",
         rows.count()
@@ -264,17 +271,22 @@ fn folder_of_linker() -> io::Result<PathBuf> {
 struct Programs {
     /// Test programs that run as a whole.
     tests: Vec<PathBuf>,
-    /// The tests of the command, which they run at the place where it is built.
-    command_tests: PathBuf,
-    command: PathBuf,
+    command: Option<Command>,
+}
+
+struct Command {
+    /// Where it is built, which is where its tests run it.
+    path: PathBuf,
+    tests: PathBuf,
 }
 
 impl Programs {
-    fn build(rustc: &Path) -> Result<Self, String> {
+    fn build(rustc: &Path, selection: Selection) -> Result<Self, String> {
         let linker = folder_of_linker().map_err(|error| format!("{LINKER}: {error}"))?;
         let flags = format!("-Clink-arg=-B{} {EXPORT}", linker.display());
-        let mut command = cargo();
-        command
+        let (package, tests_of_command) = COMMAND;
+        let mut cargo = cargo();
+        cargo
             .env("RUSTC", rustc)
             .env(
                 format!(
@@ -294,26 +306,32 @@ impl Programs {
             .arg(root().join("target/aarch64"))
             // All at once: cargo builds a package again for each set of features that the packages beside it ask for.
             .args(PACKAGES.iter().flat_map(|package| ["-p", *package]));
+        if selection == Selection::Everything {
+            cargo.args(["-p", package, "--test", tests_of_command]);
+        }
         let (mut tests, mut commands, mut of_command) = (vec![], vec![], vec![]);
-        for path in guest::executables(&report::output(&mut command)?) {
+        for path in guest::executables(&report::output(&mut cargo)?) {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             // NAME-HASH, if it is a test program.
             match name.rsplit_once('-').map(|(name, _)| name) {
                 None => commands.push(path),
-                Some("command") => of_command.push(path),
+                Some(name) if name == tests_of_command => of_command.push(path),
                 // The command's unit tests depend on no machine, but `--lib` builds them, too.
                 Some("otelctx_cli") => {}
                 Some(_) => tests.push(path),
             }
         }
-        match (&commands[..], &of_command[..]) {
-            ([command], [command_tests]) => Ok(Self {
-                tests,
-                command_tests: command_tests.clone(),
-                command: command.clone(),
+        let command = match (selection, &commands[..], &of_command[..]) {
+            (Selection::Short, [], []) => None,
+            (Selection::Everything, [path], [tests]) => Some(Command {
+                path: path.clone(),
+                tests: tests.clone(),
             }),
-            built => Err(format!("otelctx-cli and its tests came to {built:?}")),
-        }
+            (_, commands, tests) => {
+                return Err(format!("{package} and its tests: {commands:?} {tests:?}"));
+            }
+        };
+        Ok(Self { tests, command })
     }
 }
 

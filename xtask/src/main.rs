@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),
-        "aarch64" => aarch64::run(aarch64::Pythons::All, &mut Counts::default()),
+        "aarch64" => aarch64::run(aarch64::Selection::Everything, &mut Counts::default()),
         "kernels" => kernels::run(rest, &mut Counts::default()),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
