@@ -6,7 +6,8 @@ use crate::layout::LineFormat;
 const INSTRUCTION: i64 = 2;
 
 /// The line of the instruction at offset `at` in its code, in bytes; 0 if it has none. A negative
-/// offset is that of a frame that has not started yet.
+/// offset is that of a frame that has not started yet. Until the first instruction with a line, which makes the
+/// function's cells for example, it is the function's first line.
 pub(crate) fn line(format: LineFormat, table: &[u8], first: i32, at: i64) -> u32 {
     let line = match format {
         _ if at < 0 => Some(i64::from(first)),
@@ -39,14 +40,17 @@ fn increments(table: &[u8], first: i32, at: i64, of_line: fn(u8) -> i64) -> Opti
 fn ranges(table: &[u8], first: i32, at: i64) -> Option<i64> {
     const NO_LINE: i64 = -128;
     let (mut end, mut line) = (0, i64::from(first));
+    let mut is_before_lines = true;
     for pair in table.chunks_exact(2) {
         end += i64::from(pair[0]);
         let increment = signed(pair[1]);
-        if increment != NO_LINE {
+        let has_line = increment != NO_LINE;
+        if has_line {
             line += increment;
+            is_before_lines = false;
         }
         if at < end {
-            return (increment != NO_LINE).then_some(line);
+            return (has_line || is_before_lines).then_some(line);
         }
     }
     None
@@ -56,6 +60,7 @@ fn ranges(table: &[u8], first: i32, at: i64) -> Option<i64> {
 fn locations(table: &[u8], first: i32, at: i64) -> Option<i64> {
     let (mut end, mut line) = (0, i64::from(first));
     let mut bytes = table.iter().copied();
+    let mut is_before_lines = true;
     while let Some(head) = bytes.next() {
         end += i64::from((head & 7) + 1) * INSTRUCTION;
         let mut has_line = true;
@@ -77,8 +82,9 @@ fn locations(table: &[u8], first: i32, at: i64) -> Option<i64> {
                 bytes.next()?;
             }
         }
+        is_before_lines &= !has_line;
         if at < end {
-            return has_line.then_some(line);
+            return (has_line || is_before_lines).then_some(line);
         }
     }
     None
@@ -149,6 +155,23 @@ mod tests {
             &[0, 2, 4, 6, 8, 10, 12, 14],
         );
         assert_eq!(found, [0, 1, 1, 0, 34, 34, 34, 0]);
+    }
+
+    #[test]
+    fn instructions_before_the_first_line_are_in_the_line_of_the_function() {
+        let lines = |format, table: &[u8], offsets: &[i64]| -> Vec<u32> {
+            offsets
+                .iter()
+                .map(|at| line(format, table, 7, *at))
+                .collect()
+        };
+        let found = lines(LineFormat::Ranges, &[2, 0x80, 2, 1, 2, 0x80], &[0, 2, 4]);
+        assert_eq!(found, [7, 8, 0]);
+        // No line twice (MAKE_CELL, COPY_FREE_VARS), a line further, and no line.
+        let nowhere = 0x80 | 15 << 3;
+        let table = [nowhere, nowhere, 0x80 | 11 << 3, 0, 5, nowhere];
+        let found = lines(LineFormat::Locations, &table, &[0, 2, 4, 6]);
+        assert_eq!(found, [7, 7, 8, 0]);
     }
 
     #[test]
