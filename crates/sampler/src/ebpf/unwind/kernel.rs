@@ -42,6 +42,8 @@ pub(super) struct Kernel {
     serial: u64,
     /// Number of requests without an answer.
     pending: usize,
+    /// When the last answer was taken, in nanoseconds.
+    last_answer: u64,
     /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
     shared_devices: HashSet<Device, RandomState>,
     /// There was no room for a request, or what a mapping shows was not distinguished from others.
@@ -90,6 +92,7 @@ impl Kernel {
             answers,
             serial: 0,
             pending: 0,
+            last_answer: 0,
             shared_devices: HashSet::default(),
             has_refused: false,
         })
@@ -279,6 +282,21 @@ impl Kernel {
         }
     }
 
+    /// Whether all rows that were asked for were there at a time, in nanoseconds, as far as there are any.
+    pub(super) fn is_settled(&self, time: u64) -> bool {
+        self.pending == 0 && self.last_answer <= time
+    }
+
+    /// Whether the rows of code that has tables were not there yet at a time, in nanoseconds. `has_rows` is whether they
+    /// are now, or that is not known.
+    pub(super) fn lacked_rows(&self, shown: Shown, has_rows: bool, time: u64) -> bool {
+        match self.files.get(&shown).map(|it| it.answered) {
+            Some(Some(answered)) => has_rows && time < answered,
+            // There was no room for the request, or there is no answer yet.
+            None | Some(None) => !has_rows,
+        }
+    }
+
     /// An answer, if one comes within this time and one is expected.
     pub(super) fn wait(&self, time: Duration) -> Option<Answer> {
         let is_expected = self.pending > 0;
@@ -298,7 +316,9 @@ impl Kernel {
                 continue;
             };
             file.is_damaged = answer.is_damaged;
-            file.answered.get_or_insert_with(monotonic);
+            let now = monotonic();
+            file.answered.get_or_insert(now);
+            self.last_answer = now;
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
                 (None, None) => true,

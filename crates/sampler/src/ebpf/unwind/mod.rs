@@ -187,20 +187,29 @@ impl Unwinding {
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
     }
 
-    /// Distinguishes code without tables from code whose tables are damaged, or were not ready at `time`.
+    /// Distinguishes code without tables from code whose tables are damaged, or were not ready at `time`. Without
+    /// them, frame pointers may lead to what only looks like the start.
     pub(super) fn explain(&self, pid: i32, stack: &[Frame], end: StackEnd, time: u64) -> StackEnd {
-        if end != StackEnd::NoTables {
-            return end;
-        }
         let process = self.processes.get(&pid);
-        let Some(process) = process.filter(|it| !it.mappings.is_empty()) else {
+        let process = process.filter(|it| !it.mappings.is_empty());
+        match (end, process, &self.kernel) {
             // The process has ended before its mappings were read: the program has found them by itself.
-            return StackEnd::TablesNotReady;
-        };
+            (StackEnd::NoTables, None, _) => return StackEnd::TablesNotReady,
+            (StackEnd::NoTables, Some(_), Some(_)) => {}
+            (StackEnd::Start, Some(_), Some(kernel)) if !kernel.is_settled(time) => {}
+            _ => return end,
+        }
         let explained = || {
             let address = stack.iter().rev().find_map(Frame::lookup_address)?;
-            let shown = process.mapping_at(address)?.shown?;
-            Some(self.kernel.as_ref()?.end_without_rows(shown, time))
+            let mapping = process?.mapping_at(address)?;
+            let kernel = self.kernel.as_ref()?;
+            let has_rows = mapping.rows.is_some();
+            match end {
+                StackEnd::Start => kernel
+                    .lacked_rows(mapping.shown?, has_rows, time)
+                    .then_some(StackEnd::TablesNotReady),
+                _ => Some(kernel.end_without_rows(mapping.shown?, time)),
+            }
         };
         explained().unwrap_or(end)
     }

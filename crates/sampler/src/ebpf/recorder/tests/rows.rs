@@ -134,13 +134,26 @@ fn ends(recorder: &Recorder, program: &Path) -> BTreeMap<StackEnd, u64> {
 /// Until the recorder passes them on, the program has no rows, as while they are made.
 #[test]
 fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
+    check_until_ready(&["-fomit-frame-pointer"]);
+}
+
+/// Frame pointers lead to the C library's code that has called the thread's function; there they are 0. Another process
+/// would have the library's rows already, if it were a file of its own.
+#[test]
+fn no_stack_is_complete_before_the_tables_are_ready() {
+    check_until_ready(&["-fno-omit-frame-pointer", "-static"]);
+}
+
+/// Checks how stacks of a program end that is compiled with these options, before its tables are ready and after that.
+fn check_until_ready(options: &[&str]) {
     let without = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"];
     let program = |flags: &[&str]| {
         let sources = ["threads.c", "variable.c", "publish.c"];
-        let plain = ["-DLINKED", "-rdynamic", "-O2", "-fomit-frame-pointer"];
+        let plain = ["-DLINKED", "-rdynamic", "-O2"];
         Compiler::gcc().program(&sources, &[&plain, flags].concat())
     };
-    let (Some(with), Some(without)) = (program(&[]), program(&without)) else {
+    let without = program(&[&["-fomit-frame-pointer"], &without[..]].concat());
+    let (Some(with), Some(without)) = (program(options), without) else {
         return;
     };
     let start_busy = |program: &Path| Target::spawn(Command::new(program).arg("busy"));
@@ -169,6 +182,7 @@ fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
     }
     let early: Vec<StackEnd> = early.into_keys().collect();
     assert_eq!(early, [StackEnd::TablesNotReady]);
+    assert_eq!(recorder.counts().complete_stacks, 0);
 
     recorder.loaded.unwinding.wait(TIMEOUT);
     // The first passes the rows on, the second has the samples of the moment before.
@@ -183,6 +197,7 @@ fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
         recorder.drain(&mut catalog, &mut |_| samples += 1);
     }
     assert_eq!(ends(&recorder, &with), before);
+    assert_ne!(recorder.counts().complete_stacks, 0);
     let ends: Vec<StackEnd> = ends(&recorder, &without).into_keys().collect();
     assert_eq!(ends, [StackEnd::NoTables]);
 }
