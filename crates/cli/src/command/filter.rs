@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::iter;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Catalog, Counts, Found, ProcessFacts, ProcessId, Sample};
+use otelctx_profile::sample::{Catalog, Found, ProcessFacts, ProcessId, Sample};
 use otelctx_reader::format::TraceId;
 use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
@@ -36,7 +36,7 @@ impl Filter {
         self.resource.is_empty() && self.trace.is_none()
     }
 
-    /// Removes all other samples. At the end of a recording, because a process may publish late.
+    /// Removes all other samples, and counts them on. At the end of a recording, because a process may publish late.
     pub(super) fn keep(&self, recording: &mut Recording) {
         if self.is_empty() {
             return;
@@ -47,17 +47,10 @@ impl Filter {
             .filter(|(_, facts)| self.accepts(facts))
             .map(|(id, _)| id)
             .collect();
-        let mut counts = Counts::default();
         recording.samples.retain(|sample| {
             let process = catalog.thread_facts(sample.thread).process;
-            let kept = wanted.contains(&process) && self.is_of_trace(catalog, sample);
-            if kept {
-                counts.add(sample.found);
-            }
-            kept
+            wanted.contains(&process) && self.is_of_trace(catalog, sample)
         });
-        counts.lost = recording.counts.lost;
-        recording.counts = counts;
     }
 
     /// Whether a sample passes, by what its process has published so far.

@@ -175,6 +175,34 @@ fn samples_can_be_chosen_by_resource_and_trace() {
     assert_eq!(samples("0.5", &["--filter", "service.name=busy"]), none);
     let other = TRACE.replace(&TRACE[..1], "e");
     assert_eq!(samples("0.5", &["--trace", &other]), none);
+    // What is dropped is counted.
+    let (json, stdout) = given_time(|seconds| {
+        let all = ["-d", seconds, "-o", &path, "--trace", &other];
+        let json = recorded(&target, &[&all[..], &["--json"]].concat()).json();
+        let answer = recorded(&target, &all);
+        match number(&json["counts"]["attached"]) {
+            0 => Err(json),
+            _ if !answer.stdout.contains("--trace: ") => Err(json),
+            _ => Ok((json, answer.stdout)),
+        }
+    });
+    let counts = &json["counts"];
+    let ends = counts["incomplete_stacks"].as_object().unwrap();
+    let incomplete: u64 = ends.values().map(number).sum();
+    let stacks = ["complete_stacks", "truncated_stacks", "missing_stacks"];
+    let stacks: u64 = stacks.iter().map(|name| number(&counts[*name])).sum();
+    assert_eq!(
+        (number(&json["samples"]), number(&json["with_context"])),
+        (0, 0)
+    );
+    assert!(
+        stacks + incomplete >= number(&counts["attached"]),
+        "{json:#}"
+    );
+    assert!(
+        stdout.contains("  dropped by --filter or --trace: "),
+        "{stdout}"
+    );
 }
 
 #[test]

@@ -131,11 +131,23 @@ impl Summary {
                 grouped(self.gil.none as usize),
             );
         }
+        let mut counted = String::new();
         let missing = missing(&self.counts);
         if !missing.is_empty() {
-            text += &format!("  missing: {}\n", missing.join(", "));
+            counted += &format!("  missing: {}\n", missing.join(", "));
         }
-        text + &self.steps() + &self.stacks() + &self.hints()
+        counted += &self.steps();
+        counted += &self.stacks();
+        let filtered = self.counts.samples().saturating_sub(self.gil.all());
+        if filtered > 0 {
+            let samples = count(filtered as usize, "sample", "samples");
+            let of_all = match counted.is_empty() {
+                true => "",
+                false => ", which the next lines count, too",
+            };
+            text += &format!("  dropped by --filter or --trace: {samples}{of_all}\n");
+        }
+        text + &counted + &self.hints()
     }
 
     /// Lines about what runtimes need for whole stacks and names.
@@ -442,10 +454,18 @@ mod tests {
             6 truncated stacks, 15 truncated stacks of a runtime, \
             16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
             14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";
-        assert_eq!(
-            summary(counts).text(),
-            format!("{first}, 7 lost\n{second}\n")
-        );
+        let mut summary = summary(counts);
+        summary.gil.none = counts.samples() - 1;
+        summary.samples = summary.gil.none as usize;
+        let filtered =
+            "  dropped by --filter or --trace: 1 sample, which the next lines count, too\n";
+        let text = summary.text();
+        let lines = text.split_once('\n').unwrap().1;
+        assert_eq!(lines, format!("{filtered}{second}\n"));
+        summary.gil.none += 1;
+        summary.samples += 1;
+        let text = summary.text();
+        assert_eq!(text.split_once('\n').unwrap().1, format!("{second}\n"));
     }
 
     #[test]
