@@ -529,6 +529,39 @@ fn a_recording_of_what_holds_the_gil_accounts_for_the_rest() {
 }
 
 #[test]
+fn top_shows_which_threads_have_the_gil() {
+    let Some(interpreter) = Interpreter::with_version("3.12").into_iter().next() else {
+        return;
+    };
+    let target = interpreter.start("locked.py");
+    let pid = target.pid().to_string();
+    let top = ["top", "-p", &pid, "--iterations", "1", "--by", "gil.state"];
+    given_time(|seconds| {
+        let by_state = ["--json", "--group", "attribute", "-i", seconds];
+        let picture = otelctx(&[&top[..], &by_state].concat()).expect(0).json();
+        let mut by_row = json!({"held": 0, "waiting": 0, "released": 0, "none": 0});
+        for row in picture["rows"].as_array().unwrap() {
+            let state = row["name"].as_str().unwrap_or("none");
+            by_row[state] = row["samples"].clone();
+        }
+        if by_row["held"] == 0 || by_row["released"] == 0 {
+            return Err(picture);
+        }
+        assert_eq!(picture["gil"], by_row, "{picture:#}");
+        Ok(())
+    });
+    // Threads by what they mostly do.
+    given_time(|seconds| {
+        let table = otelctx(&[&top[..], &["-i", seconds]].concat())
+            .expect(0)
+            .stdout;
+        let has = |word: &str| table.split_whitespace().any(|it| it == word);
+        let is_shown = has("gil.state") && has("held") && has("released");
+        is_shown.then_some(()).ok_or(table)
+    });
+}
+
+#[test]
 fn a_recording_of_what_holds_the_gil_says_if_there_is_no_interpreter() {
     let target = crate::target::Target::start("busy");
     check_without_gil(target.pid());

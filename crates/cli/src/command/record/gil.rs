@@ -24,7 +24,7 @@ impl GilSamples {
     pub(super) fn of_part(part: &Recording) -> Self {
         let mut counts = Self::default();
         for sample in &part.samples {
-            *counts.of(sample.gil) += 1;
+            counts.add(sample.gil, 1);
         }
         counts
     }
@@ -38,6 +38,11 @@ impl GilSamples {
         }
         counts.none = report.total.samples.saturating_sub(counts.threads());
         counts
+    }
+
+    /// Adds samples in a state.
+    pub(in crate::command) fn add(&mut self, state: Option<GilState>, samples: u64) {
+        *self.of(state) += samples;
     }
 
     fn of(&mut self, state: Option<GilState>) -> &mut u64 {

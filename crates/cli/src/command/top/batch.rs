@@ -10,6 +10,7 @@ use super::feed::Feed;
 use super::names::Names;
 use super::rows::{By, Key, Row, attribute_keys, rows};
 use super::{Plan, attribute};
+use crate::command::record::gil::GilSamples;
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::counts::CountsJson;
@@ -139,6 +140,7 @@ struct Report<'r> {
     method: &'static str,
     samples: u64,
     with_context: u64,
+    gil: GilSamples,
     lost: u64,
     counts: CountsJson,
     by: &'static str,
@@ -179,6 +181,10 @@ fn line_of_json(
     let attached = window
         .cells()
         .filter(|(cell, _)| cell.work.context().is_some());
+    let mut gil = GilSamples::default();
+    for (cell, samples) in window.cells() {
+        gil.add(cell.gil, samples);
+    }
     let report = Report {
         time: clock::utc(SystemTime::now()),
         wall_ns: window.wall(),
@@ -187,6 +193,7 @@ fn line_of_json(
         method: if plan.is_stopping { "ptrace" } else { "ebpf" },
         samples: window.samples(),
         with_context: attached.map(|(_, samples)| samples).sum(),
+        gil,
         lost: window.counts().lost,
         counts: CountsJson::of(&window.counts()),
         by: match by {

@@ -179,6 +179,7 @@ impl Interned {
         };
         Cell {
             thread: thread.clone(),
+            gil: sample.gil,
             work,
             stacks: Some(Stacks {
                 catalog: generation,

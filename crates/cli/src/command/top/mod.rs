@@ -271,8 +271,7 @@ fn attribute(plan: &Plan, seen: &[String]) -> String {
 fn samples_by_value(window: &Window, attribute: &str) -> Vec<(String, u64)> {
     let mut values: HashMap<&str, u64> = HashMap::new();
     for (cell, samples) in window.cells() {
-        let value = cell.work.context().and_then(|it| it.attribute(attribute));
-        if let Some(value) = value {
+        if let Some(value) = cell.value(attribute) {
             *values.entry(value).or_default() += samples;
         }
     }

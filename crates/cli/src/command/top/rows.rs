@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
+use otelctx_profile::GIL_ATTRIBUTE as GIL;
 use otelctx_reader::format::hexadecimal;
 
 use super::window::{Context, OTHERS, Process, Shared, Stacks, Thread, Window, Work};
@@ -114,15 +115,17 @@ pub(super) fn rows(
     attribute: &str,
     function: &mut dyn FnMut(&Stacks) -> Key,
 ) -> Vec<Row> {
-    let mut groups: HashMap<Key, Group> = HashMap::new();
+    let mut groups: HashMap<Key, Group<'_>> = HashMap::new();
     for (cell, samples) in window.cells() {
         let key = match by {
             By::Function => cell.stacks.as_ref().map_or(Key::Others, &mut *function),
             By::Thread => thread_key(&cell.thread),
             By::Process => process_key(&cell.thread),
-            By::Attribute(name) => work_key(&cell.work, |context| {
-                Some(Key::Value(context.attribute(name)?.to_owned()))
-            }),
+            By::Attribute(name) => match cell.value(name) {
+                Some(value) => Key::Value(value.to_owned()),
+                None if name == GIL && !cell.thread.is_others() => Key::Nothing,
+                None => work_key(&cell.work, |_| None),
+            },
             By::Trace => work_key(&cell.work, |context| {
                 context.trace_id().map(|_| Key::Trace(context.trace))
             }),
@@ -131,13 +134,16 @@ pub(super) fn rows(
         group.samples += samples;
         *group.threads.entry(cell.thread.clone()).or_default() += samples;
         *group.works.entry(cell.work.clone()).or_default() += samples;
+        if let Some(value) = cell.value(attribute) {
+            *group.values.entry(value).or_default() += samples;
+        }
         if let Some(stacks) = cell.stacks {
             *group.stacks.entry(stacks).or_default() += samples;
         }
     }
     let mut rows: Vec<Row> = groups
         .into_iter()
-        .map(|(key, group)| group.row(key, attribute))
+        .map(|(key, group)| group.row(key))
         .collect();
     sort(&mut rows, Sort::Cpu, false);
     rows
@@ -162,7 +168,8 @@ pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
     }
 }
 
-/// Every attribute key in the window: the route first, then in alphabetical order.
+/// Every attribute key in the window: the route first, then in alphabetical order. The state of interpreters' locks
+/// comes last.
 pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
     let contexts = window.cells().filter_map(|(cell, _)| cell.work.context());
     let keys: HashSet<&str> = contexts
@@ -171,6 +178,10 @@ pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
         .collect();
     let mut keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
     keys.sort_unstable_by(|one, other| (one != ROUTE, one).cmp(&(other != ROUTE, other)));
+    if window.cells().any(|(cell, _)| cell.gil.is_some()) {
+        keys.retain(|key| key != GIL);
+        keys.push(GIL.into());
+    }
     keys
 }
 
@@ -202,28 +213,26 @@ fn work_key(work: &Work, key: impl FnOnce(&Context) -> Option<Key>) -> Key {
 
 /// A row in the making.
 #[derive(Default)]
-struct Group {
+struct Group<'w> {
     samples: u64,
+    /// Samples by value of the chosen attribute.
+    values: HashMap<&'w str, u64>,
     threads: HashMap<Shared<Thread>, u64>,
     works: HashMap<Work, u64>,
     stacks: HashMap<Stacks, u64>,
 }
 
-impl Group {
-    fn row(self, key: Key, attribute: &str) -> Row {
-        let mut values: HashMap<&str, u64> = HashMap::new();
+impl Group<'_> {
+    fn row(self, key: Key) -> Row {
         let (mut traces, mut spans) = (HashSet::new(), HashSet::new());
-        for (work, samples) in &self.works {
+        for work in self.works.keys() {
             let Some(context) = work.context() else {
                 continue;
             };
             traces.extend(context.trace_id().map(|_| context.trace));
             spans.extend(context.span_id().map(|_| (context.trace, context.span)));
-            if let Some(value) = context.attribute(attribute) {
-                *values.entry(value).or_default() += samples;
-            }
         }
-        let value = most(values.into_iter(), |value| (*value).to_owned()).map(str::to_owned);
+        let value = most(self.values.into_iter(), |value| (*value).to_owned()).map(str::to_owned);
         let order = |thread: &Shared<Thread>| (thread.process.pid, thread.tid);
         let processes: HashSet<Key> = self.threads.keys().map(|it| process_key(it)).collect();
         let count = self
@@ -277,8 +286,9 @@ fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) 
 
 #[cfg(test)]
 mod tests {
-    use otelctx_profile::sample::Counts;
+    use otelctx_profile::sample::{Counts, GilState};
 
+    use super::super::window::Cell;
     use super::super::window::tests::{add, context, thread};
     use super::*;
 
@@ -341,9 +351,61 @@ mod tests {
                 row("(none)", 1, 1, 0, ""),
             ]
         );
+        // They are of no interpreter.
+        assert_eq!(
+            summary(&By::Attribute(GIL.into())),
+            [row("(none)", 15, 4, 3, "/a")]
+        );
         // None of these samples has a stack.
         assert_eq!(summary(&By::Function), [row("(others)", 15, 4, 3, "/a")]);
         assert_eq!(attribute_keys(&window()), ["http.route"]);
+    }
+
+    #[test]
+    fn the_state_of_the_lock_is_an_attribute_of_samples_of_interpreters() {
+        let mut window = window();
+        for (tid, gil, samples) in [
+            (1, Some(GilState::Held), 5),
+            (2, Some(GilState::Waiting), 3),
+            (2, Some(GilState::Released), 2),
+            (3, None, 1),
+        ] {
+            let cell = Cell {
+                thread: window.thread(thread(1, tid)),
+                gil,
+                work: Work::Attached(window.context(context(1, "/a"))),
+                stacks: None,
+            };
+            (0..samples).for_each(|_| window.add(cell.clone()));
+        }
+        window.close(2_000_000_000, Counts::default());
+        assert_eq!(attribute_keys(&window), ["http.route", GIL]);
+        let of = |by: &By| -> Vec<(String, u64, Option<String>)> {
+            let rows = rows(&window, by, GIL, &mut |_| Key::Nothing).into_iter();
+            rows.map(|row| (row.name(), row.samples, row.value))
+                .collect()
+        };
+        let row = |name: &str, samples, value: Option<&str>| {
+            (name.to_owned(), samples, value.map(str::to_owned))
+        };
+        let (held, waiting) = (Some("held"), Some("waiting"));
+        assert_eq!(
+            of(&By::Attribute(GIL.into())),
+            [
+                row("held", 5, held),
+                row("waiting", 3, waiting),
+                row("released", 2, Some("released")),
+                row("(none)", 1, None),
+            ]
+        );
+        assert_eq!(
+            of(&By::Thread),
+            [
+                row("thread-1", 5, held),
+                row("thread-2", 5, waiting),
+                row("thread-3", 1, None),
+            ]
+        );
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::rc::Rc;
 
-use otelctx_profile::sample::{Counts, StackId};
+use otelctx_profile::GIL_ATTRIBUTE as GIL;
+use otelctx_profile::sample::{Counts, GilState, StackId};
 use otelctx_reader::format::{SpanId, TraceId};
 
 /// Maximum number of cells of a slice with thread, context and stack.
@@ -186,8 +187,20 @@ pub(super) struct Stacks {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Cell {
     pub(super) thread: Shared<Thread>,
+    /// `None` for threads of no interpreter with such a lock.
+    pub(super) gil: Option<GilState>,
     pub(super) work: Work,
     pub(super) stacks: Option<Stacks>,
+}
+
+impl Cell {
+    /// The value of an attribute: of the context, or the state of the interpreter's lock.
+    pub(super) fn value(&self, attribute: &str) -> Option<&str> {
+        match attribute {
+            GIL => self.gil.map(GilState::name),
+            _ => self.work.context()?.attribute(attribute),
+        }
+    }
 }
 
 /// Samples of a period of time.
@@ -257,6 +270,7 @@ impl Window {
         self.current.samples += 1;
         let others = Cell {
             thread: self.others.clone(),
+            gil: None,
             work: Work::Others,
             stacks: None,
         };
@@ -367,6 +381,7 @@ pub(super) mod tests {
     ) {
         let cell = Cell {
             thread: window.thread(thread),
+            gil: None,
             work: context.map_or(Work::Nothing, |context| {
                 Work::Attached(window.context(context))
             }),
