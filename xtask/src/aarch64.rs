@@ -2,7 +2,8 @@
 //!
 //! It runs the tests of the publisher, remote, reader, sampler and Python crates, the matrix of programs (built on the
 //! host, because the machine has no compiler), and the command on its demo. Those of the format crate depend on no
-//! machine. `cargo xtask test` has fewer of the Pythons, and not the command, which compiles for as long as all others.
+//! machine. `cargo xtask test` has fewer of the Pythons and programs, and not the command, which compiles for as long as all
+//! others.
 
 use std::fs;
 use std::io;
@@ -117,7 +118,7 @@ const SHORT_PYTHONS: [&str; 3] = ["3.9", "3.11", "3.14"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     Everything,
-    /// Without the command, and with [`SHORT_PYTHONS`].
+    /// Without the command, with [`SHORT_PYTHONS`], and with a program for each pair of a compiler, a linker and the like.
     Short,
 }
 
@@ -190,7 +191,10 @@ fn test(
         image.file(path, path)?;
         image.file(COMMAND_TESTS.as_ref(), tests)?;
     }
-    let rows = Rows::build(TARGET_ARCHITECTURE)?;
+    let rows = match selection {
+        Selection::Everything => Rows::build(TARGET_ARCHITECTURE)?,
+        Selection::Short => Rows::build_pairs(TARGET_ARCHITECTURE)?,
+    };
     rows.put_into(&mut image)?;
     let folder = root().join("target/aarch64");
     let initramfs = folder.join("initramfs");

@@ -318,7 +318,7 @@ pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
 
 /// Runs a program of the fixtures, which builds programs for an architecture on the host, and
 /// returns its output.
-fn built(program: &str, architecture: &str) -> Result<String, String> {
+fn built(program: &str, arguments: &[&str]) -> Result<String, String> {
     let package = [
         "--quiet",
         "--locked",
@@ -328,7 +328,7 @@ fn built(program: &str, architecture: &str) -> Result<String, String> {
         program,
     ];
     let mut command = cargo();
-    command.arg("run").args(package).args(["--", architecture]);
+    command.arg("run").args(package).arg("--").args(arguments);
     report::output(&mut command)
 }
 
@@ -338,7 +338,12 @@ pub(crate) struct Rows(String);
 impl Rows {
     /// Builds the programs that are not built yet.
     pub(crate) fn build(architecture: &str) -> Result<Self, String> {
-        built("matrix", architecture).map(Self)
+        built("matrix", &[architecture]).map(Self)
+    }
+
+    /// As [`Rows::build`], with as few as have each pair of values, such as a linker and an access model.
+    pub(crate) fn build_pairs(architecture: &str) -> Result<Self, String> {
+        built("matrix", &[architecture, "--pairs"]).map(Self)
     }
 
     /// The number of programs.
@@ -368,7 +373,7 @@ pub(crate) struct Sampled(Vec<PathBuf>);
 impl Sampled {
     /// Builds the programs that are not built yet.
     pub(crate) fn build(architecture: &str) -> Result<Self, String> {
-        let paths: Vec<_> = built("sampled", architecture)?
+        let paths: Vec<_> = built("sampled", &[architecture])?
             .lines()
             .map(PathBuf::from)
             .collect();

@@ -12,8 +12,9 @@ use otelctx_fixtures::{Target, Thread};
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
-/// Programs that run at the same time.
-const BATCH: usize = 8;
+/// Programs that run at the same time. In an emulated machine, the kernel takes most of a minute to check the sampler's
+/// programs for each batch.
+const BATCH: usize = 24;
 /// Long enough to sample a batch of programs, even in an emulated machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
