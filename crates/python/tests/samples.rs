@@ -10,7 +10,9 @@ use common::{Starts, start};
 use otelctx_fixtures::kernel::is_emulated;
 use otelctx_fixtures::python::{Interpreter, LentState, Linkage, free_threaded_program};
 use otelctx_fixtures::{CoreDirectory, Target};
-use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, NamedFrame, Sample};
+use otelctx_reader::sample::{
+    Catalog, Counts, Frame, FrameKind, GilState, NamedFrame, ReadStep, Sample,
+};
 use otelctx_sampler::INTERVAL;
 
 const VERSIONS: [&str; 12] = [
@@ -483,6 +485,53 @@ fn samples_of_copies_of_the_instructions_have_the_lines_of_these() {
                 assert_eq!(lines, [("outer", outer), ("inner", inner)], "{series}");
             }
             assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
+        }
+    }
+}
+
+/// Its runtime is not known at once.
+#[test]
+fn samples_of_a_child_have_its_functions_or_are_counted() {
+    for version in ["2.7", "3.11", "3.12", "3.14"] {
+        for interpreter in Interpreter::with_version(version) {
+            let target = interpreter.start("forking.py");
+            let parent = target.pid();
+            let own = |catalog: &Catalog, sample: &Sample| {
+                let thread = catalog.thread_facts(sample.thread);
+                catalog.process(thread.process).pid != parent
+            };
+            let is_named = |catalog: &Catalog, sample: &Sample| {
+                let mut frames = catalog.frames(sample.user_stack);
+                let is_child =
+                    |it: &Frame| matches!(it, Frame::Named(it) if it.function == "child");
+                frames.any(is_child)
+            };
+            let recorded = record_until(parent, 499, false, |catalog, samples| {
+                let mut children = samples.iter().filter(|it| own(catalog, it));
+                children.any(|it| is_named(catalog, it)) && samples.len() >= SAMPLES
+            });
+            let Some(recorded) = recorded else { return };
+            let children = recorded
+                .samples
+                .iter()
+                .filter(|it| own(&recorded.catalog, it));
+            // A child that is being forked executes the parent's functions.
+            let is_python =
+                |it: &Frame| matches!(it, Frame::Named(it) if it.kind == FrameKind::CPYTHON);
+            let native = children
+                .filter(|it| !recorded.catalog.frames(it.user_stack).any(is_python))
+                .count();
+            let counts = &recorded.counts;
+            let ended = counts.unreadable[ReadStep::Process as usize];
+            let counted = counts.unresolved_threads + counts.incomplete_steps + ended;
+            assert!(
+                native as u64 <= counted,
+                "{interpreter:?}: {native}, {counts:?}"
+            );
+            assert_ne!(
+                counts.unresolved_threads, 0,
+                "{interpreter:?}: {native}, {counts:?}"
+            );
         }
     }
 }

@@ -112,7 +112,8 @@ pub struct Counts {
     /// Samples whose part from a language runtime is missing or incomplete.
     pub incomplete_steps: u64,
     /// Samples without a runtime's part, because the state of their thread was not known yet: the sampler finds it
-    /// in the runtime's list of threads after the first sample. With eBPF, up to 8,192 threads at a time.
+    /// in the runtime's list of threads after the first sample. With eBPF, up to 8,192 threads at a time. Also samples
+    /// of a new process until its runtime is found.
     pub unresolved_threads: u64,
     /// Samples whose native context and runtime's context have different IDs.
     pub context_conflicts: u64,

@@ -12,7 +12,7 @@ use otelctx_sample::{
     StackEnd, StackId,
 };
 use otelctx_track::{Budget, Change, ThreadStatus, Tracked, TrackedProcess, Tracker};
-use reader::runtime::{RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, choose};
+use reader::runtime::{Present, RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, choose};
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::incomplete::Places;
@@ -69,6 +69,8 @@ pub(crate) struct Observation<'a> {
     pub(crate) context: Found<Record<'a>>,
     /// The readings of language runtimes.
     pub(crate) runtimes: Vec<RuntimeReading>,
+    /// It was not known whether the process has a runtime.
+    pub(crate) is_early: bool,
     pub(crate) user_stack: &'a [Frame],
     /// Why it ended; `None` if there is no stack.
     pub(crate) stack_end: Option<StackEnd>,
@@ -493,6 +495,13 @@ impl Processes {
         code.explain(process, running, seen.user_stack, modules, catalog);
         self.scan_first(seen.pid);
         let tracked = self.tracker.get_or_add(seen.pid);
+        let has_step = |present: &Present| {
+            let runtime = present.process.as_ref().ok();
+            runtime.is_some_and(|it| it.kernel_step().is_some())
+        };
+        if seen.is_early && tracked.process.runtimes().iter().any(has_step) {
+            self.counts.unresolved_threads += 1;
+        }
         let found = found(tracked, seen.context, &mut self.counts, catalog);
         let named = self.name_generated(seen);
         let stack = named.as_deref().unwrap_or(seen.user_stack);
@@ -682,6 +691,7 @@ mod tests {
             comm: "cat",
             context: Found::NotPublished,
             runtimes: Vec::new(),
+            is_early: false,
             user_stack: &[],
             stack_end: None,
             kernel_stack: &[],

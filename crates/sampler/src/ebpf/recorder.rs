@@ -436,6 +436,8 @@ fn sample(
     let mut incomplete = head.flags & flag::CUT_STEPS != 0;
     let mut unresolved = false;
     let mut runtimes = Vec::new();
+    // From then on, each sample has what its process's steps have come to.
+    let mut is_early = !incomplete;
     let (mut end, mut is_checked, mut has_all_mappings) = (None, false, false);
     for part in parts {
         match part.kind {
@@ -454,6 +456,7 @@ fn sample(
             part::KERNEL_STACK => read_stack(kernel_stack, part.bytes),
             kind if kind < part::STEP => {}
             kind => {
+                is_early = false;
                 let number = u32::from(kind - part::STEP);
                 let step = steps.iter().find(|(_, known)| **known == number);
                 match (part.outcome, step) {
@@ -511,6 +514,7 @@ fn sample(
         comm: &comm,
         context,
         runtimes,
+        is_early,
         user_stack,
         stack_end: end,
         kernel_stack,

@@ -222,6 +222,7 @@ impl Recorder {
                 Found::Attached(Record { serial, bytes })
             }),
             runtimes,
+            is_early: false,
             user_stack: stack.map_or(&[], |stack| &stack.frames),
             stack_end: stack.and_then(|stack| stack.end),
             kernel_stack: &[],
