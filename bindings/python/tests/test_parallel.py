@@ -90,7 +90,6 @@ def test_threads_that_publish_at_once_show_their_own_contexts_and_frames(start, 
     assert all(right > 0 and wrong == 0 for right, wrong in line["counts"]), line["counts"]
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="the other tests sample interpreters with a GIL")
 def test_samples_of_threads_that_publish_at_once_have_their_own_context(start, steps, tmp_path):
     path, _ = steps
     program = start("parallel", str(path))
