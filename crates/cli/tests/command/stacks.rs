@@ -10,7 +10,7 @@ use nix::libc;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, wait_until_loaded};
 #[cfg(target_arch = "aarch64")]
-use otelctx_fixtures::{sampled::Sampled, signed_return_addresses};
+use otelctx_fixtures::{sampled::Sampled, wait_for_signed_return_address};
 use otelctx_reader::remote::{CoreFile, Mapping, Target as _};
 use serde_json::{Value, json};
 
@@ -184,10 +184,7 @@ fn signed_return_addresses_lead_to_the_functions_that_the_threads_know() {
         return;
     };
     let target = start(&mut Command::new(&program));
-    let signs = match signed_return_addresses(target.pid()) {
-        0 => Err("this processor does not sign return addresses"),
-        _ => Ok(()),
-    };
+    let signs = wait_for_signed_return_address(target.pid());
     if Feature::SignedReturns.or_skip(signs).is_none() {
         return;
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::sampled::Sampled;
 #[cfg(target_arch = "aarch64")]
-use otelctx_fixtures::signed_return_addresses;
+use otelctx_fixtures::wait_for_signed_return_address;
 use otelctx_fixtures::{Compiler, copy_program, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
@@ -296,10 +296,7 @@ fn stacks_of_signed_return_addresses_reach_the_start() {
     for (name, calls, by_ptrace) in [("eBPF", "rwalsjn", false), ("ptrace", "rwa", true)] {
         let program = Program::start(Command::new(&program).args(["1000000000", calls]));
         wait_until_loaded(program.pid());
-        let signs = match signed_return_addresses(program.pid()) {
-            0 => Err("this processor does not sign return addresses"),
-            _ => Ok(()),
-        };
+        let signs = wait_for_signed_return_address(program.pid());
         if Feature::SignedReturns.or_skip(signs).is_none() {
             return;
         }
