@@ -5,6 +5,7 @@
 
 #include "process_code.h"
 #include "sample.h"
+#include "steps.h"
 
 /* Set before the program is loaded. */
 volatile const __u32 with_children = 0; /* processes that a target forks become targets */
@@ -49,9 +50,12 @@ int task_newtask(struct bpf_raw_tracepoint_args *context)
     if (!child)
         return 0;
     inherit_code(parent, child);
-    if (!with_children || !bpf_map_lookup_elem(&targets, &parent))
+    const struct target *target = with_children ? bpf_map_lookup_elem(&targets, &parent) : 0;
+    if (!target)
         return 0;
+    __u32 steps = target->steps;
     add_child(child);
+    inherit_steps(steps, parent, child);
     tell(EVENT_FORK, child, child, parent);
     return 0;
 }

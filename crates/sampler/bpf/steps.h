@@ -58,6 +58,24 @@ struct {
     __type(value, __u8[STEP_CONFIGURATION_SIZE]);
 } step_configurations SEC(".maps");
 
+/* A child has its parent's memory, and with it what steps read, until it executes another program. It does not run
+ * yet. */
+static __always_inline void inherit_steps(__u32 steps, __u32 parent, __u32 child)
+{
+    struct target *target = bpf_map_lookup_elem(&targets, &child);
+    if (!target)
+        return;
+    target->steps = steps;
+#pragma unroll
+    for (__u32 i = 0; i < sizeof steps; i++) {
+        struct step_key key = {.pid = parent, .step = steps >> 8 * i & 0xff};
+        const void *configuration = bpf_map_lookup_elem(&step_configurations, &key);
+        key.pid = child;
+        if (configuration)
+            bpf_map_update_elem(&step_configurations, &key, configuration, BPF_ANY);
+    }
+}
+
 /* A thread, for a step. */
 struct thread_key {
     __u32 pid;

@@ -34,6 +34,9 @@ const FIRST_SCAN: Duration = Duration::from_millis(500);
 /// read when they are sampled.
 const MAX_PENDING: usize = 4096;
 
+/// Maximum number of children whose parents are kept: they end, which may be reported to nobody.
+const MAX_PARENTS: usize = 16_384;
+
 /// The sampled processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
@@ -43,6 +46,8 @@ pub(crate) struct Processes {
     pending: HashMap<i32, CodeMappings, RandomState>,
     /// Those of them that have ended. Samples of them may still come in the current drain.
     ended: Vec<i32>,
+    /// The processes that children were forked from, until they execute another program or end.
+    parents: HashMap<i32, i32, RandomState>,
     whole_machine: bool,
     /// What is left of the budget for processes that are sampled for the first time, until the next poll.
     first_scans: Budget,
@@ -119,6 +124,7 @@ impl Processes {
             tracker: Tracker::new(tracking),
             modules: Modules::default(),
             pending: HashMap::default(),
+            parents: HashMap::default(),
             ended: Vec::new(),
             whole_machine: scan_timeout.is_some(),
             first_scans: BUDGET,
@@ -163,6 +169,16 @@ impl Processes {
         self.tracker.add(pid)?;
         self.take_pending(pid);
         Ok(())
+    }
+
+    /// Tracks a child of a tracked process.
+    pub(crate) fn add_child(&mut self, pid: i32, parent: i32) {
+        // If it has ended, its samples add it.
+        drop(self.add(pid));
+        if self.parents.len() >= MAX_PARENTS {
+            self.parents.clear();
+        }
+        self.parents.insert(pid, parent);
     }
 
     /// The files of modules that samples lie in.
@@ -289,12 +305,24 @@ impl Processes {
     /// Decodes what the kernel step with this name added to a sample of a process. `None` if the
     /// runtime does not know the thread, or is no longer in the process.
     pub(crate) fn decode(&mut self, pid: i32, step: &str, part: &[u8]) -> Option<RuntimeReading> {
-        let process = &self.tracker.get(pid)?.process;
-        let ((name, runtime), target) = (with_step(process, step)?, process.reader()?.as_target()?);
-        let thread = runtime.decode(&*target, part).transpose()?;
-        let mut reading = RuntimeReading { name, thread };
-        process.reader()?.decode_record(&mut reading);
-        Some(reading)
+        let of = |pid| decode_part(&self.tracker.get(pid)?.process, step, part);
+        let reading = of(pid);
+        if reading.as_ref().is_some_and(|it| unnamed(it) == 0) {
+            return reading;
+        }
+        // If its memory is gone: what it had when it was forked is in its parent's, too, as a rule. A runtime checks that
+        // names are those of what was sampled.
+        let by_parent = self.parents.get(&pid).and_then(|parent| of(*parent));
+        by_parent.into_iter().chain(reading).min_by_key(unnamed)
+    }
+
+    /// Whether a process's runtimes are known. A child has its parent's steps from the start on, and is scanned when it is
+    /// sampled first.
+    pub(crate) fn knows_runtimes(&mut self, pid: i32) -> bool {
+        self.scan_first(pid);
+        let process = self.tracker.get(pid).map(|tracked| &tracked.process);
+        let is_scanned = |it: &TrackedProcess| !matches!(it.threads(), ThreadStatus::Unknown);
+        process.is_some_and(|it| it.reader().is_some() && is_scanned(it))
     }
 
     /// Decodes the records that runtimes have found.
@@ -325,6 +353,7 @@ impl Processes {
     }
 
     pub(crate) fn remove(&mut self, pid: i32) {
+        self.parents.remove(&pid);
         self.finish_generated(pid);
         self.tracker.remove(pid);
     }
@@ -332,12 +361,14 @@ impl Processes {
     /// Notes that a process exits. It stays tracked as long as the kernel has it: until then there
     /// may be more samples of it, and its ID is not reused.
     pub(crate) fn exiting(&mut self, pid: i32) {
+        self.parents.remove(&pid);
         self.finish_generated(pid);
         self.tracker.exiting(pid);
     }
 
     /// Notes that a process has executed another program, at `time` or before.
     pub(crate) fn exec(&mut self, pid: i32, time: u64) {
+        self.parents.remove(&pid);
         self.tracker.remove_if_gone(pid);
         self.finish_generated(pid);
         if let Some(tracked) = self.tracker.exec(pid) {
@@ -557,6 +588,22 @@ fn with_step<'p>(
     process.runtimes().iter().find_map(|present| {
         let runtime = present.process.as_ref().ok()?;
         (runtime.kernel_step()?.name == step).then_some((present.name, runtime))
+    })
+}
+
+fn decode_part(process: &TrackedProcess, step: &str, part: &[u8]) -> Option<RuntimeReading> {
+    let ((name, runtime), target) = (with_step(process, step)?, process.reader()?.as_target()?);
+    let thread = runtime.decode(&*target, part).transpose()?;
+    let mut reading = RuntimeReading { name, thread };
+    process.reader()?.decode_record(&mut reading);
+    Some(reading)
+}
+
+/// Number of frames whose function has no name.
+fn unnamed(reading: &RuntimeReading) -> usize {
+    let thread = reading.thread.as_ref();
+    thread.map_or(usize::MAX, |thread| {
+        thread.stack.frames().filter(|it| it.is_unnamed()).count()
     })
 }
 

@@ -209,7 +209,7 @@ impl Recorder {
                     for pids in &mut self.exiting {
                         pids.retain(|exiting| *exiting != pid);
                     }
-                    drop(self.processes.add(pid));
+                    self.processes.add_child(pid, head.detail as i32);
                 }
                 kind::EXEC => {
                     let pid = head.pid as i32;
@@ -459,10 +459,14 @@ fn sample(
                 is_early = false;
                 let number = u32::from(kind - part::STEP);
                 let step = steps.iter().find(|(_, known)| **known == number);
+                let is_known = processes.knows_runtimes(head.pid as i32);
                 match (part.outcome, step) {
                     (step_outcome::DONE, Some((name, _))) => {
-                        runtimes.extend(processes.decode(head.pid as i32, name, part.bytes));
+                        let reading = processes.decode(head.pid as i32, name, part.bytes);
+                        unresolved |= reading.is_none() && !is_known;
+                        runtimes.extend(reading);
                     }
+                    _ if !is_known => unresolved = true,
                     (step_outcome::UNKNOWN_THREAD, Some((name, _))) => {
                         let thread = ThreadKey {
                             pid: head.pid,
