@@ -42,7 +42,9 @@ pub(super) struct Kernel {
     serial: u64,
     /// Number of requests without an answer.
     pending: usize,
-    /// When the last answer was taken, in nanoseconds.
+    /// What the answers are about that were taken since the last call of `end_taking`.
+    taken: Vec<Shown>,
+    /// When the rows of the last answer were placed, in nanoseconds.
     last_answer: u64,
     /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
     shared_devices: HashSet<Device, RandomState>,
@@ -92,6 +94,7 @@ impl Kernel {
             answers,
             serial: 0,
             pending: 0,
+            taken: Vec::new(),
             last_answer: 0,
             shared_devices: HashSet::default(),
             has_refused: false,
@@ -282,13 +285,26 @@ impl Kernel {
         }
     }
 
-    /// Whether all rows that were asked for were there at a time, in nanoseconds, as far as there are any.
+    /// Notes the time from which on the program has the rows in the answers that were taken.
+    pub(super) fn end_taking(&mut self) {
+        if self.taken.is_empty() {
+            return;
+        }
+        self.last_answer = monotonic();
+        for shown in self.taken.drain(..) {
+            if let Some(file) = self.files.get_mut(&shown) {
+                file.answered.get_or_insert(self.last_answer);
+            }
+        }
+    }
+
+    /// Whether the rows of all files that have any were there at `time`, in nanoseconds.
     pub(super) fn is_settled(&self, time: u64) -> bool {
         self.pending == 0 && self.last_answer <= time
     }
 
-    /// Whether the rows of code that has tables were not there yet at a time, in nanoseconds. `has_rows` is whether they
-    /// are now, or that is not known.
+    /// Whether the rows of code that has tables were not there yet at `time`, in nanoseconds. `has_rows` is whether they
+    /// are there now.
     pub(super) fn lacked_rows(&self, shown: Shown, has_rows: bool, time: u64) -> bool {
         match self.files.get(&shown).map(|it| it.answered) {
             Some(Some(answered)) => has_rows && time < answered,
@@ -316,9 +332,7 @@ impl Kernel {
                 continue;
             };
             file.is_damaged = answer.is_damaged;
-            let now = monotonic();
-            file.answered.get_or_insert(now);
-            self.last_answer = now;
+            self.taken.push(shown);
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
                 (None, None) => true,

@@ -199,19 +199,25 @@ impl Unwinding {
             (StackEnd::Start, Some(_), Some(kernel)) if !kernel.is_settled(time) => {}
             _ => return end,
         }
-        let explained = || {
-            let address = stack.iter().rev().find_map(Frame::lookup_address)?;
-            let mapping = process?.mapping_at(address)?;
-            let kernel = self.kernel.as_ref()?;
-            let has_rows = mapping.rows.is_some();
-            match end {
-                StackEnd::Start => kernel
-                    .lacked_rows(mapping.shown?, has_rows, time)
-                    .then_some(StackEnd::TablesNotReady),
-                _ => Some(kernel.end_without_rows(mapping.shown?, time)),
-            }
+        let (Some(process), Some(kernel)) = (process, &self.kernel) else {
+            return end;
         };
-        explained().unwrap_or(end)
+        let mut addresses = stack.iter().rev().filter_map(Frame::lookup_address);
+        if end == StackEnd::Start {
+            // Also of a frame in between: its caller may be another than the one that its frame pointer leads to.
+            let lacked_rows = |address| {
+                let mapping = process.mapping_at(address)?;
+                Some(kernel.lacked_rows(mapping.shown?, mapping.rows.is_some(), time))
+            };
+            return match addresses.any(|address| lacked_rows(address) == Some(true)) {
+                true => StackEnd::TablesNotReady,
+                false => end,
+            };
+        }
+        let last = addresses
+            .next()
+            .and_then(|it| process.mapping_at(it)?.shown);
+        last.map_or(end, |shown| kernel.end_without_rows(shown, time))
     }
 
     /// Cuts a stack that was walked by frame pointers alone at the first address that is not
@@ -289,10 +295,10 @@ impl Unwinding {
             return;
         };
         let new = kernel.take(first);
-        if new.is_empty() {
-            return;
-        }
         for (pid, process) in &mut self.processes {
+            if new.is_empty() {
+                break;
+            }
             let mut changed = false;
             for mapping in &mut process.mappings {
                 if let Some(rows) = mapping.shown.and_then(|shown| new.get(&shown)) {
@@ -304,6 +310,7 @@ impl Unwinding {
                 kernel.place(*pid, process);
             }
         }
+        kernel.end_taking();
     }
 
     /// The processes whose mappings are kept.
