@@ -216,6 +216,7 @@ impl State {
                 || id(context.span_id().map(|id| id.to_string()))
         };
         has(&row.name())
+            || row.value.as_deref().is_some_and(has)
             || row.all_threads.iter().any(|thread| has_thread(thread))
             || (row.all_works.iter()).any(|work| work.context().is_some_and(has_context))
     }
