@@ -36,10 +36,11 @@ impl Filter {
         self.resource.is_empty() && self.trace.is_none()
     }
 
-    /// Removes all other samples, and counts them on. At the end of a recording, because a process may publish late.
-    pub(super) fn keep(&self, recording: &mut Recording) {
+    /// Removes all other samples, and returns how many; the counters keep them. At the end of a recording, because a
+    /// process may publish late.
+    pub(super) fn keep(&self, recording: &mut Recording) -> usize {
         if self.is_empty() {
-            return;
+            return 0;
         }
         let catalog = &recording.catalog;
         let processes = catalog.processes();
@@ -47,10 +48,12 @@ impl Filter {
             .filter(|(_, facts)| self.accepts(facts))
             .map(|(id, _)| id)
             .collect();
+        let all = recording.samples.len();
         recording.samples.retain(|sample| {
             let process = catalog.thread_facts(sample.thread).process;
             wanted.contains(&process) && self.is_of_trace(catalog, sample)
         });
+        all - recording.samples.len()
     }
 
     /// Whether a sample passes, by what its process has published so far.

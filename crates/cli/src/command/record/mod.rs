@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             }
         };
         before.add(&part, arguments);
-        arguments.filter.keep(&mut part);
+        let filtered = arguments.filter.keep(&mut part);
         let gil = GilSamples::of_part(&part);
         if arguments.gil {
             before.add_gil(gil);
@@ -166,7 +166,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             part.samples.retain(is_held);
         }
         contexts.add(&part);
-        summary.add(&part, gil);
+        summary.add(&part, gil, filtered);
         let profile = Profile::new(part, &mut symbols);
         let outputs = outputs.get_or_insert_with(|| {
             let mut options = Options::default();

@@ -39,6 +39,8 @@ pub(super) struct Summary {
     /// Number of samples with a context.
     attached: usize,
     gil: GilSamples,
+    /// Number of samples that --filter or --trace has dropped.
+    filtered: usize,
     /// Samples whose innermost function has no name, by its runtime.
     unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
@@ -65,6 +67,7 @@ impl Summary {
             samples: 0,
             attached: 0,
             gil: GilSamples::default(),
+            filtered: 0,
             unnamed: [0; UNNAMED.len()],
             processes: HashSet::new(),
             duration_ns: 0,
@@ -76,9 +79,11 @@ impl Summary {
         }
     }
 
-    /// Adds a part of the recording, and the states of its samples before `--gil` removed any.
-    pub(super) fn add(&mut self, part: &Recording, gil: GilSamples) {
+    /// Adds a part of the recording, the states of its samples before `--gil` removed any, and the number of samples that
+    /// a filter has removed before that.
+    pub(super) fn add(&mut self, part: &Recording, gil: GilSamples, filtered: usize) {
         self.gil += gil;
+        self.filtered += filtered;
         let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
         self.samples += part.samples.len();
         self.attached += part.samples.iter().filter(is_attached).count();
@@ -138,14 +143,13 @@ impl Summary {
         }
         counted += &self.steps();
         counted += &self.stacks();
-        let filtered = self.counts.samples().saturating_sub(self.gil.all());
-        if filtered > 0 {
-            let samples = count(filtered as usize, "sample", "samples");
-            let of_all = match counted.is_empty() {
+        if self.filtered > 0 {
+            let samples = count(self.filtered, "sample", "samples");
+            let included = match counted.is_empty() {
                 true => "",
-                false => ", which the next lines count, too",
+                false => " (included in the lines below)",
             };
-            text += &format!("  dropped by --filter or --trace: {samples}{of_all}\n");
+            text += &format!("  dropped by --filter or --trace: {samples}{included}\n");
         }
         text + &counted + &self.hints()
     }
@@ -411,6 +415,7 @@ mod tests {
                 none: 1234,
                 ..GilSamples::default()
             },
+            filtered: 0,
             unnamed: [0; UNNAMED.len()],
             processes: HashSet::from([(7, 7, String::new())]),
             duration_ns: 5_040_000_000,
@@ -454,18 +459,17 @@ mod tests {
             6 truncated stacks, 15 truncated stacks of a runtime, \
             16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
             14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";
-        let mut summary = summary(counts);
-        summary.gil.none = counts.samples() - 1;
-        summary.samples = summary.gil.none as usize;
-        let filtered =
-            "  dropped by --filter or --trace: 1 sample, which the next lines count, too\n";
-        let text = summary.text();
-        let lines = text.split_once('\n').unwrap().1;
-        assert_eq!(lines, format!("{filtered}{second}\n"));
-        summary.gil.none += 1;
-        summary.samples += 1;
-        let text = summary.text();
-        assert_eq!(text.split_once('\n').unwrap().1, format!("{second}\n"));
+        assert_eq!(
+            summary(counts).text(),
+            format!("{first}, 7 lost\n{second}\n")
+        );
+        let mut filtered = summary(counts);
+        filtered.filtered = 1;
+        let third = "  dropped by --filter or --trace: 1 sample (included in the lines below)";
+        assert_eq!(
+            filtered.text(),
+            format!("{first}, 7 lost\n{third}\n{second}\n")
+        );
     }
 
     #[test]
@@ -572,7 +576,7 @@ mod tests {
             counts: Counts::default(),
         };
         let mut summary = Summary::new(Method::Ebpf, Vec::new(), Vec::new());
-        summary.add(&part, GilSamples::default());
+        summary.add(&part, GilSamples::default(), 0);
         assert_eq!(summary.unnamed, [1, 1, 1]);
     }
 
