@@ -542,8 +542,9 @@ fn samples_of_a_child_have_its_functions_or_are_counted() {
                 children.len()
             );
             assert!(without as u64 <= counted, "{said}");
-            // In 2.7, the thread's state has to be found in a list.
-            assert!(version == "2.7" || without * 20 <= children.len(), "{said}");
+            // In 2.7, the thread's state has to be found in a list. Some memory of a child that ends is unreadable in an emulated machine.
+            let is_exempt = version == "2.7" || is_emulated();
+            assert!(is_exempt || without * 20 <= children.len(), "{said}");
         }
     }
 }

@@ -34,7 +34,7 @@ const FIRST_SCAN: Duration = Duration::from_millis(500);
 /// read when they are sampled.
 const MAX_PENDING: usize = 4096;
 
-/// Maximum number of children whose parents are kept: they end, which may be reported to nobody.
+/// Maximum number of children whose parents are kept: the end of a child may go unreported.
 const MAX_PARENTS: usize = 16_384;
 
 /// The sampled processes.
@@ -313,7 +313,7 @@ impl Processes {
         // If its memory is gone: what it had when it was forked is in its parent's, too, as a rule. A runtime checks that
         // names are those of what was sampled.
         let by_parent = self.parents.get(&pid).and_then(|parent| of(*parent));
-        by_parent.into_iter().chain(reading).min_by_key(unnamed)
+        reading.into_iter().chain(by_parent).min_by_key(unnamed)
     }
 
     /// Whether a process's runtimes are known. A child has its parent's steps from the start on, and is scanned when it is

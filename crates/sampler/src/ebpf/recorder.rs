@@ -214,6 +214,9 @@ impl Recorder {
                 kind::EXEC => {
                     let pid = head.pid as i32;
                     self.processes.exec(pid, head.time);
+                    // It had its parent's, or its former program's.
+                    let configurations = &mut self.loaded.configurations;
+                    forget_steps(configurations, &self.loaded.steps, head.pid);
                     self.loaded.unwinding.forget(pid);
                     self.loaded.words.forget(head.pid);
                     // Its rows are ready sooner than if its first sample asks for them.
@@ -436,7 +439,7 @@ fn sample(
     let mut incomplete = head.flags & flag::CUT_STEPS != 0;
     let mut unresolved = false;
     let mut runtimes = Vec::new();
-    // From then on, each sample has what its process's steps have come to.
+    // Once the steps are configured, each sample has a part for each step.
     let mut is_early = !incomplete;
     let (mut end, mut is_checked, mut has_all_mappings) = (None, false, false);
     for part in parts {
