@@ -599,7 +599,7 @@ static UPDATED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 /// The folder with apt's configuration, lists and status for a release's packages of a kind (`deb`, `deb-src`).
 /// Updating takes some 20 s of processor time: a process does it once.
 fn updated_lists(suite: &str, kind: &str) -> Result<PathBuf, String> {
-    let folder = setup_dir().join("apt").join(format!("{suite}-{kind}"));
+    let folder = all_lists().join(format!("{suite}-{kind}"));
     let mut updated = UPDATED.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (suite.to_owned(), kind.to_owned());
     if !updated.contains(&key) {
@@ -643,11 +643,18 @@ fn update_lists(folder: &Path, suite: &str, kind: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Removes the lists: with the next setup, there will be newer ones.
+/// This process's folder of lists.
+fn all_lists() -> PathBuf {
+    setup_dir().join(format!("apt-{}", std::process::id()))
+}
+
+/// Removes the lists: the next process gets newer ones.
 pub(crate) fn remove_lists() {
     let mut updated = UPDATED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !updated.is_empty() {
+        let _ = fs::remove_dir_all(all_lists());
+    }
     updated.clear();
-    let _ = fs::remove_dir_all(setup_dir().join("apt"));
 }
 
 fn has_tools() -> bool {

@@ -108,6 +108,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    debian::remove_lists();
     // Standard output belongs to the task (`bench --json`).
     eprintln!("{task}: {outcome}");
     match outcome {

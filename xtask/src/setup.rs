@@ -198,7 +198,6 @@ pub(crate) fn run() -> Outcome {
     }
     cache::restore();
     let outcome = install_missing();
-    debian::remove_lists();
     cache::save();
     outcome
 }
@@ -219,7 +218,7 @@ fn install_missing() -> Outcome {
     outcome(&missing)
 }
 
-/// Adds what could not be had to `missing`; `needs` returns what its installation requires.
+/// Adds what could not be installed to `missing`; `needs` returns what its installation requires.
 fn add<T>(
     missing: &mut Vec<Missing>,
     what: &str,
@@ -234,7 +233,7 @@ fn add<T>(
     }
 }
 
-/// As [`add`], and prints where it is otherwise.
+/// As [`add`]; prints the path on success.
 fn add_shown(
     missing: &mut Vec<Missing>,
     what: &str,
