@@ -599,7 +599,7 @@ fn decode_part(process: &TrackedProcess, step: &str, part: &[u8]) -> Option<Runt
     Some(reading)
 }
 
-/// Number of frames whose function has no name.
+/// Number of frames whose function has no name; more than any number if there is no reading.
 fn unnamed(reading: &RuntimeReading) -> usize {
     let thread = reading.thread.as_ref();
     thread.map_or(usize::MAX, |thread| {
@@ -628,8 +628,7 @@ fn with_runtimes(
         match &reading.thread {
             Ok(thread) => {
                 counts.truncated_runtime_stacks += u64::from(thread.stack.is_truncated);
-                let unnamed = thread.stack.frames().filter(|frame| frame.is_unnamed());
-                counts.unnamed_functions += unnamed.count() as u64;
+                counts.unnamed_functions += unnamed(reading) as u64;
                 if let Some(lock) = &thread.gil {
                     let state = lock.state_in(&mut stack, FrameKind::new(reading.name));
                     gil = Some(gil.map_or(state, |other| other.min(state)));

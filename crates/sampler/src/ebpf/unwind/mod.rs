@@ -12,6 +12,7 @@ mod worker;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
@@ -25,6 +26,7 @@ pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
 use kernel::{Kernel, PlacedCode};
 use mappings::{Dropped, Mapping, MappingList};
+use store::PlacedRows;
 use worker::{Answer, Shown};
 
 use crate::Options;
@@ -80,6 +82,18 @@ impl ProcessMappings {
 
     fn contain(&self, address: u64) -> bool {
         self.mapping_at(address).is_some()
+    }
+
+    /// Takes the rows of its mappings. Returns whether there are any.
+    fn take(&mut self, new: &HashMap<Shown, Arc<PlacedRows>, RandomState>) -> bool {
+        let mut any = false;
+        for mapping in &mut self.mappings {
+            if let Some(rows) = mapping.shown.and_then(|shown| new.get(&shown)) {
+                mapping.rows = Some(rows.clone());
+                any = true;
+            }
+        }
+        any
     }
 
     /// Reads the mappings. Returns whether they have changed.
@@ -192,32 +206,31 @@ impl Unwinding {
     pub(super) fn explain(&self, pid: i32, stack: &[Frame], end: StackEnd, time: u64) -> StackEnd {
         let process = self.processes.get(&pid);
         let process = process.filter(|it| !it.mappings.is_empty());
-        match (end, process, &self.kernel) {
-            // The process has ended before its mappings were read: the program has found them by itself.
-            (StackEnd::NoTables, None, _) => return StackEnd::TablesNotReady,
-            (StackEnd::NoTables, Some(_), Some(_)) => {}
-            (StackEnd::Start, Some(_), Some(kernel)) if !kernel.is_settled(time) => {}
-            _ => return end,
-        }
         let (Some(process), Some(kernel)) = (process, &self.kernel) else {
-            return end;
+            return match (end, process) {
+                // The process has ended before its mappings were read: the program has found them by itself.
+                (StackEnd::NoTables, None) => StackEnd::TablesNotReady,
+                _ => end,
+            };
         };
         let mut addresses = stack.iter().rev().filter_map(Frame::lookup_address);
-        if end == StackEnd::Start {
+        let lacked_rows = |address| {
+            let mapping = process.mapping_at(address);
+            let shown = mapping.and_then(|it| Some((it.shown?, it.rows.is_some())));
+            shown.is_some_and(|(shown, has_rows)| kernel.lacked_rows(shown, has_rows, time))
+        };
+        match end {
+            StackEnd::NoTables => {
+                let last = addresses.next().and_then(|it| process.mapping_at(it));
+                let shown = last.and_then(|it| it.shown);
+                shown.map_or(end, |shown| kernel.end_without_rows(shown, time))
+            }
             // Also of a frame in between: its caller may be another than the one that its frame pointer leads to.
-            let lacked_rows = |address| {
-                let mapping = process.mapping_at(address)?;
-                Some(kernel.lacked_rows(mapping.shown?, mapping.rows.is_some(), time))
-            };
-            return match addresses.any(|address| lacked_rows(address) == Some(true)) {
-                true => StackEnd::TablesNotReady,
-                false => end,
-            };
+            StackEnd::Start if !kernel.is_settled(time) && addresses.any(lacked_rows) => {
+                StackEnd::TablesNotReady
+            }
+            _ => end,
         }
-        let last = addresses
-            .next()
-            .and_then(|it| process.mapping_at(it)?.shown);
-        last.map_or(end, |shown| kernel.end_without_rows(shown, time))
     }
 
     /// Cuts a stack that was walked by frame pointers alone at the first address that is not
@@ -295,19 +308,11 @@ impl Unwinding {
             return;
         };
         let new = kernel.take(first);
-        for (pid, process) in &mut self.processes {
-            if new.is_empty() {
-                break;
-            }
-            let mut changed = false;
-            for mapping in &mut process.mappings {
-                if let Some(rows) = mapping.shown.and_then(|shown| new.get(&shown)) {
-                    mapping.rows = Some(rows.clone());
-                    changed = true;
+        if !new.is_empty() {
+            for (pid, process) in &mut self.processes {
+                if process.take(&new) {
+                    kernel.place(*pid, process);
                 }
-            }
-            if changed {
-                kernel.place(*pid, process);
             }
         }
         kernel.end_taking();
