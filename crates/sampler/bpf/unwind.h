@@ -28,6 +28,8 @@
 #define MAX_RULES (1 << 14)
 #define GAP 0
 /* In the place of GAP, once its code was read (gap_at). */
+#define START_GAP 0xfffb
+#define PUSHED_GAP 0xfffc
 #define SIGNAL_GAP 0xfffd
 #define TRAMPOLINE_GAP 0xfffe
 #define PLAIN_GAP 0xffff
@@ -157,6 +159,7 @@ static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1
 #elif defined(__TARGET_ARCH_arm64)
 #define SP 31
 #define FP 29
+#define LINK 30
 #define PC 32
 #define LAST_REGISTER 31
 /* Pointer authentication signs in the other bits: see crates/unwind/src/arch/aarch64. */
@@ -374,24 +377,57 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
     return 0;
 }
 
-/* What a gap is, by the code that the frame returns to: what signal handlers return to, in C libraries without
- * tables for it, a trampoline, or any other; GAP if it cannot be read now. */
-static __always_inline __u32 gap_at(const struct unwinder *unwinder)
+/* What a gap is in which the thread was interrupted: the start of a function, whose frame pointer is its caller's
+ * still (`at_start` in crates/unwind/src/arch), or any other. */
+#if defined(__TARGET_ARCH_x86)
+static __always_inline __u32 interrupted_gap_at(const struct unwinder *unwinder)
+{
+    /* The instruction before, and the next ones. */
+    __u8 *code = (__u8 *)unwinder->words;
+    __u64 next;
+    if (bpf_probe_read_user(code + 7, 9, (void *)(unwinder->pc - 1)))
+        return PLAIN_GAP;
+    next = unwinder->words[1];
+    /* mov %rsp, %rbp, in both of its forms, behind push %rbp, and both */
+    __u32 move = next & 0xffffff, push_and_move = next >> 8 & 0xffffff;
+    if ((move == 0xe58948 || move == 0xec8b48) && code[7] == 0x55)
+        return PUSHED_GAP;
+    int is_push = (next & 0xff) == 0x55 && (push_and_move == 0xe58948 || push_and_move == 0xec8b48);
+    /* endbr64; libffi's closures: lea -11(%rip), %r10, or from -7, and jmp *3(%rip) */
+    __u64 lea = next & (1ULL << 56) - 1;
+    int is_closure = lea == 0xfffffff5158d4cULL || lea == 0xfffffff9158d4cULL ||
+                     (next & (1ULL << 48) - 1) == 0x325ff;
+    return is_push || (__u32)next == 0xfa1e0ff3 || is_closure ? START_GAP : PLAIN_GAP;
+}
+#else
+static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
 {
     __u64 code = 0;
-#if defined(__TARGET_ARCH_arm64)
     /* A signal handler is over, but for these instructions: the thread is between them, or in the call. */
-    if (!unwinder->is_caller) {
 #pragma unroll
-        for (int i = 0; i <= 2; i++)
-            if (!bpf_probe_read_user(&code, sizeof code, (void *)(unwinder->pc - 4 * i)) && code == SIGRETURN)
-                return SIGNAL_GAP;
+    for (int i = 0; i <= 2; i++)
+        if (!bpf_probe_read_user(&code, sizeof code, (void *)(unwinder->pc - 4 * i)) && code == SIGRETURN)
+            return SIGNAL_GAP;
+    /* The instruction before, and the next one. */
+    if (bpf_probe_read_user(&code, sizeof code, (void *)(unwinder->pc - 4)))
         return PLAIN_GAP;
-    }
-#else
-    if (!unwinder->is_caller)
-        return PLAIN_GAP;
+    unwinder->words[0] = code; /* for from_start */
+    /* stp x29, x30, [sp, #-n]!, and behind it mov x29, sp */
+    __u32 before = code, next = code >> 32;
+    if (next == 0x910003fd && (before & 0xffe07fff) == 0xa9a07bfd)
+        return PUSHED_GAP;
+    /* bti c; paciasp */
+    return (next & 0xffe07fff) == 0xa9a07bfd || next == 0xd503245f || next == 0xd503233f ? START_GAP : PLAIN_GAP;
+}
 #endif
+
+/* What a gap is, by the code that the frame returns to: what signal handlers return to, in C libraries without
+ * tables for it, a trampoline, or any other; GAP if it cannot be read now. */
+static __always_inline __u32 gap_at(struct unwinder *unwinder)
+{
+    __u64 code = 0;
+    if (!unwinder->is_caller)
+        return interrupted_gap_at(unwinder);
     /* No more than is on the page: the next one may not be there. */
     __u64 size = PAGE - (unwinder->pc & (PAGE - 1));
     if (size > sizeof code)
@@ -409,16 +445,34 @@ static __always_inline __u32 gap_at(const struct unwinder *unwinder)
 #endif
 }
 
-/* Goes to the caller of a trampoline. */
-static __always_inline long by_stack_pointer(struct unwinder *unwinder)
+/* Goes to the caller of a frame that has this many bytes of stack, and its return address so far from their start. */
+static __always_inline long by_stack_pointer(struct unwinder *unwinder, __u64 size, __u64 return_address)
 {
     __u64 sp = unwinder->registers[SP];
-    if (read_word(unwinder, sp + 8, &unwinder->pc))
+    if (read_word(unwinder, sp + return_address, &unwinder->pc))
         return end(unwinder, STACK_UNREADABLE);
-    unwinder->registers[SP] = sp + 16;
+    unwinder->registers[SP] = sp + size;
+    unwinder->known &= 1ULL << SP | 1ULL << FP;
+    unwinder->pc &= ADDRESS_MASK;
     unwinder->is_caller = 1;
     unwinder->by_frame_pointer = 0;
     return 0;
+}
+
+/* Goes to the caller of a function that has just started, without tables, or that has pushed the frame pointer. */
+static __always_inline long from_start(struct unwinder *unwinder, int has_pushed)
+{
+#if defined(__TARGET_ARCH_x86)
+    return has_pushed ? by_stack_pointer(unwinder, 16, 8) : by_stack_pointer(unwinder, 8, 0);
+#else
+    if (has_pushed)
+        return by_stack_pointer(unwinder, 8 * (128 - (unwinder->words[0] >> 15 & 127)), 8);
+    unwinder->pc = unwinder->registers[LINK] & ADDRESS_MASK;
+    unwinder->known &= 1ULL << SP | 1ULL << FP;
+    unwinder->is_caller = 1;
+    unwinder->by_frame_pointer = 0;
+    return 0;
+#endif
 }
 
 #if defined(__TARGET_ARCH_x86)
@@ -545,7 +599,8 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk, int 
         number = gap_at(unwinder);
         is_cached = 0;
     }
-    if (!is_cached && unwinder->is_listed) {
+    /* Generated code may be another function's soon, and a caller must never be missed for it. */
+    if (!is_cached && unwinder->is_listed && number != START_GAP && number != PUSHED_GAP) {
         cached->address = key;
         cached->serial_and_rule = walk->serial << 16 | number;
     }
@@ -559,8 +614,11 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk, int 
         if (!is_mapped)
             return end(unwinder, STACK_UNREADABLE);
         return by_frame_pointer(unwinder);
+    case START_GAP:
+    case PUSHED_GAP:
+        return from_start(unwinder, number == PUSHED_GAP);
     case TRAMPOLINE_GAP:
-        return by_stack_pointer(unwinder);
+        return by_stack_pointer(unwinder, 16, 8);
     case SIGNAL_GAP:
         return from_context(unwinder, unwinder->registers[SP] + SIGNAL_CONTEXT, 1);
     }

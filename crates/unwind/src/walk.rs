@@ -123,7 +123,10 @@ impl Walk<'_> {
                 (context?, false, false)
             }
             Rule::Gap if self.returns_to_trampoline() => (self.by_stack_pointer()?, true, false),
-            Rule::Gap => (self.by_frame_pointer()?, true, true),
+            Rule::Gap => match self.at_start() {
+                Some(Rule::Frame(rule)) => (self.by_rule(rule)?, true, false),
+                _ => (self.by_frame_pointer()?, true, true),
+            },
         };
         let address = caller.instruction_pointer;
         if self
@@ -273,6 +276,17 @@ impl Walk<'_> {
             (false, false) => (0, 0),
         };
         (skipped, &buffer[skipped..end])
+    }
+
+    /// The rule of the frame, if the thread was interrupted at the start of a function.
+    fn at_start(&self) -> Option<Rule> {
+        let mut code = [0; 12];
+        let start = self.frame.address.wrapping_sub(4);
+        if self.frame.is_caller || self.stack.memory.read(start, &mut code).is_err() {
+            return None;
+        }
+        let [a, b, c, d, next @ ..] = code;
+        (self.registers.architecture.at_start)([a, b, c, d], next)
     }
 
     /// Whether the frame is a trampoline's, which has called the one before it.

@@ -37,6 +37,9 @@ pub(crate) struct Architecture {
     /// else; empty if there is no such code. CPython makes a piece of it for each function with `-X perf`,
     /// without tables (Python/asm_trampoline.S).
     pub(crate) trampoline: &'static [u8],
+    /// The rule of a function without tables that has just started, by the code before and behind the next
+    /// instruction: its frame pointer is its caller's still. `None` anywhere else.
+    pub(crate) at_start: fn(before: [u8; 4], next: [u8; 8]) -> Option<Rule>,
     /// The bits of a return address that are an address: the others sign it.
     pub(crate) address_mask: u64,
     /// Whose call frame instructions `gimli` expects.

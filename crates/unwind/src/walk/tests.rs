@@ -213,6 +213,69 @@ fn a_trampoline_needs_neither_tables_nor_a_frame_pointer() {
     assert_eq!(end(&trampoline[..4]), (2, false, StackEnd::NoRows));
 }
 
+/// The frame pointer is the caller's, and would lead to the caller's caller.
+#[test]
+fn the_caller_of_a_function_that_has_just_started_is_not_missed() {
+    let code = code(&[Rule::End]);
+    let caller = CODE + 0x50;
+    let run = |before: &[u8], next: &[u8]| {
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &[caller, caller + 1, STACK + 0x100, caller + 2]);
+        let bytes = [before, next, &[0x90; 8]].concat();
+        memory.map(OTHER + 8 - before.len() as u64, bytes);
+        let (frames, end) = run(&registers(OTHER + 8, STACK + 16), &code, &memory);
+        assert_eq!((frames.len(), end), (2, StackEnd::Start));
+        (frames[1].address - caller, frames[1].by_frame_pointer)
+    };
+    let nops = [0x90; 4];
+    let move_up = [0x48, 0x89, 0xe5];
+    let starts: [&[u8]; 6] = [
+        &[0x55, 0x48, 0x89, 0xe5],
+        &[0x55, 0x48, 0x8b, 0xec],
+        &[0xf3, 0x0f, 0x1e, 0xfa],
+        &[0x4c, 0x8d, 0x15, 0xf5, 0xff, 0xff, 0xff],
+        &[0x4c, 0x8d, 0x15, 0xf9, 0xff, 0xff, 0xff],
+        &[0xff, 0x25, 3, 0, 0, 0],
+    ];
+    for next in starts {
+        assert_eq!(run(&nops, next), (0, false), "{next:x?}");
+    }
+    assert_eq!(run(&[0x90, 0x90, 0x90, 0x55], &move_up), (1, false));
+    // push %rbp; push %rbx; mov $3, %eax; and nothing before
+    assert_eq!(run(&nops, &[0x55, 0x53]), (2, true));
+    assert_eq!(run(&nops, &[0xb8, 3, 0, 0, 0]), (2, true));
+    assert_eq!(run(&nops, &move_up), (2, true));
+    assert_eq!(run(&[], &[0xf3, 0x0f, 0x1e, 0xfa]), (2, true));
+}
+
+/// aarch64: its return address is in the register, or where it was pushed.
+#[test]
+fn the_caller_of_a_function_of_aarch64_that_has_just_started_is_not_missed() {
+    let code = code(&[Rule::End]);
+    let caller = CODE + 0x50;
+    let run = |before: u32, next: u32| {
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &[0, caller, STACK + 0x100, caller + 8]);
+        let words = [before, next, 0xd503_201f, 0xd503_201f];
+        memory.map(OTHER, words.map(u32::to_le_bytes).concat());
+        let mut registers = Registers::new(Machine::Aarch64, OTHER + 4, STACK).unwrap();
+        registers.set(29, STACK + 16);
+        registers.set(30, caller + 4);
+        let (frames, end) = run(&registers, &code, &memory);
+        assert_eq!((frames.len(), end), (2, StackEnd::Start));
+        (frames[1].address - caller, frames[1].by_frame_pointer)
+    };
+    // nop; stp x29, x30, [sp, #-32]!; mov x29, sp; bti c; paciasp
+    let (nop, push, move_up) = (0xd503_201f, 0xa9be_7bfd, 0x9100_03fd);
+    for start in [push, 0xd503_245f, 0xd503_233f] {
+        assert_eq!(run(nop, start), (4, false), "{start:#x}");
+    }
+    assert_eq!(run(push, move_up), (0, false));
+    // stp x29, x30, [sp, #16]; mov x29, sp alone
+    assert_eq!(run(nop, 0xa901_7bfd), (8, true));
+    assert_eq!(run(nop, move_up), (8, true));
+}
+
 #[test]
 fn a_frame_pointer_that_is_none_ends_the_stack() {
     let code = code(&[Rule::End]);

@@ -30,6 +30,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     starts: &[],
     // That code has frame pointers.
     trampoline: &[],
+    at_start,
     // Pointer authentication signs in bits 48 to 63: all bits that NT_ARM_PAC_MASK can have for
     // addresses of 48 bits. Linux gives programs only such addresses unless they ask for larger ones.
     address_mask: (1 << 48) - 1,
@@ -38,6 +39,24 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // There, no program without unwind tables is known.
     entry: |_| 0,
 };
+
+/// Compilers, and those of language runtimes, begin functions so.
+fn at_start(before: [u8; 4], next: [u8; 8]) -> Option<Rule> {
+    let [first, second, third, fourth, ..] = next;
+    let next = u32::from_le_bytes([first, second, third, fourth]);
+    // stp x29, x30, [sp, #-SIZE]!
+    let pushed = |instruction: u32| {
+        let size = 8 * (128 - (instruction >> 15 & 127)) as i32;
+        (instruction & 0xffe0_7fff == 0xa9a0_7bfd).then_some(size)
+    };
+    // mov x29, sp
+    if let Some(size) = pushed(u32::from_le_bytes(before)).filter(|_| next == 0x9100_03fd) {
+        return Some(rule(size, ReturnAddress::AtCfa(8 - size)));
+    }
+    // bti c; paciasp
+    let is_start = pushed(next).is_some() || [0xd503_245f, 0xd503_233f].contains(&next);
+    is_start.then(leaf)
+}
 
 /// The rule before a function has moved the stack pointer.
 pub(super) fn leaf() -> Rule {

@@ -32,6 +32,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     ],
     // add $8, %rsp; ret
     trampoline: &[0x48, 0x83, 0xc4, 8, 0xc3],
+    at_start,
     address_mask: !0,
     vendor: gimli::Vendor::Default,
     stubs: stubs::rules,
@@ -59,6 +60,30 @@ fn entry(code: &[u8]) -> usize {
         None
     };
     size.map_or(0, |size| code.len() - behind_mark.len() + size)
+}
+
+/// Compilers, and those of language runtimes, begin functions so. A closure of libffi (src/x86/unix64.S) has its
+/// target behind it, and no frame.
+fn at_start(before: [u8; 4], next: [u8; 8]) -> Option<Rule> {
+    // push %rbp
+    const PUSH: u8 = 0x55;
+    // mov %rsp, %rbp, in both of its forms
+    let moves = |code: &[u8]| code == [0x48, 0x89, 0xe5] || code == [0x48, 0x8b, 0xec];
+    if before[3] == PUSH && moves(&next[..3]) {
+        return Some(above_stack_pointer(8));
+    }
+    let starts: [&[u8]; 4] = [
+        // endbr64
+        &[0xf3, 0x0f, 0x1e, 0xfa],
+        // lea CLOSURE(%rip), %r10, behind endbr64, and without it
+        &[0x4c, 0x8d, 0x15, 0xf5, 0xff, 0xff, 0xff],
+        &[0x4c, 0x8d, 0x15, 0xf9, 0xff, 0xff, 0xff],
+        // jmp *TARGET(%rip)
+        &[0xff, 0x25, 3, 0, 0, 0],
+    ];
+    let is_start =
+        next[0] == PUSH && moves(&next[1..4]) || starts.iter().any(|it| next.starts_with(it));
+    is_start.then(|| above_stack_pointer(0))
 }
 
 /// The rule while nothing but the return address and `bytes` below it is on the stack.
