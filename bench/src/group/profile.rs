@@ -111,6 +111,7 @@ fn recording() -> Recording {
             found: Found::Attached(contexts[index * 31 % SPANS]),
             gil: None,
             user_stack: stacks[index * 17 % STACKS],
+            stack_end: None,
             kernel_stack: empty,
         })
         .collect();

@@ -303,6 +303,7 @@ impl<'b> Machine<'b> {
             },
             gil: recorded.gil,
             user_stack: self.stack(recorded.user_stack, moved, catalog),
+            stack_end: None,
             kernel_stack: self.stack(recorded.kernel_stack, 0, catalog),
         }
     }

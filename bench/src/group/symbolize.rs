@@ -290,6 +290,7 @@ fn recording(program: &str, stacks: &str) -> Recording {
             found: Found::NotPublished,
             gil: None,
             user_stack: catalog.native_stack(&addresses),
+            stack_end: None,
             kernel_stack: empty,
         }
     });

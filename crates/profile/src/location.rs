@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use otelctx_sample::{
     Catalog, Frame, FrameId, FrameKind, Mapping, ModuleId, NamedFrame, ProcessFacts, ProcessId,
-    Sample,
+    Sample, StackEnd,
 };
 
 use crate::{Function, Identity, SymbolQuery, Symbolizer};
@@ -100,6 +100,8 @@ fn remapping_times(process: &ProcessFacts) -> Vec<u64> {
 pub(crate) struct Locator {
     known: HashMap<Key, LocationIndex, foldhash::fast::RandomState>,
     locations: Vec<Location>,
+    /// What stands for the missing frames of incomplete stacks.
+    markers: HashMap<StackEnd, LocationIndex, foldhash::fast::RandomState>,
     /// The query for the functions of each location.
     questions: Vec<Option<Question>>,
 }
@@ -135,7 +137,7 @@ impl Locator {
     ) -> Box<[LocationIndex]> {
         let in_kernel = catalog.frame_ids(sample.kernel_stack);
         let in_process = catalog.frame_ids(sample.user_stack);
-        let mut stack = Vec::with_capacity(in_kernel.len() + in_process.len());
+        let mut stack = Vec::with_capacity(in_kernel.len() + in_process.len() + 1);
         for (frames, owner) in [(in_kernel, None), (in_process, Some(process))] {
             for &frame in frames {
                 let facts = catalog.frame_facts(frame);
@@ -157,7 +159,19 @@ impl Locator {
                 stack.push(index);
             }
         }
+        let end = sample.stack_end.filter(|_| !in_process.is_empty());
+        stack.extend(end.and_then(|end| self.marker(end)));
         stack.into()
+    }
+
+    /// The location that stands for the missing frames of an incomplete stack.
+    fn marker(&mut self, end: StackEnd) -> Option<LocationIndex> {
+        if let Some(index) = self.markers.get(&end) {
+            return Some(*index);
+        }
+        let index = self.push(named_location(&end.marker()?), None);
+        self.markers.insert(end, index);
+        Some(index)
     }
 
     fn add(
@@ -191,12 +205,16 @@ impl Locator {
                 )
             }
         };
-        self.questions.push(question);
-        self.locations.push(location);
-        let index = self.locations.len() - 1;
-        let index = LocationIndex(u32::try_from(index).expect("less than 2^32 locations"));
+        let index = self.push(location, question);
         self.known.insert(key, index);
         index
+    }
+
+    fn push(&mut self, location: Location, question: Option<Question>) -> LocationIndex {
+        let index = u32::try_from(self.locations.len()).expect("less than 2^32 locations");
+        self.questions.push(question);
+        self.locations.push(location);
+        LocationIndex(index)
     }
 
     /// Resolves all addresses, with one query per module.

@@ -7,7 +7,7 @@ use indexmap::IndexSet;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::{
     Catalog, ContextId, Counts, Event, Found, GilState, Module, ModuleId, ProcessFacts, ProcessId,
-    Sample, StackId, ThreadFacts, ThreadId,
+    Sample, StackEnd, StackId, ThreadFacts, ThreadId,
 };
 
 use crate::attributes::attributes;
@@ -33,7 +33,7 @@ pub struct Profile {
 }
 
 /// Addresses have a meaning in their process only, and in an epoch of it: [`Remappings::epoch`].
-type StackKey = (ProcessId, usize, StackId, StackId);
+type StackKey = (ProcessId, usize, StackId, Option<StackEnd>, StackId);
 
 /// Whether a sample is of time on a CPU or off-CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,7 +127,13 @@ impl Profile {
         let mut key = |sample: &Sample| {
             let process = catalog.thread_facts(sample.thread).process;
             let epoch = remappings.epoch(process, sample.time);
-            let stack = (process, epoch, sample.user_stack, sample.kernel_stack);
+            let stack = (
+                process,
+                epoch,
+                sample.user_stack,
+                sample.stack_end,
+                sample.kernel_stack,
+            );
             let stack = known.entry(stack).or_insert_with(|| {
                 let stack = locator.stack(&catalog, kernel, process, epoch, sample);
                 stacks.insert_full(stack).0

@@ -77,6 +77,7 @@ fn profile() -> Profile {
         found,
         gil,
         user_stack,
+        stack_end: None,
         kernel_stack,
     };
     let samples = samples.into_iter().enumerate().map(sample).collect();

@@ -36,6 +36,7 @@ fn profile(process: ProcessFacts, thread: &str, contexts: &[Context]) -> Profile
         found,
         gil: None,
         user_stack: empty,
+        stack_end: None,
         kernel_stack: empty,
     };
     recording.samples = found.into_iter().enumerate().map(sample).collect();

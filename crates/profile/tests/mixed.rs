@@ -90,6 +90,7 @@ fn profile() -> Profile {
             found: Found::NotPublished,
             gil: None,
             user_stack,
+            stack_end: None,
             kernel_stack: empty,
         }
     };

@@ -61,6 +61,7 @@ fn each_address_of_a_file_is_resolved_once_for_all_processes() {
             found: Found::NotPublished,
             gil: None,
             user_stack: stack,
+            stack_end: None,
             kernel_stack: empty,
         });
     }

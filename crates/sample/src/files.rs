@@ -1,6 +1,6 @@
 //! Files of modules, kept open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +11,8 @@ use crate::Module;
 
 /// Maximum number of files that are kept open.
 const MAX_FILES: usize = 512;
+/// Maximum number of other files that are counted.
+const MAX_DROPPED: usize = 1 << 16;
 
 /// Files of modules, opened while they were mapped and kept open: their functions can be resolved even
 /// if the file was deleted or replaced and its process has ended. Clones share the files.
@@ -25,6 +27,8 @@ struct Files {
     by_key: HashMap<Key, Kept, RandomState>,
     /// Number of files that were added so far.
     added: u64,
+    /// Needed files for which there is no room.
+    dropped: HashSet<Key, RandomState>,
 }
 
 /// Identifies a file: by its build ID if it has one, otherwise by device and inode.
@@ -96,9 +100,24 @@ impl ModuleFiles {
 
     /// Notes that the file of a module is needed: from now on, no other one takes its place. Returns whether it is kept.
     pub fn need(&self, module: &Module) -> bool {
+        let Some(key) = Key::of(module) else {
+            return false;
+        };
         let mut files = self.lock();
-        let kept = Key::of(module).and_then(|key| files.by_key.get_mut(&key));
-        kept.map(|kept| kept.spare = None).is_some()
+        if let Some(kept) = files.by_key.get_mut(&key) {
+            kept.spare = None;
+            return true;
+        }
+        if files.are_all_needed() && files.dropped.len() < MAX_DROPPED {
+            files.dropped.insert(key);
+        }
+        false
+    }
+
+    /// Number of files that were [needed](Self::need) while 512 others were, and are not kept: at most 65,536.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.lock().dropped.len() as u64
     }
 
     /// The file of a module, if it was kept. A file without a build ID must not have been written to
@@ -122,6 +141,10 @@ impl ModuleFiles {
 }
 
 impl Files {
+    fn are_all_needed(&self) -> bool {
+        self.by_key.len() >= MAX_FILES && self.by_key.values().all(|it| it.spare.is_none())
+    }
+
     fn remove_oldest_spare(&mut self) {
         let oldest = self.by_key.values().filter_map(|it| it.spare).min();
         if oldest.is_some() {
@@ -184,6 +207,11 @@ mod tests {
         }
         assert!(files.contains(&module(&[], MAX_FILES as u64)));
         assert!(!files.contains(&module(&[], MAX_FILES as u64 + 1)));
+        // Each that is dropped counts once, and memory without a file never.
+        for inode in [0, 1, MAX_FILES as u64 + 2, MAX_FILES as u64 + 1] {
+            files.need(&module(&[], inode));
+        }
+        assert_eq!(files.dropped(), 2);
     }
 
     #[test]
@@ -194,7 +222,9 @@ mod tests {
         let is_kept = |inode| files.contains(&module(&[], inode));
         (1..=MAX_FILES as u64).for_each(spare);
         assert!(files.need(&module(&[], 1)));
+        // It would have room.
         assert!(!files.need(&module(&[], 1000)));
+        assert_eq!(files.dropped(), 0);
         // Once more, which makes it no newer.
         spare(2);
         spare(1000);

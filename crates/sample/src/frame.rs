@@ -185,6 +185,9 @@ impl FrameKind {
     pub const BEAM: Self = Self("beam");
     /// Native code that a runtime has named.
     pub const NATIVE: Self = Self("native");
+    /// No function: what an incomplete stack ends with ([`StackEnd::marker`](crate::StackEnd::marker)). The value is
+    /// that of OpenTelemetry's eBPF profiler (`libpf/frametype.go`).
+    pub const ABORT_MARKER: Self = Self("abort-marker");
 
     /// Another runtime, by convention its name in lower case.
     #[must_use]

@@ -35,6 +35,7 @@
 //!         }),
 //!         Frame::return_address(0x55d0_0000_1000),
 //!     ]),
+//!     stack_end: None,
 //!     kernel_stack: catalog.stack(&[]),
 //! };
 //! assert_eq!(catalog.process(catalog.thread_facts(sample.thread).process).pid, 4711);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ContextId;
+use crate::{ContextId, FrameKind, NamedFrame};
 
 /// The outcome of reading a thread's context. A sample contains the context's ID; when a single
 /// thread is read, it is the context itself (`Found<Context>`).
@@ -135,6 +135,8 @@ pub enum StackEnd {
     FramePointers,
     /// There was no room for the executable mappings of its process, or not for all of them.
     TooManyMappings,
+    /// There was no room for the unwind tables of the last frame's file, or for all of their rules.
+    TooManyTables,
     /// There are no unwind tables for the last frame's code, and its frame pointer leads nowhere.
     NoTables,
     /// The unwind tables for the last frame's code were not converted yet when the sample was taken, and
@@ -151,10 +153,25 @@ pub enum StackEnd {
 }
 
 impl StackEnd {
-    /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
-    pub const INCOMPLETE: [Self; 7] = [
+    /// All ends.
+    pub const ALL: [Self; 10] = [
+        Self::Start,
         Self::FramePointers,
         Self::TooManyMappings,
+        Self::TooManyTables,
+        Self::NoTables,
+        Self::TablesNotReady,
+        Self::BadTables,
+        Self::Unreadable,
+        Self::NotExecutable,
+        Self::Limit,
+    ];
+
+    /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
+    pub const INCOMPLETE: [Self; 8] = [
+        Self::FramePointers,
+        Self::TooManyMappings,
+        Self::TooManyTables,
         Self::NoTables,
         Self::TablesNotReady,
         Self::BadTables,
@@ -169,6 +186,7 @@ impl StackEnd {
             Self::Start => "start",
             Self::FramePointers => "frame_pointers",
             Self::TooManyMappings => "too_many_mappings",
+            Self::TooManyTables => "too_many_tables",
             Self::NoTables => "no_tables",
             Self::TablesNotReady => "tables_not_ready",
             Self::BadTables => "bad_tables",
@@ -176,6 +194,18 @@ impl StackEnd {
             Self::NotExecutable => "not_executable",
             Self::Limit => "limit",
         }
+    }
+
+    /// The frame that stands for the missing ones in files, outside of all others, such as `[incomplete: no unwind
+    /// tables]`. None if nothing is missing, or if nobody knows.
+    #[must_use]
+    pub fn marker(self) -> Option<NamedFrame> {
+        let is_cut = !matches!(self, Self::Start | Self::FramePointers);
+        is_cut.then(|| NamedFrame {
+            kind: FrameKind::ABORT_MARKER,
+            function: format!("[incomplete: {self}]"),
+            ..NamedFrame::default()
+        })
     }
 }
 
@@ -185,6 +215,7 @@ impl fmt::Display for StackEnd {
             Self::Start => "complete",
             Self::FramePointers => "walked by frame pointers",
             Self::TooManyMappings => "too many executable mappings",
+            Self::TooManyTables => "too many unwind tables",
             Self::NoTables => "no unwind tables",
             Self::TablesNotReady => "unwind tables not ready yet",
             Self::BadTables => "unsupported or wrong unwind tables",

@@ -24,6 +24,8 @@ pub struct Sample {
     pub gil: Option<GilState>,
     /// The user-mode frames, innermost first.
     pub user_stack: StackId,
+    /// Why they end where they do. `None` if there are none, or if that is unknown.
+    pub stack_end: Option<StackEnd>,
     /// The kernel frames, innermost first; empty if the thread was in user mode.
     pub kernel_stack: StackId,
 }
@@ -140,6 +142,9 @@ pub struct Counts {
     /// Files in which an earlier process with the same ID announced generated functions: they were last written
     /// before the process started, and are not read.
     pub stale_name_files: u64,
+    /// Files of sampled processes that were not kept open, because 512 others were: their functions have no names if they
+    /// are deleted or replaced before the recording is written.
+    pub dropped_files: u64,
 }
 
 impl AddAssign for Counts {
@@ -184,6 +189,7 @@ impl Counts {
             damaged_jit_dumps,
             unread_name_files,
             stale_name_files,
+            dropped_files,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
@@ -217,6 +223,7 @@ impl Counts {
             (&mut self.damaged_jit_dumps, damaged_jit_dumps),
             (&mut self.unread_name_files, unread_name_files),
             (&mut self.stale_name_files, stale_name_files),
+            (&mut self.dropped_files, dropped_files),
         ] {
             *number = combine(*number, other);
         }

@@ -57,6 +57,8 @@ pub struct Options {
     pub(crate) without_mappings: bool,
     /// How many MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
     pub(crate) kept_rows: Option<u32>,
+    /// How many MiB of rows of unwind tables to keep at most. Default: 48.
+    pub(crate) max_rows: Option<u32>,
     /// How many executable mappings to keep of all processes, with one more for each process. Default: 32,768.
     pub(crate) max_mappings: Option<u32>,
 }
@@ -93,6 +95,7 @@ impl Options {
             without_loops: false,
             without_mappings: false,
             kept_rows: None,
+            max_rows: None,
             max_mappings: None,
         }
     }

@@ -461,6 +461,7 @@ impl Processes {
         counts.unread_name_files += tracked
             .map(|it| it.data.generated.files_behind())
             .sum::<u64>();
+        counts.dropped_files = self.modules.files().dropped();
         counts
     }
 
@@ -575,6 +576,7 @@ impl Processes {
             found,
             gil,
             user_stack,
+            stack_end: seen.stack_end,
             kernel_stack: catalog.stack(seen.kernel_stack),
         }
     }

@@ -62,6 +62,7 @@ fn recording(path: &Path) -> Recording {
         found: Found::NotPublished,
         gil: None,
         user_stack: catalog.native_stack(&stack),
+        stack_end: None,
         kernel_stack: empty,
     });
     Recording {

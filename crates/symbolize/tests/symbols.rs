@@ -70,6 +70,7 @@ fn located(path: &Path, addresses: &[u64], symbols: &mut Symbols) -> (Profile, V
         found: Found::NotPublished,
         gil: None,
         user_stack: catalog.native_stack(&[0x1000_0000 + address]),
+        stack_end: None,
         kernel_stack: empty,
     });
     let samples = samples.collect();
@@ -453,6 +454,7 @@ fn the_kernels_functions_are_those_of_kallsyms() {
         found: Found::NotPublished,
         gil: None,
         user_stack: catalog.native_stack(&[]),
+        stack_end: None,
         kernel_stack: catalog.native_stack(&[address + 4]),
     };
     let recording = Recording {

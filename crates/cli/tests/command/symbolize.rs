@@ -235,6 +235,7 @@ fn recording(folder: &str, count: u64, offset: u64) -> Recording {
         found: Found::NotPublished,
         gil: None,
         user_stack: catalog.native_stack(&[(index + 1) * PAGE + offset % PAGE]),
+        stack_end: None,
         kernel_stack,
     };
     Recording {

@@ -10,11 +10,11 @@ use otelctx_sample::format::record::Context;
 use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_sample::{
     Catalog, Event, Found, Frame, FrameKind, GilState, Module, NamedFrame, ProcessFacts, ReadStep,
-    Sample,
+    Sample, StackEnd,
 };
 
 /// Size of a sample, in bytes.
-pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 4;
+pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 1 + 4;
 /// Encodes that a sample was taken on a CPU, in place of the time off-CPU.
 const ON_CPU: u64 = u64::MAX;
 
@@ -29,6 +29,7 @@ pub(super) struct Entry {
     pub(super) found: Found<usize>,
     pub(super) gil: Option<GilState>,
     pub(super) user_stack: usize,
+    pub(super) stack_end: Option<StackEnd>,
     pub(super) kernel_stack: usize,
 }
 
@@ -43,6 +44,7 @@ mod outcome {
 
 /// Adds a sample.
 pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
+    let before = out.len();
     let off_cpu = match sample.event {
         Event::OffCpu { nanoseconds } => nanoseconds.min(ON_CPU - 1),
         _ => ON_CPU,
@@ -62,7 +64,9 @@ pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     number(out, context);
     out.push(sample.gil.map_or(0, |state| 1 + state as u8));
     number(out, sample.user_stack.index());
+    out.push(sample.stack_end.map_or(0, |end| 1 + end as u8));
     number(out, sample.kernel_stack.index());
+    debug_assert_eq!(out.len() - before, SAMPLE_SIZE);
 }
 
 /// Reads a sample.
@@ -89,6 +93,11 @@ pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
         Some(state) => Some(*GilState::ALL.get(usize::from(state)).ok_or_else(damaged)?),
         None => None,
     };
+    let user_stack = take_number(bytes)?;
+    let stack_end = match take::<1>(bytes)?[0].checked_sub(1) {
+        Some(end) => Some(*StackEnd::ALL.get(usize::from(end)).ok_or_else(damaged)?),
+        None => None,
+    };
     Ok(Entry {
         time,
         cpu,
@@ -96,7 +105,8 @@ pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
         event,
         found,
         gil,
-        user_stack: take_number(bytes)?,
+        user_stack,
+        stack_end,
         kernel_stack: take_number(bytes)?,
     })
 }

@@ -139,6 +139,7 @@ fn sample(entry: &Entry, ids: &Ids) -> Option<Sample> {
         found,
         gil: entry.gil,
         user_stack: *ids.stacks.get(entry.user_stack)?,
+        stack_end: entry.stack_end,
         kernel_stack: *ids.stacks.get(entry.kernel_stack)?,
     })
 }

@@ -7,6 +7,7 @@ use otelctx_sample::format::record::Context;
 use otelctx_sample::format::{SpanId, TraceId};
 use otelctx_sample::{
     Event, Found, Frame, GilState, Mapping, Module, NamedFrame, ProcessFacts, ProcessId, ReadStep,
+    StackEnd,
 };
 
 use super::*;
@@ -106,6 +107,7 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
             Some(GilState::Released),
         ][number as usize % 4],
         user_stack: catalog.stack(&[Frame::instruction(number), named]),
+        stack_end: StackEnd::ALL.get(number as usize % 10).copied(),
         kernel_stack: catalog.native_stack(&[]),
     }
 }

@@ -219,6 +219,7 @@ mod tests {
             found: Found::Detached,
             gil: None,
             user_stack: stack,
+            stack_end: None,
             kernel_stack: stack,
         };
         let samples = threads.iter().enumerate().map(&mut sample).collect();

@@ -350,7 +350,9 @@ impl Categories {
     fn of(&mut self, out: &mut fx::Profile, place: Place) -> fx::CategoryHandle {
         match place {
             Place::Kernel => self.kernel,
-            Place::Mapped(_) | Place::Unknown => self.user,
+            Place::Mapped(_) | Place::Unknown | Place::Runtime(FrameKind::ABORT_MARKER) => {
+                self.user
+            }
             Place::Runtime(kind) => {
                 let new = || out.add_category(kind.name(), fx::CategoryColor::Green);
                 *self.runtimes.entry(kind).or_insert_with(new)

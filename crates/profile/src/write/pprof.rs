@@ -531,6 +531,7 @@ mod tests {
                 found: Found::Attached(catalog.context(&context)),
                 gil: None,
                 user_stack: catalog.native_stack(&[77]),
+                stack_end: None,
                 kernel_stack: catalog.native_stack(&[]),
             }
         };

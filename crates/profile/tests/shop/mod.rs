@@ -170,6 +170,7 @@ pub(crate) fn recording() -> Recording {
             found,
             gil: None,
             user_stack,
+            stack_end: None,
             kernel_stack,
         }
     };

@@ -285,6 +285,7 @@ mod tests {
                 found: Found::Detached,
                 gil: None,
                 user_stack: stack,
+                stack_end: None,
                 kernel_stack: stack,
             });
         }

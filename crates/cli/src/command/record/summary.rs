@@ -315,6 +315,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "files with names of earlier processes' functions",
     );
     add(
+        counts.dropped_files,
+        "file that was not kept open, beyond 512",
+        "files that were not kept open, beyond 512",
+    );
+    add(
         counts.truncated_stacks,
         "truncated stack",
         "truncated stacks",
@@ -447,6 +452,7 @@ mod tests {
         (counts.lost_mappings, counts.dropped_names) = (11, 12);
         (counts.damaged_jit_dumps, counts.unread_name_files) = (17, 18);
         (counts.stale_name_files, counts.dropped_processes) = (1, 2);
+        counts.dropped_files = 19;
         counts.missing_stacks = 7;
         (counts.incomplete_steps, counts.unresolved_threads) = (8, 14);
         counts.context_conflicts = 9;
@@ -456,6 +462,7 @@ mod tests {
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
             2 dropped processes beyond 16,384, 11 lost reports of mappings, 12 dropped names of generated functions, 17 damaged jitdump files, \
             18 unread rests of files with names of generated functions, 1 file with names of an earlier process's functions, \
+            19 files that were not kept open, beyond 512, \
             6 truncated stacks, 15 truncated stacks of a runtime, \
             16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
             14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";
@@ -476,7 +483,7 @@ mod tests {
     fn incomplete_stacks_are_a_share_with_the_modules_that_they_end_in() {
         let mut counts = Counts::default();
         counts.complete_stacks = 9799;
-        counts.incomplete_stacks = [0, 0, 180, 0, 0, 20, 1];
+        counts.incomplete_stacks = [0, 0, 0, 180, 0, 0, 20, 1];
         let mut summary = summary(counts);
         let first = summary.text().lines().count();
         summary.incomplete_stacks = vec![
@@ -496,7 +503,7 @@ mod tests {
                  <0.1 % in unknown code (return address is not code)"
             )
         );
-        summary.counts.incomplete_stacks = [0; 7];
+        summary.counts.incomplete_stacks = [0; 8];
         assert_eq!(summary.text().lines().count(), first - 1);
     }
 
@@ -504,7 +511,7 @@ mod tests {
     fn runtimes_without_whole_stacks_or_names_have_a_hint() {
         let mut counts = Counts::default();
         counts.complete_stacks = 900;
-        counts.incomplete_stacks = [0, 0, 100, 0, 0, 0, 0];
+        counts.incomplete_stacks = [0, 0, 0, 100, 0, 0, 0, 0];
         let hints = |java, unnamed| {
             let mut summary = summary(counts);
             summary.unnamed = unnamed;
@@ -561,6 +568,7 @@ mod tests {
             found: Found::Detached,
             gil: None,
             user_stack: catalog.stack(frames),
+            stack_end: None,
             kernel_stack: catalog.stack(&[]),
         };
         let samples = stacks.iter().map(sample).collect();
@@ -617,7 +625,8 @@ mod tests {
         (counts.damaged_jit_dumps, counts.unread_name_files) = (40, 41);
         (counts.stale_name_files, counts.dropped_processes) = (43, 44);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
-        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 29, 34, 30, 31, 33]);
+        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 45, 29, 34, 30, 31, 33]);
+        counts.dropped_files = 46;
         let mut summary = summary(counts);
         summary.gil = GilSamples {
             held: 1000,
@@ -643,9 +652,10 @@ mod tests {
                 "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "dropped_names": 34,
                 "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43, "dropped_processes": 44,
+                "dropped_files": 46,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
-                    "frame_pointers": 36, "too_many_mappings": 42, "no_tables": 29,
+                    "frame_pointers": 36, "too_many_mappings": 42, "too_many_tables": 45, "no_tables": 29,
                     "tables_not_ready": 34, "bad_tables": 30, "unreadable": 31,
                     "not_executable": 33,
                 },

@@ -15,7 +15,7 @@ use otelctx_sample::StackEnd;
 use super::super::load::{array, map};
 use super::super::shared::Shared;
 use super::ProcessMappings;
-use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, ProcessCode};
+use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_SHARDS, ProcessCode};
 use super::mappings::Mapping;
 use super::pool::Pool;
 use super::store::{PlacedRows, Store};
@@ -48,6 +48,8 @@ pub(super) struct Kernel {
     last_answer: u64,
     /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
     shared_devices: HashSet<Device, RandomState>,
+    /// There was no room for the rows of a file.
+    lacks_room: bool,
     /// There was no room for a request, or what a mapping shows was not distinguished from others.
     has_refused: bool,
 }
@@ -59,7 +61,8 @@ struct FileEntry {
     requested: Instant,
     /// When it became known whether there are rows, in nanoseconds; `None` before.
     answered: Option<u64>,
-    is_damaged: bool,
+    /// As in the answer.
+    gap: Option<StackEnd>,
 }
 
 /// Entries of the program's list.
@@ -73,7 +76,8 @@ pub(super) struct PlacedCode {
 impl Kernel {
     pub(super) fn start(programs: &mut Ebpf, options: &Options) -> Result<Self, Refusal> {
         let failed = |error: io::Error| Refusal::of(&error);
-        let store = Store::new(programs, options.kept_rows.unwrap_or(MAX_KEPT_SHARDS))?;
+        let kept = options.kept_rows.unwrap_or(MAX_KEPT_SHARDS);
+        let store = Store::new(programs, kept, options.max_rows.unwrap_or(MAX_SHARDS))?;
         let rules = Shared::of(array(programs, "rules")?).map_err(failed)?;
         let code = Shared::of(array(programs, "code")?).map_err(failed)?;
         let processes = map(programs, "processes")?;
@@ -97,6 +101,7 @@ impl Kernel {
             taken: Vec::new(),
             last_answer: 0,
             shared_devices: HashSet::default(),
+            lacks_room: false,
             has_refused: false,
         })
     }
@@ -126,7 +131,7 @@ impl Kernel {
         let rows = made.and_then(Weak::upgrade);
         let were_given_back = made.is_some() && rows.is_none();
         let answered = entry.and_then(|it| it.answered);
-        let is_damaged = entry.is_some_and(|it| it.is_damaged);
+        let gap = entry.and_then(|it| it.gap);
         let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || entry.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
@@ -160,7 +165,7 @@ impl Kernel {
                     requested: now,
                     // A file that is only checked again keeps its rows meanwhile.
                     answered: answered.filter(|_| !were_given_back),
-                    is_damaged,
+                    gap,
                 };
                 self.files.insert(shown, entry);
             } else {
@@ -184,7 +189,7 @@ impl Kernel {
             rows: None,
             requested: Instant::now(),
             answered: Some(monotonic()),
-            is_damaged: true,
+            gap: Some(StackEnd::BadTables),
         });
         entry.requested = Instant::now();
     }
@@ -276,13 +281,16 @@ impl Kernel {
             Some(it) if it.answered.is_none_or(|answered| time < answered) => {
                 StackEnd::TablesNotReady
             }
-            Some(FileEntry {
-                is_damaged: true, ..
-            }) => StackEnd::BadTables,
             // There was no room for the request.
             None => StackEnd::TablesNotReady,
-            Some(_) => StackEnd::NoTables,
+            Some(it) => it.gap.unwrap_or(StackEnd::NoTables),
         }
+    }
+
+    /// Why a stack ended at code whose rule the program cannot use.
+    pub(super) fn end_with_unusable_rule(&self, shown: Shown) -> StackEnd {
+        let gap = self.files.get(&shown).and_then(|it| it.gap);
+        gap.unwrap_or(StackEnd::BadTables)
     }
 
     /// Notes the time from which on the program has the rows in the answers that were taken.
@@ -300,16 +308,20 @@ impl Kernel {
 
     /// Whether the rows of all files that have any were there at `time`, in nanoseconds.
     pub(super) fn is_settled(&self, time: u64) -> bool {
-        self.pending == 0 && self.last_answer <= time
+        self.pending == 0 && self.last_answer <= time && !self.lacks_room
     }
 
-    /// Whether the rows of code that has tables were not there yet at `time`, in nanoseconds. `has_rows` is whether they
-    /// are there now.
-    pub(super) fn lacked_rows(&self, shown: Shown, has_rows: bool, time: u64) -> bool {
-        match self.files.get(&shown).map(|it| it.answered) {
-            Some(Some(answered)) => has_rows && time < answered,
+    /// Why the frame pointer of code that has tables may have led to another frame than its caller's, because its rows were
+    /// not there at `time`, in nanoseconds. `has_rows` is whether they are there now.
+    pub(super) fn doubt(&self, shown: Shown, has_rows: bool, time: u64) -> Option<StackEnd> {
+        let file = self.files.get(&shown);
+        match file.map(|it| it.answered) {
+            Some(Some(answered)) if has_rows => {
+                (time < answered).then_some(StackEnd::TablesNotReady)
+            }
+            Some(Some(_)) => file?.gap.filter(|it| *it == StackEnd::TooManyTables),
             // There was no room for the request, or there is no answer yet.
-            None | Some(None) => !has_rows,
+            None | Some(None) => (!has_rows).then_some(StackEnd::TablesNotReady),
         }
     }
 
@@ -331,7 +343,8 @@ impl Kernel {
             let Some(file) = self.files.get_mut(&shown) else {
                 continue;
             };
-            file.is_damaged = answer.is_damaged;
+            file.gap = answer.gap;
+            self.lacks_room |= rows.is_none() && answer.gap == Some(StackEnd::TooManyTables);
             self.taken.push(shown);
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),

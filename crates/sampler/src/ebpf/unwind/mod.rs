@@ -201,9 +201,16 @@ impl Unwinding {
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
     }
 
-    /// Distinguishes code without tables from code whose tables are damaged, or were not ready at `time`. Without
-    /// them, frame pointers may lead to what only looks like the start.
-    pub(super) fn explain(&self, pid: i32, stack: &[Frame], end: StackEnd, time: u64) -> StackEnd {
+    /// Distinguishes code without tables from code whose tables are damaged, have no room, or were not ready at `time`, in
+    /// nanoseconds. Without them, a frame pointer may lead to another frame than the caller's, and to what only looks like
+    /// the start: the stack is cut there.
+    pub(super) fn explain(
+        &self,
+        pid: i32,
+        stack: &mut Vec<Frame>,
+        end: StackEnd,
+        time: u64,
+    ) -> StackEnd {
         let process = self.processes.get(&pid);
         let process = process.filter(|it| !it.mappings.is_empty());
         let (Some(process), Some(kernel)) = (process, &self.kernel) else {
@@ -213,21 +220,29 @@ impl Unwinding {
                 _ => end,
             };
         };
-        let mut addresses = stack.iter().rev().filter_map(Frame::lookup_address);
-        let lacked_rows = |address| {
-            let mapping = process.mapping_at(address);
-            let shown = mapping.and_then(|it| Some((it.shown?, it.rows.is_some())));
-            shown.is_some_and(|(shown, has_rows)| kernel.lacked_rows(shown, has_rows, time))
-        };
+        let mapping_of = |frame: &Frame| process.mapping_at(frame.lookup_address()?);
         match end {
-            StackEnd::NoTables => {
-                let last = addresses.next().and_then(|it| process.mapping_at(it));
-                let shown = last.and_then(|it| it.shown);
-                shown.map_or(end, |shown| kernel.end_without_rows(shown, time))
+            StackEnd::NoTables | StackEnd::BadTables => {
+                let last = stack.iter().rev().find(|it| it.address().is_some());
+                let shown = last.and_then(mapping_of).and_then(|it| it.shown);
+                match (shown, end) {
+                    (None, _) => end,
+                    (Some(shown), StackEnd::NoTables) => kernel.end_without_rows(shown, time),
+                    (Some(shown), _) => kernel.end_with_unusable_rule(shown),
+                }
             }
-            // Also of a frame in between: its caller may be another than the one that its frame pointer leads to.
-            StackEnd::Start if !kernel.is_settled(time) && addresses.any(lacked_rows) => {
-                StackEnd::TablesNotReady
+            StackEnd::Start if !kernel.is_settled(time) => {
+                let doubt = |frame: &Frame| {
+                    let mapping = mapping_of(frame)?;
+                    kernel.doubt(mapping.shown?, mapping.rows.is_some(), time)
+                };
+                let mut frames = stack.iter().enumerate();
+                let Some((last, end)) = frames.find_map(|(index, it)| Some((index, doubt(it)?)))
+                else {
+                    return end;
+                };
+                stack.truncate(last + 1);
+                end
             }
             _ => end,
         }
@@ -432,8 +447,9 @@ mod tests {
         loaded.unwinding.wait(Duration::from_secs(60));
         let address = own as *const () as u64;
         let stack = [Frame::instruction(address)];
-        let explain =
-            |unwinding: &Unwinding| unwinding.explain(pid, &stack, StackEnd::NoTables, u64::MAX);
+        let explain = |unwinding: &Unwinding| {
+            unwinding.explain(pid, &mut stack.to_vec(), StackEnd::NoTables, u64::MAX)
+        };
         // Its tables were read: this program's stacks do not end there.
         assert_eq!(explain(&loaded.unwinding), StackEnd::NoTables);
         let known = &loaded.unwinding.processes[&pid];
@@ -477,7 +493,7 @@ mod tests {
         let ends = |unwinding: &Unwinding| {
             [own, library].map(|address| {
                 let stack = [Frame::instruction(address)];
-                unwinding.explain(pid, &stack, StackEnd::NoTables, u64::MAX)
+                unwinding.explain(pid, &mut stack.to_vec(), StackEnd::NoTables, u64::MAX)
             })
         };
         assert_eq!(ends(unwinding), [StackEnd::TablesNotReady; 2]);

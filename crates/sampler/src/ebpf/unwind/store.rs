@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use aya::Ebpf;
 use aya::maps::{HashMap as KernelMap, MapData, MapError};
+use otelctx_sample::StackEnd;
 use otelctx_unwind::{
     CodeSegments, FILLER, FileRows, FreeRanges, PAGE_SIZE, Piece, Placement, Rows, SHARD_ROWS,
     Shards,
@@ -32,8 +33,8 @@ pub(super) struct PlacedRows {
     /// The place of that page in the index.
     pub(super) page: u32,
     pub(super) pages: u32,
-    /// Whether a part of the file's tables could not be used: it is damaged, or there was no room.
-    pub(super) is_damaged: bool,
+    /// Why stacks end in the code whose tables could not be used, if there is any.
+    pub(super) gap: Option<StackEnd>,
 }
 
 /// The rows of a file.
@@ -75,11 +76,17 @@ pub(super) struct Store {
     uses: u64,
     /// Maximum number of shards unless more are needed by processes.
     max_kept: u32,
+    /// Maximum number of shards.
+    max_shards: u32,
 }
 
 impl Store {
     /// Takes the program's maps.
-    pub(super) fn new(programs: &mut Ebpf, max_kept: u32) -> Result<Self, Refusal> {
+    pub(super) fn new(
+        programs: &mut Ebpf,
+        max_kept: u32,
+        max_shards: u32,
+    ) -> Result<Self, Refusal> {
         let pages = Shared::of(array(programs, "page_index")?);
         Ok(Self {
             shards: array(programs, "shards")?,
@@ -92,6 +99,7 @@ impl Store {
             added_files: HashMap::new(),
             uses: 0,
             max_kept,
+            max_shards,
         })
     }
 
@@ -184,7 +192,7 @@ impl Store {
         while reserved.is_none() && self.give_back(rows.len().max(SHARD_ROWS as usize)) {
             reserved = self.reserve(rows, self.max_kept);
         }
-        let (placement, page) = reserved.or_else(|| self.reserve(rows, MAX_SHARDS))?;
+        let (placement, page) = reserved.or_else(|| self.reserve(rows, self.max_shards))?;
         for piece in &placement.pieces {
             if self.write(rows, piece).is_err() {
                 self.free(&placement.pieces, page, rows.pages() as u32);
@@ -195,8 +203,13 @@ impl Store {
         let first = |index: *mut PageIndex| unsafe { &raw mut (*index).first };
         self.pages.write(first, page as usize, &placement.pages);
         let counts = file.counts();
+        let gap = match () {
+            () if counts.damaged + counts.truncated > 0 => Some(StackEnd::BadTables),
+            () if counts.dictionary_full > 0 => Some(StackEnd::TooManyTables),
+            () => None,
+        };
         let placed = Arc::new(PlacedRows {
-            is_damaged: counts.damaged + counts.truncated + counts.dictionary_full > 0,
+            gap,
             segments: file.segments().clone(),
             start: rows.first_page() * PAGE_SIZE,
             page,

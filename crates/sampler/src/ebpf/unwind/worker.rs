@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_reader::remote::{Device, FileBytes, Mapping, Process};
+use otelctx_sample::StackEnd;
 use otelctx_unwind::{Dictionary, FileRows, UnwindTables};
 
 use super::super::shared::Shared;
@@ -67,8 +68,9 @@ pub(super) struct Answer {
     pub(super) shown: Shown,
     /// `None` where the file has no usable tables, or there is no room.
     pub(super) rows: Option<Arc<PlacedRows>>,
-    /// Whether it has tables of which a part is damaged, exceeds a limit, or could not be read.
-    pub(super) is_damaged: bool,
+    /// Why stacks end in code whose tables are damaged, exceed a limit or could not be read, or have no room; `None` if it
+    /// has no such code.
+    pub(super) gap: Option<StackEnd>,
 }
 
 /// Identifies one state of a file's contents: device, inode, size, and mtime and ctime in
@@ -107,15 +109,13 @@ impl FileOutcome {
 
     fn answer(&self, shown: Shown) -> Answer {
         let rows = self.rows();
-        let is_damaged = match &rows {
-            Some(rows) => rows.is_damaged,
-            None => matches!(self, Self::Damaged),
+        let gap = match (&rows, self) {
+            (Some(rows), _) => rows.gap,
+            (None, Self::Damaged) => Some(StackEnd::BadTables),
+            (None, Self::NoRoom(_)) => Some(StackEnd::TooManyTables),
+            (None, _) => None,
         };
-        Answer {
-            shown,
-            rows,
-            is_damaged,
-        }
+        Answer { shown, rows, gap }
     }
 
     fn rows(&self) -> Option<Arc<PlacedRows>> {

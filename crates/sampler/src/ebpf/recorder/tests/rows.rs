@@ -173,16 +173,20 @@ fn check_until_ready(options: &[&str]) {
     recorder.configure(pid);
     let mut catalog = Catalog::new();
     let begin = Instant::now();
-    let mut early = BTreeMap::new();
+    let (mut early, mut samples) = (BTreeMap::new(), Vec::new());
     while early.is_empty() {
         assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(100));
-        recorder.drain(&mut catalog, &mut |_| {});
+        recorder.drain(&mut catalog, &mut |sample| samples.push(sample));
         early = ends(&recorder, &with);
     }
     let early: Vec<StackEnd> = early.into_keys().collect();
     assert_eq!(early, [StackEnd::TablesNotReady]);
-    assert_eq!(recorder.counts().complete_stacks, 0);
+    let complete = samples.iter().filter(|it| {
+        let process = catalog.thread_facts(it.thread).process;
+        catalog.process(process).pid == pid && it.stack_end == Some(StackEnd::Start)
+    });
+    assert_eq!(complete.count(), 0);
 
     recorder.loaded.unwinding.wait(TIMEOUT);
     // The first passes the rows on, the second has the samples of the moment before.
@@ -368,6 +372,36 @@ fn files_with_the_same_inode_number_in_two_subvolumes_have_their_own_rows() {
     for process in all {
         // With the C library's: start_thread and clone3.
         assert_eq!(process.callers.unwrap().len(), Spinning::DEPTH + 2);
+    }
+}
+
+/// The files of three processes, of which each takes more than a third of the room.
+#[test]
+fn code_whose_tables_have_no_room_is_distinguished_from_code_without_tables() {
+    let Some(files) = (1..=3).map(large).collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let mut all: Vec<Spinning> = files.iter().map(|it| Spinning::start(it)).collect();
+    let mut options = Options::new(Targets::Processes(vec![all[0].target.pid()]));
+    options.frequency = 499;
+    (options.kept_rows, options.max_rows) = (Some(0), Some(1));
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    add(&mut recorder, all[1].target.pid());
+    check_stacks(&mut recorder, &mut all[..2].iter_mut().collect::<Vec<_>>());
+    add(&mut recorder, all[2].target.pid());
+    let begin = Instant::now();
+    let mut last = BTreeMap::new();
+    while !last.contains_key(&StackEnd::TooManyTables) {
+        assert!(begin.elapsed() < TIMEOUT, "{last:?}");
+        sample_complete_stacks(&mut recorder, 1);
+        last = ends(&recorder, &files[2]);
+    }
+    assert!(!last.contains_key(&StackEnd::NoTables), "{last:?}");
+    for file in &files[..2] {
+        assert!(!ends(&recorder, file).contains_key(&StackEnd::TooManyTables));
     }
 }
 
