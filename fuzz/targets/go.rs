@@ -19,6 +19,10 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let name = || go_function(table, (word(0), word(1)), word(2));
     let found = name();
-    assert!(found.as_ref().is_none_or(|it| !it.is_empty() && it.len() <= LIMIT));
+    assert!(
+        found
+            .as_ref()
+            .is_none_or(|it| !it.is_empty() && it.len() <= LIMIT)
+    );
     assert_eq!(name(), found);
 });

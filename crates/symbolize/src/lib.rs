@@ -30,6 +30,8 @@ use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
 use otelctx_profile::{Function, Identity, SymbolQuery, Symbolizer as _};
 
 pub use find::find_files;
+#[doc(hidden)]
+pub use parts::debug_info_parts;
 pub use server::{DebugServer, ServedFile, SharedServer};
 
 use answer::Answer;

@@ -18,7 +18,7 @@ use gimli::{
 use object::elf::{ET_REL, SHF_COMPRESSED};
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
-use object::{Endian, Object, ObjectSection, ReadRef};
+use object::{Endian, Object, ObjectSection, ReadCache, ReadRef};
 
 /// Maximum size of `.debug_aranges` and of `.debug_abbrev`, in bytes.
 const MAX_TABLE: u64 = 64 << 20;
@@ -85,6 +85,17 @@ impl Parts {
         };
         reader.parts(EndianSlice::new(&aranges, endian), addresses)
     }
+}
+
+/// The parts of an ELF file's debug information that are needed for functions at addresses, for the fuzz target: ranges of
+/// offsets in the file, and where headers hide what is between them.
+#[must_use]
+pub fn debug_info_parts(file: &File, addresses: &[u64]) -> Option<(Vec<Range<u64>>, Vec<u64>)> {
+    let cache = ReadCache::new(file);
+    let elf = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
+    let parts = Parts::find(file, &elf, addresses)?;
+    let headers = parts.headers.into_iter().map(|(offset, _)| offset);
+    Some((parts.needed, headers.collect()))
 }
 
 type Slice<'a> = EndianSlice<'a, RunTimeEndian>;
@@ -322,7 +333,7 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    use object::{ObjectSymbol, ReadCache};
+    use object::ObjectSymbol;
     use otelctx_profile::Function;
 
     use super::*;
