@@ -174,7 +174,11 @@ const SHORT: [(&str, &str, &str); 9] = [
     ("sampler", "right_trace", "every_sample_has"),
     ("sampler", "snapshot", "every_thread"),
     ("sampler", "stacks", ""),
-    ("cli", "command", "names:: kernel_limits"),
+    (
+        "cli",
+        "command",
+        "names:: kernel_limits code::code_at_the_address",
+    ),
 ];
 
 /// Which tests to run.
