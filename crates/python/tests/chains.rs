@@ -19,8 +19,11 @@ use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::sample::{Catalog, Frame, Sample};
 use otelctx_sampler::INTERVAL;
 
-/// Versions whose frames are a chain of their own, which starts in a different place in each.
-const VERSIONS: [&str; 6] = ["3.11", "3.12", "3.13", "3.13t", "3.14", "3.15"];
+/// Frames are objects up to 3.10. From then on, they are a chain of their own, which starts in a different place in each
+/// version.
+const VERSIONS: [&str; 11] = [
+    "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
+];
 /// What `chains.py` executes.
 const WORKS: [&str; 6] = [
     "recursion",
