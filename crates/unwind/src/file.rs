@@ -59,7 +59,8 @@ impl UnwindTables {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
         // A program without tables has its entry point, if that is known, and its linkage stubs.
-        if !counts.has_tables() && (rows.is_empty() || self.tables.entry_size == 0) {
+        let has_start = self.tables.entry_size > 0 || !self.tables.starts.is_empty();
+        if !counts.has_tables() && (rows.is_empty() || !has_start) {
             return Err(Error::NoTables);
         }
         if rows.is_empty() {

@@ -46,6 +46,9 @@ pub(crate) fn make(
     };
     let end = tables.entry.saturating_add(size);
     functions.add(Source::Entry, tables.entry, end, 0)?;
+    for start in &tables.starts {
+        functions.add(Source::Entry, start.saturating_sub(1), *start, 0)?;
+    }
 
     let start = functions.start()?;
     let counts = writer.counts;

@@ -12,6 +12,10 @@ const MAX_SECTION: u64 = 64 << 20;
 const MAX_STUBS: u64 = 1 << 20;
 /// Bytes that are read of the entry point. C libraries have 34 to 72 there.
 const ENTRY_CODE: usize = 80;
+/// Size of `.eh_frame` up to which a C library counts as built without tables, in bytes: musl's of Debian has 132.
+const MAX_EH_FRAME: usize = 4096;
+/// Bytes that are read of a segment of such a library. musl has 0.5 MiB.
+const MAX_CODE: u64 = 4 << 20;
 /// Sections of code that linkers and crti.o make.
 const STUBS: [&[u8]; 6] = [
     b".plt",
@@ -36,6 +40,8 @@ pub(crate) struct Tables {
     /// How many bytes from there on are surely its own; 0 if that is not known.
     pub(crate) entry_size: u64,
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
+    /// Where first functions of threads return to, in a C library without tables.
+    pub(crate) starts: Vec<u64>,
 }
 
 impl Tables {
@@ -72,8 +78,33 @@ impl Tables {
                 tables.stubs.push((section.address, bytes));
             }
         }
+        tables.starts = starts(elf, &tables, architecture);
         Ok(tables)
     }
+}
+
+/// Where musl calls `main` and the functions of threads: it passes their results to `exit` and `pthread_exit`
+/// (src/env/__libc_start_main.c, src/thread/pthread_create.c). It is built without tables, but for some functions that
+/// were written in assembly.
+fn starts(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) -> Vec<u64> {
+    let size = tables.eh_frame.as_ref().map_or(0, |(_, bytes)| bytes.len());
+    let address = |name| Some(elf.exported_symbol(name).ok()??.value);
+    let is_c_library = || address(b"__libc_start_main").is_some();
+    if size > MAX_EH_FRAME || tables.debug_frame.is_some() || !is_c_library() {
+        return Vec::new();
+    }
+    let ends: Vec<u64> = [&b"exit"[..], b"pthread_exit"]
+        .into_iter()
+        .filter_map(address)
+        .collect();
+    let mut starts = Vec::new();
+    for segment in elf.loads().iter().filter(|it| it.executable) {
+        let mut code = vec![0; segment.file_size.min(MAX_CODE) as usize];
+        if elf.read_at(segment.address, &mut code).is_ok() {
+            starts.extend((architecture.last_calls)(&code, segment.address, &ends));
+        }
+    }
+    starts
 }
 
 /// `.eh_frame` of a module without sections: its header has the address, and its segment the end.

@@ -4,6 +4,7 @@
 
 mod programs;
 
+use std::collections::BTreeSet;
 use std::fs::{File, read_to_string};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,7 @@ use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::sampled::Sampled;
 #[cfg(target_arch = "aarch64")]
 use otelctx_fixtures::wait_for_signed_return_address;
-use otelctx_fixtures::{Compiler, copy_program, wait_until_loaded};
+use otelctx_fixtures::{Compiler, Target, copy_program, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample, StackEnd};
@@ -542,4 +543,34 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
     assert_eq!(ended, counts.samples(), "{counts:?}");
     let incomplete: u64 = counts.incomplete_stacks.iter().sum();
     assert!(incomplete > 0, "{counts:?}");
+}
+
+/// musl is built without tables. Its functions that call `main` and those of threads do not return.
+#[test]
+fn stacks_of_programs_with_musl_reach_the_start() {
+    let Some(program) = without_frame_pointers(Compiler::musl_gcc(), "two_starts.c") else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let starts = target
+        .lines
+        .iter()
+        .filter_map(|it| it.strip_prefix("start 0x"));
+    let starts: BTreeSet<u64> = starts
+        .map(|it| u64::from_str_radix(it, 16).unwrap())
+        .collect();
+    let Some((counts, catalog, samples)) = record_process("musl", target.pid(), false) else {
+        return;
+    };
+    let complete = samples
+        .iter()
+        .filter(|it| it.stack_end == Some(StackEnd::Start));
+    let outermost = complete.filter_map(|it| {
+        let frames = catalog.frames(it.user_stack);
+        frames.filter_map(Frame::address).next_back()
+    });
+    let outermost: BTreeSet<u64> = outermost.collect();
+    assert_eq!(outermost, starts);
+    assert_eq!(starts.len(), 2);
+    assert_share("musl", &counts, COMPLETE);
 }

@@ -49,6 +49,8 @@ pub(crate) struct Architecture {
     /// How many of these bytes, from a program's entry point on, are those of a C library's `_start` up to its
     /// call of the function that never returns. 0 if they are something else.
     pub(crate) entry: fn(code: &[u8]) -> usize,
+    /// Where calls return to whose result is passed to one of the functions at `ends` at once, in code from `start` on.
+    pub(crate) last_calls: fn(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64>,
 }
 
 /// Where a `ucontext_t` has the registers.

@@ -38,7 +38,35 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     stubs: stubs::rules,
     // There, no program without unwind tables is known.
     entry: |_| 0,
+    last_calls,
 };
+
+fn last_calls(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64> {
+    let words: Vec<u32> = code
+        .chunks_exact(4)
+        .map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]]))
+        .collect();
+    let mut found = Vec::new();
+    for (index, word) in words.iter().enumerate() {
+        // bl TARGET
+        let distance = i64::from((word << 6).cast_signed() >> 4);
+        let target = start
+            .wrapping_add(4 * index as u64)
+            .wrapping_add_signed(distance);
+        if word >> 26 != 0b10_0101 || !ends.contains(&target) {
+            continue;
+        }
+        // The result is in the register of the argument; sxtw x0, w0.
+        let before = &words[..index];
+        let called = before.strip_suffix(&[0x9340_7c00]).unwrap_or(before);
+        // blr REGISTER
+        let is_call = called
+            .last()
+            .is_some_and(|it| it & !(31 << 5) == 0xd63f_0000);
+        found.extend(is_call.then_some(start.wrapping_add(4 * called.len() as u64)));
+    }
+    found
+}
 
 /// Compilers, and those of language runtimes, begin functions so.
 fn at_start(before: [u8; 4], next: [u8; 8]) -> Option<Rule> {
@@ -73,4 +101,28 @@ pub(super) fn rule(bytes: i32, return_address: ReturnAddress) -> Rule {
         base: Saved::Unknown,
         return_address,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_calls;
+
+    #[test]
+    fn a_call_whose_result_ends_the_thread_is_its_first() {
+        let find = |words: &[u32]| {
+            let code: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
+            last_calls(&code, 0x1000, &[0x1100])
+        };
+        // bl 0x1100 from the second and the third word
+        let (second, third) = (0x9400_003f, 0x9400_003e);
+        // blr x3; sxtw x0, w0
+        let (call, extend) = (0xd63f_0060, 0x9340_7c00);
+        assert_eq!(find(&[call, second]), [0x1004]);
+        assert_eq!(find(&[call, extend, third]), [0x1004]);
+        // bl elsewhere; br x3; b 0x1100
+        assert_eq!(find(&[call, third]), [0; 0]);
+        assert_eq!(find(&[0xd61f_0060, second]), [0; 0]);
+        assert_eq!(find(&[call, 0x1400_003f]), [0; 0]);
+        assert_eq!(find(&[second]), [0; 0]);
+    }
 }

@@ -37,6 +37,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     vendor: gimli::Vendor::Default,
     stubs: stubs::rules,
     entry,
+    last_calls,
 };
 
 /// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and `hlt` is behind its call. musl's
@@ -60,6 +61,35 @@ fn entry(code: &[u8]) -> usize {
         None
     };
     size.map_or(0, |size| code.len() - behind_mark.len() + size)
+}
+
+fn last_calls(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64> {
+    let mut found = Vec::new();
+    for (index, _) in code.iter().enumerate().filter(|(_, byte)| **byte == 0xe8) {
+        let (before, call) = code.split_at(index);
+        let Some(distance) = call.get(1..5).and_then(|it| it.first_chunk()) else {
+            break;
+        };
+        let behind = start.wrapping_add(index as u64 + 5);
+        let target = behind.wrapping_add_signed(i32::from_le_bytes(*distance).into());
+        if !ends.contains(&target) {
+            continue;
+        }
+        // mov %rax, %rdi; movslq %eax, %rdi; mov %eax, %edi
+        let moves: [&[u8]; 3] = [&[0x48, 0x89, 0xc7], &[0x48, 0x63, 0xf8], &[0x89, 0xc7]];
+        let called = moves.iter().find_map(|it| before.strip_suffix(*it));
+        // call *%REGISTER; call *(%REGISTER); call *OFFSET(%REGISTER)
+        let is_call = called.is_some_and(|it| {
+            matches!(it, [.., 0xff, 0x10..=0x13 | 0x16..=0x17 | 0xd0..=0xd7])
+                || matches!(it, [.., 0xff, 0x50..=0x53 | 0x55..=0x57, _])
+        });
+        found.extend(
+            called
+                .filter(|_| is_call)
+                .map(|it| start.wrapping_add(it.len() as u64)),
+        );
+    }
+    found
 }
 
 /// Compilers, and those of language runtimes, begin functions so. A closure of libffi (src/x86/unix64.S) has its
@@ -101,7 +131,7 @@ pub(super) fn above_stack_pointer(bytes: i32) -> Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::entry;
+    use super::{entry, last_calls};
 
     #[test]
     fn the_entry_point_of_a_c_library_is_known_by_its_code() {
@@ -128,5 +158,30 @@ mod tests {
         // Go's: jmp _rt0_amd64
         assert_eq!(entry(&[0xe9, 0x1b, 0xcd, 0xff, 0xff, 0xcc, 0xcc]), 0);
         assert_eq!(entry(&[]), 0);
+    }
+
+    #[test]
+    fn a_call_whose_result_ends_the_thread_is_its_first() {
+        let find = |code: &[u8]| last_calls(code, 0x1000, &[0x1100]);
+        // From 0x1000 on: a call, a move, and call 0x1100.
+        let code = |called: &[u8], moved: &[u8]| {
+            let before = called.len() + moved.len();
+            let distance = (0x100 - before as u32 - 5).to_le_bytes();
+            [called, moved, &[0xe8], &distance].concat()
+        };
+        let (by_register, by_memory) = ([0xff, 0xd3], [0xff, 0x13]);
+        let (whole, extended, half) = ([0x48, 0x89, 0xc7], [0x48, 0x63, 0xf8], [0x89, 0xc7]);
+        assert_eq!(find(&code(&by_register, &half)), [0x1002]);
+        assert_eq!(find(&code(&by_memory, &whole)), [0x1002]);
+        assert_eq!(find(&code(&[0x41, 0xff, 0xd4], &extended)), [0x1003]);
+        assert_eq!(find(&code(&[0xff, 0x50, 8], &extended)), [0x1003]);
+        // A jump; a call of a function by its name; another register; another function; no room for the distance.
+        assert_eq!(find(&code(&[0xff, 0xe3], &half)), [0; 0]);
+        assert_eq!(find(&code(&[0xe8, 1, 2, 3, 4], &half)), [0; 0]);
+        assert_eq!(find(&code(&by_register, &[0x89, 0xef])), [0; 0]);
+        let other = code(&by_register, &half);
+        assert_eq!(last_calls(&other, 0x1000, &[0x1101]), [0; 0]);
+        assert_eq!(find(&other[..other.len() - 1]), [0; 0]);
+        assert_eq!(last_calls(&other, u64::MAX, &[0xff]), [1]);
     }
 }
