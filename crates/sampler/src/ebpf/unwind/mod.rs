@@ -202,8 +202,8 @@ impl Unwinding {
     }
 
     /// Distinguishes code without tables from code whose tables are damaged, have no room, or were not ready at `time`, in
-    /// nanoseconds. Without them, a frame pointer may lead to another frame than the caller's, and to what only looks like
-    /// the start: the stack is cut there.
+    /// nanoseconds. Without them, a frame pointer may lead to another frame than the caller's, to what only looks like the
+    /// start, or to no code at all: the stack is cut there.
     pub(super) fn explain(
         &self,
         pid: i32,
@@ -221,29 +221,23 @@ impl Unwinding {
             };
         };
         let mapping_of = |frame: &Frame| process.mapping_at(frame.lookup_address()?);
-        match end {
-            StackEnd::NoTables | StackEnd::BadTables => {
-                let last = stack.iter().rev().find(|it| it.address().is_some());
-                let shown = last.and_then(mapping_of).and_then(|it| it.shown);
-                match (shown, end) {
-                    (None, _) => end,
-                    (Some(shown), StackEnd::NoTables) => kernel.end_without_rows(shown, time),
-                    (Some(shown), _) => kernel.end_with_unusable_rule(shown),
-                }
+        if !kernel.is_settled(time) {
+            let doubt = |frame: &Frame| {
+                let mapping = mapping_of(frame)?;
+                kernel.doubt(mapping.shown?, mapping.rows.is_some(), time)
+            };
+            let mut frames = stack.iter().enumerate();
+            let first = frames.find_map(|(index, frame)| Some((index, doubt(frame)?)));
+            if let Some((index, end)) = first {
+                stack.truncate(index + 1);
+                return end;
             }
-            StackEnd::Start if !kernel.is_settled(time) => {
-                let doubt = |frame: &Frame| {
-                    let mapping = mapping_of(frame)?;
-                    kernel.doubt(mapping.shown?, mapping.rows.is_some(), time)
-                };
-                let mut frames = stack.iter().enumerate();
-                let Some((last, end)) = frames.find_map(|(index, it)| Some((index, doubt(it)?)))
-                else {
-                    return end;
-                };
-                stack.truncate(last + 1);
-                end
-            }
+        }
+        let last = stack.iter().rev().find(|it| it.address().is_some());
+        let shown = last.and_then(mapping_of).and_then(|it| it.shown);
+        match (end, shown) {
+            (StackEnd::NoTables, Some(shown)) => kernel.end_without_rows(shown, time),
+            (StackEnd::BadTables, Some(shown)) => kernel.end_with_unusable_rule(shown),
             _ => end,
         }
     }
