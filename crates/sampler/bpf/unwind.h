@@ -377,47 +377,58 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
     return 0;
 }
 
-/* What a gap is in which the thread was interrupted: the start of a function, whose frame pointer is its caller's
- * still (`at_start` in crates/unwind/src/arch), or any other. */
+/* The kind of a gap in which the thread was interrupted. At the start of a function and at its return, the frame pointer is
+ * its caller's (`without_frame` in crates/unwind/src/arch). */
 #if defined(__TARGET_ARCH_x86)
-static __always_inline __u32 interrupted_gap_at(const struct unwinder *unwinder)
+static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
 {
-    /* The instruction before, and the next ones. */
-    __u8 *code = (__u8 *)unwinder->words;
-    __u64 next;
-    if (bpf_probe_read_user(code + 7, 9, (void *)(unwinder->pc - 1)))
+    __u64 next = 0;
+    __u8 before = 0;
+    /* No more than is on the page: the next one may not be there. */
+    __u64 size = PAGE - (unwinder->pc & (PAGE - 1));
+    if (size > sizeof next)
+        size = sizeof next;
+    if (bpf_probe_read_user(&next, size, (void *)unwinder->pc))
         return PLAIN_GAP;
-    next = unwinder->words[1];
     /* mov %rsp, %rbp, in both of its forms, behind push %rbp, and both */
     __u32 move = next & 0xffffff, push_and_move = next >> 8 & 0xffffff;
-    if ((move == 0xe58948 || move == 0xec8b48) && code[7] == 0x55)
-        return PUSHED_GAP;
+    if (move == 0xe58948 || move == 0xec8b48)
+        return !bpf_probe_read_user(&before, sizeof before, (void *)(unwinder->pc - 1)) && before == 0x55
+                   ? PUSHED_GAP
+                   : PLAIN_GAP;
     int is_push = (next & 0xff) == 0x55 && (push_and_move == 0xe58948 || push_and_move == 0xec8b48);
-    /* endbr64; libffi's closures: lea -11(%rip), %r10, or from -7, and jmp *3(%rip) */
-    __u64 lea = next & (1ULL << 56) - 1;
-    int is_closure = lea == 0xfffffff5158d4cULL || lea == 0xfffffff9158d4cULL ||
-                     (next & (1ULL << 48) - 1) == 0x325ff;
-    return is_push || (__u32)next == 0xfa1e0ff3 || is_closure ? START_GAP : PLAIN_GAP;
+    /* libffi's closures: endbr64, lea -11(%rip), %r10 and jmp *7(%rip); before 3.4, lea -7(%rip), %r10 and jmp *3(%rip) */
+    __u64 lea = next & ((1ULL << 56) - 1), jump = next & ((1ULL << 48) - 1);
+    int is_closure = lea == 0xfffffff5158d4cULL || lea == 0xfffffff9158d4cULL || jump == 0x725ff || jump == 0x325ff;
+    /* endbr64 before push %rbp or lea: it is at the targets of jumps, too */
+    int is_marked = (__u32)next == 0xfa1e0ff3 && ((next >> 32 & 0xff) == 0x55 || (next >> 32 & 0xffffff) == 0x158d4c);
+    int is_return = (next & 0xff) == 0xc3;
+    return is_push || is_marked || is_closure || is_return ? START_GAP : PLAIN_GAP;
 }
 #else
 static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
 {
     __u64 code = 0;
+    __u32 next = 0, before = 0;
     /* A signal handler is over, but for these instructions: the thread is between them, or in the call. */
 #pragma unroll
     for (int i = 0; i <= 2; i++)
         if (!bpf_probe_read_user(&code, sizeof code, (void *)(unwinder->pc - 4 * i)) && code == SIGRETURN)
             return SIGNAL_GAP;
-    /* The instruction before, and the next one. */
-    if (bpf_probe_read_user(&code, sizeof code, (void *)(unwinder->pc - 4)))
+    if (bpf_probe_read_user(&next, sizeof next, (void *)unwinder->pc))
         return PLAIN_GAP;
-    unwinder->words[0] = code; /* for from_start */
-    /* stp x29, x30, [sp, #-n]!, and behind it mov x29, sp */
-    __u32 before = code, next = code >> 32;
-    if (next == 0x910003fd && (before & 0xffe07fff) == 0xa9a07bfd)
+    /* mov x29, sp behind stp x29, x30, [sp, #-n]! */
+    if (next == 0x910003fd) {
+        if (bpf_probe_read_user(&before, sizeof before, (void *)(unwinder->pc - 4)) ||
+            (before & 0xffe07fff) != 0xa9a07bfd)
+            return PLAIN_GAP;
+        unwinder->words[0] = before; /* for from_start */
         return PUSHED_GAP;
-    /* bti c; paciasp */
-    return (next & 0xffe07fff) == 0xa9a07bfd || next == 0xd503245f || next == 0xd503233f ? START_GAP : PLAIN_GAP;
+    }
+    /* bti c; paciasp; ret */
+    return (next & 0xffe07fff) == 0xa9a07bfd || next == 0xd503245f || next == 0xd503233f || next == 0xd65f03c0
+               ? START_GAP
+               : PLAIN_GAP;
 }
 #endif
 
@@ -445,7 +456,7 @@ static __always_inline __u32 gap_at(struct unwinder *unwinder)
 #endif
 }
 
-/* Goes to the caller of a frame that has this many bytes of stack, and its return address so far from their start. */
+/* Goes to the caller of a frame of this size. Its return address is at this offset from the stack pointer. */
 static __always_inline long by_stack_pointer(struct unwinder *unwinder, __u64 size, __u64 return_address)
 {
     __u64 sp = unwinder->registers[SP];
@@ -459,7 +470,7 @@ static __always_inline long by_stack_pointer(struct unwinder *unwinder, __u64 si
     return 0;
 }
 
-/* Goes to the caller of a function that has just started, without tables, or that has pushed the frame pointer. */
+/* Goes to the caller of a function without tables that has just started or returns, or has pushed the frame pointer. */
 static __always_inline long from_start(struct unwinder *unwinder, int has_pushed)
 {
 #if defined(__TARGET_ARCH_x86)
@@ -599,8 +610,8 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk, int 
         number = gap_at(unwinder);
         is_cached = 0;
     }
-    /* Generated code may be another function's soon, and a caller must never be missed for it. */
-    if (!is_cached && unwinder->is_listed && number != START_GAP && number != PUSHED_GAP) {
+    /* Generated code may be another function's soon: where it is interrupted, it is read each time. */
+    if (!is_cached && unwinder->is_listed && (unwinder->is_caller || number < MAX_RULES)) {
         cached->address = key;
         cached->serial_and_rule = walk->serial << 16 | number;
     }

@@ -123,7 +123,7 @@ impl Walk<'_> {
                 (context?, false, false)
             }
             Rule::Gap if self.returns_to_trampoline() => (self.by_stack_pointer()?, true, false),
-            Rule::Gap => match self.at_start() {
+            Rule::Gap => match self.without_frame() {
                 Some(Rule::Frame(rule)) => (self.by_rule(rule)?, true, false),
                 _ => (self.by_frame_pointer()?, true, true),
             },
@@ -278,15 +278,21 @@ impl Walk<'_> {
         (skipped, &buffer[skipped..end])
     }
 
-    /// The rule of the frame, if the thread was interrupted at the start of a function.
-    fn at_start(&self) -> Option<Rule> {
-        let mut code = [0; 12];
-        let start = self.frame.address.wrapping_sub(4);
-        if self.frame.is_caller || self.stack.memory.read(start, &mut code).is_err() {
+    /// The rule of the frame, if the thread was interrupted where a function has none yet, or none any more.
+    fn without_frame(&self) -> Option<Rule> {
+        if self.frame.is_caller {
             return None;
         }
-        let [a, b, c, d, next @ ..] = code;
-        (self.registers.architecture.at_start)([a, b, c, d], next)
+        let (memory, address) = (self.stack.memory, self.frame.address);
+        let mut next = [0; 8];
+        // No more than is on the page: the next one may not be there.
+        let size = (WINDOW - address % WINDOW).min(next.len() as u64);
+        memory.read(address, &mut next[..size as usize]).ok()?;
+        let before = |bytes: &mut [u8]| {
+            let start = address.checked_sub(bytes.len() as u64);
+            start.is_some_and(|start| memory.read(start, bytes).is_ok())
+        };
+        (self.registers.architecture.without_frame)(next, &before)
     }
 
     /// Whether the frame is a trampoline's, which has called the one before it.

@@ -15,6 +15,11 @@ pub(crate) const REGISTERS: usize = 33;
 /// Takes a rule and the address that it holds from.
 pub(crate) type Write<'a> = dyn FnMut(u64, Rule) -> Result<(), Error> + 'a;
 
+/// Reads the code before an instruction, up to it. Returns whether it could be read.
+pub(crate) type ReadBefore<'a> = dyn Fn(&mut [u8]) -> bool + 'a;
+/// How many first returns are searched for in a file: more than any C library has.
+pub(crate) const MAX_FIRST_RETURNS: usize = 64;
+
 /// An architecture, as far as unwinding depends on it. Registers are DWARF's numbers.
 #[derive(Debug)]
 pub(crate) struct Architecture {
@@ -37,9 +42,9 @@ pub(crate) struct Architecture {
     /// else; empty if there is no such code. CPython makes a piece of it for each function with `-X perf`,
     /// without tables (Python/asm_trampoline.S).
     pub(crate) trampoline: &'static [u8],
-    /// The rule of a function without tables that has just started, by the code before and behind the next
-    /// instruction: its frame pointer is its caller's still. `None` anywhere else.
-    pub(crate) at_start: fn(before: [u8; 4], next: [u8; 8]) -> Option<Rule>,
+    /// The rule of a function without tables that has just started, or returns, by its next instructions and those before,
+    /// which the second argument reads: the frame pointer is its caller's. `None` anywhere else.
+    pub(crate) without_frame: fn(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule>,
     /// The bits of a return address that are an address: the others sign it.
     pub(crate) address_mask: u64,
     /// Whose call frame instructions `gimli` expects.
@@ -49,8 +54,9 @@ pub(crate) struct Architecture {
     /// How many of these bytes, from a program's entry point on, are those of a C library's `_start` up to its
     /// call of the function that never returns. 0 if they are something else.
     pub(crate) entry: fn(code: &[u8]) -> usize,
-    /// Where calls return to whose result is passed to one of the functions at `ends` at once, in code from `start` on.
-    pub(crate) last_calls: fn(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64>,
+    /// Where indirect calls return to whose result is passed to one of the functions at `ends` at once, in code from `start`
+    /// on.
+    pub(crate) first_returns: fn(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>),
 }
 
 /// Where a `ucontext_t` has the registers.

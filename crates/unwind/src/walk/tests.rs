@@ -229,23 +229,30 @@ fn the_caller_of_a_function_that_has_just_started_is_not_missed() {
     };
     let nops = [0x90; 4];
     let move_up = [0x48, 0x89, 0xe5];
-    let starts: [&[u8]; 6] = [
+    let starts: [&[u8]; 9] = [
         &[0x55, 0x48, 0x89, 0xe5],
         &[0x55, 0x48, 0x8b, 0xec],
-        &[0xf3, 0x0f, 0x1e, 0xfa],
+        &[0xc3],
+        &[0xf3, 0x0f, 0x1e, 0xfa, 0x55],
+        &[0xf3, 0x0f, 0x1e, 0xfa, 0x4c, 0x8d, 0x15],
         &[0x4c, 0x8d, 0x15, 0xf5, 0xff, 0xff, 0xff],
         &[0x4c, 0x8d, 0x15, 0xf9, 0xff, 0xff, 0xff],
+        &[0xff, 0x25, 7, 0, 0, 0],
         &[0xff, 0x25, 3, 0, 0, 0],
     ];
     for next in starts {
         assert_eq!(run(&nops, next), (0, false), "{next:x?}");
     }
     assert_eq!(run(&[0x90, 0x90, 0x90, 0x55], &move_up), (1, false));
-    // push %rbp; push %rbx; mov $3, %eax; and nothing before
+    // endbr64, the target of a jump; push %rbp and push %rbx; mov $3, %eax
+    assert_eq!(run(&nops, &[0xf3, 0x0f, 0x1e, 0xfa, 0x90]), (2, true));
     assert_eq!(run(&nops, &[0x55, 0x53]), (2, true));
     assert_eq!(run(&nops, &[0xb8, 3, 0, 0, 0]), (2, true));
     assert_eq!(run(&nops, &move_up), (2, true));
-    assert_eq!(run(&[], &[0xf3, 0x0f, 0x1e, 0xfa]), (2, true));
+    // At the start of a mapping, and behind one byte of it.
+    assert_eq!(run(&[], &[0xf3, 0x0f, 0x1e, 0xfa, 0x55]), (0, false));
+    assert_eq!(run(&[0x55], &move_up), (1, false));
+    assert_eq!(run(&[], &move_up), (2, true));
 }
 
 /// aarch64: its return address is in the register, or where it was pushed.
@@ -265,9 +272,9 @@ fn the_caller_of_a_function_of_aarch64_that_has_just_started_is_not_missed() {
         assert_eq!((frames.len(), end), (2, StackEnd::Start));
         (frames[1].address - caller, frames[1].by_frame_pointer)
     };
-    // nop; stp x29, x30, [sp, #-32]!; mov x29, sp; bti c; paciasp
+    // nop; stp x29, x30, [sp, #-32]!; mov x29, sp; bti c; paciasp; ret
     let (nop, push, move_up) = (0xd503_201f, 0xa9be_7bfd, 0x9100_03fd);
-    for start in [push, 0xd503_245f, 0xd503_233f] {
+    for start in [push, 0xd503_245f, 0xd503_233f, 0xd65f_03c0] {
         assert_eq!(run(nop, start), (4, false), "{start:#x}");
     }
     assert_eq!(run(push, move_up), (0, false));

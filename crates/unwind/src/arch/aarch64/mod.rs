@@ -2,7 +2,7 @@
 
 mod stubs;
 
-use super::{Architecture, ContextLayout};
+use super::{Architecture, ContextLayout, MAX_FIRST_RETURNS, ReadBefore};
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
 /// x30
@@ -30,46 +30,46 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     starts: &[],
     // That code has frame pointers.
     trampoline: &[],
-    at_start,
+    without_frame,
     // Pointer authentication signs in bits 48 to 63: all bits that NT_ARM_PAC_MASK can have for
     // addresses of 48 bits. Linux gives programs only such addresses unless they ask for larger ones.
     address_mask: (1 << 48) - 1,
     vendor: gimli::Vendor::AArch64,
     stubs: stubs::rules,
-    // There, no program without unwind tables is known.
+    // There, no program is known whose entry point has no unwind tables.
     entry: |_| 0,
-    last_calls,
+    first_returns,
 };
 
-fn last_calls(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64> {
-    let words: Vec<u32> = code
-        .chunks_exact(4)
-        .map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]]))
-        .collect();
-    let mut found = Vec::new();
-    for (index, word) in words.iter().enumerate() {
+fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
+    let word = |index: usize| {
+        let bytes = code.get(4 * index..)?.first_chunk()?;
+        Some(u32::from_le_bytes(*bytes))
+    };
+    let address = |index: usize| start.wrapping_add(4 * index as u64);
+    for (index, bytes) in code.chunks_exact(4).enumerate() {
+        if found.len() >= MAX_FIRST_RETURNS {
+            break;
+        }
         // bl TARGET
-        let distance = i64::from((word << 6).cast_signed() >> 4);
-        let target = start
-            .wrapping_add(4 * index as u64)
-            .wrapping_add_signed(distance);
-        if word >> 26 != 0b10_0101 || !ends.contains(&target) {
+        let call = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let distance = i64::from((call << 6).cast_signed() >> 4);
+        if call >> 26 != 0b10_0101 || !ends.contains(&address(index).wrapping_add_signed(distance))
+        {
             continue;
         }
         // The result is in the register of the argument; sxtw x0, w0.
-        let before = &words[..index];
-        let called = before.strip_suffix(&[0x9340_7c00]).unwrap_or(before);
+        let is_extended = index > 0 && word(index - 1) == Some(0x9340_7c00);
+        let returned = index - usize::from(is_extended);
         // blr REGISTER
-        let is_call = called
-            .last()
-            .is_some_and(|it| it & !(31 << 5) == 0xd63f_0000);
-        found.extend(is_call.then_some(start.wrapping_add(4 * called.len() as u64)));
+        let called = returned.checked_sub(1).and_then(word);
+        let is_call = called.is_some_and(|it| it & !(31 << 5) == 0xd63f_0000);
+        found.extend(is_call.then(|| address(returned)));
     }
-    found
 }
 
-/// Compilers, and those of language runtimes, begin functions so.
-fn at_start(before: [u8; 4], next: [u8; 8]) -> Option<Rule> {
+/// Most compilers, also those of language runtimes, begin functions so.
+fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     let [first, second, third, fourth, ..] = next;
     let next = u32::from_le_bytes([first, second, third, fourth]);
     // stp x29, x30, [sp, #-SIZE]!
@@ -78,11 +78,15 @@ fn at_start(before: [u8; 4], next: [u8; 8]) -> Option<Rule> {
         (instruction & 0xffe0_7fff == 0xa9a0_7bfd).then_some(size)
     };
     // mov x29, sp
-    if let Some(size) = pushed(u32::from_le_bytes(before)).filter(|_| next == 0x9100_03fd) {
+    if next == 0x9100_03fd {
+        let mut instruction = [0; 4];
+        let is_read = before(&mut instruction);
+        let size = pushed(u32::from_le_bytes(instruction)).filter(|_| is_read)?;
         return Some(rule(size, ReturnAddress::AtCfa(8 - size)));
     }
-    // bti c; paciasp
-    let is_start = pushed(next).is_some() || [0xd503_245f, 0xd503_233f].contains(&next);
+    // bti c; paciasp; ret
+    let others = [0xd503_245f, 0xd503_233f, 0xd65f_03c0];
+    let is_start = pushed(next).is_some() || others.contains(&next);
     is_start.then(leaf)
 }
 
@@ -105,13 +109,15 @@ pub(super) fn rule(bytes: i32, return_address: ReturnAddress) -> Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::last_calls;
+    use super::first_returns;
 
     #[test]
     fn a_call_whose_result_ends_the_thread_is_its_first() {
         let find = |words: &[u32]| {
             let code: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
-            last_calls(&code, 0x1000, &[0x1100])
+            let mut found = Vec::new();
+            first_returns(&code, 0x1000, &[0x1100], &mut found);
+            found
         };
         // bl 0x1100 from the second and the third word
         let (second, third) = (0x9400_003f, 0x9400_003e);

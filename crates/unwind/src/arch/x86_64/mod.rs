@@ -2,7 +2,7 @@
 
 mod stubs;
 
-use super::{Architecture, ContextLayout};
+use super::{Architecture, ContextLayout, MAX_FIRST_RETURNS, ReadBefore};
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
 /// System V ABI, AMD64 supplement, figure 3.36 "DWARF Register Number Mapping".
@@ -32,12 +32,12 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     ],
     // add $8, %rsp; ret
     trampoline: &[0x48, 0x83, 0xc4, 8, 0xc3],
-    at_start,
+    without_frame,
     address_mask: !0,
     vendor: gimli::Vendor::Default,
     stubs: stubs::rules,
     entry,
-    last_calls,
+    first_returns,
 };
 
 /// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and `hlt` is behind its call. musl's
@@ -63,11 +63,11 @@ fn entry(code: &[u8]) -> usize {
     size.map_or(0, |size| code.len() - behind_mark.len() + size)
 }
 
-fn last_calls(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64> {
-    let mut found = Vec::new();
+fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
     for (index, _) in code.iter().enumerate().filter(|(_, byte)| **byte == 0xe8) {
         let (before, call) = code.split_at(index);
-        let Some(distance) = call.get(1..5).and_then(|it| it.first_chunk()) else {
+        let distance = call.get(1..5).and_then(|it| it.first_chunk());
+        let Some(distance) = distance.filter(|_| found.len() < MAX_FIRST_RETURNS) else {
             break;
         };
         let behind = start.wrapping_add(index as u64 + 5);
@@ -89,26 +89,30 @@ fn last_calls(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64> {
                 .map(|it| start.wrapping_add(it.len() as u64)),
         );
     }
-    found
 }
 
-/// Compilers, and those of language runtimes, begin functions so. A closure of libffi (src/x86/unix64.S) has its
-/// target behind it, and no frame.
-fn at_start(before: [u8; 4], next: [u8; 8]) -> Option<Rule> {
+/// Most compilers, also those of language runtimes, begin functions so. A closure of libffi (src/x86/ffi64.c) has its target behind it, and no frame.
+fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     // push %rbp
     const PUSH: u8 = 0x55;
     // mov %rsp, %rbp, in both of its forms
     let moves = |code: &[u8]| code == [0x48, 0x89, 0xe5] || code == [0x48, 0x8b, 0xec];
-    if before[3] == PUSH && moves(&next[..3]) {
-        return Some(above_stack_pointer(8));
+    if moves(&next[..3]) {
+        let mut pushed = [0];
+        let is_pushed = before(&mut pushed) && pushed == [PUSH];
+        return is_pushed.then(|| above_stack_pointer(8));
     }
-    let starts: [&[u8]; 4] = [
-        // endbr64
-        &[0xf3, 0x0f, 0x1e, 0xfa],
-        // lea CLOSURE(%rip), %r10, behind endbr64, and without it
+    let starts: [&[u8]; 7] = [
+        // ret
+        &[0xc3],
+        // endbr64; push %rbp, or the next instruction: endbr64 is at the targets of jumps, too
+        &[0xf3, 0x0f, 0x1e, 0xfa, PUSH],
+        &[0xf3, 0x0f, 0x1e, 0xfa, 0x4c, 0x8d, 0x15],
+        // lea CLOSURE(%rip), %r10, behind endbr64; and before libffi 3.4, without it
         &[0x4c, 0x8d, 0x15, 0xf5, 0xff, 0xff, 0xff],
         &[0x4c, 0x8d, 0x15, 0xf9, 0xff, 0xff, 0xff],
-        // jmp *TARGET(%rip)
+        // jmp *TARGET(%rip), of both
+        &[0xff, 0x25, 7, 0, 0, 0],
         &[0xff, 0x25, 3, 0, 0, 0],
     ];
     let is_start =
@@ -131,7 +135,7 @@ pub(super) fn above_stack_pointer(bytes: i32) -> Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::{entry, last_calls};
+    use super::{entry, first_returns};
 
     #[test]
     fn the_entry_point_of_a_c_library_is_known_by_its_code() {
@@ -160,9 +164,15 @@ mod tests {
         assert_eq!(entry(&[]), 0);
     }
 
+    fn found(code: &[u8], start: u64, ends: &[u64]) -> Vec<u64> {
+        let mut found = Vec::new();
+        first_returns(code, start, ends, &mut found);
+        found
+    }
+
     #[test]
     fn a_call_whose_result_ends_the_thread_is_its_first() {
-        let find = |code: &[u8]| last_calls(code, 0x1000, &[0x1100]);
+        let find = |code: &[u8]| found(code, 0x1000, &[0x1100]);
         // From 0x1000 on: a call, a move, and call 0x1100.
         let code = |called: &[u8], moved: &[u8]| {
             let before = called.len() + moved.len();
@@ -180,8 +190,17 @@ mod tests {
         assert_eq!(find(&code(&[0xe8, 1, 2, 3, 4], &half)), [0; 0]);
         assert_eq!(find(&code(&by_register, &[0x89, 0xef])), [0; 0]);
         let other = code(&by_register, &half);
-        assert_eq!(last_calls(&other, 0x1000, &[0x1101]), [0; 0]);
+        assert_eq!(found(&other, 0x1000, &[0x1101]), [0; 0]);
         assert_eq!(find(&other[..other.len() - 1]), [0; 0]);
-        assert_eq!(last_calls(&other, u64::MAX, &[0xff]), [1]);
+        assert_eq!(found(&other, u64::MAX, &[0xff]), [1]);
+    }
+
+    /// Code that a hostile file is full of.
+    #[test]
+    fn no_more_first_returns_than_the_limit_are_found() {
+        // call *%rax; mov %eax, %edi; call of the next instruction
+        let code = [0xff, 0xd0, 0x89, 0xc7, 0xe8, 0, 0, 0, 0].repeat(1000);
+        let ends: Vec<u64> = (1..=1000).map(|it| 9 * it).collect();
+        assert_eq!(found(&code, 0, &ends).len(), super::MAX_FIRST_RETURNS);
     }
 }
