@@ -50,7 +50,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((needed, headers)) = found else {
         return;
     };
-    // Seven section headers precede them: of none, these four, and the names.
+    // Six section headers precede them: of none, these four, and the names.
     let start = 64 + 6 * 64;
     let end = start + info.len() as u64;
     let (mut of_info, of_line): (Vec<Range<u64>>, Vec<_>) =

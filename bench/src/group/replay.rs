@@ -303,7 +303,7 @@ impl<'b> Machine<'b> {
             },
             gil: recorded.gil,
             user_stack: self.stack(recorded.user_stack, moved, catalog),
-            stack_end: None,
+            stack_end: recorded.stack_end,
             kernel_stack: self.stack(recorded.kernel_stack, 0, catalog),
         }
     }

@@ -1,6 +1,6 @@
 //! Files of modules, kept open.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use crate::Module;
 
 /// Maximum number of files that are kept open.
 const MAX_FILES: usize = 512;
-/// Maximum number of other files that are counted.
-const MAX_DROPPED: usize = 1 << 16;
+/// Maximum number of files without room that are distinguished.
+const MAX_WITHOUT_ROOM: usize = 1 << 16;
 
 /// Files of modules, opened while they were mapped and kept open: their functions can be resolved even
 /// if the file was deleted or replaced and its process has ended. Clones share the files.
@@ -27,8 +27,10 @@ struct Files {
     by_key: HashMap<Key, Kept, RandomState>,
     /// Number of files that were added so far.
     added: u64,
-    /// Needed files for which there is no room.
-    dropped: HashSet<Key, RandomState>,
+    /// Files for which there was no room, and whether they are needed.
+    without_room: HashMap<Key, bool, RandomState>,
+    /// Number of needed files among them.
+    dropped: u64,
 }
 
 /// Identifies a file: by its build ID if it has one, otherwise by device and inode.
@@ -95,6 +97,8 @@ impl ModuleFiles {
                 version: version(&found),
                 spare: Some(files.added),
             });
+        } else if !files.by_key.contains_key(&key) && files.without_room.len() < MAX_WITHOUT_ROOM {
+            files.without_room.entry(key).or_default();
         }
     }
 
@@ -108,16 +112,24 @@ impl ModuleFiles {
             kept.spare = None;
             return true;
         }
-        if files.are_all_needed() && files.dropped.len() < MAX_DROPPED {
-            files.dropped.insert(key);
+        let files = &mut *files;
+        if let Some(is_needed) = files.without_room.get_mut(&key) {
+            files.dropped += u64::from(!*is_needed);
+            *is_needed = true;
         }
         false
     }
 
-    /// Number of files that were [needed](Self::need) while 512 others were, and are not kept: at most 65,536.
+    /// Whether a file of the module was not kept, because there were too many that are needed.
+    #[must_use]
+    pub fn had_no_room(&self, module: &Module) -> bool {
+        Key::of(module).is_some_and(|key| self.lock().without_room.contains_key(&key))
+    }
+
+    /// Number of files that are [needed](Self::need), and were not kept because 512 others were: at most 65,536.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.lock().dropped.len() as u64
+        self.lock().dropped
     }
 
     /// The file of a module, if it was kept. A file without a build ID must not have been written to
@@ -141,10 +153,6 @@ impl ModuleFiles {
 }
 
 impl Files {
-    fn are_all_needed(&self) -> bool {
-        self.by_key.len() >= MAX_FILES && self.by_key.values().all(|it| it.spare.is_none())
-    }
-
     fn remove_oldest_spare(&mut self) {
         let oldest = self.by_key.values().filter_map(|it| it.spare).min();
         if oldest.is_some() {
@@ -207,11 +215,16 @@ mod tests {
         }
         assert!(files.contains(&module(&[], MAX_FILES as u64)));
         assert!(!files.contains(&module(&[], MAX_FILES as u64 + 1)));
-        // Each that is dropped counts once, and memory without a file never.
-        for inode in [0, 1, MAX_FILES as u64 + 2, MAX_FILES as u64 + 1] {
+        assert!(files.had_no_room(&module(&[], MAX_FILES as u64 + 1)));
+        // Each that is dropped counts once, and one that could not be opened or is not needed does not.
+        files.keep_spare(
+            &module(&[], MAX_FILES as u64 + 2),
+            File::open("/dev/null").unwrap(),
+        );
+        for inode in [0, 1, MAX_FILES as u64 + 3, MAX_FILES as u64 + 1] {
             files.need(&module(&[], inode));
         }
-        assert_eq!(files.dropped(), 2);
+        assert_eq!(files.dropped(), 1);
     }
 
     #[test]

@@ -139,8 +139,7 @@ pub enum StackEnd {
     TooManyTables,
     /// There are no unwind tables for the last frame's code, and its frame pointer leads nowhere.
     NoTables,
-    /// The unwind tables for the last frame's code were not converted yet when the sample was taken, and
-    /// its frame pointer leads nowhere.
+    /// The unwind tables for the last frame's code were not converted yet when the sample was taken.
     TablesNotReady,
     /// The last frame's unwind tables are of an unsupported kind, or wrong.
     BadTables,
@@ -153,7 +152,7 @@ pub enum StackEnd {
 }
 
 impl StackEnd {
-    /// All ends.
+    /// All ends, in the order of their values.
     pub const ALL: [Self; 10] = [
         Self::Start,
         Self::FramePointers,
@@ -197,7 +196,7 @@ impl StackEnd {
     }
 
     /// The frame that stands for the missing ones in files, outside of all others, such as `[incomplete: no unwind
-    /// tables]`. None if nothing is missing, or if nobody knows.
+    /// tables]`. `None` if nothing is missing, or if that is unknown.
     #[must_use]
     pub fn marker(self) -> Option<NamedFrame> {
         let is_cut = !matches!(self, Self::Start | Self::FramePointers);
@@ -223,5 +222,31 @@ impl fmt::Display for StackEnd {
             Self::NotExecutable => "return address is not code",
             Self::Limit => "too many frames",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ends_are_listed_in_order() {
+        for (index, end) in StackEnd::ALL.into_iter().enumerate() {
+            assert_eq!(end as usize, index);
+            // A new one is added here, and to the lists.
+            let is_incomplete = match end {
+                StackEnd::Start | StackEnd::Limit => false,
+                StackEnd::FramePointers
+                | StackEnd::TooManyMappings
+                | StackEnd::TooManyTables
+                | StackEnd::NoTables
+                | StackEnd::TablesNotReady
+                | StackEnd::BadTables
+                | StackEnd::Unreadable
+                | StackEnd::NotExecutable => true,
+            };
+            assert_eq!(StackEnd::INCOMPLETE.contains(&end), is_incomplete);
+        }
+        assert_eq!(StackEnd::INCOMPLETE.len() + 2, StackEnd::ALL.len());
     }
 }

@@ -24,7 +24,7 @@ pub struct Sample {
     pub gil: Option<GilState>,
     /// The user-mode frames, innermost first.
     pub user_stack: StackId,
-    /// Why they end where they do. `None` if there are none, or if that is unknown.
+    /// Why they end where they do. `None` if that is unknown, as where no stack was taken.
     pub stack_end: Option<StackEnd>,
     /// The kernel frames, innermost first; empty if the thread was in user mode.
     pub kernel_stack: StackId,

@@ -553,7 +553,8 @@ impl Modules {
 
     /// Notes that the file of a module is needed: its process is sampled.
     fn need(&self, process: Option<&remote::Process>, range: (u64, u64), module: &Module) {
-        if !self.files.need(module) && !module.build_id.is_empty() {
+        let is_kept = self.files.need(module);
+        if !is_kept && !module.build_id.is_empty() && !self.files.had_no_room(module) {
             self.keep(process, range, module);
             self.files.need(module);
         }

@@ -58,8 +58,8 @@ impl UnwindTables {
     pub fn rows(&self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
-        // A program without tables has its entry point, if that is known, and its linkage stubs.
-        let has_start = self.tables.entry_size > 0 || !self.tables.starts.is_empty();
+        // Without tables, it has its entry point or first returns, if they are known, and its linkage stubs.
+        let has_start = self.tables.entry_size > 0 || !self.tables.first_returns.is_empty();
         if !counts.has_tables() && (rows.is_empty() || !has_start) {
             return Err(Error::NoTables);
         }

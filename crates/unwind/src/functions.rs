@@ -14,7 +14,7 @@ pub(crate) enum Source {
     EhFrame,
     DebugFrame,
     Stubs,
-    /// The program's entry point.
+    /// The program's entry point, or a call of the first function of a program or thread.
     Entry,
 }
 

@@ -46,8 +46,8 @@ pub(crate) fn make(
     };
     let end = tables.entry.saturating_add(size);
     functions.add(Source::Entry, tables.entry, end, 0)?;
-    for start in &tables.starts {
-        functions.add(Source::Entry, start.saturating_sub(1), *start, 0)?;
+    for address in &tables.first_returns {
+        functions.add(Source::Entry, address.saturating_sub(1), *address, 0)?;
     }
 
     let start = functions.start()?;

@@ -14,7 +14,7 @@ const MAX_STUBS: u64 = 1 << 20;
 const ENTRY_CODE: usize = 80;
 /// Size of `.eh_frame` up to which a C library counts as built without tables, in bytes: musl's of Debian has 132.
 const MAX_EH_FRAME: usize = 4096;
-/// Bytes that are read of a segment of such a library. musl has 0.5 MiB.
+/// Bytes of such a library's code that are read. musl has 0.5 MiB.
 const MAX_CODE: u64 = 4 << 20;
 /// Sections of code that linkers and crti.o make.
 const STUBS: [&[u8]; 6] = [
@@ -41,7 +41,7 @@ pub(crate) struct Tables {
     pub(crate) entry_size: u64,
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
     /// Where first functions of threads return to, in a C library without tables.
-    pub(crate) starts: Vec<u64>,
+    pub(crate) first_returns: Vec<u64>,
 }
 
 impl Tables {
@@ -78,7 +78,7 @@ impl Tables {
                 tables.stubs.push((section.address, bytes));
             }
         }
-        tables.starts = starts(elf, &tables, architecture);
+        tables.first_returns = first_returns(elf, &tables, architecture);
         Ok(tables)
     }
 }
@@ -86,25 +86,27 @@ impl Tables {
 /// Where musl calls `main` and the functions of threads: it passes their results to `exit` and `pthread_exit`
 /// (src/env/__libc_start_main.c, src/thread/pthread_create.c). It is built without tables, but for some functions that
 /// were written in assembly.
-fn starts(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) -> Vec<u64> {
+fn first_returns(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) -> Vec<u64> {
     let size = tables.eh_frame.as_ref().map_or(0, |(_, bytes)| bytes.len());
     let address = |name| Some(elf.exported_symbol(name).ok()??.value);
     let is_c_library = || address(b"__libc_start_main").is_some();
+    let mut found = Vec::new();
     if size > MAX_EH_FRAME || tables.debug_frame.is_some() || !is_c_library() {
-        return Vec::new();
+        return found;
     }
     let ends: Vec<u64> = [&b"exit"[..], b"pthread_exit"]
         .into_iter()
         .filter_map(address)
         .collect();
-    let mut starts = Vec::new();
+    let mut left = MAX_CODE;
     for segment in elf.loads().iter().filter(|it| it.executable) {
-        let mut code = vec![0; segment.file_size.min(MAX_CODE) as usize];
+        let mut code = vec![0; segment.file_size.min(left) as usize];
+        left -= code.len() as u64;
         if elf.read_at(segment.address, &mut code).is_ok() {
-            starts.extend((architecture.last_calls)(&code, segment.address, &ends));
+            (architecture.first_returns)(&code, segment.address, &ends, &mut found);
         }
     }
-    starts
+    found
 }
 
 /// `.eh_frame` of a module without sections: its header has the address, and its segment the end.

@@ -548,7 +548,7 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
 /// musl is built without tables. Its functions that call `main` and those of threads do not return.
 #[test]
 fn stacks_of_programs_with_musl_reach_the_start() {
-    let Some(program) = without_frame_pointers(Compiler::musl_gcc(), "two_starts.c") else {
+    let Some(program) = without_frame_pointers(Compiler::musl_gcc(), "three_starts.c") else {
         return;
     };
     let target = Target::spawn(&mut Command::new(program));
@@ -559,18 +559,67 @@ fn stacks_of_programs_with_musl_reach_the_start() {
     let starts: BTreeSet<u64> = starts
         .map(|it| u64::from_str_radix(it, 16).unwrap())
         .collect();
-    let Some((counts, catalog, samples)) = record_process("musl", target.pid(), false) else {
+    assert_eq!(starts.len(), 3);
+    for without_ebpf in [false, true] {
+        let recorded = record_process("musl", target.pid(), without_ebpf);
+        let Some((counts, catalog, samples)) = recorded else {
+            return;
+        };
+        let complete = samples
+            .iter()
+            .filter(|it| it.stack_end == Some(StackEnd::Start));
+        let outermost = complete.filter_map(|it| {
+            let frames = catalog.frames(it.user_stack);
+            frames.filter_map(Frame::address).next_back()
+        });
+        let outermost: BTreeSet<u64> = outermost.collect();
+        assert_eq!(outermost, starts);
+        assert_share("musl", &counts, COMPLETE);
+    }
+}
+
+/// Frame pointers alone would lead from such a function to the caller of its caller.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn functions_of_generated_code_have_their_callers_at_each_instruction() {
+    let Some(program) = without_frame_pointers(Compiler::gcc(), "generated_calls.c") else {
         return;
     };
-    let complete = samples
+    let target = Target::spawn(&mut Command::new(program));
+    let line = target
+        .lines
         .iter()
-        .filter(|it| it.stack_end == Some(StackEnd::Start));
-    let outermost = complete.filter_map(|it| {
-        let frames = catalog.frames(it.user_stack);
-        frames.filter_map(Frame::address).next_back()
-    });
-    let outermost: BTreeSet<u64> = outermost.collect();
-    assert_eq!(outermost, starts);
-    assert_eq!(starts.len(), 2);
-    assert_share("musl", &counts, COMPLETE);
+        .find_map(|it| it.strip_prefix("called "));
+    let numbers = line
+        .unwrap()
+        .split(' ')
+        .map(|it| match it.strip_prefix("0x") {
+            Some(address) => u64::from_str_radix(address, 16).unwrap(),
+            None => it.parse().unwrap(),
+        });
+    let [start, size, returned] = numbers.collect::<Vec<u64>>()[..] else {
+        panic!("{line:?}");
+    };
+    for without_ebpf in [false, true] {
+        let recorded = record_process("generated calls", target.pid(), without_ebpf);
+        let Some((counts, catalog, samples)) = recorded else {
+            return;
+        };
+        let mut instructions = BTreeSet::new();
+        for sample in &samples {
+            let frames = catalog.frames(sample.user_stack);
+            let addresses: Vec<u64> = frames.filter_map(Frame::address).collect();
+            let Some(innermost) = addresses
+                .first()
+                .filter(|it| (start..start + size).contains(*it))
+            else {
+                continue;
+            };
+            instructions.insert(innermost - start);
+            assert_eq!(addresses[1], returned, "{addresses:x?}");
+        }
+        eprintln!("instructions with samples: {instructions:?}");
+        assert!(instructions.len() > 1, "{instructions:?}");
+        assert_share("generated calls", &counts, COMPLETE);
+    }
 }

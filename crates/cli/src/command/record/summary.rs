@@ -316,8 +316,8 @@ fn missing(counts: &Counts) -> Vec<String> {
     );
     add(
         counts.dropped_files,
-        "file that was not kept open, beyond 512",
-        "files that were not kept open, beyond 512",
+        "dropped file beyond 512",
+        "dropped files beyond 512",
     );
     add(
         counts.truncated_stacks,
@@ -462,7 +462,7 @@ mod tests {
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
             2 dropped processes beyond 16,384, 11 lost reports of mappings, 12 dropped names of generated functions, 17 damaged jitdump files, \
             18 unread rests of files with names of generated functions, 1 file with names of an earlier process's functions, \
-            19 files that were not kept open, beyond 512, \
+            19 dropped files beyond 512, \
             6 truncated stacks, 15 truncated stacks of a runtime, \
             16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
             14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";

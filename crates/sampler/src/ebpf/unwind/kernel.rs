@@ -48,8 +48,8 @@ pub(super) struct Kernel {
     last_answer: u64,
     /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
     shared_devices: HashSet<Device, RandomState>,
-    /// There was no room for the rows of a file.
-    lacks_room: bool,
+    /// There is no room for the rows of some file.
+    has_unplaced: bool,
     /// There was no room for a request, or what a mapping shows was not distinguished from others.
     has_refused: bool,
 }
@@ -62,7 +62,14 @@ struct FileEntry {
     /// When it became known whether there are rows, in nanoseconds; `None` before.
     answered: Option<u64>,
     /// As in the answer.
-    gap: Option<StackEnd>,
+    end_in_gaps: Option<StackEnd>,
+}
+
+impl FileEntry {
+    /// Whether there was no room for its rows.
+    fn is_unplaced(&self) -> bool {
+        self.rows.is_none() && self.end_in_gaps == Some(StackEnd::TooManyTables)
+    }
 }
 
 /// Entries of the program's list.
@@ -101,7 +108,7 @@ impl Kernel {
             taken: Vec::new(),
             last_answer: 0,
             shared_devices: HashSet::default(),
-            lacks_room: false,
+            has_unplaced: false,
             has_refused: false,
         })
     }
@@ -131,7 +138,7 @@ impl Kernel {
         let rows = made.and_then(Weak::upgrade);
         let were_given_back = made.is_some() && rows.is_none();
         let answered = entry.and_then(|it| it.answered);
-        let gap = entry.and_then(|it| it.gap);
+        let end_in_gaps = entry.and_then(|it| it.end_in_gaps);
         let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || entry.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
@@ -165,7 +172,7 @@ impl Kernel {
                     requested: now,
                     // A file that is only checked again keeps its rows meanwhile.
                     answered: answered.filter(|_| !were_given_back),
-                    gap,
+                    end_in_gaps,
                 };
                 self.files.insert(shown, entry);
             } else {
@@ -189,7 +196,7 @@ impl Kernel {
             rows: None,
             requested: Instant::now(),
             answered: Some(monotonic()),
-            gap: Some(StackEnd::BadTables),
+            end_in_gaps: Some(StackEnd::BadTables),
         });
         entry.requested = Instant::now();
     }
@@ -283,14 +290,19 @@ impl Kernel {
             }
             // There was no room for the request.
             None => StackEnd::TablesNotReady,
-            Some(it) => it.gap.unwrap_or(StackEnd::NoTables),
+            // Rules without room are no gaps.
+            Some(it) if it.rows.is_some() && it.end_in_gaps == Some(StackEnd::TooManyTables) => {
+                StackEnd::NoTables
+            }
+            Some(it) => it.end_in_gaps.unwrap_or(StackEnd::NoTables),
         }
     }
 
-    /// Why a stack ended at code whose rule the program cannot use.
+    /// Why a stack ended at code whose rule the program cannot use, most likely: one file can have code of both kinds.
     pub(super) fn end_with_unusable_rule(&self, shown: Shown) -> StackEnd {
-        let gap = self.files.get(&shown).and_then(|it| it.gap);
-        gap.unwrap_or(StackEnd::BadTables)
+        let file = self.files.get(&shown);
+        file.and_then(|it| it.end_in_gaps)
+            .unwrap_or(StackEnd::BadTables)
     }
 
     /// Notes the time from which on the program has the rows in the answers that were taken.
@@ -304,22 +316,28 @@ impl Kernel {
                 file.answered.get_or_insert(self.last_answer);
             }
         }
+        self.has_unplaced = self.files.values().any(FileEntry::is_unplaced);
     }
 
     /// Whether the rows of all files that have any were there at `time`, in nanoseconds.
     pub(super) fn is_settled(&self, time: u64) -> bool {
-        self.pending == 0 && self.last_answer <= time && !self.lacks_room
+        self.pending == 0 && self.last_answer <= time && !self.has_unplaced
     }
 
     /// Why the frame pointer of code that has tables may have led to another frame than its caller's, because its rows were
     /// not there at `time`, in nanoseconds. `has_rows` is whether they are there now.
-    pub(super) fn doubt(&self, shown: Shown, has_rows: bool, time: u64) -> Option<StackEnd> {
+    pub(super) fn reason_to_cut(
+        &self,
+        shown: Shown,
+        has_rows: bool,
+        time: u64,
+    ) -> Option<StackEnd> {
         let file = self.files.get(&shown);
         match file.map(|it| it.answered) {
             Some(Some(answered)) if has_rows => {
                 (time < answered).then_some(StackEnd::TablesNotReady)
             }
-            Some(Some(_)) => file?.gap.filter(|it| *it == StackEnd::TooManyTables),
+            Some(Some(_)) => file?.is_unplaced().then_some(StackEnd::TooManyTables),
             // There was no room for the request, or there is no answer yet.
             None | Some(None) => (!has_rows).then_some(StackEnd::TablesNotReady),
         }
@@ -343,8 +361,6 @@ impl Kernel {
             let Some(file) = self.files.get_mut(&shown) else {
                 continue;
             };
-            file.gap = answer.gap;
-            self.lacks_room |= rows.is_none() && answer.gap == Some(StackEnd::TooManyTables);
             self.taken.push(shown);
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
@@ -352,8 +368,13 @@ impl Kernel {
                 _ => false,
             };
             // Rows that could not be read again stay: the file may be another by now.
+            if rows.is_some() || file.rows.is_none() {
+                file.end_in_gaps = answer.end_in_gaps;
+            }
             if !same && let Some(rows) = rows {
                 file.rows = Some(Arc::downgrade(&rows));
+                // The program has them from now on.
+                file.answered = None;
                 new.insert(shown, rows);
             }
         }

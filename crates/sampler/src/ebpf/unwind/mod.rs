@@ -202,8 +202,8 @@ impl Unwinding {
     }
 
     /// Distinguishes code without tables from code whose tables are damaged, have no room, or were not ready at `time`, in
-    /// nanoseconds. Without them, a frame pointer may lead to another frame than the caller's, to what only looks like the
-    /// start, or to no code at all: the stack is cut there.
+    /// nanoseconds. In the last two cases the stack is cut there: the frame pointer may lead to another frame than the
+    /// caller's, to what only looks like the start, or to no code at all.
     pub(super) fn explain(
         &self,
         pid: i32,
@@ -222,12 +222,12 @@ impl Unwinding {
         };
         let mapping_of = |frame: &Frame| process.mapping_at(frame.lookup_address()?);
         if !kernel.is_settled(time) {
-            let doubt = |frame: &Frame| {
+            let reason_to_cut = |frame: &Frame| {
                 let mapping = mapping_of(frame)?;
-                kernel.doubt(mapping.shown?, mapping.rows.is_some(), time)
+                kernel.reason_to_cut(mapping.shown?, mapping.rows.is_some(), time)
             };
             let mut frames = stack.iter().enumerate();
-            let first = frames.find_map(|(index, frame)| Some((index, doubt(frame)?)));
+            let first = frames.find_map(|(index, frame)| Some((index, reason_to_cut(frame)?)));
             if let Some((index, end)) = first {
                 stack.truncate(index + 1);
                 return end;

@@ -34,7 +34,7 @@ pub(super) struct PlacedRows {
     pub(super) page: u32,
     pub(super) pages: u32,
     /// Why stacks end in the code whose tables could not be used, if there is any.
-    pub(super) gap: Option<StackEnd>,
+    pub(super) end_in_gaps: Option<StackEnd>,
 }
 
 /// The rows of a file.
@@ -203,13 +203,13 @@ impl Store {
         let first = |index: *mut PageIndex| unsafe { &raw mut (*index).first };
         self.pages.write(first, page as usize, &placement.pages);
         let counts = file.counts();
-        let gap = match () {
+        let end_in_gaps = match () {
             () if counts.damaged + counts.truncated > 0 => Some(StackEnd::BadTables),
             () if counts.dictionary_full > 0 => Some(StackEnd::TooManyTables),
             () => None,
         };
         let placed = Arc::new(PlacedRows {
-            gap,
+            end_in_gaps,
             segments: file.segments().clone(),
             start: rows.first_page() * PAGE_SIZE,
             page,

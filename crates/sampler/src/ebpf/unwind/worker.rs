@@ -70,7 +70,7 @@ pub(super) struct Answer {
     pub(super) rows: Option<Arc<PlacedRows>>,
     /// Why stacks end in code whose tables are damaged, exceed a limit or could not be read, or have no room; `None` if it
     /// has no such code.
-    pub(super) gap: Option<StackEnd>,
+    pub(super) end_in_gaps: Option<StackEnd>,
 }
 
 /// Identifies one state of a file's contents: device, inode, size, and mtime and ctime in
@@ -109,13 +109,17 @@ impl FileOutcome {
 
     fn answer(&self, shown: Shown) -> Answer {
         let rows = self.rows();
-        let gap = match (&rows, self) {
-            (Some(rows), _) => rows.gap,
+        let end_in_gaps = match (&rows, self) {
+            (Some(rows), _) => rows.end_in_gaps,
             (None, Self::Damaged) => Some(StackEnd::BadTables),
             (None, Self::NoRoom(_)) => Some(StackEnd::TooManyTables),
             (None, _) => None,
         };
-        Answer { shown, rows, gap }
+        Answer {
+            shown,
+            rows,
+            end_in_gaps,
+        }
     }
 
     fn rows(&self) -> Option<Arc<PlacedRows>> {
