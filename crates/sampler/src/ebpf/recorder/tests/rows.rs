@@ -357,14 +357,24 @@ fn files_with_the_same_inode_number_in_two_subvolumes_have_their_own_rows() {
     let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
-    // What the mappings show is distinguished when they are read again.
+    // What the mappings show is distinguished when they are read again: of each process in its own time.
     let begin = Instant::now();
-    while recorder.counts().complete_stacks == 0 {
-        assert!(begin.elapsed() < TIMEOUT);
+    let mut catalog = Catalog::new();
+    let mut missing: HashSet<i32> = pids.iter().copied().collect();
+    while !missing.is_empty() {
+        assert!(begin.elapsed() < TIMEOUT, "no whole stacks of {missing:?}");
         std::thread::sleep(Duration::from_millis(20));
-        recorder.drain(&mut Catalog::new(), &mut |_| {});
-        recorder.reset_catalog();
+        let mut samples = Vec::new();
+        recorder.drain(&mut catalog, &mut |sample| samples.push(sample));
+        for sample in samples {
+            let thread = catalog.thread_facts(sample.thread);
+            let pid = catalog.process(thread.process).pid;
+            if thread.tid != pid && sample.stack_end == Some(StackEnd::Start) {
+                missing.remove(&pid);
+            }
+        }
     }
+    recorder.reset_catalog();
     recorder.loaded.unwinding.wait(TIMEOUT);
     recorder.drain(&mut Catalog::new(), &mut |_| {});
     recorder.reset_catalog();
