@@ -68,7 +68,7 @@ fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
     }
 }
 
-/// Most compilers, also those of language runtimes, begin functions so.
+/// Most compilers, also those of language runtimes, begin functions so, and end them.
 fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     let [first, second, third, fourth, ..] = next;
     let next = u32::from_le_bytes([first, second, third, fourth]);
