@@ -27,9 +27,7 @@ async def start_task():
     asyncio.Task(work_in_task(), loop=loop, eager_start=True)
 
 
-def attach_spans():
-    from opentelemetry import context, trace
-
+def attach_spans(context, trace):
     class Span(trace.NonRecordingSpan):
         def get_span_context(self):
             time.sleep(0.001)
@@ -62,6 +60,9 @@ for _ in range(3):
     elif sys.argv[1] == "task":
         start(asyncio.run, start_task())
     else:
-        start(attach_spans)
+        # Not in the threads: one that is ended while it imports keeps the import's lock.
+        from opentelemetry import context, trace
+
+        start(attach_spans, context, trace)
 time.sleep(0.1)
 sys.modules["last"] = Last()
