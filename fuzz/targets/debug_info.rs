@@ -6,19 +6,10 @@
 
 mod sections;
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use otelctx_symbolize::debug_info_parts;
-
-/// A file that costs no disk.
-static FILE: LazyLock<File> = LazyLock::new(|| {
-    File::from(memfd_create(c"debug_info", MFdFlags::empty()).expect("a memfd is to be had"))
-});
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((head, mut rest)) = bytes.split_first_chunk::<14>() else {
@@ -43,10 +34,9 @@ fuzz_target!(|bytes: &[u8]| {
         (".debug_aranges", aranges),
         (".debug_abbrev", rest),
     ]);
-    FILE.set_len(0).expect("a memfd can be written");
-    FILE.write_all_at(&elf, 0).expect("a memfd can be written");
-    let found = debug_info_parts(&FILE, &[address]);
-    assert_eq!(debug_info_parts(&FILE, &[address]), found);
+    let file = sections::file_of(&elf);
+    let found = debug_info_parts(file, &[address]);
+    assert_eq!(debug_info_parts(file, &[address]), found);
     let Some((needed, headers)) = found else {
         return;
     };

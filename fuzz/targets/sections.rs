@@ -1,5 +1,23 @@
 //! ELF files that are made of sections.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// A file that costs no disk.
+static FILE: LazyLock<File> = LazyLock::new(|| {
+    File::from(memfd_create(c"input", MFdFlags::empty()).expect("a memfd is to be had"))
+});
+
+/// The file, with these contents alone.
+pub(crate) fn file_of(bytes: &[u8]) -> &'static File {
+    FILE.set_len(0).expect("a memfd can be written");
+    FILE.write_all_at(bytes, 0).expect("a memfd can be written");
+    &FILE
+}
+
 /// Size of an ELF header and of a section's header, in bytes.
 const SIZES: [u64; 2] = [64, 64];
 

@@ -12,9 +12,7 @@ use otelctx_profile::sample::format::record::Context;
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, GilState, NamedFrame, ProcessFacts, Sample,
 };
-use otelctx_profile::{
-    Clock, Format, GIL_ATTRIBUTE, NoSymbols, Options, Profile, Recording, rules,
-};
+use otelctx_profile::{Format, GIL_ATTRIBUTE, NoSymbols, Options, Profile, rules};
 use prost::Message;
 
 fn named(function: &str) -> Frame {
@@ -81,17 +79,7 @@ fn profile() -> Profile {
         kernel_stack,
     };
     let samples = samples.into_iter().enumerate().map(sample).collect();
-    let recording = Recording {
-        catalog,
-        samples,
-        clock: Clock {
-            start: shop::START,
-            end: shop::START + 1_000_000_000,
-            start_unix: shop::START_UNIX,
-        },
-        period: shop::PERIOD.try_into().unwrap(),
-        counts: Counts::default(),
-    };
+    let recording = shop::recording_of(catalog, samples, Counts::default());
     Profile::new(recording, &mut NoSymbols)
 }
 

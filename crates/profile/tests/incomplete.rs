@@ -8,7 +8,7 @@ use otelctx_profile::report::Report;
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, NamedFrame, ProcessFacts, Sample, StackEnd,
 };
-use otelctx_profile::{Clock, Format, NoSymbols, Options, Profile, Recording, rules};
+use otelctx_profile::{Format, NoSymbols, Options, Profile, rules};
 use prost::Message;
 
 /// A thread with the stack `main`, `work`, which ends in each way, and once in none; and, in the kernel, one without a
@@ -48,17 +48,7 @@ fn profile() -> Profile {
         kernel_stack,
     });
     let samples = samples.collect();
-    let recording = Recording {
-        catalog,
-        samples,
-        clock: Clock {
-            start: shop::START,
-            end: shop::START + 1_000_000_000,
-            start_unix: shop::START_UNIX,
-        },
-        period: shop::PERIOD.try_into().unwrap(),
-        counts: Counts::default(),
-    };
+    let recording = shop::recording_of(catalog, samples, Counts::default());
     Profile::new(recording, &mut NoSymbols)
 }
 

@@ -11,7 +11,7 @@ use otelctx_profile::report::Report;
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, Mapping, NamedFrame, ProcessFacts, Sample,
 };
-use otelctx_profile::{Clock, Format, Options, Profile, Recording, rules};
+use otelctx_profile::{Format, Options, Profile, rules};
 use prost::Message;
 
 /// Where the program is mapped; its first byte is byte 0x1000 of the file.
@@ -95,17 +95,7 @@ fn profile() -> Profile {
         }
     };
     let samples = samples.into_iter().enumerate().map(sample).collect();
-    let recording = Recording {
-        catalog,
-        samples,
-        clock: Clock {
-            start: shop::START,
-            end: shop::START + 1_000_000_000,
-            start_unix: shop::START_UNIX,
-        },
-        period: shop::PERIOD.try_into().unwrap(),
-        counts,
-    };
+    let recording = shop::recording_of(catalog, samples, counts);
     Profile::new(recording, &mut shop::Names)
 }
 

@@ -167,16 +167,10 @@ impl StackEnd {
     ];
 
     /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
-    pub const INCOMPLETE: [Self; 8] = [
-        Self::FramePointers,
-        Self::TooManyMappings,
-        Self::TooManyTables,
-        Self::NoTables,
-        Self::TablesNotReady,
-        Self::BadTables,
-        Self::Unreadable,
-        Self::NotExecutable,
-    ];
+    pub const INCOMPLETE: [Self; 8] = {
+        let [_, incomplete @ .., _] = Self::ALL;
+        incomplete
+    };
 
     /// Its name in JSON.
     #[must_use]

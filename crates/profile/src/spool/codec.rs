@@ -89,24 +89,15 @@ pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
             Found::Unreadable(*ReadStep::ALL.get(step).ok_or_else(damaged)?)
         }
     };
-    let gil = match take::<1>(bytes)?[0].checked_sub(1) {
-        Some(state) => Some(*GilState::ALL.get(usize::from(state)).ok_or_else(damaged)?),
-        None => None,
-    };
-    let user_stack = take_number(bytes)?;
-    let stack_end = match take::<1>(bytes)?[0].checked_sub(1) {
-        Some(end) => Some(*StackEnd::ALL.get(usize::from(end)).ok_or_else(damaged)?),
-        None => None,
-    };
     Ok(Entry {
         time,
         cpu,
         thread,
         event,
         found,
-        gil,
-        user_stack,
-        stack_end,
+        gil: take_choice(bytes, &GilState::ALL)?,
+        user_stack: take_number(bytes)?,
+        stack_end: take_choice(bytes, &StackEnd::ALL)?,
         kernel_stack: take_number(bytes)?,
     })
 }
@@ -299,6 +290,15 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> io::Result<[u8; N]> {
     let (first, rest) = bytes.split_first_chunk::<N>().ok_or_else(damaged)?;
     *bytes = rest;
     Ok(*first)
+}
+
+/// Nothing, or one of these: its position and one more.
+fn take_choice<T: Copy>(bytes: &mut &[u8], all: &[T]) -> io::Result<Option<T>> {
+    let [number] = take::<1>(bytes)?;
+    let chosen = number
+        .checked_sub(1)
+        .map(|index| all.get(usize::from(index)));
+    chosen.map(|it| it.copied().ok_or_else(damaged)).transpose()
 }
 
 fn take_u32(bytes: &mut &[u8]) -> io::Result<u32> {

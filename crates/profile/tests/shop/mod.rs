@@ -23,6 +23,21 @@ pub(crate) const CODE: u64 = 0x7000_0000;
 /// Knows `main` (offset 0x1000), `serve` (0x1100) with `parse` inlined at 0x1180, and the kernel.
 pub(crate) struct Names;
 
+/// A recording of a second with these samples.
+pub(crate) fn recording_of(catalog: Catalog, samples: Vec<Sample>, counts: Counts) -> Recording {
+    Recording {
+        catalog,
+        samples,
+        clock: Clock {
+            start: START,
+            end: START + 1_000_000_000,
+            start_unix: START_UNIX,
+        },
+        period: NonZeroU64::new(PERIOD).unwrap(),
+        counts,
+    }
+}
+
 fn function(name: &str, line: u32) -> Function {
     Function {
         name: name.into(),

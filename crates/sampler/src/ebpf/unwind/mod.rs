@@ -233,11 +233,13 @@ impl Unwinding {
                 return end;
             }
         }
-        let last = stack.iter().rev().find(|it| it.address().is_some());
-        let shown = last.and_then(mapping_of).and_then(|it| it.shown);
-        match (end, shown) {
-            (StackEnd::NoTables, Some(shown)) => kernel.end_without_rows(shown, time),
-            (StackEnd::BadTables, Some(shown)) => kernel.end_with_unusable_rule(shown),
+        let shown = || {
+            let last = stack.iter().rev().find(|it| it.address().is_some());
+            mapping_of(last?)?.shown
+        };
+        match end {
+            StackEnd::NoTables => shown().map_or(end, |it| kernel.end_without_rows(it, time)),
+            StackEnd::BadTables => shown().map_or(end, |it| kernel.end_with_unusable_rule(it)),
             _ => end,
         }
     }

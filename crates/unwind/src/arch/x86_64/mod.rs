@@ -91,7 +91,8 @@ fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
     }
 }
 
-/// Most compilers, also those of language runtimes, begin functions so. A closure of libffi (src/x86/ffi64.c) has its target behind it, and no frame.
+/// Most compilers, also those of language runtimes, begin functions so, and end them. A closure of libffi
+/// (src/x86/ffi64.c) has its target behind it, and no frame.
 fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     // push %rbp
     const PUSH: u8 = 0x55;
