@@ -661,7 +661,7 @@ fn a_library_that_is_overwritten_while_it_runs_gives_no_wrong_names() {
     }
 }
 
-/// The program is in a mount namespace of its own, which ends with it.
+/// The program is in a mount namespace of its own, and once in a PID namespace, too, which end with it.
 #[test]
 fn code_in_a_namespace_that_has_vanished_keeps_its_names() {
     let Some(program) = working("only_there", 500, &["-DPROGRAM"]) else {
@@ -670,12 +670,14 @@ fn code_in_a_namespace_that_has_vanished_keeps_its_names() {
     let scratch = Scratch::new("code-vanished");
     let script = "mount -t tmpfs none $0 && cp $1 $0/program && $0/program && echo done";
     let folder = scratch.path("");
-    let unshare = ["unshare", "-m", "sh", "-c", script];
-    let command = [&unshare[..], &[&folder, program.to_str().unwrap()]].concat();
-    let Some((answer, samples)) = record(&scratch, &command) else {
-        return;
-    };
-    assert!(answer.stdout.contains("done"), "{answer:?}");
-    let there = samples.iter().filter(|it| it.calls("only_there")).count();
-    assert!(there > 10, "{there} of {}", samples.len());
+    for namespaces in [&["-m"][..], &["-m", "-p", "-f", "--mount-proc"]] {
+        let command = [&["unshare"], namespaces, &["sh", "-c", script]].concat();
+        let command = [&command[..], &[&folder, program.to_str().unwrap()]].concat();
+        let Some((answer, samples)) = record(&scratch, &command) else {
+            return;
+        };
+        assert!(answer.stdout.contains("done"), "{answer:?}");
+        let there = samples.iter().filter(|it| it.calls("only_there")).count();
+        assert!(there > 10, "{namespaces:?}: {there} of {}", samples.len());
+    }
 }
