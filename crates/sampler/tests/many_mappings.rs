@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::{Feature, give_way_if_emulated, has_mapping_tree, is_emulated};
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Frame, Sample, StackEnd};
 use otelctx_sampler::{INTERVAL, IncompleteStacks, Options, Sampler, Targets};
 
@@ -37,8 +38,7 @@ fn ends(places: &[IncompleteStacks], name: &str) -> BTreeMap<StackEnd, u64> {
 
 /// `None`, with a line, where it cannot run.
 fn sample(kind: &str) -> Option<Sampling> {
-    let flags = ["-O2", "-fomit-frame-pointer", "-pthread"];
-    let program = Compiler::gcc().program(&["many_mappings.c"], &flags)?;
+    let program = Sampled::own().many_mappings()?;
     let name = program.file_name().unwrap().to_str().unwrap().to_owned();
     let mut command = Command::new(&program);
     give_way_if_emulated(command.arg(kind));

@@ -8,9 +8,9 @@ mod tail_calls;
 
 use std::process::Command;
 
+use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
-use otelctx_fixtures::{Compiler, Target};
 
 use super::super::abi::{
     Part, RECORD_LIMIT, SAMPLE_LIMIT, SEGMENT_SIZE, StepConfiguration, StepKey, outcome,
@@ -31,8 +31,7 @@ fn start(options: &Options) -> Option<Recorder> {
 }
 
 fn busy() -> Option<Target> {
-    let sources = ["threads.c", "variable.c", "publish.c"];
-    let program = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"])?;
+    let program = Sampled::own().workers()?;
     Some(Target::spawn(Command::new(program).arg("busy")))
 }
 

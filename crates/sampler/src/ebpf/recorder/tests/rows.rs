@@ -134,26 +134,19 @@ fn ends(recorder: &Recorder, program: &Path) -> BTreeMap<StackEnd, u64> {
 /// Until the recorder passes them on, the program has no rows, as while they are made.
 #[test]
 fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
-    check_until_ready(&["-fomit-frame-pointer"]);
+    check_until_ready(Sampled::own().workers_without_frame_pointers(&[]));
 }
 
 /// Frame pointers lead to the C library's code that has called the thread's function; there they are 0. Another process
 /// would have the library's rows already, if it were a file of its own.
 #[test]
 fn no_stack_is_complete_before_the_tables_are_ready() {
-    check_until_ready(&["-fno-omit-frame-pointer", "-static"]);
+    check_until_ready(Sampled::own().static_workers());
 }
 
-/// Checks how stacks of a program end that is compiled with these options, before its tables are ready and after that.
-fn check_until_ready(options: &[&str]) {
-    let without = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"];
-    let program = |flags: &[&str]| {
-        let sources = ["threads.c", "variable.c", "publish.c"];
-        let plain = ["-DLINKED", "-rdynamic", "-O2"];
-        Compiler::gcc().program(&sources, &[&plain, flags].concat())
-    };
-    let without = program(&[&["-fomit-frame-pointer"], &without[..]].concat());
-    let (Some(with), Some(without)) = (program(options), without) else {
+/// Checks how stacks of a program end, before its tables are ready and after that.
+fn check_until_ready(with: Option<PathBuf>) {
+    let (Some(with), Some(without)) = (with, Sampled::own().workers_without_tables()) else {
         return;
     };
     let start_busy = |program: &Path| Target::spawn(Command::new(program).arg("busy"));
@@ -209,9 +202,7 @@ fn check_until_ready(options: &[&str]) {
 /// Each CPU keeps which mappings the process has that it has sampled last.
 #[test]
 fn tables_are_not_used_for_a_program_that_replaces_theirs() {
-    let sources = ["threads.c", "variable.c", "publish.c"];
-    let flags = ["-DLINKED", "-rdynamic", "-O2", "-fomit-frame-pointer"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+    let Some(program) = Sampled::own().workers_without_frame_pointers(&[]) else {
         return;
     };
     let script = "trap 'exec \"$0\" busy' USR1; echo ready; while :; do :; done";
@@ -275,8 +266,7 @@ fn check_without_rows(recorder: &mut Recorder, process: &Spinning) {
 /// A process whose mappings the recorder does not know, or has no room for.
 #[test]
 fn the_program_finds_mappings_that_are_in_no_list() {
-    let other = spinning(&[], &["-fstack-protector-all"]);
-    let (Some(program), Some(other)) = (spinning(&[], &[]), other) else {
+    let Some([program, other]) = two_spinning() else {
         return;
     };
     let copy = std::env::temp_dir().join(format!("otelctx-unlisted-{}", std::process::id()));
@@ -331,8 +321,7 @@ fn the_program_finds_mappings_that_are_in_no_list() {
 /// Mappings of both show the same device.
 #[test]
 fn files_with_the_same_inode_number_in_two_subvolumes_have_their_own_rows() {
-    let other = spinning(&[], &["-fstack-protector-all"]);
-    let (Some(program), Some(other)) = (spinning(&[], &[]), other) else {
+    let Some([program, other]) = two_spinning() else {
         return;
     };
     let Some(mounted) = Btrfs::mount("rows") else {
@@ -418,8 +407,7 @@ fn code_whose_tables_have_no_room_is_distinguished_from_code_without_tables() {
 /// Rows that no list refers to are given back, and their room is used again.
 #[test]
 fn the_program_does_not_find_rows_that_were_given_back() {
-    let other = spinning(&[], &["-fstack-protector-all"]);
-    let (Some(program), Some(other)) = (spinning(&[], &[]), other) else {
+    let Some([program, other]) = two_spinning() else {
         return;
     };
     let process = Spinning::start(&program);
@@ -462,9 +450,7 @@ fn the_program_does_not_find_rows_that_were_given_back() {
 /// A process without room for its mappings, and then with it.
 #[test]
 fn mappings_without_room_are_placed_when_there_is_room() {
-    let sources = ["threads.c", "variable.c", "publish.c"];
-    let flags = ["-DLINKED", "-rdynamic", "-O2", "-fomit-frame-pointer"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+    let Some(program) = Sampled::own().workers_without_frame_pointers(&[]) else {
         return;
     };
     let [first, second] = [(); 2].map(|()| Target::spawn(Command::new(&program).arg("busy")));
@@ -523,22 +509,17 @@ fn drain_until(recorder: &mut Recorder, is_enough: impl Fn(&Counts) -> bool) {
     }
 }
 
-/// `spin.c`, with further sources.
-fn spinning(more: &[&str], flags: &[&str]) -> Option<PathBuf> {
-    let sources = [&["spin.c", "variable.c", "publish.c"], more].concat();
-    let plain = [
-        "-DLINKED",
-        "-rdynamic",
-        "-O2",
-        "-fomit-frame-pointer",
-        "-fno-optimize-sibling-calls",
-    ];
-    Compiler::gcc().program(&sources, &[&plain, flags].concat())
+/// Two programs that know their own stacks, which differ.
+fn two_spinning() -> Option<[PathBuf; 2]> {
+    let programs = Sampled::own();
+    let program = programs.stacks_without_frame_pointers("gcc")?;
+    Some([program, programs.other_stacks_without_frame_pointers()?])
 }
 
-/// The same with 90,000 rows, which are others for each number.
+/// A program that knows its own stack, with 90,000 rows, which are others for each number.
 fn large(number: u32) -> Option<PathBuf> {
-    spinning(&["many_rows.c"], &[&format!("-DNUMBER=\"{number}\"")])
+    let number = format!("-DNUMBER=\"{number}\"");
+    Sampled::own().varied_stacks("gcc", &["many_rows.c"], &[&number])
 }
 
 /// A directory that is removed when dropped.
@@ -580,7 +561,7 @@ fn rows_of_copies_of_a_file_are_made_once() {
 #[test]
 fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
     let (Some(small), Some(files)) = (
-        spinning(&[], &[]),
+        Sampled::own().stacks_without_frame_pointers("gcc"),
         (1..=6).map(large).collect::<Option<Vec<_>>>(),
     ) else {
         return;

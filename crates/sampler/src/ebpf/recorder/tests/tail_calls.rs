@@ -53,15 +53,7 @@ fn callers(program: &Path, depth: usize, without_loops: bool) -> Option<(Vec<u64
 
 #[test]
 fn stacks_are_the_same_without_loops() {
-    let flags = [
-        "-DLINKED",
-        "-rdynamic",
-        "-O2",
-        "-fomit-frame-pointer",
-        "-fno-optimize-sibling-calls",
-    ];
-    let sources = ["spin.c", "variable.c", "publish.c"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+    let Some(program) = Sampled::own().stacks_without_frame_pointers("gcc") else {
         return;
     };
     for depth in [1, 40] {
