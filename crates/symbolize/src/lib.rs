@@ -15,6 +15,7 @@ mod demangle;
 mod find;
 mod go;
 mod identity;
+mod living;
 mod parts;
 mod server;
 mod vdso;
@@ -22,6 +23,7 @@ mod vdso;
 use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
@@ -37,6 +39,7 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 use answer::Answer;
 use copy::Copy;
 use go::GoFunctions;
+use living::LivingFiles;
 
 /// The name that a table of Go's functions has for an address, for the fuzz target, with the addresses of the program's
 /// entry point and of its code.
@@ -65,6 +68,8 @@ pub struct Symbols {
     without_compressed_lines: bool,
     debug_directories: Vec<PathBuf>,
     server: Option<SharedServer>,
+    /// The files of living processes, if they may be searched; empty until they are needed.
+    living: Option<Arc<OnceLock<LivingFiles>>>,
     last: Option<(Module, Identity)>,
     failures: Vec<Failure>,
 }
@@ -77,6 +82,7 @@ impl Default for Symbols {
             without_compressed_lines: false,
             debug_directories: debug_file::DIRECTORIES.map(PathBuf::from).into(),
             server: None,
+            living: None,
             last: None,
             failures: Vec::new(),
         }
@@ -156,6 +162,14 @@ impl Symbols {
         self
     }
 
+    /// Also searches all living processes for files that are neither kept, nor mapped by the process of the query, nor
+    /// at their paths: by their build IDs, once, for at most ten seconds.
+    #[must_use]
+    pub fn search_processes(mut self) -> Self {
+        self.living = Some(Arc::default());
+        self
+    }
+
     /// Resolves no functions: only the identities of files.
     #[must_use]
     pub fn without_functions(mut self) -> Self {
@@ -226,10 +240,7 @@ impl Symbols {
         downloaded: Option<&File>,
     ) -> Result<Vec<Answer>, WorkerFailure> {
         // Here, because a worker process takes no lock.
-        let kept: Vec<_> = queries
-            .iter()
-            .map(|it| self.files.get(it.0.module))
-            .collect();
+        let kept: Vec<_> = queries.iter().map(|it| self.kept_file(it.0)).collect();
         let bytes = worker::run(Limits::default(), |pipe| {
             for ((query, offsets), kept) in queries.iter().zip(&kept) {
                 let answer =
@@ -240,6 +251,21 @@ impl Symbols {
         })?;
         let answers = Answer::read(&bytes).filter(|answers| answers.len() == queries.len());
         answers.ok_or(WorkerFailure::Died)
+    }
+
+    /// The file of a module, if it was kept or a living process has it.
+    fn kept_file(&self, query: SymbolQuery<'_>) -> Option<Arc<File>> {
+        let kept = self.files.get(query.module);
+        let elsewhere = || {
+            let living = self.living.as_ref()?;
+            let build_id = &query.module.build_id;
+            if build_id.is_empty() || identity::open(query, None).is_some() {
+                return None;
+            }
+            let living = living.get_or_init(LivingFiles::search);
+            living.open(build_id).map(Arc::new)
+        };
+        kept.or_else(elsewhere)
     }
 
     /// Decodes the file of a module, in the worker process.

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use otelctx_fixtures::{Compiler, go_program, rust_program};
+use otelctx_fixtures::{Compiler, Target, go_program, rust_program};
 use otelctx_profile::sample::{Catalog, Mapping, Module, ProcessFacts};
 use otelctx_profile::sample::{Counts, Event, Found, Sample};
 use otelctx_profile::{Clock, Location, Profile, Recording, SymbolQuery, Symbolizer};
@@ -387,6 +388,43 @@ fn a_file_is_identified_as_others_do_it() {
 }
 
 /// Another file at the module's path is not the module: without a build ID, not even a copy is.
+/// Its program is gone, or has another name, and its process has ended; another process has it mapped.
+#[test]
+fn a_file_that_another_process_has_mapped_is_found() {
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let flags = ["-O2", "-Wl,--build-id", "-DLINKED", "-rdynamic"];
+    let Some(built) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let scratch = Scratch::new("living");
+    let (program, renamed) = (scratch.0.join("program"), scratch.0.join("renamed"));
+    otelctx_fixtures::copy_program(&built, &program);
+    let addresses = tools::instructions(&program, &["main"]);
+    let (profile, _) = located(&program, &addresses, &mut Symbols::new());
+    let module = profile.catalog().modules().next().unwrap().1;
+    let process = ProcessFacts {
+        pid: i32::MAX,
+        ..ProcessFacts::default()
+    };
+    let named = |symbols: Symbols| {
+        let query = SymbolQuery::new(module, &process);
+        let functions = { symbols }.functions(query, &addresses);
+        functions.iter().filter(|it| !it.is_empty()).count()
+    };
+    let other = Target::spawn(&mut Command::new(&program));
+    for remove in [false, true] {
+        if remove {
+            fs::remove_file(&renamed).unwrap();
+        } else {
+            fs::rename(&program, &renamed).unwrap();
+        }
+        assert_eq!(named(Symbols::new()), 0);
+        assert_eq!(named(Symbols::new().search_processes()), addresses.len());
+    }
+    drop(other);
+    assert_eq!(named(Symbols::new().search_processes()), 0);
+}
+
 #[test]
 fn a_replaced_file_is_not_taken_for_the_module() {
     let scratch = Scratch::new("replaced");
@@ -443,6 +481,16 @@ fn the_kernels_functions_are_those_of_kallsyms() {
         println!("skipped: without root, the kernel's addresses are hidden");
         return;
     };
+    for mut symbols in [Symbols::new()] {
+        let profile = Profile::new(in_kernel(address + 4), &mut symbols);
+        assert_eq!(profile.locations()[0].functions[0].name, *name);
+        let kernel = profile.module_of(profile.locations()[0].place).unwrap();
+        assert!(!profile.identity(kernel).unwrap().build_id.is_empty());
+    }
+}
+
+/// A recording of one sample at this address in the kernel.
+fn in_kernel(address: u64) -> Recording {
     let mut catalog = Catalog::new();
     let process = catalog.add_process(ProcessFacts::default());
     let thread = catalog.thread(process, 1, "t");
@@ -455,9 +503,9 @@ fn the_kernels_functions_are_those_of_kallsyms() {
         gil: None,
         user_stack: catalog.native_stack(&[]),
         stack_end: None,
-        kernel_stack: catalog.native_stack(&[address + 4]),
+        kernel_stack: catalog.native_stack(&[address]),
     };
-    let recording = Recording {
+    Recording {
         catalog,
         samples: vec![sample],
         clock: Clock {
@@ -467,9 +515,5 @@ fn the_kernels_functions_are_those_of_kallsyms() {
         },
         period: std::num::NonZeroU64::MIN,
         counts: Counts::default(),
-    };
-    let profile = Profile::new(recording, &mut Symbols::new());
-    assert_eq!(profile.locations()[0].functions[0].name, *name);
-    let kernel = profile.module_of(profile.locations()[0].place).unwrap();
-    assert!(!profile.identity(kernel).unwrap().build_id.is_empty());
+    }
 }

@@ -100,13 +100,19 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
     assert!(text.starts_with("named "), "{text}");
     assert!(!text.contains("not found"), "{text}");
     assert_named(&named);
-    // Replaced: the process still has it mapped.
-    fs::remove_file(&program).unwrap();
+    // Replaced, as an upgrade does it, with or without a copy: the process still has it mapped.
+    let old = scratch.path("program.old");
+    fs::rename(&program, &old).unwrap();
     fs::copy("/bin/true", &program).unwrap();
-    let answer = symbolize(&file, &named, &["--json"]).json();
-    assert_eq!(answer["missing"], json!([]), "{answer}");
-    assert_eq!(answer["file"], json!(named), "{answer}");
-    assert_named(&named);
+    for is_deleted in [false, true] {
+        if is_deleted {
+            fs::remove_file(&old).unwrap();
+        }
+        let answer = symbolize(&file, &named, &["--json"]).json();
+        assert_eq!(answer["missing"], json!([]), "{answer}");
+        assert_eq!(answer["file"], json!(named), "{answer}");
+        assert_named(&named);
+    }
     drop(running);
     let answer = symbolize(&file, &named, &["--json"]).json();
     assert_eq!(answer["missing"][0]["path"], json!(program), "{answer}");

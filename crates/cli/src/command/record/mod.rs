@@ -140,7 +140,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         recorded.incomplete_stacks,
         recorded.incomplete_steps,
     );
-    let mut symbols = arguments.debug_files.symbols(server).files(recorded.files);
+    let symbols = arguments.debug_files.symbols(server).search_processes();
+    let mut symbols = symbols.files(recorded.files);
     if arguments.no_symbols {
         symbols = symbols.without_functions();
     }
