@@ -170,7 +170,8 @@ impl Symbols {
         self
     }
 
-    /// Resolves no functions: only the identities of files.
+    /// Decodes no files: resolves only their identities, and the functions of the kernel and of the vDSO, which cannot be
+    /// resolved later.
     #[must_use]
     pub fn without_functions(mut self) -> Self {
         self.without_functions = true;
@@ -390,9 +391,6 @@ impl Symbols {
 
 impl otelctx_profile::Symbolizer for Symbols {
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
-        if self.without_functions {
-            return vec![Vec::new(); addresses.len()];
-        }
         if query.module.is_kernel() {
             let source = Source::Kernel(Kernel::default());
             return symbolize(&source, Input::AbsAddr(addresses), |_, _| true)
@@ -401,6 +399,9 @@ impl otelctx_profile::Symbolizer for Symbols {
         if !query.module.has_file() {
             let named = vdso::functions(query, addresses);
             return named.unwrap_or_else(|| vec![Vec::new(); addresses.len()]);
+        }
+        if self.without_functions {
+            return vec![Vec::new(); addresses.len()];
         }
         let answer = self.of_file(query, addresses, None);
         self.last = Some((query.module.clone(), answer.identity));

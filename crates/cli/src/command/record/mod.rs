@@ -93,7 +93,7 @@ pub(crate) struct Arguments {
     attribute_prefix: String,
     #[command(flatten)]
     debug_files: DebugFiles,
-    /// Write addresses without function names
+    /// Write addresses in files without function names
     #[arg(long, conflicts_with_all = ["debug_dir", "debuginfod"])]
     no_symbols: bool,
     /// Sample by stopping threads, even if eBPF is permitted
