@@ -10,6 +10,7 @@ use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::Report;
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, Mapping, NamedFrame, ProcessFacts, Sample,
+    StackEnd,
 };
 use otelctx_profile::{Format, Options, Profile, rules};
 use prost::Message;
@@ -35,7 +36,7 @@ fn named(kind: FrameKind, function: &str, qualified_name: &str, line: u32) -> Fr
 /// |---|---|---|
 /// | 2 | shop | main, serve, handle (Python), Shop.checkout (Python, line 42) |
 /// | 1 | shop | main, handle (Python), serve with parse inlined |
-/// | 1 | other | handle (Python), loop (toy) |
+/// | 1 | other | handle (Python), loop (toy), whose callers are unknown |
 fn profile() -> Profile {
     let mut catalog = Catalog::new();
     let module = shop::module(&mut catalog);
@@ -75,12 +76,12 @@ fn profile() -> Profile {
     let worker = catalog.thread(shop, 4712, "worker");
     let lone = catalog.thread(other, 9, "other");
     let samples = [
-        (worker, checkout),
-        (worker, parse),
-        (worker, checkout),
-        (lone, toy),
+        (worker, checkout, None),
+        (worker, parse, None),
+        (worker, checkout, None),
+        (lone, toy, Some(StackEnd::NoTables)),
     ];
-    let sample = |(index, (thread, user_stack))| {
+    let sample = |(index, (thread, user_stack, stack_end))| {
         counts.add(Found::NotPublished);
         Sample {
             time: shop::START + index as u64 * shop::PERIOD,
@@ -90,7 +91,7 @@ fn profile() -> Profile {
             found: Found::NotPublished,
             gil: None,
             user_stack,
-            stack_end: None,
+            stack_end,
             kernel_stack: empty,
         }
     };
@@ -116,7 +117,7 @@ fn unzipped(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn folded_stacks_and_flame_graphs_have_them() {
     let text = String::from_utf8(written(Format::Folded)).unwrap();
-    let expected = "other;other;handle;loop 1\n\
+    let expected = "other;other;[incomplete: no unwind tables];handle;loop 1\n\
         shop;worker;main;handle;serve;parse 1\n\
         shop;worker;main;serve;handle;Shop.checkout 2\n";
     assert_eq!(text, expected);
@@ -125,6 +126,7 @@ fn folded_stacks_and_flame_graphs_have_them() {
         "Shop.checkout (2 samples, 50.00%)",
         "loop (1 samples, 25.00%)",
         "parse (1 samples, 25.00%)",
+        "[incomplete: no unwind tables] (1 samples, 25.00%)",
     ] {
         assert!(svg.contains(&format!("<title>{title}</title>")), "{title}");
     }
@@ -179,11 +181,12 @@ fn otlp_says_what_executes_each_frame() {
     let checkout = "cpython Shop.checkout/checkout /srv/shop.py:42 0 0x0";
     let parse = "native parse/_parse /src/shop.rs:7 serve/_serve /src/shop.rs:21 1 0x1180";
     let toy = "toy loop/ /srv/shop.py:3 0 0x0";
+    let cut = "abort-marker [incomplete: no unwind tables]/ :0 0 0x0";
     let strings = |frames: &[&str]| frames.iter().map(ToString::to_string).collect();
     let expected: [(usize, Vec<String>); 3] = [
         (2, strings(&[checkout, handle, serve, main])),
         (1, strings(&[parse, handle, main])),
-        (1, strings(&[toy, handle])),
+        (1, strings(&[toy, handle, cut])),
     ];
     assert_eq!(stacks, expected);
 }
@@ -199,6 +202,7 @@ fn a_report_adds_them_up() {
         .collect();
     let expected = [
         ("Shop.checkout", (2, 2)),
+        ("[incomplete: no unwind tables]", (0, 1)),
         ("handle", (0, 4)),
         ("loop", (1, 1)),
         ("main", (0, 3)),
@@ -294,7 +298,8 @@ fn pprof_has_them() {
         ),
         (
             1,
-            "0 0x0 loop/loop /srv/shop.py:3, 0 0x0 handle/handle /srv/shop.py:7",
+            "0 0x0 loop/loop /srv/shop.py:3, 0 0x0 handle/handle /srv/shop.py:7, \
+             0 0x0 [incomplete: no unwind tables]/[incomplete: no unwind tables] :0",
         ),
     ];
     let expected = expected.map(|(samples, stack)| (samples, stack.to_owned()));
@@ -328,6 +333,6 @@ fn the_firefox_profiler_has_a_category_for_each_runtime() {
     }
     let checkout = "Shop.checkout (cpython), handle (cpython), serve (User), main (User)";
     let parse = "parse (User), serve (User), handle (cpython), main (User)";
-    let toy = "loop (toy), handle (cpython)";
+    let toy = "loop (toy), handle (cpython), [incomplete: no unwind tables] (User)";
     assert_eq!(described, [checkout, parse, checkout, toy]);
 }
