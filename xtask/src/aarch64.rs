@@ -106,10 +106,14 @@ service=$!
 sleep 3
 kill -ABRT $service
 wait $service
-/bin/otelctx dump --core core || echo 'guest: FAILED dump of a core'
+/bin/otelctx dump --core core --stacks || echo 'guest: FAILED dump of a core'
 ";
-/// What [`CRASH`] prints.
-const CRASH_OUTPUT: &str = "core, ended by SIGABRT in thread";
+/// What [`CRASH`] prints: of the stack, the outermost frames.
+const CRASH_OUTPUT: [&str; 3] = [
+    "core, ended by SIGABRT in thread",
+    "    std::rt::lang_start",
+    "    _start (otelctx)",
+];
 
 /// The Pythons of the short run: with the layouts of before 3.11, of 3.11, and with offsets that the interpreter says.
 const SHORT_PYTHONS: [&str; 3] = ["3.9", "3.11", "3.14"];
@@ -162,7 +166,7 @@ fn test(
         script += guest::COMMAND;
         script += CRASH;
         expected.extend(guest::COMMAND_OUTPUT);
-        expected.push(CRASH_OUTPUT);
+        expected.extend(CRASH_OUTPUT);
     }
     let mut image = Image::new(&machine.busybox, &script)?;
     sampled.put_into(&mut image)?;

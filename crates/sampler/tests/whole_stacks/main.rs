@@ -269,22 +269,30 @@ fn stacks_of_compiled_programs_reach_the_start() {
 fn stacks_of_samples_in_the_kernel_reach_the_start() {
     // Not a link to busybox, which is static and has no unwind tables.
     const DD: &str = "/usr/bin/dd";
-    if !is_installed(DD) {
-        return;
+    if let Some(program) = Sampled::own().reading() {
+        check_in_kernel("gcc", &mut Command::new(program));
     }
-    let mut command = Command::new(DD);
-    let command = command.args(["if=/dev/zero", "of=/dev/null", "bs=1M"]);
-    let Some((_, catalog, samples)) = record("dd", command, false) else {
+    if is_installed(DD) {
+        let mut command = Command::new(DD);
+        check_in_kernel(
+            "dd",
+            command.args(["if=/dev/zero", "of=/dev/null", "bs=1M"]),
+        );
+    }
+}
+
+/// Checks a program that has the kernel work all the time.
+fn check_in_kernel(name: &str, command: &mut Command) {
+    let Some((_, catalog, samples)) = record(name, command, false) else {
         return;
     };
     let is_in_kernel = |sample: &&Sample| catalog.frames(sample.kernel_stack).next().is_some();
     let inside: Vec<_> = samples.iter().filter(is_in_kernel).collect();
-    // The program does little else.
     assert!(10 * inside.len() > 9 * samples.len(), "{}", inside.len());
     let reaches = |sample: &&&Sample| reaches_start(&catalog, sample) == Some(true);
     let (whole, all) = (inside.iter().filter(reaches).count(), inside.len());
-    eprintln!("dd: {whole} of {all} stacks of samples in the kernel reach the start");
-    assert!(100 * whole >= 99 * all, "{whole} of {all}");
+    eprintln!("{name}: {whole} of {all} stacks of samples in the kernel reach the start");
+    assert!(100 * whole >= 99 * all, "{name}: {whole} of {all}");
 }
 
 /// Functions sign the addresses that they return to before they save them.
