@@ -170,7 +170,11 @@ const SHORT: [(&str, &str, &str); 9] = [
     ("remote", "process", ""),
     ("remote", "stop", ""),
     ("reader", "threads", ""),
-    ("sampler", "otelctx_sampler", "the_program_finds"),
+    (
+        "sampler",
+        "otelctx_sampler",
+        "the_program_finds the_kernel_takes_each_step",
+    ),
     ("sampler", "right_trace", "every_sample_has"),
     ("sampler", "snapshot", "every_thread"),
     ("sampler", "stacks", ""),

@@ -63,6 +63,16 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
         )
 }
 
+/// Nothing is published by this version of Node.js.
+pub(super) fn absent_of_node(version: &str) -> Finding {
+    Finding::problem("no-process-context", "it publishes no process context")
+        .hint("Start it with  node --import otelctx/register")
+        .hint(format!(
+            "That takes Node.js 24 or later, or 22.7 with  --experimental-async-context-frame: this is {version}. Where \
+             it can't publish, it says so on standard error."
+        ))
+}
+
 /// The context's mapping.
 fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_reader::format::Schema;
+use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::mappings::{Scan, ScanOptions};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
@@ -55,7 +56,14 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let mut process = Process::with_options(pid, options)?;
     let status = process.running()?.status()?;
     let state = process.context()?;
-    let mut findings = context::findings(&process, &state, &deadline);
+    let unpublished_node = match state {
+        ContextState::Absent => node_version(process.runtimes()),
+        _ => None,
+    };
+    let mut findings = match &unpublished_node {
+        Some(version) => vec![context::absent_of_node(version)],
+        None => context::findings(&process, &state, &deadline),
+    };
     let schema = match &state {
         ContextState::Published(context) => context.schema.as_ref(),
         _ => None,
@@ -63,7 +71,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let mut stopped = 0;
     if is_32_bit(&process) {
         findings.push(file::thirty_two_bits());
-    } else {
+    } else if unpublished_node.is_none() {
         let checked = match schema.filter(|schema| schema.is_nodejs()) {
             Some(schema) => {
                 addon::of_process(&mut process, schema, &mut findings, &deadline, &mut stopped)
@@ -127,6 +135,19 @@ fn check_threads(
         }
     }
     Ok(())
+}
+
+/// The version of Node.js, if the process runs it. Its threads' contexts are those of its process context alone: the
+/// variable of an addon that publishes nothing says nothing.
+fn node_version(present: Result<Arc<[Present]>, ReaderError>) -> Option<String> {
+    let present = present.ok()?;
+    let node = present.iter().find(|it| it.name == "nodejs")?;
+    let facts = node.process.as_ref().ok()?.facts();
+    let version = facts.into_iter().find(|(name, _)| *name == "version");
+    match version?.1 {
+        Value::String(version) => Some(version),
+        _ => None,
+    }
 }
 
 /// The findings about language runtimes.

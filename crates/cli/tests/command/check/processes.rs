@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use otelctx_fixtures::{Compiler, Target as Fixture};
+use otelctx_fixtures::{Compiler, Node, Target as Fixture};
 use otelctx_reader::remote::stop::on_own_thread;
 use otelctx_reader::remote::{Process, Stopped};
 
@@ -536,4 +536,23 @@ fn a_module_that_has_the_variable_and_can_not_be_read() {
     let why = unreadable["text"].as_str().unwrap();
     assert!(why.contains("this needs a loaded libpthread.so.0"), "{why}");
     assert_eq!(answer.status, 1);
+}
+
+/// Its addon is loaded, and has the variable of threads, but this Node.js has no contexts that readers find.
+#[test]
+fn a_version_of_node_js_that_cannot_publish_is_told_which_can() {
+    let node = Node::with_version("20");
+    let Some((node, addon)) = node.and_then(|node| Some((node.clone(), node.addon("5.20")?)))
+    else {
+        return;
+    };
+    let mut command = node.program();
+    let script = "require(process.argv[1]); console.log('ready'); setInterval(() => {}, 9e8)";
+    let target = Fixture::spawn(command.args(["-e", script]).arg(addon));
+    let answer = check(target.pid().to_string());
+    assert_findings(&answer, &["problem no-process-context", "ok runtime"]);
+    let hint = finding(&answer, "no-process-context")["hint"].clone();
+    let hint = hint.as_str().unwrap();
+    assert!(hint.contains("Node.js 24 or later"), "{hint}");
+    assert!(hint.contains("this is 20."), "{hint}");
 }
