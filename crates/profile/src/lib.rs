@@ -15,6 +15,7 @@
 //! It does not take samples, and leaves resolving functions to a [`Symbolizer`].
 
 mod attributes;
+mod distinct;
 mod file;
 mod location;
 mod messages;
@@ -29,6 +30,7 @@ pub mod worker;
 mod write;
 
 pub use attributes::GIL as GIL_ATTRIBUTE;
+pub use distinct::DistinctCount;
 pub use file::{Error, check_writable};
 pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;

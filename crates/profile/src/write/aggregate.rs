@@ -1,6 +1,6 @@
 //! A recording aggregated over its parts, for formats with one file per recording.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::firefox::Firefox;
 use super::pprof::Pprof;
 use super::{flame_graph, folded};
-use crate::{Clock, Error, Format, Options, Profile, file};
+use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
 const MAX_STACKS: usize = 64 << 20;
@@ -55,7 +55,7 @@ pub struct Aggregate {
     pprof: Option<Pprof>,
     firefox: Option<Firefox>,
     /// By ID and start time.
-    processes: HashSet<(i32, u64)>,
+    processes: DistinctCount,
     /// The name of one of them.
     process: String,
     pub(super) clock: Clock,
@@ -88,7 +88,7 @@ impl Aggregate {
             }),
             pprof: wants(Format::Pprof).then(Pprof::new),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
-            processes: HashSet::new(),
+            processes: DistinctCount::default(),
             process: String::new(),
             clock,
             period: NonZeroU64::MIN,
@@ -108,7 +108,8 @@ impl Aggregate {
         }
         for group in part.groups() {
             let facts = part.process(group.process);
-            if self.processes.insert((facts.pid, facts.start_ticks)) {
+            self.processes.add((facts.pid, facts.start_ticks));
+            if self.process.is_empty() {
                 self.process = format!("{} {}", super::name_of(facts), facts.pid);
             }
         }
@@ -160,9 +161,10 @@ impl Aggregate {
 
     /// What was recorded: the service if it is one process, otherwise the number of processes.
     fn subject(&self) -> String {
-        match self.processes.len() {
-            1 => self.process.clone(),
-            processes => format!("{processes} processes"),
+        match (self.processes.get(), self.processes.has_more()) {
+            (1, _) => self.process.clone(),
+            (processes, false) => format!("{processes} processes"),
+            (processes, true) => format!("more than {processes} processes"),
         }
     }
 

@@ -13,6 +13,8 @@ use crate::output::text::{argument, count, grouped, own_name};
 
 /// Maximum number of services, values or attributes to list.
 const MAX_LISTED: usize = 5;
+/// Maximum number of services, and of values, that are kept.
+const MAX_NAMES: usize = 1024;
 
 /// What is missing from a recording, and what to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,14 +41,18 @@ impl Before {
     pub(super) fn add(&mut self, part: &Recording, arguments: &Arguments) {
         for (_, facts) in part.catalog.processes() {
             let service = string(&facts.resource, "service.name");
-            self.services.extend(service.map(str::to_owned));
+            if self.services.len() < MAX_NAMES {
+                self.services.extend(service.map(str::to_owned));
+            }
             let asked = arguments.filter.resource.first();
             let found = facts
                 .resource
                 .iter()
                 .find(|(key, _)| asked.is_some_and(|(name, _)| name == key));
             let value = found.map(|(_, value)| attributes::text(value));
-            self.values.extend(value);
+            if self.values.len() < MAX_NAMES {
+                self.values.extend(value);
+            }
         }
         self.samples += part.samples.len();
         self.counts += part.counts;

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use otelctx_profile::Recording;
 use otelctx_profile::sample::{
     Counts, Found, Frame, FrameKind, ProcessId, ReadStep, Sample, StackEnd,
 };
+use otelctx_profile::{DistinctCount, Recording};
 use otelctx_sampler::{IncompleteStacks, IncompleteSteps, Method};
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub(super) struct Summary {
     /// Samples whose innermost function has no name, by its runtime.
     unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
-    processes: HashSet<(i32, u64, String)>,
+    processes: DistinctCount,
     duration_ns: u64,
     period_ns: u64,
     method: Method,
@@ -69,7 +69,7 @@ impl Summary {
             gil: GilSamples::default(),
             filtered: 0,
             unnamed: [0; UNNAMED.len()],
-            processes: HashSet::new(),
+            processes: DistinctCount::default(),
             duration_ns: 0,
             period_ns: 0,
             method,
@@ -101,9 +101,8 @@ impl Summary {
         for id in processes {
             let facts = part.catalog.process(id);
             // The program distinguishes a process from itself before an exec.
-            let executable = facts.executable.clone();
-            let process = (facts.pid, facts.start_ticks, executable);
-            self.processes.insert(process);
+            let process = (facts.pid, facts.start_ticks, &facts.executable);
+            self.processes.add(process);
         }
         self.duration_ns += part.clock.duration();
         self.period_ns = part.period.get();
@@ -118,9 +117,14 @@ impl Summary {
     /// One line, and others if anything is missing.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
-            "{} of {} in {:.1} s: {} with a trace context, {} lost\n",
+            "{} of {}{} in {:.1} s: {} with a trace context, {} lost\n",
             count(self.samples, "sample", "samples"),
-            count(self.processes.len(), "process", "processes"),
+            if self.processes.has_more() {
+                "more than "
+            } else {
+                ""
+            },
+            count(self.processes.get(), "process", "processes"),
             self.duration_ns as f64 / 1e9,
             grouped(self.attached),
             grouped(self.counts.lost as usize),
@@ -223,7 +227,7 @@ impl Summary {
             samples: self.samples,
             with_context: self.attached,
             gil: self.gil,
-            processes: self.processes.len(),
+            processes: self.processes.get(),
             duration_ns: self.duration_ns,
             period_ns: self.period_ns,
             method: match self.method {
@@ -413,6 +417,8 @@ mod tests {
     use super::*;
 
     fn summary(counts: Counts) -> Summary {
+        let mut processes = DistinctCount::default();
+        processes.add(7);
         Summary {
             samples: 1234,
             attached: 1200,
@@ -422,7 +428,7 @@ mod tests {
             },
             filtered: 0,
             unnamed: [0; UNNAMED.len()],
-            processes: HashSet::from([(7, 7, String::new())]),
+            processes,
             duration_ns: 5_040_000_000,
             period_ns: 1_000_000,
             method: Method::Ebpf,
