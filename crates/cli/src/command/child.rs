@@ -15,6 +15,7 @@ use nix::unistd::{Pid, pipe2};
 
 use crate::error::Error;
 use crate::interrupt;
+use crate::output::terminal;
 
 /// A child process that waits before it executes its program.
 pub(super) struct Waiting {
@@ -108,7 +109,7 @@ pub(super) fn has_ended(child: &Child) -> bool {
 
 /// Terminates the command when its recording has ended. A signal that ended the recording is passed on,
 /// unless the terminal already sent it to the command; otherwise it gets SIGTERM, as with
-/// perf-record(1).
+/// perf-record(1), and a line says so.
 pub(super) fn end(child: &Child) {
     let signal = match interrupt::caught() {
         Some(caught) if caught.by_terminal => return,
@@ -116,6 +117,12 @@ pub(super) fn end(child: &Child) {
         None => Signal::SIGTERM,
     };
     if !has_ended(child) {
+        if interrupt::caught().is_none() {
+            terminal::complain(
+                "the recording has ended, and SIGTERM ends the command",
+                None,
+            );
+        }
         // Fails only if it has ended; it was not reaped, so the ID is still its own.
         let _ = kill(Pid::from_raw(child.id() as i32), signal);
     }

@@ -71,7 +71,7 @@ impl GilSamples {
         let share = |number: u64| format!("{:.1} %", 100.0 * number as f64 / all as f64);
         (all > 0).then(|| {
             format!(
-                "GIL: held in {} of {} of interpreter threads, waited for in {}, released in {}",
+                "GIL: held in {} of {} of interpreter threads on a CPU, waited for in {}, released in {}",
                 share(self.held),
                 count(all as usize, "sample", "samples"),
                 share(self.waiting),

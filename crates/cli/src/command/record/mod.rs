@@ -27,7 +27,7 @@ use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
-use crate::output::text::own_name;
+use crate::output::text::{argument, own_name};
 use crate::{Setup, Status, interrupt};
 
 use empty_recording::{Before, Contexts};
@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
     output: Vec<PathBuf>,
     #[command(flatten)]
     send: send::To,
-    /// How long to record, in seconds
+    /// How long to record, in seconds; then, a command that was started gets SIGTERM
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
     /// Sampling frequency per CPU, in Hz
@@ -223,6 +223,19 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         }
         _ => terminal::print(&text).map_err(Error::Output),
     };
+    if let [file, ..] = &written[..]
+        && arguments.no_symbols
+        && summary.samples() > 0
+        && output::take_names_later(&arguments.output)
+    {
+        let message = "functions in files have no names yet";
+        let hint = format!(
+            "`{} symbolize {}` adds them",
+            own_name(),
+            argument(&file.path)
+        );
+        terminal::complain(message, Some(&hint));
+    }
     if let Some(explanation) = explanation {
         terminal::complain(&explanation.message, Some(&explanation.hint));
     }

@@ -603,7 +603,7 @@ mod tests {
             released: 217,
             none: 34,
         };
-        let line = "  GIL: held in 61.9 % of 1,200 samples of interpreter threads, \
+        let line = "  GIL: held in 61.9 % of 1,200 samples of interpreter threads on a CPU, \
             waited for in 20.0 %, released in 18.1 %\n";
         let text = summary.text();
         assert_eq!(text.split_once('\n').unwrap().1, line);
