@@ -534,6 +534,16 @@ impl Processes {
         if seen.is_early && tracked.process.runtimes().iter().any(has_step) {
             self.counts.unresolved_threads += 1;
         }
+        for present in tracked.process.runtimes().iter() {
+            // Otherwise its threads have the reason.
+            let has_reading = || seen.runtimes.iter().any(|it| it.name == present.name);
+            if let Err(error) = &present.process
+                && !has_reading()
+            {
+                self.counts.incomplete_steps += 1;
+                self.reasons.add(present.name, error);
+            }
+        }
         let found = found(tracked, seen.context, &mut self.counts, catalog);
         let named = self.name_generated(seen);
         let stack = named.as_deref().unwrap_or(seen.user_stack);

@@ -1,11 +1,12 @@
 //! Python frames in `otelctx dump`.
 
 use std::fs;
+use std::process::Command;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, Sample};
-use otelctx_fixtures::Target;
 use otelctx_fixtures::python::{Interpreter, program_with_several};
+use otelctx_fixtures::{Compiler, Target, copy_program};
 use serde_json::{Value, json};
 
 use crate::no_stop::no_stop;
@@ -596,4 +597,26 @@ fn check_without_gil(pid: i32) {
         answer.stdout.contains("\n  dropped by --gil: "),
         "{answer:?}"
     );
+}
+
+/// Its samples would look like those of a program that runs no Python.
+#[test]
+fn an_unknown_version_is_the_reason_that_recordings_give() {
+    const REASON: &str = "without the part of cpython: version 4.0.0 is not supported";
+    let sources = ["threads.c", "variable.c", "publish.c", "unknown_python.c"];
+    let flags = ["-DLINKED", "-rdynamic", "-DVERSION=0x040000f0"];
+    let Some(built) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let scratch = Scratch::new("python-unknown");
+    let program = scratch.path("python4.0");
+    copy_program(&built, &program);
+    let target = Target::spawn(Command::new(&program).arg("busy"));
+    let (pid, path) = (target.pid().to_string(), scratch.path("a.otlp"));
+    for method in [None, Some("--ptrace")] {
+        let mut arguments = vec!["record", "-p", &pid, "-d", "1", "-o", &path];
+        arguments.extend(method);
+        let run = otelctx(&arguments);
+        assert!(run.stdout.contains(REASON), "{method:?}: {run:?}");
+    }
 }
