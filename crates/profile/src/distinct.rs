@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::RandomState;
 
-/// Maximum number of things that are told apart. A machine that builds programs starts thousands of processes a second.
+/// Maximum number of things that are distinguished. A machine that builds programs starts thousands of processes a second.
 const MAX: usize = 256 * 1024;
 
 /// How many different things were added, such as processes. Exact up to 262,144.

@@ -11,7 +11,7 @@ use otelctx_remote::{Process, module};
 
 /// How long to search.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of files that are looked at: all that a large machine runs.
+/// Maximum number of files whose build IDs are read: all that a large machine runs.
 const MAX_FILES: usize = 64 * 1024;
 
 /// Where living processes have mapped files, by the files' build IDs.

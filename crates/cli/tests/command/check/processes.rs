@@ -540,7 +540,7 @@ fn a_module_that_has_the_variable_and_can_not_be_read() {
 
 /// Its addon is loaded, and has the variable of threads, but this Node.js has no contexts that readers find.
 #[test]
-fn a_version_of_node_js_that_cannot_publish_is_told_which_can() {
+fn a_version_of_node_js_that_cannot_publish_says_which_can() {
     let node = Node::with_version("20");
     let Some((node, addon)) = node.and_then(|node| Some((node.clone(), node.addon("5.20")?)))
     else {
