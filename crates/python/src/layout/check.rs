@@ -61,19 +61,20 @@ impl Layout {
 }
 
 /// The offsets of the same version on aarch64, where a `pthread_mutex_t` takes 48 bytes instead of 40: two
-/// of them, of the GIL, are before the others from 3.9 to 3.11. From 3.13 on, versions describe themselves.
+/// of them, of the GIL, are before the others from 3.7 to 3.11. In 3.12 they are behind, and from 3.13 on, versions describe
+/// themselves.
 fn offsets_of_aarch64(
     row: Version,
     offsets: RuntimeOffsets,
 ) -> Result<RuntimeOffsets, RuntimeError> {
     const MORE: u64 = 16;
     match row.series() {
-        (3, 9..=11) => Ok(RuntimeOffsets {
+        (3, 7..=11) => Ok(RuntimeOffsets {
             current: offsets.current.map(|at| at + MORE),
             tss_key: offsets.tss_key.map(|at| at + MORE),
             ..offsets
         }),
-        (3, 13..) => Ok(offsets),
+        (3, 12..) => Ok(offsets),
         _ => Err(RuntimeError::new(format!(
             "version {row} is supported on x86-64 only"
         ))),
@@ -82,6 +83,11 @@ fn offsets_of_aarch64(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    use otelctx_fixtures::python::Interpreter;
     use otelctx_reader::remote::TargetImage;
 
     use super::*;
@@ -145,7 +151,68 @@ mod tests {
         // Also for the version of the table.
         assert!(check([3, 11, 7], used(576, 592)).is_err());
         assert!(check([3, 11, 7], UsedOffsets::default()).is_err());
-        let unknown = "version 3.12.1 is supported on x86-64 only".to_owned();
-        assert_eq!(check([3, 12, 1], used(None, 1544)), Err(unknown));
+        let none = check([3, 12, 1], used(None, 1544));
+        assert_eq!(none, Ok((None, Some(1544))));
+        assert!(check([3, 12, 1], used(None, 1560)).is_err());
+    }
+
+    /// By the headers of the interpreters that are here, which a compiler for aarch64 lays out.
+    #[test]
+    fn offsets_on_aarch64_are_those_of_a_compiler() {
+        let compiler = "aarch64-linux-gnu-gcc";
+        if Command::new(compiler).arg("--version").output().is_err() {
+            return eprintln!("skipped: no {compiler}");
+        }
+        for series in ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12"] {
+            for interpreter in Interpreter::with_version(series) {
+                let paths = "import sysconfig; print(sysconfig.get_paths()['include'])";
+                let headers = Command::new(&interpreter.path).args(["-c", paths]).output();
+                let headers = String::from_utf8(headers.unwrap().stdout).unwrap();
+                // Debian's lead to those of its own architecture.
+                let is_usable = Path::new(headers.trim()).join("internal").is_dir()
+                    && !interpreter.path.starts_with("/usr");
+                if !is_usable {
+                    eprintln!("skipped: no headers of {interpreter} for another architecture");
+                    continue;
+                }
+                let version = Version::parse(interpreter.version.as_bytes()).unwrap();
+                let layout = Layout::of(&TargetImage::new(), version, None).unwrap();
+                let offsets = offsets_of_aarch64(layout.version, layout.runtime.unwrap()).unwrap();
+                let mut compile = Command::new(compiler);
+                compile.args(["-w", "-fsyntax-only", "-xc", "-", "-I", headers.trim()]);
+                let mut compile = compile.stdin(Stdio::piped()).spawn().unwrap();
+                let mut input = compile.stdin.take().unwrap();
+                input
+                    .write_all(assertions(version, offsets).as_bytes())
+                    .unwrap();
+                drop(input);
+                assert!(compile.wait().unwrap().success(), "{interpreter}");
+            }
+        }
+    }
+
+    /// A program that compiles only if these are the offsets.
+    fn assertions(version: Version, offsets: RuntimeOffsets) -> String {
+        let (header, gilstate) = match version.series() {
+            (3, 7) => ("pystate", "gilstate."),
+            (3, 8) => ("pycore_pystate", "gilstate."),
+            (3, 12) => ("pycore_runtime", ""),
+            _ => ("pycore_runtime", "gilstate."),
+        };
+        let mut text = format!(
+            "#define Py_BUILD_CORE 1\n#include <Python.h>\n#include <stddef.h>\n#include <internal/{header}.h>\n"
+        );
+        let fields = [
+            ("interpreters.head".to_owned(), Some(offsets.interpreters)),
+            (format!("{gilstate}tstate_current"), offsets.current),
+            (format!("{gilstate}autoTSSkey"), offsets.tss_key),
+        ];
+        for (field, offset) in fields {
+            if let Some(offset) = offset {
+                let found = format!("offsetof(_PyRuntimeState, {field})");
+                text += &format!("_Static_assert({found} == {offset}, \"{field}\");\n");
+            }
+        }
+        text
     }
 }
