@@ -42,6 +42,13 @@ pub(crate) fn incomplete_stacks(counts: &Counts) -> Option<String> {
     (incomplete > 0).then(|| share(incomplete, counts.all_stacks()))
 }
 
+/// The most frequent reason why stacks are incomplete, if there are any such.
+pub(crate) fn most_frequent_end(counts: &Counts) -> Option<StackEnd> {
+    let ends = counts.incomplete_stacks.iter().zip(StackEnd::INCOMPLETE);
+    let (number, end) = ends.max_by_key(|(number, _)| **number)?;
+    (*number > 0).then_some(end)
+}
+
 /// A share in percent.
 pub(crate) fn share(number: u64, all: u64) -> String {
     match 100.0 * number as f64 / all as f64 {

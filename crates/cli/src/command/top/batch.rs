@@ -105,7 +105,7 @@ fn table(
     let missing = missing.into_iter().filter(|(number, _)| *number > 0);
     let missing = missing.map(|(number, what)| format!(" · {} {what}", grouped(number as usize)));
     let incomplete = feed.incomplete_stacks();
-    let incomplete = incomplete.map(|share| format!(" · {share} of stacks incomplete"));
+    let incomplete = incomplete.map(|text| format!(" · {text}"));
     let mut text = format!(
         "{}  CPU {} % of {} % · {} in {:.1} s{}{}\n",
         clock::local(SystemTime::now()),

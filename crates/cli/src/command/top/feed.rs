@@ -11,7 +11,7 @@ use otelctx_sampler::{Sampler, monotonic};
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::Filter;
 use crate::output::attributes;
-use crate::output::counts::incomplete_stacks;
+use crate::output::counts::{incomplete_stacks, most_frequent_end};
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
@@ -61,10 +61,16 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// The share of the window's stacks that are incomplete. `None` with a filter: the counters are of all samples.
+    /// How many of the window's stacks are incomplete, and the most frequent reason. `None` with a filter: the counters are
+    /// of all samples.
     pub(super) fn incomplete_stacks(&self) -> Option<String> {
         let counts = self.window.counts();
-        self.filter.is_empty().then(|| incomplete_stacks(&counts))?
+        let share = self
+            .filter
+            .is_empty()
+            .then(|| incomplete_stacks(&counts))??;
+        let reason = most_frequent_end(&counts)?;
+        Some(format!("{share} of stacks incomplete (most: {reason})"))
     }
 
     /// The files of the sampled code.
@@ -288,7 +294,8 @@ mod tests {
             feed.window.close(monotonic(), counts);
             feed.incomplete_stacks()
         });
-        assert_eq!(shown, [Some("50.0 %".to_owned()), None]);
+        let all = "50.0 % of stacks incomplete (most: walked by frame pointers)";
+        assert_eq!(shown, [Some(all.to_owned()), None]);
     }
 
     #[test]

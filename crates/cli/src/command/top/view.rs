@@ -26,7 +26,7 @@ pub(super) struct Shown {
     pub(super) lost: u64,
     /// Samples of processes that cannot be traced.
     pub(super) not_traceable: u64,
-    /// The share of incomplete stacks, such as `2.0 %`.
+    /// How many stacks are incomplete, and why.
     pub(super) incomplete: Option<String>,
     /// What cannot be sampled as well as on other kernels; empty for nothing.
     pub(super) limits: String,
@@ -269,8 +269,8 @@ fn summary(state: &State, shown: &Shown) -> String {
         let samples = grouped(shown.not_traceable as usize);
         parts.push(format!("{samples} not traceable"));
     }
-    if let Some(share) = &shown.incomplete {
-        parts.push(format!("{share} of stacks incomplete"));
+    if let Some(text) = &shown.incomplete {
+        parts.push(text.clone());
     }
     parts.join(" · ")
 }

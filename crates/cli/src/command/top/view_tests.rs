@@ -217,13 +217,13 @@ fn what_is_lost_or_incomplete_and_why_threads_are_stopped_is_said() {
     let (window, mut state) = (window(), state());
     let mut shown = shown_of(&window, &state);
     (shown.lost, shown.not_traceable) = (1234, 56);
-    shown.incomplete = Some("2.0 %".into());
+    shown.incomplete = Some("2.0 % of stacks incomplete (most: no unwind tables)".into());
     shown.limits = "sampling with ptrace: eBPF is not permitted\x1b[2J".into();
     state.paused = true;
-    let lines = screen(160, 10, &state, &shown);
+    let lines = screen(190, 10, &state, &shown);
     let paused = "PAUSED · CPU 50.0 % of 200 % · 1,234 lost · ";
     assert!(lines[0].starts_with(paused), "{lines:#?}");
-    let end = " s · 56 not traceable · 2.0 % of stacks incomplete";
+    let end = " s · 56 not traceable · 2.0 % of stacks incomplete (most: no unwind tables)";
     assert!(lines[0].ends_with(end), "{lines:#?}");
     assert_eq!(
         lines[8],
