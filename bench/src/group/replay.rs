@@ -31,7 +31,7 @@ const CPUS: usize = 64;
 const FREQUENCY: u64 = 999;
 /// How long this machine is recorded, to replay it.
 const RECORDED: Duration = Duration::from_secs(20);
-/// How much time is replayed, in seconds; `OTELCTX_SOAK_SECONDS` changes it. Each takes 14 MiB of disk.
+/// How much time is replayed, in seconds; `OTELCTX_SOAK_SECONDS` changes it. Each takes 8 to 14 MiB of disk.
 const SECONDS: u64 = 360;
 /// The output formats, each in a run of its own; `OTELCTX_SOAK_FORMAT` chooses one.
 const FORMATS: [&str; 5] = ["otlp", "pb.gz", "json.gz", "svg", "folded"];
