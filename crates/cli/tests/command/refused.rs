@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::geteuid;
 use otelctx_fixtures::kernel::is_emulated;
 
-use crate::run::{Answer, Scratch, command, deny, deny_if, deny_mapping, otelctx};
+use crate::run::{Answer, Scratch, command, deny, deny_if, deny_mapping, given_time, otelctx};
 use crate::target::{self, TRACE, Target};
 use crate::unprivileged::{Copy, NOBODY};
 
@@ -40,17 +40,38 @@ fn is_root() -> bool {
 
 /// Records a busy target with something denied to the recorder, and asserts that it says why
 /// in one line (`None`: that it says nothing, because it is by eBPF), and that its samples are right.
-fn recorded(name: &str, why: Option<&str>, take_away: impl FnOnce(&mut Command)) {
+fn recorded(name: &str, why: Option<&str>, take_away: impl Fn(&mut Command)) {
     let target = Target::start("busy");
     let scratch = Scratch::new(&format!("refused-{name}"));
     let path = scratch.path("a.otlp");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
     let pid = target.pid().to_string();
-    command.args(["record", "-d", seconds(), "-p", &pid, "-o", &path]);
-    take_away(&mut command);
-    let answer = Answer::of(command.output().unwrap());
-    assert_reported(name, &answer, why);
+    given_time(|seconds| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+        command.args(["record", "-d", seconds, "-p", &pid, "-o", &path]);
+        take_away(&mut command);
+        let answer = Answer::of(command.output().unwrap());
+        // Otherwise it also says what is missing.
+        has_each_thread(&path)?;
+        assert_reported(name, &answer, why);
+        Ok::<(), Answer>(())
+    });
     right(name, &path);
+}
+
+/// Whether threads were sampled that have a trace, and others that have none.
+fn has_each_thread(path: &str) -> Result<(), Answer> {
+    let answer = otelctx(&["report", "--json", path]);
+    if answer.status != 0 {
+        // There is no file.
+        return Err(answer);
+    }
+    let report = answer.json();
+    let number = |name: &str| report[name].as_u64().unwrap();
+    let traced = number("with_trace");
+    match traced > 0 && traced < number("samples") {
+        true => Ok(()),
+        false => Err(answer),
+    }
 }
 
 /// How long is enough to see each thread: a stop takes its time in an emulated machine.
