@@ -1,5 +1,5 @@
-"""One busy thread that calls numpy, json, re and regex, and functions that C calls, for as many seconds as the first
-argument says.
+"""One busy thread that calls json, re, functions that C calls, and, unless the second argument is `stdlib`, numpy and
+regex, for as many seconds as the first argument says.
 """
 
 import json
@@ -7,13 +7,18 @@ import re
 import sys
 import time
 
-import numpy
-import regex
+IS_STDLIB = sys.argv[2:] == ["stdlib"]
+# perf keeps 127 frames of a stack, and each call has several with `-X perf`.
+DEPTH = 10 if IS_STDLIB else 50
+if not IS_STDLIB:
+    import numpy
+    import regex
+
+    MATRIX = numpy.arange(90000.0).reshape(300, 300) % 7.0
+    WORDS_OF_REGEX = regex.compile(r"\w+ (\d)\d*")
 
 TEXT = json.dumps({"key %d" % number: [number, str(number), {"a": 1.5}] for number in range(300)})
 WORDS = re.compile(r"\w+ (\d)\d*")
-WORDS_OF_REGEX = regex.compile(r"\w+ (\d)\d*")
-MATRIX = numpy.arange(90000.0).reshape(300, 300) % 7.0
 NUMBERS = [number * 7919 % 10007 for number in range(3000)]
 
 
@@ -54,12 +59,13 @@ def even():
 def work():
     parse()
     match_words()
-    match_words_by_regex()
-    multiply()
+    if not IS_STDLIB:
+        match_words_by_regex()
+        multiply()
     sort()
     sum(even())
-    for _ in range(20):
-        recurse(50)
+    for _ in range(1000 // DEPTH):
+        recurse(DEPTH)
 
 
 end = time.monotonic() + float(sys.argv[1])
