@@ -254,17 +254,17 @@ impl Symbols {
         answers.ok_or(WorkerFailure::Died)
     }
 
-    /// The file of a module, if it was kept or a living process has it.
+    /// The file of a module, if it was kept; where living processes may be searched, also if it is elsewhere.
     fn kept_file(&self, query: SymbolQuery<'_>) -> Option<Arc<File>> {
         let kept = self.files.get(query.module);
         let elsewhere = || {
             let living = self.living.as_ref()?;
             let build_id = &query.module.build_id;
-            if build_id.is_empty() || identity::open(query, None).is_some() {
+            if build_id.is_empty() {
                 return None;
             }
-            let living = living.get_or_init(LivingFiles::search);
-            living.open(build_id).map(Arc::new)
+            let search = || living.get_or_init(LivingFiles::search).open(build_id);
+            identity::open(query, None).or_else(search).map(Arc::new)
         };
         kept.or_else(elsewhere)
     }

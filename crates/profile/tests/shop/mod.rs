@@ -190,17 +190,7 @@ pub(crate) fn recording() -> Recording {
         }
     };
     let samples = looks.into_iter().enumerate().map(sample).collect();
-    Recording {
-        catalog,
-        samples,
-        clock: Clock {
-            start: START,
-            end: START + 1_000_000_000,
-            start_unix: START_UNIX,
-        },
-        period: NonZeroU64::new(PERIOD).unwrap(),
-        counts,
-    }
+    recording_of(catalog, samples, counts)
 }
 
 pub(crate) fn profile() -> Profile {
