@@ -20,25 +20,29 @@ struct ControlGroups {
 }
 
 impl ControlGroups {
-    /// A group for this test. `None`, with a line, if none can be created here.
-    fn create(name: &str) -> Option<Self> {
+    /// A group for this test in each place where one can be created. None, with a line, if that is nowhere.
+    fn create(name: &str) -> Vec<Self> {
         let name = format!("otelctx-{name}-{}", std::process::id());
-        // Version 2, and a controller of version 1.
-        for directory in ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"] {
-            let root = Path::new(directory).join(&name);
-            if !Path::new(directory).join("cgroup.procs").exists() {
+        // Version 2, version 2 beside version 1, and a controller of version 1.
+        let directories = ["", "unified", "pids"].map(|it| Path::new("/sys/fs/cgroup").join(it));
+        let mut groups = Vec::new();
+        for directory in directories {
+            let root = directory.join(&name);
+            if !directory.join("cgroup.procs").exists() {
                 continue;
             }
             match fs::create_dir(&root) {
-                Ok(()) => {
-                    let created = vec![root.clone()];
-                    return Some(Self { root, created });
-                }
+                Ok(()) => groups.push(Self {
+                    created: vec![root.clone()],
+                    root,
+                }),
                 Err(error) => eprintln!("{}: {error}", root.display()),
             }
         }
-        eprintln!("skipped: no control group can be created");
-        None
+        if groups.is_empty() {
+            eprintln!("skipped: no control group can be created");
+        }
+        groups
     }
 
     /// Moves a process into the group with this path below the test's own, and creates the group. `None`, with a line,
@@ -77,9 +81,12 @@ impl Drop for ControlGroups {
 
 #[test]
 fn processes_are_recorded_by_control_group() {
-    let Some(mut groups) = ControlGroups::create("record") else {
-        return;
-    };
+    for groups in ControlGroups::create("record") {
+        are_recorded_by_control_group(groups);
+    }
+}
+
+fn are_recorded_by_control_group(mut groups: ControlGroups) {
     let scratch = Scratch::new("record-cgroup");
     let output = scratch.path("a.folded");
     let inside = Target::start("busy");
@@ -121,9 +128,12 @@ fn containers(data: &ProfilesData) -> BTreeMap<i32, Option<String>> {
 /// The groups are named as each runtime names those of its containers.
 #[test]
 fn processes_are_recorded_by_container() {
-    let Some(mut groups) = ControlGroups::create("container") else {
-        return;
-    };
+    for groups in ControlGroups::create("container") {
+        are_recorded_by_container(groups);
+    }
+}
+
+fn are_recorded_by_container(mut groups: ControlGroups) {
     let id = |number: u8| format!("{number:x}{:07x}", std::process::id()).repeat(8);
     let pod = "pod0b8f2e64_5c1d_4b7e_9a51_7d1f0c2f9f33";
     let kubernetes =
