@@ -16,10 +16,14 @@ use crate::workspace::{cargo, root, setup_dir, target_dir};
 const VERSIONS: std::ops::RangeInclusive<u32> = 9..=15;
 
 /// What the tests use from PyPI. An older Python gets the newest release that supports it.
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 9] = [
     "pytest<=9.2.0",
     "opentelemetry-sdk<=1.45.2",
+    "opentelemetry-distro<=0.66b2",
+    "opentelemetry-instrumentation-flask<=0.66b2",
+    "flask<=3.1.3",
     "uvloop<=0.23.0",
+    "rloop<=0.5.0",
     "gevent<=26.9.0",
     "gunicorn<=27.0.1",
 ];
@@ -66,9 +70,9 @@ impl Interpreter {
 
     /// Those of [`PACKAGES`] that there are for it.
     fn wanted(&self) -> Vec<&'static str> {
-        let has_wheel = |package: &&str| {
-            let only_with_gil = ["uvloop", "gevent"].iter();
-            !self.is_free_threaded || !only_with_gil.clone().any(|it| package.starts_with(it))
+        let has_wheel = |package: &&str| match package.split_once('<').map_or("", |it| it.0) {
+            "uvloop" | "rloop" | "gevent" => !self.is_free_threaded,
+            _ => true,
         };
         PACKAGES.into_iter().filter(has_wheel).collect()
     }
@@ -211,10 +215,11 @@ fn maturin() -> PathBuf {
 /// Names what could not be installed.
 pub(crate) fn setup() -> Result<(), String> {
     install_builders()?;
-    for interpreter in &interpreters() {
-        interpreter.install(&interpreter.wanted(), &interpreter.packages())?;
-    }
-    Ok(())
+    // pip waits for much of its time.
+    let installed = report::in_pairs(&interpreters(), |interpreter| {
+        interpreter.install(&interpreter.wanted(), &interpreter.packages())
+    });
+    installed.into_iter().collect()
 }
 
 /// Installs what [`zigbuild`] needs.

@@ -30,7 +30,7 @@ mod module {
     #[pymodule_export]
     use crate::eager::watch_eager_tasks;
     #[pymodule_export]
-    use crate::native::watch_native;
+    use crate::native::{is_watched, watch_libraries};
     #[pymodule_export]
     use crate::opentelemetry::{new_context, opentelemetry_current, opentelemetry_use};
     #[pymodule_export]

@@ -3,16 +3,18 @@
 //! Such a library calls `PyContext_Enter` and `PyContext_Exit` by the addresses that the dynamic linker has
 //! stored in the library's tables. This module replaces them there.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
+use std::ops::Range;
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pyo3::exceptions::PyImportError;
 use pyo3::ffi::{PyModule_GetDef, PyObject};
 use pyo3::prelude::*;
 
 use crate::contextvars::loaded;
+use crate::lock::Lock;
 use crate::switch::{publish_current, restore};
 use crate::thread;
 
@@ -60,43 +62,78 @@ struct Place {
     is_read_only: bool,
 }
 
+/// Where a library calls the functions.
 #[derive(Default)]
-struct Library {
-    /// An address in it.
-    contains: usize,
+struct Calls {
     enter: Vec<Place>,
     exit: Vec<Place>,
 }
 
-/// Makes an extension module report the contexts that it enters and leaves.
+/// The libraries of the process that were visited.
+struct Visited {
+    /// How many libraries had been unloaded then.
+    unloaded: u64,
+    /// Where their program headers are.
+    headers: BTreeSet<usize>,
+    /// Where those are that report what they enter and leave.
+    watched: Vec<Range<usize>>,
+    /// Why one does not.
+    error: Option<io::Error>,
+}
+
+static VISITED: Lock<Visited> = Lock::new(Visited {
+    unloaded: 0,
+    headers: BTreeSet::new(),
+    watched: Vec::new(),
+    error: None,
+});
+
+/// Makes the libraries of the process report the contexts that they enter and leave, if they were loaded since the last
+/// call.
 ///
 /// # Errors
-/// If it has no addresses of the functions, or they cannot be replaced.
+/// If the addresses in one cannot be replaced. The others report.
 #[pyfunction]
-pub(crate) fn watch_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
     // `enter` and `exit` need it.
     loaded()?;
-    // SAFETY: the argument is a module.
-    let definition = unsafe { PyModule_GetDef(module.as_ptr()) };
-    let mut library = Library {
-        contains: definition.addr(),
-        ..Library::default()
-    };
-    // SAFETY: the callback takes a `Library`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut library).cast()) };
-    if library.enter.is_empty() || library.exit.is_empty() {
-        let message = "it does not call PyContext_Enter and PyContext_Exit where they can be seen";
-        return Err(PyImportError::new_err(message));
-    }
-    for place in &library.exit {
-        // SAFETY: the library calls a function of this type by the address there.
-        unsafe { place.replace(exit as *const () as usize)? };
-    }
-    for place in &library.enter {
-        // SAFETY: as above.
-        unsafe { place.replace(enter as *const () as usize)? };
-    }
+    VISITED.with(py, |visited| {
+        // SAFETY: the callback takes a `Visited`, which outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut *visited).cast()) };
+        visited.error.take().map_or(Ok(()), Err)
+    })?;
     Ok(())
+}
+
+/// Whether the library of an extension module reports the contexts that it enters and leaves.
+#[pyfunction]
+pub(crate) fn is_watched(module: &Bound<'_, PyModule>) -> bool {
+    // SAFETY: the argument is a module.
+    let definition = unsafe { PyModule_GetDef(module.as_ptr()) }.addr();
+    VISITED.with(module.py(), |visited| {
+        visited.watched.iter().any(|it| it.contains(&definition))
+    })
+}
+
+impl Calls {
+    /// Makes the library call the functions of this module instead. Returns whether it calls both.
+    ///
+    /// # Safety
+    /// The library is loaded.
+    unsafe fn replace(&self) -> io::Result<bool> {
+        if self.enter.is_empty() || self.exit.is_empty() {
+            return Ok(false);
+        }
+        for place in &self.exit {
+            // SAFETY: the library calls a function of this type by the address there.
+            unsafe { place.replace(exit as *const () as usize)? };
+        }
+        for place in &self.enter {
+            // SAFETY: as above.
+            unsafe { place.replace(enter as *const () as usize)? };
+        }
+        Ok(true)
+    }
 }
 
 impl Place {
@@ -132,59 +169,117 @@ fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Ends the iteration at the library, with its places.
+/// Visits a library, unless it was visited before.
 unsafe extern "C" fn visit(
     info: *mut libc::dl_phdr_info,
     _size: usize,
-    library: *mut c_void,
+    visited: *mut c_void,
 ) -> c_int {
-    // SAFETY: the dynamic linker passes a library that stays loaded during the call, and `library`.
+    // SAFETY: the dynamic linker passes a library that stays loaded during the call, and `visited`.
     unsafe {
-        let (info, library) = (&*info, &mut *library.cast::<Library>());
-        let headers = slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
-        let base = info.dlpi_addr as usize;
-        let find = |kind| headers.iter().find(|header| header.p_type == kind);
-        let is_inside = |address: usize| {
-            headers.iter().any(|header| {
-                let offset = address.wrapping_sub(base.wrapping_add(header.p_vaddr as usize));
-                header.p_type == PT_LOAD && offset < header.p_memsz as usize
-            })
-        };
-        if !is_inside(library.contains) {
-            return 0;
+        let (info, visited) = (&*info, &mut *visited.cast::<Visited>());
+        if info.dlpi_subs != visited.unloaded {
+            // Another library may be where one was.
+            visited.unloaded = info.dlpi_subs;
+            visited.headers.clear();
+            visited.watched.clear();
         }
-        if let Some(dynamic) = find(PT_DYNAMIC) {
-            let read_only = find(PT_GNU_RELRO).map_or(0..0, |header| {
-                let start = base.wrapping_add(header.p_vaddr as usize);
-                // As the dynamic linkers of glibc and musl round it.
-                let page = |address: usize| address & !(page_size() - 1);
-                page(start)..page(start + header.p_memsz as usize)
-            });
-            let dynamic = base.wrapping_add(dynamic.p_vaddr as usize) as *const [usize; 2];
-            for (name, address) in functions(base, dynamic, is_inside) {
-                let places = match name {
-                    name if name == c"PyContext_Enter" => &mut library.enter,
-                    name if name == c"PyContext_Exit" => &mut library.exit,
-                    _ => continue,
-                };
-                places.push(Place {
-                    address,
-                    is_read_only: read_only.contains(&address),
-                });
+        if visited.headers.insert(info.dlpi_phdr.addr()) && !is_known(info) {
+            match calls(info).replace() {
+                Ok(true) => visited.watched.push(addresses(info)),
+                Ok(false) => {}
+                Err(error) => visited.error = Some(error),
             }
         }
     }
-    1
+    0
+}
+
+/// Whether a library's calls of the functions need not, or must not, reach this module's.
+///
+/// # Safety
+/// The library is loaded.
+unsafe fn is_known(info: &libc::dl_phdr_info) -> bool {
+    // SAFETY: as the caller promises.
+    let (addresses, name) = unsafe { (addresses(info), CStr::from_ptr(info.dlpi_name)) };
+    let interpreter = loaded().map_or(0, |contextvars| contextvars.enter as *const () as usize);
+    let own = enter as *const () as usize;
+    let file = name.to_bytes().rsplit(|byte| *byte == b'/').next();
+    addresses.contains(&interpreter)
+        || addresses.contains(&own)
+        // Its eager tasks are watched otherwise, because many interpreters contain it.
+        || file.is_some_and(|file| file.starts_with(b"_asyncio."))
+}
+
+/// The program headers of a library.
+///
+/// # Safety
+/// The library is loaded.
+unsafe fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    // SAFETY: the dynamic linker says where they are.
+    unsafe { slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+}
+
+/// The addresses from the first to the last byte of a library.
+///
+/// # Safety
+/// The library is loaded.
+unsafe fn addresses(info: &libc::dl_phdr_info) -> Range<usize> {
+    let base = info.dlpi_addr as usize;
+    // SAFETY: as the caller promises.
+    let segments = unsafe { headers(info) }.iter();
+    let segments = segments.filter(|header| header.p_type == PT_LOAD);
+    let segments = segments.map(|header| {
+        let start = base.wrapping_add(header.p_vaddr as usize);
+        start..start.wrapping_add(header.p_memsz as usize)
+    });
+    let all = segments.reduce(|all, it| all.start.min(it.start)..all.end.max(it.end));
+    all.unwrap_or_default()
+}
+
+/// Where a library calls the functions.
+///
+/// # Safety
+/// The library is loaded.
+unsafe fn calls(info: &libc::dl_phdr_info) -> Calls {
+    let mut calls = Calls::default();
+    // SAFETY: as the caller promises.
+    let (addresses, headers) = unsafe { (addresses(info), headers(info)) };
+    let base = info.dlpi_addr as usize;
+    let find = |kind| headers.iter().find(|header| header.p_type == kind);
+    let Some(dynamic) = find(PT_DYNAMIC) else {
+        return calls;
+    };
+    let dynamic = base.wrapping_add(dynamic.p_vaddr as usize) as *const [usize; 2];
+    let read_only = find(PT_GNU_RELRO).map_or(0..0, |header| {
+        let start = base.wrapping_add(header.p_vaddr as usize);
+        // As the dynamic linkers of glibc and musl round it.
+        let page = |address: usize| address & !(page_size() - 1);
+        page(start)..page(start + header.p_memsz as usize)
+    });
+    // SAFETY: the library stays loaded while the names are read.
+    for (name, address) in unsafe { functions(base, dynamic, addresses) } {
+        let places = match name {
+            name if name == c"PyContext_Enter" => &mut calls.enter,
+            name if name == c"PyContext_Exit" => &mut calls.exit,
+            _ => continue,
+        };
+        places.push(Place {
+            address,
+            is_read_only: read_only.contains(&address),
+        });
+    }
+    calls
 }
 
 /// The functions that a library calls: name, and where their address is.
 ///
 /// # Safety
-/// `dynamic` is the dynamic section of a library at `base` that stays loaded. `is_inside` tells its addresses.
+/// `dynamic` is the dynamic section of a library at `base` and `addresses` that stays loaded.
 unsafe fn functions(
     base: usize,
     mut dynamic: *const [usize; 2],
-    is_inside: impl Fn(usize) -> bool,
+    addresses: Range<usize>,
 ) -> impl Iterator<Item = (&'static CStr, usize)> {
     let (mut symbols, mut strings) = (0, 0);
     // Of `DT_RELA` and `DT_JMPREL`: address and size.
@@ -195,7 +290,7 @@ unsafe fn functions(
             let [tag, value] = *dynamic;
             // glibc has added the base address here; musl has not. A library at a lower address than it is linked for has
             // a base address that wraps around.
-            let address = match is_inside(value) {
+            let address = match addresses.contains(&value) {
                 true => value,
                 false => base.wrapping_add(value),
             };

@@ -72,15 +72,24 @@ def dump(pid, *arguments):
 
 
 @pytest.fixture
-def start():
-    """Starts a program of `tests/programs`; ends it after the test."""
+def run():
+    """Runs a command; ends it after the test."""
     programs = []
 
-    def start(name, *arguments, **environment):
-        program = Program(PYTHON, PROGRAMS / f"{name}.py", *arguments, **environment)
-        programs.append(program)
-        return program
+    def run(*command, **environment):
+        programs.append(Program(*command, **environment))
+        return programs[-1]
 
-    yield start
+    yield run
     for program in programs:
         program.end()
+
+
+@pytest.fixture
+def start(run):
+    """Starts a program of `tests/programs`; ends it after the test."""
+
+    def start(name, *arguments, **environment):
+        return run(PYTHON, PROGRAMS / f"{name}.py", *arguments, **environment)
+
+    return start

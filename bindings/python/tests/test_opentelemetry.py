@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from conftest import PYTHON, TIMEOUT, without_opentelemetry
+from conftest import PROGRAMS, PYTHON, TIMEOUT, without_opentelemetry
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -45,6 +45,29 @@ ROUTES = [
 @pytest.mark.parametrize("first", ["API first", "sdk first"])
 def test_the_current_span_is_published_with_its_route(start, first):
     assert list(spans(start, first)) == ROUTES
+
+
+INSTRUMENT = "from opentelemetry.instrumentation.auto_instrumentation import run; run()"
+
+
+def test_a_program_that_opentelemetry_instruments_publishes_its_requests(run):
+    pytest.importorskip("opentelemetry.instrumentation.flask")
+    exporters = [f"--{each}_exporter=none" for each in ("traces", "metrics", "logs")]
+    # As the command `opentelemetry-instrument`.
+    instrument = [PYTHON, "-c", INSTRUMENT, "--service_name=shop", *exporters]
+    command = [*instrument, PYTHON, PROGRAMS / "service.py"]
+    program = run(*command, OTEL_PYTHON_CONTEXT="otelctx")
+    request = program.line()
+    seen = program.contexts()[request.pop("tid")]
+    assert seen.pop("attributes") == {"http.route": "/orders/<number>"}
+    assert seen == request
+    resource = program.dump()["process_context"]["resource"]
+    assert resource["service.name"] == "shop"
+    assert resource["telemetry.auto.version"]
+    program.resume()
+    assert program.line() == {"answer": "order 7"}
+    # The request has ended.
+    assert set(program.contexts().values()) == {None}
 
 
 def test_the_published_attributes_can_be_chosen(start):

@@ -19,11 +19,11 @@ def counts(start, name, program="switches"):
     return line
 
 
-@pytest.mark.parametrize("name", ["asyncio", "direct", "eager", "gevent", "uvloop"])
+@pytest.mark.parametrize("name", ["asyncio", "direct", "eager", "gevent", "uvloop", "rloop"])
 def test_every_step_shows_its_own_context(start, name):
     if name == "eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
-    if name in ("gevent", "uvloop"):
+    if name in ("gevent", "uvloop", "rloop"):
         pytest.importorskip(name)
     line = counts(start, name)
     assert line["missing"] == 0
@@ -95,28 +95,27 @@ LAZY, FULL = ["-Wl,-z,lazy"], ["-Wl,-z,relro,-z,now"]
 #: It is loaded at a lower address than it is linked for, as libraries can be that `prelink` has changed.
 HIGH = [f"-Wl,-Ttext-segment={1 << 47:#x}"]
 LIBRARIES = [
-    ("native_library", LAZY),
-    ("native_library", FULL),
-    ("native_library", ["-fno-plt", *FULL]),
-    ("native_library", [*HIGH, *FULL]),
-    ("rloop._rloop", FULL),
-    ("granian._granian", FULL),
+    ("program", LAZY),
+    ("program", FULL),
+    ("program", ["-fno-plt", *FULL]),
+    ("program", [*HIGH, *FULL]),
+    ("import", LAZY),
+    ("import", FULL),
 ]
 
 
-@pytest.mark.parametrize("module,flags", LIBRARIES)
+@pytest.mark.parametrize("loader,flags", LIBRARIES)
 @pytest.mark.skipif(REPORTED, reason="the interpreter reports the switches")
-def test_a_library_that_switches_is_seen_by_its_tables(start, tmp_path, module, flags):
+def test_a_library_that_switches_is_seen_by_its_tables(start, tmp_path, loader, flags):
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").is_file() or not shutil.which("gcc"):
         pytest.skip(f"no gcc, or no {include}/Python.h")
-    library = tmp_path.joinpath(*module.split(".")).with_suffix(".so")
-    library.parent.mkdir(exist_ok=True)
+    library = tmp_path / "package" / "native_library.so"
+    library.parent.mkdir()
     source = PROGRAMS / "native_library.c"
-    name = f"-DNAME={library.stem}"
-    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{include}", name, *flags, "-o", library]
+    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{include}", *flags, "-o", library]
     subprocess.run([*command, source], timeout=TIMEOUT, check=True)
-    line = start("native_library", str(tmp_path), module).line()
+    line = start("native_library", str(tmp_path), "package.native_library", loader).line()
     assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
     assert line["right"] == 1600
 

@@ -16,10 +16,8 @@ def install(watched: bool) -> None:
     if not watched:
         if sys.version_info >= (3, 12):
             when_imported("asyncio.tasks", _watch_eager_tasks)
-        when_imported("uvloop", _patch_uvloop)
-        # Their event loops and tasks enter contexts, too.
-        when_imported("granian._granian", _otelctx.watch_native)
-        when_imported("rloop._rloop", _otelctx.watch_native)
+        _watch_extensions()
+        when_imported("uvloop", _suspend_in_uvloop)
 
 
 def warn(message: str, *values: Any) -> None:
@@ -185,14 +183,32 @@ def _watch_eager_tasks(tasks: ModuleType) -> None:
         _otelctx.watch_eager_tasks(tasks._CTask)
 
 
-def _patch_uvloop(uvloop: ModuleType) -> None:
-    # Its callbacks enter their contexts in C.
+def _watch_extensions() -> None:
+    """Make native code report the contexts that it enters, as event loops do, whatever loads it."""
+    loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader
+    create = loader.create_module
+
+    def create_module(self: Any, spec: Any) -> Any:
+        module = create(self, spec)
+        _watch_libraries(spec.name)
+        return module
+
+    loader.create_module = create_module
+    _watch_libraries("a library")
+
+
+def _watch_libraries(name: str) -> None:
     try:
-        _otelctx.watch_native(sys.modules["uvloop.loop"])
+        _otelctx.watch_libraries()
+    except Exception as error:
+        warn("contexts that %s enters may be missing: %r", name, error)
+
+
+def _suspend_in_uvloop(uvloop: ModuleType) -> None:
+    # Its callbacks enter their contexts in C.
+    if _otelctx.is_watched(sys.modules["uvloop.loop"]):
         return
-    except Exception:
-        # Publishing in it warns.
-        pass
+    # Publishing in it warns.
     run_forever = uvloop.Loop.run_forever
 
     def run_unseen(self: Any) -> None:

@@ -1,10 +1,5 @@
-// A library that enters contexts itself, as event loops in C do. NAME: that of the module.
+// A library that enters contexts itself, as event loops in C do.
 #include <Python.h>
-
-#define TEXT(name) #name
-#define NAMED(name) TEXT(name)
-#define JOIN(first, second) first##second
-#define INIT(name) JOIN(PyInit_, name)
 
 static PyObject *run(PyObject *module, PyObject *arguments) {
     PyObject *context, *function;
@@ -17,6 +12,6 @@ static PyObject *run(PyObject *module, PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {{"run", run, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAMED(NAME), NULL, 0, methods};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_library", NULL, 0, methods};
 
-PyMODINIT_FUNC INIT(NAME)(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_native_library(void) { return PyModule_Create(&definition); }

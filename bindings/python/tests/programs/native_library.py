@@ -1,10 +1,12 @@
 """A library enters contexts where only its tables show it.
 
-`sys.argv`: a folder, and the name of the library as a module in it.
+`sys.argv`: a folder, the name of the library as a module in it, and who loads it: `import`, or `program` before that.
 """
 
 import contextvars
+import ctypes
 import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -19,7 +21,7 @@ check = counts.check
 
 def mappings():
     with open("/proc/self/maps") as file:
-        return [line.split()[:2] for line in file if library.__file__ in line]
+        return [line.split()[:2] for line in file if path in line]
 
 
 def fail():
@@ -27,21 +29,18 @@ def fail():
     raise KeyError
 
 
-for other in (math, json):
-    try:
-        _otelctx.watch_native(other)
-        raise AssertionError(other)
-    except ImportError:
-        pass
-folder, name = sys.argv[1:]
+folder, name, loader = sys.argv[1:]
 sys.path.insert(0, folder)
-library = importlib.import_module(name)
-if name == "native_library":
-    # One that the package does not know.
+if loader == "program":
+    path = importlib.util.find_spec(name).origin
+    ctypes.CDLL(path)
     before = mappings()
-    _otelctx.watch_native(library)
+    _otelctx.watch_libraries()
     # What was read-only is read-only again.
     assert mappings() == before != []
+library = importlib.import_module(name)
+watched = [_otelctx.is_watched(module) for module in (library, math, json, _otelctx)]
+assert watched == [True, False, False, False]
 run = library.run
 inner, sibling = contextvars.copy_context(), contextvars.copy_context()
 inner.run(otelctx.attach, context(77))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import importlib
 import random
 import sys
 import threading
@@ -267,14 +268,8 @@ def plain_greenlets():
             check(93)
 
 
-def refuse(module):
-    raise ImportError(module)
-
-
-def with_uvloop():
-    import uvloop
-
-    loop = uvloop.new_event_loop()
+def with_loop_of(module):
+    loop = importlib.import_module(module).new_event_loop()
     with otelctx.scope(context(96)):
         check(96)
         loop.run_until_complete(many(96))
@@ -295,11 +290,11 @@ def run(name):
         threads()
     elif name == "gevent":
         greenlets()
-    elif name in ("uvloop", "other uvloop"):
+    elif name in ("uvloop", "rloop", "other uvloop"):
         if name == "other uvloop":
             # One whose tables do not have the functions.
-            otelctx._otelctx.watch_native = refuse
-        with_uvloop()
+            otelctx._otelctx.watch_libraries = lambda: None
+        with_loop_of(name.split()[-1])
         # Afterwards everything is as before.
         asyncio.run(main())
 
