@@ -15,6 +15,7 @@ mod demangle;
 mod find;
 mod go;
 mod identity;
+mod linkage;
 mod living;
 mod parts;
 mod server;
@@ -47,6 +48,13 @@ use living::LivingFiles;
 #[must_use]
 pub fn go_function(table: &[u8], (entry, text): (u64, u64), address: u64) -> Option<String> {
     GoFunctions::parse(table.to_vec(), entry, text)?.name(address)
+}
+
+/// The name of the stub at an address of an ELF file, for the fuzz target.
+#[doc(hidden)]
+#[must_use]
+pub fn stub_name(file: &File, address: u64) -> Option<String> {
+    linkage::stubs(file, &[address]).remove(0)
 }
 
 /// The size of the file that `.gnu_debugdata` of an ELF file contains, in bytes, for the fuzz target. `None` if there is
@@ -432,25 +440,26 @@ fn in_file(
     let copy = Copy::of(&file, Some(offsets)).ok()?;
     let (separate, with_dwarf) = debug_file(&copy);
     let mut found = in_copy(&copy, separate, offsets, with_dwarf)?;
-    add_go_functions(&mut found.0, &file, &copy, offsets);
+    add_other_functions(&mut found.0, &file, &copy, offsets);
     Some(found)
 }
 
-/// Adds the names that Go's runtime has of functions that have no other.
-fn add_go_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
-    if !functions.iter().any(Vec::is_empty) {
+/// Names code that has no other name: stubs, and functions by the table of Go's runtime.
+fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
+    let places = functions.iter_mut().zip(offsets);
+    let places = places.filter_map(|(found, offset)| {
+        let address = found.is_empty().then(|| copy.address(*offset))??;
+        Some((found, address))
+    });
+    let (mut unnamed, addresses): (Vec<_>, Vec<_>) = places.unzip();
+    if unnamed.is_empty() {
         return;
     }
-    let Some(go) = GoFunctions::of(file) else {
-        return;
-    };
-    for (found, offset) in functions
-        .iter_mut()
-        .zip(offsets)
-        .filter(|it| it.0.is_empty())
-    {
-        let name = copy.address(*offset).and_then(|address| go.name(address));
-        found.extend(name.map(|name| Function {
+    let functions_of_go = GoFunctions::of(file);
+    let stubs = linkage::stubs(file, &addresses);
+    for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
+        let function = || functions_of_go.as_ref()?.name(address);
+        found.extend(stub.or_else(function).map(|name| Function {
             name,
             ..Function::default()
         }));
