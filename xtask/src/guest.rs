@@ -341,9 +341,9 @@ impl Rows {
         built("matrix", &[architecture]).map(Self)
     }
 
-    /// As [`Rows::build`], with as few as have each pair of values, such as a linker and an access model.
-    pub(crate) fn build_pairs(architecture: &str) -> Result<Self, String> {
-        built("matrix", &[architecture, "--pairs"]).map(Self)
+    /// As [`Rows::build`], with as few as have each compiler, each linker, and each kind of program with each access model.
+    pub(crate) fn build_few(architecture: &str) -> Result<Self, String> {
+        built("matrix", &[architecture, "--few"]).map(Self)
     }
 
     /// The number of programs.
