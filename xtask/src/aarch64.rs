@@ -61,8 +61,35 @@ const PACKAGES: [&str; 5] = [
 ];
 /// The command's package, and the test program that has [`COMMAND_TEST`].
 const COMMAND: (&str, &str) = ("otelctx-cli", "command");
-/// What kernel and processor support, for the sampler's tests (`otelctx_fixtures::kernel`).
-const KERNEL: &str = "ebpf tables snapshots mappings signed-returns";
+/// A kernel of Debian's.
+pub(crate) struct Kernel {
+    /// Its name on the command line.
+    version: &'static str,
+    suite: &'static str,
+    /// What it and the processor support, for the sampler's tests (`otelctx_fixtures::kernel`).
+    features: &'static str,
+}
+
+/// The kernel of the release that has the cross compiler's C library.
+pub(crate) const USUAL: Kernel = Kernel {
+    version: "6.1",
+    suite: SUITE,
+    features: "ebpf rings tables snapshots mappings signed-returns",
+};
+
+const KERNELS: [Kernel; 3] = [
+    Kernel {
+        version: "5.10",
+        suite: "bullseye",
+        features: "ebpf tables signed-returns",
+    },
+    USUAL,
+    Kernel {
+        version: "7",
+        suite: "sid",
+        ..USUAL
+    },
+];
 
 /// Test programs that do not run: what they test depends on the kernel, on an interpreter's version or on no machine at
 /// all, and takes half a minute or more in an emulator, or it takes a compiler or an interpreter that the machine lacks.
@@ -133,14 +160,40 @@ impl Selection {
     }
 }
 
-pub(crate) fn run(selection: Selection, counts: &mut Counts) -> Outcome {
+/// Runs the tests: those of the short run with `--short`, and under another kernel than [`USUAL`] with its version.
+pub(crate) fn run_with(arguments: &[String], counts: &mut Counts) -> Outcome {
+    let (selection, rest) = match arguments {
+        [flag, rest @ ..] if flag == "--short" => (Selection::Short, rest),
+        rest => (Selection::Everything, rest),
+    };
+    let kernel = match rest {
+        [] => Some(&USUAL),
+        [version] => KERNELS.iter().find(|kernel| kernel.version == version),
+        _ => None,
+    };
+    match kernel {
+        Some(kernel) => run(selection, kernel, counts),
+        None => {
+            let known = KERNELS.map(|kernel| kernel.version).join(", ");
+            Outcome::Failed(format!("it takes --short and one kernel of {known}"))
+        }
+    }
+}
+
+pub(crate) fn run(selection: Selection, kernel: &Kernel, counts: &mut Counts) -> Outcome {
     for program in [MACHINE.emulator, COMPILER, LINKER] {
         if !have(program) {
             return Outcome::Skipped(format!("no {program}"));
         }
     }
-    match (debian::CURRENT.rustc(), debian::guest(SUITE, "arm64")) {
-        (Ok(rustc), Ok(machine)) => test(&rustc, &machine, selection, counts).into(),
+    match (
+        debian::CURRENT.rustc(),
+        debian::guest(kernel.suite, "arm64"),
+    ) {
+        (Ok(rustc), Ok(machine)) => {
+            let features = kernel.features;
+            test(&rustc, &machine, features, selection, counts).into()
+        }
         (Err(why), _) | (_, Err(why)) => Outcome::Skipped(why),
     }
 }
@@ -148,13 +201,14 @@ pub(crate) fn run(selection: Selection, counts: &mut Counts) -> Outcome {
 fn test(
     rustc: &Path,
     machine: &debian::Guest,
+    features: &str,
     selection: Selection,
     counts: &mut Counts,
 ) -> Result<Outcome, String> {
     let sampled = Sampled::build(TARGET_ARCHITECTURE)?;
     let programs = Programs::build(rustc, selection)?;
     let mut script = format!(
-        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{KERNEL}' CARGO_TARGET_DIR='{}'\n",
+        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{features}' CARGO_TARGET_DIR='{}'\n",
         sampled.target().display(),
     );
     // One program at a time, because a thread has one tracer.

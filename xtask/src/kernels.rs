@@ -93,9 +93,9 @@ impl Kernel {
     /// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
     fn of_sampler(&self) -> &'static str {
         if self.snapshots {
-            "ebpf tables snapshots mappings"
+            "ebpf rings tables snapshots mappings"
         } else {
-            "ebpf tables"
+            "ebpf rings tables"
         }
     }
 

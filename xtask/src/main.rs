@@ -45,7 +45,7 @@ cargo xtask TASK
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
   aarch64       the tests for aarch64, under an arm64 kernel in an emulator
-                [--short]
+                [--short] [VERSION]
   kernels       the tests under other kernels, in an emulator; about an hour
                 [--short | --package NAME] [VERSION…]
   c             build the C library, and install it with its packages
@@ -85,13 +85,7 @@ fn main() -> ExitCode {
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),
-        "aarch64" => match rest {
-            [] => aarch64::run(aarch64::Selection::Everything, &mut Counts::default()),
-            [flag] if flag == "--short" => {
-                aarch64::run(aarch64::Selection::Short, &mut Counts::default())
-            }
-            _ => Outcome::Failed("aarch64 takes no argument, or --short".into()),
-        },
+        "aarch64" => aarch64::run_with(rest, &mut Counts::default()),
         "kernels" => kernels::run(rest, &mut Counts::default()),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),

@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("node", || node::run(&[]));
     // The emulator and the other tests wait for some of their time, which is each other's then.
     let mut emulated = Counts::default();
-    let aarch64 = || aarch64::run(aarch64::Selection::Short, &mut emulated);
+    let aarch64 = || aarch64::run(aarch64::Selection::Short, &aarch64::USUAL, &mut emulated);
     report.step_beside("aarch64", aarch64, |report| {
         report.step("tests", || workspace(&mut counts));
         report.step("features", || features(&mut counts));

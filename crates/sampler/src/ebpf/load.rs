@@ -1,5 +1,6 @@
 //! Loads the programs into the kernel.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasher;
 use std::io;
@@ -119,7 +120,7 @@ impl Loaded {
             return Self::load_with(options, &cpus, possible, &sizes(false));
         }
         match Self::load_with(options, &cpus, possible, &sizes(true)) {
-            // On aarch64, rings need Linux 5.12.
+            // On aarch64, rings need Linux 5.12 (`without_exchange`).
             Err(Refusal::Kernel { .. }) => Self::load_with(options, &cpus, possible, &sizes(false)),
             result => result,
         }
@@ -137,7 +138,10 @@ impl Loaded {
         } else {
             1
         };
-        let object = options.kernel_object.map_or(OBJECT, |object| object.0);
+        let mut object = Cow::Borrowed(options.kernel_object.map_or(OBJECT, |object| object.0));
+        if !sizes.has_rings() {
+            remove_exchanges(object.to_mut());
+        }
         // The kernel allocates the memory immediately.
         let (configurations, words) = match options.runtimes.is_empty() {
             false => (MAX_CONFIGURATIONS, MAX_THREAD_WORDS),
@@ -168,7 +172,7 @@ impl Loaded {
             .map_max_entries("rule_caches", rule_caches)
             .map_max_entries("step_configurations", configurations)
             .map_max_entries("thread_words", words)
-            .load(object)
+            .load(&object)
             .map_err(|error| Refusal::of(&error))?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
             let program: &mut RawTracePoint = find(&mut programs, name)?;
@@ -294,6 +298,20 @@ impl Loaded {
             lost_processes: sum(counter::PROCESSES),
             outside_namespace: sum(counter::OUTSIDE),
             dropped_processes: sum(counter::TARGETS) + self.targets.refused(),
+        }
+    }
+}
+
+/// Replaces the instruction that passes a sample on to a ring on aarch64 (`publish` in `ring.h`) by an addition, so that
+/// kernels before 5.12 take programs that never reach it: they check this part of each instruction all the same
+/// (`resolve_pseudo_ldimm64`, kernel/bpf/verifier.c).
+fn remove_exchanges(object: &mut [u8]) {
+    const EXCHANGE: [u8; 8] = 0xe1_0000_12db_u64.to_le_bytes();
+    const ADDITION: [u8; 8] = 0x12db_u64.to_le_bytes();
+    // Programs begin at multiples of an instruction's size.
+    for instruction in object.as_chunks_mut().0 {
+        if *instruction == EXCHANGE {
+            *instruction = ADDITION;
         }
     }
 }

@@ -153,10 +153,11 @@ impl Events {
         }
     }
 
-    /// Number of bytes that were read of rings.
+    /// Number of bytes that were read of rings, if there are rings.
     #[cfg(test)]
-    pub(super) fn read_from_rings(&self) -> u64 {
-        self.rings.iter().map(|ring| ring.tail).sum()
+    pub(super) fn read_from_rings(&self) -> Option<u64> {
+        let read = self.rings.iter().map(|ring| ring.tail);
+        read.reduce(|sum, read| sum + read)
     }
 
     /// Returns the memory of the last event to the program.
