@@ -284,11 +284,13 @@ impl RuntimeStack {
     ///
     /// A runtime may have announced code that only calls the interpreter for one function, under the name of
     /// that function, as CPython does with `-X perf` (Python/perf_trampoline.c): a frame of it that has this
-    /// name already is left out.
+    /// name already, or none yet, is left out.
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
         self.in_native_with(native, |frame, callee| match frame {
-            Frame::Named(frame) => frame.kind == callee.kind && frame.name() == callee.name(),
+            Frame::Named(frame) => {
+                frame.kind == callee.kind && (frame.name() == callee.name() || frame.is_unnamed())
+            }
             Frame::Native { .. } => false,
         })
     }
@@ -822,14 +824,17 @@ mod tests {
                 ..named(name)
             })
         };
-        let mut with_announced = native(&[0x150, 0x300, 0x300]);
-        with_announced[1] = announced("b");
-        with_announced[2] = announced("b");
         let mixed = RuntimeStack {
             calls: vec![vec![named("c"), named("b")]],
             ..stack.clone()
         };
-        assert_eq!(mixed.in_native(with_announced), [c, b, announced("b")]);
+        for name in ["b", "[toy]"] {
+            let mut with_announced = native(&[0x150, 0x300, 0x300]);
+            with_announced[1] = announced(name);
+            with_announced[2] = announced(name);
+            let mixed = mixed.clone().in_native(with_announced);
+            assert_eq!(mixed, [c.clone(), b.clone(), announced(name)]);
+        }
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack

@@ -49,11 +49,15 @@ impl Named {
         place.map_or(&[], |place| &place.functions)
     }
 
-    /// Whether an address is in code that a runtime has generated for this function, and has no lines of its own.
+    /// Whether an address is in code that a runtime has generated for this function, and has no lines of its own. The
+    /// runtime's name stands for one that it has not announced yet, such as `[Python]`.
     pub(super) fn is_generated_for(&self, address: u64, name: &str) -> bool {
-        let functions = self.functions(address);
-        let is_it = matches!(functions, [function] if function.name == name && function.line == 0);
-        is_it && self.is_anonymous(address)
+        let [function] = self.functions(address) else {
+            return false;
+        };
+        let is_unnamed = function.name.starts_with('[') && function.name.ends_with(']');
+        let is_it = function.name == name || is_unnamed;
+        is_it && function.line == 0 && self.is_anonymous(address)
     }
 
     /// Whether an address is in memory without a file or another name.
