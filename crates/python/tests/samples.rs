@@ -535,8 +535,10 @@ fn samples_of_a_child_have_its_functions_or_are_counted() {
                 !is_own && catalog.frames(it.user_stack).len() > 1
             };
             let without = children.iter().filter(lacks_name).count();
-            let counted =
-                counts.unresolved_threads + counts.incomplete_steps + counts.unnamed_functions;
+            let counted = counts.unresolved_threads
+                + counts.incomplete_steps
+                + counts.unnamed_functions
+                + counts.truncated_runtime_stacks;
             let said = format!(
                 "{interpreter:?}: {without} of {}, {counts:?}",
                 children.len()
