@@ -9,8 +9,10 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     pytest.skip("tasks of free-threaded builds are not known", allow_module_level=True)
 
 
-def test_each_suspended_task_shows_its_own_context(start):
-    program = start("tasks", str(TASKS))
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "rloop"])
+def test_each_suspended_task_shows_its_own_context(start, loop):
+    pytest.importorskip(loop)
+    program = start("tasks", str(TASKS), loop)
     expected = dict(program.line())
     assert len(expected) == TASKS + 5
     dump = program.dump("--tasks")

@@ -1,7 +1,11 @@
-"""Suspended tasks with contexts. Prints the IDs of the tasks and what each publishes when it runs."""
+"""Suspended tasks with contexts. Prints the IDs of the tasks and what each publishes when it runs.
+
+`sys.argv`: how many, and the module with the event loop.
+"""
 
 import asyncio
 import contextvars
+import importlib
 import json
 import sys
 
@@ -71,4 +75,4 @@ async def main():
     await future
 
 
-asyncio.run(main())
+importlib.import_module(sys.argv[2]).new_event_loop().run_until_complete(main())
