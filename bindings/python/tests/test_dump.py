@@ -3,6 +3,8 @@
 import platform
 import re
 
+import pytest
+
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -71,3 +73,22 @@ def test_each_thread_shows_its_own_context(start):
     program.resume()
     program.line()
     assert program.contexts() == {program.pid: None}
+
+
+def test_a_greenlet_has_its_own_functions_in_its_own_calls(start):
+    pytest.importorskip("greenlet")
+    program = start("greenlet_stacks")
+    expected = program.line()
+    seen = set()
+    for _ in range(5):
+        (thread,) = program.dump("--stacks")["threads"]
+        frames = [frame.get("function", "") for frame in thread["stack"]["frames"]]
+        # What is behind the library is of other greenlets, or no longer there.
+        end = next(i for i, name in enumerate(frames) if "g_initialstub" in name)
+        python = [name for name in frames[:end] if name in ("compute", "innermost")]
+        others = [name for name in frames[end:] if name in ("compute", "innermost", "between")]
+        # Between two calls, it is in none.
+        assert python in (expected, expected[1:])
+        assert others == []
+        seen.add(len(python))
+    assert len(expected) in seen

@@ -23,6 +23,9 @@ const MAX_STATE: u64 = 1024;
 /// From 3.14 on, the low bits of a pointer to an object are flags.
 const TAG: u64 = 3;
 
+/// greenlet's library, on which gevent and eventlet are based; its name had no underscore before greenlet 1.0.
+const SWITCHING_LIBRARIES: [&str; 2] = ["_greenlet.", "greenlet."];
+
 /// The frames of the thread with this thread state. `interpreter` is the code that executes them.
 ///
 /// # Errors
@@ -34,7 +37,8 @@ pub(crate) fn stack(
     thread_state: u64,
     interpreter: Vec<Range<u64>>,
 ) -> Result<RuntimeStack, RuntimeError> {
-    let stack = RuntimeStack::new(Vec::new(), interpreter);
+    let mut stack = RuntimeStack::new(Vec::new(), interpreter);
+    stack.switching_libraries = &SWITCHING_LIBRARIES;
     let at = |offset| thread_state.wrapping_add(offset);
     let mut walk = Walk {
         memory,
@@ -216,6 +220,7 @@ pub(crate) fn sampled(
         calls.push(call);
     }
     let mut stack = RuntimeStack::new(calls, interpreter);
+    stack.switching_libraries = &SWITCHING_LIBRARIES;
     stack.is_truncated = part.is_truncated;
     stack
 }

@@ -259,6 +259,9 @@ pub struct RuntimeStack {
     pub interpreter: Vec<Range<u64>>,
     /// Whether outer frames are missing.
     pub is_truncated: bool,
+    /// Libraries that let a thread execute on several stacks, such as greenlet's: what their file names begin with. The
+    /// frames are those of one stack, and native frames behind such a library may be those of another.
+    pub switching_libraries: &'static [&'static str],
 }
 
 impl RuntimeStack {
@@ -269,6 +272,7 @@ impl RuntimeStack {
             calls,
             interpreter,
             is_truncated: false,
+            switching_libraries: &[],
         }
     }
 
@@ -285,22 +289,31 @@ impl RuntimeStack {
     /// A runtime may have announced code that only calls the interpreter for one function, under the name of
     /// that function, as CPython does with `-X perf` (Python/perf_trampoline.c): a frame of it that has this
     /// name already, or none yet, is left out.
+    ///
+    /// `file` returns the path of the file that is mapped at an address, if there is one. Calls behind one of
+    /// [`Self::switching_libraries`] that exceed the runtime's stay as they are: they are of another stack.
     #[must_use]
-    pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
-        self.in_native_with(native, |frame, callee| match frame {
+    pub fn in_native<'f>(
+        self,
+        native: Vec<Frame>,
+        file: impl Fn(u64) -> Option<&'f str>,
+    ) -> Vec<Frame> {
+        let only_calls = |frame: &Frame, callee: &NamedFrame| match frame {
             Frame::Named(frame) => {
                 frame.kind == callee.kind && (frame.name() == callee.name() || frame.is_unnamed())
             }
             Frame::Native { .. } => false,
-        })
+        };
+        self.in_native_with(native, file, only_calls)
     }
 
     /// [`Self::in_native`], for a native stack whose announced code is recognized by `only_calls`: whether this
     /// frame, which called the interpreter, only does so for this function.
     #[must_use]
-    pub fn in_native_with(
+    pub fn in_native_with<'f>(
         self,
         native: Vec<Frame>,
+        file: impl Fn(u64) -> Option<&'f str>,
         only_calls: impl Fn(&Frame, &NamedFrame) -> bool,
     ) -> Vec<Frame> {
         let is_call = |frame: &Frame| {
@@ -308,18 +321,19 @@ impl RuntimeStack {
             let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
             address.is_some_and(contains)
         };
+        let own = self.frames_of_own_stack(&native, is_call, file);
         let mut without = match self.is_truncated {
             true => 0,
             false => {
-                let count = native.iter().filter(|frame| is_call(frame)).count();
+                let count = native[..own].iter().filter(|frame| is_call(frame)).count();
                 count.saturating_sub(self.calls.len())
             }
         };
         let mut calls = self.calls.into_iter();
         let mut mixed: Vec<Frame> = Vec::with_capacity(native.len());
         let mut was_call = false;
-        for frame in native {
-            let is_call = is_call(&frame);
+        for (index, frame) in native.into_iter().enumerate() {
+            let is_call = index < own && is_call(&frame);
             let is_trampoline = match mixed.last() {
                 Some(Frame::Named(callee)) => was_call && only_calls(&frame, callee),
                 _ => false,
@@ -342,6 +356,32 @@ impl RuntimeStack {
         }
         mixed.extend(calls.flatten().map(Frame::from));
         mixed
+    }
+
+    /// How many of the native frames, from the innermost one on, are of the stack that the calls are of: all, unless
+    /// more calls follow a library that switches stacks.
+    fn frames_of_own_stack<'f>(
+        &self,
+        native: &[Frame],
+        is_call: impl Fn(&Frame) -> bool,
+        file: impl Fn(u64) -> Option<&'f str>,
+    ) -> usize {
+        let calls = native.iter().filter(|frame| is_call(frame)).count();
+        if calls <= self.calls.len() {
+            return native.len();
+        }
+        let switches = |address| {
+            let name = file(address)?.rsplit('/').next()?;
+            let mut libraries = self.switching_libraries.iter();
+            libraries.find(|library| name.starts_with(**library))
+        };
+        let mut before = 0;
+        let end = native.iter().position(|frame| {
+            before += usize::from(is_call(frame));
+            let is_end = || frame.lookup_address().and_then(switches).is_some();
+            before >= self.calls.len() && is_end()
+        });
+        end.unwrap_or(native.len())
     }
 }
 
@@ -779,11 +819,10 @@ mod tests {
 
     #[test]
     fn each_call_of_the_interpreter_is_replaced_by_its_frames() {
-        let stack = RuntimeStack {
-            calls: vec![vec![named("c"), named("b")], vec![named("a")]],
-            interpreter: vec![0x100..0x120, 0x120..0x200],
-            is_truncated: false,
-        };
+        let stack = RuntimeStack::new(
+            vec![vec![named("c"), named("b")], vec![named("a")]],
+            vec![0x100..0x120, 0x120..0x200],
+        );
         let native = |addresses: &[u64]| {
             let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
             addresses.iter().enumerate().map(frame).collect::<Vec<_>>()
@@ -791,23 +830,20 @@ mod tests {
         let [a, b, c] = ["a", "b", "c"].map(|name| Frame::from(named(name)));
         let other = Frame::native(1, 0x300);
         // A return address just after the interpreter's code still belongs to it.
-        let mixed = stack
-            .clone()
-            .in_native(native(&[0x100, 0x300, 0x200, 0x301]));
+        let in_native = |stack: RuntimeStack, native| stack.in_native(native, |_| None);
+        let mixed = in_native(stack.clone(), native(&[0x100, 0x300, 0x200, 0x301]));
         let last = Frame::native(3, 0x301);
         assert_eq!(mixed, [c.clone(), b.clone(), other, a.clone(), last]);
         // A truncated stack, and an empty one.
-        let mixed = stack.clone().in_native(native(&[0x300, 0x101]));
+        let mixed = in_native(stack.clone(), native(&[0x300, 0x101]));
         assert_eq!(
             mixed,
             [Frame::native(0, 0x300), c.clone(), b.clone(), a.clone()]
         );
         let all = [c.clone(), b.clone(), a.clone()];
-        assert_eq!(stack.clone().in_native(Vec::new()), all);
+        assert_eq!(in_native(stack.clone(), Vec::new()), all);
         // More native calls than the runtime knows.
-        let mixed = stack
-            .clone()
-            .in_native(native(&[0x150, 0x300, 0x150, 0x150]));
+        let mixed = in_native(stack.clone(), native(&[0x150, 0x300, 0x150, 0x150]));
         let [first, second] = [Frame::native(0, 0x150), Frame::native(1, 0x300)];
         assert_eq!(mixed, [first, second, c.clone(), b.clone(), a]);
         let mixed = RuntimeStack {
@@ -816,7 +852,7 @@ mod tests {
             ..stack.clone()
         };
         let last = Frame::native(1, 0x150);
-        assert_eq!(mixed.in_native(native(&[0x150, 0x150])), [c.clone(), last]);
+        assert_eq!(in_native(mixed, native(&[0x150, 0x150])), [c.clone(), last]);
         // The first is code that calls the interpreter for `b`.
         let announced = |name: &str| {
             Frame::from(NamedFrame {
@@ -832,13 +868,24 @@ mod tests {
             let mut with_announced = native(&[0x150, 0x300, 0x300]);
             with_announced[1] = announced(name);
             with_announced[2] = announced(name);
-            let mixed = mixed.clone().in_native(with_announced);
+            let mixed = in_native(mixed.clone(), with_announced);
             assert_eq!(mixed, [c.clone(), b.clone(), announced(name)]);
         }
+        // On a stack of its own, whose innermost call has not begun.
+        let mixed = RuntimeStack {
+            calls: vec![vec![named("c")]],
+            switching_libraries: &["_greenlet."],
+            ..stack.clone()
+        };
+        let file = |address| (address == 0x3ff).then_some("/packages/_greenlet.so");
+        let mut expected = native(&[0x150, 0x300, 0x150, 0x400, 0x150, 0x150]);
+        let on_two = expected.clone();
+        expected[2] = c;
+        assert_eq!(mixed.in_native(on_two, file), expected);
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack
         };
-        assert_eq!(mixed.in_native(native(&[0x150])), native(&[0x150]));
+        assert_eq!(in_native(mixed, native(&[0x150])), native(&[0x150]));
     }
 }

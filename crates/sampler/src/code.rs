@@ -348,6 +348,13 @@ impl CodeMappings {
                 .is_some_and(|mapped| is_generated(&mapped.module))
     }
 
+    /// The path of the file that was mapped last at an address.
+    pub(crate) fn file(&self, address: u64) -> Option<&str> {
+        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
+        let mapped = self.mappings.iter().rev().find(contains)?;
+        Some(&mapped.module.path)
+    }
+
     /// Whether memory in which a runtime may generate code was mapped since the last call: a runtime that
     /// begins to announce its code then does so.
     pub(crate) fn take_new_generated(&mut self) -> bool {

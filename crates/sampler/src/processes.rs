@@ -550,10 +550,11 @@ impl Processes {
         let (found, gil, user_stack) = if seen.runtimes.is_empty() {
             (found, None, catalog.stack(stack))
         } else {
+            let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
             with_runtimes(
                 found,
                 seen,
-                stack,
+                (stack, code),
                 &mut self.counts,
                 &mut self.reasons,
                 catalog,
@@ -623,11 +624,12 @@ fn unnamed(reading: &RuntimeReading) -> usize {
 fn with_runtimes(
     native: Found,
     seen: &Observation<'_>,
-    user_stack: &[Frame],
+    (user_stack, code): (&[Frame], Option<&CodeMappings>),
     counts: &mut Counts,
     reasons: &mut Reasons,
     catalog: &mut Catalog,
 ) -> (Found, Option<GilState>, StackId) {
+    let file = |address| code?.file(address);
     let native = native.and_then(|id| Found::Attached(catalog.context_facts(id).clone()));
     let chosen = choose(native, &seen.runtimes);
     counts.context_conflicts += u64::from(chosen.is_conflict);
@@ -645,7 +647,7 @@ fn with_runtimes(
                     let state = lock.state_in(&mut stack, FrameKind::new(reading.name));
                     gil = Some(gil.map_or(state, |other| other.min(state)));
                 }
-                stack = thread.stack.clone().in_native(stack);
+                stack = thread.stack.clone().in_native(stack, file);
             }
             Err(error) => {
                 counts.incomplete_steps += 1;

@@ -84,7 +84,8 @@ impl Stack {
                 let lookup = frame.lookup_address();
                 lookup.is_some_and(|address| named.is_generated_for(address, callee.name()))
             };
-            stack.clone().in_native_with(mixed, only_calls)
+            let file = |address| Some(named.module(address)?.0);
+            stack.clone().in_native_with(mixed, file, only_calls)
         })
     }
 
