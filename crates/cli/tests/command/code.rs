@@ -92,11 +92,16 @@ fn record(scratch: &Scratch, command: &[&str]) -> Option<(Answer, Vec<Seen>)> {
         eprintln!("skipped: needs root");
         return None;
     }
+    Some(record_with_any_right(scratch, command))
+}
+
+/// Records a command with eBPF, or without the rights to with ptrace.
+fn record_with_any_right(scratch: &Scratch, command: &[&str]) -> (Answer, Vec<Seen>) {
     let path = scratch.path("a.otlp");
     let options = ["record", "-F", "999", "-o", &path, "--"];
     let answer = otelctx(&[&options[..], command].concat()).expect(0);
     let samples = samples(&otlp::read(&path));
-    Some((answer, samples))
+    (answer, samples)
 }
 
 /// Of how many samples with a user stack the innermost function has a name, in percent. Prints that, and how many
@@ -330,11 +335,11 @@ fn generated_code_in_a_container_has_the_names_that_its_runtime_announced() {
 }
 
 /// Records a program `spinning`, and returns the samples of the time that it has written.
-fn record_spinning(scratch: &Scratch, command: &mut Command) -> Option<Vec<Seen>> {
+fn record_spinning(scratch: &Scratch, command: &mut Command) -> Vec<Seen> {
     command.arg("3000");
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
-    let (answer, mut samples) = record(scratch, &words)?;
+    let (answer, mut samples) = record_with_any_right(scratch, &words);
     assert!(!answer.stderr.contains("damaged"), "{answer:?}");
     // The runtimes leave their maps there.
     for pid in samples.iter().map(|it| it.pid).collect::<BTreeSet<_>>() {
@@ -346,7 +351,7 @@ fn record_spinning(scratch: &Scratch, command: &mut Command) -> Option<Vec<Seen>
     let interval = start.parse::<u64>().unwrap()..end.parse::<u64>().unwrap();
     samples.retain(|it| interval.contains(&it.time));
     assert!(samples.len() > 50, "{words:?}: {}", samples.len());
-    Some(samples)
+    samples
 }
 
 /// Checks that this share of samples, in percent, or more, has each of the functions, once.
@@ -377,28 +382,25 @@ fn functions_of_node_have_the_names_that_it_announces() {
     let dump = ["--perf-prof", &folder, "--interpreted-frames-native-stack"];
     for flags in [&map[..], &dump[..]] {
         let mut command = node.command(flags, "spinning.js");
-        let Some(samples) = record_spinning(&scratch, &mut command) else {
-            return;
-        };
+        let samples = record_spinning(&scratch, &mut command);
         assert_calls(&samples, &SPINNING, 90, flags[0]);
     }
     let mut command = node.command(&[], "spinning.js");
-    if let Some(samples) = record_spinning(&scratch, &mut command) {
-        let named = samples
+    let samples = record_spinning(&scratch, &mut command);
+    let named = samples
+        .iter()
+        .filter(|it| it.calls("[JavaScript in node]"))
+        .count();
+    assert!(
+        100 * named >= 90 * samples.len(),
+        "{named} of {}",
+        samples.len()
+    );
+    assert!(
+        !samples
             .iter()
-            .filter(|it| it.calls("[JavaScript in node]"))
-            .count();
-        assert!(
-            100 * named >= 90 * samples.len(),
-            "{named} of {}",
-            samples.len()
-        );
-        assert!(
-            !samples
-                .iter()
-                .any(|it| SPINNING.iter().any(|name| it.calls(name)))
-        );
-    }
+            .any(|it| SPINNING.iter().any(|name| it.calls(name)))
+    );
 }
 
 /// A program of Java's, killed when dropped.
@@ -508,14 +510,13 @@ fn functions_of_python_have_names_once_where_it_announces_them_too() {
             let mut command = Command::new(&interpreter.path);
             let program = interpreter.command("spinning.py");
             command.args(["-X", option]).args(program.get_args());
-            if let Some(mut samples) = record_spinning(&scratch, &mut command) {
-                // On a busy machine, the interpreter may be found late.
-                let first = samples.iter().position(|it| it.calls(SPINNING[0]));
-                samples.drain(..first.expect(version));
-                assert_calls(&samples, &SPINNING, 90, version);
-                let mut named = samples.iter().filter(|it| it.calls(SPINNING[0]));
-                assert!(!named.any(|it| it.calls("[Python]")), "{version}");
-            }
+            let mut samples = record_spinning(&scratch, &mut command);
+            // On a busy machine, the interpreter may be found late.
+            let first = samples.iter().position(|it| it.calls(SPINNING[0]));
+            samples.drain(..first.expect(version));
+            assert_calls(&samples, &SPINNING, 90, version);
+            let mut named = samples.iter().filter(|it| it.calls(SPINNING[0]));
+            assert!(!named.any(|it| it.calls("[Python]")), "{version}");
         }
     }
 }
