@@ -260,7 +260,7 @@ pub struct RuntimeStack {
     /// Whether outer frames are missing.
     pub is_truncated: bool,
     /// Libraries that let a thread execute on several stacks, such as greenlet's: what their file names begin with. The
-    /// frames are those of one stack, and native frames behind such a library may be those of another.
+    /// frames are those of one stack.
     pub switching_libraries: &'static [&'static str],
 }
 
@@ -289,31 +289,22 @@ impl RuntimeStack {
     /// A runtime may have announced code that only calls the interpreter for one function, under the name of
     /// that function, as CPython does with `-X perf` (Python/perf_trampoline.c): a frame of it that has this
     /// name already, or none yet, is left out.
-    ///
-    /// `file` returns the path of the file that is mapped at an address, if there is one. Calls behind one of
-    /// [`Self::switching_libraries`] that exceed the runtime's stay as they are: they are of another stack.
     #[must_use]
-    pub fn in_native<'f>(
-        self,
-        native: Vec<Frame>,
-        file: impl Fn(u64) -> Option<&'f str>,
-    ) -> Vec<Frame> {
-        let only_calls = |frame: &Frame, callee: &NamedFrame| match frame {
+    pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
+        self.in_native_with(native, |frame, callee| match frame {
             Frame::Named(frame) => {
                 frame.kind == callee.kind && (frame.name() == callee.name() || frame.is_unnamed())
             }
             Frame::Native { .. } => false,
-        };
-        self.in_native_with(native, file, only_calls)
+        })
     }
 
     /// [`Self::in_native`], for a native stack whose announced code is recognized by `only_calls`: whether this
     /// frame, which called the interpreter, only does so for this function.
     #[must_use]
-    pub fn in_native_with<'f>(
+    pub fn in_native_with(
         self,
         native: Vec<Frame>,
-        file: impl Fn(u64) -> Option<&'f str>,
         only_calls: impl Fn(&Frame, &NamedFrame) -> bool,
     ) -> Vec<Frame> {
         let is_call = |frame: &Frame| {
@@ -321,19 +312,18 @@ impl RuntimeStack {
             let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
             address.is_some_and(contains)
         };
-        let own = self.frames_of_own_stack(&native, is_call, file);
         let mut without = match self.is_truncated {
             true => 0,
             false => {
-                let count = native[..own].iter().filter(|frame| is_call(frame)).count();
+                let count = native.iter().filter(|frame| is_call(frame)).count();
                 count.saturating_sub(self.calls.len())
             }
         };
         let mut calls = self.calls.into_iter();
         let mut mixed: Vec<Frame> = Vec::with_capacity(native.len());
         let mut was_call = false;
-        for (index, frame) in native.into_iter().enumerate() {
-            let is_call = index < own && is_call(&frame);
+        for frame in native {
+            let is_call = is_call(&frame);
             let is_trampoline = match mixed.last() {
                 Some(Frame::Named(callee)) => was_call && only_calls(&frame, callee),
                 _ => false,
@@ -358,30 +348,29 @@ impl RuntimeStack {
         mixed
     }
 
-    /// How many of the native frames, from the innermost one on, are of the stack that the calls are of: all, unless
-    /// more calls follow a library that switches stacks.
-    fn frames_of_own_stack<'f>(
+    /// How many native frames, innermost frame first, the stack has that the calls are of, where that is not the thread's
+    /// own: its last frames are those in the library that began it. What follows in memory is of other stacks, and
+    /// need not be there any more. `switches` returns whether an address is in one of [`Self::switching_libraries`].
+    #[must_use]
+    pub fn own_native_frames(
         &self,
         native: &[Frame],
-        is_call: impl Fn(&Frame) -> bool,
-        file: impl Fn(u64) -> Option<&'f str>,
-    ) -> usize {
-        let calls = native.iter().filter(|frame| is_call(frame)).count();
-        if calls <= self.calls.len() {
-            return native.len();
+        switches: impl Fn(u64) -> bool,
+    ) -> Option<usize> {
+        if self.calls.is_empty() || self.is_truncated {
+            return None;
         }
-        let switches = |address| {
-            let name = file(address)?.rsplit('/').next()?;
-            let mut libraries = self.switching_libraries.iter();
-            libraries.find(|library| name.starts_with(**library))
+        let is_in = |frame: &Frame, contains: &dyn Fn(u64) -> bool| {
+            frame.lookup_address().is_some_and(contains)
         };
-        let mut before = 0;
-        let end = native.iter().position(|frame| {
-            before += usize::from(is_call(frame));
-            let is_end = || frame.lookup_address().and_then(switches).is_some();
-            before >= self.calls.len() && is_end()
-        });
-        end.unwrap_or(native.len())
+        let is_call = |address| self.interpreter.iter().any(|code| code.contains(&address));
+        let mut calls = 0;
+        let first = native.iter().position(|frame| {
+            calls += usize::from(is_in(frame, &is_call));
+            calls >= self.calls.len() && is_in(frame, &switches)
+        })?;
+        let rest = native[first..].iter();
+        Some(first + rest.take_while(|frame| is_in(frame, &switches)).count())
     }
 }
 
@@ -830,7 +819,7 @@ mod tests {
         let [a, b, c] = ["a", "b", "c"].map(|name| Frame::from(named(name)));
         let other = Frame::native(1, 0x300);
         // A return address just after the interpreter's code still belongs to it.
-        let in_native = |stack: RuntimeStack, native| stack.in_native(native, |_| None);
+        let in_native = RuntimeStack::in_native;
         let mixed = in_native(stack.clone(), native(&[0x100, 0x300, 0x200, 0x301]));
         let last = Frame::native(3, 0x301);
         assert_eq!(mixed, [c.clone(), b.clone(), other, a.clone(), last]);
@@ -871,21 +860,32 @@ mod tests {
             let mixed = in_native(mixed.clone(), with_announced);
             assert_eq!(mixed, [c.clone(), b.clone(), announced(name)]);
         }
-        // On a stack of its own, whose innermost call has not begun.
-        let mixed = RuntimeStack {
-            calls: vec![vec![named("c")]],
-            switching_libraries: &["_greenlet."],
-            ..stack.clone()
-        };
-        let file = |address| (address == 0x3ff).then_some("/packages/_greenlet.so");
-        let mut expected = native(&[0x150, 0x300, 0x150, 0x400, 0x150, 0x150]);
-        let on_two = expected.clone();
-        expected[2] = c;
-        assert_eq!(mixed.in_native(on_two, file), expected);
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack
         };
         assert_eq!(in_native(mixed, native(&[0x150])), native(&[0x150]));
+    }
+
+    #[test]
+    fn a_stack_of_its_own_ends_in_the_library_that_began_it() {
+        let native = |addresses: &[u64]| {
+            let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
+            addresses.iter().enumerate().map(frame).collect::<Vec<_>>()
+        };
+        let own = |calls: usize, addresses: &[u64]| {
+            let interpreter = vec![0x100..0x180, 0x180..0x200];
+            let stack = RuntimeStack::new(vec![vec![named("a")]; calls], interpreter);
+            stack.own_native_frames(&native(addresses), |address| address >> 8 == 4)
+        };
+        // The library calls the interpreter, and follows once more, as part of another stack.
+        let addresses = [0x300, 0x150, 0x450, 0x460, 0x150, 0x450];
+        assert_eq!(own(1, &addresses), Some(4));
+        assert_eq!(own(2, &addresses), Some(6));
+        assert_eq!(own(0, &addresses), None);
+        // It was called by the interpreter.
+        assert_eq!(own(1, &[0x450, 0x460, 0x150, 0x300]), None);
+        // The innermost call has not begun.
+        assert_eq!(own(1, &[0x150, 0x300, 0x150, 0x450, 0x150]), Some(4));
     }
 }

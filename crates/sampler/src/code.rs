@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -348,11 +348,11 @@ impl CodeMappings {
                 .is_some_and(|mapped| is_generated(&mapped.module))
     }
 
-    /// The path of the file that was mapped last at an address.
-    pub(crate) fn file(&self, address: u64) -> Option<&str> {
-        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
-        let mapped = self.mappings.iter().rev().find(contains)?;
-        Some(&mapped.module.path)
+    /// Where files are mapped whose names begin with one of these.
+    pub(crate) fn mapped_files(&self, names: &[&str]) -> Vec<Range<u64>> {
+        let begins = |mapped: &&Mapped| names.iter().any(|it| mapped.file_name().starts_with(it));
+        let mapped = self.mappings.iter().filter(begins);
+        mapped.map(|mapped| mapped.start..mapped.end).collect()
     }
 
     /// Whether memory in which a runtime may generate code was mapped since the last call: a runtime that

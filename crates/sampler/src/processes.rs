@@ -547,21 +547,22 @@ impl Processes {
         let found = found(tracked, seen.context, &mut self.counts, catalog);
         let named = self.name_generated(seen);
         let stack = named.as_deref().unwrap_or(seen.user_stack);
+        let mut stack_end = seen.stack_end;
         let (found, gil, user_stack) = if seen.runtimes.is_empty() {
             (found, None, catalog.stack(stack))
         } else {
-            let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
+            let stack = self.own_stack(seen, stack, &mut stack_end);
             with_runtimes(
                 found,
                 seen,
-                (stack, code),
+                stack,
                 &mut self.counts,
                 &mut self.reasons,
                 catalog,
             )
         };
         self.counts.add(found);
-        if let Some(end) = seen.stack_end {
+        if let Some(end) = stack_end {
             self.counts.add_stack(end);
             let place = (process, seen.time);
             let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
@@ -587,8 +588,38 @@ impl Processes {
             found,
             gil,
             user_stack,
-            stack_end: seen.stack_end,
+            stack_end,
             kernel_stack: catalog.stack(seen.kernel_stack),
+        }
+    }
+
+    /// Those frames of a stack that are of the stack on which a runtime executes, if that is not the thread's own. It
+    /// is complete then.
+    fn own_stack<'f>(
+        &self,
+        seen: &Observation<'_>,
+        stack: &'f [Frame],
+        end: &mut Option<StackEnd>,
+    ) -> &'f [Frame] {
+        let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
+        let stacks = seen.runtimes.iter().filter_map(|reading| {
+            let stack = &reading.thread.as_ref().ok()?.stack;
+            (!stack.switching_libraries.is_empty()).then_some(stack)
+        });
+        let frames = stacks.filter_map(|of_runtime| {
+            let libraries = code?.mapped_files(of_runtime.switching_libraries);
+            if libraries.is_empty() {
+                return None;
+            }
+            let switches = |address| libraries.iter().any(|library| library.contains(&address));
+            of_runtime.own_native_frames(stack, switches)
+        });
+        match frames.min() {
+            Some(frames) => {
+                *end = end.map(|_| StackEnd::Start);
+                &stack[..frames]
+            }
+            None => stack,
         }
     }
 }
@@ -624,12 +655,11 @@ fn unnamed(reading: &RuntimeReading) -> usize {
 fn with_runtimes(
     native: Found,
     seen: &Observation<'_>,
-    (user_stack, code): (&[Frame], Option<&CodeMappings>),
+    user_stack: &[Frame],
     counts: &mut Counts,
     reasons: &mut Reasons,
     catalog: &mut Catalog,
 ) -> (Found, Option<GilState>, StackId) {
-    let file = |address| code?.file(address);
     let native = native.and_then(|id| Found::Attached(catalog.context_facts(id).clone()));
     let chosen = choose(native, &seen.runtimes);
     counts.context_conflicts += u64::from(chosen.is_conflict);
@@ -647,7 +677,7 @@ fn with_runtimes(
                     let state = lock.state_in(&mut stack, FrameKind::new(reading.name));
                     gil = Some(gil.map_or(state, |other| other.min(state)));
                 }
-                stack = thread.stack.clone().in_native(stack, file);
+                stack = thread.stack.clone().in_native(stack);
             }
             Err(error) => {
                 counts.incomplete_steps += 1;

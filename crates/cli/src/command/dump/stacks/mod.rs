@@ -68,8 +68,9 @@ impl Stack {
         })
     }
 
-    /// The frames, with those of the thread's runtimes in place of the calls of their interpreters.
-    fn mixed(&self, runtimes: &[RuntimeReading], named: &Named) -> Vec<sample::Frame> {
+    /// The frames, with those of the thread's runtimes in place of the calls of their interpreters, and whether they are
+    /// those of a stack that a runtime executes on and that is not the thread's own: it is complete.
+    fn mixed(&self, runtimes: &[RuntimeReading], named: &Named) -> (Vec<sample::Frame>, bool) {
         let native = self.frames().map(|(frame, lookup)| {
             if lookup == frame.address {
                 sample::Frame::instruction(frame.address)
@@ -77,16 +78,27 @@ impl Stack {
                 sample::Frame::return_address(frame.address)
             }
         });
+        let mut native: Vec<_> = native.collect();
         let stacks = (!self.is_separate).then(|| interpreted(runtimes));
-        let stacks = stacks.into_iter().flatten();
-        stacks.fold(native.collect(), |mixed, stack| {
+        let stacks: Vec<_> = stacks.into_iter().flatten().collect();
+        let own = stacks.iter().filter_map(|stack| {
+            let switches = |address| {
+                let file = named.module(address).and_then(|it| it.0.rsplit('/').next());
+                let mut libraries = stack.switching_libraries.iter();
+                libraries.any(|it| file.is_some_and(|file| file.starts_with(it)))
+            };
+            stack.own_native_frames(&native, switches)
+        });
+        let own = own.min();
+        native.truncate(own.unwrap_or(native.len()));
+        let mixed = stacks.into_iter().fold(native, |mixed, stack| {
             let only_calls = |frame: &sample::Frame, callee: &sample::NamedFrame| {
                 let lookup = frame.lookup_address();
                 lookup.is_some_and(|address| named.is_generated_for(address, callee.name()))
             };
-            let file = |address| Some(named.module(address)?.0);
-            stack.clone().in_native_with(mixed, file, only_calls)
-        })
+            stack.clone().in_native_with(mixed, only_calls)
+        });
+        (mixed, own.is_some())
     }
 
     /// Whether it lacks frames of the thread's runtimes, which are of another moment.

@@ -40,7 +40,8 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
         match stack {
             Ok(stack) => {
                 let _ = write!(text, "\n  thread {tid}  stack{name}\n");
-                for frame in stack.mixed(&thread.runtimes, &report.named) {
+                let (frames, is_whole) = stack.mixed(&thread.runtimes, &report.named);
+                for frame in frames {
                     match &frame {
                         Frame::Named(frame) => add_named(&mut text, frame),
                         Frame::Native { address, .. } => {
@@ -49,7 +50,7 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
                         }
                     }
                 }
-                if let Some(reason) = reason(stack) {
+                if let Some(reason) = reason(stack).filter(|_| !is_whole) {
                     let _ = writeln!(text, "    incomplete: {}", escape(&reason));
                 }
                 if stack.lacks_frames(&thread.runtimes) {
@@ -131,9 +132,10 @@ impl<'r> StackJson<'r> {
     ) -> OrError<Self> {
         match stack {
             Ok(stack) => {
-                let end = reason(stack);
+                let (frames, is_whole) = stack.mixed(&thread.runtimes, &report.named);
+                let end = reason(stack).filter(|_| !is_whole);
                 OrError::Value(Self {
-                    frames: (stack.mixed(&thread.runtimes, &report.named), &report.named),
+                    frames: (frames, &report.named),
                     complete: end.is_none(),
                     native_only: stack.lacks_frames(&thread.runtimes),
                     end,
