@@ -341,7 +341,8 @@ impl Rows {
         built("matrix", &[architecture]).map(Self)
     }
 
-    /// As [`Rows::build`], with as few as have each compiler, each linker, and each kind of program with each access model.
+    /// As [`Rows::build`], with as few as have each compiler, each linker, and each kind of program with each C library and
+    /// each access model.
     pub(crate) fn build_few(architecture: &str) -> Result<Self, String> {
         built("matrix", &[architecture, "--few"]).map(Self)
     }

@@ -17,7 +17,8 @@ use pyo3::prelude::*;
 
 type Get = unsafe extern "C" fn(*mut PyObject, *mut PyObject, *mut *mut PyObject) -> c_int;
 type Set = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
-type OnContext = unsafe extern "C" fn(*mut PyObject) -> c_int;
+/// `PyContext_Enter` and `PyContext_Exit`.
+pub(crate) type OnContext = unsafe extern "C" fn(*mut PyObject) -> c_int;
 type Pair = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
 /// `PyObject_Vectorcall`, which is in the stable ABI from 3.12 on. It may unwind ([`Contextvars::call`]).
 type Call = unsafe extern "C-unwind" fn(

@@ -4,16 +4,18 @@
 //! stored in the library's tables. This module replaces them there.
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::ops::Range;
+use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pyo3::exceptions::PyImportError;
 use pyo3::ffi::{PyModule_GetDef, PyObject};
 use pyo3::prelude::*;
 
-use crate::contextvars::loaded;
+use crate::contextvars::{OnContext, loaded};
 use crate::lock::Lock;
 use crate::switch::{publish_current, restore};
 use crate::thread;
@@ -69,22 +71,25 @@ struct Calls {
     exit: Vec<Place>,
 }
 
-/// The libraries of the process that were visited.
-struct Visited {
-    /// How many libraries had been unloaded then.
+/// What is known of the libraries of the process.
+struct LibraryScan {
+    /// How many libraries had been unloaded at the last scan.
     unloaded: u64,
-    /// Where their program headers are.
-    headers: BTreeSet<usize>,
-    /// Where those are that report what they enter and leave.
+    /// Libraries that need no more attention, by the addresses of their program headers.
+    known: BTreeSet<usize>,
+    /// Address ranges of the libraries that were changed to report what they enter and leave.
     watched: Vec<Range<usize>>,
-    /// Why one does not.
-    error: Option<io::Error>,
+    /// Libraries to change in this scan, by the addresses of their program headers, and their paths.
+    pending: Vec<(usize, CString)>,
+    /// The last error of this scan.
+    error: Option<String>,
 }
 
-static VISITED: Lock<Visited> = Lock::new(Visited {
+static LIBRARIES: Lock<LibraryScan> = Lock::new(LibraryScan {
     unloaded: 0,
-    headers: BTreeSet::new(),
+    known: BTreeSet::new(),
     watched: Vec::new(),
+    pending: Vec::new(),
     error: None,
 });
 
@@ -97,12 +102,32 @@ static VISITED: Lock<Visited> = Lock::new(Visited {
 pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
     // `enter` and `exit` need it.
     loaded()?;
-    VISITED.with(py, |visited| {
-        // SAFETY: the callback takes a `Visited`, which outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut *visited).cast()) };
-        visited.error.take().map_or(Ok(()), Err)
-    })?;
-    Ok(())
+    let error = LIBRARIES.with(py, |scan| {
+        scan.each(find);
+        // Another thread may be loading a library whose addresses the dynamic linker has yet to store. This waits until it
+        // is loaded, and keeps it so.
+        let open = |path: &CString| {
+            let path = if path.is_empty() {
+                ptr::null()
+            } else {
+                path.as_ptr()
+            };
+            // SAFETY: the path ends with a null byte.
+            unsafe { libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
+        };
+        let opened = |(_, path): &(usize, CString)| NonNull::new(open(path));
+        let handles: Vec<_> = scan.pending.iter().map(opened).collect();
+        let mut is_open = handles.iter().map(Option::is_some);
+        scan.pending.retain(|_| is_open.next() == Some(true));
+        scan.each(change);
+        for handle in handles.into_iter().flatten() {
+            // SAFETY: `dlopen` has returned it.
+            unsafe { libc::dlclose(handle.as_ptr()) };
+        }
+        scan.pending.clear();
+        scan.error.take()
+    });
+    error.map_or(Ok(()), |error| Err(PyImportError::new_err(error)))
 }
 
 /// Whether the library of an extension module reports the contexts that it enters and leaves.
@@ -110,20 +135,47 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
 pub(crate) fn is_watched(module: &Bound<'_, PyModule>) -> bool {
     // SAFETY: the argument is a module.
     let definition = unsafe { PyModule_GetDef(module.as_ptr()) }.addr();
-    VISITED.with(module.py(), |visited| {
-        visited.watched.iter().any(|it| it.contains(&definition))
+    LIBRARIES.with(module.py(), |scan| {
+        scan.watched.iter().any(|it| it.contains(&definition))
     })
 }
 
+/// What `dl_iterate_phdr` calls with each library.
+type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+
+impl LibraryScan {
+    /// Visits all libraries.
+    fn each(&mut self, visit: Visit) {
+        // SAFETY: the functions below take a scan, which outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut *self).cast()) };
+    }
+}
+
 impl Calls {
-    /// Makes the library call the functions of this module instead. Returns whether it calls both.
+    /// Whether the library calls this interpreter's functions, or those of this module already. Before the first call, what is
+    /// stored may be in the library itself. Other functions are those of another interpreter, or of another tool.
     ///
     /// # Safety
     /// The library is loaded.
-    unsafe fn replace(&self) -> io::Result<bool> {
-        if self.enter.is_empty() || self.exit.is_empty() {
-            return Ok(false);
-        }
+    unsafe fn are_of_this_interpreter(&self, addresses: &Range<usize>) -> bool {
+        let Ok(contextvars) = loaded() else {
+            return false;
+        };
+        let lead_to = |places: &[Place], functions: [usize; 2]| {
+            // SAFETY: as the caller promises.
+            let mut stored = places.iter().map(|place| unsafe { place.stored() });
+            stored.all(|it| functions.contains(&it) || addresses.contains(&it))
+        };
+        let enters = [contextvars.enter, enter as OnContext].map(|it| it as *const () as usize);
+        let exits = [contextvars.exit, exit as OnContext].map(|it| it as *const () as usize);
+        lead_to(&self.enter, enters) && lead_to(&self.exit, exits)
+    }
+
+    /// Makes the library call the functions of this module instead.
+    ///
+    /// # Safety
+    /// The library is loaded.
+    unsafe fn replace(&self) -> io::Result<()> {
         for place in &self.exit {
             // SAFETY: the library calls a function of this type by the address there.
             unsafe { place.replace(exit as *const () as usize)? };
@@ -132,11 +184,20 @@ impl Calls {
             // SAFETY: as above.
             unsafe { place.replace(enter as *const () as usize)? };
         }
-        Ok(true)
+        Ok(())
     }
 }
 
 impl Place {
+    /// The address there.
+    ///
+    /// # Safety
+    /// The library is loaded.
+    unsafe fn stored(&self) -> usize {
+        // SAFETY: the dynamic linker aligns it, and threads write it at once.
+        unsafe { AtomicUsize::from_ptr(self.address as *mut usize).load(Ordering::Acquire) }
+    }
+
     /// Stores another address.
     ///
     /// # Safety
@@ -169,26 +230,53 @@ fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Visits a library, unless it was visited before.
-unsafe extern "C" fn visit(
+/// Finds out whether a library has to be changed.
+unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, scan: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker passes a library that is mapped during the call, and `scan`.
+    unsafe {
+        let (info, scan) = (&*info, &mut *scan.cast::<LibraryScan>());
+        if info.dlpi_subs != scan.unloaded {
+            // Another library may be where one was.
+            scan.unloaded = info.dlpi_subs;
+            scan.known.clear();
+            scan.watched.clear();
+        }
+        let header = info.dlpi_phdr.addr();
+        if !scan.known.contains(&header) {
+            let calls = calls(info);
+            if is_excluded(info) || calls.enter.is_empty() || calls.exit.is_empty() {
+                scan.known.insert(header);
+            } else {
+                let path = CStr::from_ptr(info.dlpi_name);
+                scan.pending.push((header, path.to_owned()));
+            }
+        }
+    }
+    0
+}
+
+/// Changes a library that [`find`] has found, and that stays loaded.
+unsafe extern "C" fn change(
     info: *mut libc::dl_phdr_info,
     _size: usize,
-    visited: *mut c_void,
+    scan: *mut c_void,
 ) -> c_int {
-    // SAFETY: the dynamic linker passes a library that stays loaded during the call, and `visited`.
+    // SAFETY: as above.
     unsafe {
-        let (info, visited) = (&*info, &mut *visited.cast::<Visited>());
-        if info.dlpi_subs != visited.unloaded {
-            // Another library may be where one was.
-            visited.unloaded = info.dlpi_subs;
-            visited.headers.clear();
-            visited.watched.clear();
-        }
-        if visited.headers.insert(info.dlpi_phdr.addr()) && !is_known(info) {
-            match calls(info).replace() {
-                Ok(true) => visited.watched.push(addresses(info)),
-                Ok(false) => {}
-                Err(error) => visited.error = Some(error),
+        let (info, scan) = (&*info, &mut *scan.cast::<LibraryScan>());
+        let header = info.dlpi_phdr.addr();
+        let path = CStr::from_ptr(info.dlpi_name);
+        let is_it = |it: &(usize, CString)| it.0 == header && *it.1 == *path;
+        if scan.pending.iter().any(is_it) {
+            scan.known.insert(header);
+            let (calls, addresses) = (calls(info), addresses(info));
+            if calls.are_of_this_interpreter(&addresses) {
+                match calls.replace() {
+                    Ok(()) => scan.watched.push(addresses),
+                    Err(error) => {
+                        scan.error = Some(format!("{}: {error}", path.to_string_lossy()));
+                    }
+                }
             }
         }
     }
@@ -198,23 +286,23 @@ unsafe extern "C" fn visit(
 /// Whether a library's calls of the functions need not, or must not, reach this module's.
 ///
 /// # Safety
-/// The library is loaded.
-unsafe fn is_known(info: &libc::dl_phdr_info) -> bool {
+/// The library is mapped.
+unsafe fn is_excluded(info: &libc::dl_phdr_info) -> bool {
     // SAFETY: as the caller promises.
-    let (addresses, name) = unsafe { (addresses(info), CStr::from_ptr(info.dlpi_name)) };
+    let (addresses, path) = unsafe { (addresses(info), CStr::from_ptr(info.dlpi_name)) };
     let interpreter = loaded().map_or(0, |contextvars| contextvars.enter as *const () as usize);
     let own = enter as *const () as usize;
-    let file = name.to_bytes().rsplit(|byte| *byte == b'/').next();
+    let file = path.to_bytes().rsplit(|byte| *byte == b'/').next();
     addresses.contains(&interpreter)
         || addresses.contains(&own)
-        // Its eager tasks are watched otherwise, because many interpreters contain it.
+        // Module `eager` handles its tasks: in many interpreters, `_asyncio` is built in, and has no addresses to replace.
         || file.is_some_and(|file| file.starts_with(b"_asyncio."))
 }
 
 /// The program headers of a library.
 ///
 /// # Safety
-/// The library is loaded.
+/// The library is mapped.
 unsafe fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
     // SAFETY: the dynamic linker says where they are.
     unsafe { slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
@@ -223,7 +311,7 @@ unsafe fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
 /// The addresses from the first to the last byte of a library.
 ///
 /// # Safety
-/// The library is loaded.
+/// The library is mapped.
 unsafe fn addresses(info: &libc::dl_phdr_info) -> Range<usize> {
     let base = info.dlpi_addr as usize;
     // SAFETY: as the caller promises.
@@ -240,7 +328,7 @@ unsafe fn addresses(info: &libc::dl_phdr_info) -> Range<usize> {
 /// Where a library calls the functions.
 ///
 /// # Safety
-/// The library is loaded.
+/// The library is mapped.
 unsafe fn calls(info: &libc::dl_phdr_info) -> Calls {
     let mut calls = Calls::default();
     // SAFETY: as the caller promises.

@@ -5,8 +5,8 @@
 //! | 3.14+ | everything below | a context watcher |
 //! | up to 3.13 | `Context.run`: asyncio's callbacks and tasks, `asyncio.to_thread` | [`run`] in its place |
 //! | up to 3.13 | eager tasks of asyncio | [`eager`](crate::eager), in place of `Task.__init__` |
-//! | up to 3.13 | uvloop, rloop and granian, with `PyContext_Enter` | [`native`](crate::native), in place of that |
-//! | up to 3.13 | other C code with `PyContext_Enter` | not seen, nothing is published: [`is_covered`] |
+//! | up to 3.13 | libraries with `PyContext_Enter`, such as uvloop's | [`native`](crate::native), in place of that |
+//! | up to 3.13 | other code with `PyContext_Enter`, such as that of `ctypes` | not seen, nothing is published: [`is_covered`] |
 //! | all | greenlets, which do not tell the interpreter | `greenlet.settrace`: [`greenlets_switched`] |
 
 use std::ffi::{CStr, c_char, c_int};

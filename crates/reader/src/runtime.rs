@@ -292,8 +292,9 @@ impl RuntimeStack {
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
         self.in_native_with(native, |frame, callee| match frame {
-            Frame::Named(frame) => {
-                frame.kind == callee.kind && (frame.name() == callee.name() || frame.is_unnamed())
+            Frame::Named(named) => {
+                let is_unnamed = named.is_unnamed() && !frame.is_gil_wait();
+                named.kind == callee.kind && (named.name() == callee.name() || is_unnamed)
             }
             Frame::Native { .. } => false,
         })

@@ -50,10 +50,10 @@ pub fn go_function(table: &[u8], (entry, text): (u64, u64), address: u64) -> Opt
     GoFunctions::parse(table.to_vec(), entry, text)?.name(address)
 }
 
-/// The name of the stub at an address of an ELF file, for the fuzz target.
+/// The linker name of the function that the stub at an address of an ELF file calls, for the fuzz target.
 #[doc(hidden)]
 #[must_use]
-pub fn stub_name(file: &File, address: u64) -> Option<String> {
+pub fn called_by_stub(file: &File, address: u64) -> Option<String> {
     linkage::stubs(file, &[address]).remove(0)
 }
 
@@ -458,6 +458,7 @@ fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy
     let functions_of_go = GoFunctions::of(file);
     let stubs = linkage::stubs(file, &addresses);
     for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
+        let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
         let function = || functions_of_go.as_ref()?.name(address);
         found.extend(stub.or_else(function).map(|name| Function {
             name,

@@ -14,15 +14,13 @@ use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, ReadCache, RelocationTarget};
 
-use crate::demangle::demangle;
-
 /// The sections with stubs, of all linkers.
 const SECTIONS: [&str; 4] = [".plt", ".plt.got", ".plt.sec", ".iplt"];
 /// Maximum size of a section with stubs, in bytes: 16 MiB, a million stubs.
 const MAX_SECTION: u64 = 16 << 20;
 /// Maximum number of relocations in which a function is looked up.
 const MAX_RELOCATIONS: usize = 1 << 22;
-/// Maximum length of a function's name that is kept, in bytes.
+/// Maximum length of a function's linker name that is kept, in bytes.
 const MAX_NAME: usize = 4096;
 
 /// Instructions of aarch64: where a stub may begin, and its jump.
@@ -32,12 +30,12 @@ const BR_X17: u32 = 0xd61f_0220;
 /// A section with stubs.
 struct Section {
     address: u64,
-    /// Of a stub, on x86-64.
+    /// Size of a stub in bytes, on x86-64.
     size: usize,
     code: Vec<u8>,
 }
 
-/// The names of the stubs at addresses of a file's program headers.
+/// The linker names of the functions that the stubs at addresses of a file's program headers call.
 pub(crate) fn stubs(file: &File, addresses: &[u64]) -> Vec<Option<String>> {
     find(file, addresses).unwrap_or_else(|| vec![None; addresses.len()])
 }
@@ -80,21 +78,24 @@ fn find(file: &File, addresses: &[u64]) -> Option<Vec<Option<String>>> {
     let mut names = vec![None; addresses.len()];
     let symbols = elf.dynamic_symbol_table()?;
     for (address, relocation) in elf.dynamic_relocations()?.take(MAX_RELOCATIONS) {
-        let (Some(indices), RelocationTarget::Symbol(symbol)) =
-            (wanted.get(&address), relocation.target())
-        else {
+        let RelocationTarget::Symbol(symbol) = relocation.target() else {
+            continue;
+        };
+        // Each is looked up once.
+        let Some(indices) = wanted.remove(&address) else {
             continue;
         };
         let symbol = symbols.symbol_by_index(symbol);
-        let name = symbol.as_ref().map(ObjectSymbol::name_bytes);
-        if let Ok(Ok(name)) = name
+        if let Ok(Ok(name)) = symbol.as_ref().map(ObjectSymbol::name_bytes)
             && !name.is_empty()
         {
             let name = String::from_utf8_lossy(&name[..name.len().min(MAX_NAME)]);
-            let name = format!("{}@plt", demangle(&name));
             for index in indices {
-                names[*index] = Some(name.clone());
+                names[index] = Some(name.clone().into_owned());
             }
+        }
+        if wanted.is_empty() {
+            break;
         }
     }
     Some(names)
@@ -195,11 +196,10 @@ mod tests {
                 && let Some(label) = label.strip_suffix(">:")
             {
                 // mold adds symbols of its own.
-                let label = label.replace("$plt", "@plt");
+                let called = label.strip_suffix("@plt").or(label.strip_suffix("$plt"));
                 // Without a symbol, it has the address of a function.
-                let is_stub = label.ends_with("@plt") && !label.starts_with('*');
-                name = is_stub.then_some(label);
-                stubs += usize::from(is_stub);
+                name = called.filter(|it| !it.starts_with('*')).map(str::to_owned);
+                stubs += usize::from(name.is_some());
             } else if let Some((address, instruction)) = line.split_once(":\t")
                 && let Some(name) = &name
                 && !instruction.starts_with("nop")

@@ -17,6 +17,9 @@ def install(watched: bool) -> None:
         if sys.version_info >= (3, 12):
             when_imported("asyncio.tasks", _watch_eager_tasks)
         _watch_extensions()
+        # Other loaders than Python's may have loaded them.
+        when_imported("granian._granian", lambda module: _watch_libraries(module.__name__))
+        when_imported("rloop._rloop", lambda module: _watch_libraries(module.__name__))
         when_imported("uvloop", _suspend_in_uvloop)
 
 
@@ -184,7 +187,8 @@ def _watch_eager_tasks(tasks: ModuleType) -> None:
 
 
 def _watch_extensions() -> None:
-    """Make native code report the contexts that it enters, as event loops do, whatever loads it."""
+    """Make libraries report the contexts that they enter, as event loops do."""
+    # That of `importlib.machinery`, whose import takes time.
     loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader
     create = loader.create_module
 
@@ -206,6 +210,7 @@ def _watch_libraries(name: str) -> None:
 
 def _suspend_in_uvloop(uvloop: ModuleType) -> None:
     # Its callbacks enter their contexts in C.
+    _watch_libraries("uvloop.loop")
     if _otelctx.is_watched(sys.modules["uvloop.loop"]):
         return
     # Publishing in it warns.

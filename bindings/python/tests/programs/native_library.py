@@ -3,12 +3,14 @@
 `sys.argv`: a folder, the name of the library as a module in it, and who loads it: `import`, or `program` before that.
 """
 
+import _ctypes
 import contextvars
 import ctypes
 import importlib
 import importlib.util
 import json
 import math
+import shutil
 import sys
 
 import otelctx
@@ -33,6 +35,10 @@ folder, name, loader = sys.argv[1:]
 sys.path.insert(0, folder)
 if loader == "program":
     path = importlib.util.find_spec(name).origin
+    # It may be loaded where another one was.
+    copy = ctypes.CDLL(shutil.copy(path, folder))
+    _otelctx.watch_libraries()
+    _ctypes.dlclose(copy._handle)
     ctypes.CDLL(path)
     before = mappings()
     _otelctx.watch_libraries()

@@ -343,7 +343,12 @@ fn record_spinning(scratch: &Scratch, command: &mut Command) -> Vec<Seen> {
     assert!(!answer.stderr.contains("damaged"), "{answer:?}");
     // The runtimes leave their maps there.
     for pid in samples.iter().map(|it| it.pid).collect::<BTreeSet<_>>() {
-        let _ = fs::remove_file(format!("/tmp/perf-{pid}.map"));
+        for file in [
+            format!("/tmp/perf-{pid}.map"),
+            format!("/tmp/jit-{pid}.dump"),
+        ] {
+            let _ = fs::remove_file(file);
+        }
     }
     let mut lines = answer.stdout.lines();
     let times = lines.find_map(|line| line.strip_prefix("spun ")).unwrap();
@@ -514,6 +519,7 @@ fn functions_of_python_have_names_once_where_it_announces_them_too() {
             // On a busy machine, the interpreter may be found late.
             let first = samples.iter().position(|it| it.calls(SPINNING[0]));
             samples.drain(..first.expect(version));
+            assert!(samples.len() > 50, "{version}: {}", samples.len());
             assert_calls(&samples, &SPINNING, 90, version);
             let mut named = samples.iter().filter(|it| it.calls(SPINNING[0]));
             assert!(!named.any(|it| it.calls("[Python]")), "{version}");

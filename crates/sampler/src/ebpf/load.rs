@@ -120,7 +120,7 @@ impl Loaded {
             return Self::load_with(options, &cpus, possible, &sizes(false));
         }
         match Self::load_with(options, &cpus, possible, &sizes(true)) {
-            // On aarch64, rings need Linux 5.12 (`without_exchange`).
+            // On aarch64, rings need Linux 5.12 (`remove_exchanges`).
             Err(Refusal::Kernel { .. }) => Self::load_with(options, &cpus, possible, &sizes(false)),
             result => result,
         }
@@ -139,7 +139,7 @@ impl Loaded {
             1
         };
         let mut object = Cow::Borrowed(options.kernel_object.map_or(OBJECT, |object| object.0));
-        if !sizes.has_rings() {
+        if cfg!(target_arch = "aarch64") && !sizes.has_rings() {
             remove_exchanges(object.to_mut());
         }
         // The kernel allocates the memory immediately.
@@ -453,4 +453,26 @@ pub(super) fn is_first_namespace() -> bool {
 fn namespace() -> io::Result<u64> {
     let inode = std::fs::metadata("/proc/self/ns/pid")?.st_ino();
     Ok(if inode == FIRST_NAMESPACE { 0 } else { inode })
+}
+
+#[cfg(test)]
+mod tests {
+    /// Those for aarch64, whatever this machine is.
+    const OBJECT: &[u8] = include_bytes!("../../bpf/sampler.aarch64.o");
+
+    #[test]
+    fn programs_for_kernels_before_5_12_have_no_exchange() {
+        // Atomic operations on 8 bytes (`BPF_STX | BPF_DW | BPF_ATOMIC`), but additions, which are older.
+        let exchanges = |object: &[u8]| {
+            let instructions = object.as_chunks::<8>().0.iter();
+            instructions
+                .filter(|it| it[0] == 0xdb && it[4..] == [0xe1, 0, 0, 0])
+                .count()
+        };
+        assert!(exchanges(OBJECT) > 0);
+        let mut object = OBJECT.to_vec();
+        super::remove_exchanges(&mut object);
+        assert_eq!(exchanges(&object), 0);
+        assert_eq!(object.len(), OBJECT.len());
+    }
 }
