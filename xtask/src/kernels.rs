@@ -137,8 +137,8 @@ const MACHINE: Machine = Machine {
     timeout: Duration::from_secs(1200),
 };
 
-/// How many machines run at a time: each has one processor, and the host mostly has two.
-const AT_A_TIME: usize = 2;
+/// How many machines run at a time. Each has one processor, and the host mostly has two, but each waits for some of its time.
+const AT_A_TIME: usize = 3;
 
 /// Libraries that the test programs are linked with, at their own paths; the last one for musl.
 const LIBRARIES: [&str; 5] = [
