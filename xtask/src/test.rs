@@ -35,8 +35,13 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         report.step("tests", || workspace(&mut counts));
         report.step("features", || features(&mut counts));
         report.step("without root", || unprivileged::run(&mut counts));
-        report.step("kernels", || kernels::short(&mut counts));
-        report.step("python", || python::run(&mut counts));
+        // These wait for some of their time, too.
+        let mut booted = Counts::default();
+        let kernels = || kernels::short(&mut booted);
+        report.step_beside("kernels", kernels, |report| {
+            report.step("python", || python::run(&mut counts));
+        });
+        counts.add("", booted);
         report.step("kernel programs", || bpf::run(&["--check".into()]));
         report.step("footprint", footprint::run);
         report.step("instructions", bench::instructions);
