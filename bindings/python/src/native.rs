@@ -71,27 +71,30 @@ struct Calls {
     exit: Vec<Place>,
 }
 
-/// What is known of the libraries of the process.
-struct LibraryScan {
-    /// How many libraries had been unloaded at the last scan.
+/// The libraries of the process at the last scan.
+struct Libraries {
+    /// How many had been unloaded.
     unloaded: u64,
     /// Libraries that need no more attention, by the addresses of their program headers.
-    known: BTreeSet<usize>,
+    checked: BTreeSet<usize>,
     /// Address ranges of the libraries that were changed to report what they enter and leave.
     watched: Vec<Range<usize>>,
-    /// Libraries to change in this scan, by the addresses of their program headers, and their paths.
-    pending: Vec<(usize, CString)>,
-    /// The last error of this scan.
-    error: Option<String>,
 }
 
-static LIBRARIES: Lock<LibraryScan> = Lock::new(LibraryScan {
+static LIBRARIES: Lock<Libraries> = Lock::new(Libraries {
     unloaded: 0,
-    known: BTreeSet::new(),
+    checked: BTreeSet::new(),
     watched: Vec::new(),
-    pending: Vec::new(),
-    error: None,
 });
+
+/// A scan of the libraries.
+struct Scan<'l> {
+    libraries: &'l mut Libraries,
+    /// Libraries to change, by the addresses of their program headers, and their paths.
+    pending: Vec<(usize, CString)>,
+    /// The last error.
+    error: Option<String>,
+}
 
 /// Makes the libraries of the process report the contexts that they enter and leave, if they were loaded since the last
 /// call.
@@ -102,7 +105,12 @@ static LIBRARIES: Lock<LibraryScan> = Lock::new(LibraryScan {
 pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
     // `enter` and `exit` need it.
     loaded()?;
-    let error = LIBRARIES.with(py, |scan| {
+    let error = LIBRARIES.with(py, |libraries| {
+        let mut scan = Scan {
+            libraries,
+            pending: Vec::new(),
+            error: None,
+        };
         scan.each(find);
         // Another thread may be loading a library whose addresses the dynamic linker has yet to store. This waits until it
         // is loaded, and keeps it so.
@@ -124,8 +132,7 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
             // SAFETY: `dlopen` has returned it.
             unsafe { libc::dlclose(handle.as_ptr()) };
         }
-        scan.pending.clear();
-        scan.error.take()
+        scan.error
     });
     error.map_or(Ok(()), |error| Err(PyImportError::new_err(error)))
 }
@@ -135,15 +142,16 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
 pub(crate) fn is_watched(module: &Bound<'_, PyModule>) -> bool {
     // SAFETY: the argument is a module.
     let definition = unsafe { PyModule_GetDef(module.as_ptr()) }.addr();
-    LIBRARIES.with(module.py(), |scan| {
-        scan.watched.iter().any(|it| it.contains(&definition))
+    LIBRARIES.with(module.py(), |libraries| {
+        let mut watched = libraries.watched.iter();
+        watched.any(|library| library.contains(&definition))
     })
 }
 
 /// What `dl_iterate_phdr` calls with each library.
 type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
 
-impl LibraryScan {
+impl Scan<'_> {
     /// Visits all libraries.
     fn each(&mut self, visit: Visit) {
         // SAFETY: the functions below take a scan, which outlives the call.
@@ -152,6 +160,11 @@ impl LibraryScan {
 }
 
 impl Calls {
+    /// Whether the library calls both functions.
+    fn are_both(&self) -> bool {
+        !self.enter.is_empty() && !self.exit.is_empty()
+    }
+
     /// Whether the library calls this interpreter's functions, or those of this module already. Before the first call, what is
     /// stored may be in the library itself. Other functions are those of another interpreter, or of another tool.
     ///
@@ -234,18 +247,18 @@ fn page_size() -> usize {
 unsafe extern "C" fn find(info: *mut libc::dl_phdr_info, _size: usize, scan: *mut c_void) -> c_int {
     // SAFETY: the dynamic linker passes a library that is mapped during the call, and `scan`.
     unsafe {
-        let (info, scan) = (&*info, &mut *scan.cast::<LibraryScan>());
-        if info.dlpi_subs != scan.unloaded {
+        let (info, scan) = (&*info, &mut *scan.cast::<Scan<'_>>());
+        let libraries = &mut *scan.libraries;
+        if info.dlpi_subs != libraries.unloaded {
             // Another library may be where one was.
-            scan.unloaded = info.dlpi_subs;
-            scan.known.clear();
-            scan.watched.clear();
+            libraries.unloaded = info.dlpi_subs;
+            libraries.checked.clear();
+            libraries.watched.clear();
         }
         let header = info.dlpi_phdr.addr();
-        if !scan.known.contains(&header) {
-            let calls = calls(info);
-            if is_excluded(info) || calls.enter.is_empty() || calls.exit.is_empty() {
-                scan.known.insert(header);
+        if !libraries.checked.contains(&header) {
+            if is_excluded(info) || !calls(info).are_both() {
+                libraries.checked.insert(header);
             } else {
                 let path = CStr::from_ptr(info.dlpi_name);
                 scan.pending.push((header, path.to_owned()));
@@ -263,16 +276,16 @@ unsafe extern "C" fn change(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        let (info, scan) = (&*info, &mut *scan.cast::<LibraryScan>());
+        let (info, scan) = (&*info, &mut *scan.cast::<Scan<'_>>());
         let header = info.dlpi_phdr.addr();
         let path = CStr::from_ptr(info.dlpi_name);
         let is_it = |it: &(usize, CString)| it.0 == header && *it.1 == *path;
         if scan.pending.iter().any(is_it) {
-            scan.known.insert(header);
+            scan.libraries.checked.insert(header);
             let (calls, addresses) = (calls(info), addresses(info));
             if calls.are_of_this_interpreter(&addresses) {
                 match calls.replace() {
-                    Ok(()) => scan.watched.push(addresses),
+                    Ok(()) => scan.libraries.watched.push(addresses),
                     Err(error) => {
                         scan.error = Some(format!("{}: {error}", path.to_string_lossy()));
                     }

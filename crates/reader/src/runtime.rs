@@ -349,9 +349,18 @@ impl RuntimeStack {
         mixed
     }
 
+    /// Whether the file at a path is one of [`Self::switching_libraries`].
+    #[must_use]
+    pub fn is_switching_library(&self, path: &str) -> bool {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let mut libraries = self.switching_libraries.iter();
+        libraries.any(|library| name.starts_with(library))
+    }
+
     /// How many native frames, innermost frame first, the stack has that the calls are of, where that is not the thread's
     /// own: its last frames are those in the library that began it. What follows in memory is of other stacks, and
-    /// need not be there any more. `switches` returns whether an address is in one of [`Self::switching_libraries`].
+    /// need not be there any more. `switches` returns whether an address is in such a library
+    /// ([`Self::is_switching_library`]).
     #[must_use]
     pub fn own_native_frames(
         &self,
@@ -763,6 +772,12 @@ mod tests {
         assert_eq!(choose(Found::Invalid, &without).context, Found::Invalid);
     }
 
+    /// A native stack of these addresses, innermost frame first.
+    fn native(addresses: &[u64]) -> Vec<Frame> {
+        let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
+        addresses.iter().enumerate().map(frame).collect()
+    }
+
     fn named(function: &str) -> NamedFrame {
         NamedFrame {
             function: function.into(),
@@ -775,10 +790,6 @@ mod tests {
         let mut gil = Gil {
             is_held: false,
             code: [0x100..0x120, 0x200..0x240].into(),
-        };
-        let native = |addresses: &[u64]| {
-            let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
-            addresses.iter().enumerate().map(frame).collect::<Vec<_>>()
         };
         let waiting = Frame::from(NamedFrame {
             kind: FrameKind::CPYTHON,
@@ -813,27 +824,26 @@ mod tests {
             vec![vec![named("c"), named("b")], vec![named("a")]],
             vec![0x100..0x120, 0x120..0x200],
         );
-        let native = |addresses: &[u64]| {
-            let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
-            addresses.iter().enumerate().map(frame).collect::<Vec<_>>()
-        };
         let [a, b, c] = ["a", "b", "c"].map(|name| Frame::from(named(name)));
         let other = Frame::native(1, 0x300);
         // A return address just after the interpreter's code still belongs to it.
-        let in_native = RuntimeStack::in_native;
-        let mixed = in_native(stack.clone(), native(&[0x100, 0x300, 0x200, 0x301]));
+        let mixed = stack
+            .clone()
+            .in_native(native(&[0x100, 0x300, 0x200, 0x301]));
         let last = Frame::native(3, 0x301);
         assert_eq!(mixed, [c.clone(), b.clone(), other, a.clone(), last]);
         // A truncated stack, and an empty one.
-        let mixed = in_native(stack.clone(), native(&[0x300, 0x101]));
+        let mixed = stack.clone().in_native(native(&[0x300, 0x101]));
         assert_eq!(
             mixed,
             [Frame::native(0, 0x300), c.clone(), b.clone(), a.clone()]
         );
         let all = [c.clone(), b.clone(), a.clone()];
-        assert_eq!(in_native(stack.clone(), Vec::new()), all);
+        assert_eq!(stack.clone().in_native(Vec::new()), all);
         // More native calls than the runtime knows.
-        let mixed = in_native(stack.clone(), native(&[0x150, 0x300, 0x150, 0x150]));
+        let mixed = stack
+            .clone()
+            .in_native(native(&[0x150, 0x300, 0x150, 0x150]));
         let [first, second] = [Frame::native(0, 0x150), Frame::native(1, 0x300)];
         assert_eq!(mixed, [first, second, c.clone(), b.clone(), a]);
         let mixed = RuntimeStack {
@@ -842,7 +852,7 @@ mod tests {
             ..stack.clone()
         };
         let last = Frame::native(1, 0x150);
-        assert_eq!(in_native(mixed, native(&[0x150, 0x150])), [c.clone(), last]);
+        assert_eq!(mixed.in_native(native(&[0x150, 0x150])), [c.clone(), last]);
         // The first is code that calls the interpreter for `b`.
         let announced = |name: &str| {
             Frame::from(NamedFrame {
@@ -858,22 +868,18 @@ mod tests {
             let mut with_announced = native(&[0x150, 0x300, 0x300]);
             with_announced[1] = announced(name);
             with_announced[2] = announced(name);
-            let mixed = in_native(mixed.clone(), with_announced);
+            let mixed = mixed.clone().in_native(with_announced);
             assert_eq!(mixed, [c.clone(), b.clone(), announced(name)]);
         }
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack
         };
-        assert_eq!(in_native(mixed, native(&[0x150])), native(&[0x150]));
+        assert_eq!(mixed.in_native(native(&[0x150])), native(&[0x150]));
     }
 
     #[test]
     fn a_stack_of_its_own_ends_in_the_library_that_began_it() {
-        let native = |addresses: &[u64]| {
-            let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
-            addresses.iter().enumerate().map(frame).collect::<Vec<_>>()
-        };
         let own = |calls: usize, addresses: &[u64]| {
             let interpreter = vec![0x100..0x180, 0x180..0x200];
             let stack = RuntimeStack::new(vec![vec![named("a")]; calls], interpreter);

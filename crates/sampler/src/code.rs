@@ -348,10 +348,9 @@ impl CodeMappings {
                 .is_some_and(|mapped| is_generated(&mapped.module))
     }
 
-    /// Where files are mapped whose names begin with one of these.
-    pub(crate) fn mapped_files(&self, names: &[&str]) -> Vec<Range<u64>> {
-        let begins = |mapped: &&Mapped| names.iter().any(|it| mapped.file_name().starts_with(it));
-        let mapped = self.mappings.iter().filter(begins);
+    /// Where files are mapped whose paths match.
+    pub(crate) fn mapped_files(&self, matches: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
+        let mapped = self.mappings.iter().filter(|it| matches(&it.module.path));
         mapped.map(|mapped| mapped.start..mapped.end).collect()
     }
 

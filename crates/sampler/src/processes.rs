@@ -547,11 +547,15 @@ impl Processes {
         let found = found(tracked, seen.context, &mut self.counts, catalog);
         let named = self.name_generated(seen);
         let stack = named.as_deref().unwrap_or(seen.user_stack);
-        let mut stack_end = seen.stack_end;
+        let own = self.own_frames(seen, stack);
+        let stack = &stack[..own.unwrap_or(stack.len())];
+        let stack_end = match own {
+            Some(_) => seen.stack_end.map(|_| StackEnd::Start),
+            None => seen.stack_end,
+        };
         let (found, gil, user_stack) = if seen.runtimes.is_empty() {
             (found, None, catalog.stack(stack))
         } else {
-            let stack = self.own_stack(seen, stack, &mut stack_end);
             with_runtimes(
                 found,
                 seen,
@@ -593,34 +597,23 @@ impl Processes {
         }
     }
 
-    /// Those frames of a stack that are of the stack on which a runtime executes, if that is not the thread's own. It
-    /// is complete then.
-    fn own_stack<'f>(
-        &self,
-        seen: &Observation<'_>,
-        stack: &'f [Frame],
-        end: &mut Option<StackEnd>,
-    ) -> &'f [Frame] {
-        let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
-        let stacks = seen.runtimes.iter().filter_map(|reading| {
-            let stack = &reading.thread.as_ref().ok()?.stack;
-            (!stack.switching_libraries.is_empty()).then_some(stack)
-        });
-        let frames = stacks.filter_map(|of_runtime| {
-            let libraries = code?.mapped_files(of_runtime.switching_libraries);
+    /// How many frames of a stack are of the stack on which a runtime executes, if that is not the thread's own: it is
+    /// complete then.
+    fn own_frames(&self, seen: &Observation<'_>, stack: &[Frame]) -> Option<usize> {
+        let code = &self.tracker.get(seen.pid)?.data.code;
+        let of_runtimes = seen.runtimes.iter().filter_map(|reading| {
+            let of_runtime = &reading.thread.as_ref().ok()?.stack;
+            if of_runtime.switching_libraries.is_empty() {
+                return None;
+            }
+            let libraries = code.mapped_files(|path| of_runtime.is_switching_library(path));
             if libraries.is_empty() {
                 return None;
             }
             let switches = |address| libraries.iter().any(|library| library.contains(&address));
             of_runtime.own_native_frames(stack, switches)
         });
-        match frames.min() {
-            Some(frames) => {
-                *end = end.map(|_| StackEnd::Start);
-                &stack[..frames]
-            }
-            None => stack,
-        }
+        of_runtimes.min()
     }
 }
 

@@ -83,9 +83,8 @@ impl Stack {
         let stacks: Vec<_> = stacks.into_iter().flatten().collect();
         let own = stacks.iter().filter_map(|stack| {
             let switches = |address| {
-                let file = named.module(address).and_then(|it| it.0.rsplit('/').next());
-                let mut libraries = stack.switching_libraries.iter();
-                libraries.any(|it| file.is_some_and(|file| file.starts_with(it)))
+                let module = named.module(address);
+                module.is_some_and(|(path, _)| stack.is_switching_library(path))
             };
             stack.own_native_frames(&native, switches)
         });
