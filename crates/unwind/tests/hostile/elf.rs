@@ -9,29 +9,65 @@ use nix::libc;
 /// Where the code starts.
 pub(crate) const CODE: u64 = 0x10_0000;
 /// Where `.eh_frame` is loaded.
-pub(crate) const EH_FRAME: u64 = 0x1000;
+const EH_FRAME: u64 = 0x1000;
 
-/// A file with code and `.eh_frame`.
+/// The sections that can hold unwind tables. They differ in how entries refer to common entries, and in the id of common
+/// entries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Section {
+    EhFrame,
+    DebugFrame,
+}
+
+impl Section {
+    /// Both. Prints each, so that a failed test shows which one it was.
+    pub(crate) fn each() -> impl Iterator<Item = Self> {
+        let both = [Self::EhFrame, Self::DebugFrame].into_iter();
+        both.inspect(|section| println!("{section:?}"))
+    }
+
+    /// What errors call the section's size.
+    pub(crate) fn bytes(self) -> &'static str {
+        match self {
+            Self::EhFrame => "bytes of .eh_frame",
+            Self::DebugFrame => "bytes of .debug_frame",
+        }
+    }
+
+    /// The id of common entries (Linux Standard Base, Exception Frames; DWARF 5, section 7.24).
+    fn common_id(self) -> u32 {
+        match self {
+            Self::EhFrame => 0,
+            Self::DebugFrame => u32::MAX,
+        }
+    }
+}
+
+/// A file with code and unwind tables.
 pub(crate) struct Image {
-    pub(crate) eh_frame: Vec<u8>,
-    /// Size of `.eh_frame` as its header has it, if not its own.
+    pub(crate) table: Table,
+    /// Size of the section as its header has it, if not its own.
     pub(crate) size: Option<u64>,
     /// Address and size of each executable segment.
     pub(crate) code: Vec<(u64, u64)>,
 }
 
 impl Image {
-    pub(crate) fn new(eh_frame: Vec<u8>) -> Self {
+    pub(crate) fn new(table: Table) -> Self {
         Image {
-            eh_frame,
+            table,
             size: None,
             code: vec![(CODE, 1 << 30)],
         }
     }
 
-    /// Writes the file: header, program headers, section headers, names, `.eh_frame`.
+    /// Writes the file: header, program headers, section headers, names, tables.
     pub(crate) fn file(&self) -> File {
-        const NAMES: &[u8] = b"\0.eh_frame\0.shstrtab\0";
+        const NAMES: &[u8] = b"\0.eh_frame\0.shstrtab\0.debug_frame\0";
+        let (name, address) = match self.table.section {
+            Section::EhFrame => (1, EH_FRAME),
+            Section::DebugFrame => (21, 0),
+        };
         let segments = self.code.len() as u64;
         let sections = 64 + segments * 56;
         let names = sections + 3 * 64;
@@ -59,11 +95,11 @@ impl Image {
                 u64(&mut bytes, value);
             }
         }
-        let size = self.size.unwrap_or(self.eh_frame.len() as u64);
+        let size = self.size.unwrap_or(self.table.bytes.len() as u64);
         // PROGBITS, STRTAB
         for (name, kind, address, offset, size) in [
             (0, 0, 0, 0, 0),
-            (1, 1, EH_FRAME, start, size),
+            (name, 1, address, start, size),
             (11, 3, 0, names, NAMES.len() as u64),
         ] {
             u32(&mut bytes, name);
@@ -76,7 +112,7 @@ impl Image {
             u64(&mut bytes, 0);
         }
         bytes.extend(NAMES);
-        bytes.extend(&self.eh_frame);
+        bytes.extend(&self.table.bytes);
         // SAFETY: memfd_create takes a string, and returns a descriptor that nobody else has.
         let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"elf".as_ptr(), 0)) };
         file.write_all(&bytes).expect("memory is to be had");
@@ -88,30 +124,48 @@ impl Image {
     }
 }
 
-/// `.eh_frame`, entry by entry.
-#[derive(Default)]
-pub(crate) struct EhFrame(pub(crate) Vec<u8>);
+/// Unwind tables, entry by entry.
+pub(crate) struct Table {
+    pub(crate) section: Section,
+    pub(crate) bytes: Vec<u8>,
+}
 
-impl EhFrame {
+impl Table {
+    pub(crate) fn new(section: Section) -> Self {
+        Self {
+            section,
+            bytes: Vec::new(),
+        }
+    }
+
     /// A common entry without augmentation: addresses are absolute, of 8 bytes.
     pub(crate) fn common(&mut self, instructions: &[u8]) -> usize {
         // Version, augmentation, code alignment 1, data alignment -8, return address in column 16;
         // the CFA is rsp + 8, the return address at CFA - 8.
         let head = [1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1];
-        self.entry(|_| 0, &[&head, instructions].concat())
+        self.entry(self.section.common_id(), &[&head, instructions].concat())
     }
 
     pub(crate) fn function(&mut self, common: usize, start: u64, size: u64, code: &[u8]) -> usize {
         let body = [&start.to_le_bytes()[..], &size.to_le_bytes(), code].concat();
-        self.entry(|at| (at + 4 - common) as u32, &body)
+        self.entry(self.reference(common), &body)
     }
 
-    /// An entry with an id that depends on where it is.
-    pub(crate) fn entry(&mut self, id: impl Fn(usize) -> u32, body: &[u8]) -> usize {
-        let at = self.0.len();
-        self.0.extend((body.len() as u32 + 4).to_le_bytes());
-        self.0.extend(id(at).to_le_bytes());
-        self.0.extend(body);
+    /// The id by which the next entry refers to another one.
+    pub(crate) fn reference(&self, to: usize) -> u32 {
+        match self.section {
+            // The distance from the id itself.
+            Section::EhFrame => (self.bytes.len() + 4).wrapping_sub(to) as u32,
+            // The place in the section.
+            Section::DebugFrame => to as u32,
+        }
+    }
+
+    pub(crate) fn entry(&mut self, id: u32, body: &[u8]) -> usize {
+        let at = self.bytes.len();
+        self.bytes.extend((body.len() as u32 + 4).to_le_bytes());
+        self.bytes.extend(id.to_le_bytes());
+        self.bytes.extend(body);
         at
     }
 }
