@@ -104,7 +104,8 @@ fn table(
     ];
     let missing = missing.into_iter().filter(|(number, _)| *number > 0);
     let missing = missing.map(|(number, what)| format!(" · {} {what}", grouped(number as usize)));
-    let incomplete = feed.incomplete_stacks();
+    let incomplete = [feed.incomplete_stacks(), feed.incomplete_steps()];
+    let incomplete = incomplete.into_iter().flatten();
     let incomplete = incomplete.map(|text| format!(" · {text}"));
     let mut text = format!(
         "{}  CPU {} % of {} % · {} in {:.1} s{}{}\n",
@@ -114,7 +115,7 @@ fn table(
         count(window.samples() as usize, "sample", "samples"),
         window.wall() as f64 / 1e9,
         missing.collect::<String>(),
-        incomplete.unwrap_or_default(),
+        incomplete.collect::<String>(),
     );
     let mut columns = columns(rows, by, attribute, share);
     // Bars are for terminals; this output may be searched.

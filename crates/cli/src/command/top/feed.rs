@@ -6,12 +6,13 @@ use otelctx_profile::sample::format::record;
 use otelctx_profile::sample::{
     Catalog, ContextId, Counts, Found, ModuleFiles, ProcessFacts, Rotation, Sample, ThreadId,
 };
-use otelctx_sampler::{Sampler, monotonic};
+use otelctx_sampler::{IncompleteSteps, Sampler, monotonic};
 
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::Filter;
 use crate::output::attributes;
-use crate::output::counts::{incomplete_stacks, most_frequent_end};
+use crate::output::counts::{incomplete_stacks, most_frequent_end, share};
+use crate::output::terminal::escape;
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
@@ -71,6 +72,13 @@ impl<'c> Feed<'c> {
             .then(|| incomplete_stacks(&counts))??;
         let reason = most_frequent_end(&counts)?;
         Some(format!("{share} of stacks incomplete (most: {reason})"))
+    }
+
+    /// How many of the window's samples lack the part of a language runtime, and why. `None` with a filter, likewise.
+    pub(super) fn incomplete_steps(&self) -> Option<String> {
+        let counts = self.filter.is_empty().then(|| self.window.counts())?;
+        let reasons = self.sampler.incomplete_steps();
+        incomplete_steps(counts.incomplete_steps, self.window.samples(), &reasons)
     }
 
     /// The files of the sampled code.
@@ -145,6 +153,19 @@ impl<'c> Feed<'c> {
         self.window.restart(monotonic());
         self.counts = self.sampler.counts();
     }
+}
+
+/// The share of samples that lack the part of a runtime. The reason is the most frequent one since sampling began: reasons
+/// are not counted by window, and some samples have none.
+fn incomplete_steps(missing: u64, samples: u64, reasons: &[IncompleteSteps]) -> Option<String> {
+    // A sample counts once for each runtime that cannot be read.
+    let share = (missing > 0).then(|| share(missing, samples.max(missing)))?;
+    let most = reasons.first().map(|most| {
+        let (runtime, reason) = (most.runtime, escape(&most.reason));
+        format!(" (most since the start: {runtime}: {reason})")
+    });
+    let most = most.unwrap_or_default();
+    Some(format!("{share} of samples without a runtime's part{most}"))
 }
 
 /// Replaces a catalog that has grown too large. Returns whether it did.
@@ -296,6 +317,21 @@ mod tests {
         });
         let all = "50.0 % of stacks incomplete (most: walked by frame pointers)";
         assert_eq!(shown, [Some(all.to_owned()), None]);
+    }
+
+    #[test]
+    fn the_share_of_samples_without_a_runtimes_part_has_the_most_frequent_reason_if_one_is_known() {
+        let reasons = [("version 4.0.0 is not supported", 30), ("another", 2)];
+        let reasons =
+            reasons.map(|(reason, number)| IncompleteSteps::new("cpython", reason, number));
+        let share = "25.0 % of samples without a runtime's part";
+        let reason = "(most since the start: cpython: version 4.0.0 is not supported)";
+        assert_eq!(
+            incomplete_steps(1, 4, &reasons),
+            Some(format!("{share} {reason}"))
+        );
+        assert_eq!(incomplete_steps(1, 4, &[]), Some(share.to_owned()));
+        assert_eq!(incomplete_steps(0, 4, &reasons), None);
     }
 
     #[test]

@@ -143,6 +143,8 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     let attached = window
         .cells()
         .filter(|(cell, _)| cell.work.context().is_some());
+    let limits = feed.incomplete_steps().into_iter();
+    let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
         values: samples_by_value(window, &state.attribute),
         share: plan.share(window),
@@ -152,7 +154,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         lost: window.counts().lost,
         not_traceable: window.counts().not_traceable,
         incomplete: feed.incomplete_stacks(),
-        limits: plan.limits.join("; "),
+        limits: limits.join("; "),
         stack,
         rows,
     }

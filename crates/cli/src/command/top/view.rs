@@ -28,7 +28,7 @@ pub(super) struct Shown {
     pub(super) not_traceable: u64,
     /// How many stacks are incomplete, and why.
     pub(super) incomplete: Option<String>,
-    /// What cannot be sampled as well as on other kernels; empty for nothing.
+    /// What cannot be sampled, or not as well as on other kernels; empty for nothing.
     pub(super) limits: String,
     /// Innermost frames of the selected row's most frequent stack, and its number of samples.
     pub(super) stack: Option<(Vec<String>, u64)>,
