@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Seconds for each fuzz target without `--fuzz-seconds`.
-const FUZZ_SECONDS: u64 = 5;
+const FUZZ_SECONDS: u64 = 3;
 
 /// Runs every step, even after one has failed; the summary lists what was skipped and why.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
