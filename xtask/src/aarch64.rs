@@ -2,8 +2,8 @@
 //!
 //! It runs the tests of the publisher, remote, reader, sampler and Python crates, the matrix of programs (built on the
 //! host, because the machine has no compiler), and the command on its demo. Those of the format crate depend on no
-//! machine. `cargo xtask test` has fewer of the Pythons and programs, and not the command, which compiles for as long as all
-//! others.
+//! machine. `cargo xtask test` has fewer of the Pythons, programs and tests, and not the command, which compiles for as long as
+//! all others.
 
 use std::fs;
 use std::io;
@@ -120,6 +120,27 @@ const SKIPPED: [&str; 10] = [
     "threads_are_found_while_others",
 ];
 
+/// Tests that the short run skips as well. Each takes ten seconds to a minute there, and the tests on the host cover the same
+/// code, except for what is particular to aarch64, which the full run covers.
+const NOT_IN_SHORT: [&str; 14] = [
+    "a_core_file_has_what_the_process_had",
+    "a_fork_while_another_thread_updates",
+    "a_list_that_does_not_end",
+    "a_process_without_room",
+    "a_step_without_room",
+    "a_thread_that_ends_leaves_no_memory",
+    "each_sample_that_finds_the_ring_full",
+    "mappings_are_bounded",
+    "samples_in_interpreters_with_gils",
+    "stacks_are_the_same_without_loops",
+    "the_recorder_wakes_up_less_often",
+    "threads_of_two_interpreters",
+    "whatever_the_storage_and_the_access",
+    "words_of_threads_are_kept",
+];
+/// Test programs that the short run skips, for the same reason.
+const PROGRAMS_NOT_IN_SHORT: [&str; 1] = ["many_mappings"];
+
 /// Where the machine has the tests of the command.
 const COMMAND_TESTS: &str = "/command_tests";
 /// Which of them runs: others take a compiler, or more time than an emulator has.
@@ -150,13 +171,30 @@ const SHORT_PYTHONS: [&str; 2] = ["3.11", "3.14"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     Everything,
-    /// Without the command, with [`SHORT_PYTHONS`], and with few programs ([`Rows::build_few`]).
+    /// Without the command, [`NOT_IN_SHORT`] and [`PROGRAMS_NOT_IN_SHORT`], with [`SHORT_PYTHONS`], and with few programs
+    /// ([`Rows::build_few`]).
     Short,
 }
 
 impl Selection {
     fn contains(self, python: &debian::GuestPython) -> bool {
         self == Self::Everything || SHORT_PYTHONS.contains(&python.series)
+    }
+
+    /// Tests that do not run.
+    fn skipped(self) -> Vec<&'static str> {
+        match self {
+            Self::Everything => SKIPPED.to_vec(),
+            Self::Short => [&SKIPPED[..], &NOT_IN_SHORT].concat(),
+        }
+    }
+
+    /// Test programs that do not run.
+    fn excluded(self) -> Vec<&'static str> {
+        match self {
+            Self::Everything => EXCLUDED.to_vec(),
+            Self::Short => [&EXCLUDED[..], &PROGRAMS_NOT_IN_SHORT].concat(),
+        }
     }
 }
 
@@ -212,7 +250,11 @@ fn test(
         sampled.target().display(),
     );
     // One program at a time, because a thread has one tracer.
-    let skipped = SKIPPED.map(|test| format!(" --skip {test}")).concat();
+    let skipped = selection.skipped();
+    let skipped: String = skipped
+        .iter()
+        .map(|test| format!(" --skip {test}"))
+        .collect();
     script += &format!("for test in /tests/*; do run $test{skipped}; done\n");
     let mut expected = Vec::new();
     if let Some(command) = &programs.command {
@@ -363,7 +405,7 @@ impl Programs {
             .env("RUSTFLAGS", flags)
             .env_remove("RUSTC_WRAPPER")
             .args(["test", "--no-run", "--lib"])
-            .args(integration_tests()?)
+            .args(integration_tests(selection)?)
             .args(["--quiet", "--locked", "--message-format=json"])
             .args(["--target", TARGET, "--target-dir"])
             .arg(root().join("target/aarch64"))
@@ -398,14 +440,15 @@ impl Programs {
     }
 }
 
-/// Cargo's arguments for the integration tests of [`PACKAGES`] that are not [`EXCLUDED`].
-fn integration_tests() -> Result<Vec<String>, String> {
+/// Cargo's arguments for the integration tests of [`PACKAGES`] that run.
+fn integration_tests(selection: Selection) -> Result<Vec<String>, String> {
     let metadata = metadata(&root().join("Cargo.toml"))?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let ours = packages.filter(|it| it["name"].as_str().is_some_and(|it| PACKAGES.contains(&it)));
     let targets = ours.flat_map(|package| package["targets"].as_array().into_iter().flatten());
     let tests = targets.filter(|target| target["kind"][0] == "test");
     let names = tests.filter_map(|target| target["name"].as_str());
-    let selected = names.filter(|name| !EXCLUDED.contains(name));
+    let excluded = selection.excluded();
+    let selected = names.filter(|name| !excluded.contains(name));
     Ok(selected.map(|name| format!("--test={name}")).collect())
 }
