@@ -600,12 +600,12 @@ impl Processes {
     /// How many frames of a stack are of the stack on which a runtime executes, if that is not the thread's own: it is
     /// complete then.
     fn own_frames(&self, seen: &Observation<'_>, stack: &[Frame]) -> Option<usize> {
-        let code = &self.tracker.get(seen.pid)?.data.code;
         let of_runtimes = seen.runtimes.iter().filter_map(|reading| {
             let of_runtime = &reading.thread.as_ref().ok()?.stack;
             if of_runtime.switching_libraries.is_empty() {
                 return None;
             }
+            let code = &self.tracker.get(seen.pid)?.data.code;
             let libraries = code.mapped_files(|path| of_runtime.is_switching_library(path));
             if libraries.is_empty() {
                 return None;
