@@ -122,7 +122,7 @@ const SKIPPED: [&str; 10] = [
 
 /// Tests that the short run skips as well. Each takes ten seconds to a minute there, and the tests on the host cover the same
 /// code, except for what is particular to aarch64, which the full run covers.
-const NOT_IN_SHORT: [&str; 14] = [
+const NOT_IN_SHORT: [&str; 16] = [
     "a_core_file_has_what_the_process_had",
     "a_fork_while_another_thread_updates",
     "a_list_that_does_not_end",
@@ -131,15 +131,15 @@ const NOT_IN_SHORT: [&str; 14] = [
     "a_thread_that_ends_leaves_no_memory",
     "each_sample_that_finds_the_ring_full",
     "mappings_are_bounded",
+    "neighbouring_pieces_of_memory",
     "samples_in_interpreters_with_gils",
     "stacks_are_the_same_without_loops",
+    "stacks_through_mappings_without_room",
     "the_recorder_wakes_up_less_often",
     "threads_of_two_interpreters",
     "whatever_the_storage_and_the_access",
     "words_of_threads_are_kept",
 ];
-/// Test programs that the short run skips, for the same reason.
-const PROGRAMS_NOT_IN_SHORT: [&str; 1] = ["many_mappings"];
 
 /// Where the machine has the tests of the command.
 const COMMAND_TESTS: &str = "/command_tests";
@@ -171,8 +171,7 @@ const SHORT_PYTHONS: [&str; 2] = ["3.11", "3.14"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     Everything,
-    /// Without the command, [`NOT_IN_SHORT`] and [`PROGRAMS_NOT_IN_SHORT`], with [`SHORT_PYTHONS`], and with few programs
-    /// ([`Rows::build_few`]).
+    /// Without the command and [`NOT_IN_SHORT`], with [`SHORT_PYTHONS`], and with few programs ([`Rows::build_few`]).
     Short,
 }
 
@@ -181,20 +180,14 @@ impl Selection {
         self == Self::Everything || SHORT_PYTHONS.contains(&python.series)
     }
 
-    /// Tests that do not run.
-    fn skipped(self) -> Vec<&'static str> {
-        match self {
-            Self::Everything => SKIPPED.to_vec(),
-            Self::Short => [&SKIPPED[..], &NOT_IN_SHORT].concat(),
-        }
-    }
-
-    /// Test programs that do not run.
-    fn excluded(self) -> Vec<&'static str> {
-        match self {
-            Self::Everything => EXCLUDED.to_vec(),
-            Self::Short => [&EXCLUDED[..], &PROGRAMS_NOT_IN_SHORT].concat(),
-        }
+    /// Arguments that skip the tests that do not run.
+    fn skip(self) -> String {
+        let also: &[&str] = match self {
+            Self::Everything => &[],
+            Self::Short => &NOT_IN_SHORT,
+        };
+        let skipped = SKIPPED.iter().chain(also);
+        skipped.map(|test| format!(" --skip {test}")).collect()
     }
 }
 
@@ -250,12 +243,8 @@ fn test(
         sampled.target().display(),
     );
     // One program at a time, because a thread has one tracer.
-    let skipped = selection.skipped();
-    let skipped: String = skipped
-        .iter()
-        .map(|test| format!(" --skip {test}"))
-        .collect();
-    script += &format!("for test in /tests/*; do run $test{skipped}; done\n");
+    let skip = selection.skip();
+    script += &format!("for test in /tests/*; do run $test{skip}; done\n");
     let mut expected = Vec::new();
     if let Some(command) = &programs.command {
         let path = command.path.display();
@@ -405,7 +394,7 @@ impl Programs {
             .env("RUSTFLAGS", flags)
             .env_remove("RUSTC_WRAPPER")
             .args(["test", "--no-run", "--lib"])
-            .args(integration_tests(selection)?)
+            .args(integration_tests()?)
             .args(["--quiet", "--locked", "--message-format=json"])
             .args(["--target", TARGET, "--target-dir"])
             .arg(root().join("target/aarch64"))
@@ -440,15 +429,14 @@ impl Programs {
     }
 }
 
-/// Cargo's arguments for the integration tests of [`PACKAGES`] that run.
-fn integration_tests(selection: Selection) -> Result<Vec<String>, String> {
+/// Cargo's arguments for the integration tests of [`PACKAGES`] that are not [`EXCLUDED`].
+fn integration_tests() -> Result<Vec<String>, String> {
     let metadata = metadata(&root().join("Cargo.toml"))?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let ours = packages.filter(|it| it["name"].as_str().is_some_and(|it| PACKAGES.contains(&it)));
     let targets = ours.flat_map(|package| package["targets"].as_array().into_iter().flatten());
     let tests = targets.filter(|target| target["kind"][0] == "test");
     let names = tests.filter_map(|target| target["name"].as_str());
-    let excluded = selection.excluded();
-    let selected = names.filter(|name| !excluded.contains(name));
+    let selected = names.filter(|name| !EXCLUDED.contains(name));
     Ok(selected.map(|name| format!("--test={name}")).collect())
 }
