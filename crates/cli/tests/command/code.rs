@@ -17,7 +17,7 @@ use otelctx_fixtures::{Compiler, Node, program_source};
 use prost::Message as _;
 
 use crate::otlp;
-use crate::run::{Answer, Scratch, otelctx};
+use crate::run::{Answer, Scratch, given_time, otelctx};
 
 /// One sample: when it was taken (Unix time, nanoseconds), of which process, and the names of its
 /// functions in user mode, innermost first; empty for frames without a name.
@@ -84,6 +84,11 @@ fn working(name: &str, milliseconds: u32, flags: &[&str]) -> Option<PathBuf> {
         ["-DPROGRAM"] => Compiler::gcc().program(&["work.c"], &all),
         _ => Compiler::gcc().library(&["work.c"], &all),
     }
+}
+
+/// A part of as many seconds as [`given_time`] gives.
+fn milliseconds(seconds: &str, part: f64) -> u32 {
+    (1000.0 * part * seconds.parse::<f64>().unwrap()) as u32
 }
 
 /// Records a command with eBPF; `None`, with a line, without the rights to.
@@ -157,15 +162,19 @@ fn code_at_the_address_of_closed_code_has_its_own_names() {
 #[test]
 fn a_program_that_is_replaced_or_deleted_keeps_its_names() {
     let names = ["only_old", "only_new"];
-    let Some(old) = working(names[0], 500, &["-DPROGRAM"]) else {
+    let Some(old) = working(names[0], 1500, &["-DPROGRAM"]) else {
         return;
     };
-    let new = working(names[1], 500, &["-DPROGRAM"]).unwrap();
+    let new = working(names[1], 1500, &["-DPROGRAM"]).unwrap();
     let scratch = Scratch::new("code-replaced");
     let (program, other) = (scratch.path("program"), scratch.path("new"));
     otelctx_fixtures::copy_program(old, &program);
     otelctx_fixtures::copy_program(new, &other);
-    let script = "$0 & echo $! old; sleep 0.2; mv $1 $0; $0 & echo $! new; sleep 0.2; rm $0; wait";
+    // On a busy machine it takes time until the shell's child has executed the file.
+    let script = "started() { \
+        n=0; until [ \"$(readlink /proc/$!/exe)\" = $0 ] || [ $n = 100 ]; do n=$((n+1)); sleep 0.01; done; \
+        sleep 0.2; }; \
+        $0 & echo $! old; started; mv $1 $0; $0 & echo $! new; started; rm $0; wait";
     let Some((answer, samples)) = record(&scratch, &["sh", "-c", script, &program, &other]) else {
         return;
     };
@@ -534,8 +543,33 @@ fn a_jit_dump_that_is_cut_short_or_damaged_is_counted() {
     };
     let scratch = Scratch::new("code-damaged");
     for (by, is_counted) in [("dump", false), ("cut", true), ("damaged", true)] {
-        let command = [program.to_str().unwrap(), by];
-        let Some((answer, samples)) = record(&scratch, &command) else {
+        // On a busy machine, a function may have no sample.
+        let recorded = given_time(|seconds| {
+            let milliseconds = milliseconds(seconds, 0.2).to_string();
+            let command = [program.to_str().unwrap(), by, &milliseconds];
+            let Some((answer, samples)) = record(&scratch, &command) else {
+                return Ok(None);
+            };
+            let ran = |name: &str| {
+                let line = answer.stdout.lines().find_map(|it| it.strip_prefix(name));
+                let times: Vec<u64> = line
+                    .unwrap()
+                    .split_whitespace()
+                    .map(|it| it.parse().unwrap())
+                    .collect();
+                let during = times[0]..times[1];
+                samples
+                    .iter()
+                    .filter(|it| during.contains(&it.time))
+                    .count()
+                    > 5
+            };
+            match ran("generated_8 ") && ran("generated_9 ") {
+                true => Ok(Some((answer, samples))),
+                false => Err(answer),
+            }
+        });
+        let Some((answer, samples)) = recorded else {
             return;
         };
         assert!(samples.iter().any(|it| it.calls("generated_8")), "{by}");
@@ -607,7 +641,8 @@ fn a_file_that_is_overwritten_after_it_ran_gives_no_wrong_names() {
         let unnamed = samples
             .iter()
             .filter(|it| it.functions.first().is_some_and(String::is_empty));
-        assert!(unnamed.count() > 50, "{identified}: {}", samples.len());
+        // Of half a second and more.
+        assert!(unnamed.count() > 10, "{identified}: {}", samples.len());
         for name in names {
             assert!(!samples.iter().any(|it| it.calls(name)), "{identified}");
         }
@@ -632,47 +667,55 @@ fn a_library_that_is_overwritten_while_it_runs_gives_no_wrong_names() {
     let id = ["-Wl,--build-id", "-Wl,--build-id=none"];
     let in_place = "dd if=$2 of=$1 conv=notrunc status=none";
     for (identified, copy) in [(id[0], in_place), (id[1], in_place), (id[0], "cp $2 $1")] {
-        // Stopped, or it might run a part of each.
-        let script = format!(
-            "$0 3 $1 & sleep 0.5; kill -STOP $!; echo before $(date +%s%N); {copy}; \
-             echo after $(date +%s%N); kill -CONT $!; wait"
-        );
-        let [first, other] = names.map(|name| working(name, 1000, &[identified]).unwrap());
-        let scratch = Scratch::new("code-copied-over");
-        let (library, path) = (scratch.path("library.so"), scratch.path("a.otlp"));
-        fs::copy(&first, &library).unwrap();
-        let paths = [&host, Path::new(&library), &other].map(|it| it.to_str().unwrap());
-        let options = [
-            "record", "-F", "999", "-o", &path, "--", "sh", "-c", &script,
-        ];
-        let answer = otelctx(&[&options, &paths[..]].concat()).expect(0);
-        // The overwritten file has no hash, which backends miss.
-        let data = ProfilesData::decode(&fs::read(&path).unwrap()[..]).unwrap();
-        let samples = samples(&data);
-        let times = |name: &str| -> Vec<u64> {
-            let line = answer.stdout.lines().find_map(|it| it.strip_prefix(name));
-            let numbers = line.into_iter().flat_map(str::split_whitespace);
-            numbers.map_while(|it| it.parse().ok()).collect()
-        };
-        let calls = |name: &str, from: u64, to: u64| {
-            let inside = samples.iter().filter(|it| (from..to).contains(&it.time));
-            inside.filter(|it| it.calls(name)).count()
-        };
-        let (before, after) = (times("before ")[0], times("after ")[0]);
-        let wrong = calls(names[1], 0, before) + calls(names[0], after, u64::MAX);
-        assert_eq!(wrong, 0, "{identified}, {copy}");
-        let line = format!(
-            "otelctx: {library}: no function names: the file was overwritten after it had been mapped\n"
-        );
-        assert_eq!(answer.stderr.matches(&line).count(), 1, "{answer:?}");
-        let unnamed = samples
-            .iter()
-            .filter(|it| it.time < before && it.functions.first().is_some_and(String::is_empty));
-        assert!(unnamed.count() > 50, "{identified}, {copy}");
-        let named = calls(names[1], after, u64::MAX);
-        if (identified, copy) == (id[0], in_place) {
-            assert!(named > 50, "{named} of the new file have its name");
-        }
+        // On a busy machine there may be few samples.
+        given_time(|seconds| {
+            // Stopped, or it might run a part of each.
+            let script = format!(
+                "$0 3 $1 & sleep {seconds}; kill -STOP $!; echo before $(date +%s%N); {copy}; \
+                 echo after $(date +%s%N); kill -CONT $!; wait"
+            );
+            let milliseconds = milliseconds(seconds, 2.0);
+            let [first, other] =
+                names.map(|name| working(name, milliseconds, &[identified]).unwrap());
+            let scratch = Scratch::new("code-copied-over");
+            let (library, path) = (scratch.path("library.so"), scratch.path("a.otlp"));
+            fs::copy(&first, &library).unwrap();
+            let paths = [&host, Path::new(&library), &other].map(|it| it.to_str().unwrap());
+            let options = [
+                "record", "-F", "999", "-o", &path, "--", "sh", "-c", &script,
+            ];
+            let answer = otelctx(&[&options, &paths[..]].concat()).expect(0);
+            // The overwritten file has no hash, which backends miss.
+            let data = ProfilesData::decode(&fs::read(&path).unwrap()[..]).unwrap();
+            let samples = samples(&data);
+            let times = |name: &str| -> Vec<u64> {
+                let line = answer.stdout.lines().find_map(|it| it.strip_prefix(name));
+                let numbers = line.into_iter().flat_map(str::split_whitespace);
+                numbers.map_while(|it| it.parse().ok()).collect()
+            };
+            let calls = |name: &str, from: u64, to: u64| {
+                let inside = samples.iter().filter(|it| (from..to).contains(&it.time));
+                inside.filter(|it| it.calls(name)).count()
+            };
+            let (before, after) = (times("before ")[0], times("after ")[0]);
+            let wrong = calls(names[1], 0, before) + calls(names[0], after, u64::MAX);
+            assert_eq!(wrong, 0, "{identified}, {copy}");
+            let line = format!(
+                "otelctx: {library}: no function names: the file was overwritten after it had been mapped\n"
+            );
+            assert_eq!(answer.stderr.matches(&line).count(), 1, "{answer:?}");
+            let is_unnamed = |it: &&Seen| it.functions.first().is_some_and(String::is_empty);
+            let unnamed = samples.iter().filter(|it| it.time < before);
+            let unnamed = unnamed.filter(is_unnamed).count();
+            let named = calls(names[1], after, u64::MAX);
+            let has_named = (identified, copy) != (id[0], in_place) || named > 50;
+            match unnamed > 50 && has_named {
+                true => Ok(()),
+                false => Err(format!(
+                    "{identified}, {copy}: {unnamed} without a name, {named} of the new file have its name"
+                )),
+            }
+        });
     }
 }
 

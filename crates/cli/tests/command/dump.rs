@@ -8,7 +8,7 @@ use otelctx_fixtures::{Compiler, Target as Fixture};
 use serde_json::{Value, json};
 
 use crate::run::{Answer, Scratch, command, otelctx, under_strace};
-use crate::target::{self, SPAN, TRACE, Target};
+use crate::target::{self, SPAN, TRACE, Target, wait_until_asleep};
 
 /// Path of the program that targets run.
 fn program() -> String {
@@ -102,6 +102,7 @@ fn json_has_every_published_value() {
 #[test]
 fn text_has_it_in_columns() {
     let target = Target::start("shop");
+    wait_until_asleep(target.pid(), 0);
     let answer = otelctx(&["dump", &target.pid().to_string()]).expect(0);
     assert_eq!(answer.stderr, "");
     let mut lines = answer.stdout.lines();

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use nix::libc;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, Sample};
 use otelctx_fixtures::python::{Interpreter, program_with_several};
@@ -42,6 +44,18 @@ fn truth(target: &Target) -> Vec<(i32, String, Vec<Value>)> {
     threads
 }
 
+/// Waits until the first thread waits for its input: before, it may be waiting for the GIL, for which it wakes up every
+/// 5 ms.
+fn wait_until_reading(pid: i32) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let reading = format!("{} ", libc::SYS_read);
+    let call = || fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
+    while !call().starts_with(&reading) {
+        assert!(Instant::now() < deadline, "{}", call());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Of 50 threads, one runs, and holds the GIL.
 #[test]
 fn only_the_thread_that_runs_is_stopped() {
@@ -50,6 +64,7 @@ fn only_the_thread_that_runs_is_stopped() {
         .flat_map(|it| Interpreter::with_version(it))
     {
         let target = interpreter.start("crowd.py");
+        wait_until_reading(target.pid());
         let pid = target.pid().to_string();
         let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
         assert_eq!(answer["threads_stopped"], 1, "{interpreter:?}: {answer:#}");

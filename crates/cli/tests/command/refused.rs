@@ -11,7 +11,6 @@ use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::geteuid;
-use otelctx_fixtures::kernel::is_emulated;
 
 use crate::run::{Answer, Scratch, command, deny, deny_if, deny_mapping, given_time, otelctx};
 use crate::target::{self, TRACE, Target};
@@ -72,11 +71,6 @@ fn has_each_thread(path: &str) -> Result<(), Answer> {
         true => Ok(()),
         false => Err(answer),
     }
-}
-
-/// How long is enough to see each thread: a stop takes its time in an emulated machine.
-fn seconds() -> &'static str {
-    if is_emulated() { "10" } else { "1" }
 }
 
 fn assert_reported(name: &str, answer: &Answer, why: Option<&str>) {
@@ -199,9 +193,13 @@ fn without_rights_a_program_of_the_users_own_is_recorded() {
     let scratch = Scratch::new("refused-nobody-file");
     let path = scratch.path("a.otlp");
     let pid = target.pid().to_string();
-    let answer = copy.run(&["record", "-d", seconds(), "-p", &pid, "-o", &path]);
     let hint = format!("run as root, or `{SETCAP}{}`", copy.path().display());
-    assert_reported("nobody", &answer, Some(&hint));
+    given_time(|seconds| {
+        let answer = copy.run(&["record", "-d", seconds, "-p", &pid, "-o", &path]);
+        has_each_thread(&path)?;
+        assert_reported("nobody", &answer, Some(&hint));
+        Ok::<(), Answer>(())
+    });
     right("nobody", &path);
 }
 
@@ -294,10 +292,7 @@ fn without_reports_of_mappings_a_line_says_so() {
     let scratch = Scratch::new("refused-reports");
     let path = scratch.path("a.otlp");
     let line = "the kernel does not report mappings: Cannot allocate memory (os error 12)";
-    for arguments in [
-        &["record", "-d", seconds(), "-p", &pid, "-o", &path][..],
-        &["top", "--iterations", "1", "-p", &pid],
-    ] {
+    let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
         // The ring of each CPU (`side_band.rs` in the sampler): its data, and a page.
         let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
@@ -307,7 +302,12 @@ fn without_reports_of_mappings_a_line_says_so() {
         assert_eq!(answer.status, 0, "{answer:?}");
         let output = [&answer.stdout[..], &answer.stderr].concat();
         assert_eq!(output.matches(line).count(), 1, "{answer:?}");
-    }
+    };
+    run(&["top", "--iterations", "1", "-p", &pid]);
+    given_time(|seconds| {
+        run(&["record", "-d", seconds, "-p", &pid, "-o", &path]);
+        has_each_thread(&path)
+    });
     right("reports", &path);
 }
 

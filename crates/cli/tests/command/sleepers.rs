@@ -1,13 +1,12 @@
 //! `otelctx dump` of threads that sleep: none is stopped, and none runs because of it.
 
 use std::os::unix::process::CommandExt;
-use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::unistd::geteuid;
 
 use crate::run::{Answer, otelctx};
-use crate::target::Target;
+use crate::target::{Target, wait_until_asleep};
 use crate::unprivileged::{Copy, NOBODY};
 
 /// Threads beside the first.
@@ -29,11 +28,7 @@ pub(crate) fn start() -> Target {
         // SAFETY: it makes one system call.
         unsafe { command.pre_exec(allow) };
     });
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while files(&target, "stat").iter().any(|it| !it.contains(") S ")) {
-        assert!(Instant::now() < deadline, "not every thread sleeps");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until_asleep(target.pid(), 0);
     target
 }
 

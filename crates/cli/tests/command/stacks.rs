@@ -83,18 +83,10 @@ fn assert_whole(answer: &Value, program: &Path, expected: &BTreeMap<i64, Vec<Str
     }
 }
 
-/// Dumps a process. On a busy machine, the running thread may get no CPU time to stop in.
 fn dump(pid: i32, more: &[&str]) -> Answer {
     let pid = pid.to_string();
-    let mut arguments = vec!["dump", &pid, "--stacks", "--deadline", "60"];
-    arguments.extend(more);
-    given_time(|_| {
-        let answer = otelctx(&arguments);
-        match answer.stdout.contains("did not stop within") {
-            true => Err(answer),
-            false => Ok(answer),
-        }
-    })
+    let arguments = ["dump", &pid, "--stacks"];
+    otelctx(&[&arguments, more].concat())
 }
 
 /// How often each sleeping thread was put on a CPU.

@@ -5,6 +5,7 @@ use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::run::with_default_signals;
 
@@ -24,6 +25,27 @@ pub(crate) fn program() -> PathBuf {
         "{program:?} is missing: run `cargo build -p otelctx-cli --example target`"
     );
     program
+}
+
+/// Waits until all threads of a process sleep but `running` of them: a target is ready before they do.
+pub(crate) fn wait_until_asleep(pid: i32, running: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let is_awake = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+        !stat.unwrap().contains(") S ")
+    };
+    let tasks = format!("/proc/{pid}/task");
+    let awake = || {
+        std::fs::read_dir(&tasks)
+            .unwrap()
+            .map(is_awake)
+            .filter(|it| *it)
+            .count()
+    };
+    while awake() != running {
+        assert!(Instant::now() < deadline, "not every thread sleeps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A running target. Dropping it kills it.

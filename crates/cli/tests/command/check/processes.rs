@@ -12,7 +12,7 @@ use otelctx_reader::remote::{Process, Stopped};
 
 use super::{assert_findings, check, compile, finding, findings, program, text};
 use crate::run::otelctx;
-use crate::target::{self, Target};
+use crate::target::{self, Target, wait_until_asleep};
 
 /// What the test program itself is like: rustc's lld relaxes the descriptors of the crate otelctx.
 const VARIABLE: [&str; 3] = [
@@ -26,6 +26,7 @@ const IDLE: &str = "note none-attached";
 #[test]
 fn a_process_that_publishes_everything() {
     let target = Target::start("shop");
+    wait_until_asleep(target.pid(), 0);
     let answer = check(target.pid().to_string());
     let context = ["ok process-context", "ok schema", "ok key-map"];
     assert_findings(&answer, &[&context[..], &VARIABLE, &[READ]].concat());
