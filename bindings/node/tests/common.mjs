@@ -78,12 +78,17 @@ export async function start(args, { node = process.execPath, ...options } = {}) 
   return { pid: child.pid, ready, next, stop }
 }
 
+/** How often a process is dumped while one of its threads gets no CPU time to stop in. */
+const ATTEMPTS = 10
+
 /** What the command says of a process; undefined if there is no command. */
 export function dump(pid) {
   if (command === undefined) return undefined
-  const result = spawnSync(command, ['dump', '--json', '--deadline', '60', String(pid)], {
-    encoding: 'utf8',
-  })
+  const run = () =>
+    spawnSync(command, ['dump', '--json', '--deadline', '60', String(pid)], { encoding: 'utf8' })
+  let result = run()
+  for (let count = 1; count < ATTEMPTS && result.stdout.includes('did not stop within'); count++)
+    result = run()
   if (result.status !== 0) throw new Error(`otelctx: ${result.stderr}`)
   return JSON.parse(result.stdout)
 }

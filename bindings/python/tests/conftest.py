@@ -17,6 +17,8 @@ PYTHON = os.environ.get("PYTHON") or sys.executable
 #: Seconds after which a program or the command is given up. On an overloaded machine, each lock that a free-threaded
 #: interpreter waits for takes it 40 turns of the scheduler, and its imports minutes.
 TIMEOUT = 600 if sysconfig.get_config_var("Py_GIL_DISABLED") else 120
+#: How often a process is dumped while one of its threads gets no CPU time to stop in.
+ATTEMPTS = 10
 
 
 class Program:
@@ -66,7 +68,10 @@ def dump(pid, *arguments):
     # It takes longer than the default of 2 s if the machine is overloaded.
     limit = ["--deadline", str(TIMEOUT // 2)]
     command = [COMMAND, "dump", "--json", *limit, *arguments, str(pid)]
-    shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT)
+    for _ in range(ATTEMPTS):
+        shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT)
+        if b"did not stop within" not in shown.stdout:
+            break
     assert shown.returncode == 0, shown.stdout
     return json.loads(shown.stdout)
 

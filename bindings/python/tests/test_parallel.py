@@ -54,7 +54,8 @@ def test_threads_that_publish_at_once_show_their_own_contexts_and_frames(start, 
     deadline = time.monotonic() + (4 if FREE_THREADED else 1)
     seen = dict.fromkeys([*range(THREADS), SHARED], 0)
     read, errors = 0, []
-    while time.monotonic() < deadline or min(seen.values()) == 0:
+    # The share of errors is of enough threads, also on a busy machine.
+    while time.monotonic() < deadline or min(seen.values()) == 0 or read < 200:
         assert time.monotonic() < deadline + TIMEOUT, seen
         ended = list(steps[THREADS:])
         dump = program.dump()
@@ -95,15 +96,19 @@ def test_samples_of_threads_that_publish_at_once_have_their_own_context(start, s
     program = start("parallel", str(path))
     program.line()
     folded = tmp_path / "a.folded"
-    command = [COMMAND, "record", "-p", str(program.pid), "-d", "1", "-F", "499", "--by"]
-    command += ["http.route", "--no-symbols", "-o", str(folded)]
-    subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT, check=True)
     threads = set()
-    for line in folded.read_text().splitlines():
-        route, *names = line.rsplit(" ", 1)[0].split(";")
-        own = [name for name in names if name.startswith("number_")]
-        # Threads that come and go have a route, and none of the functions.
-        if own and route.startswith("/") and not route.startswith("/shared"):
-            assert own == [route.replace("/", "number_")], line
-            threads.add(route)
+    # On a busy machine, few threads get CPU time within a second.
+    for seconds in ("1", "5", "20"):
+        if len(threads) >= THREADS // 2:
+            break
+        command = [COMMAND, "record", "-p", str(program.pid), "-d", seconds, "-F", "499", "--by"]
+        command += ["http.route", "--no-symbols", "-o", str(folded)]
+        subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT, check=True)
+        for line in folded.read_text().splitlines():
+            route, *names = line.rsplit(" ", 1)[0].split(";")
+            own = [name for name in names if name.startswith("number_")]
+            # Threads that come and go have a route, and none of the functions.
+            if own and route.startswith("/") and not route.startswith("/shared"):
+                assert own == [route.replace("/", "number_")], line
+                threads.add(route)
     assert len(threads) >= THREADS // 2

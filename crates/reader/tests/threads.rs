@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::process::Command;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_reader::{ContextState, Error, Found, Options, Process, ThreadSupport, Unreadable};
 
 fn open(pid: i32) -> Process {
     let mut options = Options::default();
     options.any_schema = true;
+    options.stop_timeout = STOP_TIMEOUT;
     Process::with_options(pid, options).unwrap()
 }
 

@@ -383,12 +383,12 @@ mod tests {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicI32, Ordering};
 
-    use otelctx_fixtures::{Compiler, Target};
+    use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 
     use super::*;
 
     fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + STOP_TIMEOUT;
         while !condition() {
             assert!(Instant::now() < deadline, "{what}");
             std::thread::sleep(Duration::from_millis(1));
@@ -418,7 +418,7 @@ mod tests {
     /// Instead of suspending: the OS thread that runs this cannot exit meanwhile.
     fn note_tracer() {
         let process = Process::open(LATE_PROCESS.load(Ordering::SeqCst)).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + STOP_TIMEOUT;
         let is_traced = || process.status().unwrap().tracer != 0;
         while is_traced() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -485,8 +485,7 @@ mod tests {
                 } else {
                     // Any stop in this OS thread, here of another thread.
                     let other = target.threads[0].tid;
-                    let timeout = Duration::from_secs(5);
-                    drop(Stopped::stop(&process, other, timeout).unwrap());
+                    drop(Stopped::stop(&process, other, STOP_TIMEOUT).unwrap());
                 }
                 assert_eq!(LATE.with_borrow(Vec::len), 0);
             }

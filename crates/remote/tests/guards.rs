@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::mappings::Walk;
 use otelctx_remote::module::Machine;
 use otelctx_remote::tls::{Resolution, resolve};
@@ -18,7 +18,7 @@ use otelctx_remote::{
 };
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = STOP_TIMEOUT;
 
 fn resolved(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();

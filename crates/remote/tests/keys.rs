@@ -1,9 +1,8 @@
 //! Values of `pthread_setspecific`, as the program itself has them.
 
 use std::process::Command;
-use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::libc::CLibrary;
 use otelctx_remote::{FileCache, LiveProcess, Memory, Modules, Process, Stopped};
 
@@ -28,7 +27,7 @@ fn assert_values(compiler: Compiler, flags: &[&str], library: CLibrary) {
     }
 
     let keys = modules.pthread_keys(&live).unwrap().unwrap();
-    let stopped = Stopped::stop(&process, target.pid(), Duration::from_secs(5)).unwrap();
+    let stopped = Stopped::stop(&process, target.pid(), STOP_TIMEOUT).unwrap();
     let array = |name| modules.address_of(&live, name).unwrap().1;
     let (numbers, values) = (array("numbers"), array("values"));
     let mut differing = 0;

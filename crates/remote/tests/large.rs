@@ -6,9 +6,8 @@ use std::fs::{self, File};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target, large_library};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target, large_library};
 use otelctx_remote::mappings::{self, Walk};
 use otelctx_remote::module::{Module, Symbol};
 use otelctx_remote::tls::resolve;
@@ -137,7 +136,7 @@ fn a_module_of_1_gib_with_10_mib_of_relative_relocations() {
     assert_eq!(variable.storage(), Storage::Static);
     let mut attached = 0;
     for thread in &target.threads {
-        let stopped = Stopped::stop(&space.process, thread.tid, Duration::from_secs(5)).unwrap();
+        let stopped = Stopped::stop(&space.process, thread.tid, STOP_TIMEOUT).unwrap();
         let address = variable.address(&space, stopped.thread_pointer()).unwrap();
         stopped.resume().unwrap();
         if let Some(truth) = &thread.attached {

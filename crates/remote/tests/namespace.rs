@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Access, FileCache, LiveProcess, Memory, Process, Stopped, Storage};
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = STOP_TIMEOUT;
 
 /// Copies $1 into a file system that only the target sees, and runs the program there, with $1 as
 /// its root directory if $2 says so.

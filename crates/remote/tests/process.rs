@@ -1,10 +1,10 @@
 //! What `/proc` tells of programs that say it themselves.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::libc;
-use otelctx_fixtures::{Btrfs, Compiler, Target};
+use otelctx_fixtures::{Btrfs, Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::{
     Device, Error, FileCache, LiveProcess, LoadedModule, Memory, MemoryError, Module, Modules,
     Process,
@@ -132,7 +132,7 @@ fn memory_that_was_opened_before_an_exec_shows_nothing_after_it() {
         Err(MemoryError::Unmapped { .. })
     ));
     target.command("execute");
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + STOP_TIMEOUT;
     while memory.read_u32(first).is_ok() {
         assert!(Instant::now() < deadline);
     }
@@ -171,7 +171,7 @@ fn one_address_space_of_two_processes() {
     let target = Target::spawn(Command::new(&program).arg("vfork"));
     let process = Process::open(target.pid()).unwrap();
     let children = format!("/proc/{0}/task/{0}/children", target.pid());
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + STOP_TIMEOUT;
     let child: i32 = loop {
         if let Ok(child) = std::fs::read_to_string(&children).unwrap().trim().parse() {
             break child;

@@ -4,13 +4,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::libc;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::stop::{StoppedProcess, on_own_thread};
 use otelctx_remote::{Error, Process, Stopped};
 
 /// What takes longer, even on an overloaded machine, would not end.
 const HANGS: Duration = Duration::from_secs(20);
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = STOP_TIMEOUT;
 
 fn spawn(source: &str) -> Option<Target> {
     let program = Compiler::gcc().program::<&str>(&[source], &[])?;

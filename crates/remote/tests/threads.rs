@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::threads::ThreadPointers;
 use otelctx_remote::tls::{Resolution, resolve};
 use otelctx_remote::{FileCache, LiveProcess, Process, ProcessMemory, Stopped};
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = STOP_TIMEOUT;
 const WORKERS: usize = 20;
 
 fn spawn(program: &PathBuf) -> Target {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::module::{Module, Symbol};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{
@@ -12,7 +12,7 @@ use otelctx_remote::{
 };
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = STOP_TIMEOUT;
 
 /// Forces storage of TLS descriptors to be dynamic (glibc manual, "Dynamic Linking Tunables").
 const NO_SURPLUS: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");

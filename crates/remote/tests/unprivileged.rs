@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::libc;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Error, FileCache, LiveProcess, Memory, Process, Stopped};
 
@@ -170,7 +170,7 @@ fn inspects_its_own() {
         panic!("{resolution:?}")
     };
     let tid = i32::try_from(truth[0]).unwrap();
-    let stopped = Stopped::stop(&process, tid, Duration::from_secs(5)).unwrap();
+    let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
     let address = variable.address(&memory, stopped.thread_pointer()).unwrap();
     assert_eq!(address, Some(truth[1]));
     assert_eq!(memory.read_u64(truth[1]), Ok(truth[2]));

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Error, FileCache, LiveProcess, Memory, Process, Stopped};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = STOP_TIMEOUT;
 const ROUNDS: u32 = 300;
 
 /// Open descriptors and traced or stopped threads may stay for a moment, while a pipe's reader
@@ -44,7 +44,7 @@ fn inspect(process: &Process, threads: [i32; 2], cache: &FileCache) -> Result<()
         "otel_thread_ctx_v1",
     )?;
     for tid in threads {
-        let stopped = Stopped::stop(process, tid, Duration::from_millis(500))?;
+        let stopped = Stopped::stop(process, tid, TIMEOUT)?;
         // Killed meanwhile: there is no memory any more.
         let _ = memory.read_u64(first);
         let _ = memory.read_u64(stopped.thread_pointer());

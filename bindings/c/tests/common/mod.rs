@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use otelctx_fixtures::Target;
+use otelctx_fixtures::{STOP_TIMEOUT, Target};
 use otelctx_reader::format::process_context::Value;
-use otelctx_reader::{ContextState, Process};
+use otelctx_reader::{ContextState, Options, Process};
 
 /// The C library that a program is linked with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,7 +173,9 @@ pub(crate) type Seen = Option<(String, String, u8, Vec<(String, String)>)>;
 /// Asserts that a process publishes one context, with this service's name; returns the process.
 #[track_caller]
 pub(crate) fn published(target: &Target, service: &str) -> Process {
-    let mut process = Process::open(target.pid()).unwrap();
+    let mut options = Options::default();
+    options.stop_timeout = STOP_TIMEOUT;
+    let mut process = Process::with_options(target.pid(), options).unwrap();
     let context = match process.context().unwrap() {
         ContextState::Published(context) => context,
         other => panic!("{other:?}"),

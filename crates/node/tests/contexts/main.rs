@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
-use otelctx_fixtures::{Compiler, CoreDirectory, Node, Target};
+use otelctx_fixtures::{Compiler, CoreDirectory, Node, STOP_TIMEOUT, Target};
 use otelctx_reader::format::NODEJS_SYMBOL;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::format::record::Context;
@@ -34,6 +34,7 @@ fn runtimes() -> Runtimes {
 fn open(pid: i32) -> Process {
     let mut options = Options::default();
     options.runtimes = runtimes();
+    options.stop_timeout = STOP_TIMEOUT;
     let mut process = Process::with_options(pid, options).unwrap();
     process.context().unwrap();
     process
