@@ -57,11 +57,14 @@ fn symbolize(file: &str, output: &str, more: &[&str]) -> Answer {
     otelctx(&arguments).expect(0)
 }
 
+fn are_named(found: &[String]) -> bool {
+    let is_found = |function: &&str| found.iter().any(|it| it == function);
+    FUNCTIONS.iter().all(is_found)
+}
+
 fn assert_named(file: &str) {
     let found = functions(file);
-    for function in FUNCTIONS {
-        assert!(found.iter().any(|it| it == function), "{found:?}");
-    }
+    assert!(are_named(&found), "{found:?}");
 }
 
 #[test]
@@ -96,10 +99,7 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
         }
         symbolize(&file, &named, &[]);
         let found = functions(&named);
-        match FUNCTIONS
-            .iter()
-            .all(|it| found.iter().any(|found| found == it))
-        {
+        match are_named(&found) {
             true => Ok(()),
             false => Err(found),
         }
