@@ -6,7 +6,6 @@ use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::mappings::Walk;
@@ -18,7 +17,6 @@ use otelctx_remote::{
 };
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = STOP_TIMEOUT;
 
 fn resolved(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();
@@ -157,7 +155,7 @@ fn a_thread_whose_vector_is_too_short() {
         let memory = process.memory().unwrap();
         let [old, new] = ["old", "new"].map(|name| {
             let thread = target.threads.iter().find(|it| it.name == name).unwrap();
-            let stopped = Stopped::stop(&process, thread.tid, TIMEOUT).unwrap();
+            let stopped = Stopped::stop(&process, thread.tid, STOP_TIMEOUT).unwrap();
             let pointer = stopped.thread_pointer();
             let address = variable.address(&memory, pointer).unwrap();
             stopped.resume().unwrap();
@@ -214,7 +212,7 @@ fn a_module_id_whose_offset_the_linker_wrote() {
             let Some(truth) = &thread.attached else {
                 continue;
             };
-            let stopped = Stopped::stop(&process, thread.tid, TIMEOUT).unwrap();
+            let stopped = Stopped::stop(&process, thread.tid, STOP_TIMEOUT).unwrap();
             let address = variable.address(&memory, stopped.thread_pointer());
             stopped.resume().unwrap();
             assert_eq!(address.unwrap(), Some(truth.slot));

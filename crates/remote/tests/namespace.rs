@@ -3,14 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Access, FileCache, LiveProcess, Memory, Process, Stopped, Storage};
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = STOP_TIMEOUT;
 
 /// Copies $1 into a file system that only the target sees, and runs the program there, with $1 as
 /// its root directory if $2 says so.
@@ -104,7 +102,7 @@ fn finds_the_variable(kind: &str) {
         let Some(thread) = target.threads.iter().find(|it| it.tid == inside) else {
             continue;
         };
-        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
         let address = variable.address(&memory, stopped.thread_pointer()).unwrap();
         let truth = thread.attached.as_ref();
         assert_eq!(address, truth.map(|truth| truth.slot));

@@ -10,7 +10,6 @@ use otelctx_remote::{Error, Process, Stopped};
 
 /// What takes longer, even on an overloaded machine, would not end.
 const HANGS: Duration = Duration::from_secs(20);
-const TIMEOUT: Duration = STOP_TIMEOUT;
 
 fn spawn(source: &str) -> Option<Target> {
     let program = Compiler::gcc().program::<&str>(&[source], &[])?;
@@ -60,7 +59,7 @@ fn send(pid: i32, tid: i32, signal: i32) {
 }
 
 fn wait_for_state(process: &Process, tid: i32, wanted: char) {
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     while process.thread_state(tid).unwrap() != wanted {
         assert!(Instant::now() < deadline, "no state {wanted}");
         std::thread::sleep(Duration::from_millis(1));
@@ -91,7 +90,7 @@ fn a_stop_is_not_the_sleepers_eintr() {
     assert_eq!(threads.len(), 10);
     for round in 0..100 {
         for (tid, _) in &threads {
-            Stopped::stop(&process, *tid, TIMEOUT)
+            Stopped::stop(&process, *tid, STOP_TIMEOUT)
                 .unwrap()
                 .resume()
                 .unwrap();
@@ -117,10 +116,10 @@ fn a_signal_that_arrives_during_a_stop_still_interrupts() {
     let (tid, _) = sleepers(&target)[0];
     wait_for_state(&process, tid, 'S');
     for count in 1..=20 {
-        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
         send(target.pid(), tid, libc::SIGRTMIN());
         stopped.resume().unwrap();
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         while numbers(&mut target) != (count, count) {
             assert!(Instant::now() < deadline, "{:?}", numbers(&mut target));
         }
@@ -137,7 +136,7 @@ fn a_signal_without_effect_does_not_interrupt() {
     let (tid, _) = sleepers(&target)[0];
     wait_for_state(&process, tid, 'S');
     for _ in 0..20 {
-        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
         // A tracee gets signals that it would not get otherwise.
         send(target.pid(), tid, libc::SIGCHLD);
         stopped.resume().unwrap();
@@ -164,13 +163,13 @@ fn no_signal_is_lost_or_doubled() {
             }
         });
         while !sender.is_finished() {
-            Stopped::stop(&process, tid, TIMEOUT)
+            Stopped::stop(&process, tid, STOP_TIMEOUT)
                 .unwrap()
                 .resume()
                 .unwrap();
         }
     });
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     while numbers(&mut target).0 < sent && Instant::now() < deadline {
         std::thread::yield_now();
     }
@@ -189,7 +188,7 @@ fn a_stopped_process_stays_stopped() {
     wait_for_state(&process, target.pid(), 'T');
     for _ in 0..20 {
         for tid in [tid, target.pid()] {
-            let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+            let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
             assert_eq!(process.thread_state(tid).unwrap(), 't');
             stopped.resume().unwrap();
             wait_for_state(&process, tid, 'T');
@@ -224,7 +223,7 @@ fn a_process_is_stopped_and_continued_as_without_a_tracer() {
             while after < 10 {
                 after += i32::from(sender.is_finished());
                 for tid in &threads {
-                    Stopped::stop(&process, *tid, TIMEOUT)
+                    Stopped::stop(&process, *tid, STOP_TIMEOUT)
                         .unwrap()
                         .resume()
                         .unwrap();
@@ -248,7 +247,7 @@ fn no_thread_is_stopped_after_the_deadline() {
     let pid = target.pid();
     let process = Process::open(pid).unwrap();
     on_own_thread(|| {
-        let stopped = StoppedProcess::stop(&process, TIMEOUT, Instant::now()).unwrap();
+        let stopped = StoppedProcess::stop(&process, STOP_TIMEOUT, Instant::now()).unwrap();
         match stopped.running() {
             [(first, Error::Deadline { .. })] if *first == pid => {}
             other => panic!("{other:?}"),
@@ -274,8 +273,8 @@ fn no_stop_of_a_whole_process_restarts_a_timeout() {
     for (tid, _) in &threads {
         wait_for_state(&process, *tid, 'S');
     }
-    let deadline = Instant::now() + TIMEOUT;
-    let stopped = StoppedProcess::stop(&process, TIMEOUT, deadline).unwrap();
+    let deadline = Instant::now() + STOP_TIMEOUT;
+    let stopped = StoppedProcess::stop(&process, STOP_TIMEOUT, deadline).unwrap();
     let is_lengthened = |tid: i32| {
         let running = stopped.running().iter().find(|(other, _)| *other == tid);
         match running {
@@ -313,7 +312,7 @@ fn no_stop_of_a_whole_process_restarts_a_timeout() {
 fn stopping_the_reader_itself_is_an_error() {
     let own = i32::try_from(std::process::id()).unwrap();
     let process = Process::open(own).unwrap();
-    let error = Stopped::stop(&process, own, TIMEOUT).unwrap_err();
+    let error = Stopped::stop(&process, own, STOP_TIMEOUT).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
 }
 
@@ -343,7 +342,7 @@ fn an_uninterruptible_thread_is_reported_and_left_alone() {
     send(child, child, libc::SIGKILL);
     wait_for_state(&process, pid, 'S');
     target.command("attach");
-    Stopped::stop(&process, pid, TIMEOUT)
+    Stopped::stop(&process, pid, STOP_TIMEOUT)
         .unwrap()
         .resume()
         .unwrap();
@@ -356,10 +355,10 @@ fn a_thread_that_others_trace_is_reported_with_its_tracer() {
     };
     let process = Process::open(target.pid()).unwrap();
     let (tid, _) = sleepers(&target)[0];
-    let _stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+    let _stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
     // SAFETY: gettid takes nothing.
     let own = unsafe { libc::gettid() };
-    on_own_thread(|| match Stopped::stop(&process, tid, TIMEOUT) {
+    on_own_thread(|| match Stopped::stop(&process, tid, STOP_TIMEOUT) {
         Err(Error::AlreadyTraced { tracer, .. }) => assert_eq!(tracer, own),
         other => panic!("{other:?}"),
     })
@@ -373,7 +372,7 @@ fn a_thread_of_another_process_is_refused_and_runs_on() {
     };
     let process = Process::open(one.pid()).unwrap();
     let (tid, _) = sleepers(&other)[0];
-    let error = Stopped::stop(&process, tid, TIMEOUT).unwrap_err();
+    let error = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap_err();
     assert!(matches!(error, Error::NoSuchThread { .. }), "{error}");
     let other_process = Process::open(other.pid()).unwrap();
     assert_eq!(other_process.thread_status(tid).unwrap().tracer, 0);
@@ -392,7 +391,7 @@ fn killed_while_stopped() {
         } else {
             sleepers(&target)[0].0
         };
-        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
         send(target.pid(), target.pid(), libc::SIGKILL);
         while process.thread_state(tid).is_ok_and(|state| state == 't') {
             std::thread::yield_now();
@@ -419,10 +418,10 @@ fn an_exec_while_a_thread_is_stopped_completes() {
         } else {
             sleepers(&target)[0].0
         };
-        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
         target.command("execute");
         // The exec kills the other threads first.
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         while process.thread_state(tid).is_ok_and(|state| state == 't') {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();

@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::threads::ThreadPointers;
@@ -11,7 +10,6 @@ use otelctx_remote::tls::{Resolution, resolve};
 use otelctx_remote::{FileCache, LiveProcess, Process, ProcessMemory, Stopped};
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = STOP_TIMEOUT;
 const WORKERS: usize = 20;
 
 fn spawn(program: &PathBuf) -> Target {
@@ -47,7 +45,7 @@ fn finds_every_thread(program: &PathBuf, kind: &str) {
         let pointer = pointers.get(tid).unwrap();
         assert!(pointer.is_of(&memory, tid), "{kind}");
         assert!(!pointer.is_of(&memory, tid + 1), "{kind}");
-        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, tid, STOP_TIMEOUT).unwrap();
         assert_eq!(pointer.address, stopped.thread_pointer(), "{kind}");
         assert_eq!(pointers.at(pointer.address), Some(pointer), "{kind}");
     }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::module::{Module, Symbol};
@@ -12,7 +11,6 @@ use otelctx_remote::{
 };
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = STOP_TIMEOUT;
 
 /// Forces storage of TLS descriptors to be dynamic (glibc manual, "Dynamic Linking Tunables").
 const NO_SURPLUS: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
@@ -38,7 +36,7 @@ fn assert_threads(target: &Target, variable: &TlsVariable) {
     let memory = process.memory().unwrap();
     let mut attached = 0;
     for thread in &target.threads {
-        let stopped = Stopped::stop(&process, thread.tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, thread.tid, STOP_TIMEOUT).unwrap();
         let address = variable.address(&memory, stopped.thread_pointer()).unwrap();
         let value = address.map(|address| memory.read_u64(address).unwrap());
         stopped.resume().unwrap();
@@ -535,7 +533,7 @@ fn two_libraries_with_a_definition_each() {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
     for thread in &target.threads {
-        let stopped = Stopped::stop(&process, thread.tid, TIMEOUT).unwrap();
+        let stopped = Stopped::stop(&process, thread.tid, STOP_TIMEOUT).unwrap();
         let address = unused
             .address(&memory, stopped.thread_pointer())
             .unwrap()

@@ -12,14 +12,13 @@ use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Error, FileCache, LiveProcess, Memory, Process, Stopped};
 
-const TIMEOUT: Duration = STOP_TIMEOUT;
 const ROUNDS: u32 = 300;
 
 /// Open descriptors and traced or stopped threads may stay for a moment, while a pipe's reader
 /// sees the end of a target.
 #[track_caller]
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -44,7 +43,7 @@ fn inspect(process: &Process, threads: [i32; 2], cache: &FileCache) -> Result<()
         "otel_thread_ctx_v1",
     )?;
     for tid in threads {
-        let stopped = Stopped::stop(process, tid, TIMEOUT)?;
+        let stopped = Stopped::stop(process, tid, STOP_TIMEOUT)?;
         // Killed meanwhile: there is no memory any more.
         let _ = memory.read_u64(first);
         let _ = memory.read_u64(stopped.thread_pointer());
