@@ -152,7 +152,7 @@ fn functions_of_stripped_programs_come_from_the_server() {
     };
     let target = Target::spawn(&mut Command::new(&stripped.program));
     let pid = target.pid().to_string();
-    let dump = ["dump", &pid, "--stacks", "--json", "--deadline", "60"];
+    let dump = ["dump", &pid, "--stacks", "--json"];
     let answer = otelctx(&dump).expect(0).json();
     let frames = own_frames(&answer, &stripped.program);
     assert!(frames.iter().all(|it| it["function"].is_null()), "{answer}");
@@ -227,7 +227,7 @@ fn a_server_of_no_use_is_one_line() {
     let target = Target::spawn(&mut Command::new(&stripped.program));
     let pid = target.pid().to_string();
     let dump = |url: &str| {
-        let dump = ["dump", &pid, "--stacks", "--json", "--deadline", "60"];
+        let dump = ["dump", &pid, "--stacks", "--json"];
         let answer = otelctx(&[&dump[..], &["--debuginfod", url]].concat()).expect(0);
         let json = answer.json();
         let frames = own_frames(&json, &stripped.program);

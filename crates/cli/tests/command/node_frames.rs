@@ -171,12 +171,7 @@ fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_
 /// The main thread's frames, of a dump.
 fn dumped(program: &Program) -> Vec<Shown> {
     let pid = program.pid();
-    let arguments = ["dump", &pid, "--stacks", "--json", "--deadline", "60"];
-    let answer = given_time(|_| {
-        let answer = otelctx(&arguments);
-        let has_stopped = !answer.stdout.contains("did not stop within");
-        has_stopped.then(|| answer.json()).ok_or("it did not stop")
-    });
+    let answer = otelctx(&["dump", &pid, "--stacks", "--json"]).json();
     let threads = answer["threads"].as_array().unwrap();
     let main = threads.iter().find(|it| it["tid"] == program.0.pid());
     let stack = &main.unwrap()["stack"];

@@ -66,7 +66,7 @@ fn only_the_thread_that_runs_is_stopped() {
         let target = interpreter.start("crowd.py");
         wait_until_reading(target.pid());
         let pid = target.pid().to_string();
-        let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
+        let answer = otelctx(&["dump", "--json", &pid]).json();
         assert_eq!(answer["threads_stopped"], 1, "{interpreter:?}: {answer:#}");
         let threads = answer["threads"].as_array().unwrap();
         let states = target
@@ -121,10 +121,10 @@ fn top_names_functions_of_python() {
 fn dump_shows_the_frames_of_each_thread_and_who_holds_the_gil() {
     let Some(target) = start() else { return };
     let pid = target.pid().to_string();
-    let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
+    let answer = otelctx(&["dump", "--json", &pid]).json();
     assert_eq!(answer["threads_stopped"], 0);
     let version = &answer["runtimes"]["cpython"]["version"];
-    let text = otelctx(&["dump", "--deadline", "30", &pid]).stdout;
+    let text = otelctx(&["dump", &pid]).stdout;
     for (index, (tid, state, frames)) in truth(&target).into_iter().enumerate() {
         let threads = answer["threads"].as_array().unwrap();
         let thread = threads.iter().find(|it| it["tid"] == tid).unwrap();
@@ -159,7 +159,7 @@ fn dump_shows_threads_of_two_interpreters() {
     };
     let target = Target::spawn(&mut command);
     let pid = target.pid().to_string();
-    let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
+    let answer = otelctx(&["dump", "--json", &pid]).json();
     let others = &answer["runtimes"]["cpython"]["other_versions"];
     assert_eq!(others.as_array().map(Vec::len), Some(1), "{answer:#}");
     for (line, (_, interpreter)) in target.lines.iter().zip(pair) {
@@ -200,15 +200,7 @@ fn stacks_have_python_frames_in_place_of_the_interpreter() {
         );
         let target = Target::spawn(&mut command);
         let pid = target.pid().to_string();
-        let arguments = [
-            "dump",
-            "--stacks",
-            "--stop-sleeping",
-            "--json",
-            "--deadline",
-            "60",
-            &pid,
-        ];
+        let arguments = ["dump", "--stacks", "--stop-sleeping", "--json", &pid];
         let answer = otelctx(&arguments).json();
         for (tid, _, frames) in truth(&target) {
             let threads = answer["threads"].as_array().unwrap();

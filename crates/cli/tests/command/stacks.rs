@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use nix::libc;
 use otelctx_fixtures::kernel::Feature;
@@ -15,9 +14,8 @@ use otelctx_reader::remote::{CoreFile, Mapping, Target as _};
 use serde_json::{Value, json};
 
 use crate::run::{Answer, given_time, otelctx};
+use crate::target::wait_until_asleep;
 
-/// How long to wait for the threads to sleep.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Threads, of which one runs.
 const COUNT: usize = 5;
 const OPTIMIZED: [&str; 4] = ["-O2", "-fomit-frame-pointer", "-pthread", "-Wl,--build-id"];
@@ -36,17 +34,8 @@ fn program(compiler: &Compiler, flags: &[&str]) -> Option<PathBuf> {
 /// Starts the program and waits until all threads but one sleep.
 fn start(command: &mut Command) -> Target {
     let target = Target::spawn(command);
-    let asleep = || {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap();
-        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat"));
-        let stats = tasks.map(|task| stat(task.unwrap()).unwrap());
-        stats.filter(|stat| stat.contains(") S ")).count()
-    };
-    let deadline = Instant::now() + TIMEOUT;
-    while asleep() < COUNT - 1 || own_stacks(&target).len() < COUNT {
-        assert!(Instant::now() < deadline, "not every thread sleeps");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until_asleep(target.pid(), 1);
+    assert_eq!(own_stacks(&target).len(), COUNT);
     target
 }
 

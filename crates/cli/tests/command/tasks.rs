@@ -93,10 +93,10 @@ fn tasks_of_a_sleeping_event_loop_are_shown() {
     for interpreter in interpreters() {
         let target = interpreter.start("tasks.py");
         let pid = target.pid().to_string();
-        let answer = otelctx(&["dump", "--tasks", "--json", "--deadline", "30", &pid]).json();
+        let answer = otelctx(&["dump", "--tasks", "--json", &pid]).json();
         let truth = truth(&target);
         assert_eq!(shown(&answer), truth, "{interpreter:?}");
-        let text = otelctx(&["dump", "--tasks", "--deadline", "30", &pid]).stdout;
+        let text = otelctx(&["dump", "--tasks", &pid]).stdout;
         let (id, awaits) = (&truth[0]["id"], &truth[0]["awaits"]);
         let start = format!("\n  task {id}  cpython  ");
         let line = text
@@ -121,7 +121,7 @@ fn tasks_of_a_sleeping_event_loop_are_shown() {
         }
         assert!(line.ends_with(&format!("{end}  none attached")), "{line}");
         // Nothing is stopped for what was not asked for.
-        let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
+        let answer = otelctx(&["dump", "--json", &pid]).json();
         assert_eq!(answer["tasks"], Value::Null);
     }
 }
@@ -135,7 +135,7 @@ fn tasks_that_run_all_the_time_have_no_wrong_frames() {
         let target = Target::spawn(command.args([&TASKS.to_string(), "busy"]));
         let pid = target.pid().to_string();
         for _ in 0..10 {
-            let answer = otelctx(&["dump", "--tasks", "--json", "--deadline", "30", &pid]).json();
+            let answer = otelctx(&["dump", "--tasks", "--json", &pid]).json();
             let Some(tasks) = answer["tasks"]["cpython"].as_array() else {
                 // It did not stop in time.
                 assert!(answer["tasks"]["cpython"]["error"].is_string(), "{answer}");
