@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 }
 
 /// The committed instruction counts.
-const COUNTS: &str = "bench/instructions.json";
+const COUNTS: &str = "testing/bench/instructions.json";
 
 /// Compares instruction counts (callgrind, fixed inputs) with the committed ones. Unlike times,
 /// they are the same in every run, so they can fail CI.

@@ -29,34 +29,34 @@ struct Steps {
 
 const PROGRAMS: [Program; 4] = [
     Program {
-        folder: "crates/sampler/bpf",
+        folder: "profile/sampler/bpf",
         source: "sampler.bpf.c",
-        object: "crates/sampler/bpf/sampler",
+        object: "profile/sampler/bpf/sampler",
         steps: Some(Steps {
-            folders: &["crates"],
-            list: "crates/sampler/bpf/steps.gen.h",
+            folders: &["inspect/runtimes"],
+            list: "profile/sampler/bpf/steps.gen.h",
         }),
     },
     // The same with the steps of tests, which are not shipped.
     Program {
-        folder: "crates/sampler/bpf",
+        folder: "profile/sampler/bpf",
         source: "sampler.bpf.c",
-        object: "fixtures/bpf/sampler",
+        object: "testing/fixtures/bpf/sampler",
         steps: Some(Steps {
-            folders: &["crates", ".", "fixtures/runtimes"],
-            list: "fixtures/bpf/steps.gen.h",
+            folders: &["inspect/runtimes", "testing", "testing/fixtures/runtimes"],
+            list: "testing/fixtures/bpf/steps.gen.h",
         }),
     },
     Program {
-        folder: "crates/sampler/bpf",
+        folder: "profile/sampler/bpf",
         source: "snapshot.bpf.c",
-        object: "crates/sampler/bpf/snapshot",
+        object: "profile/sampler/bpf/snapshot",
         steps: None,
     },
     Program {
-        folder: "bench/bpf",
+        folder: "testing/bench/bpf",
         source: "reference.bpf.c",
-        object: "bench/bpf/reference",
+        object: "testing/bench/bpf/reference",
         steps: None,
     },
 ];

@@ -103,7 +103,7 @@ impl Build {
     }
 
     fn install(&self, prefix: &Path) -> Result<(), String> {
-        let sources = root().join("bindings/c");
+        let sources = root().join("publish/c");
         let library = prefix.join("lib");
         for folder in ["lib/pkgconfig", "lib/cmake/otelctx", "include"] {
             let folder = prefix.join(folder);

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz [--seconds N] [--keep] [TARGET]`: the targets of `fuzz/`, a workspace of its
+//! `cargo xtask fuzz [--seconds N] [--keep] [TARGET]`: the targets of `testing/fuzz/`, a workspace of its
 //! own.
 //!
 //! libFuzzer needs no more from rustc than coverage counters, which stable has too; the nightly
@@ -73,10 +73,12 @@ fn fuzz(options: &Options) -> Result<Outcome, String> {
             "fuzzing is set up for {HOST} only"
         )));
     }
-    let folder = root().join("fuzz");
+    let folder = root().join("testing/fuzz");
     let manifest = folder.join("Cargo.toml");
     if !manifest.is_file() {
-        return Ok(Outcome::Skipped("there is no fuzz/Cargo.toml".into()));
+        return Ok(Outcome::Skipped(
+            "there is no testing/fuzz/Cargo.toml".into(),
+        ));
     }
     let mut targets = target_names(&manifest)?;
     if let Some(name) = &options.target {
@@ -110,7 +112,7 @@ fn fuzz(options: &Options) -> Result<Outcome, String> {
         )))
     } else {
         Err(format!(
-            "{}; inputs are in fuzz/artifacts",
+            "{}; inputs are in testing/fuzz/artifacts",
             failed.join(", ")
         ))
     }
@@ -174,7 +176,7 @@ fn program(target: &str, profile: &str) -> Command {
     command
 }
 
-/// Where new inputs go, beside the committed ones in `fuzz/corpus/TARGET`.
+/// Where new inputs go, beside the committed ones in `testing/fuzz/corpus/TARGET`.
 fn scratch(target: &str) -> PathBuf {
     target_dir().join("corpus").join(target)
 }

@@ -125,7 +125,7 @@ impl Image {
 
     /// Adds the sources of the fixtures, at their own paths: a fixture's name contains their hash.
     pub(crate) fn fixture_sources(&mut self) -> Result<(), String> {
-        let sources = root().join("fixtures/programs");
+        let sources = root().join("testing/fixtures/programs");
         for entry in fs::read_dir(&sources).map_err(|error| error.to_string())? {
             let path = entry.map_err(|error| error.to_string())?.path();
             self.file(&path, &path)?;

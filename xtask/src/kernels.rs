@@ -149,7 +149,7 @@ const LIBRARIES: [&str; 5] = [
     "/lib/ld-musl-x86_64.so.1",
 ];
 
-/// Folders of `crates` whose tests run in the machine.
+/// Packages whose tests run in the machine, by the last part of their folders.
 const PACKAGES: [&str; 5] = ["otelctx", "remote", "reader", "sampler", "cli"];
 
 /// Test programs that do not run: one has a time limit of half a second, too short for an emulated

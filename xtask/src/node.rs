@@ -91,7 +91,7 @@ fn package() -> PathBuf {
 fn build(is_native: bool) -> Result<Outcome, String> {
     let package = package();
     let _ = fs::remove_dir_all(&package);
-    let source = root().join("bindings/node");
+    let source = root().join("publish/node");
     copy(&root().join("LICENSE"), &package)?;
     for file in ["package.json", "README.md"] {
         copy(&source.join(file), &package)?;
@@ -194,7 +194,7 @@ fn bench() -> Result<(), String> {
             command.arg("--experimental-async-context-frame");
         }
         command.arg("--expose-gc");
-        command.arg(root().join("bindings/node/bench/contexts.mjs"));
+        command.arg(root().join("publish/node/bench/contexts.mjs"));
         command.arg(package());
         let other = setup_dir().join("node-addon-5.20");
         command.arg(other.join("node_modules/@datadog/pprof"));

@@ -273,13 +273,13 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
         return Ok(Outcome::Passed(format!("Python {}", passed.join(", "))));
     }
     for version in &failed {
-        counts.add_failure(format!("bindings/python with Python {version}"));
+        counts.add_failure(format!("publish/python with Python {version}"));
     }
     Err(format!("Python {}", failed.join(", ")))
 }
 
 fn package() -> PathBuf {
-    root().join("bindings/python")
+    root().join("publish/python")
 }
 
 /// Builds the wheels that are published, with the release build of the command.

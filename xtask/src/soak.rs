@@ -17,13 +17,13 @@ struct Run {
 enum How {
     /// A group of the bench program.
     Bench,
-    /// A test of `integration/tests/sleepers.rs` that runs for longer than in `cargo xtask test`.
+    /// A test of `testing/integration/tests/sleepers.rs` that runs for longer than in `cargo xtask test`.
     Sleepers(&'static str),
-    /// A test program of `crates/sampler/tests` that compares stacks, with this many samples of each program.
+    /// A test program of `profile/sampler/tests` that compares stacks, with this many samples of each program.
     Stacks(&'static str, &'static str),
-    /// Tests of `crates/python`, with more samples.
+    /// Tests of `inspect/runtimes/cpython`, with more samples.
     Python(&'static str),
-    /// A test of `crates/node/tests/contexts/main.rs`, with more samples.
+    /// A test of `inspect/runtimes/nodejs/tests/contexts/main.rs`, with more samples.
     Node(&'static str),
     /// A test of `integration`, with as much as this variable says.
     Integration(&'static str, (&'static str, &'static str)),
@@ -122,13 +122,13 @@ const RUNS: [Run; 15] = [
     },
 ];
 
-/// Samples of each of the programs of `crates/sampler/tests/calls`: five.
+/// Samples of each of the programs of `profile/sampler/tests/calls`: five.
 const CALLS_SAMPLES: &str = "200000";
-/// Samples of each of the programs of `crates/sampler/tests/accounts`: four.
+/// Samples of each of the programs of `profile/sampler/tests/accounts`: four.
 const ACCOUNTS_SAMPLES: &str = "250000";
-/// Samples of each of the programs of `crates/python/tests` for each interpreter.
+/// Samples of each of the programs of `inspect/runtimes/cpython/tests` for each interpreter.
 const PYTHON_SAMPLES: &str = "100000";
-/// Samples in a context for each Node.js, addon, age of its key and way of collecting garbage of `crates/node/tests`: 18 rows.
+/// Samples in a context for each Node.js, addon, age of its key and way of collecting garbage of `inspect/runtimes/nodejs/tests`: 18 rows.
 const NODE_SAMPLES: &str = "50000";
 
 /// Runs the named runs, or lists all runs.

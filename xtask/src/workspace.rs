@@ -18,8 +18,8 @@ pub(crate) const INTEGRATIONS: [&str; 2] = ["otelctx-opentelemetry", "otelctx-tr
 /// The workspaces of the checkout.
 pub(crate) const MANIFESTS: [&str; 3] = [
     "Cargo.toml",
-    "bindings/python/python3.13t/Cargo.toml",
-    "fuzz/Cargo.toml",
+    "publish/python/python3.13t/Cargo.toml",
+    "testing/fuzz/Cargo.toml",
 ];
 
 /// The root of the checkout.

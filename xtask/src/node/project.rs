@@ -9,7 +9,7 @@ use super::{ARM64_LIBRARIES, copy, node};
 use crate::report;
 use crate::workspace::{have, root, setup_dir, target_dir};
 
-/// Files of the project, in `bindings/node/tests/project`.
+/// Files of the project, in `publish/node/tests/project`.
 const FILES: [&str; 6] = [
     "use.cjs",
     "requires.cjs",
@@ -40,7 +40,7 @@ pub(super) fn check(packed: &Path) -> Result<String, String> {
     let project = target_dir().join("node/project");
     let _ = fs::remove_dir_all(&project);
     for file in FILES {
-        let file = root().join("bindings/node/tests/project").join(file);
+        let file = root().join("publish/node/tests/project").join(file);
         copy(&file, &project)?;
     }
     let fail = |error| format!("{}: {error}", project.display());

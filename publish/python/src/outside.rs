@@ -1,0 +1,43 @@
+//! What readers find of contexts that no thread has attached: those of suspended tasks.
+//!
+//! A reader gets from a task to its `contextvars.Context`, and from there to a value of this package's
+//! context variable. Such an object starts, after Python's header, with a mark and an address
+//! (`inspect/runtimes/cpython/src/tasks/context.rs`).
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use otelctx::SharedRecord;
+use pyo3::ffi::PyObject;
+
+/// The first field of an object that readers understand.
+#[repr(C)]
+pub(crate) struct Outside {
+    mark: [u8; 8],
+    address: AtomicPtr<u8>,
+}
+
+impl Outside {
+    /// For a `Context`: the address of its record.
+    pub(crate) fn of_record(record: &SharedRecord) -> Self {
+        Self {
+            mark: *b"otelctx1",
+            address: AtomicPtr::new(record.as_ptr().cast_mut()),
+        }
+    }
+
+    /// For an `Entry`: the address of its `Context`, or null.
+    pub(crate) fn of_context(context: Option<*mut PyObject>) -> Self {
+        let address = context.unwrap_or(ptr::null_mut());
+        Self {
+            mark: *b"otelctxE",
+            address: AtomicPtr::new(address.cast()),
+        }
+    }
+
+    /// Replaces the record.
+    pub(crate) fn set_record(&self, record: &SharedRecord) {
+        self.address
+            .store(record.as_ptr().cast_mut(), Ordering::Release);
+    }
+}
