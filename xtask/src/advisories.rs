@@ -10,7 +10,6 @@ use std::process::Command;
 
 use semver::{Version, VersionReq};
 
-use crate::licences::deny_toml;
 use crate::report::{self, Outcome};
 use crate::workspace::{MANIFESTS, metadata, root};
 
@@ -131,7 +130,12 @@ fn packages() -> Result<BTreeSet<(String, Version)>, String> {
 
 /// Ids in `deny.toml` under `advisories.ignore`, each with its reason there.
 fn ignored() -> Result<BTreeSet<String>, String> {
-    let deny = deny_toml(&root().join("deny.toml"))?;
+    let path = root().join("deny.toml");
+    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = fs::read_to_string(&path).map_err(|error| fail(&error))?;
+    let deny: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| fail(&error))?;
     let list = deny.get("advisories").and_then(|table| table.get("ignore"));
     let list = list.and_then(|list| list.as_array()).into_iter().flatten();
     Ok(list

@@ -38,11 +38,15 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     }
     let name = if musl { "otelctx-musl" } else { "otelctx" };
     let prefix = prefix.unwrap_or_else(|| target_dir().join(name));
-    let result = Build::new(musl).and_then(|build| build.install(&prefix));
-    match result {
+    match install(musl, &prefix) {
         Ok(()) => Outcome::Passed(prefix.display().to_string()),
         Err(error) => Outcome::Failed(error),
     }
+}
+
+/// Builds the library, and installs it into a folder.
+pub(crate) fn install(musl: bool, prefix: &Path) -> Result<(), String> {
+    Build::new(musl)?.install(prefix)
 }
 
 /// A way to build.

@@ -1,26 +1,16 @@
-//! Counts of tests and names of failed ones, read from the output of test programs.
+//! Counts of tests, names of failed ones, how long they took, and what they did not test.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, BufRead, BufReader, PipeReader, Write};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
 
-use crate::report;
-use crate::workspace::TestProgram;
-
-/// How long to wait for more output after a command has ended: its children may hold the pipe open.
-const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The test program that runs alone: others inspect all processes, too, and would wait for its targets.
-const ALONE: &str = "unresponsive";
+use quick_xml::Reader;
+use quick_xml::events::{BytesStart, Event};
 
 /// The most tests that are named for one reason to skip.
 const MAX_NAMED: usize = 8;
 
 /// Number of tests, and the names of failed ones.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Counts {
     passed: u64,
     failed: u64,
@@ -29,6 +19,8 @@ pub(crate) struct Counts {
     failures: Vec<String>,
     /// Tests that skipped something, by reason.
     untested: BTreeMap<String, Vec<String>>,
+    /// Tests that nextest ran, and their seconds.
+    times: Vec<(String, f64)>,
 }
 
 impl fmt::Display for Counts {
@@ -48,12 +40,20 @@ impl Counts {
         self.failed += other.failed;
         self.ignored += other.ignored;
         let gap = if place.is_empty() { "" } else { ": " };
-        let placed = |failure: String| format!("{place}{gap}{failure}");
+        let placed = |test: String| format!("{place}{gap}{test}");
         self.failures.extend(other.failures.into_iter().map(placed));
         for (why, tests) in other.untested {
             let tests = tests.into_iter().map(placed);
             self.untested.entry(why).or_default().extend(tests);
         }
+        let times = other.times.into_iter();
+        self.times
+            .extend(times.map(|(test, seconds)| (placed(test), seconds)));
+    }
+
+    /// Adds tests that another runner has counted.
+    pub(crate) fn add_passed(&mut self, count: u64) {
+        self.passed += count;
     }
 
     /// Adds a failed test that is not counted otherwise.
@@ -78,190 +78,152 @@ impl Counts {
     pub(crate) fn failures(&self) -> &[String] {
         &self.failures
     }
-}
 
-/// Runs test programs, two at a time, and prints what each printed when it has ended. Returns the counts of
-/// all, and the programs that failed.
-pub(crate) fn of_programs(
-    programs: &[TestProgram],
-    command: impl Fn(&TestProgram) -> Command + Sync,
-) -> (Counts, Vec<String>) {
-    let run = |program: &&TestProgram| {
-        let start = Instant::now();
-        let mut printed = format!("{program}\n").into_bytes();
-        let (mut output, result) =
-            Output::printed(command(program).arg("--show-output"), &mut printed);
-        report::print(&printed);
-        println!("{program}: took {} s", start.elapsed().as_secs());
-        let failed = result.is_err().then(|| program.to_string());
-        if let Some(name) = &failed {
-            output.program_failed(name);
-        }
-        (output.counts, failed)
-    };
-    let (alone, others): (Vec<_>, Vec<_>) = programs.iter().partition(|it| it.name == ALONE);
-    // Many have a single test, which waits for most of its time.
-    let ended = report::in_pairs(&others, run);
-    let mut total = Counts::default();
-    let mut failed = Vec::new();
-    for (of_program, failure) in ended.into_iter().chain(alone.iter().map(run)) {
-        total.add("", of_program);
-        failed.extend(failure);
-    }
-    (total, failed)
-}
-
-/// Parses the output of test programs, of `cargo test`, and of a virtual machine's script.
-#[derive(Debug, Default)]
-pub(crate) struct Output {
-    pub(crate) counts: Counts,
-    /// Names in the list of failures that is being read.
-    listed: Vec<String>,
-    /// Failed tests of the program that ended last.
-    failed: Vec<String>,
-    /// The passed test whose output is being read (`--show-output`).
-    passed: Option<String>,
-}
-
-impl Output {
-    /// Parses the next line. Returns whether to print it: the output of passed tests is hidden.
-    pub(crate) fn line(&mut self, line: &str) -> bool {
-        let is_end = line == "failures:" || line.starts_with("test result: ");
-        if line == "successes:" {
-            self.passed.get_or_insert_default();
-        } else if is_end {
-            self.passed = None;
-        }
-        let Some(test) = &mut self.passed else {
-            self.of_program(line);
-            return true;
-        };
-        let begins = line.strip_prefix("---- ");
-        if let Some(name) = begins.and_then(|rest| rest.strip_suffix(" stdout ----")) {
-            name.clone_into(test);
-        } else if let Some(why) = line.strip_prefix("skipped: ") {
-            let tests = self.counts.untested.entry(why.to_owned()).or_default();
-            if tests.last() != Some(test) {
-                tests.push(test.clone());
-            }
-        }
-        false
+    /// The tests that took longest, and their seconds.
+    pub(crate) fn slowest(&self, count: usize) -> Vec<(&str, f64)> {
+        let mut times: Vec<_> = self
+            .times
+            .iter()
+            .map(|(test, seconds)| (test.as_str(), *seconds))
+            .collect();
+        times.sort_by(|a, b| b.1.total_cmp(&a.1));
+        times.truncate(count);
+        times
     }
 
-    /// Parses a line that is not the output of a passed test.
-    fn of_program(&mut self, line: &str) {
-        if line == "failures:" {
-            // The list comes twice: first with what each test printed, then the names alone.
-            self.listed.clear();
-        } else if let Some(name) = line.strip_prefix("    ") {
-            self.listed.push(name.to_owned());
-        } else if let Some(result) = line.strip_prefix("test result: ") {
-            self.result(result);
-        } else if let Some(rest) = line.strip_prefix("error: ") {
-            let place = rest.split_once("test failed, to rerun pass `");
-            if let Some((_, place)) = place {
-                self.program_failed(place.trim_end_matches('`'));
-            }
-        }
-    }
-
-    /// Records a failed program: by its failed tests, or by `place` alone if it listed none.
-    pub(crate) fn program_failed(&mut self, place: &str) {
-        if self.failed.is_empty() {
-            self.counts.failures.push(place.to_owned());
-        }
-        let failed = self.failed.drain(..);
-        let named = failed.map(|test| format!("{place} {test}"));
-        self.counts.failures.extend(named);
-    }
-
-    /// Parses a test program's last line, after `test result: `.
-    fn result(&mut self, line: &str) {
-        let Some((verdict, numbers)) = line.split_once(". ") else {
-            return;
-        };
-        if verdict == "FAILED" {
-            self.failed.append(&mut self.listed);
-        }
-        for part in numbers.split("; ") {
-            let number = part.split_once(' ');
-            match number.map(|(number, what)| (number.parse().unwrap_or(0), what)) {
-                Some((number, "passed")) => self.counts.passed += number,
-                Some((number, "failed")) => self.counts.failed += number,
-                Some((number, "ignored")) => self.counts.ignored += number,
+    /// Reads a JUnit report of nextest.
+    pub(crate) fn of_junit(report: &str) -> Result<Self, String> {
+        let mut counts = Self::default();
+        let mut reader = Reader::from_str(report);
+        let (mut test, mut has_failed) = (String::new(), false);
+        // What a test has printed, while it is read.
+        let mut output: Option<String> = None;
+        loop {
+            let event = reader.read_event();
+            match event.map_err(|error| format!("the report of the tests: {error}"))? {
+                Event::Start(tag) if tag.name().as_ref() == b"testcase" => {
+                    has_failed = false;
+                    test = counts.begin(&tag);
+                }
+                Event::Empty(tag) if tag.name().as_ref() == b"testcase" => {
+                    counts.begin(&tag);
+                    counts.passed += 1;
+                }
+                Event::Start(tag) | Event::Empty(tag) => match tag.name().as_ref() {
+                    b"failure" | b"error" => has_failed = true,
+                    b"system-out" | b"system-err" => output = Some(String::new()),
+                    _ => {}
+                },
+                Event::End(tag) if tag.name().as_ref() == b"testcase" => {
+                    if has_failed {
+                        counts.add_failure(test.clone());
+                    } else {
+                        counts.passed += 1;
+                    }
+                }
+                Event::End(tag) if tag.name().as_ref().starts_with(b"system-") => {
+                    counts.add_skips(&test, &output.take().unwrap_or_default());
+                }
+                Event::Text(text) => {
+                    if let Some(output) = &mut output {
+                        *output += &String::from_utf8_lossy(&text);
+                    }
+                }
+                Event::GeneralRef(name) => {
+                    if let Some(output) = &mut output {
+                        *output += predefined(&name);
+                    }
+                }
+                Event::Eof => return Ok(counts),
                 _ => {}
             }
         }
     }
 
-    /// Runs a command, and prints and parses its output line by line.
-    pub(crate) fn of(command: &mut Command) -> (Self, Result<(), String>) {
-        Self::printed(command, &mut io::stdout())
+    /// Notes the time of a test of a JUnit report, and returns its name.
+    fn begin(&mut self, tag: &BytesStart<'_>) -> String {
+        let value = |name| {
+            let attribute = tag.try_get_attribute(name).ok().flatten();
+            let value = attribute
+                .map(|it| it.value.into_owned())
+                .unwrap_or_default();
+            String::from_utf8_lossy(&value).into_owned()
+        };
+        let test = format!("{} {}", value("classname"), value("name"));
+        let seconds = value("time").parse().unwrap_or_default();
+        self.times.push((test.clone(), seconds));
+        test
     }
 
-    /// As [`Output::of`], with what is printed going to `place`.
-    pub(crate) fn printed(
-        command: &mut Command,
-        place: &mut impl Write,
-    ) -> (Self, Result<(), String>) {
-        let mut output = Self::default();
-        let result = output
-            .follow(command, place)
-            .map_err(|error| format!("{}: {error}", report::shown(command)));
-        let result = result.and_then(|status| match status {
-            status if status.success() => Ok(()),
-            status => Err(format!("{}: {status}", report::shown(command))),
-        });
-        (output, result)
-    }
-
-    fn follow(
-        &mut self,
-        command: &mut Command,
-        place: &mut impl Write,
-    ) -> io::Result<std::process::ExitStatus> {
-        // One pipe for both, so that lines of cargo and of the tests stay in order.
-        let (reader, writer) = io::pipe()?;
-        let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
-        // The command holds the pipe open, too.
-        command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
-        let mut child = child?;
-        let lines = lines(reader);
-        loop {
-            match lines.recv_timeout(OUTPUT_TIMEOUT) {
-                Ok(line) => {
-                    if self.line(&String::from_utf8_lossy(&line)) {
-                        // A closed terminal is not the tests' fault.
-                        let _ = place.write_all(&[&line[..], b"\n"].concat());
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_none() => {}
-                Err(_) => return child.wait(),
+    /// Notes why a test says that it skipped something.
+    fn add_skips(&mut self, test: &str, output: &str) {
+        let reasons = output.lines().filter_map(|it| it.strip_prefix("skipped: "));
+        for why in reasons {
+            let tests = self.untested.entry(why.to_owned()).or_default();
+            if tests.last().is_none_or(|last| last != test) {
+                tests.push(test.to_owned());
             }
         }
+    }
+
+    /// As [`Counts::of_libtest`], of programs of which the last one has failed: if not by a test, as a whole.
+    pub(crate) fn of_failed_program(output: &str) -> Self {
+        let mut counts = Self::of_libtest(output);
+        if counts.failures.is_empty() {
+            counts.failures.push("no test".into());
+        }
+        counts
+    }
+
+    /// Reads what test programs print that nextest does not start: documentation tests, and tests in virtual machines.
+    pub(crate) fn of_libtest(output: &str) -> Self {
+        let mut counts = Self::default();
+        // The list of failed tests comes twice: first with what each printed, then the names alone.
+        let mut listed: Vec<&str> = Vec::new();
+        for line in output.lines() {
+            if line == "failures:" {
+                listed.clear();
+            } else if let Some(name) = line.strip_prefix("    ") {
+                listed.push(name);
+            } else if let Some((verdict, numbers)) = line
+                .strip_prefix("test result: ")
+                .and_then(|result| result.split_once(". "))
+            {
+                if verdict == "FAILED" {
+                    counts.failures.extend(listed.drain(..).map(str::to_owned));
+                }
+                for part in numbers.split("; ") {
+                    match part.split_once(' ') {
+                        Some((number, "passed")) => counts.passed += number.parse().unwrap_or(0),
+                        Some((number, "failed")) => counts.failed += number.parse().unwrap_or(0),
+                        Some((number, "ignored")) => counts.ignored += number.parse().unwrap_or(0),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        counts
     }
 }
 
-/// Reads lines from a pipe until its last writer has ended.
-fn lines(reader: PipeReader) -> Receiver<Vec<u8>> {
-    let (sender, lines) = channel();
-    std::thread::spawn(move || {
-        let read = BufReader::new(reader).split(b'\n').map_while(Result::ok);
-        for line in read {
-            if sender.send(line).is_err() {
-                break;
-            }
-        }
-    });
-    lines
+/// The text of an entity of XML; nextest writes no others.
+fn predefined(name: &[u8]) -> &'static str {
+    match name {
+        b"lt" => "<",
+        b"gt" => ">",
+        b"amp" => "&",
+        b"quot" => "\"",
+        b"apos" => "'",
+        _ => "?",
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What `cargo test --no-fail-fast` prints of three programs, and of one that is killed.
-    const CARGO: &str = "\
+    /// What `cargo test --no-fail-fast` prints of three programs, one of which is killed.
+    const LIBTEST: &str = "\
      Running tests/one.rs (target/debug/deps/one-1)
 test a ... ok
 test b::c ... FAILED
@@ -278,101 +240,66 @@ failures:
 
 test result: FAILED. 12 passed; 2 failed; 4 ignored; 0 measured; 5 filtered out; finished in 0.01s
 
-error: test failed, to rerun pass `-p crate --test one`
      Running tests/two.rs (target/debug/deps/two-2)
 test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
-     Running tests/three.rs (target/debug/deps/three-3)
-error: test failed, to rerun pass `-p crate --test three`
-
-Caused by:
-  process didn't exit successfully: `three-3` (signal: 9, SIGKILL: kill)
 failures:
     src/lib.rs - (line 3)
 test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
-error: doctest failed, to rerun pass `-p crate --doc`
 ";
 
     #[test]
-    fn every_failed_test_is_named() {
-        let mut output = Output::default();
-        CARGO.lines().for_each(|line| assert!(output.line(line)));
-        let failures = [
-            "-p crate --test one b::c",
-            "-p crate --test one d",
-            "-p crate --test three",
-            "-p crate --doc src/lib.rs - (line 3)",
-        ];
-        let mut counts = Counts::default();
-        counts.add("", output.counts);
-        assert_eq!(
-            counts,
-            Counts {
-                passed: 15,
-                failed: 3,
-                ignored: 4,
-                failures: failures.map(str::to_owned).to_vec(),
-                untested: BTreeMap::new(),
-            }
-        );
+    fn every_failed_test_of_libtest_is_named() {
+        let counts = Counts::of_libtest(LIBTEST);
+        assert_eq!(counts.to_string(), "15 passed, 3 failed, 4 skipped");
+        assert_eq!(counts.failures(), ["b::c", "d", "src/lib.rs - (line 3)"]);
         let mut all = Counts::default();
         all.add("without root", counts);
-        assert_eq!(all.failures()[1], "without root: -p crate --test one d");
-        assert_eq!(all.to_string(), "15 passed, 3 failed, 4 skipped");
+        assert_eq!(all.failures()[1], "without root: d");
     }
 
-    /// What a program prints with `--show-output`.
-    const SHOWN: &str = "\
-test a ... ok
-test b ... ok
-test c ... FAILED
-
-successes:
-
----- a stdout ----
-error: not an error of cargo
+    /// What nextest writes of five tests.
+    const JUNIT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
+<testsuites name="nextest-run" tests="5" failures="2" errors="0">
+    <testsuite name="crate::one" tests="4" disabled="0" errors="0" failures="2">
+        <testcase name="quick" classname="crate::one" time="0.004"/>
+        <testcase name="a::slow" classname="crate::one" time="12.500">
+            <system-out>running 1 test
 skipped: no musl
 skipped: no musl
-
----- b stdout ----
-skipped: no musl
-skipped: needs root
-
-successes:
-    a
-    b
-
-failures:
-
----- c stdout ----
-skipped: needs root
-
-failures:
-    c
-
-test result: FAILED. 2 passed; 1 failed; 0 ignored
-error: test failed, to rerun pass `-p crate --lib`
-";
+skipped: a &lt;b
+test a::slow ... ok</system-out>
+        </testcase>
+        <testcase name="b" classname="crate::one" time="1.000">
+            <failure type="test failure">thread 'b' panicked
+skipped: not a reason</failure>
+            <system-err>skipped: needs root</system-err>
+        </testcase>
+        <testcase name="killed" classname="crate::one" time="0.100">
+            <failure type="test abort"/>
+        </testcase>
+    </testsuite>
+    <testsuite name="crate" tests="1" disabled="0" errors="0" failures="0">
+        <testcase name="c" classname="crate" time="0.2"><system-err>skipped: no musl</system-err></testcase>
+    </testsuite>
+</testsuites>
+"#;
 
     #[test]
-    fn skips_of_passed_tests_are_listed_and_their_other_output_hidden() {
-        let mut output = Output::default();
-        let shown = SHOWN.lines().filter(|line| output.line(line)).count();
-        assert_eq!(shown, 14);
-        let untested: Vec<String> = output.counts.untested().collect();
-        assert_eq!(untested, ["needs root: b", "no musl: a, b"]);
-        assert_eq!(output.counts.failures(), ["-p crate --lib c"]);
-        assert_eq!((output.counts.passed, output.counts.failed), (2, 1));
-    }
-
-    #[test]
-    fn a_command_is_waited_for_and_not_its_children() {
-        // The child ends with its input, which stays open until the command was waited for.
-        let script = "exec 3<&0; cat <&3 & echo '    a name'; exit 3";
-        let mut command = Command::new("sh");
-        let (input, held) = io::pipe().unwrap();
-        let (output, result) = Output::of(command.args(["-c", script]).stdin(input));
-        drop(held);
-        assert_eq!(output.listed, ["a name"]);
-        assert!(result.unwrap_err().ends_with("exit status: 3"));
+    fn failures_skips_and_times_are_read_from_the_report() {
+        let counts = Counts::of_junit(JUNIT).unwrap();
+        assert_eq!(counts.to_string(), "3 passed, 2 failed, 0 skipped");
+        assert_eq!(counts.failures(), ["crate::one b", "crate::one killed"]);
+        let untested: Vec<String> = counts.untested().collect();
+        assert_eq!(
+            untested,
+            [
+                "a <b: crate::one a::slow",
+                "needs root: crate::one b",
+                "no musl: crate::one a::slow, crate c"
+            ]
+        );
+        let slowest = [("crate::one a::slow", 12.5), ("crate::one b", 1.0)];
+        assert_eq!(counts.slowest(2), slowest);
+        assert!(Counts::of_junit("<testsuites><testsuite></other>").is_err());
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::counts::{Counts, Output};
+use crate::counts::Counts;
 use crate::report;
 use crate::workspace::{cargo, root};
 
@@ -254,17 +254,19 @@ pub(crate) fn verdict(
     machine: &str,
     counts: &mut Counts,
 ) -> Result<String, String> {
-    let mut tests = Output::default();
-    let mut failed = Vec::new();
+    let (mut tests, mut failed) = (Counts::default(), Vec::new());
+    let mut printed = String::new();
     for line in output.lines() {
-        tests.line(line);
+        printed.extend([line, "\n"]);
         if let Some(what) = line.strip_prefix(FAILED) {
-            tests.program_failed(what);
+            tests.add(what, Counts::of_failed_program(&printed));
+            printed.clear();
             failed.push(what);
         }
     }
-    let said = tests.counts.to_string();
-    counts.add(machine, tests.counts);
+    tests.add("", Counts::of_libtest(&printed));
+    let said = tests.to_string();
+    counts.add(machine, tests);
     if !failed.is_empty() {
         return Err(format!("{said}; failed: {}", failed.join(", ")));
     }
@@ -417,7 +419,7 @@ mod tests {
         let mut counts = Counts::default();
         let error = verdict(output, &[], "6.1", &mut counts).unwrap_err();
         assert_eq!(error, "1 passed, 1 failed, 0 skipped; failed: /tests/a, ps");
-        let failures = ["6.1: /tests/a b::c", "6.1: ps"];
+        let failures = ["6.1: /tests/a: b::c", "6.1: ps: no test"];
         assert_eq!(counts.failures(), failures);
         let fallen_back = format!("{BY_PTRACE}: ptrace was requested");
         let error = verdict(&fallen_back, &[], "6.1", &mut counts).unwrap_err();

@@ -333,23 +333,6 @@ const USED_VARIABLE: &str = "OTELCTX_FIXTURES_USED";
 /// tests skip there.
 const MAX_FIXTURE: u64 = 64 << 20;
 
-/// Begins a new list of the fixtures that tests on the host use, and returns the variable that has them
-/// write it.
-pub(crate) fn list_fixtures() -> Option<(&'static str, PathBuf)> {
-    // Without a list, the machines' tests are run on the host again.
-    let _ = fs::remove_dir_all(target_dir().join(FOLDER));
-    let folder = folder().ok()?;
-    Some((USED_VARIABLE, folder.join(USED)))
-}
-
-/// Says that all tests have run on the host, and listed their fixtures.
-pub(crate) fn fixtures_are_listed() {
-    for selection in [Selection::Everything, Selection::Short] {
-        // Otherwise they are run again.
-        let _ = folder().and_then(|folder| write_stamp(&selection.stamp(&folder)));
-    }
-}
-
 fn write_stamp(stamp: &Path) -> Result<(), String> {
     fs::write(stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
 }

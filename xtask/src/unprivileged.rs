@@ -13,9 +13,10 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::counts::{self, Counts};
+use crate::counts::Counts;
+use crate::nextest;
 use crate::report::{self, Outcome};
-use crate::workspace::{TestProgram, have, is_root, root, test_programs};
+use crate::workspace::{cargo, find, have, is_root, root, target_dir};
 
 /// The user and group `nobody`, on every Linux.
 const NOBODY: u32 = 65534;
@@ -29,32 +30,14 @@ const EXCLUDED: [&str; 5] = [
     "otelctx-format",
 ];
 
-/// Test programs that do not run. Some build hundreds of programs, which differ by linker and access model, not by user.
+/// Tests that do not run, as a filter of nextest. Some build hundreds of programs, which differ by linker and access model, not by user.
 /// Others read files, send to a server of their own, run the package's tests in each Node.js, or sample a runtime's programs,
 /// which root does without eBPF, too. The 10,000 dumps of `eintr` and the unit tests of `otelctx_python` repeat at length
 /// what other programs here cover.
-const SAME_FOR_ALL: [&str; 17] = [
-    "chains",
-    "contexts",
-    "eintr",
-    "handlers",
-    "recompiled",
-    "matrix",
-    "mix",
-    "nodes",
-    "otelctx_python",
-    "programs",
-    "links",
-    "symbols",
-    "exact",
-    "faults",
-    "real_collector",
-    "report",
-    "viewers",
-];
-
-/// Tests of the command that do not run: they need a server of their own, too.
-const SKIPPED: [&str; 2] = ["debuginfod::", "send::"];
+///
+/// Tests of the command that need a server of their own do not run, either.
+const SAME_FOR_ALL: &str = "binary(/^(chains|contexts|eintr|handlers|recompiled|matrix|mix|nodes|otelctx_python|programs\
+    |links|symbols|exact|faults|real_collector|report|viewers)$/) | test(/^(debuginfod|send)::/)";
 
 /// Runs all test programs, also after one has failed.
 pub(crate) fn run(counts: &mut Counts) -> Outcome {
@@ -67,82 +50,70 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
     run_as_nobody(counts).into()
 }
 
-impl TestProgram {
-    /// Where cargo builds to: the program is `TARGET/debug/deps/NAME`.
-    fn target(&self) -> &Path {
-        self.executable.ancestors().nth(3).unwrap_or(root())
-    }
-
-    /// Directories that `nobody` must enter to reach the checkout and the program, but may not.
-    fn closed(&self) -> BTreeSet<&Path> {
-        let needed = [root(), self.target()];
-        needed.into_iter().filter_map(closed_ancestor).collect()
-    }
-
-    fn as_nobody(&self, home: &Path) -> Command {
-        let closed = self.closed();
-        let mut command = if closed.is_empty() {
-            Command::new("sh")
-        } else {
-            let mut command = Command::new("unshare");
-            command.args(["--mount", "sh"]);
-            command
-        };
-        // `sh -c SCRIPT NAME ARGUMENTS`: paths are arguments, never part of the script.
-        command.args(["-euc", SHOW, "sh"]);
-        command.args([home, root(), self.target()]);
-        command.arg(closed.len().to_string()).args(closed);
-        command.args(["setpriv", "--reuid=65534", "--regid=65534"]);
-        command.args(["--clear-groups", "--inh-caps=-all"]);
-        command.args(["--bounding-set=-all", "--no-new-privs"]);
-        command.arg(&self.executable).current_dir(&self.package);
-        command.args(SKIPPED.iter().flat_map(|test| ["--skip", *test]));
-        command.env("CARGO_MANIFEST_DIR", &self.package);
-        command.env_remove("CARGO").env("CARGO_TARGET_DIR", home);
-        command
-            .env("HOME", home)
-            .env("TMPDIR", home)
-            .env("USER", "nobody");
-        command
-    }
+/// Directories that `nobody` must enter to reach the checkout and the programs, but may not.
+fn closed(target: &Path) -> BTreeSet<&Path> {
+    let needed = [root(), target];
+    needed.into_iter().filter_map(closed_ancestor).collect()
 }
 
 fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
-    let programs = programs()?;
-    if programs.iter().any(|program| !program.closed().is_empty())
+    let target = target_dir();
+    let target =
+        fs::canonicalize(&target).map_err(|error| format!("{}: {error}", target.display()))?;
+    let closed = closed(&target);
+    if !closed.is_empty()
         && report::output(Command::new("unshare").args(["--mount", "true"])).is_err()
     {
         let why = "others may not enter the checkout, and a mount namespace is refused";
         return Ok(Outcome::Skipped(why.into()));
     }
     let home = Home::new()?;
-    if let Some(program) = programs.first() {
-        home.link_fixtures(program.target());
+    home.link_fixtures(&target);
+    let tool = home.prepare()?;
+    let mut command = Command::new(if closed.is_empty() { "sh" } else { "unshare" });
+    if !closed.is_empty() {
+        command.args(["--mount", "sh"]);
     }
-    let (total, failed) = counts::of_programs(&programs, |program| program.as_nobody(&home.0));
-    let said = total.to_string();
-    counts.add("without root", total);
-    if failed.is_empty() {
-        Ok(Outcome::Passed(format!(
-            "{said} in {} test programs",
-            programs.len()
-        )))
-    } else {
-        Err(format!("{said}: {}", failed.join(", ")))
+    // `sh -c SCRIPT NAME ARGUMENTS`: paths are arguments, never part of the script.
+    command.args(["-euc", SHOW, "sh"]);
+    command.args([&home.0, root(), &target]);
+    command.arg(closed.len().to_string()).args(&closed);
+    command.args(["setpriv", "--reuid=65534", "--regid=65534"]);
+    command.args(["--clear-groups", "--inh-caps=-all"]);
+    command.args(["--bounding-set=-all", "--no-new-privs"]);
+    command.arg(tool).args(["nextest", "run"]);
+    for (flag, file) in [
+        ("--cargo-metadata", METADATA),
+        ("--binaries-metadata", PROGRAMS),
+        ("--config-file", OPTIONS),
+    ] {
+        command.arg(flag).arg(home.0.join(file));
     }
+    command.args(["--ignore-default-filter", "-E"]);
+    command.arg(format!("not ({SAME_FOR_ALL})"));
+    command.current_dir(root());
+    command.env_remove("CARGO").env("CARGO_TARGET_DIR", &home.0);
+    command.env("HOME", &home.0).env("TMPDIR", &home.0);
+    command
+        .env("USER", "nobody")
+        .env(nextest::ALL.0, nextest::ALL.1);
+    command.env("OTELCTX_BUILT", "1");
+    let report_file = home.0.join("nextest/default/junit.xml");
+    let mut own = Counts::default();
+    let outcome = nextest::run(&mut command, &report_file, &mut own);
+    counts.add("without root", own);
+    outcome
 }
+
+/// Files in the home of `nobody`: what cargo says of the workspace, what nextest says of the test programs, and options.
+const METADATA: &str = "metadata.json";
+const PROGRAMS: &str = "programs.json";
+const OPTIONS: &str = "nextest.toml";
 
 /// Cargo's arguments for all packages except [`EXCLUDED`].
 pub(crate) fn packages() -> Vec<&'static str> {
     let excluded = EXCLUDED.iter().flat_map(|package| ["--exclude", package]);
     ["--workspace"].into_iter().chain(excluded).collect()
-}
-
-/// The programs that `cargo test` would run.
-fn programs() -> Result<Vec<TestProgram>, String> {
-    let mut programs = test_programs(&packages())?;
-    programs.retain(|program| !SAME_FOR_ALL.contains(&&*program.name));
-    Ok(programs)
 }
 
 /// A folder that belongs to `nobody`, removed at the end.
@@ -155,6 +126,37 @@ impl Home {
         fs::create_dir(&path).map_err(fail)?;
         chown(&path, Some(NOBODY), Some(NOBODY)).map_err(fail)?;
         Ok(Self(path))
+    }
+
+    /// Writes what nextest asks cargo for, which is out of the user's reach, and returns a copy of nextest.
+    fn prepare(&self) -> Result<PathBuf, String> {
+        let fail = |error| format!("{}: {error}", self.0.display());
+        let mut metadata = cargo();
+        metadata.args([
+            "metadata",
+            "--format-version=1",
+            "--locked",
+            "--all-features",
+        ]);
+        fs::write(self.0.join(METADATA), report::output(&mut metadata)?).map_err(fail)?;
+        let mut list = nextest::tool("cargo-nextest");
+        list.args([
+            "nextest",
+            "list",
+            "--cargo-quiet",
+            "--locked",
+            "--message-format=json",
+        ]);
+        list.arg("--list-type=binaries-only").args(packages());
+        fs::write(self.0.join(PROGRAMS), report::output(&mut list)?).map_err(fail)?;
+        let options = fs::read_to_string(root().join(".config/nextest.toml")).map_err(fail)?;
+        let store = format!("store.dir = {:?}\n{options}", self.0.join("nextest"));
+        fs::write(self.0.join(OPTIONS), store).map_err(fail)?;
+        let tool = self.0.join("cargo-nextest");
+        let installed =
+            find(nextest::tool("cargo-nextest").get_program()).ok_or("no cargo-nextest")?;
+        fs::copy(installed, &tool).map_err(fail)?;
+        Ok(tool)
     }
 
     /// Links what root's tests have compiled, so that it is not compiled again. On another file system it is.

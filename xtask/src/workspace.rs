@@ -133,11 +133,11 @@ pub(crate) fn have(program: &str) -> bool {
 
 /// Where a program lies on the search path; the system's own folders come last, also when the
 /// path lacks them (an unprivileged user's path often has no `/usr/sbin`).
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: impl AsRef<Path>) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders
-        .map(|folder| folder.join(program))
+        .map(|folder| folder.join(program.as_ref()))
         .find(|file| file.is_file())
 }
 

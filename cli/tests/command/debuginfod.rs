@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::give_way;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, Target, tier};
 use serde_json::{Value, json};
 
 use crate::run::{Answer, Scratch, otelctx};
@@ -339,6 +339,9 @@ const IN_BUFFERS: u64 = 64 << 20;
 
 #[test]
 fn a_file_of_ten_gibibytes_is_one_line() {
+    if tier::left_to_all("a file of 10 GiB") {
+        return;
+    }
     let Some(stripped) = Stripped::new("debuginfod-large") else {
         return;
     };

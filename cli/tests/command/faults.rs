@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, Target, tier};
 use serde_json::{Value, json};
 
 use crate::run::{Answer, command};
@@ -47,7 +47,9 @@ const NEVER_FAIL: [&str; 8] = [
     "sched_yield",
 ];
 /// Runs of one test; [`every_fault`] has all that there are.
-const SOME: usize = 250;
+fn some() -> usize {
+    tier::usual_or_all(60, 250)
+}
 /// A command that does not end within this time, to which the time that a machine is paused does not count, hangs.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
@@ -404,8 +406,8 @@ fn inject(kind: Kind, most: usize) {
 #[test]
 fn a_fault_in_any_system_call_makes_no_wrong_answer() {
     std::thread::scope(|scope| {
-        scope.spawn(|| inject(Kind::Static, SOME));
-        inject(Kind::Dynamic, SOME);
+        scope.spawn(|| inject(Kind::Static, some()));
+        inject(Kind::Dynamic, some());
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::matrix::{self, Row};
-use otelctx_fixtures::{Target, Thread};
+use otelctx_fixtures::{Target, Thread, tier};
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
@@ -37,7 +37,8 @@ fn every_kind_of_program() {
     // between the others is the reader's to see (the same table in `remote`).
     let is_rust = |row: &Row| row.name.contains(" rustc ") || row.name.contains(" otelctx ");
     rows.retain(|row| !is_rust(row));
-    let rows: Vec<Row> = rows.into_iter().step_by(7).collect();
+    let step = tier::usual_or_all(1, 7);
+    let rows: Vec<Row> = rows.into_iter().step_by(step).collect();
     for batch in rows.chunks(BATCH) {
         let targets: Vec<Target> = batch.iter().map(start).collect();
         options.targets = Targets::Processes(targets.iter().map(Target::pid).collect());

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use object::elf::{R_AARCH64_TLSDESC, R_X86_64_TLSDESC, STB_GLOBAL, STT_TLS, STV_DEFAULT};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSymbol, RelocationFlags, RelocationTarget};
-use otelctx_fixtures::cargo_built;
+use otelctx_fixtures::{cargo_built, tier};
 
 const PACKAGE: &str = env!("CARGO_MANIFEST_DIR");
 const SYMBOL: &str = otelctx_format::NODEJS_SYMBOL;
@@ -64,6 +64,9 @@ fn setup() -> PathBuf {
 
 /// The Node.js of a major version. Without it, a line on standard error says so.
 fn node(major: &str) -> Option<PathBuf> {
+    if major != tier::NODE && tier::left_to_all(&format!("Node.js {major}")) {
+        return None;
+    }
     if let Some(path) = std::env::var_os(format!("OTELCTX_NODE_{major}")) {
         return Some(path.into());
     }

@@ -4,9 +4,10 @@
 use std::process::Command;
 use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, Target, tier};
 use otelctx_reader::{Found, Process};
 
+/// In all tests, and a tenth of them in the usual ones.
 const DUMPS: usize = 10_000;
 /// Dumps between two pauses in which calls reach their timeouts of 20 ms.
 const AT_A_TIME: usize = 500;
@@ -25,7 +26,7 @@ fn ten_thousand_dumps_interrupt_no_call() {
     let Some(mut target) = sleepers() else {
         return;
     };
-    for _ in 0..DUMPS / AT_A_TIME {
+    for _ in 0..DUMPS / tier::usual_or_all(10, 1) / AT_A_TIME {
         for _ in 0..AT_A_TIME {
             // Opened again, as `otelctx dump` does.
             let mut process = Process::open(target.pid()).unwrap();

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::Tier;
 use crate::workspace::setup_dir;
 use crate::{collector, debian::FreeThreadedPython, report};
 
@@ -29,19 +30,23 @@ const FOLDERS: [(&str, &str); 16] = [
 ];
 
 /// Takes what another checkout has made.
-pub(super) fn restore() {
-    each(|cached, own| (cached, own));
+pub(super) fn restore(tier: Tier) {
+    each(tier, |cached, own| (cached, own));
 }
 
 /// Keeps what this checkout has made.
 pub(super) fn save() {
-    each(|cached, own| (own, cached));
+    each(Tier::All, |cached, own| (own, cached));
 }
 
 /// Copies each folder that is there, and not at its destination yet. What cannot be copied is made again.
-fn each(from_to: impl Fn(PathBuf, PathBuf) -> (PathBuf, PathBuf)) {
+fn each(tier: Tier, from_to: impl Fn(PathBuf, PathBuf) -> (PathBuf, PathBuf)) {
     let Some(cache) = directory() else { return };
-    for (name, version) in FOLDERS {
+    let is_for_all = |name: &str| !name.starts_with("opentelemetry-cpp");
+    let wanted = FOLDERS
+        .iter()
+        .filter(|(name, _)| tier == Tier::All || !is_for_all(name));
+    for (name, version) in wanted {
         let cached = cache.join(format!("{name}{version}"));
         let (from, to) = from_to(cached, setup_dir().join(name));
         if !from.is_dir() || to.exists() {

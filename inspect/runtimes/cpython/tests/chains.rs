@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Starts, start};
-use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Target, tier};
 use otelctx_python::Python;
 use otelctx_reader::Process;
 use otelctx_reader::runtime::Runtimes;
@@ -49,7 +49,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Samples of each of these, with each interpreter.
 fn samples() -> u64 {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
-    number.map_or(3000, |number| number.parse().unwrap())
+    let usual = tier::usual_or_all(1000, 3000);
+    number.map_or(usual, |number| number.parse().unwrap())
 }
 
 /// What a program's stacks came to.

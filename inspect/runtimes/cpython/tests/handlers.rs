@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{Starts, start};
 use otelctx_fixtures::python::Interpreter;
 use otelctx_fixtures::sampled::Sampled;
-use otelctx_fixtures::{Target, in_pid_namespace};
+use otelctx_fixtures::{Target, in_pid_namespace, tier};
 use otelctx_reader::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::INTERVAL;
 
@@ -218,7 +218,8 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
     let given: Option<usize> = number.ok().map(|number| number.parse().unwrap());
     for (version, count) in VERSIONS {
         for interpreter in Interpreter::with_version(version) {
-            let Some(tally) = run(&interpreter, given.unwrap_or(count), false) else {
+            let usual = tier::usual_or_all(count / 3, count);
+            let Some(tally) = run(&interpreter, given.unwrap_or(usual), false) else {
                 return;
             };
             tally.check(&interpreter);
@@ -231,7 +232,7 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
 fn samples_in_a_pid_namespace_have_them_too() {
     for version in ["2.7", "3.9", "3.12", "3.14"] {
         for interpreter in Interpreter::with_version(version) {
-            let Some(tally) = run(&interpreter, 2000, true) else {
+            let Some(tally) = run(&interpreter, tier::usual_or_all(700, 2000), true) else {
                 return;
             };
             tally.check(&interpreter);

@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use common::start;
-use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Target, tier};
 use otelctx_reader::sample::{Catalog, Frame, NamedFrame, Sample};
 use otelctx_sampler::INTERVAL;
 
@@ -138,7 +138,8 @@ impl Tally {
 fn a_sample_never_has_the_name_of_a_function_that_was_compiled_later() {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
     let is_short = number.is_err();
-    let count: usize = number.map_or(4000, |number| number.parse().unwrap());
+    let usual = tier::usual_or_all(1500, 4000);
+    let count: usize = number.map_or(usual, |number| number.parse().unwrap());
     let versions = if is_short { &SHORT[..] } else { &VERSIONS };
     for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
         let target = interpreter.start("recompiled.py");

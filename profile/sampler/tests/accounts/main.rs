@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use otelctx_fixtures::kernel::is_emulated;
-use otelctx_fixtures::{Compiler, DEBUG_FRAME, Target, rust_program};
+use otelctx_fixtures::{Compiler, DEBUG_FRAME, Target, rust_program, tier};
 use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
 
 use account::{Functions, Root, Verdict, judge};
@@ -25,7 +25,10 @@ use common::sample_by_tables;
 /// Samples of each program.
 fn samples() -> u64 {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
-    let few = if is_emulated() { 400 } else { 3000 };
+    let few = match is_emulated() {
+        true => 400,
+        false => tier::usual_or_all(1000, 3000),
+    };
     number.map_or(few, |number| number.parse().unwrap())
 }
 

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use otelctx_fixtures::{Compiler, rust_program, wait_until_loaded};
+use otelctx_fixtures::{Compiler, rust_program, tier, wait_until_loaded};
 use otelctx_sampler::sample::{Catalog, Frame, ModuleId, Sample};
 
 use common::sample_by_tables;
@@ -23,7 +23,8 @@ use graph::{Graph, Verdict};
 /// Samples of each program.
 fn samples() -> u64 {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
-    number.map_or(2000, |number| number.parse().unwrap())
+    let usual = tier::usual_or_all(700, 2000);
+    number.map_or(usual, |number| number.parse().unwrap())
 }
 
 /// A program, which is killed when dropped.

@@ -15,7 +15,7 @@ use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::sampled::Sampled;
 #[cfg(target_arch = "aarch64")]
 use otelctx_fixtures::wait_for_signed_return_address;
-use otelctx_fixtures::{Compiler, Target, copy_program, wait_until_loaded};
+use otelctx_fixtures::{Compiler, Target, copy_program, tier, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample, StackEnd};
@@ -29,7 +29,7 @@ fn samples() -> (usize, u32) {
     if is_emulated() {
         (400, 99)
     } else {
-        (3000, 999)
+        (tier::usual_or_all(1000, 3000), 999)
     }
 }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use otelctx_fixtures::{STOP_TIMEOUT, Target};
+use otelctx_fixtures::{STOP_TIMEOUT, Target, tier};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::{ContextState, Options, Process};
 
@@ -32,6 +32,15 @@ fn install(libc: Libc) -> Option<PathBuf> {
     if libc == Libc::Musl && !musl.exists() {
         missing(&musl.display().to_string(), "musl-tools");
         return None;
+    }
+    // `cargo xtask test` has built it.
+    if let Some(folder) = std::env::var_os("OTELCTX_C_LIBRARY") {
+        let prefix = Path::new(&folder).join(format!("{libc:?}"));
+        let is_there = prefix.join("lib/libotelctx.so").exists();
+        if !is_there && !tier::left_to_all("the C library for musl") {
+            panic!("no {}", prefix.display());
+        }
+        return is_there.then_some(prefix);
     }
     // Each test program has its own: others may run at the same time.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME"));

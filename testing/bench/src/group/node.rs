@@ -24,7 +24,7 @@ pub(crate) fn run(report: &mut Report) {
     report.group("node");
     for version in VERSIONS {
         let name = format!("Node.js {version}");
-        let node = Node::with_version(version);
+        let node = Node::installed(version);
         let Some(mut command) = node.and_then(|node| node.publishing(&[], "otelctx")) else {
             report.skipped(&name, "it is not installed, or the package is not built");
             continue;

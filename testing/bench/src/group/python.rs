@@ -43,7 +43,7 @@ pub(crate) fn run(report: &mut Report) {
     report.group("python");
     let interpreters: Vec<Interpreter> = VERSIONS
         .iter()
-        .flat_map(|it| Interpreter::with_version(it))
+        .flat_map(|it| Interpreter::installed(it))
         .collect();
     for interpreter in &interpreters {
         if let Err(why) = list(report, interpreter) {

@@ -32,7 +32,7 @@ const START: &str = "Py_BytesMain";
 
 pub(crate) fn run(report: &mut Report) {
     report.group("shares");
-    let newest = |series: &str| Interpreter::with_version(series).into_iter().next();
+    let newest = |series: &str| Interpreter::installed(series).into_iter().next();
     match (newest("3.12"), py_spy()) {
         (Some(interpreter), Some(py_spy)) => {
             if let Err(why) = against_py_spy(report, &interpreter, &py_spy) {
