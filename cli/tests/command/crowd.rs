@@ -438,7 +438,7 @@ fn assert_none_is_stopped(target: &Target) {
             state.starts_with(['t', 'T']).then_some(stat)
         })
     };
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     while let Some(stat) = stopped() {
         assert!(Instant::now() < deadline, "{stat}");
         std::thread::sleep(Duration::from_millis(1));

@@ -17,7 +17,7 @@ use crate::run::{Answer, Scratch, command, otelctx};
 use crate::unprivileged::Copy;
 
 /// On the slowest machine.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Whether the process has ended; that nobody has waited for it yet does not count.
 fn has_ended(pid: i32) -> bool {

@@ -51,7 +51,7 @@ fn some() -> usize {
     tier::usual_or_all(60, 250)
 }
 /// A command that does not end within this time, to which the time that a machine is paused does not count, hangs.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// So that no run is late on a machine that is busy.
 const DEADLINE: &str = "30";
@@ -264,7 +264,7 @@ impl Subject {
             tids.map(|tid| (tid, field(tid, "State:"), field(tid, "TracerPid:")))
                 .find(|(_, state, tracer)| tracer != "0" || state.starts_with(['t', 'T']))
         };
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + TIMEOUT;
         while let Some((tid, state, tracer)) = stopped() {
             if Instant::now() > deadline {
                 return Err(format!("thread {tid} is in {state}, traced by {tracer}"));

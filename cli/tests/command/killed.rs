@@ -17,7 +17,7 @@ use crate::run::{Scratch, command, deny, deny_nameless_files, otelctx};
 use crate::target::Target;
 
 /// Whatever has to come has come by then, on the slowest machine.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// How often each moment is tried: with and without files to replace, with and without nameless ones.
 const ROUNDS: u32 = 4;
 /// What is written, in this order.

@@ -47,7 +47,7 @@ fn truth(target: &Target) -> Vec<(i32, String, Vec<Value>)> {
 /// Waits until the first thread waits for its input: before, it may be waiting for the GIL, for which it wakes up every
 /// 5 ms.
 fn wait_until_reading(pid: i32) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     let reading = format!("{} ", libc::SYS_read);
     let call = || fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
     while !call().starts_with(&reading) {

@@ -533,7 +533,7 @@ fn interrupted(target: &Target, path: &str, seconds: &str) -> Answer {
 
 /// Waits until a process catches interrupts: before that, one would end it.
 fn await_catching(pid: u32) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     let catches = || {
         // proc_pid_status(5): a bit for each signal, from 1 on.
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

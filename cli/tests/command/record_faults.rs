@@ -457,7 +457,7 @@ fn an_empty_recording_names_the_children_that_it_does_not_include() {
         .map(|pid| pid.unwrap().parse().unwrap())
         .collect();
     children.sort_unstable();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     for pid in &children {
         while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() != "cat\n" {
             assert!(
@@ -537,7 +537,7 @@ fn a_signal_is_passed_on_to_the_command_and_the_recording_is_written() {
         let record = record.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = record.process_group(0).spawn().unwrap();
         let start = Instant::now();
-        while fs::metadata(&ready).is_err() && start.elapsed() < Duration::from_secs(60) {
+        while fs::metadata(&ready).is_err() && start.elapsed() < otelctx_fixtures::HANG_TIMEOUT {
             std::thread::sleep(Duration::from_millis(10));
         }
         kill(Pid::from_raw(child.id() as i32), signal).unwrap();

@@ -44,7 +44,7 @@ fn job(arguments: &[&str]) -> Child {
 /// Waits until the process is suspended; false if it has ended.
 fn is_suspended(child: &mut Child) -> bool {
     let pid = child.id() as i32;
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     while child.try_wait().unwrap().is_none() {
         if states(pid).iter().all(|(_, state)| *state == 'T') {
             return true;
@@ -75,7 +75,7 @@ fn assert_runs(target: &Target) {
         std::thread::sleep(Duration::from_micros(500));
     }
     assert_eq!(busy.len(), 2);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     for tid in busy {
         let before = run_time(pid, tid);
         while run_time(pid, tid) == before {

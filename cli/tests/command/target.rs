@@ -29,7 +29,7 @@ pub(crate) fn program() -> PathBuf {
 
 /// Waits until all threads of a process sleep but `running` of them: a target is ready before they do.
 pub(crate) fn wait_until_asleep(pid: i32, running: usize) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     let is_awake = |task: std::io::Result<std::fs::DirEntry>| {
         let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
         !stat.unwrap().contains(") S ")

@@ -96,7 +96,7 @@ impl Session {
 
     /// Waits until `found` accepts the screen.
     fn wait(&self, what: &str, found: impl Fn(&[String]) -> bool) -> Vec<String> {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
         loop {
             let shown = self.shows();
             if found(&shown) {
@@ -264,7 +264,7 @@ fn names_from_a_target_do_not_reach_the_terminal_as_they_are() {
 
 /// Waits for the end of a process that should come by itself.
 fn await_end(child: &mut Child) -> Option<i32> {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     while Instant::now() < end {
         if let Some(status) = child.try_wait().unwrap() {
             return status.code();

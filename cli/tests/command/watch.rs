@@ -211,7 +211,7 @@ fn a_poll_is_one_system_call_a_process() {
     };
     let mut watch = Watch::run(strace);
     watch.event(targets[0].pid());
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     loop {
         let calls = std::fs::read_to_string(&file).unwrap();
         // A wait ends a poll. What takes long is done by and by, so that not every poll is quiet.

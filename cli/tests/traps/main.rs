@@ -23,7 +23,7 @@ use elf_file::ElfFile;
 /// The most memory that a command may use, in KiB.
 const MEMORY: i64 = 64 << 10;
 /// What takes longer hangs. The bound is 2 s; timings decide nothing here, and are printed.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// So that no command is late on a machine that is busy.
 const DEADLINE: &str = "60";
 

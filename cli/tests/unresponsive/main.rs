@@ -17,7 +17,7 @@ use serde_json::Value;
 use server::Server;
 
 /// What takes longer hangs: such a command waits for 2 s.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Runs commands at the same time; `None` if one of them hangs.
 fn run(commands: &[&[&str]]) -> Option<Vec<Output>> {

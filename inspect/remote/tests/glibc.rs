@@ -12,7 +12,7 @@ use otelctx_remote::tls::{Place, Resolution, resolve};
 use otelctx_remote::{FileCache, LiveProcess, Memory, Process, Stopped};
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 const DESCRIPTORS: &str = "-mtls-dialect=gnu2";
 const FUNCTION: &str = "-mtls-dialect=gnu";
 const INITIAL_EXEC: &str = "-ftls-model=initial-exec";

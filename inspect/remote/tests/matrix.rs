@@ -16,7 +16,7 @@ use otelctx_remote::{
 };
 
 const NAME: &str = "otel_thread_ctx_v1";
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 #[test]
 fn every_kind_of_program() {

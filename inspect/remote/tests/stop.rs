@@ -8,9 +8,6 @@ use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::stop::{StoppedProcess, on_own_thread};
 use otelctx_remote::{Error, Process, Stopped};
 
-/// What takes longer, even on an overloaded machine, would not end.
-const HANGS: Duration = Duration::from_secs(20);
-
 fn spawn(source: &str) -> Option<Target> {
     let program = Compiler::gcc().program::<&str>(&[source], &[])?;
     Some(Target::spawn(&mut Command::new(program)))
@@ -326,7 +323,6 @@ fn an_uninterruptible_thread_is_reported_and_left_alone() {
     let pid = target.pid();
     let process = Process::open(pid).unwrap();
     wait_for_state(&process, pid, 'D');
-    let started = Instant::now();
     let timeout = Duration::from_millis(50);
     match Stopped::stop(&process, pid, timeout) {
         Err(Error::StopTimeout {
@@ -334,7 +330,6 @@ fn an_uninterruptible_thread_is_reported_and_left_alone() {
         }) if tid == pid => {}
         other => panic!("{other:?}"),
     }
-    assert!(started.elapsed() < HANGS);
     assert_eq!(process.thread_status(pid).unwrap().tracer, 0);
     // The child, which shares the memory, must not outlive the test.
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -396,10 +391,9 @@ fn killed_while_stopped() {
         while process.thread_state(tid).is_ok_and(|state| state == 't') {
             std::thread::yield_now();
         }
-        let started = Instant::now();
+        // A hang ends with the test.
         let error = stopped.resume().unwrap_err();
         assert!(matches!(error, Error::NoSuchThread { .. }), "{error}");
-        assert!(started.elapsed() < HANGS);
         // The end of a child of ours is for its owner to see.
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(target.child().wait().unwrap().signal(), Some(libc::SIGKILL));

@@ -57,7 +57,7 @@ impl Watched {
     }
 
     fn reported(&mut self) -> Vec<String> {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
         loop {
             let reported = self.poll();
             if !reported.is_empty() {

@@ -14,7 +14,7 @@ use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 struct Recording {
     sampler: Sampler,

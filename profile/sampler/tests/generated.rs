@@ -12,7 +12,7 @@ use otelctx_sampler::sample::{Catalog, Frame, FrameKind, Sample};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 const SAMPLES: usize = 1000;
 
 #[test]

@@ -13,7 +13,7 @@ use otelctx_sampler::sample::{Catalog, Sample};
 use otelctx_sampler::{Error, INTERVAL, Method, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Of a processor, as many as a tick of the kernel's clock takes.
 const FREQUENCY: u32 = 100;

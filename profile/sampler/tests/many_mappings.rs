@@ -13,7 +13,7 @@ use otelctx_sampler::sample::{Catalog, Frame, Sample, StackEnd};
 use otelctx_sampler::{INTERVAL, IncompleteStacks, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// How many samples of each thread to take.
 const SAMPLES: usize = 20;
 /// No function of the program has more bytes (`many_mappings.c`).

@@ -16,7 +16,7 @@ use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 /// programs for each batch.
 const BATCH: usize = 24;
 /// Long enough to sample a batch of programs, even in an emulated machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 #[test]
 fn every_kind_of_program() {

@@ -26,7 +26,7 @@ fn measure(without_ebpf: bool) -> (u32, usize) {
 }
 /// The record of a thread that was just rewriting it.
 const BEING_WRITTEN: Found = Found::Invalid;
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Builds and starts a program. `None` where its compiler is not installed.
 fn start(way: &SpanProgram, log: &Path) -> Option<Target> {

@@ -12,7 +12,7 @@ use otelctx_sampler::sample::{Catalog, Counts, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// Maximum number of frames that are kept of a stack that is walked by frame pointers.
 const MAX_FRAMES: usize = 127;
 /// Maximum number of frames that are kept of a stack that is unwound by tables.

@@ -290,7 +290,7 @@ fn the_firefox_profiler_shows_threads_functions_and_spans() {
     };
     let _ = profiler.ask(&["load", profile.to_str().unwrap()]);
     // It may not have begun to listen yet.
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(600);
     let meta = loop {
         match profiler.ask(&["profile", "meta", "--json"]) {
             Ok(meta) => break meta,

@@ -18,7 +18,7 @@ const SAMPLES: usize = 3_000;
 /// A sample this close to the start or end of work, in nanoseconds, is not judged: service and sampler
 /// read the same clock in different ways.
 const EDGE: u64 = 2_000;
-const TIMEOUT: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// What a handler worked on: trace, span and route.
 type Work = (String, String, String);

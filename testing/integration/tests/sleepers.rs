@@ -58,7 +58,7 @@ fn switches(tids: &[i32]) -> Vec<(String, Vec<String>)> {
 
 /// Waits until each of the threads sleeps.
 fn wait_until_asleep(tids: &[i32]) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     for tid in tids {
         let state = || std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
         while !state().contains("\nState:\tS") {
@@ -197,7 +197,7 @@ fn an_io_uring_worker_is_recognized() {
         return eprintln!("skipped: io_uring is not allowed");
     }
     let process = remote::Process::open(target.pid()).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     let tids = loop {
         let tids = process.thread_ids().unwrap();
         if tids.len() > 1 {
@@ -433,7 +433,7 @@ fn reads_no_older_record(threads: u32, is_first: bool) {
     let mut process = Process::open(target.pid()).unwrap();
     let mut last = BTreeMap::new();
     let mut asleep = 0;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
     while asleep < 1000 {
         assert!(Instant::now() < deadline, "{asleep} were read asleep");
         if is_first {

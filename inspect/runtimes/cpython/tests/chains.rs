@@ -44,7 +44,7 @@ const LIMITS: [(&str, [u64; 6]); 2] = [
     ("3.11.", [0, 0, 10, 10, 10, 10]),
     ("3.12.", [0, 0, 104, 10, 10, 10]),
 ];
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Samples of each of these, with each interpreter.
 fn samples() -> u64 {

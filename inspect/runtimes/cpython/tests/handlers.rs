@@ -31,7 +31,7 @@ const VERSIONS: [(&str, usize); 12] = [
 ];
 /// The functions that the innermost one of a handler calls: two of them compute without the GIL.
 const WORKS: [&str; 3] = ["spin", "digest", "compress"];
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// What the program can execute: functions, outermost first, whether they start with the thread's first one, and
 /// the kinds of requests whose contexts the thread may have meanwhile, which may be none.

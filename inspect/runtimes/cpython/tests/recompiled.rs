@@ -19,7 +19,7 @@ const VERSIONS: [&str; 12] = [
 ];
 /// Versions that each test run samples: one for each kind of code object's identity.
 const SHORT: [&str; 5] = ["2.7", "3.8", "3.11", "3.12", "3.13t"];
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// The name of a function that was dropped before its name was read.
 const DROPPED: &str = "[Python]";
 

@@ -17,7 +17,7 @@ const VERSIONS: [&str; 12] = [
     "2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
 ];
 const SAMPLES: usize = 400;
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// The functions of `sampled.py`, outermost first: every stack is the beginning of one of them.
 const STACKS: [&[&str]; 4] = [

@@ -275,7 +275,7 @@ fn a_process_that_takes_longer_than_a_scan_may_is_read_all_the_same() {
             matches!(changes[0], Change::Failed(Error::Deadline { .. })),
             "{changes:?}"
         );
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
         loop {
             assert!(Instant::now() < deadline, "{pid} is never read");
             std::thread::sleep(Duration::from_millis(1));

@@ -11,7 +11,7 @@ use super::*;
 use crate::INTERVAL;
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// From here on, the calls of a system call of this thread fail with this `errno` if one of these
 /// bits is set in the lower half of an argument.

@@ -8,7 +8,7 @@ use otelctx_sampler::sample::{Catalog, Sample};
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Samples a process at this frequency, in Hz, and passes on the samples of each drain until `add` breaks. `None`, with a
 /// line, where the kernel does not permit it.

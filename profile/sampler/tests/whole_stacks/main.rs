@@ -22,7 +22,7 @@ use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample, StackEn
 use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// How many samples of each program to take, and how many a second: an emulated machine takes
 /// milliseconds for each.
 fn samples() -> (usize, u32) {

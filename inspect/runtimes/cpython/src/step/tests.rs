@@ -19,7 +19,7 @@ use super::*;
 use crate::find;
 use crate::process::PythonProcess;
 
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// Samples of each thread.
 const SAMPLES: usize = 100;
 

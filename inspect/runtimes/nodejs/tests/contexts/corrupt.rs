@@ -2,7 +2,7 @@
 //! the same outcome as the walk in user space.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use otelctx_fixtures::{Random, Target};
 use otelctx_reader::Thread;
@@ -230,7 +230,7 @@ impl Samples {
     fn take(&mut self, tid: i32) -> BTreeSet<String> {
         self.sampler.drain(&mut self.catalog, &mut |_| {});
         let (start, incomplete) = (monotonic(), self.sampler.counts().incomplete_steps);
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
         let mut samples = Vec::<Sample>::new();
         while samples.len() < 3 {
             assert!(Instant::now() < deadline, "no samples");

@@ -21,7 +21,7 @@ use crate::KernelObject;
 use crate::code::{MemoryChange, Report};
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// `None`, with a message, if eBPF is not permitted.
 fn start(options: &Options) -> Option<Recorder> {

@@ -11,7 +11,7 @@ use super::*;
 use crate::ptrace::tests::refuse;
 
 /// Long enough for everything to happen, even on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// Enough that most of them wait for a CPU.
 const THREADS: usize = 24;
 
