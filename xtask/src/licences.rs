@@ -11,10 +11,10 @@ pub(crate) fn run() -> Outcome {
     }
     for manifest in MANIFESTS {
         let mut deny = nextest::tool("cargo-deny");
-        deny.args(["--all-features", "--log-level", "error", "--manifest-path"]);
-        deny.arg(root().join(manifest)).arg("check");
+        deny.args(["--all-features", "--workspace", "--log-level", "error"]);
         deny.arg("--config").arg(root().join("deny.toml"));
-        deny.args(["bans", "licenses", "sources"]);
+        deny.arg("--manifest-path").arg(root().join(manifest));
+        deny.args(["check", "bans", "licenses", "sources"]);
         if let Err(error) = report::run(&mut deny) {
             return Outcome::Failed(error);
         }
