@@ -137,23 +137,33 @@ fn no_thread_is_stopped_beyond_the_budget_of_a_tick() {
 /// It used to stay stopped until the next tick, which is a second later at 1 Hz.
 #[test]
 fn a_thread_that_stops_late_is_resumed_before_the_next_tick() {
-    let Some(program) = Compiler::gcc().program::<&str>(&["populate.c"], &[]) else {
+    let flags = ["-DLINKED", "-rdynamic"];
+    let Some(program) = Compiler::gcc().program(&["threads.c", "variable.c"], &flags) else {
         return;
     };
-    let program = Program::spawn(&mut Command::new(program));
+    let program = Program::spawn(Command::new(program).arg("vfork"));
     let pid = program.pid();
     let process = Process::open(pid).unwrap();
     let start = Instant::now();
+    // It cannot be stopped until its child ends.
+    while process.thread_state(pid).unwrap() != 'D' {
+        assert!(start.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let (sender, receiver) = sync_channel(0);
     // Not joined: it sleeps for longer than the test may take.
     std::thread::spawn(move || {
         let process = Process::open(pid).unwrap();
-        let stop = || Stopped::stop(&process, pid, Duration::ZERO);
-        while !matches!(stop(), Err(remote::Error::StopTimeout { .. })) {}
-        sender.send(()).unwrap();
+        let stopped = Stopped::stop(&process, pid, Duration::ZERO);
+        let is_late = matches!(stopped, Err(remote::Error::StopTimeout { .. }));
+        sender.send(is_late).unwrap();
         sleep_until(start + 2 * TIMEOUT);
     });
-    receiver.recv_timeout(TIMEOUT).unwrap();
+    assert!(receiver.recv_timeout(TIMEOUT).unwrap());
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let child: i32 = children.trim().parse().unwrap();
+    // SAFETY: a plain system call; the process is a child of the target, which does not wait for it.
+    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
     while process.status().unwrap().tracer != 0 {
         assert!(start.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(1));
