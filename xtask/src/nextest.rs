@@ -173,15 +173,21 @@ pub(crate) fn build_tests() -> Result<Outcome, String> {
 /// Builds what tests use of the workspace, with the features that it has in the tests, and the C library; where all tests
 /// run, also for musl.
 fn build(runs_all: bool) -> Result<(), String> {
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--locked", "--workspace"]);
-    build.args(["--lib", "--bins", "--example", "copy"]);
-    report::run(&mut build)?;
+    build_command()?;
     c::install(false, &c_library().join("Glibc"))?;
     if runs_all && musl::X86_64.rust().is_ok() {
         c::install(true, &c_library().join("Musl"))?;
     }
     Ok(())
+}
+
+/// Builds the programs and libraries of the workspace, and returns the path of the command.
+pub(crate) fn build_command() -> Result<PathBuf, String> {
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--locked", "--workspace"]);
+    build.args(["--lib", "--bins", "--example", "copy"]);
+    report::run(&mut build)?;
+    Ok(target_dir().join("debug/otelctx"))
 }
 
 fn c_library() -> PathBuf {

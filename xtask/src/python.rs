@@ -11,6 +11,7 @@ use otelctx_fixtures::tier::PYTHONS;
 
 use crate::counts::Counts;
 use crate::debian;
+use crate::nextest;
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, root, setup_dir, target_dir};
 
@@ -87,7 +88,7 @@ impl Interpreter {
     }
 
     /// Runs the package's tests with the package that is installed in a folder.
-    fn pytest(&self, folder: &Path) -> Result<Output, String> {
+    fn pytest(&self, folder: &Path, selection: Selection) -> Result<Output, String> {
         let paths = [folder, &self.packages()];
         let paths = std::env::join_paths(paths).map_err(|error| error.to_string())?;
         let mut command = Command::new(&self.path);
@@ -96,6 +97,9 @@ impl Interpreter {
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("PYTHON", &self.path);
         command.env("OTELCTX", folder.join("bin/otelctx"));
+        if selection == Selection::All {
+            command.env(nextest::ALL.0, nextest::ALL.1);
+        }
         let ended = command.output();
         ended.map_err(|error| format!("{}: {error}", report::shown(&command)))
     }
@@ -261,7 +265,11 @@ pub(crate) fn run(selection: Selection, counts: &mut Counts) -> Outcome {
 fn test(selection: Selection, counts: &mut Counts) -> Result<Outcome, String> {
     let mut interpreters = interpreters(selection);
     interpreters.retain(|interpreter| interpreter.packages().join(".installed").is_file());
-    let command = debug_command(builder(&interpreters)?)?;
+    let command = match selection {
+        // Linking it for an older glibc would compile it once more, with the features that it has alone.
+        Selection::Usual => nextest::build_command()?,
+        Selection::All => debug_command(builder(&interpreters)?)?,
+    };
     let wheels = target_dir().join("python");
     let built = build(&interpreters, &command, &wheels)?;
     let mut versions = Vec::new();
@@ -276,7 +284,7 @@ fn test(selection: Selection, counts: &mut Counts) -> Result<Outcome, String> {
     }
     let results = report::in_pairs(&versions, |(version, folder, interpreter)| {
         let title = format!("Python {version}: {}\n", interpreter.path.display());
-        let ended = interpreter.pytest(folder)?;
+        let ended = interpreter.pytest(folder, selection)?;
         report::print(&[title.as_bytes(), &ended.stdout, &ended.stderr].concat());
         let passed = passed(&String::from_utf8_lossy(&ended.stdout));
         Ok::<_, String>((ended.status.success(), passed))
