@@ -21,8 +21,10 @@ pub(crate) struct Collector {
     pub(crate) address: String,
 }
 
+/// The root of the checkout: packages at different depths include this file.
 fn checkout() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.find(|it| it.join("Cargo.lock").exists()).unwrap()
 }
 
 /// The configuration in the documentation.
