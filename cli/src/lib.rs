@@ -91,7 +91,7 @@ impl Status {
     }
 }
 
-/// What a program adds to the command. The shipped command adds nothing.
+/// What the program that assembles the command brings: language runtimes, and what reads them in the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     /// The language runtimes to support.

@@ -3,8 +3,15 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use otelctx_cli::Setup;
+use otelctx_cli::{KernelObject, Setup};
 use otelctx_reader::runtime::Runtimes;
+use otelctx_sampler::kernel_object;
+
+/// The sampler's eBPF programs with the steps of these runtimes; built by `cargo xtask bpf`.
+#[cfg(target_arch = "x86_64")]
+static PROGRAMS: KernelObject = kernel_object!("../bpf/sampler.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static PROGRAMS: KernelObject = kernel_object!("../bpf/sampler.aarch64.o");
 
 fn main() -> ExitCode {
     otelctx_cli::run(&Setup {
@@ -12,6 +19,6 @@ fn main() -> ExitCode {
             Arc::new(otelctx_python::Python::default()),
             Arc::new(otelctx_node::Node::default()),
         ]),
-        kernel_object: None,
+        kernel_object: Some(PROGRAMS),
     })
 }

@@ -1,7 +1,8 @@
 //! `cargo xtask bpf [--check]`: compiles the sampler's eBPF programs.
 //!
-//! The objects are checked in beside their sources, one per architecture, so that building the
-//! command needs no C compiler. `--check` rebuilds them and compares.
+//! The objects are checked in, one per architecture, so that building the command needs no C compiler.
+//! The sampler has one without any runtime's steps; the crates that assemble a command have their own,
+//! with the steps of its runtimes. `--check` rebuilds them and compares.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,17 +28,24 @@ struct Steps {
     list: &'static str,
 }
 
-const PROGRAMS: [Program; 4] = [
+const PROGRAMS: [Program; 5] = [
     Program {
         folder: "profile/sampler/bpf",
         source: "sampler.bpf.c",
         object: "profile/sampler/bpf/sampler",
+        steps: None,
+    },
+    // The command's: the sampler's programs with the steps of the command's runtimes.
+    Program {
+        folder: "profile/sampler/bpf",
+        source: "sampler.bpf.c",
+        object: "cli/bpf/sampler",
         steps: Some(Steps {
             folders: &["inspect/runtimes"],
-            list: "profile/sampler/bpf/steps.gen.h",
+            list: "cli/bpf/steps.gen.h",
         }),
     },
-    // The same with the steps of tests, which are not shipped.
+    // With the steps of tests too, which are not shipped.
     Program {
         folder: "profile/sampler/bpf",
         source: "sampler.bpf.c",

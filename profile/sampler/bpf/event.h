@@ -66,7 +66,7 @@ enum part_kind {
     PART_STEP = 256, /* and the step's number: what that has added */
 };
 
-/* Runtimes' steps have numbers from 1 on: steps.gen.h. */
+/* Steps of runtimes have numbers from 1 on. */
 #define STEP_NONE 0
 #define MAX_STEPS 31
 

@@ -157,5 +157,7 @@ int end_sample(void *context)
     return 0;
 }
 
-/* Generated: the steps of the runtimes that are shipped, or those of tests. */
+/* The steps of the runtimes that a command registers: docs/runtimes.md. */
+#ifdef STEPS_LIST
 #include STEPS_LIST
+#endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /* Steps of runtimes: each reads what a runtime knows of the thread beyond its native context and stacks.
  *
- * A step is a function NAME_step in a file NAME.step.h in a crate's folder `bpf`. `cargo xtask bpf`
- * gathers these files, numbers the steps, and generates a list (steps.gen.h) with a line STEP(...) or
- * STEP_WITH_LOOPS(...) for each. A step adds one part to the sample, of kind PART_STEP and its number,
- * with an outcome. Each is a program of its own, reached by a tail call, which only samples of targets run
- * whose `steps` name it. A step that fails or is not loaded leaves the sample as it is, with the reason.
+ * A step is a function NAME_step in a file NAME.step.h in the folder `bpf` of the runtime's crate. The crate that
+ * assembles a command compiles this crate's programs with the steps of its runtimes: STEPS_LIST names a file
+ * that includes each step, followed by a line STEP(...) or STEP_WITH_LOOPS(...) with its number.
+ * A step adds one part to the sample, of kind PART_STEP and its number, with an outcome. Each is a program of its
+ * own, reached by a tail call, which only samples of targets run whose `steps` name it. A step that fails or is not loaded leaves the sample as it is, with the reason.
  */
 #ifndef STEPS_H
 #define STEPS_H

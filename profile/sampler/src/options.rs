@@ -44,8 +44,8 @@ pub struct Options {
     /// program that is about to start, whose first samples would lack its runtime's part. It takes some tenths of a
     /// second. Default: false.
     pub load_all_runtimes: bool,
-    /// The kernel programs to use instead of this crate's own, with steps of runtimes that it does
-    /// not include. Built by `cargo xtask bpf` from the same sources.
+    /// The kernel programs with the steps of these runtimes: this crate's own have none. A runtime
+    /// without its step adds nothing to samples that are taken with eBPF.
     pub kernel_object: Option<KernelObject>,
     /// Size of each CPU's ring of samples, in bytes. Default: enough for one second.
     pub(crate) ring: Option<u64>,
@@ -63,10 +63,23 @@ pub struct Options {
     pub(crate) max_mappings: Option<u32>,
 }
 
-/// An ELF object with the sampler's kernel programs, for this architecture and from this version's
-/// sources. Aligned to 8 bytes.
+/// An ELF object with the sampler's kernel programs and steps of runtimes, for this architecture and
+/// from this version's sources (the folder `bpf` of this crate). Aligned to 8 bytes, as
+/// [`kernel_object`](crate::kernel_object) embeds it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KernelObject(pub &'static [u8]);
+
+/// Embeds a [`KernelObject`]. The path is relative to the file with the call, as that of
+/// [`include_bytes`].
+#[macro_export]
+macro_rules! kernel_object {
+    ($path:expr $(,)?) => {{
+        #[repr(C, align(8))]
+        struct Aligned<T: ?Sized>(T);
+        static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!($path));
+        $crate::KernelObject(&OBJECT.0)
+    }};
+}
 
 impl fmt::Debug for KernelObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

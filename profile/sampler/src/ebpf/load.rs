@@ -19,14 +19,14 @@ use super::targets::TargetTable;
 use super::thread_words::ThreadWords;
 use super::unwind::Unwinding;
 use crate::refusal::Refusal;
-use crate::{Options, Targets, signals};
+use crate::{KernelObject, Options, Targets, signals};
 use otelctx_reader::format::record;
 
-/// The compiled programs that are shipped; built by `cargo xtask bpf`.
+/// The compiled programs without any runtime's step; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.x86_64.o");
+static OBJECT: KernelObject = crate::kernel_object!("../../bpf/sampler.x86_64.o");
 #[cfg(target_arch = "aarch64")]
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.aarch64.o");
+static OBJECT: KernelObject = crate::kernel_object!("../../bpf/sampler.aarch64.o");
 
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -138,7 +138,7 @@ impl Loaded {
         } else {
             1
         };
-        let mut object = Cow::Borrowed(options.kernel_object.map_or(OBJECT, |object| object.0));
+        let mut object = Cow::Borrowed(options.kernel_object.unwrap_or(OBJECT).0);
         if cfg!(target_arch = "aarch64") && !sizes.has_rings() {
             remove_exchanges(object.to_mut());
         }

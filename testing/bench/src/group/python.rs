@@ -14,7 +14,7 @@ use otelctx_python::{Python, ThreadStates};
 use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
 use otelctx_reader::runtime::Runtimes;
 use otelctx_sampler::sample::Catalog;
-use otelctx_sampler::{INTERVAL, Options, Targets};
+use otelctx_sampler::{INTERVAL, KernelObject, Options, Targets};
 
 use super::sampler::{sampler, with_statistics};
 use crate::child;
@@ -274,6 +274,7 @@ fn sample(pid: i32) -> Result<(f64, f64, f64), String> {
     let mut options = Options::new(Targets::Processes(vec![pid]));
     options.frequency = FREQUENCY;
     options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let stopped = stopped_time::total();
     let start = Instant::now();
     let mut sampler = sampler(&options)?;

@@ -35,7 +35,7 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// Instructions of the eBPF program that takes samples, in the object of tests and in the shipped one.
+/// Instructions of the eBPF program that takes samples, in the object of tests and in the one without steps.
 fn kernel_programs() -> Result<Pair, String> {
     let of = |object: &str| {
         let name = format!("{object}.{}.o", std::env::consts::ARCH);

@@ -15,7 +15,7 @@ use otelctx_reader::remote::{LiveProcess, Memory};
 use otelctx_reader::runtime::{Present, RuntimeReading, Runtimes};
 use otelctx_reader::sample::{Catalog, Frame, FrameKind, GilState, NamedFrame, Sample};
 use otelctx_reader::{Options, Process, Thread};
-use otelctx_sampler::{INTERVAL, Sampler, Targets, monotonic};
+use otelctx_sampler::{INTERVAL, KernelObject, Sampler, Targets, monotonic};
 
 use super::MAX_FRAMES;
 use crate::layout::{CallEnd, Gil, Instruction, Layout, TopFrame};
@@ -343,6 +343,7 @@ impl Samples {
         let mut options = otelctx_sampler::Options::new(Targets::Processes(vec![pid]));
         options.frequency = 1999;
         options.runtimes = runtimes();
+        options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
         let sampler = Sampler::start(&options).unwrap();
         Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
         Some(Self {

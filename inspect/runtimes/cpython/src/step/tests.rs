@@ -13,7 +13,7 @@ use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::{Modules, Target};
 use otelctx_reader::runtime::{Runtime, RuntimeProcess, RuntimeThread, Runtimes, ThreadView};
 use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, Sample};
-use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, KernelObject, Options, Sampler, Targets};
 
 use super::*;
 use crate::find;
@@ -153,6 +153,7 @@ impl Recording {
         options.frequency = if with_ebpf { 999 } else { 99 };
         options.without_ebpf = !with_ebpf;
         options.runtimes = Runtimes::new(vec![runtime]);
+        options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
         let mut sampler = Sampler::start(&options).unwrap();
         if with_ebpf {
             Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;

@@ -7,7 +7,7 @@ use otelctx_fixtures::kernel::Feature;
 use otelctx_python::Python;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::sample::{Catalog, Frame, Sample};
-use otelctx_sampler::{Options, Sampler, Targets};
+use otelctx_sampler::{KernelObject, Options, Sampler, Targets};
 
 /// Samples a process. `None`, with a line, where the kernel does not permit it.
 pub(crate) fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
@@ -15,6 +15,7 @@ pub(crate) fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Samp
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
     options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let sampler = Sampler::start(&options).unwrap();
     if !without_ebpf {
         Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;

@@ -21,7 +21,7 @@ use otelctx_reader::remote::{CoreFile, FileCache, tls};
 use otelctx_reader::runtime::{RuntimeReading, Runtimes};
 use otelctx_reader::sample::{Catalog, Found, Sample};
 use otelctx_reader::{Options, Process};
-use otelctx_sampler::{INTERVAL, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, KernelObject, Sampler, Targets};
 
 const VERSIONS: [&str; 3] = ["22", "24", "26"];
 /// Versions of npm's `@datadog/pprof`, each of which publishes another variant of the structure, and the own package.
@@ -298,6 +298,7 @@ fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
     options.runtimes = runtimes();
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let sampler = Sampler::start(&options).unwrap();
     if !without_ebpf {
         Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;

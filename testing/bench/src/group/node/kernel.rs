@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::{Node, Target};
 use otelctx_sampler::sample::{Catalog, Found};
-use otelctx_sampler::{INTERVAL, Options, Targets};
+use otelctx_sampler::{INTERVAL, KernelObject, Options, Targets};
 
 use super::runtimes;
 use crate::group::sampler::cost::{Interval, of_a_sample, without_target};
@@ -89,6 +89,7 @@ fn of_samples(target: &Target, is_attached: bool, empty: f64) -> Result<f64, Str
     options.user_stacks = false;
     options.kernel_stacks = false;
     options.runtimes = runtimes();
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let mut sampler = sampler(&options)?;
     let mut catalog = Catalog::new();
     let (mut before, mut parts) = ((0.0, 0.0), Vec::new());
