@@ -40,7 +40,6 @@ mod error;
 mod generated;
 mod incomplete;
 mod incomplete_steps;
-mod jit;
 mod key_maps;
 mod options;
 mod process;
@@ -53,10 +52,10 @@ mod signals;
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use generated::GeneratedNames;
+#[doc(hidden)]
+pub use generated::announced_functions;
 pub use incomplete::IncompleteStacks;
 pub use incomplete_steps::IncompleteSteps;
-#[doc(hidden)]
-pub use jit::announced_functions;
 pub use options::{KernelObject, Options, Targets};
 pub use otelctx_sample as sample;
 pub use refusal::Refusal;

@@ -7,7 +7,7 @@ use otelctx_track::{Facts, TrackedProcess};
 
 use crate::Error;
 use crate::code::CodeMappings;
-use crate::jit::GeneratedCode;
+use crate::generated::GeneratedCode;
 use crate::key_maps::KeyMaps;
 
 /// Whether a requested process can be sampled.

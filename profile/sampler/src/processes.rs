@@ -15,9 +15,9 @@ use otelctx_track::{Budget, Change, ThreadStatus, Tracked, TrackedProcess, Track
 use reader::runtime::{Present, RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, choose};
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
+use crate::generated::{self, Unread};
 use crate::incomplete::Places;
 use crate::incomplete_steps::Reasons;
-use crate::jit::{self, Unread};
 use crate::process::SampledProcess;
 
 /// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
@@ -444,7 +444,7 @@ impl Processes {
     fn max_functions(&self, pid: i32) -> usize {
         let tracked = self.tracker.iter();
         let others = tracked.filter(|it| it.process.pid() != pid);
-        jit::max_functions(others.map(|it| it.data.generated.len()).sum())
+        generated::max_functions(others.map(|it| it.data.generated.len()).sum())
     }
 
     fn count_unread(&mut self, unread: Unread) {
@@ -483,7 +483,7 @@ impl Processes {
 
     /// Reads the rest of what the runtime of a process has announced that ends, or executes another program.
     fn finish_generated(&mut self, pid: i32) {
-        let is_read = |it: &Tracked<SampledProcess>| it.data.generated.is_read();
+        let is_read = |it: &Tracked<SampledProcess>| it.data.generated.has_files();
         if self.tracker.get(pid).is_none_or(|it| !is_read(it)) {
             return;
         }

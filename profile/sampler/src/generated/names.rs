@@ -6,8 +6,8 @@ use std::time::Instant;
 use otelctx_reader::remote;
 use otelctx_sample::{Frame, Module, NamedFrame};
 
+use super::GeneratedCode;
 use crate::code::{self, CodeMappings, Modules};
-use crate::jit::GeneratedCode;
 
 /// The generated (JIT) code of a process at one moment: its functions as its runtime announces them for
 /// perf(1), in `/tmp/perf-PID.map` or in a jitdump file that it maps.

@@ -1,0 +1,301 @@
+//! Names of code that a just-in-time compiler has generated, from the files in which runtimes announce
+//! them for perf(1): `/tmp/perf-PID.map` (tools/perf/Documentation/jit-interface.txt in Linux), and the
+//! jitdump file that a runtime maps (jitdump-specification.txt there).
+//!
+//! A sample is named when it is taken from the kernel, at most some milliseconds after its time: later, the
+//! same address may be another function.
+
+mod announcement;
+mod frame;
+mod functions;
+mod jit_dump;
+mod names;
+mod perf_map;
+mod source;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use otelctx_reader::remote;
+use otelctx_sample::Frame;
+use otelctx_track::schedule::Backoff;
+
+use crate::code::JitRuntime;
+use crate::{INTERVAL, monotonic};
+use announcement::{Next, decode};
+use functions::{Between, Functions};
+use jit_dump::JitDump;
+pub use names::GeneratedNames;
+use perf_map::PerfMap;
+use source::{CHUNK, Source};
+
+/// Maximum number of functions whose names are kept, of all processes.
+const MAX_FUNCTIONS: usize = 256 * 1024;
+/// Maximum number of reads of the rest of a file when its process ends.
+const MAX_LAST_READS: usize = 16;
+
+/// How much earlier than its process's start a map may have been written, as far as times of files and of processes
+/// tell: their clocks tick every 10 ms at worst, and a file system may round to seconds, or keep another machine's time.
+const FILE_TIME_TOLERANCE: Duration = Duration::from_secs(5);
+
+/// The generated code of a process.
+#[derive(Debug)]
+pub(crate) struct GeneratedCode {
+    functions: Functions,
+    map: Source<PerfMap>,
+    dump: Source<JitDump>,
+    /// An earlier process has left a map.
+    has_stale_map: bool,
+    /// When the files were last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
+    last_read: u64,
+    /// When to search for them next. Emulators and many runtimes announce nothing.
+    searches: Backoff,
+}
+
+/// Counts of names and files that were not read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unread {
+    /// Names beyond the limit.
+    pub(crate) names: u64,
+    /// Jitdump files that turned out to be truncated or damaged.
+    pub(crate) dumps: u64,
+    /// Files of which there is more to read, once their process has ended.
+    pub(crate) files: u64,
+    /// Maps of an earlier process with the same ID.
+    pub(crate) stale_files: u64,
+}
+
+/// The outcome of reading both files.
+struct FilesRead {
+    unread: Unread,
+    map_may_have_more: bool,
+    dump_may_have_more: bool,
+}
+
+/// The functions that a file announces, for the fuzz target: their addresses, ends and frames. The file
+/// is a perf map or a jitdump file, and is read in two pieces, of which the first has `cut` bytes.
+#[doc(hidden)]
+pub fn announced_functions(
+    bytes: &[u8],
+    is_dump: bool,
+    cut: usize,
+    limit: usize,
+) -> Vec<(u64, u64, Frame)> {
+    let mut functions = Functions::default();
+    let (mut map, mut dump) = (PerfMap, JitDump::default());
+    let mut position = 0;
+    let announced = Between {
+        earliest: 0,
+        latest: 1,
+    };
+    for end in [cut.min(bytes.len()), bytes.len()] {
+        let new = bytes.get(position..end).unwrap_or_default();
+        let mut add = |next: Next<'_>| {
+            functions.apply(next, announced, limit);
+        };
+        let read = if is_dump {
+            decode(&mut dump, new, &mut add)
+        } else {
+            decode(&mut map, new, &mut add)
+        };
+        position = position.saturating_add(usize::try_from(read).unwrap_or(usize::MAX));
+    }
+    let functions = functions.0.into_iter();
+    functions
+        .map(|(start, function)| (start, function.end, function.frame))
+        .collect()
+}
+
+impl Default for GeneratedCode {
+    fn default() -> Self {
+        Self {
+            functions: Functions::default(),
+            map: Source::default(),
+            dump: Source::default(),
+            has_stale_map: false,
+            last_read: 0,
+            searches: Backoff::new(Instant::now()),
+        }
+    }
+}
+
+/// Maximum number of functions of a process, given how many all others have: half of the room that they
+/// leave, so that no process takes the room of later ones.
+pub(crate) fn max_functions(others: usize) -> usize {
+    MAX_FUNCTIONS.saturating_sub(others) / 2
+}
+
+impl GeneratedCode {
+    /// Number of functions.
+    pub(crate) fn len(&self) -> usize {
+        self.functions.0.len()
+    }
+
+    /// The frame for an address of generated code at a time: with the function's name, or with the
+    /// runtime's.
+    pub(crate) fn name(
+        &self,
+        address: u64,
+        time: u64,
+        runtime: Option<JitRuntime<'_>>,
+    ) -> Option<Frame> {
+        let announced = self.functions.at(address, time).cloned();
+        announced.or_else(|| runtime.map(|runtime| Frame::from(runtime.unnamed())))
+    }
+
+    /// Returns true if the files are to be read: once in each drain.
+    pub(crate) fn is_due(&self) -> bool {
+        monotonic() - self.last_read >= INTERVAL.as_nanos() as u64
+    }
+
+    /// Returns true if there are files that announce it.
+    pub(crate) fn has_files(&self) -> bool {
+        self.map.file.is_some() || self.dump.file.is_some()
+    }
+
+    /// Searches for the files the next time: the runtime has made memory for more code.
+    pub(crate) fn search(&mut self) {
+        self.searches.restart();
+    }
+
+    /// Puts the next search off as far as it can be.
+    #[cfg(test)]
+    pub(crate) fn put_off_search(&mut self) {
+        for _ in 0..10 {
+            self.searches.done(Instant::now(), Duration::ZERO, false);
+        }
+    }
+
+    /// Reads what the runtime has announced since the last time. `dump` opens the jitdump
+    /// file. Keeps at most `limit` functions, three quarters of them from a map: it must leave room for the
+    /// jitdump file, which has the times of its functions.
+    pub(crate) fn update(
+        &mut self,
+        process: &remote::Process,
+        dump: impl FnOnce() -> Option<File>,
+        limit: usize,
+    ) -> Unread {
+        let start = Instant::now();
+        let had_stale_map = self.has_stale_map;
+        if self.searches.is_due(start) {
+            let found = self.find_map(process) | self.dump.find(dump);
+            self.searches.done(Instant::now(), start.elapsed(), found);
+        }
+        let mut unread = self.read(limit, 1).unread;
+        unread.stale_files = u64::from(self.has_stale_map && !had_stale_map);
+        unread
+    }
+
+    /// Opens the map, unless an earlier process has left it. Returns true if it is new.
+    fn find_map(&mut self, process: &remote::Process) -> bool {
+        let has_stale_map = &mut self.has_stale_map;
+        self.map.find(|| {
+            let map = perf_map(process)?;
+            let is_own = may_have_written(process, &map);
+            *has_stale_map |= !is_own;
+            is_own.then_some(map)
+        })
+    }
+
+    /// Reads the rest when the process has ended, or executes another program: a jitdump file whose last record is
+    /// incomplete stays so.
+    pub(crate) fn finish(&mut self, limit: usize) -> Unread {
+        let read = self.read(limit, MAX_LAST_READS);
+        let mut unread = read.unread;
+        if !read.dump_may_have_more && self.dump.is_cut() {
+            unread.dumps += 1;
+            // It was counted.
+            self.dump.is_damaged = true;
+        }
+        unread.files += u64::from(read.map_may_have_more && self.map.rest() > 0);
+        unread.files += u64::from(read.dump_may_have_more && self.dump.rest() > 0);
+        unread
+    }
+
+    /// Number of files with at least one more read to come: a runtime announces more than that
+    /// between two reads, or had announced much before.
+    pub(crate) fn files_behind(&self) -> u64 {
+        let is_behind = [self.map.rest(), self.dump.rest()].map(|rest| rest >= CHUNK as u64);
+        is_behind.into_iter().map(u64::from).sum()
+    }
+
+    /// Reads each file at most `times` times.
+    fn read(&mut self, limit: usize, times: usize) -> FilesRead {
+        let now = monotonic();
+        let announced = Between {
+            earliest: std::mem::replace(&mut self.last_read, now),
+            latest: now,
+        };
+        let functions = &mut self.functions;
+        let mut unread = Unread::default();
+        let mut add = |next: Next<'_>, limit| {
+            unread.dumps += u64::from(next == Next::Damaged);
+            let is_kept = functions.apply(next, announced, limit);
+            unread.names += u64::from(!is_kept);
+        };
+        let (mut map_may_have_more, mut dump_may_have_more) = (false, false);
+        for _ in 0..times {
+            map_may_have_more = self.map.read(|next| add(next, limit - limit / 4));
+            dump_may_have_more = self.dump.read(|next| add(next, limit));
+            if !map_may_have_more && !dump_may_have_more {
+                break;
+            }
+        }
+        FilesRead {
+            unread,
+            map_may_have_more,
+            dump_may_have_more,
+        }
+    }
+
+    /// Reads all that the runtime has announced, and keeps the functions at these addresses, which are in
+    /// ascending order. Ends at the deadline.
+    pub(crate) fn read_at(
+        &mut self,
+        process: &remote::Process,
+        dump: impl FnOnce() -> Option<File>,
+        addresses: &[u64],
+        deadline: Instant,
+    ) {
+        self.find_map(process);
+        self.dump.find(dump);
+        let functions = &mut self.functions;
+        let mut add = |next: Next<'_>| match next {
+            Next::Function(entry) if !entry.has_any(addresses) => {
+                // Its code has taken the place of the other function's.
+                if let Some(end) = entry.start.checked_add(entry.size)
+                    && entry.size > 0
+                {
+                    functions.remove_overlapping(entry.start, end);
+                }
+            }
+            next => {
+                functions.apply(next, Between::exactly(0), usize::MAX);
+            }
+        };
+        while Instant::now() < deadline && (self.map.read(&mut add) | self.dump.read(&mut add)) {}
+    }
+}
+
+/// The map of a process: runtimes name it by their ID in their own namespace.
+fn perf_map(process: &remote::Process) -> Option<File> {
+    let pids = process.status().ok()?.namespace_pids;
+    let pid = pids.last().copied().unwrap_or(process.pid());
+    process.open_own_file(&PathBuf::from(format!("tmp/perf-{pid}.map")))
+}
+
+/// Returns false if a file was last written before a process started, as far as that is known. Both are ages, so that a
+/// clock that was set meanwhile makes no difference to the process's.
+fn may_have_written(process: &remote::Process, file: &File) -> bool {
+    let written = file.metadata().and_then(|it| it.modified());
+    let unwritten_for = written.ok().and_then(|it| it.elapsed().ok());
+    let age = process.stat().ok().and_then(|it| it.age());
+    match (unwritten_for, age) {
+        (Some(unwritten_for), Some(age)) => unwritten_for <= age + FILE_TIME_TOLERANCE,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;
