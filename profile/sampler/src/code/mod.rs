@@ -1,0 +1,425 @@
+//! Determines which files the code of a process is mapped from, for the catalog.
+//!
+//! With eBPF, the kernel reports each new executable mapping with its time ([`Report`]). Mappings that
+//! existed before, and with ptrace all mappings, are read from `/proc/PID/maps` when a sample lies in
+//! none that is known.
+
+mod modules;
+mod ranges;
+mod report;
+mod runtime;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_reader::remote::{self, Device};
+use otelctx_sample::{Catalog, Frame, Mapping, Module, ProcessId};
+use otelctx_track::schedule::Backoff;
+
+use crate::monotonic;
+pub(crate) use modules::Modules;
+use ranges::Ranges;
+pub(crate) use report::{FileId, MemoryChange, Region, Report};
+pub(crate) use runtime::JitRuntime;
+
+/// Maximum number of executable mappings that are kept per process.
+const MAX_MAPPINGS: usize = 16 * 1024;
+/// Maximum number of later programs of a process: between two drains, few execute more than two.
+const MAX_NEXT: usize = 16;
+/// Maximum number of mappings that are copied for a child that may never be sampled: of 4,096 children, 40 MB.
+const MAX_COPIED: usize = 256;
+/// How long to wait before mappings that newer ones have replaced are searched for again, among all of a process.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A mapping of a process.
+#[derive(Clone, Debug)]
+struct Mapped {
+    start: u64,
+    end: u64,
+    offset: u64,
+    module: Arc<Module>,
+    /// Like [`Mapping::since`].
+    since: u64,
+}
+
+impl Mapped {
+    fn file_name(&self) -> &str {
+        self.module.path.rsplit('/').next().unwrap_or_default()
+    }
+}
+
+/// The executable memory of a process.
+#[derive(Debug)]
+pub(crate) struct CodeMappings {
+    /// In the order in which they were found.
+    mappings: Vec<Mapped>,
+    /// How many of them the catalog has.
+    in_catalog: usize,
+    /// The memory that they cover.
+    ranges: Ranges,
+    /// Those of the programs that the process executes next: the kernel has reported them already, but samples of
+    /// earlier programs may still come.
+    next: VecDeque<NextProgram>,
+    /// There is memory in which a runtime may have generated code.
+    has_generated: bool,
+    /// More of it, or a file that announces it, was mapped since [`CodeMappings::take_new_generated`].
+    has_new_generated: bool,
+    /// The process that this one started as a copy of, until its mappings are inherited.
+    parent: Option<Fork>,
+    /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
+    last_read: u64,
+    reads: Backoff,
+    /// Before that, replaced mappings are not searched for again.
+    next_removal: Instant,
+}
+
+/// The mappings of a program that the kernel has reported, and that the process executes next.
+#[derive(Debug)]
+struct NextProgram {
+    /// When the kernel reported it, in nanoseconds of `CLOCK_MONOTONIC`.
+    reported: u64,
+    code: CodeMappings,
+}
+
+/// The start of a process as a copy of another one.
+#[derive(Clone, Copy, Debug)]
+struct Fork {
+    parent: i32,
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    time: u64,
+}
+
+impl Default for CodeMappings {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self {
+            mappings: Vec::new(),
+            in_catalog: 0,
+            ranges: Ranges::default(),
+            next: VecDeque::new(),
+            has_generated: false,
+            has_new_generated: false,
+            parent: None,
+            last_read: 0,
+            reads: Backoff::new(now),
+            next_removal: now,
+        }
+    }
+}
+
+impl CodeMappings {
+    /// The mappings of a process that starts as a copy of `parent`.
+    pub(crate) fn forked(parent: i32, time: u64) -> Self {
+        Self {
+            parent: Some(Fork { parent, time }),
+            ..Self::default()
+        }
+    }
+
+    /// Returns true if they may be copied for each child, before any is sampled.
+    pub(crate) fn is_small(&self) -> bool {
+        self.mappings.len() <= MAX_COPIED
+    }
+
+    /// The mappings of a process that starts as a copy of this one, which may have ended before they are needed.
+    pub(crate) fn fork(&self) -> Self {
+        // The kernel's reports come in order: it has executed all programs that were reported.
+        let forked = self.next.back().map_or(self, |program| &program.code);
+        Self {
+            mappings: forked.mappings.clone(),
+            ranges: forked.ranges.clone(),
+            has_generated: forked.has_generated,
+            parent: forked.parent,
+            ..Self::default()
+        }
+    }
+
+    fn contain(&self, address: u64) -> bool {
+        let end = address.checked_add(1);
+        end.is_some_and(|end| self.ranges.contain(address, end))
+    }
+
+    fn add(&mut self, new: Mapped) -> Added {
+        if new.start >= new.end || self.knows(&new) {
+            return Added::No;
+        }
+        if self.mappings.len() >= MAX_MAPPINGS {
+            let now = Instant::now();
+            if now < self.next_removal {
+                return Added::TooMany;
+            }
+            self.next_removal = now + REMOVAL_INTERVAL;
+            self.remove_replaced();
+            if self.mappings.len() >= MAX_MAPPINGS {
+                return Added::TooMany;
+            }
+        }
+        self.ranges.add(new.start, new.end);
+        let is_generated = is_generated(&new.module);
+        self.has_generated |= is_generated;
+        self.has_new_generated |= is_generated || is_jit_dump(&new.module);
+        self.mappings.push(new);
+        Added::Yes
+    }
+
+    /// Returns true if the newest mapping at these addresses has the same content.
+    fn knows(&self, new: &Mapped) -> bool {
+        if !self.ranges.contain(new.start, new.end) {
+            return false;
+        }
+        let overlaps = |known: &&Mapped| known.start < new.end && new.start < known.end;
+        self.mappings
+            .iter()
+            .rev()
+            .find(overlaps)
+            .is_some_and(|known| {
+                let distance = new.start.wrapping_sub(known.start);
+                let has_same_bytes = || new.offset.wrapping_sub(known.offset) == distance;
+                known.start <= new.start
+                    && new.end <= known.end
+                    && known.module == new.module
+                    && (!new.module.has_file() || has_same_bytes())
+            })
+    }
+
+    /// Applies a change that the kernel has reported. Returns false if there is no room for the mapping.
+    pub(crate) fn apply(
+        &mut self,
+        time: u64,
+        change: MemoryChange,
+        process: Option<&remote::Process>,
+        modules: &mut Modules,
+    ) -> bool {
+        match change {
+            MemoryChange::Mapped(region) => {
+                let mapped = Mapped {
+                    start: region.start,
+                    end: region.end,
+                    offset: region.offset,
+                    module: modules.find(process, region),
+                    since: time,
+                };
+                let added = match self.next.back_mut() {
+                    Some(next) => next.code.add(mapped),
+                    None => self.add(mapped),
+                };
+                added != Added::TooMany
+            }
+            MemoryChange::Exec => {
+                if self.next.len() == MAX_NEXT {
+                    self.next.pop_front();
+                }
+                self.next.push_back(NextProgram {
+                    reported: time,
+                    code: Self::default(),
+                });
+                true
+            }
+            MemoryChange::Forked { .. } | MemoryChange::Exit => true,
+        }
+    }
+
+    /// Takes over the mappings that the process had as a copy of its parent. `of` returns a process's
+    /// mappings.
+    pub(crate) fn inherit<'a>(&mut self, of: impl FnOnce(i32) -> Option<&'a Self>) {
+        let Some(Fork { parent, time }) = self.parent.take() else {
+            return;
+        };
+        let inherited = of(parent).map_or(&[][..], |parent| &parent.mappings);
+        let inherited = inherited.iter().filter(|mapped| mapped.since <= time);
+        let own = std::mem::take(&mut self.mappings);
+        self.ranges = Ranges::default();
+        for mapped in inherited.chain(&own) {
+            self.add(mapped.clone());
+        }
+    }
+
+    /// Notes that the process has executed another program, at `time` or before: the last one that the kernel had
+    /// reported until that time.
+    pub(crate) fn exec(&mut self, time: u64) {
+        let mut next = std::mem::take(&mut self.next);
+        *self = Self::default();
+        let later = next.partition_point(|program| program.reported <= time);
+        if let Some(program) = next.drain(..later).next_back() {
+            *self = program.code;
+        }
+        self.next = next;
+    }
+
+    /// Returns true if the kernel has reported an exec that [`CodeMappings::exec`] was not called for.
+    pub(crate) fn next_is_reported(&self) -> bool {
+        !self.next.is_empty()
+    }
+
+    /// Notes that the next catalog is empty.
+    pub(crate) fn reset_catalog(&mut self) {
+        self.in_catalog = 0;
+        self.remove_replaced();
+    }
+
+    /// Removes mappings that newer ones have replaced as a whole.
+    fn remove_replaced(&mut self) {
+        let mut newer = Ranges::default();
+        let mut in_catalog = 0;
+        let mut kept = Vec::new();
+        for (index, mapped) in self.mappings.drain(..).enumerate().rev() {
+            let is_replaced = newer.contain(mapped.start, mapped.end);
+            // What the catalog does not have may belong to a sample that is yet to come.
+            if !is_replaced || index >= self.in_catalog {
+                newer.add(mapped.start, mapped.end);
+                in_catalog += usize::from(index < self.in_catalog);
+                kept.push(mapped);
+            }
+        }
+        kept.reverse();
+        (self.mappings, self.in_catalog) = (kept, in_catalog);
+    }
+
+    /// Returns true if a runtime may have generated the code at this address.
+    pub(crate) fn is_generated(&self, address: u64) -> bool {
+        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
+        self.has_generated
+            && self
+                .mappings
+                .iter()
+                .rev()
+                .find(contains)
+                .is_some_and(|mapped| is_generated(&mapped.module))
+    }
+
+    /// The ranges of files whose paths match.
+    pub(crate) fn mapped_files(&self, matches: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
+        let mapped = self.mappings.iter().filter(|it| matches(&it.module.path));
+        mapped.map(|mapped| mapped.start..mapped.end).collect()
+    }
+
+    /// Returns true if memory in which a runtime may generate code was mapped since the last call: a runtime
+    /// that begins to announce its code does so then.
+    pub(crate) fn take_new_generated(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_generated)
+    }
+
+    /// Opens the jitdump file that the process has mapped to announce it.
+    pub(crate) fn open_jit_dump(&self, process: &remote::Process) -> Option<File> {
+        let mut mappings = self.mappings.iter().rev();
+        let mapped = mappings.find(|mapped| is_jit_dump(&mapped.module))?;
+        let module = &mapped.module;
+        let device = Device {
+            major: (module.device >> 32) as u32,
+            minor: module.device as u32,
+        };
+        let range = (mapped.start, mapped.end);
+        process.mapped_file(range, module.path.as_bytes(), device, module.inode)
+    }
+
+    /// The runtime whose library or program is mapped.
+    pub(crate) fn runtime(&self) -> Option<JitRuntime<'_>> {
+        let mut names = self.mappings.iter().map(Mapped::file_name);
+        let known = names.find_map(JitRuntime::of_module);
+        known.or_else(|| self.program_with_addons())
+    }
+
+    /// A copy of Node.js with another name, as single executable applications are: it has loaded an addon. The program is
+    /// what is mapped at the lowest address.
+    fn program_with_addons(&self) -> Option<JitRuntime<'_>> {
+        let mut names = self.mappings.iter().map(Mapped::file_name);
+        if !names.any(|name| name.ends_with(".node")) {
+            return None;
+        }
+        let files = self.mappings.iter().filter(|it| !is_generated(&it.module));
+        let program = files.min_by_key(|mapped| mapped.start)?;
+        Some(JitRuntime::copy_of_node(program.file_name()))
+    }
+
+    /// Adds the mappings to the catalog. If one of these frames lies in none of them, reads the mappings
+    /// that the process has now.
+    pub(crate) fn explain(
+        &mut self,
+        id: ProcessId,
+        process: Option<&remote::Process>,
+        stack: &[Frame],
+        modules: &mut Modules,
+        catalog: &mut Catalog,
+    ) {
+        let mut addresses = stack.iter().filter_map(Frame::address);
+        if let Some(process) = process
+            && !addresses.all(|address| self.contain(address))
+        {
+            let start = Instant::now();
+            if self.reads.is_due(start) {
+                let new = self.read(process, modules);
+                let took = start.elapsed();
+                self.reads.done(start + took, took, new);
+            }
+        }
+        for mapped in &self.mappings[self.in_catalog..] {
+            modules.need(process, &(mapped.start..mapped.end), &mapped.module);
+            let mapping = Mapping {
+                start: mapped.start,
+                end: mapped.end,
+                offset: mapped.offset,
+                module: catalog.module(Module::clone(&mapped.module)),
+                since: mapped.since,
+            };
+            catalog.process_mut(id).mappings.push(mapping);
+        }
+        self.in_catalog = self.mappings.len();
+    }
+
+    /// Reads the mappings, and adds the unknown ones. Returns true if there were any.
+    pub(crate) fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
+        let since = std::mem::replace(&mut self.last_read, monotonic());
+        let mut count = 0;
+        let mut any = false;
+        // A process that has ended has no mappings.
+        let _ = process.executable_mappings(&mut |mapping| {
+            let region = Region::of(mapping);
+            let mapped = Mapped {
+                start: mapping.start,
+                end: mapping.end,
+                offset: mapping.offset,
+                module: modules.find(Some(process), region),
+                since,
+            };
+            any |= self.add(mapped) == Added::Yes;
+            count += 1;
+            if count < MAX_MAPPINGS {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        any
+    }
+}
+
+/// Returns true if a runtime may generate code in memory of this kind: without a file, or in a file without a path.
+pub(crate) fn is_generated(module: &Module) -> bool {
+    match &*module.path {
+        "[vdso]" | "[vsyscall]" => false,
+        // What processes share without a file (mm/shmem.c, shmem_zero_setup).
+        "/dev/zero" | "/dev/zero (deleted)" => true,
+        path => !module.has_file() || path.starts_with("/memfd:"),
+    }
+}
+
+/// Returns true for the file in which a runtime announces its code.
+fn is_jit_dump(module: &Module) -> bool {
+    let name = module.path.rsplit('/').next().unwrap_or_default();
+    name.starts_with("jit-") && name.ends_with(".dump")
+}
+
+/// The outcome of adding a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Added {
+    Yes,
+    /// It is known, or empty.
+    No,
+    TooMany,
+}
+
+#[cfg(test)]
+mod tests;
