@@ -38,7 +38,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             time.as_nanos() / u128::from(runs)
         );
     }
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let counts = sampler
+        .stop(&mut catalog, &mut |sample| samples.push(sample))
+        .counts;
     for sample in &samples {
         let thread = catalog.thread_facts(sample.thread);
         let depth = catalog.frame_ids(sample.user_stack).len();

@@ -34,13 +34,15 @@
 //! # }
 //! ```
 
+use std::time::Duration;
+
+mod backend;
 mod code;
 mod ebpf;
 mod error;
 mod generated;
-mod incomplete;
-mod incomplete_steps;
 mod key_maps;
+mod observation;
 mod options;
 mod process;
 mod processes;
@@ -48,18 +50,21 @@ mod ptrace;
 mod refusal;
 mod sampler;
 mod signals;
+mod tally;
 
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use generated::GeneratedNames;
 #[doc(hidden)]
 pub use generated::announced_functions;
-pub use incomplete::IncompleteStacks;
-pub use incomplete_steps::IncompleteSteps;
 pub use options::{KernelObject, Options, Targets};
 pub use otelctx_sample as sample;
 pub use refusal::Refusal;
-pub use sampler::{INTERVAL, Method, Sampler};
+pub use sampler::{Method, Sampler};
+pub use tally::{IncompleteStacks, IncompleteSteps, Totals};
+
+/// How often to call [`Sampler::drain`]; see also [`Sampler::interval`].
+pub const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, the clock of all samples.
 #[must_use]

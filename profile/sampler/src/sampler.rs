@@ -7,10 +7,11 @@ use std::time::Duration;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
-use crate::{Error, IncompleteStacks, IncompleteSteps, Options, Refusal, Targets, ebpf, ptrace};
-
-/// How often to call [`Sampler::drain`]; see also [`Sampler::interval`].
-pub const INTERVAL: Duration = Duration::from_millis(20);
+use crate::backend::Backend;
+use crate::{
+    Error, INTERVAL, IncompleteStacks, IncompleteSteps, Options, Refusal, Targets, Totals, ebpf,
+    ptrace,
+};
 
 /// Time limit of the scan of one process if all processes are sampled: a process with millions of
 /// mappings would delay the others by seconds.
@@ -27,7 +28,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Whether it is eBPF.
+    /// Returns an error unless it is eBPF.
     ///
     /// # Errors
     /// The reason for ptrace.
@@ -51,12 +52,7 @@ impl fmt::Display for Method {
 /// Samples threads until dropped.
 pub struct Sampler {
     method: Method,
-    recorder: Recorder,
-}
-
-enum Recorder {
-    Ebpf(Box<ebpf::Recorder>),
-    Ptrace(Box<ptrace::Recorder>),
+    backend: Box<dyn Backend>,
 }
 
 impl Sampler {
@@ -73,26 +69,24 @@ impl Sampler {
         reader_options.any_schema = options.any_schema;
         reader_options.runtimes = options.runtimes.clone();
         let scan_timeout = (options.targets == Targets::All).then_some(SCAN_TIMEOUT);
-        let refusal = if options.without_ebpf {
-            Refusal::NotWanted
+        let started = if options.without_ebpf {
+            Err(Refusal::NotWanted)
         } else {
-            match ebpf::Recorder::start(options, reader_options.clone(), scan_timeout)? {
-                Ok(recorder) => {
-                    return Ok(Self {
-                        method: Method::Ebpf,
-                        recorder: Recorder::Ebpf(Box::new(recorder)),
-                    });
-                }
-                Err(refusal) => refusal,
-            }
+            ebpf::Recorder::start(options, reader_options.clone(), scan_timeout)?
         };
-        Ok(Self {
-            method: Method::Ptrace(refusal),
-            recorder: Recorder::Ptrace(Box::new(ptrace::Recorder::start(
-                options,
-                reader_options,
-                scan_timeout,
-            )?)),
+        Ok(match started {
+            Ok(recorder) => Self {
+                method: Method::Ebpf,
+                backend: Box::new(recorder),
+            },
+            Err(refusal) => Self {
+                method: Method::Ptrace(refusal),
+                backend: Box::new(ptrace::Recorder::start(
+                    options,
+                    reader_options,
+                    scan_timeout,
+                )?),
+            },
         })
     }
 
@@ -106,67 +100,45 @@ impl Sampler {
     /// same catalog (announce a new one with [`Sampler::reset_catalog`]): if the buffer is full,
     /// samples are lost, and counted.
     pub fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) {
-        match &mut self.recorder {
-            Recorder::Ebpf(recorder) => recorder.drain(catalog, on_sample),
-            Recorder::Ptrace(recorder) => recorder.drain(catalog, on_sample),
-        }
+        self.backend.drain(catalog, on_sample);
     }
 
     /// Announces that the next call of [`Sampler::drain`] passes a new, empty catalog. Long
     /// recordings rotate their catalog to bound its memory.
     pub fn reset_catalog(&mut self) {
-        match &mut self.recorder {
-            Recorder::Ebpf(recorder) => recorder.reset_catalog(),
-            Recorder::Ptrace(recorder) => recorder.reset_catalog(),
-        }
+        self.backend.reset_catalog();
     }
 
     /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`: no sample is older.
     #[must_use]
     pub fn started(&self) -> u64 {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.started(),
-            Recorder::Ptrace(recorder) => recorder.started(),
-        }
+        self.backend.started()
     }
 
     /// The counters so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.counts(),
-            Recorder::Ptrace(recorder) => recorder.counts(),
-        }
+        self.backend.counts()
     }
 
     /// The files of the sampled code, which are kept open: for resolving functions even if a file was
     /// deleted or replaced, or its process has ended.
     #[must_use]
     pub fn files(&self) -> ModuleFiles {
-        let files = match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.files(),
-            Recorder::Ptrace(recorder) => recorder.files(),
-        };
-        files.clone()
+        self.backend.processes().files().clone()
     }
 
     /// Where the stacks of [`Counts::incomplete_stacks`] and [`Counts::truncated_stacks`] ended, most
     /// samples first.
     #[must_use]
     pub fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.incomplete_stacks(),
-            Recorder::Ptrace(recorder) => recorder.incomplete_stacks(),
-        }
+        self.backend.incomplete_stacks()
     }
 
     /// Why samples lack what a runtime would add ([`Counts::incomplete_steps`]), most samples first.
     #[must_use]
     pub fn incomplete_steps(&self) -> Vec<IncompleteSteps> {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.incomplete_steps(),
-            Recorder::Ptrace(recorder) => recorder.incomplete_steps(),
-        }
+        self.backend.incomplete_steps()
     }
 
     /// Maximum number of frames that are kept of a user stack: 512; with eBPF 144 where the
@@ -174,10 +146,7 @@ impl Sampler {
     /// by frame pointers alone.
     #[must_use]
     pub fn max_frames(&self) -> usize {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.max_frames(),
-            Recorder::Ptrace(_) => otelctx_unwind::MAX_FRAMES,
-        }
+        self.backend.max_frames()
     }
 
     /// How long to wait until the next [`drain`](Self::drain): [`INTERVAL`], or three times that while, for a
@@ -185,9 +154,10 @@ impl Sampler {
     /// gone soon, were sampled. Most of a recorder's CPU time is that of waking up.
     #[must_use]
     pub fn interval(&self) -> Duration {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) if recorder.is_quiet() => 3 * INTERVAL,
-            _ => INTERVAL,
+        if self.backend.is_quiet() {
+            3 * INTERVAL
+        } else {
+            INTERVAL
         }
     }
 
@@ -195,30 +165,21 @@ impl Sampler {
     /// loops. See [`max_frames`](Self::max_frames).
     #[must_use]
     pub fn without_loops(&self) -> Option<&Refusal> {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.without_loops(),
-            Recorder::Ptrace(_) => None,
-        }
+        self.backend.without_loops()
     }
 
     /// Why the eBPF program walks user stacks by frame pointers alone, if it does: the kernel refuses the
     /// programs that unwind by tables.
     #[must_use]
     pub fn without_tables(&self) -> Option<&Refusal> {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.without_tables(),
-            Recorder::Ptrace(_) => None,
-        }
+        self.backend.without_tables()
     }
 
     /// Why the kernel does not report mappings to the eBPF recorder, if it does not. They are read from
     /// `/proc/PID/maps` then, without their times.
     #[must_use]
     pub fn without_reports(&self) -> Option<&io::Error> {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.without_reports(),
-            Recorder::Ptrace(_) => None,
-        }
+        self.backend.without_reports()
     }
 
     /// CPU time used by the eBPF program, and its number of runs, if the kernel counts them
@@ -226,29 +187,24 @@ impl Sampler {
     /// whether or not a target is running there.
     #[must_use]
     pub fn kernel_time(&self) -> Option<(Duration, u64)> {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.kernel_time(),
-            Recorder::Ptrace(_) => None,
-        }
+        self.backend.kernel_time()
     }
 
-    /// Whether anything is left to sample: false once all requested processes have ended.
+    /// Returns false once all requested processes have ended.
     #[must_use]
     pub fn has_targets(&self) -> bool {
-        match &self.recorder {
-            Recorder::Ebpf(recorder) => recorder.has_targets(),
-            Recorder::Ptrace(recorder) => recorder.has_targets(),
-        }
+        self.backend.has_targets()
     }
 
-    /// Stops sampling, passes on the remaining samples, and returns the counts.
-    pub fn stop(mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) -> Counts {
-        match &mut self.recorder {
-            Recorder::Ebpf(recorder) => recorder.stop(),
-            Recorder::Ptrace(recorder) => recorder.stop(),
-        }
+    /// Stops sampling, passes on the remaining samples, and returns everything that was counted.
+    pub fn stop(mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) -> Totals {
+        self.backend.stop();
         self.drain(catalog, on_sample);
-        self.counts()
+        Totals {
+            counts: self.counts(),
+            incomplete_stacks: self.incomplete_stacks(),
+            incomplete_steps: self.incomplete_steps(),
+        }
     }
 }
 

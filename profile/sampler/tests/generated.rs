@@ -43,7 +43,7 @@ fn functions_of_python_have_the_names_that_it_announces() {
                 has_tables = sampler.counts().complete_stacks > 0;
             }
         }
-        let counts = sampler.stop(&mut catalog, &mut |_| {});
+        let counts = sampler.stop(&mut catalog, &mut |_| {}).counts;
         drop(target);
         for name in ["only_inner", "only_outer"] {
             let is_it = |frame: &Frame| {

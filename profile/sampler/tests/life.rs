@@ -81,7 +81,7 @@ fn all_that_a_process_runs_is_sampled_or_counted_as_lost() {
             sampler.drain(&mut catalog, &mut |_| {});
         }
         let ticks = zombie(target.pid());
-        let counts = sampler.stop(&mut catalog, &mut |_| {});
+        let counts = sampler.stop(&mut catalog, &mut |_| {}).counts;
         let seen = counts.samples() + counts.lost;
         eprintln!("{method}: {seen} of {ticks} ticks, {counts:?}");
         assert!(ticks > 20, "{method}: {ticks}");

@@ -78,7 +78,9 @@ fn hold(way: &SpanProgram, index: usize, without_ebpf: bool) {
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
     }
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let counts = sampler
+        .stop(&mut catalog, &mut |sample| samples.push(sample))
+        .counts;
     let truth = SpanLog::read(&log.0, &target.lines[0]).unwrap();
     let (mut right, mut edge, mut workers) = (0, 0, 0);
     for sample in &samples {

@@ -78,7 +78,9 @@ fn sample(
             compared += compare(&catalog, sample);
         }
     }
-    let mut counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let mut counts = sampler
+        .stop(&mut catalog, &mut |sample| samples.push(sample))
+        .counts;
     counts -= before.unwrap_or_default();
     for sample in samples {
         compared += compare(&catalog, sample);

@@ -103,7 +103,9 @@ fn check_service(way: &str) {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let counts = sampler
+        .stop(&mut catalog, &mut |sample| samples.push(sample))
+        .counts;
     drop(stdin);
     let (mut log, mut compared) = (Log::default(), String::new());
     for line in lines {

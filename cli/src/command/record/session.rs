@@ -130,20 +130,19 @@ impl Session {
         let files = self.sampler.files();
         let spool = &mut self.spool;
         let mut push = |sample| spool.push(&sample);
-        self.sampler.drain(&mut catalog, &mut push);
-        let incomplete_stacks = self.sampler.incomplete_stacks();
-        let incomplete_steps = self.sampler.incomplete_steps();
-        let counts = self.sampler.stop(&mut catalog, &mut push);
+        let totals = self.sampler.stop(&mut catalog, &mut push);
         let clock = Clock {
             start: self.start,
             end: monotonic(),
             start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
         };
         Recorded {
-            parts: self.spool.finish(catalog, clock, self.period, counts),
+            parts: self
+                .spool
+                .finish(catalog, clock, self.period, totals.counts),
             files,
-            incomplete_stacks,
-            incomplete_steps,
+            incomplete_stacks: totals.incomplete_stacks,
+            incomplete_steps: totals.incomplete_steps,
             failure,
         }
     }

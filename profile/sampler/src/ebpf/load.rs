@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::fs::MetadataExt;
 
-use aya::maps::{HashMap, Map, MapData, PerCpuArray, ProgramArray};
+use aya::maps::{HashMap, MapData, PerCpuArray, ProgramArray};
 use aya::programs::{PerfEvent, ProgramInfo, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 
 use super::abi::{RECORD_LIMIT, StepConfiguration, StepKey, counter};
+use super::namespace;
+use super::object::{array, find, map};
 use super::perf::Clocks;
 use super::rings::{Events, Sizes};
 use super::side_band::{SideBand, page_size};
@@ -27,9 +28,6 @@ use otelctx_reader::format::record;
 static OBJECT: KernelObject = crate::kernel_object!("../../bpf/sampler.x86_64.o");
 #[cfg(target_arch = "aarch64")]
 static OBJECT: KernelObject = crate::kernel_object!("../../bpf/sampler.aarch64.o");
-
-/// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
@@ -155,7 +153,7 @@ impl Loaded {
         let searches_mappings = flag(!options.without_mappings);
         let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
         let rings = flag(sizes.has_rings());
-        let inode = namespace().map_err(|error| Refusal::other(error.to_string()))?;
+        let inode = namespace::inode().map_err(|error| Refusal::other(error.to_string()))?;
         let mut programs = EbpfLoader::new()
             .override_global("whole_machine", &whole_machine, true)
             .override_global("with_children", &with_children, true)
@@ -413,46 +411,8 @@ fn looped(program: &str) -> String {
     format!("{step}_looped")
 }
 
-pub(super) fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>
-where
-    &'p mut P: TryFrom<&'p mut aya::programs::Program>,
-{
-    let program = programs.program_mut(name);
-    program
-        .and_then(|program| program.try_into().ok())
-        .ok_or_else(|| Refusal::other(format!("the object has no program {name}")))
-}
-
-pub(super) fn map<M: TryFrom<aya::maps::Map>>(
-    programs: &mut Ebpf,
-    name: &str,
-) -> Result<M, Refusal> {
-    let map = programs.take_map(name);
-    map.and_then(|map| map.try_into().ok())
-        .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
-}
-
-/// A map of the program that is an array, of values or of maps.
-pub(super) fn array(programs: &mut Ebpf, name: &str) -> Result<MapData, Refusal> {
-    match programs.take_map(name) {
-        Some(Map::Array(data) | Map::ArrayOfMaps(data)) => Ok(data),
-        _ => Err(Refusal::other(format!("the object has no array {name}"))),
-    }
-}
-
 fn online_cpus() -> Result<Vec<u32>, Refusal> {
     aya::util::online_cpus().map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))
-}
-
-/// Whether the recorder sees the kernel's own process IDs.
-pub(super) fn is_first_namespace() -> bool {
-    namespace().is_ok_and(|namespace| namespace == 0)
-}
-
-/// The inode of the recorder's PID namespace file; zero for the first one.
-fn namespace() -> io::Result<u64> {
-    let inode = std::fs::metadata("/proc/self/ns/pid")?.st_ino();
-    Ok(if inode == FIRST_NAMESPACE { 0 } else { inode })
 }
 
 #[cfg(test)]

@@ -4,13 +4,17 @@
 //! everything is released with this process, however it ends.
 
 mod abi;
+mod decode;
 mod load;
+mod namespace;
+mod object;
 mod perf;
 mod recorder;
 mod rings;
 mod shared;
 mod side_band;
 mod snapshot;
+mod steps;
 mod targets;
 mod thread_words;
 mod unwind;

@@ -9,7 +9,7 @@ use aya::Ebpf;
 use aya::maps::{MapData, RingBuf};
 
 use super::abi::{self, EventHead, Parts, SAMPLE_LIMIT, SEGMENT_SIZE, Segment};
-use super::load::{array, map};
+use super::object::{array, map};
 use super::shared::Shared;
 use crate::Options;
 use crate::refusal::Refusal;

@@ -12,8 +12,9 @@ use otelctx_sample::{Found, ReadStep};
 use reader::ThreadVariables;
 
 use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
-use super::load::{find, is_first_namespace, map};
-use super::recorder::name;
+use super::decode::name;
+use super::namespace;
+use super::object::{find, map};
 use super::targets::{places, target};
 use crate::{Error, Refusal, signals};
 
@@ -57,7 +58,7 @@ impl Snapshots {
     /// # Errors
     /// If the kernel does not permit it.
     pub fn load(max_record: usize) -> Result<Self, Refusal> {
-        if !is_first_namespace() {
+        if !namespace::is_first() {
             let why = "the recorder is in another PID namespace".into();
             return Err(Refusal::other(why));
         }

@@ -1,7 +1,7 @@
 //! The processes that the program samples, and its data about them: where their threads keep their
 //! contexts.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,14 +10,12 @@ use aya::Ebpf;
 use aya::maps::{HashMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::tls;
-use otelctx_reader::runtime::Present;
 use otelctx_track::ThreadStatus;
 
 use super::abi::{
-    Cpu, FEW_TARGETS, FewTarget, FewTargets, MAX_PLACES, Place, StepConfiguration, Target,
-    TargetFilter, storage,
+    Cpu, FEW_TARGETS, FewTarget, FewTargets, MAX_PLACES, Place, Target, TargetFilter, storage,
 };
-use super::load::{array, map};
+use super::object::{array, map};
 use super::shared::Shared;
 use crate::refusal::Refusal;
 
@@ -239,32 +237,6 @@ pub(super) fn target(serial: u32, places: &[Place]) -> Target {
         *to = *from;
     }
     target
-}
-
-/// Maximum number of steps of a target: `steps` in `target.h` has a byte for each.
-const MAX_STEPS: usize = size_of::<u32>();
-
-/// The steps of a process's runtimes: their numbers and configurations. A runtime whose step is not
-/// loaded is only supported by the ptrace sampler.
-pub(super) fn steps_of(
-    runtimes: &[Present],
-    numbers: &BTreeMap<String, u32>,
-) -> Vec<(u32, StepConfiguration)> {
-    let step = |present: &Present| {
-        let step = present.process.as_ref().ok()?.kernel_step()?;
-        let number = *numbers.get(step.name)?;
-        let mut configuration = [0; size_of::<StepConfiguration>()];
-        let room = configuration.get_mut(..step.configuration.len())?;
-        room.copy_from_slice(&step.configuration);
-        Some((number, configuration))
-    };
-    runtimes.iter().filter_map(step).take(MAX_STEPS).collect()
-}
-
-/// Encodes the numbers of steps for a target: the first one in the lowest byte.
-pub(super) fn numbers(steps: &[(u32, StepConfiguration)]) -> u32 {
-    let numbers = steps.iter().rev().map(|(number, _)| number);
-    numbers.fold(0, |all, number| all << 8 | number)
 }
 
 /// Where the threads of a process keep their contexts; empty if they cannot be read.

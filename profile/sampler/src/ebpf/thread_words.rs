@@ -10,7 +10,7 @@ use otelctx_reader as reader;
 use otelctx_reader::runtime::RuntimeError;
 
 use super::abi::ThreadKey;
-use super::load::map;
+use super::object::map;
 use crate::monotonic;
 use crate::refusal::Refusal;
 
@@ -38,7 +38,7 @@ pub(super) enum Lookup {
     /// The thread has a word, which the program did not know when the sample was taken.
     Late,
     /// The thread has none, or the step could not use it.
-    Without,
+    NotFound,
     /// The runtime could not be read.
     Failed,
 }
@@ -74,7 +74,7 @@ impl ThreadWords {
         }
         let found = match find() {
             Ok(Some(word)) if self.known.get(&thread).is_some_and(|it| it.word == word) => {
-                Lookup::Without
+                Lookup::NotFound
             }
             Ok(Some(word)) => {
                 if self.map.insert(thread, word, 0).is_ok() {
@@ -85,7 +85,7 @@ impl ThreadWords {
             }
             Ok(None) => {
                 self.remove(thread);
-                Lookup::Without
+                Lookup::NotFound
             }
             Err(_) => Lookup::Failed,
         };

@@ -19,15 +19,17 @@ use std::time::Duration;
 
 use otelctx_reader as reader;
 use otelctx_sample::format::record;
-use otelctx_sample::{Catalog, Counts, Found, ModuleFiles, Sample};
+use otelctx_sample::{Catalog, Found, Sample};
 use otelctx_track::ThreadStatus;
 use reader::remote::stop::{Late, check_traceable, take_late};
 use reader::remote::{Error as RemoteError, Process};
 use reader::runtime::RuntimeReading;
 
+use crate::backend::Backend;
+use crate::observation::{Observation, Record};
 use crate::process::check_target;
-use crate::processes::{Observation, Processes, Record};
-use crate::{Error, IncompleteStacks, IncompleteSteps, Options, Targets, monotonic};
+use crate::processes::Processes;
+use crate::{Error, Options, Targets, monotonic};
 use stack::Stack;
 use target::Configuration;
 use worker::{Message, STOP_TIMEOUT, Worker};
@@ -53,7 +55,7 @@ pub(crate) struct Recorder {
 struct Shared {
     stop: AtomicBool,
     lost: AtomicU64,
-    /// See [`Counts::not_traceable`].
+    /// See [`otelctx_sample::Counts::not_traceable`].
     not_traceable: AtomicU64,
     /// Whether a message about a process was lost.
     lost_process: AtomicBool,
@@ -179,33 +181,8 @@ impl Recorder {
         self.shared.configure(pid, Some(configuration));
     }
 
-    pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
-        for _ in 0..QUEUE {
-            match self.messages.try_recv() {
-                Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),
-                Ok(Message::Exec(pid)) => self.processes.exec(pid, u64::MAX),
-                Ok(Message::Exited(pid)) => self.processes.exiting(pid),
-                Err(_) => break,
-            }
-        }
-        let lost = self.shared.lost.load(Ordering::Relaxed);
-        self.processes.counts.lost += lost - self.lost;
-        self.lost = lost;
-        self.processes.counts.not_traceable = self.shared.not_traceable.load(Ordering::Relaxed);
-        if self.shared.lost_process.swap(false, Ordering::Relaxed) {
-            self.processes.request_all();
-        }
-        let changes = self.processes.poll(catalog);
-        for pid in changes.ended {
-            self.shared.configure(pid, None);
-        }
-        for pid in changes.changed {
-            self.configure(pid);
-        }
-    }
-
     fn sample(&mut self, taken: Taken, catalog: &mut Catalog) -> Sample {
-        let counts = &mut self.processes.counts;
+        let counts = &mut self.processes.tally.counts;
         let stack = taken.stack.as_ref();
         counts.missing_stacks += u64::from(stack.is_none());
         let serial = taken.serial;
@@ -229,43 +206,57 @@ impl Recorder {
         };
         self.processes.sample(&seen, catalog)
     }
+}
 
-    pub(crate) fn reset_catalog(&mut self) {
-        self.processes.reset_catalog();
+impl Backend for Recorder {
+    fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
+        for _ in 0..QUEUE {
+            match self.messages.try_recv() {
+                Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),
+                Ok(Message::Exec(pid)) => self.processes.exec(pid, u64::MAX),
+                Ok(Message::Exited(pid)) => self.processes.exiting(pid),
+                Err(_) => break,
+            }
+        }
+        let lost = self.shared.lost.load(Ordering::Relaxed);
+        self.processes.tally.counts.lost += lost - self.lost;
+        self.lost = lost;
+        self.processes.tally.counts.not_traceable =
+            self.shared.not_traceable.load(Ordering::Relaxed);
+        if self.shared.lost_process.swap(false, Ordering::Relaxed) {
+            self.processes.request_all();
+        }
+        let changes = self.processes.poll(catalog);
+        for pid in changes.ended {
+            self.shared.configure(pid, None);
+        }
+        for pid in changes.changed {
+            self.configure(pid);
+        }
     }
 
-    /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(crate) fn started(&self) -> u64 {
-        self.started
-    }
-
-    pub(crate) fn files(&self) -> &ModuleFiles {
-        self.processes.files()
-    }
-
-    pub(crate) fn counts(&self) -> Counts {
-        self.processes.counts()
-    }
-
-    pub(crate) fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
-        self.processes.places.sorted()
-    }
-
-    pub(crate) fn incomplete_steps(&self) -> Vec<IncompleteSteps> {
-        self.processes.reasons.sorted()
-    }
-
-    pub(crate) fn has_targets(&self) -> bool {
-        self.shared.targets.load(Ordering::Relaxed) > 0
-    }
-
-    /// Stops sampling. Samples taken until then can still be drained.
-    pub(crate) fn stop(&mut self) {
+    fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(worker) = self.worker.take() {
             // A panic was already printed.
             let _ = worker.join();
         }
+    }
+
+    fn has_targets(&self) -> bool {
+        self.shared.targets.load(Ordering::Relaxed) > 0
+    }
+
+    fn started(&self) -> u64 {
+        self.started
+    }
+
+    fn processes(&self) -> &Processes {
+        &self.processes
+    }
+
+    fn processes_mut(&mut self) -> &mut Processes {
+        &mut self.processes
     }
 }
 

@@ -160,7 +160,9 @@ fn record_process(
             before = (counts.complete_stacks > 0).then_some(counts);
         }
     }
-    let mut counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let mut counts = sampler
+        .stop(&mut catalog, &mut |sample| samples.push(sample))
+        .counts;
     counts -= before.unwrap_or_default();
     Some((counts, catalog, samples))
 }
@@ -543,7 +545,7 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
         let other = other.iter().find(|it| **it != expected).unwrap();
         assert!(!ends.contains(other), "{name}: {ends:?}");
     }
-    let counts = sampler.stop(&mut catalog, &mut |_| {});
+    let counts = sampler.stop(&mut catalog, &mut |_| {}).counts;
     let ended = counts.complete_stacks
         + counts.incomplete_stacks.iter().sum::<u64>()
         + counts.truncated_stacks

@@ -96,7 +96,7 @@ fn lost(report: &mut Report) -> Result<(), String> {
             std::thread::sleep(INTERVAL);
             sampler.drain(&mut catalog, &mut |_| {});
         }
-        let counts = sampler.stop(&mut catalog, &mut |_| {});
+        let counts = sampler.stop(&mut catalog, &mut |_| {}).counts;
         let work = format!("lost at {frequency} Hz, of {}", counts.samples());
         report.alone(work, counts.lost as f64, "samples", 0.0);
     }

@@ -12,10 +12,17 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
 
+use otelctx_reader::runtime::RuntimeError;
+use otelctx_sample::{Found, Frame, StackEnd};
+
 use super::super::abi::{
-    Part, RECORD_LIMIT, SAMPLE_LIMIT, SEGMENT_SIZE, StepConfiguration, StepKey, outcome,
-    step_outcome,
+    self, Part, RECORD_LIMIT, SAMPLE_LIMIT, SEGMENT_SIZE, StepConfiguration, StepKey, ThreadKey,
+    flag, outcome, step_outcome,
 };
+use super::super::decode::read_user_stack;
+use super::super::steps::Step;
+use super::super::thread_words::Lookup;
+use super::super::unwind::stack_end;
 use super::*;
 use crate::KernelObject;
 use crate::code::{MemoryChange, Report};
@@ -80,6 +87,7 @@ const CONFIGURED: u64 = 0x6f74_656c_6374_7831;
 fn the_kernel_takes_each_step_that_is_shipped() {
     for without_loops in [false, true] {
         let mut options = Options::new(Targets::Processes(vec![std::process::id() as i32]));
+        options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
         options.frequency = 1;
         options.without_loops = without_loops;
         let Some(mut recorder) = start(&options) else {
@@ -91,7 +99,7 @@ fn the_kernel_takes_each_step_that_is_shipped() {
             return;
         }
         let steps: Vec<_> = recorder.loaded.steps.clone().into_iter().collect();
-        assert_eq!(steps.len(), 2, "{steps:?}");
+        assert_eq!(steps.len(), 4, "{steps:?}");
         for (name, number) in steps {
             let loaded = recorder.loaded.load_step(number);
             assert!(loaded.is_ok(), "{name}: {loaded:?}");
@@ -198,8 +206,10 @@ fn a_step_without_room_for_its_part_is_counted() {
     }
     recorder.loaded.unwinding.wait(TIMEOUT);
     let probe = recorder.loaded.steps["probe"];
-    let configuration = [0; size_of::<StepConfiguration>()];
-    let steps = [(probe, configuration)];
+    let steps = [Step {
+        number: probe,
+        configuration: [0; size_of::<StepConfiguration>()],
+    }];
     let configurations = &mut recorder.loaded.configurations;
     let mut known = recorder.loaded.targets.get(pid).unwrap();
     known.steps = configure_steps(configurations, pid, &steps);
@@ -241,7 +251,10 @@ fn a_process_without_room_for_its_configuration_keeps_its_steps() {
     };
     // Without runtimes, there is room for one.
     let configurations = &mut recorder.loaded.configurations;
-    let steps = [1, 2].map(|step| (step, [0; size_of::<StepConfiguration>()]));
+    let steps = [1, 2].map(|number| Step {
+        number,
+        configuration: [0; size_of::<StepConfiguration>()],
+    });
     assert_eq!(configure_steps(configurations, pid, &steps), 2 << 8 | 1);
     let keys: Vec<_> = configurations.keys().map(Result::unwrap).collect();
     assert_eq!(keys.len(), 1);
@@ -278,7 +291,7 @@ fn words_of_threads_are_kept_while_the_threads_live() {
     // What was sampled before does not ask again; later, the word may have changed.
     words.begin();
     assert_eq!(words.look_up(thread, 0, none), Lookup::Late);
-    assert_eq!(words.look_up(thread, u64::MAX, word(8)), Lookup::Without);
+    assert_eq!(words.look_up(thread, u64::MAX, word(8)), Lookup::NotFound);
     words.begin();
     assert_eq!(words.look_up(thread, u64::MAX, word(9)), Lookup::Late);
     assert_eq!(words.get(thread), Some(9));
@@ -289,7 +302,7 @@ fn words_of_threads_are_kept_while_the_threads_live() {
     words.begin();
     assert_eq!(
         words.look_up(thread, u64::MAX, || Ok(None)),
-        Lookup::Without
+        Lookup::NotFound
     );
     assert_eq!(words.len(), 0);
     // A process that has ended, and one that is forgotten.
@@ -529,7 +542,7 @@ fn what_is_kept_of_a_process_whose_end_was_not_reported_is_found() {
     recorder.processes.report(report);
     let is_kept = |recorder: &Recorder| {
         [
-            recorder.processes.pending().any(|it| it == pid),
+            recorder.processes.untracked().any(|it| it == pid),
             recorder.loaded.unwinding.processes().any(|it| it == pid),
         ]
     };

@@ -12,7 +12,7 @@ use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Device, Process};
 use otelctx_sample::StackEnd;
 
-use super::super::load::{array, map};
+use super::super::object::{array, map};
 use super::super::shared::Shared;
 use super::ProcessMappings;
 use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_SHARDS, ProcessCode};

@@ -17,7 +17,7 @@ use otelctx_unwind::{
     Shards,
 };
 
-use super::super::load::{array, map};
+use super::super::object::{array, map};
 use super::super::shared::{Shared, create, set_map};
 use super::super::side_band::page_size;
 use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard, VDSO};

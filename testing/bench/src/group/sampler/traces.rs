@@ -131,7 +131,9 @@ fn round(program: &SpanProgram, built: &BuiltSpans, way: Way) -> Result<Round, S
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
     }
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let counts = sampler
+        .stop(&mut catalog, &mut |sample| samples.push(sample))
+        .counts;
     let truth = SpanLog::read(&log, &target.lines[0]).map_err(|error| error.to_string())?;
     let mut round = Round {
         lost: counts.lost,

@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{ArrayOfMaps, Map, MapInfo, MapType};
+use aya::maps::{ArrayOfMaps, Map, MapData, MapInfo, MapType};
 use otelctx_fixtures::Btrfs;
+use otelctx_sample::Counts;
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Why samples lack what a language runtime would add to them.
+//! The reasons why samples lack the part of a language runtime.
 
 use std::collections::HashMap;
 
@@ -34,13 +34,13 @@ impl IncompleteSteps {
     }
 }
 
-/// Counts them by runtime and reason.
+/// Counts samples that lack the part of a runtime, by runtime and reason.
 #[derive(Debug, Default)]
-pub(crate) struct Reasons {
+pub(crate) struct StepTally {
     counts: HashMap<(&'static str, String), u64, RandomState>,
 }
 
-impl Reasons {
+impl StepTally {
     pub(crate) fn add(&mut self, runtime: &'static str, error: &RuntimeError) {
         let key = (runtime, error.to_string());
         if self.counts.len() < MAX_REASONS || self.counts.contains_key(&key) {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_most_frequent_reason_comes_first_and_their_number_is_bounded() {
-        let mut reasons = Reasons::default();
+        let mut reasons = StepTally::default();
         for number in 0..2 * MAX_REASONS {
             reasons.add("toy", &RuntimeError::new(format!("reason {number}")));
         }

@@ -1,4 +1,4 @@
-//! Where stacks end that do not reach the start of their thread.
+//! The ends of stacks that do not reach the start of their thread.
 
 use std::collections::HashMap;
 
@@ -37,33 +37,17 @@ impl IncompleteStacks {
 
 /// Counts incomplete stacks by module and reason.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct StackTally {
     counts: HashMap<(String, StackEnd), u64, RandomState>,
 }
 
-impl Places {
-    /// Counts a stack if it is incomplete. `time` is that of the sample, and `generated_by` returns the
-    /// runtime that has generated the code at an address.
-    pub(crate) fn add(
-        &mut self,
-        stack: &[Frame],
-        end: StackEnd,
-        (process, time): (ProcessId, u64),
-        catalog: &Catalog,
-        generated_by: impl FnOnce(u64) -> Option<&'static str>,
-    ) {
+impl StackTally {
+    /// Counts a stack if it is incomplete. `module` returns the module with its last frame ([`last_module`]).
+    pub(crate) fn add(&mut self, end: StackEnd, module: impl FnOnce() -> Option<String>) {
         if end == StackEnd::Start {
             return;
         }
-        let module = stack.iter().rev().find_map(Frame::lookup_address);
-        let module = module.and_then(|address| {
-            if let Some(runtime) = generated_by(address) {
-                return Some(runtime.to_owned());
-            }
-            let mapping = catalog.process(process).mapping_at(address, time)?;
-            Some(module_name(&catalog.module_facts(mapping.module).path))
-        });
-        let mut key = (module.unwrap_or_default(), end);
+        let mut key = (module().unwrap_or_default(), end);
         if self.counts.len() >= MAX_PLACES && !self.counts.contains_key(&key) {
             key.0 = String::new();
         }
@@ -86,11 +70,28 @@ impl Places {
     }
 }
 
-/// The file name of a module.
+/// The name of the module with the last frame of a stack, at the time of its sample. `generated_by` returns the runtime
+/// that has generated the code at an address.
+pub(crate) fn last_module(
+    stack: &[Frame],
+    process: ProcessId,
+    time: u64,
+    catalog: &Catalog,
+    generated_by: impl FnOnce(u64) -> Option<&'static str>,
+) -> Option<String> {
+    let address = stack.iter().rev().find_map(Frame::lookup_address)?;
+    if let Some(runtime) = generated_by(address) {
+        return Some(runtime.to_owned());
+    }
+    let mapping = catalog.process(process).mapping_at(address, time)?;
+    Some(module_name(&catalog.module_facts(mapping.module).path))
+}
+
 fn module_name(path: &str) -> String {
-    match path {
-        "//anon" => "[anon]".to_owned(),
-        path => path.rsplit('/').next().unwrap_or(path).to_owned(),
+    if path == "//anon" {
+        "[anon]".to_owned()
+    } else {
+        path.rsplit('/').next().unwrap_or(path).to_owned()
     }
 }
 
@@ -115,11 +116,13 @@ mod tests {
             module,
             since: 0,
         });
-        let mut places = Places::default();
+        let mut places = StackTally::default();
         let stack = [Frame::instruction(0x9000), Frame::return_address(0x2000)];
         let mut add = |stack: &[Frame], end| {
             let generated_by = |address| (address == 0x1234).then_some("[Java]");
-            places.add(stack, end, (process, 1), &catalog, generated_by);
+            places.add(end, || {
+                last_module(stack, process, 1, &catalog, generated_by)
+            });
         };
         add(&stack, StackEnd::NoTables);
         add(&stack, StackEnd::NoTables);
@@ -140,8 +143,9 @@ mod tests {
                 ..Module::default()
             });
             catalog.process_mut(process).mappings[0].module = module;
-            let key = (process, 1);
-            places.add(&stack, StackEnd::NoTables, key, &catalog, |_| None);
+            places.add(StackEnd::NoTables, || {
+                last_module(&stack, process, 1, &catalog, |_| None)
+            });
         }
         let found = places.sorted();
         assert!(found.len() <= MAX_PLACES + 1);

@@ -1,0 +1,218 @@
+//! Converts the program's samples to observations.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use otelctx_reader::runtime::{RuntimeError, RuntimeReading, ThreadView};
+use otelctx_sample::{Catalog, Found, Frame, Sample, StackEnd};
+
+use super::abi::{
+    self, EventHead, FRAME_INTERRUPTED, Part, Parts, ThreadKey, flag, part, step_outcome,
+};
+use super::thread_words::{Lookup, ThreadWords};
+use super::unwind::{Unwinding, stack_end};
+use crate::observation::{Observation, Record};
+use crate::processes::Processes;
+
+/// Maximum size of a stack that is walked by frame pointers, in bytes (`STACK_SIZE` in `stack.h`).
+const MAX_UNCHECKED_STACK: usize = 127 * 8;
+
+/// The stacks of one event; the memory is reused for the next.
+#[derive(Default)]
+pub(super) struct Stacks {
+    user: Vec<Frame>,
+    kernel: Vec<Frame>,
+}
+
+/// The end of a user stack, as the program reports it.
+#[derive(Clone, Copy)]
+struct UserStackEnd {
+    end: StackEnd,
+    /// It was walked by tables. Otherwise, the program does not check what it reads.
+    is_checked: bool,
+    /// The program has found mappings that are in no list.
+    has_all_mappings: bool,
+}
+
+/// The parts that runtimes' steps have added to a sample.
+#[derive(Default)]
+struct StepParts {
+    readings: Vec<RuntimeReading>,
+    has_any: bool,
+    /// A step has failed.
+    is_incomplete: bool,
+    /// It is not known yet how to read a part.
+    is_unresolved: bool,
+}
+
+pub(super) struct Decoder<'r> {
+    pub(super) processes: &'r mut Processes,
+    pub(super) unwinding: &'r mut Unwinding,
+    /// The number of each runtime's step, by its name.
+    pub(super) steps: &'r BTreeMap<String, u32>,
+    pub(super) words: &'r mut ThreadWords,
+    pub(super) stacks: &'r mut Stacks,
+}
+
+impl Decoder<'_> {
+    pub(super) fn sample(
+        &mut self,
+        head: &EventHead,
+        parts: Parts<'_>,
+        catalog: &mut Catalog,
+    ) -> Sample {
+        self.stacks.user.clear();
+        self.stacks.kernel.clear();
+        let (mut record, mut user_end) = (None, None);
+        let has_cut_steps = head.flags & flag::CUT_STEPS != 0;
+        let mut steps = StepParts {
+            is_incomplete: has_cut_steps,
+            ..StepParts::default()
+        };
+        for part in parts {
+            match part.kind {
+                part::RECORD => record = Some(part.bytes),
+                part::USER_STACK => {
+                    let end = UserStackEnd::of(&part);
+                    read_user_stack(&mut self.stacks.user, part.bytes, end.is_checked);
+                    user_end = Some(end);
+                }
+                part::KERNEL_STACK => read_stack(&mut self.stacks.kernel, part.bytes),
+                kind if kind < part::STEP => {}
+                _ => self.read_step(head, &part, &mut steps),
+            }
+        }
+        let stack_end = user_end.map(|end| self.explain_end(head, end));
+        let counts = &mut self.processes.tally.counts;
+        counts.incomplete_steps += u64::from(steps.is_incomplete);
+        counts.unresolved_threads += u64::from(steps.is_unresolved);
+        counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
+        let comm = name(&head.comm);
+        let serial = head.serial;
+        let seen = Observation {
+            time: head.time,
+            cpu: head.cpu,
+            pid: head.pid as i32,
+            tid: head.tid as i32,
+            comm: &comm,
+            context: abi::found(head.outcome, record)
+                .and_then(|bytes| Found::Attached(Record { serial, bytes })),
+            runtimes: steps.readings,
+            // Once the steps are configured, each sample has a part for each step.
+            is_early: !has_cut_steps && !steps.has_any,
+            user_stack: &self.stacks.user,
+            stack_end,
+            kernel_stack: &self.stacks.kernel,
+        };
+        self.processes.sample(&seen, catalog)
+    }
+
+    fn read_step(&mut self, head: &EventHead, part: &Part<'_>, to: &mut StepParts) {
+        to.has_any = true;
+        let number = u32::from(part.kind - part::STEP);
+        let step = self.steps.iter().find(|(_, known)| **known == number);
+        let pid = head.pid as i32;
+        let is_known = self.processes.knows_runtimes(pid);
+        match (part.outcome, step) {
+            (step_outcome::DONE, Some((name, _))) => {
+                let reading = self.processes.decode(pid, name, part.bytes);
+                to.is_unresolved |= reading.is_none() && !is_known;
+                to.readings.extend(reading);
+            }
+            _ if !is_known => to.is_unresolved = true,
+            (step_outcome::UNKNOWN_THREAD, Some((name, _))) => {
+                let thread = ThreadKey {
+                    pid: head.pid,
+                    tid: head.tid,
+                    step: number,
+                };
+                let find = || thread_word(self.processes, head, name, part.bytes);
+                match self.words.look_up(thread, head.time, find) {
+                    Lookup::Late => to.is_unresolved = true,
+                    Lookup::NotFound => {}
+                    Lookup::Failed => to.is_incomplete = true,
+                }
+            }
+            (step_outcome::DONE, None) => {}
+            _ => to.is_incomplete = true,
+        }
+    }
+
+    /// Finds out why a user stack ended, and cuts it where its frames are uncertain.
+    fn explain_end(&mut self, head: &EventHead, reported: UserStackEnd) -> StackEnd {
+        let (pid, stack) = (head.pid as i32, &mut self.stacks.user);
+        if self.unwinding.lacks_mappings(pid, stack, reported.end)
+            && let Some(process) = self.processes.running(pid)
+        {
+            self.unwinding.read(process);
+        }
+        let end = if reported.is_checked {
+            self.unwinding.explain(pid, stack, reported.end, head.time)
+        } else {
+            self.unwinding.cut(pid, stack, reported.end)
+        };
+        let has_all = reported.has_all_mappings;
+        if self.unwinding.lacks_room(pid, stack, end, has_all) {
+            StackEnd::TooManyMappings
+        } else {
+            end
+        }
+    }
+}
+
+impl UserStackEnd {
+    fn of(part: &Part<'_>) -> Self {
+        let is_checked = part.outcome != stack_end::BY_FRAME_POINTERS;
+        Self {
+            end: if is_checked {
+                stack_end::of(part.outcome)
+            } else if part.bytes.len() < MAX_UNCHECKED_STACK {
+                StackEnd::FramePointers
+            } else {
+                StackEnd::Limit
+            },
+            is_checked,
+            has_all_mappings: part.outcome & stack_end::ALL_MAPPINGS != 0,
+        }
+    }
+}
+
+/// Finds the word that a step has asked for. `part` is the thread pointer.
+fn thread_word(
+    processes: &Processes,
+    head: &EventHead,
+    step: &str,
+    part: &[u8],
+) -> Result<Option<u64>, RuntimeError> {
+    let pointer = part.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+    let pointer = pointer.ok_or_else(|| RuntimeError::new("a step has asked for no thread"))?;
+    let thread = ThreadView::new(head.tid as i32, pointer);
+    processes.thread_word(head.pid as i32, step, thread)
+}
+
+/// A thread's name as the kernel stores it: NUL-terminated.
+pub(super) fn name(comm: &[u8; 16]) -> Cow<'_, str> {
+    let end = comm.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])
+}
+
+/// Reads the frames of a user stack. Interrupted ones are marked if `has_marks`.
+pub(super) fn read_user_stack(to: &mut Vec<Frame>, bytes: &[u8], has_marks: bool) {
+    read_stack(to, bytes);
+    if !has_marks {
+        return;
+    }
+    for frame in &mut *to {
+        if let Frame::Native { address, .. } = *frame
+            && address & FRAME_INTERRUPTED != 0
+        {
+            *frame = Frame::instruction(address & !FRAME_INTERRUPTED);
+        }
+    }
+    Frame::mark_signal_returns(to);
+}
+
+fn read_stack(to: &mut Vec<Frame>, bytes: &[u8]) {
+    let words = bytes.as_chunks().0.iter().enumerate();
+    to.extend(words.map(|(depth, word)| Frame::native(depth, u64::from_ne_bytes(*word))));
+}

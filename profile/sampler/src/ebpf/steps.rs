@@ -1,0 +1,63 @@
+//! The configurations of runtimes' steps: `step_configurations` in `steps.h`.
+
+use std::collections::BTreeMap;
+
+use aya::maps::{HashMap, MapData};
+use otelctx_reader::runtime::Present;
+
+use super::abi::{StepConfiguration, StepKey};
+
+/// Maximum number of steps of a target: `steps` in `target.h` has a byte for each.
+const MAX_STEPS: usize = size_of::<u32>();
+
+/// A step of a process.
+pub(super) struct Step {
+    pub(super) number: u32,
+    pub(super) configuration: StepConfiguration,
+}
+
+/// The steps of a process's runtimes. A runtime whose step is not in the object is only supported by the ptrace sampler.
+pub(super) fn steps_of(runtimes: &[Present], numbers: &BTreeMap<String, u32>) -> Vec<Step> {
+    let step = |present: &Present| {
+        let step = present.process.as_ref().ok()?.kernel_step()?;
+        let number = *numbers.get(step.name)?;
+        let mut configuration = [0; size_of::<StepConfiguration>()];
+        let room = configuration.get_mut(..step.configuration.len())?;
+        room.copy_from_slice(&step.configuration);
+        Some(Step {
+            number,
+            configuration,
+        })
+    };
+    runtimes.iter().filter_map(step).take(MAX_STEPS).collect()
+}
+
+/// Configures the steps of a process. Returns their numbers as a target has them: the first one in the lowest byte.
+pub(super) fn configure_steps(
+    configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
+    pid: u32,
+    steps: &[Step],
+) -> u32 {
+    for step in steps {
+        let key = StepKey {
+            pid,
+            step: step.number,
+        };
+        // If the map is full, each sample says so (`step_outcome::UNCONFIGURED`).
+        let _ = configurations.insert(key, step.configuration, 0);
+    }
+    let numbers = steps.iter().rev().map(|step| step.number);
+    numbers.fold(0, |all, number| all << 8 | number)
+}
+
+/// Removes the configurations of a process's steps.
+pub(super) fn forget_steps(
+    configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
+    steps: &BTreeMap<String, u32>,
+    pid: u32,
+) {
+    for &step in steps.values() {
+        // Most processes have none.
+        let _ = configurations.remove(&StepKey { pid, step });
+    }
+}

@@ -1,0 +1,376 @@
+//! The sampled processes, and the conversion of observed threads to samples.
+
+mod context;
+mod following;
+mod generated;
+mod runtimes;
+mod untracked;
+
+use std::time::Duration;
+
+use otelctx_reader as reader;
+use otelctx_sample::{
+    Catalog, Counts, Event, Found, ModuleFiles, ProcessId, ReadStep, Sample, StackEnd,
+};
+use otelctx_track::{ThreadStatus, Tracked, TrackedProcess};
+use reader::runtime::{RuntimeError, RuntimeReading, ThreadView};
+
+use crate::code::{MemoryChange, Modules, Report};
+use crate::observation::Observation;
+use crate::process::SampledProcess;
+use crate::tally::{Tally, last_module};
+pub(crate) use following::Changes;
+use following::Following;
+use runtimes::{Merged, unnamed_frames};
+use untracked::Untracked;
+
+/// The sampled processes.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    following: Following,
+    untracked: Untracked,
+    modules: Modules,
+    whole_machine: bool,
+    pub(crate) tally: Tally,
+}
+
+/// Following processes.
+impl Processes {
+    /// Creates an empty set. With a `scan_timeout`, all processes on the machine are sampled, and
+    /// most of them must be cheap.
+    pub(crate) fn new(options: reader::Options, scan_timeout: Option<Duration>) -> Self {
+        Self {
+            following: Following::new(options, scan_timeout),
+            untracked: Untracked::default(),
+            modules: Modules::default(),
+            whole_machine: scan_timeout.is_some(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Returns true if there are others than these.
+    pub(crate) fn any_but(&self, pids: &[i32]) -> bool {
+        let mut tracked = self.following.tracker.iter();
+        tracked.any(|it| !pids.contains(&it.process.pid()))
+    }
+
+    /// Returns true if all threads of all processes have ended.
+    pub(crate) fn have_ended(&self) -> bool {
+        let mut tracked = self.following.tracker.iter();
+        tracked.all(|it| it.process.has_ended())
+    }
+
+    fn process(&self, pid: i32) -> Option<&TrackedProcess> {
+        self.following.tracker.get(pid).map(|it| &it.process)
+    }
+
+    pub(crate) fn get_mut(&mut self, pid: i32) -> Option<&mut Tracked<SampledProcess>> {
+        self.following.tracker.get_mut(pid)
+    }
+
+    /// A process, if it is running and may be read. It is tracked from then on.
+    pub(crate) fn running(&mut self, pid: i32) -> Option<&reader::remote::Process> {
+        let tracker = &mut self.following.tracker;
+        tracker.remove_if_gone(pid);
+        tracker.get_or_add(pid).process.reader()?.running().ok()
+    }
+
+    /// Total number of polls.
+    #[cfg(test)]
+    pub(crate) fn polls(&self) -> u64 {
+        self.following.tracker.polls()
+    }
+
+    /// Tracks a process. It is scanned when it is sampled or [`Processes::scan`] is called.
+    pub(crate) fn add(&mut self, pid: i32) -> Result<(), reader::Error> {
+        self.following.tracker.add(pid)?;
+        self.take_untracked(pid);
+        Ok(())
+    }
+
+    /// Tracks a child of a tracked process.
+    pub(crate) fn add_child(&mut self, pid: i32, parent: i32) {
+        // If it has ended, its samples add it.
+        drop(self.add(pid));
+        self.following.add_parent(pid, parent);
+    }
+
+    /// Scans a process to determine how it publishes.
+    pub(crate) fn scan(&mut self, pid: i32) {
+        self.following.tracker.poll(pid, &mut |_| {});
+    }
+
+    /// Scans all processes on the machine, within a time limit, and returns the ones that publish or
+    /// contain a runtime.
+    pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
+        self.following.find_publishers()
+    }
+
+    pub(crate) fn remove(&mut self, pid: i32) {
+        self.end_program(pid);
+        self.following.tracker.remove(pid);
+    }
+
+    /// Notes that a process exits. It stays tracked as long as the kernel has it: until then there
+    /// may be more samples of it, and its ID is not reused.
+    pub(crate) fn exiting(&mut self, pid: i32) {
+        self.end_program(pid);
+        self.following.tracker.exiting(pid);
+    }
+
+    /// Notes that a process has executed another program, at `time` or before.
+    pub(crate) fn exec(&mut self, pid: i32, time: u64) {
+        self.following.tracker.remove_if_gone(pid);
+        self.end_program(pid);
+        match self.following.tracker.exec(pid) {
+            Some(tracked) => tracked.data.exec(time),
+            None => self.untracked.exec(pid, time),
+        }
+    }
+
+    fn end_program(&mut self, pid: i32) {
+        self.following.forget_parent(pid);
+        generated::finish(&mut self.following.tracker, pid, &mut self.tally);
+    }
+
+    /// Handles lost events about processes: requests polls of all processes, and the removal of
+    /// exited ones.
+    pub(crate) fn request_all(&mut self) {
+        self.following.tracker.request_all_now();
+        for Tracked { data, .. } in self.following.tracker.iter_mut() {
+            data.exec_if_reported();
+        }
+    }
+
+    /// Requests a poll of a process, ignoring its back-off.
+    pub(crate) fn request_now(&mut self, pid: i32) {
+        self.following.tracker.request_now(pid);
+    }
+
+    /// Polls processes that were sampled and may have started to publish or changed how they
+    /// publish.
+    pub(crate) fn poll(&mut self, catalog: &mut Catalog) -> Changes {
+        let changes = self.following.poll();
+        for pid in &changes.changed {
+            if let Some(tracked) = self.following.tracker.get_mut(*pid) {
+                tracked.data.describe(&tracked.process, catalog);
+            }
+        }
+        changes
+    }
+
+    /// Notes that the next catalog is empty.
+    pub(crate) fn reset_catalog(&mut self) {
+        let processes = self.following.tracker.iter_mut();
+        processes.for_each(|tracked| tracked.data.reset_catalog());
+        self.modules.clear();
+    }
+
+    /// The counts up to now.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = self.tally.counts;
+        let tracked = self.following.tracker.iter();
+        counts.unread_name_files += tracked
+            .map(|it| it.data.generated.files_behind())
+            .sum::<u64>();
+        counts.dropped_files = self.files().dropped();
+        counts
+    }
+}
+
+/// The code of processes.
+impl Processes {
+    /// The files of modules that samples lie in.
+    pub(crate) fn files(&self) -> &ModuleFiles {
+        self.modules.files()
+    }
+
+    /// Returns true if reports of the process's mappings are followed.
+    pub(crate) fn follows(&self, pid: i32) -> bool {
+        self.whole_machine || self.process(pid).is_some() || self.untracked.contains(pid)
+    }
+
+    /// Applies a report of the kernel about a process's memory. They come in the order of their times.
+    pub(crate) fn report(&mut self, report: Report) {
+        let Report { time, pid, change } = report;
+        let is_kept = match change {
+            MemoryChange::Forked { parent } => {
+                !self.follows(parent) || self.untracked.fork(pid, parent, time)
+            }
+            MemoryChange::Exit => {
+                self.untracked.exit(pid);
+                true
+            }
+            change => self.apply(pid, time, change),
+        };
+        self.tally.counts.lost_mappings += u64::from(!is_kept);
+    }
+
+    /// Returns false if there is no room for the mapping.
+    fn apply(&mut self, pid: i32, time: u64, change: MemoryChange) -> bool {
+        let is_untracked = self.untracked.contains(pid);
+        if !is_untracked
+            && let Some(Tracked { process, data }) = self.following.tracker.get_mut(pid)
+        {
+            let process = process.reader().and_then(|it| it.running().ok());
+            data.code.apply(time, change, process, &mut self.modules)
+        } else if is_untracked || self.whole_machine && self.untracked.has_room() {
+            self.untracked.apply(pid, time, change, &mut self.modules)
+        } else {
+            // Without room; another process is not sampled.
+            !(self.whole_machine && matches!(change, MemoryChange::Mapped(_)))
+        }
+    }
+
+    /// Moves the mappings of a process that was not tracked to the process, which is tracked now.
+    fn take_untracked(&mut self, pid: i32) {
+        let Some(mut code) = self.untracked.remove(pid) else {
+            return;
+        };
+        code.inherit(|parent| {
+            let tracked = self.following.tracker.get(parent).map(|it| &it.data.code);
+            tracked.or_else(|| self.untracked.get(parent))
+        });
+        if let Some(tracked) = self.following.tracker.get_mut(pid) {
+            tracked.data.code = code;
+        }
+    }
+
+    /// Forgets the processes that have ended and were not tracked: all their samples have come.
+    pub(crate) fn forget_ended(&mut self) {
+        self.untracked.remove_ended();
+    }
+
+    /// The processes that are not tracked, whose mappings are kept.
+    pub(crate) fn untracked(&self) -> impl Iterator<Item = i32> {
+        self.untracked.pids()
+    }
+
+    /// Forgets a process that has ended and was not tracked.
+    pub(crate) fn forget_untracked(&mut self, pid: i32) {
+        self.untracked.remove(pid);
+    }
+}
+
+/// Language runtimes.
+impl Processes {
+    /// Decodes the part that the kernel step with this name has added to a sample of a process. `None` if the
+    /// runtime does not know the thread, or is no longer in the process.
+    pub(crate) fn decode(&self, pid: i32, step: &str, part: &[u8]) -> Option<RuntimeReading> {
+        let of = |pid| runtimes::decode(self.process(pid)?, step, part);
+        let reading = of(pid);
+        if reading.as_ref().is_some_and(|it| unnamed_frames(it) == 0) {
+            return reading;
+        }
+        // If its memory is gone: what it had when it was forked is in its parent's, too, as a rule. A runtime checks that
+        // names are those of what was sampled.
+        let by_parent = self.following.parent(pid).and_then(of);
+        reading
+            .into_iter()
+            .chain(by_parent)
+            .min_by_key(unnamed_frames)
+    }
+
+    /// Returns true if a process's runtimes are known. A child has its parent's steps from the start on, and is scanned
+    /// when it is sampled first.
+    pub(crate) fn knows_runtimes(&mut self, pid: i32) -> bool {
+        self.following.scan_first(pid);
+        let is_scanned = |it: &TrackedProcess| !matches!(it.threads(), ThreadStatus::Unknown);
+        self.process(pid)
+            .is_some_and(|it| it.reader().is_some() && is_scanned(it))
+    }
+
+    /// Decodes the records that runtimes have found.
+    pub(crate) fn decode_records(&self, pid: i32, readings: &mut [RuntimeReading]) {
+        if let Some(reader) = self.process(pid).and_then(TrackedProcess::reader) {
+            readings.iter_mut().for_each(|it| reader.decode_record(it));
+        }
+    }
+
+    /// The word that the kernel step with this name needs of a thread. `None` if the runtime does not know the
+    /// thread, or is no longer in the process.
+    pub(crate) fn thread_word(
+        &self,
+        pid: i32,
+        step: &str,
+        thread: ThreadView,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let process = self.process(pid);
+        process.map_or(Ok(None), |it| runtimes::thread_word(it, step, thread))
+    }
+}
+
+/// Conversion to samples.
+impl Processes {
+    /// Converts an observation to a sample.
+    pub(crate) fn sample(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> Sample {
+        let process = self.describe(seen, catalog);
+        self.following.scan_first(seen.pid);
+        let tally = &mut self.tally;
+        let tracked = self.following.tracker.get_or_add(seen.pid);
+        tally.counts.unresolved_threads +=
+            u64::from(seen.is_early && runtimes::have_step(&tracked.process));
+        runtimes::count_unreadable(&tracked.process, &seen.runtimes, tally);
+        let native = context::found(tracked, seen.context, &mut tally.counts, catalog);
+        let named = generated::name(&mut self.following.tracker, seen, tally);
+        let mut stack = named.as_deref().unwrap_or(seen.user_stack);
+        let mut stack_end = seen.stack_end;
+        let tracked = self.following.tracker.get_or_add(seen.pid);
+        let code = &tracked.data.code;
+        if let Some(own) = runtimes::own_frames(seen, stack, code) {
+            stack = &stack[..own];
+            stack_end = stack_end.map(|_| StackEnd::Start);
+        }
+        let Merged {
+            found,
+            gil,
+            user_stack,
+        } = runtimes::merge(native, &seen.runtimes, stack, tally, catalog);
+        tally.counts.add(found);
+        if let Some(end) = stack_end {
+            tally.counts.add_stack(end);
+            tally.incomplete_stacks.add(end, || {
+                let generated_by = |address| {
+                    let is_generated = code.is_generated(address);
+                    Some(is_generated.then(|| code.runtime())??.label)
+                };
+                last_module(seen.user_stack, process, seen.time, catalog, generated_by)
+            });
+        }
+        let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
+        if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
+            self.following.tracker.request_now(seen.pid);
+        } else {
+            self.following.tracker.request(seen.pid);
+        }
+        Sample {
+            time: seen.time,
+            cpu: seen.cpu,
+            thread: catalog.thread(process, seen.tid, seen.comm),
+            event: Event::OnCpu,
+            found,
+            gil,
+            user_stack,
+            stack_end,
+            kernel_stack: catalog.stack(seen.kernel_stack),
+        }
+    }
+
+    /// Adds an observed process and its code to the catalog.
+    fn describe(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> ProcessId {
+        self.following.tracker.remove_if_gone(seen.pid);
+        if self.untracked.contains(seen.pid) {
+            self.following.tracker.get_or_add(seen.pid);
+            self.take_untracked(seen.pid);
+        }
+        let tracked = self.following.tracker.get_or_add(seen.pid);
+        let id = tracked.data.id(&tracked.process, catalog, seen.comm);
+        let running = tracked.process.reader().and_then(|it| it.running().ok());
+        let code = &mut tracked.data.code;
+        code.explain(id, running, seen.user_stack, &mut self.modules, catalog);
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests;
