@@ -1,11 +1,11 @@
-//! What to sample, and how often.
+//! Options for sampling.
 
 use std::fmt;
 
 use otelctx_reader::runtime::Runtimes;
 use otelctx_sample::format::record;
 
-/// Which processes are sampled.
+/// The sampled processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
     /// Every process of the machine, including ones that start later.
@@ -14,22 +14,22 @@ pub enum Targets {
     Processes(Vec<i32>),
 }
 
-/// What to sample, and how often.
+/// Options for sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Which processes.
+    /// The processes to sample.
     pub targets: Targets,
-    /// Whether to also sample processes that a target starts, if they are in the recorder's PID
+    /// Also sample processes that a target starts, if they are in the recorder's PID
     /// namespace. Default: true. With ptrace they are found within 250 ms; shorter-lived ones are
     /// missed.
     pub children: bool,
     /// Sampling frequency per CPU, in Hz. Default: 99, so as not to run in lockstep with work that
     /// happens 100 times a second.
     pub frequency: u32,
-    /// Whether to record the user-space stack. Default: true.
+    /// Record the user-space stack. Default: true.
     pub user_stacks: bool,
-    /// Whether to record the kernel stack. Default: true.
+    /// Record the kernel stack. Default: true.
     pub kernel_stacks: bool,
     /// Maximum number of bytes to read of a record; clamped to between 28 (its header) and 4096.
     /// Default: 640, the size that OTEP 4947 recommends to publishers.
@@ -40,7 +40,7 @@ pub struct Options {
     pub without_ebpf: bool,
     /// The language runtimes to read in addition to native contexts. None by default.
     pub runtimes: Runtimes,
-    /// Whether to load the eBPF programs of all runtimes at the start, and not when the first process needs one: for a
+    /// Load the eBPF programs of all runtimes at the start, and not when the first process needs one: for a
     /// program that is about to start, whose first samples would lack its runtime's part. It takes some tenths of a
     /// second. Default: false.
     pub load_all_runtimes: bool,

@@ -10,7 +10,7 @@ use crate::code::CodeMappings;
 use crate::generated::GeneratedCode;
 use crate::key_maps::KeyMaps;
 
-/// Whether a requested process can be sampled.
+/// Returns an error if a requested process cannot be sampled.
 pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
     let pid = process.pid();
     if process.status()?.kernel_thread {

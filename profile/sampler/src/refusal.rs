@@ -1,4 +1,4 @@
-//! Why eBPF was not used.
+//! The reason why eBPF is not used.
 
 use std::error::Error;
 use std::fmt;
@@ -16,7 +16,7 @@ const MIN_LINUX: (u32, u32) = (5, 10);
 /// From this version on, maps count as memory of a control group, not as locked memory.
 const NO_LOCKED_MEMORY: (u32, u32) = (5, 11);
 
-/// Why the kernel does not permit sampling with eBPF, and what would change that.
+/// Why the kernel does not permit sampling with eBPF, and how to change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -36,7 +36,7 @@ pub enum Refusal {
     TooOld {
         /// The kernel's release.
         release: String,
-        /// The oldest version that is supported.
+        /// The oldest supported version: major, minor.
         least: (u32, u32),
     },
     /// The kernel rejects the program for another reason.
@@ -91,7 +91,7 @@ impl Refusal {
         Self::Kernel { release, why }
     }
 
-    /// The same, for a program that needs at least this version.
+    /// Names the version instead of the kernel's reason if the kernel is older than the program needs.
     pub(crate) fn needing(self, least: (u32, u32)) -> Self {
         match self {
             Self::Kernel { release, .. } | Self::TooOld { release, .. }
@@ -109,8 +109,7 @@ fn release() -> String {
     release.unwrap_or_default().trim().to_owned()
 }
 
-/// Whether a release, such as `5.10.0-32-cloud-amd64`, is older than a version. False if it cannot
-/// be parsed.
+/// Returns true if a release, such as `5.10.0-32-cloud-amd64`, is older than a version. False if it cannot be parsed.
 fn older(release: &str, least: (u32, u32)) -> bool {
     let mut numbers = release
         .split(|it: char| !it.is_ascii_digit())
@@ -121,7 +120,7 @@ fn older(release: &str, least: (u32, u32)) -> bool {
     }
 }
 
-/// Whether this process has the capabilities for bpf(2) and perf_event_open(2): `CAP_BPF` and
+/// Returns true if this process has the capabilities for bpf(2) and perf_event_open(2): `CAP_BPF` and
 /// `CAP_PERFMON`, or `CAP_SYS_ADMIN` (<linux/capability.h>).
 fn has_capabilities() -> bool {
     let (admin, perfmon, bpf) = (1_u64 << 21, 1_u64 << 38, 1_u64 << 39);

@@ -60,7 +60,7 @@ pub(crate) struct CodeMappings {
     in_catalog: usize,
     /// The memory that they cover.
     ranges: Ranges,
-    /// Those of the programs that the process executes next: the kernel has reported them already, but samples of
+    /// The mappings of the programs that the process executes next: the kernel has reported them already, but samples of
     /// earlier programs may still come.
     next: VecDeque<NextProgram>,
     /// There is memory in which a runtime may have generated code.

@@ -70,7 +70,7 @@ pub(super) struct Loaded {
     pub(super) without_tables: Option<Refusal>,
     /// The programs of steps that no process has needed yet, by number.
     unloaded_steps: BTreeMap<u32, String>,
-    /// Whether the kernel may take steps with loops.
+    /// The kernel may take steps with loops.
     may_have_loops: bool,
     /// Kept open, as all maps are: steps that are loaded later name them by the numbers of their descriptors.
     _cpus: MapData,
@@ -141,9 +141,10 @@ impl Loaded {
             remove_exchanges(object.to_mut());
         }
         // The kernel allocates the memory immediately.
-        let (configurations, words) = match options.runtimes.is_empty() {
-            false => (MAX_CONFIGURATIONS, MAX_THREAD_WORDS),
-            true => (1, 1),
+        let (configurations, words) = if options.runtimes.is_empty() {
+            (1, 1)
+        } else {
+            (MAX_CONFIGURATIONS, MAX_THREAD_WORDS)
         };
         let flag = |on: bool| u32::from(on);
         let whole_machine = flag(options.targets == Targets::All);
@@ -417,7 +418,7 @@ fn online_cpus() -> Result<Vec<u32>, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    /// Those for aarch64, whatever this machine is.
+    /// The object for aarch64, on any machine.
     const OBJECT: &[u8] = include_bytes!("../../bpf/sampler.aarch64.o");
 
     #[test]

@@ -223,7 +223,7 @@ impl Clock {
         self.event.stop()
     }
 
-    /// Whether it has run since the last call.
+    /// Returns true if it has run since the last call.
     fn runs(&mut self) -> bool {
         let mut read = [0_u64; 2];
         let size = size_of_val(&read);

@@ -32,7 +32,7 @@ const MISC_BUILD_ID: u16 = 1 << 14;
 #[derive(Debug, Default)]
 pub(super) struct SideBand {
     rings: Vec<Ring>,
-    /// Whether the kernel adds build IDs to its records (Linux 5.12).
+    /// The kernel adds build IDs to its records (Linux 5.12).
     has_build_ids: bool,
     reports: Vec<Report>,
     /// Number of records that a full ring has lost.
@@ -53,8 +53,8 @@ impl SideBand {
         Ok(side_band)
     }
 
-    /// Starts the reports on CPUs that have come online. Failed starts are retried by the next call. `stopped` are those
-    /// that were offline: the kernel has stopped their reports. What ran there since counts as one that was lost.
+    /// Starts the reports on CPUs that have come online. Failed starts are retried by the next call. `stopped` are the CPUs
+    /// that were offline: the kernel has stopped their reports. One report counts as lost for each that is online again.
     pub(super) fn follow(&mut self, cpus: &[u32], stopped: &[u32]) {
         if self.rings.is_empty() {
             return;
@@ -140,7 +140,7 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(self.memory.as_ptr().add(offset).cast()) }
     }
 
-    /// Takes the records. Returns how many were lost.
+    /// Takes the records. Returns the number of lost ones.
     fn read(&mut self, reports: &mut Vec<Report>) -> u64 {
         // The kernel writes a record before it moves the head.
         let head = self.position(DATA_HEAD).load(Ordering::Acquire);
@@ -248,8 +248,8 @@ impl<'a> Record<'a> {
         Some(Report { time, pid, change })
     }
 
-    /// What was mapped: address, length and offset, what identifies the file, its protection and flags,
-    /// its path, padded with zeroes.
+    /// Reads address, length and offset, build ID or device and inode, protection and flags, and the path, which is padded
+    /// with zeroes.
     fn region(&self, misc: u16) -> Option<Region> {
         let (start, length, offset) = (self.u64(16)?, self.u64(24)?, self.u64(32)?);
         let file = if misc & MISC_BUILD_ID != 0 {

@@ -82,7 +82,7 @@ impl TargetTable {
         }
     }
 
-    /// How many processes the map had no room for, apart from children, which the program counts.
+    /// Number of processes that the map had no room for, apart from children, which the program counts.
     pub(super) fn refused(&self) -> u64 {
         self.refused
     }
@@ -132,7 +132,7 @@ impl TargetTable {
         self.update_known_forks();
     }
 
-    /// Lets a process pass the filter. Returns whether it is new.
+    /// Lets a process pass the filter. Returns true if it is new.
     fn pass(&mut self, pid: u32) -> bool {
         self.set_filter(pid, 1);
         self.pids.insert(pid)
@@ -199,16 +199,17 @@ impl TargetTable {
     /// Tells the program whether each target has a slot.
     fn update_known_forks(&mut self) {
         let have_slots = self.slots.iter().filter(|slot| slot.pid != 0).count();
-        let known = match have_slots == self.pids.len() {
-            true => self.forks,
-            false => u64::MAX,
+        let known = if have_slots == self.pids.len() {
+            self.forks
+        } else {
+            u64::MAX
         };
         // SAFETY: the value is mapped, its member aligned, and written by this process only.
         let known_forks = unsafe { AtomicU64::from_ptr(&raw mut (*self.few.value(0)).known_forks) };
         known_forks.store(known, Ordering::Release);
     }
 
-    /// Whether the program need not search its map.
+    /// Returns true if the program need not search its map.
     #[cfg(test)]
     pub(super) fn all_have_slots(&self) -> bool {
         // SAFETY: the value is mapped and has no reference.

@@ -17,7 +17,7 @@ use crate::refusal::Refusal;
 /// The program's map of these words, filled when a step asks for one.
 pub(super) struct ThreadWords {
     map: aya::maps::HashMap<MapData, ThreadKey, u64>,
-    /// What it contains.
+    /// Its content.
     known: BTreeMap<ThreadKey, Word>,
     /// The results of the current drain: a runtime searches for each thread once.
     found: HashMap<ThreadKey, Lookup, RandomState>,
@@ -32,7 +32,7 @@ struct Word {
     since: u64,
 }
 
-/// What became of a step's question.
+/// The outcome of looking up a thread's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
     /// The thread has a word, which the program did not know when the sample was taken.

@@ -20,7 +20,7 @@ pub struct GeneratedNames {
 }
 
 impl GeneratedNames {
-    /// Whether a runtime may generate code in memory of this kind: without a file, or in a file without a
+    /// Returns true if a runtime may generate code in memory of this kind: without a file, or in a file without a
     /// path.
     #[must_use]
     pub fn may_be_in(module: &Module) -> bool {

@@ -15,8 +15,17 @@ pub(super) struct Account {
     run_time: u64,
     /// Negative after a sample in advance.
     owed: i64,
-    /// Whether the last attempt to stop it failed.
+    /// The last attempt to stop it failed.
     pub(super) has_failed: bool,
+}
+
+/// The CPU time of a thread between two updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ran {
+    /// In nanoseconds.
+    pub(super) time: u64,
+    /// Number of samples that are lost.
+    pub(super) lost: u64,
 }
 
 impl Account {
@@ -29,16 +38,15 @@ impl Account {
         }
     }
 
-    /// Updates the total CPU time. Returns the CPU time since the last update, and the number of
-    /// samples that are lost.
-    pub(super) fn note(&mut self, run_time: u64, period: u64) -> (u64, u64) {
+    /// Updates the total CPU time.
+    pub(super) fn note(&mut self, run_time: u64, period: u64) -> Ran {
         let new = run_time.saturating_sub(self.run_time);
         self.run_time = run_time;
         self.owed = self.owed.saturating_add_unsigned(new);
         let excess = self.owed.saturating_sub_unsigned(MAX_OWED * period);
         let lost = excess.max(0) as u64 / period;
         self.owed -= (lost * period) as i64;
-        (new, lost)
+        Ran { time: new, lost }
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -56,8 +64,8 @@ impl Account {
     }
 }
 
-/// What is owed to threads that have ended. Each is owed a fraction of a period; their sum amounts
-/// to samples, which are lost.
+/// The CPU time that is owed to threads that have ended, in nanoseconds. Each is owed a fraction of a period; their sum
+/// amounts to samples, which are lost.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     owed: i64,
@@ -90,7 +98,7 @@ mod tests {
         let (mut run_time, mut samples, mut lost) = (7, 0, 0);
         for run in runs {
             run_time += run;
-            lost += account.note(run_time, PERIOD).1;
+            lost += account.note(run_time, PERIOD).lost;
             if account.is_due() {
                 account.sampled(PERIOD);
                 samples += 1;

@@ -57,7 +57,7 @@ struct Shared {
     lost: AtomicU64,
     /// See [`otelctx_sample::Counts::not_traceable`].
     not_traceable: AtomicU64,
-    /// Whether a message about a process was lost.
+    /// A message about a process was lost.
     lost_process: AtomicBool,
     /// Number of sampled processes.
     targets: AtomicUsize,

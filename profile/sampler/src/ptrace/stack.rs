@@ -25,9 +25,12 @@ pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory, code: Option<&CodeMap
     };
     let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
     let end = otelctx_unwind::walk(&registers, code, memory, limit, &mut found);
-    let frame = |frame: &otelctx_unwind::Frame| match frame.is_caller {
-        true => Frame::return_address(frame.address),
-        false => Frame::instruction(frame.address),
+    let frame = |frame: &otelctx_unwind::Frame| {
+        if frame.is_caller {
+            Frame::return_address(frame.address)
+        } else {
+            Frame::instruction(frame.address)
+        }
     };
     let mut frames: Vec<Frame> = found.iter().map(frame).collect();
     Frame::mark_signal_returns(&mut frames);

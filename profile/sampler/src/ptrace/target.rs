@@ -1,4 +1,4 @@
-//! A process that is sampled with ptrace: its threads, and what is owed to each of them.
+//! A process that is sampled with ptrace: its threads, and the CPU time that is owed to each of them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(super) struct Target {
     memory: Option<ProcessMemory>,
     /// Otherwise its CPU time counts, and no thread of it is stopped.
     is_traceable: bool,
-    /// Whether it ran between the last two surveys.
+    /// It ran between the last two surveys.
     pub(super) runs: bool,
     /// CPU time at the last survey, in nanoseconds.
     cpu_time: Option<u64>,
@@ -63,7 +63,7 @@ pub(super) struct Reading {
     pub(super) stack: Option<Stack>,
 }
 
-/// What to read of a thread.
+/// The parts of a thread to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct What {
     pub(super) user_stacks: bool,
@@ -77,9 +77,10 @@ impl Target {
     pub(super) fn new(process: Process, start: u64) -> Result<Self, Error> {
         let is_traceable = is_traceable(&process);
         let is_older = start_ticks(&process).is_none_or(|ticks| ticks < start);
-        let accounts = match is_older && is_traceable {
-            true => accounts(&process)?,
-            false => HashMap::default(),
+        let accounts = if is_older && is_traceable {
+            accounts(&process)?
+        } else {
+            HashMap::default()
         };
         let cpu_time = match (is_traceable, is_older) {
             (true, _) => None,
@@ -105,9 +106,8 @@ impl Target {
         self.process.children()
     }
 
-    /// Determines whether it has run since the last call. False if it has ended. If it cannot be
-    /// traced, adds the nanoseconds that it has run to `skipped`, and checks whether it can be
-    /// traced by now.
+    /// Determines whether it has run since the last call. Returns false if it has ended. If it cannot be
+    /// traced, adds the nanoseconds that it has run to `skipped`, and checks whether it can be traced now.
     pub(super) fn survey(&mut self, skipped: &mut u64, ended: &mut Ended) -> bool {
         let stat = match self.process.stat() {
             Ok(stat) => stat,
@@ -152,8 +152,8 @@ impl Target {
             };
             // A new thread, which started after the process was added.
             let account = self.accounts.entry(tid).or_insert(Account::from(0));
-            let (ran, of_thread) = account.note(run_time, period);
-            lost += of_thread;
+            let ran = account.note(run_time, period);
+            lost += ran.lost;
             if account.is_due()
                 && let Some(cpu) = running_on(&self.process, tid)
             {
@@ -161,7 +161,7 @@ impl Target {
                     pid,
                     tid,
                     cpu,
-                    ran,
+                    ran: ran.time,
                     has_failed: account.has_failed,
                 });
             }
@@ -264,7 +264,7 @@ impl Target {
         })
     }
 
-    /// Adds what is owed to its threads when the process or the recording ends.
+    /// Adds the accounts of its threads when the process or the recording ends.
     pub(super) fn close(&self, ended: &mut Ended) {
         self.accounts
             .values()
@@ -279,7 +279,7 @@ fn accounts(process: &Process) -> Result<HashMap<i32, Account, RandomState>, Err
     Ok(threads.into_iter().filter_map(account).collect())
 }
 
-/// Whether ptrace could stop its threads. False for a kernel thread.
+/// Returns true if ptrace may stop its threads. False for a kernel thread.
 fn is_traceable(process: &Process) -> bool {
     let is_kernel_thread = process.status().is_ok_and(|status| status.kernel_thread);
     // Reading the memory takes the same permission (proc_pid_mem(5)).

@@ -209,9 +209,10 @@ impl Worker {
             self.send(Message::Exec(due.pid));
         }
         let configuration = self.shared.configuration(due.pid);
-        let code = match self.what.user_stacks {
-            true => self.code.of(due.pid),
-            false => None,
+        let code = if self.what.user_stacks {
+            self.code.of(due.pid)
+        } else {
+            None
         };
         let Some(target) = self.targets.get_mut(&due.pid) else {
             return;
@@ -315,9 +316,10 @@ fn sleep_until(tick: Instant) {
         if wait.is_zero() {
             return;
         }
-        std::thread::sleep(match is_any_late {
-            true => wait.min(LATE_INTERVAL),
-            false => wait,
+        std::thread::sleep(if is_any_late {
+            wait.min(LATE_INTERVAL)
+        } else {
+            wait
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What the program has of the code of processes, and the rows of files.
+//! The program's lists of the code of processes, and the rows of files.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,10 +16,11 @@ use super::super::object::{array, map};
 use super::super::shared::Shared;
 use super::ProcessMappings;
 use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_SHARDS, ProcessCode};
+use super::code_file::CodeFile;
 use super::mappings::Mapping;
 use super::pool::Pool;
 use super::store::{PlacedRows, Store};
-use super::worker::{Answer, Request, Shown, Worker};
+use super::worker::{Answer, Request, Worker};
 use crate::refusal::Refusal;
 use crate::{Options, monotonic};
 
@@ -35,22 +36,22 @@ pub(super) struct Kernel {
     code: Shared<CodeList>,
     processes: KernelMap<MapData, u32, ProcessCode>,
     pool: Pool,
-    files: HashMap<Shown, FileEntry, RandomState>,
+    files: HashMap<CodeFile, FileEntry, RandomState>,
     requests: SyncSender<Request>,
     answers: Receiver<Answer>,
     /// Number of the newest list of mappings.
     serial: u64,
     /// Number of requests without an answer.
     pending: usize,
-    /// What the answers are about that were taken since the last call of `end_taking`.
-    taken: Vec<Shown>,
+    /// The files of the answers that were taken since the last call of `end_taking`.
+    taken: Vec<CodeFile>,
     /// When the rows of the last answer were placed, in nanoseconds.
     last_answer: u64,
     /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
     shared_devices: HashSet<Device, RandomState>,
     /// There is no room for the rows of some file.
     has_unplaced: bool,
-    /// There was no room for a request, or what a mapping shows was not distinguished from others.
+    /// There was no room for a request, or a mapping's file was not distinguished from others.
     has_refused: bool,
 }
 
@@ -66,7 +67,7 @@ struct FileEntry {
 }
 
 impl FileEntry {
-    /// Whether there was no room for its rows.
+    /// Returns true if there was no room for its rows.
     fn is_unplaced(&self) -> bool {
         self.rows.is_none() && self.end_in_gaps == Some(StackEnd::TooManyTables)
     }
@@ -76,7 +77,7 @@ impl FileEntry {
 #[derive(Default)]
 pub(super) struct PlacedCode {
     code: ProcessCode,
-    /// What they refer to, which stays in its place as long as they do.
+    /// The rows that they refer to, which stay in their place as long as they do.
     rows: Vec<Arc<PlacedRows>>,
 }
 
@@ -113,27 +114,31 @@ impl Kernel {
         })
     }
 
-    /// What a mapping shows.
-    pub(super) fn shown(&self, process: &Process, mapping: &remote::Mapping<'_>) -> Option<Shown> {
+    /// The file of a mapping.
+    pub(super) fn code_file(
+        &self,
+        process: &Process,
+        mapping: &remote::Mapping<'_>,
+    ) -> Option<CodeFile> {
         let (device, inode) = (mapping.device, mapping.inode);
         if !self.shared_devices.contains(&device) {
-            return Shown::of(mapping);
+            return CodeFile::of(mapping);
         }
         let range = (mapping.start, mapping.end);
         let file = process.mapped_file(range, mapping.name, device, inode)?;
         let device = Device::of_file(&file).ok()?;
-        Some(Shown::File { device, inode })
+        Some(CodeFile::File { device, inode })
     }
 
-    /// The rows of what a mapping shows, if they are there; asks for them, if they are not.
+    /// The rows of a mapping's file, if they are there; asks for them, if they are not.
     pub(super) fn rows(
         &mut self,
         process: &Process,
         mapping: &remote::Mapping<'_>,
-        shown: Shown,
+        code_file: CodeFile,
     ) -> Option<Arc<PlacedRows>> {
         let now = Instant::now();
-        let entry = self.files.get(&shown);
+        let entry = self.files.get(&code_file);
         let made = entry.and_then(|it| it.rows.as_ref());
         let rows = made.and_then(Weak::upgrade);
         let were_given_back = made.is_some() && rows.is_none();
@@ -142,24 +147,24 @@ impl Kernel {
         let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || entry.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
-            let request = match shown {
-                Shown::Vdso if rows.is_some() => return rows,
-                Shown::Vdso => Request::Vdso,
-                Shown::File { device, .. } => {
+            let request = match code_file {
+                CodeFile::Vdso if rows.is_some() => return rows,
+                CodeFile::Vdso => Request::Vdso,
+                CodeFile::File { device, .. } => {
                     let (mapped, name) = ((mapping.device, mapping.inode), mapping.name);
                     let Some(file) = process.mapped_file(range, name, mapped.0, mapped.1) else {
-                        self.note_unreadable(shown);
+                        self.note_unreadable(code_file);
                         return rows;
                     };
                     if Device::of_file(&file).is_ok_and(|found| found != device) {
-                        // `shown` must distinguish them: the mappings are read again.
+                        // `code_file` must distinguish them: the mappings are read again.
                         self.shared_devices.insert(device);
                         self.has_refused = true;
                         return None;
                     }
                     Request::File {
                         file,
-                        shown,
+                        code_file,
                         mapped,
                     }
                 }
@@ -174,7 +179,7 @@ impl Kernel {
                     answered: answered.filter(|_| !were_given_back),
                     end_in_gaps,
                 };
-                self.files.insert(shown, entry);
+                self.files.insert(code_file, entry);
             } else {
                 self.has_refused = true;
             }
@@ -182,7 +187,7 @@ impl Kernel {
         rows
     }
 
-    /// Makes room for what is known of one more file.
+    /// Makes room for one more file.
     fn make_room(&mut self) {
         if self.files.len() >= MAX_FILES {
             self.files.clear();
@@ -190,9 +195,9 @@ impl Kernel {
     }
 
     /// Notes that a file cannot be opened; it is tried again later. Its rows, if there are any, stay.
-    fn note_unreadable(&mut self, shown: Shown) {
+    fn note_unreadable(&mut self, code_file: CodeFile) {
         self.make_room();
-        let entry = self.files.entry(shown).or_insert_with(|| FileEntry {
+        let entry = self.files.entry(code_file).or_insert_with(|| FileEntry {
             rows: None,
             requested: Instant::now(),
             answered: Some(monotonic()),
@@ -201,7 +206,7 @@ impl Kernel {
         entry.requested = Instant::now();
     }
 
-    /// Whether a request was refused since the last call: the mappings must be read again.
+    /// Returns true if a request was refused since the last call: the mappings must be read again.
     pub(super) fn take_refused(&mut self) -> bool {
         std::mem::take(&mut self.has_refused)
     }
@@ -283,8 +288,8 @@ impl Kernel {
     }
 
     /// Why a stack ended at a time, in nanoseconds, at code without rows.
-    pub(super) fn end_without_rows(&self, shown: Shown, time: u64) -> StackEnd {
-        match self.files.get(&shown) {
+    pub(super) fn end_without_rows(&self, code_file: CodeFile, time: u64) -> StackEnd {
+        match self.files.get(&code_file) {
             Some(it) if it.answered.is_none_or(|answered| time < answered) => {
                 StackEnd::TablesNotReady
             }
@@ -299,8 +304,8 @@ impl Kernel {
     }
 
     /// Why a stack ended at code whose rule the program cannot use, most likely: one file can have code of both kinds.
-    pub(super) fn end_with_unusable_rule(&self, shown: Shown) -> StackEnd {
-        let file = self.files.get(&shown);
+    pub(super) fn end_with_unusable_rule(&self, code_file: CodeFile) -> StackEnd {
+        let file = self.files.get(&code_file);
         file.and_then(|it| it.end_in_gaps)
             .unwrap_or(StackEnd::BadTables)
     }
@@ -311,28 +316,28 @@ impl Kernel {
             return;
         }
         self.last_answer = monotonic();
-        for shown in self.taken.drain(..) {
-            if let Some(file) = self.files.get_mut(&shown) {
+        for code_file in self.taken.drain(..) {
+            if let Some(file) = self.files.get_mut(&code_file) {
                 file.answered.get_or_insert(self.last_answer);
             }
         }
         self.has_unplaced = self.files.values().any(FileEntry::is_unplaced);
     }
 
-    /// Whether the rows of all files that have any were there at `time`, in nanoseconds.
+    /// Returns true if the rows of all files that have any were there at `time`, in nanoseconds.
     pub(super) fn is_settled(&self, time: u64) -> bool {
         self.pending == 0 && self.last_answer <= time && !self.has_unplaced
     }
 
     /// Why the frame pointer of code that has tables may have led to another frame than its caller's, because its rows were
-    /// not there at `time`, in nanoseconds. `has_rows` is whether they are there now.
+    /// not there at `time`, in nanoseconds. With `has_rows`, they are there now.
     pub(super) fn reason_to_cut(
         &self,
-        shown: Shown,
+        code_file: CodeFile,
         has_rows: bool,
         time: u64,
     ) -> Option<StackEnd> {
-        let file = self.files.get(&shown);
+        let file = self.files.get(&code_file);
         match file.map(|it| it.answered) {
             Some(Some(answered)) if has_rows => {
                 (time < answered).then_some(StackEnd::TablesNotReady)
@@ -353,15 +358,17 @@ impl Kernel {
     pub(super) fn take(
         &mut self,
         first: Option<Answer>,
-    ) -> HashMap<Shown, Arc<PlacedRows>, RandomState> {
-        let mut new = HashMap::<Shown, Arc<PlacedRows>, RandomState>::default();
+    ) -> HashMap<CodeFile, Arc<PlacedRows>, RandomState> {
+        let mut new = HashMap::<CodeFile, Arc<PlacedRows>, RandomState>::default();
         for answer in first.into_iter().chain(self.answers.try_iter()) {
             self.pending -= 1;
-            let Answer { shown, rows, .. } = answer;
-            let Some(file) = self.files.get_mut(&shown) else {
+            let Answer {
+                code_file, rows, ..
+            } = answer;
+            let Some(file) = self.files.get_mut(&code_file) else {
                 continue;
             };
-            self.taken.push(shown);
+            self.taken.push(code_file);
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
                 (None, None) => true,
@@ -375,7 +382,7 @@ impl Kernel {
                 file.rows = Some(Arc::downgrade(&rows));
                 // The program has them from now on.
                 file.answered = None;
-                new.insert(shown, rows);
+                new.insert(code_file, rows);
             }
         }
         new

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use otelctx_reader::remote;
 
 use super::abi::{Code, MAX_MAPPINGS};
+use super::code_file::CodeFile;
 use super::store::PlacedRows;
-use super::worker::Shown;
 
 /// One mapping, or neighbours that count as one.
 #[derive(Clone)]
 pub(super) struct Mapping {
     pub(super) range: (u64, u64),
     pub(super) offset: u64,
-    pub(super) shown: Option<Shown>,
+    pub(super) code_file: Option<CodeFile>,
     pub(super) rows: Option<Arc<PlacedRows>>,
     /// It is several pieces of memory, in any order.
     is_joined: bool,
 }
 
 impl Mapping {
-    /// What the program knows of it.
+    /// Its entry in the program's list.
     pub(super) fn code(&self) -> Code {
         let (start, end) = self.range;
         let without = Code {
@@ -32,7 +32,7 @@ impl Mapping {
         let Some(rows) = self.rows.as_ref().filter(|_| !self.is_joined) else {
             return without;
         };
-        let offset = if self.shown == Some(Shown::Vdso) {
+        let offset = if self.code_file == Some(CodeFile::Vdso) {
             0
         } else {
             self.offset
@@ -48,16 +48,16 @@ impl Mapping {
         }
     }
 
-    /// Takes in a mapping behind it, if that shows what comes next in the same file or is the same kind of memory.
-    /// Returns whether it did.
-    fn takes_in(&mut self, next: &Self, is_memory: bool) -> bool {
-        if self.range.1 != next.range.0 || self.shown != next.shown {
+    /// Merges with the mapping behind it, if that continues the same file or is the same kind of memory. Returns true if
+    /// it did.
+    fn merges(&mut self, next: &Self, is_memory: bool) -> bool {
+        if self.range.1 != next.range.0 || self.code_file != next.code_file {
             return false;
         }
         let size = self.range.1 - self.range.0;
         let continues = !self.is_joined && self.offset.checked_add(size) == Some(next.offset);
         // A change of protection can split a library's code, which stays one.
-        if !(self.shown.is_some() && continues) {
+        if !(self.code_file.is_some() && continues) {
             if !is_memory {
                 return false;
             }
@@ -68,7 +68,7 @@ impl Mapping {
     }
 }
 
-/// Which mappings of a process were dropped: the program has no room for them.
+/// The mappings of a process that were dropped: the program has no room for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
     /// Some.
@@ -90,44 +90,46 @@ pub(super) struct MappingList {
 }
 
 impl MappingList {
-    /// Adds the mapping with the next higher address. `rows` finds the rows of what it shows.
+    /// Adds the mapping with the next higher address. `rows` finds the rows of its file.
     pub(super) fn add(
         &mut self,
         mapping: &remote::Mapping<'_>,
-        shown: Option<Shown>,
-        rows: impl FnOnce(Shown) -> Option<Arc<PlacedRows>>,
+        code_file: Option<CodeFile>,
+        rows: impl FnOnce(CodeFile) -> Option<Arc<PlacedRows>>,
     ) -> ControlFlow<()> {
-        let is_memory = shown.is_none() || mapping.name.starts_with(b"/memfd:");
+        let is_memory = code_file.is_none() || mapping.name.starts_with(b"/memfd:");
         let mut new = Mapping {
             range: (mapping.start, mapping.end),
             offset: mapping.offset,
-            shown,
+            code_file,
             rows: None,
             is_joined: false,
         };
-        let list = match is_memory {
-            true => &mut self.memory,
-            false => &mut self.files,
+        let list = if is_memory {
+            &mut self.memory
+        } else {
+            &mut self.files
         };
         let last = list.last_mut();
-        if last.is_some_and(|last| last.takes_in(&new, is_memory)) {
+        if last.is_some_and(|last| last.merges(&new, is_memory)) {
             return ControlFlow::Continue(());
         }
         if list.len() < MAX_MAPPINGS {
-            new.rows = shown.and_then(rows);
+            new.rows = code_file.and_then(rows);
             list.push(new);
             return ControlFlow::Continue(());
         }
         self.dropped.any = true;
-        self.dropped.files |= shown.is_some();
+        self.dropped.files |= code_file.is_some();
         // There may still be files behind memory.
-        match is_memory {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+        if is_memory {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
         }
     }
 
-    /// The mappings that the program can have, in address order, and which it cannot.
+    /// Returns the mappings that the program has room for, in address order, and which were dropped.
     pub(super) fn finish(self) -> (Vec<Mapping>, Dropped) {
         let Self {
             files: mut mappings,
@@ -137,7 +139,7 @@ impl MappingList {
         let room = MAX_MAPPINGS - mappings.len();
         for rest in memory.drain(room.min(memory.len())..) {
             dropped.any = true;
-            dropped.files |= rest.shown.is_some() && !rest.is_joined;
+            dropped.files |= rest.code_file.is_some() && !rest.is_joined;
         }
         mappings.append(&mut memory);
         mappings.sort_unstable_by_key(|it| it.range);
@@ -169,7 +171,10 @@ mod tests {
                 inode,
                 name,
             };
-            if list.add(&mapping, Shown::of(&mapping), |_| None).is_break() {
+            if list
+                .add(&mapping, CodeFile::of(&mapping), |_| None)
+                .is_break()
+            {
                 break;
             }
         }

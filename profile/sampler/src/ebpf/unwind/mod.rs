@@ -1,9 +1,10 @@
-//! Stacks by unwind tables: which rows cover which code of a process, for the program.
+//! Stacks by unwind tables: passes the rows that cover the code of each process on to the program.
 //!
 //! A worker thread makes the rows of a file. Until a process's mappings are known here, the program
 //! walks by frame pointers.
 
 mod abi;
+mod code_file;
 mod kernel;
 mod mappings;
 mod pool;
@@ -24,10 +25,11 @@ use otelctx_track::schedule::Backoff;
 #[cfg(test)]
 pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
+use code_file::CodeFile;
 use kernel::{Kernel, PlacedCode};
 use mappings::{Dropped, Mapping, MappingList};
 use store::PlacedRows;
-use worker::{Answer, Shown};
+use worker::Answer;
 
 use crate::Options;
 use crate::code::{MemoryChange, Report};
@@ -39,7 +41,7 @@ const MAX_PROCESSES: usize = 8192;
 /// How long to wait before the mappings of processes without room are placed again.
 const ROOM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the program knows of the code of processes.
+/// The code of processes, as the program has it.
 pub(super) struct Unwinding {
     /// `None` if stacks are walked by frame pointers alone.
     kernel: Option<Kernel>,
@@ -58,7 +60,7 @@ struct ProcessMappings {
     placed: PlacedCode,
     /// There was no room in the program's list for the newest mappings.
     lacks_room: bool,
-    /// Which of them were dropped, because one process may not have as many.
+    /// The mappings that were dropped, because one process may not have as many.
     dropped: Dropped,
 }
 
@@ -85,10 +87,10 @@ impl ProcessMappings {
     }
 
     /// Takes the rows of its mappings. Returns whether there are any.
-    fn take(&mut self, new: &HashMap<Shown, Arc<PlacedRows>, RandomState>) -> bool {
+    fn take(&mut self, new: &HashMap<CodeFile, Arc<PlacedRows>, RandomState>) -> bool {
         let mut any = false;
         for mapping in &mut self.mappings {
-            if let Some(rows) = mapping.shown.and_then(|shown| new.get(&shown)) {
+            if let Some(rows) = mapping.code_file.and_then(|code_file| new.get(&code_file)) {
                 mapping.rows = Some(rows.clone());
                 any = true;
             }
@@ -101,17 +103,17 @@ impl ProcessMappings {
         let mut list = MappingList::default();
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
-            let shown = match kernel {
-                Some(kernel) => kernel.shown(process, mapping),
-                None => Shown::of(mapping),
+            let code_file = match kernel {
+                Some(kernel) => kernel.code_file(process, mapping),
+                None => CodeFile::of(mapping),
             };
-            list.add(mapping, shown, |shown| {
+            list.add(mapping, code_file, |code_file| {
                 let kernel = kernel.as_mut()?;
-                kernel.rows(process, mapping, shown)
+                kernel.rows(process, mapping, code_file)
             })
         });
         let (mappings, dropped) = list.finish();
-        let key = |it: &Mapping| (it.range, it.offset, it.shown);
+        let key = |it: &Mapping| (it.range, it.offset, it.code_file);
         let has_changed = mappings.iter().map(key).ne(self.mappings.iter().map(key));
         if !mappings.is_empty() {
             self.mappings = mappings;
@@ -159,7 +161,7 @@ impl Unwinding {
         entry.reads.done(end, end - now, changed);
     }
 
-    /// Notes what the kernel reports about a process's mappings. A child has those of its parent.
+    /// Notes a report of the kernel about a process's mappings. A child has the mappings of its parent.
     pub(super) fn note(&mut self, report: &Report) {
         match report.change {
             MemoryChange::Mapped(_) => {
@@ -189,7 +191,7 @@ impl Unwinding {
         }
     }
 
-    /// Whether a stack of a process shows that it has mappings which are not known.
+    /// Returns true if a stack of a process shows that it has mappings which are not known.
     pub(super) fn lacks_mappings(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
         // Those in between are in mappings as old as these, as a rule.
         let first = stack.first().and_then(Frame::address);
@@ -224,7 +226,7 @@ impl Unwinding {
         if !kernel.is_settled(time) {
             let reason_to_cut = |frame: &Frame| {
                 let mapping = mapping_of(frame)?;
-                kernel.reason_to_cut(mapping.shown?, mapping.rows.is_some(), time)
+                kernel.reason_to_cut(mapping.code_file?, mapping.rows.is_some(), time)
             };
             let mut frames = stack.iter().enumerate();
             let first = frames.find_map(|(index, frame)| Some((index, reason_to_cut(frame)?)));
@@ -233,13 +235,13 @@ impl Unwinding {
                 return end;
             }
         }
-        let shown = || {
+        let code_file = || {
             let last = stack.iter().rev().find(|it| it.address().is_some());
-            mapping_of(last?)?.shown
+            mapping_of(last?)?.code_file
         };
         match end {
-            StackEnd::NoTables => shown().map_or(end, |it| kernel.end_without_rows(it, time)),
-            StackEnd::BadTables => shown().map_or(end, |it| kernel.end_with_unusable_rule(it)),
+            StackEnd::NoTables => code_file().map_or(end, |it| kernel.end_without_rows(it, time)),
+            StackEnd::BadTables => code_file().map_or(end, |it| kernel.end_with_unusable_rule(it)),
             _ => end,
         }
     }
@@ -273,8 +275,8 @@ impl Unwinding {
         }
     }
 
-    /// Whether a stack of a process ended where it did for lack of room for the process's mappings.
-    /// `has_all` is whether the program has found mappings that are in no list: only rows can be missing then.
+    /// Returns true if a stack of a process ended for lack of room for the process's mappings. With `has_all`, the
+    /// program has found mappings that are in no list: only rows can be missing.
     pub(super) fn lacks_room(
         &self,
         pid: i32,
@@ -299,7 +301,7 @@ impl Unwinding {
         }
     }
 
-    /// Passes on to the program what rows the worker has made, and mappings that there was no room for.
+    /// Passes the rows that the worker has made on to the program, and mappings that there was no room for.
     pub(super) fn poll(&mut self) {
         self.take(None);
         let now = Instant::now();
@@ -349,7 +351,7 @@ mod tests {
 
     use super::super::load::Loaded;
     use super::abi::MAX_MAPPINGS;
-    use super::worker::Shown;
+    use super::code_file::CodeFile;
     use super::{
         Dropped, Duration, Frame, Instant, Options, Process, ProcessMappings, StackEnd, Unwinding,
     };
@@ -451,7 +453,7 @@ mod tests {
         let known = &loaded.unwinding.processes[&pid];
         let range = known.mapping_at(address).unwrap().range;
         let kernel = loaded.unwinding.kernel.as_mut().unwrap();
-        let [unreadable, unknown] = [1, 2].map(|inode| Shown::File {
+        let [unreadable, unknown] = [1, 2].map(|inode| CodeFile::File {
             device: Device::default(),
             inode,
         });

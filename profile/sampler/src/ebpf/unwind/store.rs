@@ -21,7 +21,7 @@ use super::super::object::{array, map};
 use super::super::shared::{Shared, create, set_map};
 use super::super::side_band::page_size;
 use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard, VDSO};
-use super::worker::Shown;
+use super::code_file::CodeFile;
 use crate::refusal::Refusal;
 
 /// Where the program finds a file's rows.
@@ -53,6 +53,13 @@ struct AddedFile {
     keys: Vec<FileCodeKey>,
 }
 
+/// Room for the rows of a file.
+struct Reserved {
+    placement: Placement,
+    /// Its place in the page index.
+    page: u32,
+}
+
 /// A shard that has rows.
 struct LoadedShard {
     map: OwnedFd,
@@ -71,7 +78,7 @@ pub(super) struct Store {
     stored: HashMap<u32, StoredRows>,
     /// Where the program finds the rows of a mapping that is in no list.
     file_code: KernelMap<MapData, FileCodeKey, FileCode>,
-    added_files: HashMap<Shown, AddedFile>,
+    added_files: HashMap<CodeFile, AddedFile>,
     /// Number of uses so far.
     uses: u64,
     /// Maximum number of shards unless more are needed by processes.
@@ -113,19 +120,19 @@ impl Store {
 
     /// Adds a file that has these rows to the program's map: processes without a list are unwound with them. `key` has its
     /// device, inode and ctime.
-    pub(super) fn add_file(&mut self, shown: Shown, key: FileCodeKey, rows: &PlacedRows) {
+    pub(super) fn add_file(&mut self, code_file: CodeFile, key: FileCodeKey, rows: &PlacedRows) {
         let with_offset = |offset| FileCodeKey { offset, ..key };
-        if let Some(added) = self.added_files.get(&shown) {
+        if let Some(added) = self.added_files.get(&code_file) {
             let is_same = |it: &FileCodeKey| *it == with_offset(it.offset);
             if added.page == rows.page && added.keys.iter().all(is_same) {
                 return;
             }
         }
-        let replaced = self.added_files.remove(&shown);
+        let replaced = self.added_files.remove(&code_file);
         let mut entries = Vec::new();
-        match shown {
-            Shown::Vdso => entries.extend(rows.segments.bias(0, 0).map(|bias| (VDSO, bias))),
-            Shown::File { .. } => {
+        match code_file {
+            CodeFile::Vdso => entries.extend(rows.segments.bias(0, 0).map(|bias| (VDSO, bias))),
+            CodeFile::File { .. } => {
                 let offsets = rows.segments.mapped_offsets(page_size() as u64);
                 let biases = offsets.map(|it| Some((it, rows.segments.bias(0, it)?)));
                 entries.extend(biases.flatten());
@@ -156,10 +163,10 @@ impl Store {
                 let _ = self.file_code.remove(key);
             }
         }
-        self.added_files.insert(shown, AddedFile { page, keys });
+        self.added_files.insert(code_file, AddedFile { page, keys });
     }
 
-    /// Removes files from the program's map. Returns whether none of them is in it any more.
+    /// Removes files from the program's map. Returns false if one of them may still be in it.
     fn remove_files(&mut self, is_removed: impl Fn(&AddedFile) -> bool) -> bool {
         let removed = self.added_files.extract_if(|_, file| is_removed(file));
         let mut are_gone = true;
@@ -175,7 +182,7 @@ impl Store {
         are_gone
     }
 
-    /// Whether there are no more shards than should be kept.
+    /// Returns true if there are no more shards than should be kept.
     pub(super) fn is_trimmed(&self) -> bool {
         self.layout.used() <= self.max_kept
     }
@@ -192,7 +199,8 @@ impl Store {
         while reserved.is_none() && self.give_back(rows.len().max(SHARD_ROWS as usize)) {
             reserved = self.reserve(rows, self.max_kept);
         }
-        let (placement, page) = reserved.or_else(|| self.reserve(rows, self.max_shards))?;
+        let Reserved { placement, page } =
+            reserved.or_else(|| self.reserve(rows, self.max_shards))?;
         for piece in &placement.pieces {
             if self.write(rows, piece).is_err() {
                 self.free(&placement.pieces, page, rows.pages() as u32);
@@ -203,10 +211,12 @@ impl Store {
         let first = |index: *mut PageIndex| unsafe { &raw mut (*index).first };
         self.pages.write(first, page as usize, &placement.pages);
         let counts = file.counts();
-        let end_in_gaps = match () {
-            () if counts.damaged + counts.truncated > 0 => Some(StackEnd::BadTables),
-            () if counts.dictionary_full > 0 => Some(StackEnd::TooManyTables),
-            () => None,
+        let end_in_gaps = if counts.damaged + counts.truncated > 0 {
+            Some(StackEnd::BadTables)
+        } else if counts.dictionary_full > 0 {
+            Some(StackEnd::TooManyTables)
+        } else {
+            None
         };
         let placed = Arc::new(PlacedRows {
             end_in_gaps,
@@ -225,7 +235,7 @@ impl Store {
     }
 
     /// Finds room for a file, if that takes at most this many shards in all.
-    fn reserve(&mut self, rows: &Rows, max_shards: u32) -> Option<(Placement, u32)> {
+    fn reserve(&mut self, rows: &Rows, max_shards: u32) -> Option<Reserved> {
         let (mut layout, mut free_pages) = (self.layout.clone(), self.free_pages.clone());
         let placement = layout.place(rows)?;
         let page = free_pages.take(placement.pages.len() as u32)?;
@@ -233,10 +243,10 @@ impl Store {
             return None;
         }
         (self.layout, self.free_pages) = (layout, free_pages);
-        Some((placement, page))
+        Some(Reserved { placement, page })
     }
 
-    /// Writes rows of a file to their shard, which is made if there is none.
+    /// Writes rows of a file to their shard, which is created if there is none.
     fn write(&mut self, rows: &Rows, piece: &Piece) -> io::Result<()> {
         let place = &mut self.loaded[piece.shard as usize];
         let shard = match place {
@@ -265,8 +275,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back at least `count` rows that no list refers to, or all: those first that were asked for
-    /// least recently. Returns whether there were any.
+    /// Gives back at least `count` rows that no list refers to, or all, the least recently requested ones first. Returns
+    /// true if there were any.
     fn give_back(&mut self, count: usize) -> bool {
         let is_unused = |stored: &StoredRows| Arc::strong_count(&stored.placed) == 1;
         let unused = self.stored.iter().filter(|(_, stored)| is_unused(stored));

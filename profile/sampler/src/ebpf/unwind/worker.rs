@@ -12,12 +12,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::elf::{Elf, Source};
-use otelctx_reader::remote::{Device, FileBytes, Mapping, Process};
+use otelctx_reader::remote::{Device, FileBytes, Process};
 use otelctx_sample::StackEnd;
 use otelctx_unwind::{Dictionary, FileRows, UnwindTables};
 
 use super::super::shared::Shared;
 use super::abi::{FileCodeKey, KernelRule, RuleList};
+use super::code_file::CodeFile;
 use super::store::{PlacedRows, Store};
 
 /// Maximum number of files that are remembered, with rows or without.
@@ -27,45 +28,22 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// How often to check whether rows can be given back, while more are kept than should be.
 const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What a mapping shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Shown {
-    /// The device is that of stat(2) where a mapping's has several files with this inode.
-    File {
-        device: Device,
-        inode: u64,
-    },
-    Vdso,
-}
-
-impl Shown {
-    /// By what the mapping itself says. `None` for memory.
-    pub(super) fn of(mapping: &Mapping<'_>) -> Option<Self> {
-        let (device, inode) = (mapping.device, mapping.inode);
-        match mapping.name {
-            b"[vdso]" => Some(Self::Vdso),
-            _ if inode == 0 => None,
-            _ => Some(Self::File { device, inode }),
-        }
-    }
-}
-
-/// Asks for the rows of what a process has mapped.
+/// Asks for the rows of a file that a process has mapped.
 #[derive(Debug)]
 pub(super) enum Request {
     /// Opened while it was mapped: its process may have ended.
     File {
         file: File,
-        shown: Shown,
+        code_file: CodeFile,
         /// Device and inode, as the mapping shows them.
         mapped: (Device, u64),
     },
     Vdso,
 }
 
-/// What a request came to.
+/// The answer to a request.
 pub(super) struct Answer {
-    pub(super) shown: Shown,
+    pub(super) code_file: CodeFile,
     /// `None` where the file has no usable tables, or there is no room.
     pub(super) rows: Option<Arc<PlacedRows>>,
     /// Why stacks end in code whose tables are damaged, exceed a limit or could not be read, or have no room; `None` if it
@@ -107,7 +85,7 @@ impl FileOutcome {
         }
     }
 
-    fn answer(&self, shown: Shown) -> Answer {
+    fn answer(&self, code_file: CodeFile) -> Answer {
         let rows = self.rows();
         let end_in_gaps = match (&rows, self) {
             (Some(rows), _) => rows.end_in_gaps,
@@ -116,7 +94,7 @@ impl FileOutcome {
             (None, _) => None,
         };
         Answer {
-            shown,
+            code_file,
             rows,
             end_in_gaps,
         }
@@ -165,15 +143,16 @@ impl Worker {
                 self.store.trim();
                 next_trim = now + TRIM_INTERVAL;
             }
-            let request = match self.store.is_trimmed() {
-                true => requests.recv().map_err(RecvTimeoutError::from),
-                false => requests.recv_timeout(next_trim - now),
+            let request = if self.store.is_trimmed() {
+                requests.recv().map_err(RecvTimeoutError::from)
+            } else {
+                requests.recv_timeout(next_trim - now)
             };
             let mut key = FileCodeKey::default();
             let answer = match &request {
                 Ok(Request::File {
                     file,
-                    shown,
+                    code_file,
                     mapped,
                 }) => {
                     let (device, inode) = *mapped;
@@ -183,15 +162,15 @@ impl Worker {
                             (facts.ctime(), facts.ctime_nsec() as u32);
                         self.of_file(file, &facts)
                     });
-                    outcome.unwrap_or(FileOutcome::Damaged).answer(*shown)
+                    outcome.unwrap_or(FileOutcome::Damaged).answer(*code_file)
                 }
-                Ok(Request::Vdso) => self.of_vdso().answer(Shown::Vdso),
+                Ok(Request::Vdso) => self.of_vdso().answer(CodeFile::Vdso),
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             if let Some(rows) = &answer.rows {
                 self.store.note_use(rows);
-                self.store.add_file(answer.shown, key, rows);
+                self.store.add_file(answer.code_file, key, rows);
             }
             if answers.send(answer).is_err() {
                 break;
@@ -246,7 +225,7 @@ impl Worker {
         known
     }
 
-    /// The rows of these tables, which are made once, whatever files have them.
+    /// The rows of these tables, which are made once for all files that have them.
     fn of_tables(&mut self, tables: UnwindTables) -> FileOutcome {
         let [first, second] = &self.seeds;
         let identity = (first.hash_one(&tables), second.hash_one(&tables));
