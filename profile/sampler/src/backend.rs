@@ -10,16 +10,14 @@ use crate::refusal::Refusal;
 use crate::tally::{IncompleteStacks, IncompleteSteps};
 
 pub(crate) trait Backend: Send {
-    /// Passes on the samples taken since the last call.
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample));
 
-    /// Stops sampling. Samples taken until then can still be drained.
+    /// Samples taken until then can still be drained.
     fn stop(&mut self);
 
     /// Returns false once all requested processes have ended.
     fn has_targets(&self) -> bool;
 
-    /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`.
     fn started(&self) -> u64;
 
     fn processes(&self) -> &Processes;
@@ -31,7 +29,6 @@ pub(crate) trait Backend: Send {
         false
     }
 
-    /// Maximum number of frames of a user stack.
     fn max_frames(&self) -> usize {
         otelctx_unwind::MAX_FRAMES
     }
@@ -46,12 +43,10 @@ pub(crate) trait Backend: Send {
         None
     }
 
-    /// Why the kernel does not report mappings, if it does not.
     fn without_reports(&self) -> Option<&io::Error> {
         None
     }
 
-    /// CPU time and runs of the eBPF program, if the kernel counts them.
     fn kernel_time(&self) -> Option<(Duration, u64)> {
         None
     }

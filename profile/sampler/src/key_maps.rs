@@ -12,7 +12,6 @@ const MAX_KEY_MAPS: usize = 4;
 /// never finish.
 const SLOW_READ: Duration = Duration::from_millis(1);
 
-/// The key maps of a process.
 #[derive(Debug, Default)]
 pub(crate) struct KeyMaps {
     /// By configuration, the newest one last.
@@ -22,7 +21,6 @@ pub(crate) struct KeyMaps {
 }
 
 impl KeyMaps {
-    /// Sets the key map for records that are read under a configuration.
     pub(crate) fn set(&mut self, serial: u32, keys: KeyMap) {
         self.maps.retain(|(known, _)| *known != serial);
         if self.maps.len() >= MAX_KEY_MAPS {
@@ -31,7 +29,6 @@ impl KeyMaps {
         self.maps.push((serial, keys));
     }
 
-    /// The key map for records that were read under a configuration.
     pub(crate) fn get(&self, serial: u32) -> Option<&KeyMap> {
         let mut maps = self.maps.iter().rev();
         maps.find(|(known, _)| *known == serial)

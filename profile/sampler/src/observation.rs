@@ -3,7 +3,6 @@
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{Found, Frame, StackEnd};
 
-/// An observed thread.
 #[derive(Debug)]
 pub(crate) struct Observation<'a> {
     /// In nanoseconds of `CLOCK_MONOTONIC`.

@@ -23,7 +23,6 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sampler's data about a tracked process.
 #[derive(Debug, Default)]
 pub(crate) struct SampledProcess {
     /// Its id in the catalog, once it has been sampled.
@@ -62,7 +61,6 @@ impl SampledProcess {
         id
     }
 
-    /// Updates the resource of the process in the catalog.
     pub(crate) fn describe(&mut self, process: &TrackedProcess, catalog: &mut Catalog) {
         let Some(id) = self.id else { return };
         let context = process.context();

@@ -34,7 +34,6 @@ const MAX_COPIED: usize = 256;
 /// How long to wait before mappings that newer ones have replaced are searched for again, among all of a process.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A mapping of a process.
 #[derive(Clone, Debug)]
 struct Mapped {
     start: u64,

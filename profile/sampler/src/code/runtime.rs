@@ -14,7 +14,6 @@ const VERSIONED: [(&str, FrameKind, &str); 5] = [
     ("monosgen", FrameKind::DOTNET, "[.NET]"),
 ];
 
-/// A language runtime that generates code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JitRuntime<'m> {
     pub(crate) kind: FrameKind,
@@ -25,7 +24,6 @@ pub(crate) struct JitRuntime<'m> {
 }
 
 impl<'m> JitRuntime<'m> {
-    /// The runtime with this library or program.
     pub(super) fn of_module(module: &'m str) -> Option<Self> {
         let (kind, label) = match module {
             "libjvm.so" => (FrameKind::JVM, "[Java]"),

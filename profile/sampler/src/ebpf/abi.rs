@@ -109,9 +109,6 @@ pub(crate) struct Target {
     pub(crate) place: [Place; MAX_PLACES],
 }
 
-// SAFETY: integers without padding between or behind them.
-unsafe impl Pod for Target {}
-
 /// `struct step_key`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,9 +116,6 @@ pub(crate) struct StepKey {
     pub(crate) pid: u32,
     pub(crate) step: u32,
 }
-
-// SAFETY: integers without padding between or behind them.
-unsafe impl Pod for StepKey {}
 
 /// `struct thread_key`.
 #[repr(C)]
@@ -132,8 +126,14 @@ pub(crate) struct ThreadKey {
     pub(crate) step: u32,
 }
 
-// SAFETY: integers without padding between or behind them.
+// SAFETY: they consist of integers, without padding between or behind them; a test compares them with the objects.
+unsafe impl Pod for Target {}
+// SAFETY: see above.
+unsafe impl Pod for StepKey {}
+// SAFETY: see above.
 unsafe impl Pod for ThreadKey {}
+// SAFETY: see above.
+unsafe impl Pod for Wanted {}
 
 /// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
 pub(crate) type StepConfiguration = [u8; 384];
@@ -146,9 +146,6 @@ pub(crate) struct Wanted {
     pub(crate) reserved: u32,
     pub(crate) target: Target,
 }
-
-// SAFETY: integers without padding between or behind them.
-unsafe impl Pod for Wanted {}
 
 /// `struct target_filter`: a byte for each pid with the same lowest bits.
 pub(crate) type TargetFilter = [u8; 1 << 15];
@@ -234,7 +231,6 @@ pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
     Some((head, Parts { rest: parts }))
 }
 
-/// A part of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
     pub(crate) kind: u16,
@@ -243,7 +239,6 @@ pub(crate) struct Part<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// The parts of an event.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts<'a> {
     rest: &'a [u8],

@@ -83,7 +83,6 @@ pub(super) struct Loaded {
     sample: &'static str,
 }
 
-/// The program's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KernelCounts {
     /// Samples that were lost because the ring was full.
@@ -130,49 +129,8 @@ impl Loaded {
         possible: usize,
         sizes: &Sizes,
     ) -> Result<Self, Refusal> {
-        // Without stacks, the program does not use it.
-        let rule_caches = if options.user_stacks {
-            possible as u32
-        } else {
-            1
-        };
-        let mut object = Cow::Borrowed(options.kernel_object.unwrap_or(OBJECT).0);
-        if cfg!(target_arch = "aarch64") && !sizes.has_rings() {
-            remove_exchanges(object.to_mut());
-        }
-        // The kernel allocates the memory immediately.
-        let (configurations, words) = if options.runtimes.is_empty() {
-            (1, 1)
-        } else {
-            (MAX_CONFIGURATIONS, MAX_THREAD_WORDS)
-        };
-        let flag = |on: bool| u32::from(on);
-        let whole_machine = flag(options.targets == Targets::All);
-        let with_children = flag(options.children);
-        let user_stacks = flag(options.user_stacks);
-        let kernel_stacks = flag(options.kernel_stacks);
-        let searches_mappings = flag(!options.without_mappings);
-        let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
-        let rings = flag(sizes.has_rings());
         let inode = namespace::inode().map_err(|error| Refusal::other(error.to_string()))?;
-        let mut programs = EbpfLoader::new()
-            .override_global("whole_machine", &whole_machine, true)
-            .override_global("with_children", &with_children, true)
-            .override_global("user_stacks", &user_stacks, true)
-            .override_global("kernel_stacks", &kernel_stacks, true)
-            .override_global("max_record", &max_record, true)
-            .override_global("rings", &rings, true)
-            .override_global("namespace_inode", &inode, true)
-            .override_global("searches_mappings", &searches_mappings, true)
-            .override_global("page_shift", &page_size().trailing_zeros(), true)
-            .map_max_entries("events", sizes.ring_buffer)
-            .map_max_entries("cpus", possible as u32)
-            .map_max_entries("segments", sizes.segments)
-            .map_max_entries("rule_caches", rule_caches)
-            .map_max_entries("step_configurations", configurations)
-            .map_max_entries("thread_words", words)
-            .load(&object)
-            .map_err(|error| Refusal::of(&error))?;
+        let mut programs = load_object(options, possible, sizes, inode)?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
             let program: &mut RawTracePoint = find(&mut programs, name)?;
             program
@@ -226,7 +184,6 @@ impl Loaded {
         })
     }
 
-    /// Starts the kernel's reports of mappings.
     pub(super) fn side_band(&self) -> io::Result<SideBand> {
         let cpus = online_cpus().map_err(|refusal| io::Error::other(refusal.to_string()))?;
         SideBand::start(&cpus)
@@ -264,7 +221,6 @@ impl Loaded {
         })
     }
 
-    /// Maximum number of frames of a user stack.
     pub(super) fn max_frames(&self) -> usize {
         match self.sample {
             SAMPLE_BY_TABLES => otelctx_unwind::MAX_FRAMES,
@@ -273,7 +229,6 @@ impl Loaded {
         }
     }
 
-    /// The kernel's information about the program.
     pub(super) fn info(&self) -> Option<ProgramInfo> {
         self.programs.program(self.sample)?.info().ok()
     }
@@ -301,6 +256,58 @@ impl Loaded {
     }
 }
 
+/// Loads the object with the options as its constants and the sizes of its maps. `possible` is the number of CPUs that
+/// may come online, `namespace` the inode of the recorder's PID namespace.
+fn load_object(
+    options: &Options,
+    possible: usize,
+    sizes: &Sizes,
+    namespace: u64,
+) -> Result<Ebpf, Refusal> {
+    // Without stacks, the program does not use it.
+    let rule_caches = if options.user_stacks {
+        possible as u32
+    } else {
+        1
+    };
+    let mut object = Cow::Borrowed(options.kernel_object.unwrap_or(OBJECT).0);
+    if cfg!(target_arch = "aarch64") && !sizes.has_rings() {
+        remove_exchanges(object.to_mut());
+    }
+    // The kernel allocates the memory immediately.
+    let (configurations, words) = if options.runtimes.is_empty() {
+        (1, 1)
+    } else {
+        (MAX_CONFIGURATIONS, MAX_THREAD_WORDS)
+    };
+    let flag = |on: bool| u32::from(on);
+    let whole_machine = flag(options.targets == Targets::All);
+    let with_children = flag(options.children);
+    let user_stacks = flag(options.user_stacks);
+    let kernel_stacks = flag(options.kernel_stacks);
+    let searches_mappings = flag(!options.without_mappings);
+    let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
+    let rings = flag(sizes.has_rings());
+    EbpfLoader::new()
+        .override_global("whole_machine", &whole_machine, true)
+        .override_global("with_children", &with_children, true)
+        .override_global("user_stacks", &user_stacks, true)
+        .override_global("kernel_stacks", &kernel_stacks, true)
+        .override_global("max_record", &max_record, true)
+        .override_global("rings", &rings, true)
+        .override_global("namespace_inode", &namespace, true)
+        .override_global("searches_mappings", &searches_mappings, true)
+        .override_global("page_shift", &page_size().trailing_zeros(), true)
+        .map_max_entries("events", sizes.ring_buffer)
+        .map_max_entries("cpus", possible as u32)
+        .map_max_entries("segments", sizes.segments)
+        .map_max_entries("rule_caches", rule_caches)
+        .map_max_entries("step_configurations", configurations)
+        .map_max_entries("thread_words", words)
+        .load(&object)
+        .map_err(|error| Refusal::of(&error))
+}
+
 /// Replaces the instruction that passes a sample on to a ring on aarch64 (`publish` in `ring.h`) by an addition, so that
 /// kernels before 5.12 take programs that never reach it: they check this part of each instruction all the same
 /// (`resolve_pseudo_ldimm64`, kernel/bpf/verifier.c).
@@ -315,7 +322,6 @@ fn remove_exchanges(object: &mut [u8]) {
     }
 }
 
-/// The program that samples.
 struct SampleProgram {
     name: &'static str,
     /// The programs that it calls.
@@ -372,7 +378,6 @@ fn load_tail_calls(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal
     Ok(array)
 }
 
-/// Adds a loaded program to an array for tail calls.
 fn add_program(
     array: &mut ProgramArray<MapData>,
     index: u32,
@@ -383,7 +388,6 @@ fn add_program(
     set.map_err(|error| Refusal::of(&error))
 }
 
-/// Loads a program that runs when a CPU's clock ticks.
 fn load_clock(programs: &mut Ebpf, name: &str) -> Result<(), Refusal> {
     let program: &mut PerfEvent = find(programs, name)?;
     program.load().map_err(|error| Refusal::of(&error))
@@ -406,7 +410,6 @@ fn step_of(program: &str) -> Option<(u32, &str)> {
     Some((number.parse().ok()?, name))
 }
 
-/// The program of the same step with loops.
 fn looped(program: &str) -> String {
     let step = program.strip_suffix("_sample").unwrap_or(program);
     format!("{step}_looped")

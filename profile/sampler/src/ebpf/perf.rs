@@ -61,7 +61,6 @@ struct Attributes {
     clockid: i32,
 }
 
-/// An open event.
 #[derive(Debug)]
 pub(super) struct Event(OwnedFd);
 

@@ -33,12 +33,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// largest programs take 100 ms. Stacks that are taken without them are incomplete.
 const MAX_ROWS_WAIT: Duration = Duration::from_secs(1);
 
-/// Sampling with eBPF.
 pub(crate) struct Recorder {
     loaded: Loaded,
     processes: Processes,
     side_band: SideBand,
-    /// Why the kernel does not report mappings, if it does not.
     without_reports: Option<io::Error>,
     whole_machine: bool,
     /// Number of the newest configuration.

@@ -67,7 +67,6 @@ impl Sizes {
     }
 }
 
-/// The events of all CPUs.
 pub(super) struct Events {
     ring_buffer: RingBuf<MapData>,
     /// The next event of the ring buffer; empty if there is none.

@@ -152,7 +152,6 @@ impl<T> Shared<T> {
         Self::map(map.fd().as_fd(), count as usize)
     }
 
-    /// Number of values.
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -191,6 +190,15 @@ impl<T> Shared<T> {
         }
     }
 }
+
+/// A pointer to a member of a value, for [`Shared::write`].
+macro_rules! member {
+    ($value:ty, $name:ident) => {
+        // SAFETY: `Shared::write` passes a pointer to a value that it has mapped.
+        |value: *mut $value| unsafe { &raw mut (*value).$name }
+    };
+}
+pub(super) use member;
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {

@@ -28,7 +28,6 @@ const MISC_COMM_EXEC: u16 = 1 << 13;
 /// `PERF_RECORD_MISC_MMAP_BUILD_ID`: the record has the build ID in the place of device and inode.
 const MISC_BUILD_ID: u16 = 1 << 14;
 
-/// The reports of all CPUs.
 #[derive(Debug, Default)]
 pub(super) struct SideBand {
     rings: Vec<Ring>,
@@ -40,7 +39,6 @@ pub(super) struct SideBand {
 }
 
 impl SideBand {
-    /// Starts the reports on these CPUs.
     pub(super) fn start(cpus: &[u32]) -> io::Result<Self> {
         let mut side_band = Self {
             has_build_ids: true,
@@ -96,7 +94,6 @@ impl SideBand {
     }
 }
 
-/// The ring of one CPU.
 #[derive(Debug)]
 struct Ring {
     cpu: u32,

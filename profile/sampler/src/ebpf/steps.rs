@@ -10,7 +10,6 @@ use super::abi::{StepConfiguration, StepKey};
 /// Maximum number of steps of a target: `steps` in `target.h` has a byte for each.
 const MAX_STEPS: usize = size_of::<u32>();
 
-/// A step of a process.
 pub(super) struct Step {
     pub(super) number: u32,
     pub(super) configuration: StepConfiguration,

@@ -16,7 +16,7 @@ use super::abi::{
     Cpu, FEW_TARGETS, FewTarget, FewTargets, MAX_PLACES, Place, Target, TargetFilter, storage,
 };
 use super::object::{array, map};
-use super::shared::Shared;
+use super::shared::{Shared, member};
 use crate::refusal::Refusal;
 
 /// How many targets are looked up by comparing pids. On x86-64, the program sees writes in their order; on
@@ -159,9 +159,7 @@ impl TargetTable {
                 target,
                 unused: 0,
             };
-            // SAFETY: a pointer to a member of a value that is mapped.
-            let at = |few: *mut FewTargets| unsafe { &raw mut (*few).at };
-            self.few.write(at, slot, &[few]);
+            self.few.write(member!(FewTargets, at), slot, &[few]);
             // Only then.
             self.announce(slot, pid);
             self.slots[slot].pid = pid;

@@ -14,7 +14,6 @@ use super::object::map;
 use crate::monotonic;
 use crate::refusal::Refusal;
 
-/// The program's map of these words, filled when a step asks for one.
 pub(super) struct ThreadWords {
     map: aya::maps::HashMap<MapData, ThreadKey, u64>,
     /// Its content.
@@ -53,7 +52,6 @@ impl ThreadWords {
         })
     }
 
-    /// Begins a drain.
     pub(super) fn begin(&mut self) {
         self.found.clear();
     }
@@ -100,7 +98,6 @@ impl ThreadWords {
         }
     }
 
-    /// Removes the words of a process.
     pub(super) fn forget(&mut self, pid: u32) {
         self.retain(pid, |_| false);
     }

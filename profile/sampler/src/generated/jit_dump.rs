@@ -4,7 +4,6 @@ use super::announcement::{Entry, Format, MAX_ENTRY, Next};
 
 #[derive(Debug, Default)]
 pub(super) struct JitDump {
-    /// The header was read.
     has_begun: bool,
 }
 

@@ -39,7 +39,6 @@ const MAX_LAST_READS: usize = 16;
 /// tell: their clocks tick every 10 ms at worst, and a file system may round to seconds, or keep another machine's time.
 const FILE_TIME_TOLERANCE: Duration = Duration::from_secs(5);
 
-/// The generated code of a process.
 #[derive(Debug)]
 pub(crate) struct GeneratedCode {
     functions: Functions,
@@ -66,7 +65,6 @@ pub(crate) struct Unread {
     pub(crate) stale_files: u64,
 }
 
-/// The outcome of reading both files.
 struct FilesRead {
     unread: Unread,
     map_may_have_more: bool,
@@ -127,7 +125,6 @@ pub(crate) fn max_functions(others: usize) -> usize {
 }
 
 impl GeneratedCode {
-    /// Number of functions.
     pub(crate) fn len(&self) -> usize {
         self.functions.0.len()
     }

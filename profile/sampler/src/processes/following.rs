@@ -23,7 +23,6 @@ const MAX_PARENTS: usize = 16_384;
 
 pub(super) type Tracker = otelctx_track::Tracker<SampledProcess>;
 
-/// The tracked processes.
 #[derive(Debug)]
 pub(super) struct Following {
     pub(super) tracker: Tracker,

@@ -24,7 +24,6 @@ use following::Following;
 use runtimes::{Merged, unnamed_frames};
 use untracked::Untracked;
 
-/// The sampled processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
     following: Following,
@@ -75,7 +74,6 @@ impl Processes {
         tracker.get_or_add(pid).process.reader()?.running().ok()
     }
 
-    /// Total number of polls.
     #[cfg(test)]
     pub(crate) fn polls(&self) -> u64 {
         self.following.tracker.polls()
@@ -95,7 +93,6 @@ impl Processes {
         self.following.add_parent(pid, parent);
     }
 
-    /// Scans a process to determine how it publishes.
     pub(crate) fn scan(&mut self, pid: i32) {
         self.following.tracker.poll(pid, &mut |_| {});
     }
@@ -142,7 +139,6 @@ impl Processes {
         }
     }
 
-    /// Requests a poll of a process, ignoring its back-off.
     pub(crate) fn request_now(&mut self, pid: i32) {
         self.following.tracker.request_now(pid);
     }
@@ -166,7 +162,6 @@ impl Processes {
         self.modules.clear();
     }
 
-    /// The counts up to now.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = self.tally.counts;
         let tracked = self.following.tracker.iter();
@@ -178,7 +173,6 @@ impl Processes {
     }
 }
 
-/// The code of processes.
 impl Processes {
     /// The files of modules that samples lie in.
     pub(crate) fn files(&self) -> &ModuleFiles {

@@ -122,7 +122,7 @@ mod tests {
         let mut account = Account::from(0);
         let mut lost = 0;
         for run_time in 1..=100 {
-            lost += account.note(run_time * PERIOD, PERIOD).1;
+            lost += account.note(run_time * PERIOD, PERIOD).lost;
             assert!(account.is_due());
         }
         assert_eq!(lost, 100 - MAX_OWED);

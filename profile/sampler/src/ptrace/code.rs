@@ -15,14 +15,12 @@ use otelctx_unwind::{CodeMap, Dictionary, MakeRules};
 /// Maximum number of processes whose code is asked for and not read yet.
 const MAX_REQUESTS: usize = 256;
 
-/// The code of processes.
 pub(super) struct CodeReader {
     processes: HashMap<i32, ReadCode, RandomState>,
     requests: SyncSender<i32>,
     answers: Receiver<(i32, CodeMap)>,
 }
 
-/// The code of a process.
 struct ReadCode {
     map: Option<Arc<CodeMap>>,
     reads: Backoff,
@@ -30,7 +28,6 @@ struct ReadCode {
 }
 
 impl CodeReader {
-    /// Starts the thread.
     pub(super) fn start() -> io::Result<Self> {
         let (requests, of_thread) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();

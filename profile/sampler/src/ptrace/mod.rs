@@ -37,7 +37,6 @@ use worker::{Message, STOP_TIMEOUT, Worker};
 /// Maximum number of messages from the worker that wait to be drained.
 const QUEUE: usize = 16 * 1024;
 
-/// Sampling with ptrace.
 pub(crate) struct Recorder {
     processes: Processes,
     messages: Receiver<Message>,
@@ -50,7 +49,6 @@ pub(crate) struct Recorder {
     lost: u64,
 }
 
-/// State shared between recorder and worker.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
@@ -59,7 +57,6 @@ struct Shared {
     not_traceable: AtomicU64,
     /// A message about a process was lost.
     lost_process: AtomicBool,
-    /// Number of sampled processes.
     targets: AtomicUsize,
     /// How to read the threads of each process, by its ID.
     configurations: Mutex<HashMap<i32, Arc<Configuration>>>,
@@ -82,7 +79,6 @@ impl Shared {
     }
 }
 
-/// A sample from the worker.
 struct Taken {
     time: u64,
     cpu: u32,
@@ -154,7 +150,6 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Updates the worker's configuration for a process.
     fn configure(&mut self, pid: i32) {
         let Some(tracked) = self.processes.get_mut(pid) else {
             return;

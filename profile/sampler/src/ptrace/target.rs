@@ -26,7 +26,6 @@ pub(super) struct Configuration {
     pub(super) runtimes: Arc<[Present]>,
 }
 
-/// A process that is sampled.
 #[derive(Debug)]
 pub(super) struct Target {
     process: Process,
@@ -52,7 +51,6 @@ pub(super) struct Due {
     pub(super) has_failed: bool,
 }
 
-/// The reading of a stopped thread.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) time: u64,
@@ -101,7 +99,6 @@ impl Target {
         self.is_traceable
     }
 
-    /// The processes that it has started.
     pub(super) fn children(&self) -> Vec<i32> {
         self.process.children()
     }

@@ -39,15 +39,11 @@ const UNKNOWN_LOSS: u64 = 1;
 
 /// A message from the worker to the recorder.
 pub(super) enum Message {
-    /// A sample.
     Sample(Taken),
-    /// A process has executed another program.
     Exec(i32),
-    /// A process has ended.
     Exited(i32),
 }
 
-/// The state of the worker thread.
 pub(super) struct Worker {
     targets: HashMap<i32, Target, RandomState>,
     all: bool,

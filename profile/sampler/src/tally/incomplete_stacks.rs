@@ -54,7 +54,6 @@ impl StackTally {
         *self.counts.entry(key).or_default() += 1;
     }
 
-    /// The counts, largest first.
     pub(crate) fn sorted(&self) -> Vec<IncompleteStacks> {
         let place = |((module, end), samples): (&(String, StackEnd), &u64)| IncompleteStacks {
             module: module.clone(),

@@ -48,7 +48,6 @@ impl StepTally {
         }
     }
 
-    /// The counts, largest first.
     pub(crate) fn sorted(&self) -> Vec<IncompleteSteps> {
         let counts = self.counts.iter();
         let entry = |(key, samples): (&(&'static str, String), &u64)| {

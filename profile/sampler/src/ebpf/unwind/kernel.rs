@@ -13,7 +13,7 @@ use otelctx_reader::remote::{self, Device, Process};
 use otelctx_sample::StackEnd;
 
 use super::super::object::{array, map};
-use super::super::shared::Shared;
+use super::super::shared::{Shared, member};
 use super::ProcessMappings;
 use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_SHARDS, ProcessCode};
 use super::code_file::CodeFile;
@@ -218,13 +218,11 @@ impl Kernel {
         (std::mem::replace(&mut self.requests, requests), queue)
     }
 
-    /// Sends requests to this queue.
     #[cfg(test)]
     pub(super) fn redirect_to(&mut self, requests: SyncSender<Request>) {
         self.requests = requests;
     }
 
-    /// Tells the program the mappings of a process.
     pub(super) fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
         process.lacks_room = !self.has_placed(pid, process);
     }
@@ -246,9 +244,8 @@ impl Kernel {
             }
             return false;
         };
-        // SAFETY: a pointer to a member of a value that is mapped.
-        let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
-        self.code.write(at, first as usize, &list);
+        self.code
+            .write(member!(CodeList, at), first as usize, &list);
         let code = ProcessCode {
             first: first + 1,
             count: list.len() as u32 - 1,
@@ -271,10 +268,10 @@ impl Kernel {
         let PlacedCode { code, rows } = placed;
         if code.serial != 0 {
             let head = code.first - 1;
-            // SAFETY: a pointer to a member of a value that is mapped.
-            let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
             // A child may have inherited them and not be tracked yet.
-            self.code.write(at, head as usize, &[Code::default()]);
+            let unused = [Code::default()];
+            self.code
+                .write(member!(CodeList, at), head as usize, &unused);
             self.pool.give_back(head, code.count + 1, Instant::now());
         }
         // Only now, because they may be given back from here on.

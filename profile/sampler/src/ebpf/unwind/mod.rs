@@ -139,7 +139,6 @@ impl Unwinding {
         })
     }
 
-    /// Reads the mappings of a process, if that is due.
     pub(super) fn read(&mut self, process: &Process) {
         let now = Instant::now();
         let entry = match self.processes.entry(process.pid()) {

@@ -18,7 +18,7 @@ use otelctx_unwind::{
 };
 
 use super::super::object::{array, map};
-use super::super::shared::{Shared, create, set_map};
+use super::super::shared::{Shared, create, member, set_map};
 use super::super::side_band::page_size;
 use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard, VDSO};
 use super::code_file::CodeFile;
@@ -37,7 +37,6 @@ pub(super) struct PlacedRows {
     pub(super) end_in_gaps: Option<StackEnd>,
 }
 
-/// The rows of a file.
 struct StoredRows {
     placed: Arc<PlacedRows>,
     pieces: Vec<Piece>,
@@ -60,13 +59,11 @@ struct Reserved {
     page: u32,
 }
 
-/// A shard that has rows.
 struct LoadedShard {
     map: OwnedFd,
     rows: Shared<Shard>,
 }
 
-/// The rows of all files.
 pub(super) struct Store {
     /// The program's array of shards.
     shards: MapData,
@@ -88,7 +85,6 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Takes the program's maps.
     pub(super) fn new(
         programs: &mut Ebpf,
         max_kept: u32,
@@ -207,8 +203,7 @@ impl Store {
                 return None;
             }
         }
-        // SAFETY: a pointer to a member of a value that is mapped.
-        let first = |index: *mut PageIndex| unsafe { &raw mut (*index).first };
+        let first = member!(PageIndex, first);
         self.pages.write(first, page as usize, &placement.pages);
         let counts = file.counts();
         let end_in_gaps = if counts.damaged + counts.truncated > 0 {
@@ -262,10 +257,7 @@ impl Store {
         let shard = &mut shard.rows;
         let (at, count) = (piece.at as usize, piece.rows.len());
         let rules = &rows.rules()[piece.rows.clone()];
-        // SAFETY: pointers to members of a value that is mapped.
-        let low = |shard: *mut Shard| unsafe { &raw mut (*shard).low };
-        // SAFETY: see above.
-        let rule = |shard: *mut Shard| unsafe { &raw mut (*shard).rule };
+        let (low, rule) = (member!(Shard, low), member!(Shard, rule));
         shard.write(low, at, &rows.low()[piece.rows.clone()]);
         shard.write(rule, at, rules);
         let filler = piece.filler as usize;

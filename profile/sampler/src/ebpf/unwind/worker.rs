@@ -16,7 +16,7 @@ use otelctx_reader::remote::{Device, FileBytes, Process};
 use otelctx_sample::StackEnd;
 use otelctx_unwind::{Dictionary, FileRows, UnwindTables};
 
-use super::super::shared::Shared;
+use super::super::shared::{Shared, member};
 use super::abi::{FileCodeKey, KernelRule, RuleList};
 use super::code_file::CodeFile;
 use super::store::{PlacedRows, Store};
@@ -41,7 +41,6 @@ pub(super) enum Request {
     Vdso,
 }
 
-/// The answer to a request.
 pub(super) struct Answer {
     pub(super) code_file: CodeFile,
     /// `None` where the file has no usable tables, or there is no room.
@@ -108,7 +107,6 @@ impl FileOutcome {
     }
 }
 
-/// Makes rows.
 pub(super) struct Worker {
     store: Store,
     rules: Shared<RuleList>,
@@ -252,9 +250,7 @@ impl Worker {
     fn write_rules(&mut self) {
         let rule = |index: usize| KernelRule::from(self.dictionary.rule(index as u16));
         let new: Vec<KernelRule> = (self.written..self.dictionary.len()).map(rule).collect();
-        // SAFETY: a pointer to a member of a value that is mapped.
-        let at = |rules: *mut RuleList| unsafe { &raw mut (*rules).at };
-        self.rules.write(at, self.written, &new);
+        self.rules.write(member!(RuleList, at), self.written, &new);
         self.written += new.len();
     }
 }
