@@ -23,15 +23,13 @@ use otelctx_sample::{Catalog, Found, Sample};
 use otelctx_track::ThreadStatus;
 use reader::remote::stop::{Late, check_traceable, take_late};
 use reader::remote::{Error as RemoteError, Process};
-use reader::runtime::RuntimeReading;
 
 use crate::backend::Backend;
 use crate::observation::{Observation, Record};
 use crate::process::check_target;
 use crate::processes::Processes;
 use crate::{Error, Options, Targets, monotonic};
-use stack::Stack;
-use target::Configuration;
+use target::{Configuration, Reading};
 use worker::{Message, STOP_TIMEOUT, Worker};
 
 /// Maximum number of messages from the worker that wait to be drained.
@@ -80,17 +78,12 @@ impl Shared {
 }
 
 struct Taken {
-    time: u64,
     cpu: u32,
     pid: i32,
     tid: i32,
-    comm: String,
     /// The configuration under which the record was read.
     serial: u32,
-    /// The bytes of the record.
-    context: Found<Vec<u8>>,
-    runtimes: Vec<RuntimeReading>,
-    stack: Option<Stack>,
+    reading: Reading,
 }
 
 impl Recorder {
@@ -177,23 +170,26 @@ impl Recorder {
     }
 
     fn sample(&mut self, taken: Taken, catalog: &mut Catalog) -> Sample {
-        let counts = &mut self.processes.tally.counts;
-        let stack = taken.stack.as_ref();
-        counts.missing_stacks += u64::from(stack.is_none());
-        let serial = taken.serial;
-        let mut runtimes = taken.runtimes;
-        self.processes.decode_records(taken.pid, &mut runtimes);
+        let Taken {
+            serial,
+            mut reading,
+            ..
+        } = taken;
+        let stack = reading.stack.as_ref();
+        self.processes.tally.counts.missing_stacks += u64::from(stack.is_none());
+        self.processes
+            .decode_records(taken.pid, &mut reading.runtimes);
         let seen = Observation {
-            time: taken.time,
+            time: reading.time,
             cpu: taken.cpu,
             pid: taken.pid,
             tid: taken.tid,
-            comm: &taken.comm,
-            context: taken.context.as_ref().and_then(|bytes| {
+            comm: &reading.comm,
+            context: reading.context.as_ref().and_then(|bytes| {
                 let bytes = bytes.as_slice();
                 Found::Attached(Record { serial, bytes })
             }),
-            runtimes,
+            runtimes: reading.runtimes,
             is_early: false,
             user_stack: stack.map_or(&[], |stack| &stack.frames),
             stack_end: stack.and_then(|stack| stack.end),

@@ -61,12 +61,14 @@ pub(super) struct Reading {
     pub(super) stack: Option<Stack>,
 }
 
-/// The parts of a thread to read.
+/// How to read threads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct What {
+pub(super) struct ReadOptions {
     pub(super) user_stacks: bool,
     /// Maximum size of a record, in bytes.
     pub(super) max_record: usize,
+    /// CPU time that a sample stands for, in nanoseconds.
+    pub(super) period: u64,
 }
 
 impl Target {
@@ -199,13 +201,12 @@ impl Target {
         &mut self,
         tid: i32,
         timeout: Duration,
-        what: What,
+        options: ReadOptions,
         configuration: Option<&Configuration>,
         code: Option<&CodeMap>,
-        period: u64,
     ) -> Result<Reading, Error> {
         let account = self.accounts.get_mut(&tid);
-        let mut record = vec![0; what.max_record];
+        let mut record = vec![0; options.max_record];
         let stopped = match Stopped::stop(&self.process, tid, timeout) {
             Ok(stopped) => stopped,
             Err(error) => {
@@ -213,13 +214,15 @@ impl Target {
                 return Err(error);
             }
         };
-        account.into_iter().for_each(|it| it.sampled(period));
+        account
+            .into_iter()
+            .for_each(|it| it.sampled(options.period));
         let time = monotonic();
         let memory = self.memory.as_ref();
         let stack = match memory {
-            Some(memory) if what.user_stacks => Some(walk(&stopped, memory, code)),
+            Some(memory) if options.user_stacks => Some(walk(&stopped, memory, code)),
             // Not requested.
-            _ if !what.user_stacks => Some(Stack::default()),
+            _ if !options.user_stacks => Some(Stack::default()),
             _ => None,
         };
         let thread_pointer = stopped.thread_pointer();

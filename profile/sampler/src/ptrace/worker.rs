@@ -17,7 +17,7 @@ use otelctx_sample::StackEnd;
 
 use super::account::Ended;
 use super::code::CodeReader;
-use super::target::{Due, Reading, Target, What, start_ticks};
+use super::target::{Due, ReadOptions, Target, start_ticks};
 use super::{Shared, Taken};
 use crate::{Options, Targets, nanoseconds};
 
@@ -48,7 +48,7 @@ pub(super) struct Worker {
     targets: HashMap<i32, Target, RandomState>,
     all: bool,
     children: bool,
-    what: What,
+    read_options: ReadOptions,
     /// In nanoseconds.
     period: u64,
     /// Time limit for stopping threads in one tick.
@@ -76,9 +76,10 @@ impl Worker {
             targets: HashMap::default(),
             all: options.targets == Targets::All,
             children: options.children,
-            what: What {
+            read_options: ReadOptions {
                 user_stacks: options.user_stacks,
                 max_record,
+                period: options.period(),
             },
             period: options.period(),
             budget: TICK_BUDGET,
@@ -205,7 +206,7 @@ impl Worker {
             self.send(Message::Exec(due.pid));
         }
         let configuration = self.shared.configuration(due.pid);
-        let code = if self.what.user_stacks {
+        let code = if self.read_options.user_stacks {
             self.code.of(due.pid)
         } else {
             None
@@ -216,37 +217,25 @@ impl Worker {
         let reading = target.sample(
             due.tid,
             left.min(STOP_TIMEOUT),
-            self.what,
+            self.read_options,
             configuration.as_deref(),
             code.as_deref(),
-            self.period,
         );
         // Without a reading, the sample is still owed. If the thread is traced by another process,
         // or never stops, it will be lost and counted.
         let Ok(reading) = reading else {
             return;
         };
-        let Reading {
-            time,
-            comm,
-            context,
-            runtimes,
-            stack,
-        } = reading;
-        let end = stack.as_ref().and_then(|stack| stack.end);
+        let end = reading.stack.as_ref().and_then(|stack| stack.end);
         if end == Some(StackEnd::NotExecutable) {
             self.code.refresh(due.pid);
         }
         self.send(Message::Sample(Taken {
-            time,
             cpu: due.cpu,
             pid: due.pid,
             tid: due.tid,
-            comm,
             serial: configuration.map_or(0, |it| it.serial),
-            context,
-            runtimes,
-            stack,
+            reading,
         }));
     }
 
