@@ -68,7 +68,7 @@ impl Refusal {
             if kind == Some(io::ErrorKind::PermissionDenied) {
                 return if !has_capabilities() {
                     Self::NotPermitted
-                } else if older(&release, NO_LOCKED_MEMORY) && locked_memory_is_limited() {
+                } else if is_older(&release, NO_LOCKED_MEMORY) && locked_memory_is_limited() {
                     Self::LockedMemory
                 } else {
                     Self::Forbidden
@@ -76,14 +76,14 @@ impl Refusal {
             }
             cause = error.source();
         }
-        if older(&release, MIN_LINUX) {
+        if is_older(&release, MIN_LINUX) {
             let least = MIN_LINUX;
             return Self::TooOld { release, least };
         }
         if !Path::new(TYPE_INFORMATION).exists() {
             return Self::NoTypeInformation;
         }
-        Self::other(verifier.unwrap_or_else(|| chain(error)))
+        Self::other(verifier.unwrap_or_else(|| one_line(error)))
     }
 
     pub(crate) fn other(why: String) -> Self {
@@ -95,7 +95,7 @@ impl Refusal {
     pub(crate) fn needing(self, least: (u32, u32)) -> Self {
         match self {
             Self::Kernel { release, .. } | Self::TooOld { release, .. }
-                if older(&release, least) =>
+                if is_older(&release, least) =>
             {
                 Self::TooOld { release, least }
             }
@@ -110,7 +110,7 @@ fn release() -> String {
 }
 
 /// Returns true if a release, such as `5.10.0-32-cloud-amd64`, is older than a version. False if it cannot be parsed.
-fn older(release: &str, least: (u32, u32)) -> bool {
+fn is_older(release: &str, least: (u32, u32)) -> bool {
     let mut numbers = release
         .split(|it: char| !it.is_ascii_digit())
         .map(str::parse);
@@ -147,18 +147,18 @@ fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
         return None;
     };
     let log = verifier_log.to_string();
-    last_words(&log).map(|reason| format!("its verifier reports: {reason}"))
+    last_line(&log).map(|reason| format!("its verifier reports: {reason}"))
 }
 
 /// The last line of the verifier's log before its statistics; `None` if there is none.
-fn last_words(log: &str) -> Option<&str> {
+fn last_line(log: &str) -> Option<&str> {
     let statistics = ["processed ", "verification time ", "stack depth "];
     let mut lines = log.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty() && !statistics.iter().any(|it| line.starts_with(it)))
 }
 
 /// An error and its causes in one line, without the verifier's log, which has many lines.
-fn chain(error: &(dyn Error + 'static)) -> String {
+fn one_line(error: &(dyn Error + 'static)) -> String {
     let first_line = |error: &dyn Error| {
         let text = error.to_string();
         text.lines().next().unwrap_or_default().to_owned()
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn versions_are_compared_by_number() {
-        for (release, is_older) in [
+        for (release, expected) in [
             ("4.19.0-27-amd64", true),
             ("5.9.16", true),
             ("5.10.0-32-cloud-amd64", false),
@@ -235,7 +235,7 @@ mod tests {
             ("", false),
             ("next", false),
         ] {
-            assert_eq!(older(release, (5, 10)), is_older, "{release}");
+            assert_eq!(is_older(release, (5, 10)), expected, "{release}");
         }
     }
 
@@ -262,13 +262,13 @@ mod tests {
                    stack depth 144\n\
                    processed 18031 insns (limit 1000000) peak_states 479 mark_read 83\n\n";
         let reason = "R2 min value is outside of the allowed memory range";
-        assert_eq!(last_words(log), Some(reason));
-        assert_eq!(last_words(""), None);
+        assert_eq!(last_line(log), Some(reason));
+        assert_eq!(last_line(""), None);
     }
 
     #[test]
     fn an_error_is_one_line() {
         let error = io::Error::other("first\nand a log\nof many lines");
-        assert_eq!(chain(&error), "first");
+        assert_eq!(one_line(&error), "first");
     }
 }

@@ -63,7 +63,7 @@ impl Sampler {
     /// If one of the requested processes cannot be sampled.
     pub fn start(options: &Options) -> Result<Self, Error> {
         raise_limits();
-        give_back_large();
+        return_large_memory();
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
@@ -233,7 +233,7 @@ pub(crate) fn raise_limits() {
 /// Makes the C library give back large memory that is freed, such as the unwind tables of large files and
 /// parts of recordings. By itself, it raises the size of what it gives back to what was freed last, up to
 /// 32 MiB, and then keeps as much for each thread (mallopt(3), `M_MMAP_THRESHOLD`).
-fn give_back_large() {
+fn return_large_memory() {
     /// In bytes.
     #[cfg(target_env = "gnu")]
     const LARGE: libc::c_int = 1 << 20;

@@ -96,6 +96,11 @@ pub(super) fn set_map(
     Ok(())
 }
 
+pub(super) fn page_size() -> usize {
+    // SAFETY: takes a number only.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
 /// The values of a map, which the kernel reads and writes at any time: only accessed through raw
 /// pointers and atomics.
 #[derive(Debug)]

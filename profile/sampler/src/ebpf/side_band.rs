@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use otelctx_reader::remote::Device;
 
 use super::perf::{self, Event};
+use super::shared::page_size;
 use crate::code::{FileId, MemoryChange, Region, Report};
 
 /// Size of the data in a ring, in bytes: a power of two. A record of a mapping takes about 150.
@@ -188,11 +189,6 @@ impl Drop for Ring {
         // SAFETY: it was mapped with this size, and nothing refers to it any more.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.page + RING) };
     }
-}
-
-pub(super) fn page_size() -> usize {
-    // SAFETY: takes a number only.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// A record, header included.

@@ -46,8 +46,8 @@ pub(super) enum Message {
 
 pub(super) struct Worker {
     targets: HashMap<i32, Target, RandomState>,
-    all: bool,
-    children: bool,
+    whole_machine: bool,
+    with_children: bool,
     read_options: ReadOptions,
     /// In nanoseconds.
     period: u64,
@@ -56,7 +56,7 @@ pub(super) struct Worker {
     /// When the recording started, in ticks since boot.
     start: u64,
     /// Children that targets already had and that were not requested: process ID and start time.
-    older: HashSet<(i32, Option<u64>), RandomState>,
+    older_children: HashSet<(i32, Option<u64>), RandomState>,
     ended: Ended,
     /// CPU time of processes that cannot be traced, in nanoseconds, less whole periods.
     skipped: u64,
@@ -74,8 +74,8 @@ impl Worker {
     ) -> io::Result<Self> {
         Ok(Self {
             targets: HashMap::default(),
-            all: options.targets == Targets::All,
-            children: options.children,
+            whole_machine: options.targets == Targets::All,
+            with_children: options.children,
             read_options: ReadOptions {
                 user_stacks: options.user_stacks,
                 max_record,
@@ -84,7 +84,7 @@ impl Worker {
             period: options.period(),
             budget: TICK_BUDGET,
             start: nanoseconds(libc::CLOCK_BOOTTIME) / TICK,
-            older: HashSet::default(),
+            older_children: HashSet::default(),
             ended: Ended::default(),
             skipped: 0,
             code: CodeReader::start()?,
@@ -100,7 +100,7 @@ impl Worker {
             let process = Process::open(child).ok()?;
             Some((child, start_ticks(&process)))
         });
-        self.older.extend(older);
+        self.older_children.extend(older);
         self.targets.insert(pid, Target::new(process, self.start)?);
         Ok(())
     }
@@ -108,7 +108,9 @@ impl Worker {
     /// Opens a process. `None` for a child that a target already had and that was not requested.
     fn open(&self, pid: i32) -> Result<Option<Target>, remote::Error> {
         let process = Process::open(pid)?;
-        if !self.older.is_empty() && self.older.contains(&(pid, start_ticks(&process))) {
+        if !self.older_children.is_empty()
+            && self.older_children.contains(&(pid, start_ticks(&process)))
+        {
             return Ok(None);
         }
         Target::new(process, self.start).map(Some)
@@ -268,12 +270,12 @@ impl Worker {
         }
         let own = std::process::id() as i32;
         let (mut new, mut is_complete) = (Vec::new(), true);
-        if self.all {
+        if self.whole_machine {
             match processes() {
                 Ok(pids) => new = pids,
                 Err(_) => is_complete = false,
             }
-        } else if self.children {
+        } else if self.with_children {
             new = self.targets.values().flat_map(Target::children).collect();
         }
         for pid in new {

@@ -18,8 +18,7 @@ use otelctx_unwind::{
 };
 
 use super::super::object::{array, map};
-use super::super::shared::{Shared, create, member, set_map};
-use super::super::side_band::page_size;
+use super::super::shared::{Shared, create, member, page_size, set_map};
 use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard, VDSO};
 use super::code_file::CodeFile;
 use crate::refusal::Refusal;

@@ -208,7 +208,7 @@ fn only_a_process_that_does_not_exist_has_ended() {
     let program = Program::spawn(Command::new("sh").args(["-c", "echo ready; read line"]));
     tracing(&program, |pid| {
         let (mut worker, messages, shared) = worker(pid);
-        worker.all = true;
+        worker.whole_machine = true;
         let process = Process::open(pid).unwrap();
         let lost = || shared.lost.swap(0, Ordering::Relaxed);
         // No process can be opened.
