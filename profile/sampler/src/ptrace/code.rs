@@ -18,7 +18,12 @@ const MAX_REQUESTS: usize = 256;
 pub(super) struct CodeReader {
     processes: HashMap<i32, ReadCode, RandomState>,
     requests: SyncSender<i32>,
-    answers: Receiver<(i32, CodeMap)>,
+    answers: Receiver<Answer>,
+}
+
+struct Answer {
+    pid: i32,
+    map: CodeMap,
 }
 
 struct ReadCode {
@@ -44,7 +49,7 @@ impl CodeReader {
 
     /// The code of a process, if it was read; asks for it otherwise.
     pub(super) fn of(&mut self, pid: i32) -> Option<Arc<CodeMap>> {
-        for (pid, map) in self.answers.try_iter() {
+        for Answer { pid, map } in self.answers.try_iter() {
             // It may have ended meanwhile.
             if let Some(code) = self.processes.get_mut(&pid) {
                 let before = code.map.as_ref().map_or(0, |map| map.mappings().len());
@@ -80,7 +85,7 @@ impl CodeReader {
     }
 }
 
-fn read_all(requests: &Receiver<i32>, answers: &Sender<(i32, CodeMap)>) {
+fn read_all(requests: &Receiver<i32>, answers: &Sender<Answer>) {
     let (files, dictionary) = (FileCache::new(), Arc::new(Dictionary::new()));
     for pid in requests {
         let read = || {
@@ -90,7 +95,8 @@ fn read_all(requests: &Receiver<i32>, answers: &Sender<(i32, CodeMap)>) {
             CodeMap::read(&target, &files, &dictionary, MakeRules::Before).ok()
         };
         // A process that has ended has no code.
-        if answers.send((pid, read().unwrap_or_default())).is_err() {
+        let map = read().unwrap_or_default();
+        if answers.send(Answer { pid, map }).is_err() {
             break;
         }
     }
