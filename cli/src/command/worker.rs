@@ -6,7 +6,7 @@
 //! would keep its process from ending; a worker process can be abandoned. Its open files stay open,
 //! so it writes only to its parent, which passes the output on.
 //!
-//! `otelctx_profile::worker` starts and follows workers; its own are decoders, which need limits: their
+//! `otelctx_worker` starts and follows workers; its own are decoders, which need limits: their
 //! output is collected and they can be killed.
 
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -21,7 +21,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdout};
-use otelctx_profile::worker::{self, Event, PERIOD, start};
+use otelctx_worker::{self as worker, Event, PERIOD, start};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

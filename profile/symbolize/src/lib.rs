@@ -29,8 +29,8 @@ use std::sync::{Arc, OnceLock};
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use otelctx_profile::sample::{Module, ModuleFiles};
-use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
 use otelctx_profile::{Function, Identity, SymbolQuery, Symbolizer as _};
+use otelctx_worker::{self as worker, Failure as WorkerFailure, Limits};
 
 pub use find::find_files;
 #[doc(hidden)]

@@ -26,7 +26,6 @@ mod resolve;
 pub mod rules;
 mod spool;
 mod symbol;
-pub mod worker;
 mod write;
 
 pub use attributes::GIL as GIL_ATTRIBUTE;

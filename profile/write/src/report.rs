@@ -14,6 +14,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::GilState;
 use otelctx_sample::format::hexadecimal;
+use otelctx_worker::{self as worker, Failure, Limits};
 use prost::Message;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,6 @@ use crate::Error;
 use crate::attributes::{DETECTED, GIL, THREAD_ID, THREAD_NAME, UNKNOWN_SERVICE, UPSTREAM_PREFIX};
 use crate::messages::Messages;
 use crate::rules::{self, entry};
-use crate::worker::{self, Failure, Limits};
 
 /// The name for samples without the attribute.
 pub const NO_ATTRIBUTE: &str = "(none)";
@@ -163,7 +163,7 @@ pub(crate) fn run(
             path: path.to_owned(),
             source: io::Error::other("cannot start a worker process"),
         },
-        Failure::Died => died(path, limits),
+        _ => died(path, limits),
     })
 }
 

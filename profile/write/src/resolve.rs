@@ -10,6 +10,7 @@ use std::path::Path;
 use foldhash::fast::RandomState;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
+use otelctx_worker::Limits;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use crate::messages::Messages;
 use crate::report::{LIMITS, decode, in_worker, read_recorded};
 use crate::rules::{self, entry};
-use crate::worker::Limits;
 use crate::write::SCOPE;
 use crate::{Error, Function, Identity, file};
 
