@@ -8,6 +8,8 @@
 //! A sample never fails: when the thread's context could not be read, the sample says why
 //! ([`Found`]).
 //!
+//! A [`Symbolizer`] resolves the addresses of stacks to [`Function`]s.
+//!
 //! It does not take samples (`otelctx-sampler`), resolve functions (`otelctx-symbolize`), or
 //! aggregate and write (`otelctx-profile`).
 //!
@@ -48,6 +50,7 @@ mod outcome;
 mod process;
 mod rotation;
 mod sample;
+mod symbol;
 
 pub use catalog::{
     Catalog, ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId,
@@ -59,3 +62,4 @@ pub use outcome::{Found, ReadStep, StackEnd};
 pub use process::{Mapping, Module, ProcessFacts};
 pub use rotation::Rotation;
 pub use sample::{Counts, Event, GilState, Sample};
+pub use symbol::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer, UnnamedModule};

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use otelctx_profile::{Function, Identity};
+use otelctx_sample::{Function, Identity};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of a string, in bytes. Longer ones are truncated.

@@ -9,8 +9,8 @@ use object::elf::SHF_COMPRESSED;
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, SectionHeader};
 use object::{Object, ObjectSection, ReadCache};
-use otelctx_profile::sample::Module;
-use otelctx_profile::sample::format::hexadecimal;
+use otelctx_sample::Module;
+use otelctx_sample::format::hexadecimal;
 
 use crate::copy::Copy;
 

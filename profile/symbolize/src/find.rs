@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use otelctx_profile::sample::format::hexadecimal;
-use otelctx_profile::{Identity, UnnamedModule};
 use otelctx_remote::module;
+use otelctx_sample::format::hexadecimal;
+use otelctx_sample::{Identity, UnnamedModule};
 
 use crate::debug_file::{DIRECTORIES, plain};
 use crate::identity::head_tail_hash;

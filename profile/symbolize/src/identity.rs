@@ -7,9 +7,8 @@ use std::path::Path;
 
 use object::elf::{self, FileHeader64};
 use object::read::elf::NoteIterator;
-use otelctx_profile::sample::Module;
-use otelctx_profile::{Identity, SymbolQuery};
 use otelctx_remote::{Device, Process, module};
+use otelctx_sample::{Identity, Module, SymbolQuery};
 use sha2::{Digest, Sha256};
 
 /// Number of bytes of each end of a file in the head-tail hash (OpenTelemetry semantic conventions,

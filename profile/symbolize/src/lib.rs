@@ -28,8 +28,7 @@ use std::sync::{Arc, OnceLock};
 
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
-use otelctx_profile::sample::{Module, ModuleFiles};
-use otelctx_profile::{Function, Identity, SymbolQuery, Symbolizer as _};
+use otelctx_sample::{Function, Identity, Module, ModuleFiles, SymbolQuery, Symbolizer as _};
 use otelctx_worker::{self as worker, Failure as WorkerFailure, Limits};
 
 pub use find::find_files;
@@ -209,7 +208,7 @@ impl Symbols {
     }
 
     /// Resolves the functions of several modules, each as
-    /// [`functions`](otelctx_profile::Symbolizer::functions) does. They are
+    /// [`functions`](otelctx_sample::Symbolizer::functions) does. They are
     /// decoded in one worker process, and one by one if that fails.
     pub fn functions_of_all(
         &mut self,
@@ -397,7 +396,7 @@ impl Symbols {
     }
 }
 
-impl otelctx_profile::Symbolizer for Symbols {
+impl otelctx_sample::Symbolizer for Symbols {
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         if query.module.is_kernel() {
             let source = Source::Kernel(Kernel::default());

@@ -334,7 +334,7 @@ mod tests {
     use std::process::Command;
 
     use object::ObjectSymbol;
-    use otelctx_profile::Function;
+    use otelctx_sample::Function;
 
     use super::*;
     use crate::copy::Copy;

@@ -4,8 +4,8 @@
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 
-use otelctx_profile::{Function, SymbolQuery};
 use otelctx_remote::{Memory, Process};
+use otelctx_sample::{Function, SymbolQuery};
 
 use crate::copy::{Copy, nameless};
 

@@ -25,7 +25,6 @@ pub mod report;
 mod resolve;
 pub mod rules;
 mod spool;
-mod symbol;
 mod write;
 
 pub use attributes::GIL as GIL_ATTRIBUTE;
@@ -33,11 +32,11 @@ pub use distinct::DistinctCount;
 pub use file::{Error, check_writable};
 pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;
+pub use otelctx_sample::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer, UnnamedModule};
 pub use profile::{Group, Kind, Profile};
 pub use recording::{Clock, Recording};
-pub use resolve::{NamedModule, RecordedFile, UnnamedModule};
+pub use resolve::{NamedModule, RecordedFile};
 #[doc(hidden)]
 pub use resolve::{unnamed_modules, write_named};
 pub use spool::{Parts, Spool};
-pub use symbol::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer};
 pub use write::{Aggregate, Format, Options, OtlpMessages};

@@ -13,13 +13,12 @@ use opentelemetry_proto::tonic::profiles::v1development as proto;
 use otelctx_worker::Limits;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
-use serde::{Deserialize, Serialize};
 
 use crate::messages::Messages;
 use crate::report::{LIMITS, decode, in_worker, read_recorded};
 use crate::rules::{self, entry};
 use crate::write::SCOPE;
-use crate::{Error, Function, Identity, file};
+use crate::{Error, Function, Identity, UnnamedModule, file};
 
 /// Maximum size of the file that is written, in bytes.
 const MAX_OUTPUT: u64 = 2 << 30;
@@ -28,17 +27,6 @@ const DICTIONARY: u32 = 2;
 /// The type of frames whose functions are resolved, and of those of the kernel.
 const NATIVE: &str = "native";
 const KERNEL: &str = "kernel";
-
-/// A file in a recording, some of whose functions are unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnnamedModule {
-    /// Its path, as its process saw it.
-    pub path: String,
-    /// What identifies it.
-    pub identity: Identity,
-    /// Offsets in the file whose functions are unknown, in ascending order.
-    pub offsets: Vec<u64>,
-}
 
 /// A recorded file, in memory.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! The interface to a symbolizer, which resolves addresses to functions.
 
-use otelctx_sample::{Mapping, Module, ProcessFacts};
-use serde::{Deserialize, Serialize};
+use crate::{Mapping, Module, ProcessFacts};
 
 /// A function that contains an address.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Function {
     /// Its name, demangled.
     pub name: String,
@@ -17,7 +17,8 @@ pub struct Function {
 }
 
 /// Identifies a file, for backends that resolve symbols later.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Identity {
     /// The GNU build id; empty if it has none.
     pub build_id: Vec<u8>,
@@ -26,6 +27,18 @@ pub struct Identity {
     /// first and last 4,096 bytes and its size as a big-endian `u64`. `None` if the file can't be
     /// read.
     pub htlhash: Option<[u8; 16]>,
+}
+
+/// A file in a recording, some of whose functions are unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct UnnamedModule {
+    /// Its path, as its process saw it.
+    pub path: String,
+    /// What identifies it.
+    pub identity: Identity,
+    /// Offsets in the file whose functions are unknown, in ascending order.
+    pub offsets: Vec<u64>,
 }
 
 /// A query for the functions of a module.
