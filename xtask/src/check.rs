@@ -1,14 +1,15 @@
 //! `cargo xtask check`: the inner loop of development.
 
 use crate::report::{self, Outcome, Report};
-use crate::words;
 use crate::workspace::cargo;
+use crate::{circles, words};
 
-/// Runs format, vocabulary, lints and unit tests, without anything that `setup` installs.
+/// Runs format, vocabulary, circles of files, lints and unit tests, without anything that `setup` installs.
 pub(crate) fn run() -> Outcome {
     let mut report = Report::default();
     report.step("format", || cargo_step(&["fmt", "--all", "--check"]));
     report.step("words", words::run);
+    report.step("circles", circles::run);
     report.step("lints", || {
         cargo_step(&[
             "clippy",

@@ -6,6 +6,7 @@ mod bench;
 mod bpf;
 mod c;
 mod check;
+mod circles;
 mod collector;
 mod counts;
 mod debian;
@@ -63,6 +64,7 @@ cargo xtask TASK
   package       compile the published crates from their packaged files
   licences      check every dependency's licence against deny.toml
   advisories    check every dependency against known advisories  [--refresh CHECKOUT]
+  circles       check for files that use each other in a circle
   words         check that texts and names use the glossary's words
   bpf           rebuild the sampler's eBPF programs  [--check]
   bench         run the benchmarks  [GROUP] [--json]
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
         "advisories" => advisories::run(rest),
         "bpf" => bpf::run(rest),
         "words" => words::run(),
+        "circles" => circles::run(),
         "bench" => bench::run(rest),
         "soak" => soak::run(rest),
         "help" | "-h" | "--help" => {
