@@ -7,52 +7,9 @@ use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexSet};
 use otelctx_format::record::Context;
 
-use crate::{Frame, Module, ProcessFacts};
-
-macro_rules! id {
-    ($(#[$doc:meta])* $name:ident) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub struct $name(u32);
-
-        impl $name {
-            /// Its position in the catalog, from 0.
-            #[must_use]
-            pub fn index(self) -> usize {
-                self.0 as usize
-            }
-
-            fn from_index(index: usize) -> Self {
-                Self(u32::try_from(index).expect("a catalog holds fewer than 2^32 entries of a kind"))
-            }
-        }
-    };
-}
-
-id!(
-    /// A process running one program.
-    ProcessId
-);
-id!(
-    /// A thread of a process.
-    ThreadId
-);
-id!(
-    /// A thread context: IDs, flags and attributes.
-    ContextId
-);
-id!(
-    /// A frame of a stack.
-    FrameId
-);
-id!(
-    /// A list of frames, innermost first.
-    StackId
-);
-id!(
-    /// A file that code is mapped from.
-    ModuleId
-);
+use crate::frame::Frame;
+use crate::id::{ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadId};
+use crate::process::{Module, ProcessFacts};
 
 /// A thread of a sampled process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -202,7 +159,7 @@ impl Catalog {
         let index = match self.frames.get_index_of(frame) {
             Some(index) => index,
             None => {
-                self.bytes += ENTRY + frame.text_size();
+                self.bytes += ENTRY + frame.memory();
                 self.frames.insert_full(frame.clone()).0
             }
         };

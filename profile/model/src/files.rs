@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::fast::RandomState;
 
-use crate::Module;
+use crate::process::Module;
 
 /// Maximum number of files that are kept open.
 const MAX_FILES: usize = 512;
@@ -42,10 +42,12 @@ enum Key {
 
 impl Key {
     fn of(module: &Module) -> Option<Self> {
-        match () {
-            () if !module.build_id.is_empty() => Some(Self::BuildId(module.build_id.clone())),
-            () if module.inode != 0 => Some(Self::Inode(module.device, module.inode)),
-            () => None,
+        if !module.build_id.is_empty() {
+            Some(Self::BuildId(module.build_id.clone()))
+        } else if module.inode != 0 {
+            Some(Self::Inode(module.device, module.inode))
+        } else {
+            None
         }
     }
 }
@@ -55,7 +57,7 @@ struct Kept {
     file: Arc<File>,
     /// When the file was opened. Only a file without a build ID is compared.
     version: Version,
-    /// Which file it was that was added; `None` once it is needed.
+    /// The number of files that were added until this one; `None` once it is needed.
     spare: Option<u64>,
 }
 
@@ -79,8 +81,8 @@ impl ModuleFiles {
         self.need(module);
     }
 
-    /// Keeps `file` open until it is [needed](Self::need), or has to make room for another one: it is mapped, but may never
-    /// be sampled.
+    /// Keeps `file` open until it is [needed](Self::need), or has to make room for another one: not
+    /// every mapped file is sampled.
     pub fn keep_spare(&self, module: &Module, file: File) {
         let (Some(key), Ok(found)) = (Key::of(module), file.metadata()) else {
             return;
@@ -102,7 +104,8 @@ impl ModuleFiles {
         }
     }
 
-    /// Notes that the file of a module is needed: from now on, no other one takes its place. Returns whether it is kept.
+    /// Marks the file of a module as needed, so that no other one takes its place. Returns whether it
+    /// is kept.
     pub fn need(&self, module: &Module) -> bool {
         let Some(key) = Key::of(module) else {
             return false;
@@ -120,13 +123,13 @@ impl ModuleFiles {
         false
     }
 
-    /// Whether a file of the module was not kept, because there were too many that are needed.
+    /// Whether a file of the module was not kept because 512 others are needed.
     #[must_use]
     pub fn had_no_room(&self, module: &Module) -> bool {
         Key::of(module).is_some_and(|key| self.lock().without_room.contains_key(&key))
     }
 
-    /// Number of files that are [needed](Self::need), and were not kept because 512 others were: at most 65,536.
+    /// Number of [needed](Self::need) files that were not kept because 512 others are: at most 65,536.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lock().dropped

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::GilState;
+use crate::gil::GilState;
 
 /// One frame of a stack. A stack can mix both kinds: C may call a Python function, which calls C.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -50,47 +50,34 @@ impl Frame {
         }
     }
 
-    /// Marks what signal handlers return to, in a native stack whose interrupted frames are marked: the
-    /// frame before each of them, the kernel's or the C library's code that ends a signal. No call leads
-    /// to it, and its address is its first one.
+    /// Marks the frames that signal handlers return to as instructions: code of the kernel or of the C
+    /// library that ends a signal. No call leads there, so that its first address is not behind a call.
+    /// Each is the frame before an interrupted one, which must be marked already.
     pub fn mark_signal_returns(stack: &mut [Self]) {
-        let is_instruction = |frame: &Self| {
-            matches!(
-                frame,
-                Self::Native {
+        // From the innermost frame on, so that a frame that is marked here does not mark another one.
+        for depth in 1..stack.len().saturating_sub(1) {
+            if let Self::Native { address, .. } = stack[depth]
+                && let Self::Native {
                     is_return_address: false,
                     ..
-                }
-            )
-        };
-        // From the innermost one on, so that what is marked here marks nothing else.
-        for depth in 1..stack.len().saturating_sub(1) {
-            if is_instruction(&stack[depth + 1])
-                && let Self::Native { address, .. } = stack[depth]
+                } = stack[depth + 1]
             {
                 stack[depth] = Self::instruction(address);
             }
         }
     }
 
-    /// Whether it is no function, and says that the thread waits for an interpreter's lock:
-    /// [`GilState::WAITING_FRAME`].
+    /// Whether this is [`GilState::WAITING_FRAME`], which stands for taking an interpreter's lock.
     #[must_use]
     pub fn is_gil_wait(&self) -> bool {
-        match self {
-            Self::Native { .. } => false,
-            Self::Named(named) => named.function == GilState::WAITING_FRAME,
-        }
+        matches!(self, Self::Named(named) if named.function == GilState::WAITING_FRAME)
     }
 
-    /// Size of the strings that it refers to, in bytes.
-    pub(crate) fn text_size(&self) -> usize {
+    /// Estimates the memory that it refers to, in bytes.
+    pub(crate) fn memory(&self) -> usize {
         match self {
             Self::Native { .. } => 0,
-            Self::Named(named) => {
-                let texts = [&named.function, &named.qualified_name, &named.file];
-                size_of::<NamedFrame>() + texts.map(String::len).iter().sum::<usize>()
-            }
+            Self::Named(named) => named.memory(),
         }
     }
 
@@ -139,7 +126,7 @@ pub struct NamedFrame {
 }
 
 impl NamedFrame {
-    /// Whether the function's name is not known: the runtime's stands for it, such as `[Python]`.
+    /// Whether the function's name is unknown, and the runtime's replaces it, such as `[Python]`.
     #[must_use]
     pub fn is_unnamed(&self) -> bool {
         self.file.is_empty() && self.function.starts_with('[') && self.function.ends_with(']')
@@ -154,7 +141,7 @@ impl NamedFrame {
         }
     }
 
-    /// How much memory it takes, in bytes: an estimate.
+    /// Estimates its memory, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.function.len() + self.qualified_name.len() + self.file.len()
@@ -185,8 +172,8 @@ impl FrameKind {
     pub const BEAM: Self = Self("beam");
     /// Native code that a runtime has named.
     pub const NATIVE: Self = Self("native");
-    /// No function: what an incomplete stack ends with ([`StackEnd::marker`](crate::StackEnd::marker)). The value is
-    /// that of OpenTelemetry's eBPF profiler (`libpf/frametype.go`).
+    /// The end of an incomplete stack, which is no function ([`StackEnd::marker`](crate::StackEnd::marker)).
+    /// The value is that of OpenTelemetry's eBPF profiler (`libpf/frametype.go`).
     pub const ABORT_MARKER: Self = Self("abort-marker");
 
     /// Another runtime, by convention its name in lower case.

@@ -44,22 +44,26 @@
 //! ```
 
 mod catalog;
+mod counts;
 mod files;
 mod frame;
+mod gil;
+mod id;
 mod outcome;
 mod process;
 mod rotation;
 mod sample;
 mod symbol;
 
-pub use catalog::{
-    Catalog, ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId,
-};
+pub use catalog::{Catalog, ThreadFacts};
+pub use counts::Counts;
 pub use files::ModuleFiles;
 pub use frame::{Frame, FrameKind, NamedFrame};
+pub use gil::GilState;
+pub use id::{ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadId};
 pub use otelctx_format as format;
 pub use outcome::{Found, ReadStep, StackEnd};
 pub use process::{Mapping, Module, ProcessFacts};
 pub use rotation::Rotation;
-pub use sample::{Counts, Event, GilState, Sample};
+pub use sample::{Event, Sample};
 pub use symbol::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer, UnnamedModule};

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{ContextId, FrameKind, NamedFrame};
+use crate::frame::{FrameKind, NamedFrame};
+use crate::id::ContextId;
 
 /// The outcome of reading a thread's context. A sample contains the context's ID; when a single
 /// thread is read, it is the context itself (`Found<Context>`).
@@ -125,6 +126,7 @@ impl fmt::Display for ReadStep {
         })
     }
 }
+
 /// Why a user stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -189,8 +191,8 @@ impl StackEnd {
         }
     }
 
-    /// The frame that stands for the missing ones in files, outside of all others, such as `[incomplete: no unwind
-    /// tables]`. `None` if nothing is missing, or if that is unknown.
+    /// The outermost frame in files of an incomplete stack, such as `[incomplete: no unwind tables]`.
+    /// `None` if no frame is missing, or if that is unknown.
     #[must_use]
     pub fn marker(self) -> Option<NamedFrame> {
         let is_cut = !matches!(self, Self::Start | Self::FramePointers);

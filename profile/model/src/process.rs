@@ -2,7 +2,7 @@
 
 use otelctx_format::process_context::Value;
 
-use crate::ModuleId;
+use crate::id::ModuleId;
 
 /// Estimated memory of a value, in bytes.
 fn value_memory(value: &Value) -> usize {

@@ -1,6 +1,6 @@
 //! Decides when a catalog has grown too large and must be replaced.
 
-use crate::Catalog;
+use crate::catalog::Catalog;
 
 /// Decides when a catalog has grown too large, to bound the memory of long recordings.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! The interface to a symbolizer, which resolves addresses to functions.
 
-use crate::{Mapping, Module, ProcessFacts};
+use crate::process::{Mapping, Module, ProcessFacts};
 
 /// A function that contains an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
