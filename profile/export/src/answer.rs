@@ -5,7 +5,7 @@ use std::time::Duration;
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
 use prost::Message;
 
-use crate::Error;
+use crate::error::Error;
 
 /// Maximum number of bytes that are read of a response. No valid response needs more.
 pub(crate) const ANSWER_SIZE: usize = 64 << 10;
@@ -53,6 +53,14 @@ impl Failure {
     pub(crate) fn for_now(error: Error) -> Self {
         let again = Again::Later;
         Self { error, again }
+    }
+
+    /// An unreachable server may be reachable soon; a rejected certificate stays rejected.
+    pub(crate) fn to_connect(error: Error) -> Self {
+        match error {
+            Error::Unreachable { .. } => Self::for_now(error),
+            error => Self::for_good(error),
+        }
     }
 }
 

@@ -6,7 +6,11 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::{Endpoint, Error};
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+
+/// This program's name in requests.
+pub(crate) const NAME: &str = concat!("otelctx/", env!("CARGO_PKG_VERSION"));
 
 /// The byte stream below a protocol.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -77,7 +81,9 @@ mod tls {
     use tokio_rustls::TlsConnector;
     use tokio_rustls::client::TlsStream;
 
-    use crate::{Endpoint, Error, Protocol};
+    use crate::endpoint::Endpoint;
+    use crate::error::Error;
+    use crate::protocol::Protocol;
 
     #[derive(Clone)]
     pub(super) struct Tls {

@@ -14,8 +14,7 @@ use hyper::client::conn::http1;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time;
 
-use crate::connect::Connector;
-use crate::exporter::NAME;
+use crate::connect::{Connector, NAME};
 use crate::{Endpoint, Error};
 
 /// Maximum size of a response's head, in bytes.

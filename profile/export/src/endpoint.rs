@@ -8,63 +8,11 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-use crate::Error;
+use crate::error::Error;
+use crate::protocol::Protocol;
 
 /// The path below an endpoint to which profiles are posted over HTTP.
 const PATH: &str = "v1development/profiles";
-/// The default port for gRPC.
-const GRPC_PORT: u16 = 4317;
-/// The default port for HTTP.
-const HTTP_PORT: u16 = 4318;
-
-/// The protocol that carries OTLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// gRPC, over HTTP/2.
-    Grpc,
-    /// HTTP requests with Protobuf messages as their bodies.
-    Http,
-}
-
-impl Protocol {
-    /// The other one.
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Grpc => Self::Http,
-            Self::Http => Self::Grpc,
-        }
-    }
-
-    /// Its default port.
-    pub(crate) fn port(self) -> u16 {
-        match self {
-            Self::Grpc => GRPC_PORT,
-            Self::Http => HTTP_PORT,
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Grpc => "grpc",
-            Self::Http => "http/protobuf",
-        })
-    }
-}
-
-impl FromStr for Protocol {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "grpc" => Ok(Self::Grpc),
-            "http/protobuf" => Ok(Self::Http),
-            other => Err(format!("{other:?} is neither grpc nor http/protobuf")),
-        }
-    }
-}
-
 /// Where profiles are sent, and how.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -148,30 +96,21 @@ impl Endpoint {
         let from_variable = environment.parsed("PROTOCOL", Protocol::from_str)?;
         let of_profiles = environment.value("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT");
         let of_all = environment.value("OTEL_EXPORTER_OTLP_ENDPOINT");
-        let mut endpoint = match (url, of_profiles, of_all) {
-            (Some(url), _, _) => {
-                let by_port = by_port(&parse(url)?);
-                Self::new(
-                    url,
-                    protocol
-                        .or(by_port)
-                        .or(from_variable)
-                        .unwrap_or(Protocol::Http),
-                )?
-            }
-            (None, Some(url), _) => {
-                let uri = parse(&url)?;
-                let protocol = protocol.or(from_variable).or_else(|| by_port(&uri));
-                Self::of(uri, protocol.unwrap_or(Protocol::Http))
-            }
-            (None, None, Some(url)) => {
-                let protocol = protocol.or(from_variable).or(by_port(&parse(&url)?));
-                Self::new(&url, protocol.unwrap_or(Protocol::Http))?
-            }
-            (None, None, None) => {
-                let protocol = protocol.or(from_variable).unwrap_or(Protocol::Http);
-                Self::new(&format!("http://localhost:{}", protocol.port()), protocol)?
-            }
+        let is_of_profiles = url.is_none() && of_profiles.is_some();
+        let given = url.map(str::to_owned).or(of_profiles).or(of_all);
+        let port = given.as_deref().map(parse).transpose()?;
+        let port = port.as_ref().and_then(by_port);
+        // A given URL says more about itself than a variable does.
+        let by_default = if url.is_some() {
+            port.or(from_variable)
+        } else {
+            from_variable.or(port)
+        };
+        let protocol = protocol.or(by_default).unwrap_or(Protocol::Http);
+        let mut endpoint = match given {
+            Some(url) if is_of_profiles => Self::of(parse(&url)?, protocol),
+            Some(url) => Self::new(&url, protocol)?,
+            None => Self::new(&format!("http://localhost:{}", protocol.port()), protocol)?,
         };
         if let Some(headers) = environment.parsed("HEADERS", headers)? {
             endpoint.headers = headers;
@@ -250,10 +189,10 @@ impl Environment<'_> {
 /// A URL to show: without its query, and without everything else if it contains a user, because it
 /// is unclear where the password ends.
 fn public(url: &str) -> String {
-    match url.contains('@') {
-        true => "…@…".to_owned(),
-        false => url.split('?').next().unwrap_or_default().to_owned(),
+    if url.contains('@') {
+        return "…@…".to_owned();
     }
+    url.split('?').next().unwrap_or_default().to_owned()
 }
 
 fn parse(url: &str) -> Result<Uri, Error> {
@@ -297,11 +236,9 @@ fn with_path(url: &str, uri: &Uri) -> Result<Uri, Error> {
 }
 
 fn by_port(uri: &Uri) -> Option<Protocol> {
-    match uri.port_u16() {
-        Some(GRPC_PORT) => Some(Protocol::Grpc),
-        Some(HTTP_PORT) => Some(Protocol::Http),
-        _ => None,
-    }
+    let port = uri.port_u16()?;
+    let protocols = [Protocol::Grpc, Protocol::Http];
+    protocols.into_iter().find(|it| it.port() == port)
 }
 
 /// `KEY=VALUE,KEY=VALUE`, values percent-encoded (W3C baggage without its properties).
@@ -333,19 +270,14 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, behind @ ..] = rest {
-        let encoded = match (first, behind) {
-            (b'%', [high, low, ..]) => hex_digit(*high).zip(hex_digit(*low)),
-            _ => None,
-        };
-        match encoded {
-            Some((high, low)) => {
-                bytes.push(high << 4 | low);
-                rest = &behind[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = behind;
-            }
+        if let (b'%', [high, low, behind @ ..]) = (first, behind)
+            && let (Some(high), Some(low)) = (hex_digit(*high), hex_digit(*low))
+        {
+            bytes.push(high << 4 | low);
+            rest = behind;
+        } else {
+            bytes.push(*first);
+            rest = behind;
         }
     }
     bytes

@@ -1,11 +1,10 @@
 //! Why profiles could not be sent.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Protocol, Sent};
+use crate::protocol::Protocol;
 
 /// Why profiles could not be sent.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -141,37 +140,5 @@ impl Error {
             }
             _ => None,
         }
-    }
-}
-
-/// A profile that could not be sent, or only in part.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Failed {
-    /// The error.
-    pub why: Error,
-    /// Number of attempts to send the message that failed.
-    pub attempts: u32,
-    /// The messages before it, which the collector has accepted.
-    pub sent: Sent,
-}
-
-impl fmt::Display for Failed {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.why.fmt(out)?;
-        if self.attempts > 1 {
-            write!(out, ", tried {} times", self.attempts)?;
-        }
-        match self.sent.messages {
-            0 => Ok(()),
-            1 => out.write_str("; it accepted one part of the profile before"),
-            parts => write!(out, "; it accepted {parts} parts of the profile before"),
-        }
-    }
-}
-
-impl std::error::Error for Failed {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.why)
     }
 }

@@ -12,42 +12,11 @@ use crate::answer::{Again, Answer, Failure};
 use crate::connect::Connector;
 use crate::grpc::Grpc;
 use crate::http1::Http;
-use crate::{Endpoint, Error, Failed, Protocol};
+use crate::sent::{Failed, Sent};
+use crate::{Endpoint, Error, Protocol};
 
-/// This program's name in requests.
-pub(crate) const NAME: &str = concat!("otelctx/", env!("CARGO_PKG_VERSION"));
 /// Maximum delay before a retry. If the collector requests a longer one, there is no retry.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Maximum number of different remarks of a collector that are kept.
-const REMARKS: usize = 5;
-
-/// What a collector has accepted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Sent {
-    /// Number of messages.
-    pub messages: usize,
-    /// Their size before compression, in bytes.
-    pub bytes: usize,
-    /// Number of profiles that the collector reported as rejected.
-    pub rejected_profiles: u64,
-    /// Other messages from the collector, whether or not it rejected anything: a few lines at most.
-    pub remarks: Vec<String>,
-}
-
-impl Sent {
-    fn add(&mut self, bytes: usize, answer: Answer) {
-        self.messages += 1;
-        self.bytes += bytes;
-        let rejected = u64::try_from(answer.rejected).unwrap_or(0);
-        self.rejected_profiles = self.rejected_profiles.saturating_add(rejected);
-        let is_new = !answer.message.is_empty() && !self.remarks.contains(&answer.message);
-        if is_new && self.remarks.len() < REMARKS {
-            self.remarks.push(answer.message);
-        }
-    }
-}
-
 /// Sends profiles to an endpoint, over one connection as long as it lasts.
 pub struct Exporter {
     endpoint: Arc<Endpoint>,

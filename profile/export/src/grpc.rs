@@ -18,9 +18,7 @@ use tonic::{Code, Request, Status};
 use tower_service::Service;
 
 use crate::answer::{ANSWER_SIZE, Again, Answer, Failure, retry_info, shown};
-use crate::connect::{Connector, Stream};
-use crate::exporter::NAME;
-use crate::http1::again_if_unreachable;
+use crate::connect::{Connector, NAME, Stream};
 use crate::{Error, Protocol, other_protocol};
 
 /// The method of the service in `profiles_service.proto`.
@@ -72,7 +70,7 @@ impl Grpc {
             Err(status) => status,
         };
         if let Some(error) = found_in(&status) {
-            return Err(again_if_unreachable(error));
+            return Err(Failure::to_connect(error));
         }
         let other = if status.message().starts_with(NO_GRPC) {
             Some(reason(&status))

@@ -15,8 +15,7 @@ use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfil
 use prost::Message;
 
 use crate::answer::{ANSWER_SIZE, Again, Answer, Failure, Status, shown};
-use crate::connect::Connector;
-use crate::exporter::NAME;
+use crate::connect::{Connector, NAME};
 use crate::{Error, Protocol, other_protocol};
 
 const PROTOBUF: &str = "application/x-protobuf";
@@ -93,16 +92,11 @@ impl Http {
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
-        let stream = self
-            .connector
-            .connect()
-            .await
-            .map_err(again_if_unreachable)?;
-        let shaken = http1::Builder::new()
-            .max_buf_size(ANSWER_SIZE)
-            .handshake(stream)
-            .await;
-        let (connection, driver) = match shaken {
+        let stream = self.connector.connect().await;
+        let stream = stream.map_err(Failure::to_connect)?;
+        let mut builder = http1::Builder::new();
+        let handshake = builder.max_buf_size(ANSWER_SIZE).handshake(stream).await;
+        let (connection, driver) = match handshake {
             Ok(both) => both,
             Err(why) => return Err(self.broken(&why).await),
         };
@@ -185,15 +179,6 @@ impl Http {
             _ => Error::Refused { endpoint, reason },
         };
         Failure { error, again }
-    }
-}
-
-/// An unreachable server may be reachable soon; a server whose certificate is rejected will stay
-/// rejected.
-pub(crate) fn again_if_unreachable(error: Error) -> Failure {
-    match error {
-        Error::Unreachable { .. } => Failure::for_now(error),
-        error => Failure::for_good(error),
     }
 }
 

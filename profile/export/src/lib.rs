@@ -29,8 +29,12 @@ mod exporter;
 mod grpc;
 mod http1;
 mod other_protocol;
+mod protocol;
+mod sent;
 
 pub use download::{DownloadError, DownloadLimits, Downloads};
-pub use endpoint::{Endpoint, Protocol};
-pub use error::{Error, Failed};
-pub use exporter::{Exporter, Sent};
+pub use endpoint::Endpoint;
+pub use error::Error;
+pub use exporter::Exporter;
+pub use protocol::Protocol;
+pub use sent::{Failed, Sent};

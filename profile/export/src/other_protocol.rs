@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time;
 
-use crate::Protocol;
 use crate::answer::shown;
 use crate::connect::Connector;
+use crate::protocol::Protocol;
 
 /// The first bytes of an HTTP/2 client (RFC 9113, section 3.4): the preface and an empty SETTINGS
 /// frame.
