@@ -5,8 +5,6 @@ use std::borrow::Cow;
 
 use otelctx_sample::format::record::Context;
 
-use crate::{Group, Profile};
-
 /// The prefix that the OpenTelemetry eBPF profiler adds to the names of record attributes. Here it
 /// marks an attribute whose name is used by the profile itself, such as `thread.name`, is empty, or
 /// starts with this prefix.
@@ -51,24 +49,12 @@ pub(crate) fn attribute<'c>(context: &'c Context, name: &str) -> Option<&'c str>
     found.map(|(_, value)| value.as_str())
 }
 
-/// The value of an attribute of a group of samples: [`GIL`], or one of its context.
-pub(crate) fn attribute_of<'p>(
-    profile: &'p Profile,
-    group: &Group<'_>,
-    name: &str,
-) -> Option<&'p str> {
-    if name == GIL {
-        return group.gil.map(otelctx_sample::GilState::name);
-    }
-    let context = profile.context(group.context?);
-    attribute(context, name)
-}
-
 /// The name of an attribute if the names in `own` are taken. Distinct names stay distinct.
 pub(crate) fn beside<'n>(own: &[&str], name: &'n str) -> Cow<'n, str> {
     let is_taken = name.is_empty() || own.contains(&name) || name.starts_with(UPSTREAM_PREFIX);
-    match is_taken {
-        true => format!("{UPSTREAM_PREFIX}{name}").into(),
-        false => name.into(),
+    if is_taken {
+        format!("{UPSTREAM_PREFIX}{name}").into()
+    } else {
+        name.into()
     }
 }

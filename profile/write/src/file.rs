@@ -19,51 +19,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
 use nix::unistd::{AccessFlags, access, geteuid, linkat};
 
-/// Why a profile could not be written or read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The file's extension belongs to no format.
-    #[error(
-        "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .svg \
-         (flame graph) or .folded",
-        .0.display()
-    )]
-    Ending(PathBuf),
-    /// Writing failed; the file is as it was before.
-    #[error("{}: cannot be written: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Reading failed.
-    #[error("{}: cannot be read: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The file seems valid, but decoding it exceeds the memory limit.
-    #[error("{}: too large: {reason}; record for a shorter time, at a lower frequency (-F) or \
-        fewer processes (-p, --filter)", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// The required memory, and the limit.
-        reason: String,
-    },
-    /// The file is not an OTLP profile, or only a part of one.
-    #[error("{}: not a complete OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-}
+use crate::error::Error;
 
 /// Writes `content` to `path`. Even if this process is killed, `path` has either its earlier
 /// content or all of the new content. A killed process can leave a file `.NAME.PID` in the same

@@ -16,10 +16,12 @@
 
 mod attributes;
 mod distinct;
+mod error;
 mod file;
 mod location;
 mod messages;
 mod profile;
+mod recorded_file;
 mod recording;
 pub mod report;
 mod resolve;
@@ -29,7 +31,8 @@ mod write;
 
 pub use attributes::GIL as GIL_ATTRIBUTE;
 pub use distinct::DistinctCount;
-pub use file::{Error, check_writable};
+pub use error::Error;
+pub use file::check_writable;
 pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;
 pub use otelctx_sample::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer, UnnamedModule};

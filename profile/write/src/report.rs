@@ -2,9 +2,8 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::File;
 use std::hash::Hash;
-use std::io::{self, Read, Write};
+use std::io::Read;
 use std::path::Path;
 
 use opentelemetry_proto::tonic::common::v1::any_value;
@@ -14,28 +13,16 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::GilState;
 use otelctx_sample::format::hexadecimal;
-use otelctx_worker::{self as worker, Failure, Limits};
-use prost::Message;
-use serde::de::DeserializeOwned;
+use otelctx_worker::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::attributes::{DETECTED, GIL, THREAD_ID, THREAD_NAME, UNKNOWN_SERVICE, UPSTREAM_PREFIX};
-use crate::messages::Messages;
+use crate::error::Error;
+use crate::recorded_file::{LIMITS, decode, in_worker, read, read_from};
 use crate::rules::{self, entry};
 
 /// The name for samples without the attribute.
 pub const NO_ATTRIBUTE: &str = "(none)";
-/// Maximum size of a file, in bytes.
-const MAX_FILE: u64 = 1 << 30;
-/// 4.2 million samples in a file of 252 MiB took 34 s of CPU time on a busy machine; the largest
-/// file has four times as many. A report with as many traces takes half a GiB of output.
-pub(crate) const LIMITS: Limits = Limits {
-    memory: 4 << 30,
-    output: 1 << 30,
-    cpu: 600,
-    timeout: 1800,
-};
 /// The name of a function whose file is unknown, too.
 const UNKNOWN: &str = "[unknown]";
 
@@ -100,17 +87,6 @@ pub struct FunctionCost {
     pub total: Cost,
 }
 
-fn too_large(path: &Path, reason: String) -> Error {
-    Error::TooLarge {
-        path: path.to_owned(),
-        reason,
-    }
-}
-
-fn file_too_large(path: &Path) -> Error {
-    too_large(path, format!("it has more than {} MiB", MAX_FILE >> 20))
-}
-
 /// Decodes and summarizes a file in a worker process. The memory limit includes the file, because
 /// two bytes of a file can encode a message of a hundred, and the file may be hostile.
 fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report, Error> {
@@ -118,116 +94,6 @@ fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report,
         let report = decode(bytes).map(|data| Report::of_all(&data, by));
         Ok(serde_json::to_writer(pipe, &report)?)
     })
-}
-
-/// Decodes all messages of a file and checks that they violate no rule.
-pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<ProfilesData>, String> {
-    let decoded = Messages::new(bytes)
-        .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
-    let data = decoded.collect::<Result<Vec<_>, _>>()?;
-    match data.iter().flat_map(rules::violations).next() {
-        Some(violation) => Err(violation),
-        None => Ok(data),
-    }
-}
-
-/// Runs `work` on the file at `path` in a worker process. It writes a value as JSON, or a sentence that
-/// says what is wrong with the file.
-pub(crate) fn in_worker<T: DeserializeOwned>(
-    path: &Path,
-    limits: Limits,
-    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<T, Error> {
-    let output = run(path, limits, work)?;
-    let answer: Result<T, String> =
-        serde_json::from_slice(&output).map_err(|_| died(path, limits))?;
-    answer.map_err(|reason| Error::Malformed {
-        path: path.to_owned(),
-        reason,
-    })
-}
-
-/// Runs `work` on the file at `path` in a worker process, and returns what it writes.
-pub(crate) fn run(
-    path: &Path,
-    limits: Limits,
-    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<Vec<u8>, Error> {
-    worker::run(limits, work).map_err(|failure| match failure {
-        Failure::TimedOut => too_large(path, "decoding it takes too long".to_owned()),
-        Failure::OutputTooLarge => {
-            let limit = limits.output >> 20;
-            too_large(path, format!("its result takes more than {limit} MiB"))
-        }
-        Failure::NotStarted => Error::Read {
-            path: path.to_owned(),
-            source: io::Error::other("cannot start a worker process"),
-        },
-        _ => died(path, limits),
-    })
-}
-
-fn died(path: &Path, limits: Limits) -> Error {
-    let limit = limits.memory >> 20;
-    too_large(
-        path,
-        format!("decoding it takes more than {limit} MiB of memory, or ten minutes of CPU time"),
-    )
-}
-
-/// Describes a file that has one of the other formats, by its first bytes.
-fn other_format(bytes: &[u8]) -> Option<&'static str> {
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Some("it is compressed, like files for pprof and the Firefox Profiler");
-    }
-    if bytes.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        return Some(
-            "it is compressed; configure the Collector's file exporter without \
-            `compression`",
-        );
-    }
-    if bytes.starts_with(b"{") {
-        return Some("it is JSON; configure the Collector's file exporter with `format: proto`");
-    }
-    let is_picture = bytes.starts_with(b"<?xml") || bytes.starts_with(b"<svg");
-    is_picture.then_some("it is an SVG image, open it in a browser")
-}
-
-/// Reads a recorded file. See [`Report::read_from`] for its errors.
-pub(crate) fn read_recorded(path: &Path) -> Result<Vec<u8>, Error> {
-    let file = File::open(path).map_err(|source| Error::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    // A pipe has no size; it is too large once this much was read.
-    if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
-        return Err(file_too_large(path));
-    }
-    read_bytes(file, path)
-}
-
-fn read_bytes(source: impl Read, path: &Path) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::new();
-    let read = source.take(MAX_FILE + 1).read_to_end(&mut bytes);
-    read.map_err(|source| Error::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    let malformed = |reason: String| Error::Malformed {
-        path: path.to_owned(),
-        reason,
-    };
-    if bytes.is_empty() {
-        return Err(malformed("it is empty".to_owned()));
-    }
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(file_too_large(path));
-    }
-    let first = Messages::new(&bytes).next().and_then(Result::ok);
-    if let Some(other) = first.and_then(other_format) {
-        return Err(malformed(other.to_owned()));
-    }
-    Ok(bytes)
 }
 
 impl Report {
@@ -239,7 +105,7 @@ impl Report {
     ///
     /// Those of [`Report::read_from`].
     pub fn read(path: &Path, by: &str) -> Result<Self, Error> {
-        sum_up(&read_recorded(path)?, path, by, LIMITS)
+        sum_up(&read(path)?, path, by, LIMITS)
     }
 
     /// Reads from a source other than a file; errors name it `path`.
@@ -249,7 +115,7 @@ impl Report {
     /// [`Error::Read`], [`Error::TooLarge`] if the file is larger than 1 GiB or takes more than 4
     /// GiB of memory, and [`Error::Malformed`] if it is truncated or violates a rule of the format.
     pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
-        sum_up(&read_bytes(source, path)?, path, by, LIMITS)
+        sum_up(&read_from(source, path)?, path, by, LIMITS)
     }
 
     /// Summarizes `data`, which must not violate a rule ([`rules::violations`]).

@@ -15,7 +15,7 @@ use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
 
 use crate::messages::Messages;
-use crate::report::{LIMITS, decode, in_worker, read_recorded};
+use crate::recorded_file::{self, LIMITS, decode, in_worker};
 use crate::rules::{self, entry};
 use crate::write::SCOPE;
 use crate::{Error, Function, Identity, UnnamedModule, file};
@@ -46,7 +46,7 @@ impl<'p> RecordedFile<'p> {
     ///
     /// Those of [`Report::read_from`](crate::report::Report::read_from).
     pub fn read(path: &'p Path) -> Result<Self, Error> {
-        let bytes = read_recorded(path)?;
+        let bytes = recorded_file::read(path)?;
         Ok(Self { bytes, path })
     }
 
@@ -73,7 +73,7 @@ impl<'p> RecordedFile<'p> {
             ..LIMITS
         };
         let work = |pipe: &mut dyn Write| write_named(&self.bytes, named, pipe);
-        let bytes = crate::report::run(self.path, limits, work)?;
+        let bytes = recorded_file::run(self.path, limits, work)?;
         file::write(path, |writer| writer.write_all(&bytes))
     }
 }

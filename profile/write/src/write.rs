@@ -6,6 +6,7 @@ mod flame_graph;
 mod folded;
 mod otlp;
 mod pprof;
+mod room;
 
 pub use aggregate::Aggregate;
 pub use otlp::OtlpMessages;

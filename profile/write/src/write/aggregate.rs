@@ -7,44 +7,12 @@ use std::path::Path;
 
 use super::firefox::Firefox;
 use super::pprof::Pprof;
+use super::room::{OTHER, Room};
 use super::{flame_graph, folded};
 use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
 const MAX_STACKS: usize = 64 << 20;
-/// Represents all stacks, traces or spans for which there was no room.
-pub(super) const OTHER: &str = "(other)";
-
-/// A memory budget for entries of tables.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    /// The budget, in bytes.
-    pub(super) size: usize,
-    left: usize,
-    /// Bytes of the budget that are reserved for now.
-    pub(super) reserved: usize,
-}
-
-impl Room {
-    /// Estimated memory of an entry in an index, in bytes, without its contents.
-    const ENTRY: usize = 32;
-
-    pub(super) fn new(size: usize) -> Self {
-        Self {
-            size,
-            left: size,
-            reserved: 0,
-        }
-    }
-
-    /// Takes this many bytes from the budget, if they are left.
-    pub(super) fn take(&mut self, bytes: usize) -> bool {
-        let bytes = bytes.saturating_add(Self::ENTRY);
-        let is_enough = self.left.saturating_sub(self.reserved) >= bytes;
-        self.left -= if is_enough { bytes } else { 0 };
-        is_enough
-    }
-}
 
 /// A recording aggregated over its parts, for formats with one file per recording
 /// ([`Format::is_aggregate`]). The memory of each format is bounded.
@@ -58,8 +26,8 @@ pub struct Aggregate {
     processes: DistinctCount,
     /// The name of one of them.
     process: String,
-    pub(super) clock: Clock,
-    pub(super) period: NonZeroU64,
+    clock: Clock,
+    period: NonZeroU64,
 }
 
 /// On-CPU stacks as text.
@@ -140,7 +108,10 @@ impl Aggregate {
         match (format, &mut self.pprof, &mut self.firefox) {
             (Format::Pprof, Some(pprof), _) => pprof.write(clock, self.period.get(), writer),
             (Format::Firefox, _, Some(firefox)) => firefox.write(&title, writer),
-            (Format::FlameGraph, ..) => flame_graph::write(self, writer),
+            (Format::FlameGraph, ..) => {
+                let title = self.title();
+                flame_graph::write(&title, clock, self.period, self.lines(), writer)
+            }
             _ => {
                 let mut lines = self.lines();
                 lines.try_for_each(|(stack, count)| writeln!(writer, "{stack} {count}"))
@@ -149,7 +120,7 @@ impl Aggregate {
     }
 
     /// Each stack with its number of samples.
-    pub(super) fn lines(&self) -> impl Iterator<Item = (&str, usize)> {
+    fn lines(&self) -> impl Iterator<Item = (&str, usize)> {
         self.stacks.iter().flat_map(|stacks| {
             let lines = stacks.lines.iter();
             let others = (stacks.others > 0).then_some((OTHER, stacks.others));
@@ -169,7 +140,7 @@ impl Aggregate {
     }
 
     /// The subject, and the attribute by which it is divided.
-    pub(super) fn title(&self) -> String {
+    fn title(&self) -> String {
         let subject = self.subject();
         match &self.options.by {
             Some(name) => format!("{subject}: CPU by {name}"),

@@ -11,8 +11,8 @@ use fxprof_processed_profile as fx;
 use indexmap::IndexMap;
 use otelctx_sample::{ContextId, FrameKind, GilState, ThreadId};
 
-use super::aggregate::{OTHER, Room};
 use super::folded::each_frame;
+use super::room::{OTHER, Room};
 use crate::attributes::{attribute, attributes};
 use crate::{Clock, Kind, LocationIndex, Options, Place, Profile};
 

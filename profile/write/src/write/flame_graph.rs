@@ -5,20 +5,26 @@ use std::num::NonZeroU64;
 
 use inferno::flamegraph;
 
-use super::Aggregate;
 use super::folded;
 use crate::Clock;
 
-pub(super) fn write(stacks: &Aggregate, writer: &mut dyn Write) -> io::Result<()> {
-    let samples = stacks.lines().map(|(_, count)| count).sum();
-    let lines: Vec<String> = stacks
-        .lines()
-        .map(|(stack, count)| format!("{stack} {count}"))
-        .collect();
+/// Writes the graph of `stacks`, each with its number of samples.
+pub(super) fn write<'s>(
+    title: &str,
+    clock: Clock,
+    period: NonZeroU64,
+    stacks: impl Iterator<Item = (&'s str, usize)>,
+    writer: &mut dyn Write,
+) -> io::Result<()> {
+    let mut samples = 0;
+    let lines = stacks.map(|(stack, count)| {
+        samples += count;
+        format!("{stack} {count}")
+    });
+    let lines: Vec<String> = lines.collect();
     let mut chosen = flamegraph::Options::default();
-    let title = stacks.title();
     chosen.title = title.chars().map(folded::in_a_line).collect();
-    chosen.subtitle = Some(subtitle(stacks.clock, stacks.period, samples));
+    chosen.subtitle = Some(subtitle(clock, period, samples));
     chosen.count_name = "samples".to_owned();
     // The start of a name says more than its end.
     chosen.text_truncate_direction = flamegraph::TextTruncateDirection::Right;

@@ -1,10 +1,10 @@
 //! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples.
 
-use crate::attributes::attribute_of;
-use crate::{Kind, Location, Options, Place, Profile};
+use otelctx_sample::GilState;
 
-/// The root of samples without the attribute.
-const WITHOUT: &str = "(none)";
+use crate::attributes::{GIL, attribute};
+use crate::report::NO_ATTRIBUTE;
+use crate::{Group, Kind, Location, Options, Place, Profile};
 
 /// Each on-CPU stack with its count. The first frames are the requested attribute, the process and
 /// the thread.
@@ -17,7 +17,7 @@ pub(super) fn stacks<'p>(
         let mut stack = String::new();
         if let Some(name) = &options.by {
             let value = attribute_of(profile, &group, name);
-            push(&mut stack, value.unwrap_or(WITHOUT));
+            push(&mut stack, value.unwrap_or(NO_ATTRIBUTE));
         }
         push(&mut stack, &super::name_of(profile.process(group.process)));
         push(&mut stack, &profile.thread(group.thread).name);
@@ -29,6 +29,14 @@ pub(super) fn stacks<'p>(
         end_without_count(&mut stack);
         (stack, group.samples.len())
     })
+}
+
+/// The value of an attribute of a group of samples: [`GIL`], or one of its context.
+fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Option<&'p str> {
+    if name == GIL {
+        return group.gil.map(GilState::name);
+    }
+    attribute(profile.context(group.context?), name)
 }
 
 /// Visits the names of a location's functions, outermost first; if it has none, the name of its

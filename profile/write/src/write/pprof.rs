@@ -11,7 +11,7 @@ use indexmap::{Equivalent, IndexMap, IndexSet};
 use otelctx_sample::format::hexadecimal;
 use prost::Message;
 
-use super::aggregate::{OTHER, Room};
+use super::room::{OTHER, Room};
 use crate::attributes::{GIL, SERVICE_NAME, attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
 

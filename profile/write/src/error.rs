@@ -1,0 +1,50 @@
+//! Why a profile could not be written or read.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a profile could not be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file's extension belongs to no format.
+    #[error(
+        "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .svg \
+         (flame graph) or .folded",
+        .0.display()
+    )]
+    Ending(PathBuf),
+    /// Writing failed; the file is as it was before.
+    #[error("{}: cannot be written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Reading failed.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file seems valid, but decoding it exceeds the memory limit.
+    #[error("{}: too large: {reason}; record for a shorter time, at a lower frequency (-F) or \
+        fewer processes (-p, --filter)", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The required memory, and the limit.
+        reason: String,
+    },
+    /// The file is not an OTLP profile, or only a part of one.
+    #[error("{}: not a complete OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
