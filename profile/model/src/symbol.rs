@@ -29,6 +29,17 @@ pub struct Identity {
     pub htlhash: Option<[u8; 16]>,
 }
 
+impl Identity {
+    /// The identity of a module whose file cannot be read: its build ID alone.
+    #[must_use]
+    pub fn by_build_id(module: &Module) -> Self {
+        Self {
+            build_id: module.build_id.clone(),
+            htlhash: None,
+        }
+    }
+}
+
 /// A file in a recording, some of whose functions are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -41,7 +52,7 @@ pub struct UnnamedModule {
     pub offsets: Vec<u64>,
 }
 
-/// A query for the functions of a module.
+/// A module whose functions or identity are queried.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SymbolQuery<'a> {
@@ -81,7 +92,7 @@ pub trait Symbolizer {
     /// process.
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>>;
 
-    /// The identity of a module.
+    /// Returns what identifies a module.
     fn identity(&mut self, query: SymbolQuery<'_>) -> Identity;
 }
 
@@ -95,9 +106,6 @@ impl Symbolizer for NoSymbols {
     }
 
     fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
-        Identity {
-            build_id: query.module.build_id.clone(),
-            htlhash: None,
-        }
+        Identity::by_build_id(query.module)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -10,11 +11,11 @@ use lzma_rust2::XzReader;
 use nix::fcntl::OFlag;
 use object::elf::{SHF_ALLOC, SHT_DYNSYM, SHT_NOBITS, SHT_NOTE, SHT_STRTAB, SHT_SYMTAB};
 use object::endian::Endianness;
-use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
+use object::read::elf::{ElfFile64, ElfSegment64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::parts::Parts;
+use crate::parts::{Parts, UnitHeader};
 
 /// Maximum number of bytes copied of a file: 4 GiB.
 const MAX_COPIED: u64 = 4 << 30;
@@ -53,10 +54,9 @@ const UNUSED: [&[u8]; 6] = [
 #[derive(Debug)]
 pub(crate) struct Copy {
     file: File,
-    /// Loaded segments: offset in the file, size in the file, address.
-    segments: Vec<(u64, u64, u64)>,
-    /// Start and end addresses of each section.
-    sections: Vec<(u64, u64)>,
+    segments: Vec<Segment>,
+    /// The addresses of each section.
+    sections: Vec<Range<u64>>,
     /// The name and the CRC-32 in `.gnu_debuglink`.
     pub(crate) debug_link: Option<(Vec<u8>, u32)>,
     /// Offset and size of `.gnu_debugdata`.
@@ -69,82 +69,45 @@ impl Copy {
     /// With `offsets` of code, units of its debug information that these are not in may be missing.
     pub(crate) fn of(original: &File, offsets: Option<&[u64]>) -> io::Result<Self> {
         let size = original.metadata()?.len();
-        let malformed = |_| io::Error::from(io::ErrorKind::InvalidData);
-        let mut ranges = vec![(0, HEAD)];
-        let mut headers = Vec::new();
-        {
-            let cache = ReadCache::new(original);
-            let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
-            let (endian, header) = (elf.endian(), elf.elf_header());
-            let entries = |count: u16, size: u16| u64::from(count) * u64::from(size);
-            let segments = entries(header.e_phnum(endian), header.e_phentsize(endian));
-            ranges.push((header.e_phoff(endian), segments));
-            // Extended numbering has the count in the first section's header.
-            let sections = elf.sections().count() as u64 + 1;
-            let sections = sections * u64::from(header.e_shentsize(endian));
-            ranges.push((header.e_shoff(endian), sections));
-            let parts = offsets.and_then(|offsets| {
-                let segments: Vec<_> = segments_of(&elf).collect();
-                let address = |offset: &u64| address(&segments, *offset);
-                let mut addresses: Vec<u64> = offsets.iter().filter_map(address).collect();
-                addresses.sort_unstable();
-                Parts::find(original, &elf, &addresses)
-            });
-            for section in elf.sections() {
-                let header = section.elf_section_header();
-                let kind = header.sh_type(endian);
-                let is_loaded = header.sh_flags(endian).contains(SHF_ALLOC)
-                    && ![SHT_DYNSYM, SHT_NOTE, SHT_STRTAB, SHT_SYMTAB].contains(&kind);
-                let offset = header.sh_offset(endian);
-                let in_parts = parts.as_ref();
-                let in_parts = in_parts.is_some_and(|parts| parts.sections.contains(&offset));
-                let name = section.name_bytes().unwrap_or_default();
-                let is_unused = UNUSED.iter().any(|it| it.strip_suffix(b"\0") == Some(name));
-                if kind != SHT_NOBITS && !is_loaded && !in_parts && !is_unused {
-                    ranges.push((offset, header.sh_size(endian)));
-                }
-            }
-            if let Some(parts) = parts {
-                let needed = parts.needed.into_iter();
-                ranges.extend(needed.map(|part| (part.start, part.end - part.start)));
-                headers = parts.headers;
-            }
-        }
-        for (offset, length) in &mut ranges {
-            *length = (*length).min(size.saturating_sub(*offset));
-        }
-        let sum = ranges.iter().map(|range| range.1);
+        let Needed { ranges, headers } = Needed::of(original, offsets).map_err(malformed)?;
+        let ranges = ranges.into_iter();
+        let ranges: Vec<Range<u64>> = ranges.map(|it| it.start..it.end.min(size)).collect();
+        let sum = ranges.iter().map(|it| it.end.saturating_sub(it.start));
         let sum = sum.fold(0, u64::saturating_add);
-        let file = match () {
-            () if sum <= MAX_IN_MEMORY => in_memory().or_else(|_| on_disk())?,
-            () if sum <= MAX_COPIED => nameless()?,
-            () => return Err(io::Error::from(io::ErrorKind::FileTooLarge)),
+        let file = if sum <= MAX_IN_MEMORY {
+            in_memory().or_else(|_| on_disk())?
+        } else if sum <= MAX_COPIED {
+            nameless()?
+        } else {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         };
         // Bytes that are not copied read as zeroes and take no space.
         file.set_len(size)?;
         let mut buffer = vec![0; BUFFER];
-        for (offset, length) in ranges {
-            copy(original, &file, (offset, length), &mut buffer)?;
+        for range in ranges {
+            copy(original, &file, range, &mut buffer)?;
         }
         for (offset, header) in headers {
             file.write_all_at(&header, offset)?;
         }
-        // From here on, only the copy is read.
+        Self::parse(file)
+    }
+
+    /// Reads the copy: from here on, the original is not used.
+    fn parse(file: File) -> io::Result<Self> {
         let cache = ReadCache::new(&file);
         let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
-        let segments = segments_of(&elf).collect();
         let loaded = elf.sections().filter(|section| section.address() != 0);
-        let range = |start: u64, size| (start, start.saturating_add(size));
+        let range = |start: u64, size| start..start.saturating_add(size);
         let sections = loaded.map(|section| range(section.address(), section.size()));
-        let sections = sections.collect();
         let debug_link = elf.gnu_debuglink().map_err(malformed)?;
         let debug_link = debug_link.map(|(name, crc)| (name.to_vec(), crc));
         let debug_data = elf.section_by_name(".gnu_debugdata");
         let debug_data = debug_data.and_then(|section| section.file_range());
         let names = section_names(&elf);
         let copy = Self {
-            segments,
-            sections,
+            segments: Segment::all(&elf),
+            sections: sections.collect(),
             debug_link,
             debug_data,
             file: file.try_clone()?,
@@ -196,9 +159,8 @@ impl Copy {
 
     /// Whether both addresses are in one section.
     pub(crate) fn is_one_section(&self, one: u64, other: u64) -> bool {
-        let has = |(start, end): &(u64, u64), address| (*start..*end).contains(&address);
-        let mut sections = self.sections.iter();
-        sections.any(|section| has(section, one) && has(section, other))
+        let has_both = |it: &Range<u64>| it.contains(&one) && it.contains(&other);
+        self.sections.iter().any(has_both)
     }
 
     /// The address of the byte at `offset`.
@@ -207,37 +169,105 @@ impl Copy {
     }
 }
 
-/// The loaded segments: offset in the file, size in the file, address.
-fn segments_of<'d, R: object::ReadRef<'d>>(
-    elf: &ElfFile64<'d, Endianness, R>,
-) -> impl Iterator<Item = (u64, u64, u64)> {
-    elf.segments().map(|segment| {
-        let (offset, size) = segment.file_range();
-        (offset, size, segment.address())
-    })
+/// What is copied of a file.
+struct Needed {
+    /// Ranges of offsets in the file, which may exceed it.
+    ranges: Vec<Range<u64>>,
+    /// Headers to write at offsets, see [`Parts::headers`].
+    headers: Vec<(u64, UnitHeader)>,
+}
+
+impl Needed {
+    fn of(file: &File, offsets: Option<&[u64]>) -> object::read::Result<Self> {
+        let cache = ReadCache::new(file);
+        let elf = ElfFile64::<Endianness, _>::parse(&cache)?;
+        let (endian, header) = (elf.endian(), elf.elf_header());
+        let range = |start: u64, size: u64| start..start.saturating_add(size);
+        let entries = |start, count: u64, size: u16| range(start, count * u64::from(size));
+        // Extended numbering has the count of sections in the first section's header.
+        let sections = elf.sections().count() as u64 + 1;
+        let segments = header.e_phnum(endian).into();
+        let mut ranges = vec![
+            0..HEAD,
+            entries(header.e_phoff(endian), segments, header.e_phentsize(endian)),
+            entries(header.e_shoff(endian), sections, header.e_shentsize(endian)),
+        ];
+        let parts = offsets.and_then(|offsets| {
+            let segments = Segment::all(&elf);
+            let address = |offset: &u64| address(&segments, *offset);
+            let mut addresses: Vec<u64> = offsets.iter().filter_map(address).collect();
+            addresses.sort_unstable();
+            Parts::find(file, &elf, &addresses)
+        });
+        for section in elf.sections() {
+            let header = section.elf_section_header();
+            let kind = header.sh_type(endian);
+            let is_loaded = header.sh_flags(endian).contains(SHF_ALLOC)
+                && ![SHT_DYNSYM, SHT_NOTE, SHT_STRTAB, SHT_SYMTAB].contains(&kind);
+            let offset = header.sh_offset(endian);
+            let in_parts = parts.as_ref();
+            let in_parts = in_parts.is_some_and(|parts| parts.sections.contains(&offset));
+            let name = section.name_bytes().unwrap_or_default();
+            let is_unused = UNUSED.iter().any(|it| it.strip_suffix(b"\0") == Some(name));
+            if kind != SHT_NOBITS && !is_loaded && !in_parts && !is_unused {
+                ranges.push(range(offset, header.sh_size(endian)));
+            }
+        }
+        let headers = parts.map_or(Vec::new(), |parts| {
+            ranges.extend(parts.needed);
+            parts.headers
+        });
+        Ok(Self { ranges, headers })
+    }
+}
+
+fn malformed(_: object::read::Error) -> io::Error {
+    io::Error::from(io::ErrorKind::InvalidData)
+}
+
+/// A loaded segment.
+#[derive(Debug)]
+struct Segment {
+    offset: u64,
+    /// Its size in the file.
+    size: u64,
+    address: u64,
+}
+
+impl Segment {
+    fn all<'d, R: object::ReadRef<'d>>(elf: &ElfFile64<'d, Endianness, R>) -> Vec<Self> {
+        let segment = |segment: ElfSegment64<'d, '_, Endianness, R>| {
+            let (offset, size) = segment.file_range();
+            let address = segment.address();
+            Self {
+                offset,
+                size,
+                address,
+            }
+        };
+        elf.segments().map(segment).collect()
+    }
 }
 
 /// The address of the byte at `offset` of a file with these segments.
-fn address(segments: &[(u64, u64, u64)], offset: u64) -> Option<u64> {
-    segments.iter().find_map(|(start, size, address)| {
-        let within = offset.checked_sub(*start)?;
-        (within < *size).then(|| address.wrapping_add(within))
+fn address(segments: &[Segment], offset: u64) -> Option<u64> {
+    segments.iter().find_map(|segment| {
+        let within = offset.checked_sub(segment.offset)?;
+        (within < segment.size).then(|| segment.address.wrapping_add(within))
     })
 }
 
-/// Copies a range, offset and length, to the same offset; what there is of it.
-fn copy(from: &File, to: &File, range: (u64, u64), buffer: &mut [u8]) -> io::Result<()> {
-    let (mut at, mut left) = range;
-    while left > 0 {
-        let length = left.min(buffer.len() as u64) as usize;
-        let read = match from.read_at(&mut buffer[..length], at) {
+/// Copies what a file has of a range, to the same offset.
+fn copy(from: &File, to: &File, mut range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
+    while !range.is_empty() {
+        let length = (range.end - range.start).min(buffer.len() as u64) as usize;
+        let read = match from.read_at(&mut buffer[..length], range.start) {
             Ok(0) => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        to.write_all_at(&buffer[..read], at)?;
-        at += read as u64;
-        left -= read as u64;
+        to.write_all_at(&buffer[..read], range.start)?;
+        range.start += read as u64;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Demangles linker names.
 
-/// What a program's author calls a function, by its linker name.
+/// The name of a function in its program's source, given its linker name.
 ///
 /// Without its prefix, a linker name of C++ is one of C: a function `f` is not a `float`, which it would
 /// be if it were the name of a type.

@@ -44,7 +44,7 @@ pub fn find_files(
     if let Some(server) = server {
         for (module, file) in modules.iter().zip(&mut files).filter(|it| it.1.is_none()) {
             let (build_id, kind) = (&module.identity.build_id, ServedFile::Executable);
-            // Another file than was asked for is as good as none.
+            // A file with another build ID is of no use.
             *file = server::download(server, build_id, kind).unwrap_or(None);
         }
     }

@@ -25,19 +25,19 @@ const ENTRIES: [&[u8]; 2] = [b"_rt0_amd64_linux\0", b"_rt0_arm64_linux\0"];
 pub(crate) struct GoFunctions {
     table: Vec<u8>,
     header: Header,
-    /// What their addresses count from.
+    /// The address that the functions' addresses count from.
     text: u64,
 }
 
-/// Where the parts of the table are, in bytes from its start.
+/// The offsets of the table's parts, in bytes.
 #[derive(Clone, Copy)]
 struct Header {
     /// Number of functions.
     count: usize,
     names: usize,
-    /// Addresses and places of the functions.
+    /// The table of functions: the address and the offset of each.
     functions: usize,
-    /// What addresses count from; 0 if the table does not say.
+    /// The address that addresses count from; 0 if the table has none.
     text: u64,
 }
 
@@ -83,16 +83,17 @@ impl GoFunctions {
     /// The name of the function at an address of the program's headers.
     pub(crate) fn name(&self, address: u64) -> Option<String> {
         let offset = address.checked_sub(self.text)?;
-        // Behind the last one is its end.
+        // The entry behind the last function is its end.
         if offset >= self.start(self.header.count)? {
             return None;
         }
         let (mut first, mut behind) = (0, self.header.count);
         while behind - first > 1 {
             let middle = first.midpoint(behind);
-            match self.start(middle)? <= offset {
-                true => first = middle,
-                false => behind = middle,
+            if self.start(middle)? <= offset {
+                first = middle;
+            } else {
+                behind = middle;
             }
         }
         if self.start(first)? > offset {
@@ -112,7 +113,7 @@ impl GoFunctions {
         u32_at(&self.table, entry).map(u64::from)
     }
 
-    /// What starts with the name of a function.
+    /// The rest of the table, from the name of a function on.
     fn name_bytes(&self, index: usize) -> Option<&[u8]> {
         let entry = self.header.functions.checked_add(index.checked_mul(8)?)?;
         let function = u32_at(&self.table, entry.checked_add(4)?)? as usize;

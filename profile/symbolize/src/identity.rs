@@ -62,19 +62,16 @@ pub(crate) fn of(query: SymbolQuery<'_>, kept: Option<&File>) -> Identity {
             htlhash: None,
         };
     }
-    let file = if query.module.has_file() {
-        open(query, kept)
-    } else {
-        None
-    };
-    let seen = || file.as_ref().and_then(module::build_id);
-    Identity {
-        build_id: match &query.module.build_id[..] {
-            [] => seen().unwrap_or_default(),
-            build_id => build_id.to_vec(),
-        },
-        htlhash: file.as_ref().and_then(|file| head_tail_hash(file).ok()),
+    let mut identity = Identity::by_build_id(query.module);
+    if query.module.has_file()
+        && let Some(file) = open(query, kept)
+    {
+        if identity.build_id.is_empty() {
+            identity.build_id = module::build_id(&file).unwrap_or_default();
+        }
+        identity.htlhash = head_tail_hash(&file).ok();
     }
+    identity
 }
 
 pub(crate) fn head_tail_hash(file: &File) -> io::Result<[u8; 16]> {

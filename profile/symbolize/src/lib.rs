@@ -18,6 +18,7 @@ mod identity;
 mod linkage;
 mod living;
 mod parts;
+mod resolve;
 mod server;
 mod vdso;
 
@@ -26,8 +27,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use blazesym::symbolize::source::{Elf, Kernel, Source};
-use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use blazesym::symbolize::Input;
+use blazesym::symbolize::source::{Kernel, Source};
 use otelctx_sample::{Function, Identity, Module, ModuleFiles, SymbolQuery, Symbolizer as _};
 use otelctx_worker::{self as worker, Failure as WorkerFailure, Limits};
 
@@ -40,6 +41,7 @@ use answer::Answer;
 use copy::Copy;
 use go::GoFunctions;
 use living::LivingFiles;
+use resolve::{in_file, symbolize};
 
 /// The name that a table of Go's functions has for an address, for the fuzz target, with the addresses of the program's
 /// entry point and of its code.
@@ -101,7 +103,7 @@ impl Default for Symbols {
 pub struct Failure {
     /// The file's path as its process sees it.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub reason: FailureReason,
 }
 
@@ -225,9 +227,10 @@ impl Symbols {
         let with_files: Vec<_> = std::iter::zip(queries, &is_decoded)
             .filter_map(|(query, is_decoded)| is_decoded.then_some(*query))
             .collect();
-        let decoded = match with_files.len() {
-            0 | 1 => None,
-            _ => self.decode(&with_files, true, None).ok(),
+        let decoded = if with_files.len() > 1 {
+            self.decode(&with_files, true, None).ok()
+        } else {
+            None
         };
         let mut decoded = decoded.into_iter().flatten();
         let functions =
@@ -247,7 +250,7 @@ impl Symbols {
         with_dwarf: bool,
         downloaded: Option<&File>,
     ) -> Result<Vec<Answer>, WorkerFailure> {
-        // Here, because a worker process takes no lock.
+        // Before the fork, because a worker process takes no lock.
         let kept: Vec<_> = queries.iter().map(|it| self.kept_file(it.0)).collect();
         let bytes = worker::run(Limits::default(), |pipe| {
             for ((query, offsets), kept) in queries.iter().zip(&kept) {
@@ -261,7 +264,7 @@ impl Symbols {
         answers.ok_or(WorkerFailure::Died)
     }
 
-    /// The file of a module, if it was kept; where living processes may be searched, also if it is elsewhere.
+    /// The file of a module, if it was kept. If living processes may be searched, also any other.
     fn kept_file(&self, query: SymbolQuery<'_>) -> Option<Arc<File>> {
         let kept = self.files.get(query.module);
         let elsewhere = || {
@@ -295,11 +298,11 @@ impl Symbols {
             let is_left_out = self.without_compressed_lines && is_compressed();
             (separate, with_dwarf && !is_left_out)
         });
-        let (functions, is_broken) = found.unwrap_or_default();
+        let found = found.unwrap_or_default();
         Answer {
             identity: identity::of(query, kept),
-            functions,
-            is_broken,
+            functions: found.functions,
+            is_broken: found.is_broken,
         }
     }
 
@@ -328,13 +331,11 @@ impl Symbols {
             let (build_id, kind) = (&query.module.build_id, ServedFile::DebugInfo);
             let usable = match server::download(server, build_id, kind) {
                 Ok(None) => true,
-                Ok(Some(file)) => match child(true, Some(&file)) {
-                    Ok(better) if !better.is_broken => {
-                        local.prefer(better);
-                        true
-                    }
-                    _ => false,
-                },
+                Ok(Some(file)) => {
+                    let better = child(true, Some(&file)).ok();
+                    let better = better.filter(|it| !it.is_broken);
+                    better.map(|better| local.prefer(better)).is_some()
+                }
                 Err(()) => false,
             };
             is_refused = !usable;
@@ -362,18 +363,13 @@ impl Symbols {
             return self.of_changed_file(query, offsets);
         }
         let mut answer = answer.unwrap_or_else(|_| Answer {
-            identity: Identity {
-                build_id: query.module.build_id.clone(),
-                htlhash: None,
-            },
+            identity: Identity::by_build_id(query.module),
             ..Answer::default()
         });
         answer.functions.resize(offsets.len(), Vec::new());
         answer
     }
-}
 
-impl Symbols {
     /// The answer for a file that was kept open, but has other content now.
     fn of_changed_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let path = &query.module.path;
@@ -384,12 +380,8 @@ impl Symbols {
                 reason: FailureReason::Changed,
             });
         }
-        let identity = Identity {
-            build_id: query.module.build_id.clone(),
-            htlhash: None,
-        };
         Answer {
-            identity,
+            identity: Identity::by_build_id(query.module),
             functions: vec![Vec::new(); offsets.len()],
             ..Answer::default()
         }
@@ -401,7 +393,7 @@ impl otelctx_sample::Symbolizer for Symbols {
         if query.module.is_kernel() {
             let source = Source::Kernel(Kernel::default());
             return symbolize(&source, Input::AbsAddr(addresses), |_, _| true)
-                .map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
+                .map_or_else(|| vec![Vec::new(); addresses.len()], |it| it.functions);
         }
         if !query.module.has_file() {
             let named = vdso::functions(query, addresses);
@@ -421,175 +413,5 @@ impl otelctx_sample::Symbolizer for Symbols {
             _ if query.module.has_file() => self.of_file(query, &[], None).identity,
             _ => identity::of(query, None),
         }
-    }
-}
-
-/// The functions at offsets of a file, and whether some could not be decoded; `None` if it cannot
-/// be opened or is not an ELF file. `debug_file` returns its separate debug file, and whether to read DWARF.
-fn in_file(
-    query: SymbolQuery<'_>,
-    kept: Option<&File>,
-    offsets: &[u64],
-    debug_file: impl FnOnce(&Copy) -> (Option<PathBuf>, bool),
-) -> Option<(Vec<Vec<Function>>, bool)> {
-    if offsets.is_empty() {
-        return None;
-    }
-    let file = identity::open(query, kept)?;
-    let copy = Copy::of(&file, Some(offsets)).ok()?;
-    let (separate, with_dwarf) = debug_file(&copy);
-    let mut found = in_copy(&copy, separate, offsets, with_dwarf)?;
-    add_other_functions(&mut found.0, &file, &copy, offsets);
-    Some(found)
-}
-
-/// Names code that has no other name: stubs, and functions by the table of Go's runtime.
-fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
-    let places = functions.iter_mut().zip(offsets);
-    let places = places.filter_map(|(found, offset)| {
-        let address = found.is_empty().then(|| copy.address(*offset))??;
-        Some((found, address))
-    });
-    let (mut unnamed, addresses): (Vec<_>, Vec<_>) = places.unzip();
-    if unnamed.is_empty() {
-        return;
-    }
-    let functions_of_go = GoFunctions::of(file);
-    let stubs = linkage::stubs(file, &addresses);
-    for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
-        let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
-        let function = || functions_of_go.as_ref()?.name(address);
-        found.extend(stub.or_else(function).map(|name| Function {
-            name,
-            ..Function::default()
-        }));
-    }
-}
-
-/// The same for a copy, and the debug file that belongs to it.
-fn in_copy(
-    copy: &Copy,
-    separate: Option<PathBuf>,
-    offsets: &[u64],
-    with_dwarf: bool,
-) -> Option<(Vec<Vec<Function>>, bool)> {
-    // Addresses in a debug file follow the module's own program headers.
-    let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
-        .iter()
-        .enumerate()
-        .filter_map(|(index, offset)| Some((index, copy.address(*offset)?)))
-        .unzip();
-    let mut elf = Elf::new(separate.unwrap_or_else(|| copy.path()));
-    elf.debug_syms = with_dwarf;
-    let reaches = |symbol, address| copy.is_one_section(symbol, address);
-    let found = symbolize(
-        &Source::Elf(elf.clone()),
-        Input::VirtOffset(&addresses),
-        reaches,
-    );
-    let is_sound = matches!(found, Some((_, false)));
-    let mut named = found.map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
-    // A symbol may have a name where the DWARF has none, or is malformed.
-    let has_none = |(index, found): (usize, &Vec<_>)| found.is_empty().then_some(index);
-    let without: Vec<usize> = named.iter().enumerate().filter_map(has_none).collect();
-    if with_dwarf && !without.is_empty() {
-        elf.debug_syms = false;
-        let addresses: Vec<u64> = without.iter().map(|index| addresses[*index]).collect();
-        let found = symbolize(&Source::Elf(elf), Input::VirtOffset(&addresses), reaches);
-        let found = found.map_or(Vec::new(), |(named, _)| named);
-        for (index, found) in without.into_iter().zip(found) {
-            named[index] = found;
-        }
-    }
-    let has_none = |found: &Vec<_>| found.is_empty();
-    if named.iter().any(has_none)
-        && let Some(data) = copy.debug_data()
-    {
-        let mut elf = Elf::new(data.path());
-        elf.debug_syms = false;
-        let input = Input::VirtOffset(&addresses[..]);
-        let found = symbolize(&Source::Elf(elf), input, reaches);
-        let found = found.map_or(Vec::new(), |(named, _)| named);
-        for (named, found) in named.iter_mut().zip(found).filter(|it| it.0.is_empty()) {
-            *named = found;
-        }
-    }
-    let mut functions = vec![Vec::new(); offsets.len()];
-    for (index, found) in known.into_iter().zip(named) {
-        functions[index] = found;
-    }
-    Some((functions, !is_sound))
-}
-
-/// The functions at addresses, and whether some could not be decoded. `None` if none could.
-/// `reaches` returns whether a symbol of unknown size may extend from its address to another one.
-fn symbolize(
-    source: &Source<'_>,
-    addresses: Input<&[u64]>,
-    reaches: impl Fn(u64, u64) -> bool,
-) -> Option<(Vec<Vec<Function>>, bool)> {
-    // It caches what it has parsed, so there is one for each module.
-    let symbolizer = Symbolizer::builder()
-        .enable_auto_reload(false)
-        .enable_demangling(false)
-        .build();
-    let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
-    if let Ok(found) = symbolizer.symbolize(source, addresses) {
-        let found = found.iter().zip(all);
-        let found = found.map(|(found, address)| functions(found, *address, &reaches));
-        return Some((found.collect(), false));
-    }
-    // Perhaps only one of the addresses is affected.
-    let one = |address: &u64| {
-        let input = addresses.map(|_| *address);
-        let found = symbolizer.symbolize_single(source, input).ok()?;
-        Some(functions(&found, *address, &reaches))
-    };
-    let found: Vec<_> = all.iter().map(one).collect();
-    found.iter().any(Option::is_some).then(|| {
-        let found = found.into_iter().map(Option::unwrap_or_default);
-        (found.collect(), true)
-    })
-}
-
-/// The functions, innermost first.
-fn functions(
-    symbolized: &Symbolized<'_>,
-    address: u64,
-    reaches: impl Fn(u64, u64) -> bool,
-) -> Vec<Function> {
-    let Symbolized::Sym(symbol) = symbolized else {
-        return Vec::new();
-    };
-    let Sym {
-        name,
-        code_info,
-        inlined,
-        ..
-    } = symbol;
-    // DWARF has no size of a function that is in several pieces, and its address is 0.
-    let is_in_pieces = symbol.addr == 0 && code_info.is_some();
-    // Such as `_init`, which is followed by stubs of the procedure linkage table.
-    if symbol.size.is_none() && !is_in_pieces && !reaches(symbol.addr, address) {
-        return Vec::new();
-    }
-    let inlined = inlined.iter().rev();
-    let mut functions: Vec<Function> = inlined
-        .map(|function| named(&function.name, function.code_info.as_ref()))
-        .collect();
-    functions.push(named(name, code_info.as_deref()));
-    // DWARF may describe a function without a name.
-    functions.retain(|function| !function.name.is_empty());
-    functions
-}
-
-fn named(name: &str, code: Option<&CodeInfo<'_>>) -> Function {
-    Function {
-        name: demangle::demangle(name),
-        system_name: String::new(),
-        file: code.map_or(String::new(), |code| {
-            code.to_path().to_string_lossy().into()
-        }),
-        line: code.and_then(|code| code.line).unwrap_or(0),
     }
 }

@@ -63,16 +63,16 @@ fn find(file: &File, addresses: &[u64]) -> Option<Vec<Option<String>>> {
             code,
         });
     }
-    // What the stub at each address may jump to.
-    let mut wanted: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    // Stubs, by where the address may be stored that they jump to.
+    let mut stubs: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (index, address) in addresses.iter().enumerate() {
         for section in &sections {
             for stored in section.stored(machine, *address) {
-                wanted.entry(stored).or_default().push(index);
+                stubs.entry(stored).or_default().push(index);
             }
         }
     }
-    if wanted.is_empty() {
+    if stubs.is_empty() {
         return None;
     }
     let mut names = vec![None; addresses.len()];
@@ -82,7 +82,7 @@ fn find(file: &File, addresses: &[u64]) -> Option<Vec<Option<String>>> {
             continue;
         };
         // Each is looked up once.
-        let Some(indices) = wanted.remove(&address) else {
+        let Some(indices) = stubs.remove(&address) else {
             continue;
         };
         let symbol = symbols.symbol_by_index(symbol);
@@ -94,7 +94,7 @@ fn find(file: &File, addresses: &[u64]) -> Option<Vec<Option<String>>> {
                 names[index] = Some(name.clone().into_owned());
             }
         }
-        if wanted.is_empty() {
+        if stubs.is_empty() {
             break;
         }
     }

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use otelctx_remote::process::processes;
 use otelctx_remote::{Process, module};
 
-/// How long to search.
+/// Maximum duration of a search.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of files whose build IDs are read: all that a large machine runs.
 const MAX_FILES: usize = 64 * 1024;
 
-/// Where living processes have mapped files, by the files' build IDs.
+/// Mappings of living processes, by the build IDs of their files.
 #[derive(Debug, Default)]
 pub(crate) struct LivingFiles(HashMap<Vec<u8>, Mapped>);
 
@@ -35,7 +35,7 @@ impl LivingFiles {
             let Ok(process) = Process::open(pid) else {
                 continue;
             };
-            // The mappings up to an error are as good as all others.
+            // After an error, the mappings before it are used.
             let _ = process.mappings(&mut |mapping| {
                 if Instant::now() >= deadline || known.len() >= MAX_FILES {
                     return ControlFlow::Break(());

@@ -39,21 +39,24 @@ const FIRST_ENTRY: u64 = 4096;
 /// The parts of a file's debug information that are needed.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The sections that they are of, by their offsets in the file.
+    /// The sections that contain them, by their offsets in the file.
     pub(crate) sections: [u64; 2],
     /// Ranges of offsets in the file.
     pub(crate) needed: Vec<Range<u64>>,
-    /// Headers to write at offsets in the file: each stands for all the units before the next one that is needed,
-    /// as one unit of types, which decoders step over.
-    pub(crate) headers: Vec<(u64, [u8; TYPE_UNIT])>,
+    /// Headers to write at offsets in the file: each makes all units before the next needed one a unit of
+    /// types, which decoders skip.
+    pub(crate) headers: Vec<(u64, UnitHeader)>,
 }
+
+/// The header of a unit of types.
+pub(crate) type UnitHeader = [u8; TYPE_UNIT];
 
 /// A section's range of offsets in the file.
 type Section = Range<u64>;
 
 impl Parts {
     /// Finds the parts that are needed for functions at `addresses`, which are in ascending order. `None` if
-    /// all of the file is to be taken: most of it is needed, or it is not clear what is.
+    /// the whole file is needed: most parts are, or it is unknown which ones.
     pub(crate) fn find<'d, R: ReadRef<'d>>(
         file: &File,
         elf: &ElfFile64<'d, Endianness, R>,
@@ -73,9 +76,10 @@ impl Parts {
         let (info, line) = (section(".debug_info")?, section(".debug_line")?);
         let aranges = table(file, &section(".debug_aranges")?)?;
         let abbreviations = table(file, &section(".debug_abbrev")?)?;
-        let endian = match endian.is_big_endian() {
-            true => RunTimeEndian::Big,
-            false => RunTimeEndian::Little,
+        let endian = if endian.is_big_endian() {
+            RunTimeEndian::Big
+        } else {
+            RunTimeEndian::Little
         };
         let reader = Dwarf {
             file,
@@ -110,7 +114,7 @@ struct Dwarf<'a> {
 /// A unit, by its range of offsets in `.debug_info`.
 struct Unit {
     range: Range<u64>,
-    /// It has types alone, which no function is looked up in.
+    /// Whether it has only types, and no functions.
     is_of_types: bool,
 }
 
@@ -123,7 +127,7 @@ impl Dwarf<'_> {
         while at < size {
             let Unit { range, is_of_types } = self.unit(at)?;
             (at, units) = (range.end, units + 1);
-            // What `.debug_aranges` does not describe may have any address, or what others refer to.
+            // A unit that `.debug_aranges` does not describe may have any address, or be referred to.
             let is_needed = described.get(&range.start).copied();
             if is_needed.unwrap_or(!is_of_types) {
                 sum += range.end - range.start;
@@ -156,8 +160,8 @@ impl Dwarf<'_> {
         })
     }
 
-    /// The header of a unit of types that has this length.
-    fn type_unit(&self, length: u64) -> Option<[u8; TYPE_UNIT]> {
+    /// The header of a unit of types with this length.
+    fn type_unit(&self, length: u64) -> Option<UnitHeader> {
         let length = length - 4;
         let length = u32::try_from(length)
             .ok()
@@ -253,7 +257,7 @@ impl Dwarf<'_> {
         Ok(start..end.saturating_add(length as u64).min(self.line.end))
     }
 
-    /// Reads what there is at an offset in a section.
+    /// Reads up to this many bytes at an offset in a section.
     fn read<'b>(&self, section: &Section, offset: u64, bytes: &'b mut [u8]) -> Option<&'b [u8]> {
         let at = section.start.checked_add(offset)?;
         let left = section.end.checked_sub(at)?;
@@ -277,7 +281,7 @@ fn table(file: &File, section: &Section) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The units that `.debug_aranges` has code of, by offset, and whether one of the addresses is in it.
+/// The units whose code `.debug_aranges` describes, by offset, with whether it has one of the addresses.
 fn described_units(
     aranges: Slice<'_>,
     addresses: &[u64],
@@ -400,9 +404,9 @@ mod tests {
     fn functions(file: &File, offset: u64) -> ([Vec<Function>; 2], Option<(u64, u64)>) {
         let found = [None, Some(&[offset][..])].map(|offsets| {
             let copy = Copy::of(file, offsets).unwrap();
-            let (functions, is_broken) = crate::in_copy(&copy, None, &[offset], true).unwrap();
-            assert!(!is_broken);
-            functions.into_iter().next().unwrap()
+            let found = crate::resolve::in_copy(&copy, None, &[offset], true).unwrap();
+            assert!(!found.is_broken);
+            found.functions.into_iter().next().unwrap()
         });
         let cache = ReadCache::new(file);
         let elf = ElfFile64::<Endianness, _>::parse(&cache).unwrap();

@@ -9,7 +9,7 @@ use otelctx_remote::module;
 use crate::answer::Answer;
 use crate::copy::nameless;
 
-/// What a [`DebugServer`] has for a build ID.
+/// A kind of file that a [`DebugServer`] may have for a build ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServedFile {
@@ -29,7 +29,7 @@ pub trait DebugServer: fmt::Debug + Send {
 /// A server that several users share.
 pub type SharedServer = Arc<Mutex<dyn DebugServer>>;
 
-/// Downloads a file. `None` if there is none; an error if it is another file than was asked for.
+/// Downloads a file. `None` if there is none; an error if it has another build ID.
 pub(crate) fn download(
     server: &SharedServer,
     build_id: &[u8],
@@ -49,10 +49,8 @@ pub(crate) fn download(
         ServedFile::DebugInfo => module::build_id(&file),
         ServedFile::Executable => module::code_build_id(&file),
     };
-    match found.is_some_and(|found| found == build_id) {
-        true => Ok(Some(file)),
-        false => Err(()),
-    }
+    let is_same = found.is_some_and(|found| found == build_id);
+    is_same.then_some(Some(file)).ok_or(())
 }
 
 impl Answer {

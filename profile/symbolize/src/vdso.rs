@@ -8,6 +8,7 @@ use otelctx_remote::{Memory, Process};
 use otelctx_sample::{Function, SymbolQuery};
 
 use crate::copy::{Copy, nameless};
+use crate::resolve::in_copy;
 
 /// The name of its mapping.
 const NAME: &str = "[vdso]";
@@ -26,8 +27,8 @@ pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec
     file.write_all_at(&image, 0).ok()?;
     let offset = |address: &u64| address.wrapping_sub(mapping.start);
     let offsets: Vec<u64> = addresses.iter().map(offset).collect();
-    let (functions, _) = crate::in_copy(&Copy::of(&file, None).ok()?, None, &offsets, false)?;
-    Some(functions)
+    let copy = Copy::of(&file, None).ok()?;
+    Some(in_copy(&copy, None, &offsets, false)?.functions)
 }
 
 /// The vDSO of this process.

@@ -1,0 +1,193 @@
+//! Resolves addresses in a file, and in the kernel.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use blazesym::symbolize::source::{Elf, Source};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use otelctx_sample::{Function, SymbolQuery};
+
+use crate::copy::Copy;
+use crate::go::GoFunctions;
+use crate::{demangle, identity, linkage};
+
+/// Functions at addresses.
+#[derive(Default)]
+pub(crate) struct Resolved {
+    /// For each address, innermost first.
+    pub(crate) functions: Vec<Vec<Function>>,
+    /// Whether parts could not be decoded.
+    pub(crate) is_broken: bool,
+}
+
+/// Resolves offsets of a file; `None` if it cannot be opened or is not an ELF file. `debug_file` returns
+/// its separate debug file, and whether to read DWARF.
+pub(crate) fn in_file(
+    query: SymbolQuery<'_>,
+    kept: Option<&File>,
+    offsets: &[u64],
+    debug_file: impl FnOnce(&Copy) -> (Option<PathBuf>, bool),
+) -> Option<Resolved> {
+    if offsets.is_empty() {
+        return None;
+    }
+    let file = identity::open(query, kept)?;
+    let copy = Copy::of(&file, Some(offsets)).ok()?;
+    let (separate, with_dwarf) = debug_file(&copy);
+    let mut found = in_copy(&copy, separate, offsets, with_dwarf)?;
+    add_other_functions(&mut found.functions, &file, &copy, offsets);
+    Some(found)
+}
+
+/// Names code that has no other name: stubs, and functions by the table of Go's runtime.
+fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
+    let places = functions.iter_mut().zip(offsets);
+    let places = places.filter_map(|(found, offset)| {
+        let address = found.is_empty().then(|| copy.address(*offset))??;
+        Some((found, address))
+    });
+    let (mut unnamed, addresses): (Vec<_>, Vec<_>) = places.unzip();
+    if unnamed.is_empty() {
+        return;
+    }
+    let functions_of_go = GoFunctions::of(file);
+    let stubs = linkage::stubs(file, &addresses);
+    for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
+        let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
+        let function = || functions_of_go.as_ref()?.name(address);
+        found.extend(stub.or_else(function).map(|name| Function {
+            name,
+            ..Function::default()
+        }));
+    }
+}
+
+/// Resolves offsets of a copy, with the debug file that belongs to it.
+pub(crate) fn in_copy(
+    copy: &Copy,
+    separate: Option<PathBuf>,
+    offsets: &[u64],
+    with_dwarf: bool,
+) -> Option<Resolved> {
+    // Addresses in a debug file follow the module's own program headers.
+    let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
+        .iter()
+        .enumerate()
+        .filter_map(|(index, offset)| Some((index, copy.address(*offset)?)))
+        .unzip();
+    let mut elf = Elf::new(separate.unwrap_or_else(|| copy.path()));
+    elf.debug_syms = with_dwarf;
+    let reaches = |symbol, address| copy.is_one_section(symbol, address);
+    let found = symbolize(
+        &Source::Elf(elf.clone()),
+        Input::VirtOffset(&addresses),
+        reaches,
+    );
+    let is_broken = found.as_ref().is_none_or(|it| it.is_broken);
+    let mut named = found.map_or_else(|| vec![Vec::new(); addresses.len()], |it| it.functions);
+    // Adds the functions that are in a symbol table alone; returns whether all are known.
+    let mut add_symbols = |elf: Option<Elf>| {
+        let unnamed = named.iter_mut().zip(&addresses);
+        let (unnamed, addresses): (Vec<_>, Vec<u64>) =
+            unnamed.filter(|(found, _)| found.is_empty()).unzip();
+        if let Some(mut elf) = elf.filter(|_| !unnamed.is_empty()) {
+            elf.debug_syms = false;
+            let found = symbolize(&Source::Elf(elf), Input::VirtOffset(&addresses), reaches);
+            let found = found.into_iter().flat_map(|it| it.functions);
+            unnamed
+                .into_iter()
+                .zip(found)
+                .for_each(|(to, from)| *to = from);
+        }
+        named.iter().all(|found| !found.is_empty())
+    };
+    // A symbol may have a name where the DWARF has none, or is malformed.
+    if !add_symbols(with_dwarf.then_some(elf))
+        && let Some(data) = copy.debug_data()
+    {
+        add_symbols(Some(Elf::new(data.path())));
+    }
+    let mut functions = vec![Vec::new(); offsets.len()];
+    for (index, found) in known.into_iter().zip(named) {
+        functions[index] = found;
+    }
+    Some(Resolved {
+        functions,
+        is_broken,
+    })
+}
+
+/// Resolves addresses; `None` if none could be resolved. `reaches` returns whether a symbol of unknown size may extend from its address to another one.
+pub(crate) fn symbolize(
+    source: &Source<'_>,
+    addresses: Input<&[u64]>,
+    reaches: impl Fn(u64, u64) -> bool,
+) -> Option<Resolved> {
+    // It caches what it has parsed, so there is one for each module.
+    let symbolizer = Symbolizer::builder()
+        .enable_auto_reload(false)
+        .enable_demangling(false)
+        .build();
+    let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
+    if let Ok(found) = symbolizer.symbolize(source, addresses) {
+        let found = found.iter().zip(all);
+        let found = found.map(|(found, address)| functions(found, *address, &reaches));
+        return Some(Resolved {
+            functions: found.collect(),
+            is_broken: false,
+        });
+    }
+    // Perhaps only one of the addresses is affected.
+    let one = |address: &u64| {
+        let input = addresses.map(|_| *address);
+        let found = symbolizer.symbolize_single(source, input).ok()?;
+        Some(functions(&found, *address, &reaches))
+    };
+    let found: Vec<_> = all.iter().map(one).collect();
+    found.iter().any(Option::is_some).then(|| Resolved {
+        functions: found.into_iter().map(Option::unwrap_or_default).collect(),
+        is_broken: true,
+    })
+}
+
+/// The functions, innermost first.
+fn functions(
+    symbolized: &Symbolized<'_>,
+    address: u64,
+    reaches: impl Fn(u64, u64) -> bool,
+) -> Vec<Function> {
+    let Symbolized::Sym(symbol) = symbolized else {
+        return Vec::new();
+    };
+    let Sym {
+        name,
+        code_info,
+        inlined,
+        ..
+    } = symbol;
+    // DWARF has no size of a function that is in several pieces, and its address is 0.
+    let is_in_pieces = symbol.addr == 0 && code_info.is_some();
+    // Such as `_init`, which is followed by stubs of the procedure linkage table.
+    if symbol.size.is_none() && !is_in_pieces && !reaches(symbol.addr, address) {
+        return Vec::new();
+    }
+    let inlined = inlined.iter().rev();
+    let mut functions: Vec<Function> = inlined
+        .map(|function| named(&function.name, function.code_info.as_ref()))
+        .collect();
+    functions.push(named(name, code_info.as_deref()));
+    // DWARF may describe a function without a name.
+    functions.retain(|function| !function.name.is_empty());
+    functions
+}
+
+fn named(name: &str, code: Option<&CodeInfo<'_>>) -> Function {
+    Function {
+        name: demangle::demangle(name),
+        system_name: String::new(),
+        file: code.map_or(String::new(), |code| {
+            code.to_path().to_string_lossy().into()
+        }),
+        line: code.and_then(|code| code.line).unwrap_or(0),
+    }
+}
