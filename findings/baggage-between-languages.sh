@@ -3,7 +3,7 @@
 # Python writes a space as "+", which only Python reads back as a space. Python takes a property for a part of the value
 # and escapes it on the way out; JavaScript drops members with an empty value; Go keeps 64 of 100 members without an error.
 # A good guess: what one SDK's propagator injects, another's extracts unchanged.
-# Seen: see "expected" below.
+# Seen: see "expected" below, a line for each header and SDK.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
