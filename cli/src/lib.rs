@@ -11,7 +11,7 @@ mod suspend;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use command::{check, demo, dump, ps, record, report, symbolize, top};
 use otelctx_reader::runtime::Runtimes;
@@ -98,6 +98,12 @@ pub struct Setup {
     pub runtimes: Runtimes,
     /// The sampler's eBPF programs with the steps of these runtimes, if there are any.
     pub kernel_object: Option<KernelObject>,
+}
+
+/// The command's arguments, to generate shell completions and man pages from.
+#[must_use]
+pub fn arguments() -> clap::Command {
+    Arguments::command()
 }
 
 /// Runs the command with the arguments of this process, and returns its exit status: 0 if it
