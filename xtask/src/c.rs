@@ -9,9 +9,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::files::{at, copy, read, write};
 use crate::musl;
 use crate::report::{self, Outcome};
-use crate::workspace::{cargo, root, target_dir};
+use crate::workspace::{VERSION, cargo, root, target_dir};
 
 /// The profile of `Cargo.toml` for it.
 const PROFILE: &str = "c";
@@ -62,15 +63,8 @@ impl Build {
     /// Builds the static library.
     fn new(musl: bool) -> Result<Self, String> {
         let mut command = cargo();
-        command.args([
-            "build",
-            "--quiet",
-            "--locked",
-            "-p",
-            "otelctx-ffi",
-            "--profile",
-        ]);
-        command.arg(PROFILE);
+        command.args(["build", "--quiet", "--locked", "-p", "otelctx-ffi"]);
+        command.args(["--profile", PROFILE]);
         if !musl {
             // As applications are built: without the flags of the checkout's own `.cargo/config.toml`.
             command.env("RUSTFLAGS", "");
@@ -82,7 +76,7 @@ impl Build {
             });
         }
         let (rustc, gcc) = musl::X86_64.rust()?;
-        let gcc = fs::canonicalize(&gcc).map_err(|error| format!("{}: {error}", gcc.display()))?;
+        let gcc = fs::canonicalize(&gcc).map_err(at(&gcc))?;
         let folder = target_dir().join("otelctx-musl-build");
         command
             .env("RUSTC", &rustc)
@@ -109,11 +103,7 @@ impl Build {
     fn install(&self, prefix: &Path) -> Result<(), String> {
         let sources = root().join("publish/c");
         let library = prefix.join("lib");
-        for folder in ["lib/pkgconfig", "lib/cmake/otelctx", "include"] {
-            let folder = prefix.join(folder);
-            fs::create_dir_all(&folder)
-                .map_err(|error| format!("{}: {error}", folder.display()))?;
-        }
+        fs::create_dir_all(&library).map_err(at(&library))?;
         for header in HEADERS {
             copy(
                 &sources.join("include").join(header),
@@ -152,12 +142,8 @@ impl Build {
         let object = folder.join("otelctx.o");
         let mut command = Command::new(&self.cc);
         // GNU ld, as the other linkers cannot dissolve groups: of those with the same name, a program gets one.
-        command.args([
-            "-fuse-ld=bfd",
-            "-r",
-            "-nostdlib",
-            "-Wl,--force-group-allocation",
-        ]);
+        command.args(["-fuse-ld=bfd", "-r", "-nostdlib"]);
+        command.arg("-Wl,--force-group-allocation");
         let functions = functions(&header);
         for name in &functions {
             command.arg(format!("-Wl,--undefined={name}"));
@@ -174,15 +160,14 @@ impl Build {
         let partial = folder.join("partial.a");
         let _ = fs::remove_file(&partial);
         report::run(Command::new("ar").arg("crs").arg(&partial).arg(&object))?;
-        let fail = |error| format!("{}: {error}", folder.display());
-        fs::remove_file(&object).map_err(fail)?;
-        fs::rename(&partial, folder.join("libotelctx.a")).map_err(fail)
+        fs::remove_file(&object).map_err(at(folder))?;
+        fs::rename(&partial, folder.join("libotelctx.a")).map_err(at(folder))
     }
 
     /// Links the shared library, and makes the links to it.
     fn link(&self, folder: &Path, header: &Path) -> Result<(), String> {
         let script = folder.join("partial.map");
-        write(&script, &version_script(&read(header)?))?;
+        write(&script, version_script(&read(header)?))?;
         let file = format!("libotelctx.so.{VERSION}");
         // Not in place: a program may be using the old one.
         let partial = folder.join("partial.so");
@@ -197,20 +182,16 @@ impl Build {
         command.args(["-Wl,--no-whole-archive", "-Wl,--as-needed"]);
         command.args(self.libraries);
         report::run(&mut command)?;
-        let fail = |error| format!("{}: {error}", folder.display());
-        fs::remove_file(&script).map_err(fail)?;
-        fs::rename(&partial, folder.join(&file)).map_err(fail)?;
+        fs::remove_file(&script).map_err(at(folder))?;
+        fs::rename(&partial, folder.join(&file)).map_err(at(folder))?;
         for (name, target) in [(SONAME, file.as_str()), ("libotelctx.so", SONAME)] {
             let link = folder.join(name);
             let _ = fs::remove_file(&link);
-            symlink(target, &link).map_err(fail)?;
+            symlink(target, &link).map_err(at(&link))?;
         }
         Ok(())
     }
 }
-
-/// The version of the package.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A linker version script that exports what the header declares.
 fn version_script(header: &str) -> String {
@@ -230,22 +211,6 @@ fn functions(header: &str) -> Vec<&str> {
         .filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next())
         .filter(|name| name.starts_with("otelctx_"))
         .collect()
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    let _ = fs::remove_file(to);
-    let copied = fs::copy(from, to);
-    copied
-        .map(drop)
-        .map_err(|error| format!("{}: {error}", from.display()))
-}
-
-fn read(file: &Path) -> Result<String, String> {
-    fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
-}
-
-fn write(file: &Path, text: &str) -> Result<(), String> {
-    fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::report;
 use crate::workspace::{have, setup_dir};
 
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A Rust that Debian packages.
 pub(crate) struct Rust {
@@ -667,7 +667,7 @@ pub(crate) fn is_available() -> bool {
 }
 
 /// The machine's own Debian mirror.
-fn mirror() -> Result<String, String> {
+pub(crate) fn mirror() -> Result<String, String> {
     let format = [
         "indextargets",
         "--format",

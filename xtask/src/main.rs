@@ -10,6 +10,7 @@ mod circles;
 mod collector;
 mod counts;
 mod debian;
+mod files;
 mod flaky;
 mod footprint;
 mod fuzz;
@@ -24,13 +25,16 @@ mod nextest;
 mod node;
 mod package;
 mod python;
+mod release;
 mod report;
+mod repository;
 mod setup;
 mod soak;
 mod supervise;
 mod test;
 mod unprivileged;
 mod words;
+mod workflows;
 mod workspace;
 
 use std::process::ExitCode;
@@ -62,6 +66,9 @@ cargo xtask TASK
                 [--native | --bench]
   footprint     check what the publisher adds to an application's dependency tree
   package       compile the published crates from their packaged files
+  release       make everything that is published, try it, and publish it
+                [--dry-run [STEP…]]
+  workflows     check .github/workflows with actionlint
   licences      check every dependency's licence against deny.toml
   advisories    check every dependency against known advisories  [--refresh CHECKOUT]
   circles       check for files that use each other in a circle
@@ -101,6 +108,8 @@ fn main() -> ExitCode {
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),
+        "release" => release::run(rest),
+        "workflows" => workflows::run(),
         "aarch64" => aarch64::run_with(rest, &mut Counts::default()),
         "kernels" => kernels::run(rest, &mut Counts::default()),
         "licences" => licences::run(),

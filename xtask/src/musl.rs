@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::debian;
+use crate::files::{at, copy, create_empty, entries, write};
 use crate::report;
 use crate::workspace::{cargo, have, setup_dir};
 
@@ -69,22 +70,22 @@ impl Musl {
         let packages = ["musl", "musl-dev"].map(|name| format!("{name}:{}", self.debian));
         let tree = debian::unpack(&folder, SUITE, &packages)?;
         let triple = format!("{}-linux-musl", self.name);
-        let fail = |error| format!("{}: {error}", folder.display());
-        symlink(format!("tree/usr/include/{triple}"), folder.join("include")).map_err(fail)?;
-        symlink(format!("tree/usr/lib/{triple}"), folder.join("lib")).map_err(fail)?;
+        let include = format!("tree/usr/include/{triple}");
+        symlink(include, folder.join("include")).map_err(at(&folder))?;
+        symlink(format!("tree/usr/lib/{triple}"), folder.join("lib")).map_err(at(&folder))?;
         // The packages count on `/lib` being a link to `/usr/lib`.
         let shared = tree.join("lib").join(&triple).join("libc.so");
-        fs::rename(shared, folder.join("lib/libc.so")).map_err(fail)?;
-        fs::write(folder.join("specs"), self.specs(&folder)).map_err(fail)?;
+        fs::rename(shared, folder.join("lib/libc.so")).map_err(at(&folder))?;
+        write(&folder.join("specs"), self.specs(&folder))?;
         let text = format!(
             "#!/bin/sh\nexec {} \"$@\" -specs \"$(dirname \"$(readlink -f \"$0\")\")/specs\"\n",
             self.gcc
         );
         let partial = folder.join("gcc.partial");
-        fs::write(&partial, text).map_err(fail)?;
-        fs::set_permissions(&partial, fs::Permissions::from_mode(0o755)).map_err(fail)?;
+        write(&partial, text)?;
+        fs::set_permissions(&partial, fs::Permissions::from_mode(0o755)).map_err(at(&partial))?;
         self.unwinder(&partial, &folder)?;
-        fs::rename(&partial, &gcc).map_err(fail)?;
+        fs::rename(&partial, &gcc).map_err(at(&gcc))?;
         Ok(gcc)
     }
 
@@ -124,14 +125,13 @@ impl Musl {
     fn unwinder(&self, gcc: &Path, folder: &Path) -> Result<(), String> {
         let object = folder.join("find_object.o");
         let source = folder.join("find_object.c");
-        let fail = |error| format!("{}: {error}", source.display());
-        fs::write(&source, include_str!("musl/find_object.c")).map_err(fail)?;
+        write(&source, include_str!("musl/find_object.c"))?;
         let flags = ["-O2", "-fPIC", "-c", "-o"];
         report::output(Command::new(gcc).args(flags).arg(&object).arg(&source))?;
         let unwinder = report::output(Command::new(self.gcc).arg("-print-file-name=libgcc_eh.a"))?;
         for name in ["libunwind.a", "libgcc_s.a"] {
             let archive = folder.join("lib").join(name);
-            fs::copy(unwinder.trim(), &archive).map_err(fail)?;
+            copy(unwinder.trim().as_ref(), &archive)?;
             report::output(Command::new("ar").arg("q").arg(&archive).arg(&object))?;
         }
         Ok(())
@@ -156,6 +156,25 @@ impl Musl {
             self.standard_library(&rustc, libraries)?;
         }
         Ok((rustc, gcc))
+    }
+
+    /// Makes cargo build static programs, C code included, for [`Self::target`].
+    ///
+    /// # Errors
+    /// As [`Self::rust`].
+    pub(crate) fn build_static<'c>(
+        &self,
+        cargo: &'c mut Command,
+    ) -> Result<&'c mut Command, String> {
+        let (rustc, gcc) = self.rust()?;
+        let target = self.target();
+        let name = target.replace('-', "_");
+        let linker = format!("CARGO_TARGET_{}_LINKER", name.to_uppercase());
+        // Frame pointers as `.cargo/config.toml` says, which this replaces.
+        let flags = "-Cforce-frame-pointers=yes -Clink-self-contained=no";
+        cargo.env("RUSTC", rustc).env_remove("RUSTC_WRAPPER");
+        cargo.env(linker, &gcc).env(format!("CC_{name}"), gcc);
+        Ok(cargo.env("RUSTFLAGS", flags).args(["--target", &target]))
     }
 
     /// The machine's gcc for this architecture.
@@ -193,28 +212,48 @@ impl Musl {
         report::output(&mut command)?;
 
         let partial = libraries.with_extension("partial");
-        let fail = |error| format!("{}: {error}", partial.display());
-        let _ = fs::remove_dir_all(&partial);
-        fs::create_dir_all(&partial).map_err(fail)?;
-        let built = build.join(self.target()).join("release/deps");
-        for entry in fs::read_dir(&built).map_err(fail)? {
-            let file = entry.map_err(fail)?.path();
+        create_empty(&partial)?;
+        for file in entries(&build.join(self.target()).join("release/deps"))? {
             if file.extension().is_some_and(|ending| ending == "rlib") {
-                fs::copy(&file, partial.join(file.file_name().unwrap_or_default()))
-                    .map_err(fail)?;
+                copy(&file, &partial.join(file.file_name().unwrap_or_default()))?;
             }
         }
-        fs::rename(&partial, libraries).map_err(fail)?;
-        fs::remove_dir_all(&folder).map_err(fail)
+        fs::rename(&partial, libraries).map_err(at(libraries))?;
+        fs::remove_dir_all(&folder).map_err(at(&folder))
     }
+}
+
+/// This machine's own target, with glibc.
+pub(crate) fn native() -> String {
+    format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+/// Whether a target is [`native`].
+pub(crate) fn is_native(target: &str) -> bool {
+    target == native()
+}
+
+/// Makes cargo build for a target with Debian's Rust, unless it is this machine's own.
+///
+/// # Errors
+/// Says why that Rust is not available on this machine.
+pub(crate) fn cross<'c>(cargo: &'c mut Command, target: &str) -> Result<&'c mut Command, String> {
+    if is_native(target) {
+        return Ok(cargo);
+    }
+    let rustc = match [X86_64, AARCH64]
+        .iter()
+        .find(|musl| musl.target() == target)
+    {
+        Some(musl) => musl.rust()?.0,
+        None => debian::CURRENT.rustc()?,
+    };
+    Ok(cargo.env("RUSTC", rustc).env_remove("RUSTC_WRAPPER"))
 }
 
 /// The folder `library` of the one version of Rust's sources.
 fn find_library(sources: &Path) -> Result<PathBuf, String> {
-    let entries =
-        fs::read_dir(sources).map_err(|error| format!("{}: {error}", sources.display()))?;
-    entries
-        .filter_map(|entry| Some(entry.ok()?.path().join("library")))
-        .find(|folder| folder.is_dir())
-        .ok_or_else(|| format!("{}: no sources of Rust", sources.display()))
+    let mut libraries = entries(sources)?.into_iter().map(|it| it.join("library"));
+    let found = libraries.find(|folder| folder.is_dir());
+    found.ok_or_else(|| format!("{}: no sources of Rust", sources.display()))
 }

@@ -6,57 +6,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::files::{at, copy, create_empty, entries, read, write};
 use crate::report::{self, Outcome};
 use crate::workspace::{root, setup_dir, target_dir};
-use crate::{debian, musl, python};
+use crate::{musl, python, repository};
 
 /// Where Debian has the libraries of a cross compiler for it.
 const ARM64_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
-/// What the package has an addon for.
-struct Platform {
-    /// Rust's name.
-    target: &'static str,
-    /// The folder in the package.
-    folder: &'static str,
-    /// Whether it is built by Debian's Rust, which has the standard library, or to which setup adds it.
-    is_cross: bool,
-    /// `RUSTFLAGS`.
-    flags: &'static str,
-}
-
-impl Platform {
-    /// Whether it is this machine's, with glibc.
-    fn is_native(&self) -> bool {
-        self.target == format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
-    }
-}
-
-const PLATFORMS: [Platform; 4] = [
-    Platform {
-        target: "x86_64-unknown-linux-gnu",
-        folder: "linux-x64-gnu",
-        is_cross: false,
-        flags: "",
-    },
-    Platform {
-        target: "aarch64-unknown-linux-gnu",
-        folder: "linux-arm64-gnu",
-        is_cross: true,
-        flags: "",
-    },
-    Platform {
-        target: "x86_64-unknown-linux-musl",
-        folder: "linux-x64-musl",
-        is_cross: true,
-        flags: "-Ctarget-feature=-crt-static",
-    },
-    Platform {
-        target: "aarch64-unknown-linux-musl",
-        folder: "linux-arm64-musl",
-        is_cross: true,
-        flags: "-Ctarget-feature=-crt-static",
-    },
+/// What the package has addons for: Rust's name, and the folder in the package.
+const PLATFORMS: [(&str, &str); 4] = [
+    ("x86_64-unknown-linux-gnu", "linux-x64-gnu"),
+    ("aarch64-unknown-linux-gnu", "linux-arm64-gnu"),
+    ("x86_64-unknown-linux-musl", "linux-x64-musl"),
+    ("aarch64-unknown-linux-musl", "linux-arm64-musl"),
 ];
 /// Largest size of the package, in bytes.
 const MAX_SIZE: u64 = 1 << 20;
@@ -90,45 +53,45 @@ fn package() -> PathBuf {
 
 fn build(is_native: bool) -> Result<Outcome, String> {
     let package = package();
-    let _ = fs::remove_dir_all(&package);
+    create_empty(&package)?;
     let source = root().join("publish/node");
-    copy(&root().join("LICENSE"), &package)?;
-    for file in ["package.json", "README.md"] {
-        copy(&source.join(file), &package)?;
-    }
-    let lib = source.join("lib");
-    let files = fs::read_dir(&lib).map_err(|error| format!("{}: {error}", lib.display()))?;
-    for file in files.flatten() {
-        copy(&file.path(), &package.join("lib"))?;
+    copy(&root().join("LICENSE"), &package.join("LICENSE"))?;
+    write(
+        &package.join("README.md"),
+        repository::readme("publish/node")?,
+    )?;
+    write(&package.join("package.json"), manifest(&source)?)?;
+    for file in entries(&source.join("lib"))? {
+        copy(
+            &file,
+            &package
+                .join("lib")
+                .join(file.file_name().unwrap_or_default()),
+        )?;
     }
     let mut missing = Vec::new();
-    let is_wanted = |it: &Platform| !is_native || it.is_native();
-    for platform in PLATFORMS.into_iter().filter(is_wanted) {
-        let mut build = python::zigbuild("otelctx-napi", platform.target)?;
-        if platform.is_cross && !is_native {
-            let rustc = match platform.target {
-                "x86_64-unknown-linux-musl" => musl::X86_64.rust().map(|(rustc, _)| rustc),
-                "aarch64-unknown-linux-musl" => musl::AARCH64.rust().map(|(rustc, _)| rustc),
-                _ => debian::CURRENT.rustc(),
+    let is_wanted = |(target, _): &(&str, _)| !is_native || musl::is_native(target);
+    for (target, folder) in PLATFORMS.into_iter().filter(is_wanted) {
+        let mut build = python::zigbuild("otelctx-napi", target)?;
+        if let Err(error) = musl::cross(&mut build, target) {
+            println!("not built: {folder}: {error}");
+            missing.push(folder);
+            continue;
+        }
+        if !musl::is_native(target) {
+            let is_musl = target.ends_with("musl");
+            let flags = if is_musl {
+                "-Ctarget-feature=-crt-static"
+            } else {
+                ""
             };
-            match rustc {
-                Ok(rustc) => build.env("RUSTC", rustc).env_remove("RUSTC_WRAPPER"),
-                Err(error) => {
-                    println!("not built: {}: {error}", platform.folder);
-                    missing.push(platform.folder);
-                    continue;
-                }
-            };
-            build.env("RUSTFLAGS", platform.flags);
+            build.env("RUSTFLAGS", flags);
         }
         report::run(&mut build)?;
-        let built = python::zigbuilt(platform.target, "libotelctx_napi.so")?;
+        let built = python::zigbuilt(target, "libotelctx_napi.so")?;
         check_symbol(&built)?;
-        let addon = package.join("prebuilds").join(platform.folder);
-        copy(&built, &addon)?;
-        let fail = |error| format!("{}: {error}", addon.display());
-        let renamed = addon.join("otelctx.node");
-        fs::rename(addon.join("libotelctx_napi.so"), &renamed).map_err(fail)?;
+        let addon = format!("prebuilds/{folder}/otelctx.node");
+        copy(&built, &package.join(addon))?;
     }
 
     let target = target_dir().join("node");
@@ -137,8 +100,7 @@ fn build(is_native: bool) -> Result<Outcome, String> {
         .args(["pack", "--silent", "./otelctx"]);
     let name = report::output(&mut pack)?;
     let packed = target.join(name.trim());
-    let fail = |error| format!("{}: {error}", packed.display());
-    let size = fs::metadata(&packed).map_err(fail)?.len();
+    let size = fs::metadata(&packed).map_err(at(&packed))?.len();
     if size > MAX_SIZE {
         return Err(format!("{} has {size} bytes", packed.display()));
     }
@@ -211,10 +173,14 @@ fn bench() -> Result<(), String> {
     }
 }
 
-/// Copies a file into a folder.
-fn copy(file: &Path, folder: &Path) -> Result<(), String> {
-    let fail = |error| format!("{}: {error}", file.display());
-    fs::create_dir_all(folder).map_err(fail)?;
-    let name = file.file_name().unwrap_or_default();
-    fs::copy(file, folder.join(name)).map(drop).map_err(fail)
+/// `package.json` with the repository's address.
+fn manifest(source: &Path) -> Result<String, String> {
+    let address = repository::address_or_placeholder()?;
+    let line = format!(
+        "  \"repository\": {{ \"type\": \"git\", \"url\": \"git+{address}.git\", \"directory\": \"publish/node\" }},\n"
+    );
+    let mut text = read(&source.join("package.json"))?;
+    let first = text.find("  \"license\"").unwrap_or_default();
+    text.insert_str(first, &line);
+    Ok(text)
 }

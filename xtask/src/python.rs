@@ -10,10 +10,10 @@ use std::process::{Command, Output};
 use otelctx_fixtures::tier::PYTHONS;
 
 use crate::counts::Counts;
-use crate::debian;
-use crate::nextest;
+use crate::files::{at, copy, entries, only_entry, read, write};
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, root, setup_dir, target_dir};
+use crate::{debian, musl, nextest, repository};
 
 /// Minor versions of Python 3 that the package supports.
 const VERSIONS: std::ops::RangeInclusive<u32> = 9..=15;
@@ -137,7 +137,7 @@ impl Interpreter {
         println!("installing {wanted} into {}", folder.display());
         let _ = fs::remove_dir_all(folder);
         report::output(self.pip(folder).args(packages))?;
-        fs::write(&stamp, wanted).map_err(|error| format!("{}: {error}", stamp.display()))
+        write(&stamp, wanted)
     }
 }
 
@@ -271,7 +271,7 @@ fn test(selection: Selection, counts: &mut Counts) -> Result<Outcome, String> {
         Selection::All => debug_command(builder(&interpreters)?)?,
     };
     let wheels = target_dir().join("python");
-    let built = build(&interpreters, &command, &wheels)?;
+    let built = build(&interpreters, &command, &wheels, &musl::native())?;
     let mut versions = Vec::new();
     for interpreter in &interpreters {
         let version = interpreter.version();
@@ -317,38 +317,47 @@ fn package() -> PathBuf {
     root().join("publish/python")
 }
 
-/// Builds the wheels that are published, with the release build of the command.
+/// Builds the wheels for this machine that are published, with the release build of the command.
 pub(crate) fn wheel() -> Outcome {
-    let built = install_builders().and_then(|()| {
-        // The others take longer to get than the wheel to build.
-        let interpreters = match debian::FREE_THREADED_PYTHON.is_built() {
-            true => interpreters(Selection::All),
-            false => installed().into_values().collect(),
-        };
-        let command = release_command(builder(&interpreters)?)?;
-        build(&interpreters, &command, &target_dir().join("wheel"))
+    let built = install_builders().and_then(|()| wheels(&musl::native()));
+    let built = built.map(|wheels| {
+        let wheels = wheels.iter().map(|wheel| wheel.display().to_string());
+        Outcome::Passed(wheels.collect::<Vec<_>>().join(" "))
     });
-    match built.and_then(|folder| entries(&folder)) {
-        Ok(wheels) => {
-            let wheels = wheels.iter().map(|wheel| wheel.display().to_string());
-            Outcome::Passed(wheels.collect::<Vec<_>>().join(" "))
-        }
-        Err(error) => Outcome::Failed(error),
-    }
+    built.into()
 }
 
-/// The command, linked for [`GLIBC`]. It takes some minutes.
-fn release_command(python: &Interpreter) -> Result<PathBuf, String> {
-    let mut command = zigbuild_with(python, "otelctx-cli", "x86_64-unknown-linux-gnu");
-    report::run(&mut command)?;
-    zigbuilt("x86_64-unknown-linux-gnu", "otelctx")
+/// Builds the wheels for a target that are published, with the release build of the command.
+///
+/// # Errors
+/// Says what cannot be built.
+pub(crate) fn wheels(target: &str) -> Result<Vec<PathBuf>, String> {
+    let command = command(target)?;
+    // The others take longer to get than the wheel to build.
+    let interpreters = match debian::FREE_THREADED_PYTHON.is_built() {
+        true => interpreters(Selection::All),
+        false => installed().into_values().collect(),
+    };
+    let is_native = musl::is_native(target);
+    let folder = target_dir().join(if is_native { "wheel" } else { target });
+    entries(&build(&interpreters, &command, &folder, target)?)
 }
 
-/// The debug build of the command, linked once more, for [`GLIBC`]: so the linker fails, or a test of the wheel
+/// The release build of the command, with TLS, linked for [`GLIBC`]. It takes some minutes.
+///
+/// # Errors
+/// Says what cannot be built.
+pub(crate) fn command(target: &str) -> Result<PathBuf, String> {
+    let mut command = zigbuild("otelctx-cli", target)?;
+    command.args(["--features", "tls"]);
+    report::run(musl::cross(&mut command, target)?)?;
+    zigbuilt(target, "otelctx")
+}
+
+/// The debug build of the command, linked once more and stripped, for [`GLIBC`]: so the linker fails, or a test of the wheel
 /// does, if anything in it needs a newer one. A release build would take minutes.
 fn debug_command(python: &Interpreter) -> Result<PathBuf, String> {
     let folder = target_dir().join("python-command");
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let linker = folder.join("linker");
     // zig exports all symbols or none.
     let script = format!(
@@ -367,17 +376,17 @@ exec '{}' zig cc -- -target {}-linux-gnu.{}.{} "$@"
         GLIBC.0,
         GLIBC.1
     );
-    let written = fs::write(&linker, script)
-        .and_then(|()| fs::set_permissions(&linker, fs::Permissions::from_mode(0o755)));
-    written.map_err(|error| format!("{}: {error}", linker.display()))?;
+    write(&linker, script)?;
+    fs::set_permissions(&linker, fs::Permissions::from_mode(0o755)).map_err(at(&linker))?;
     let command = ["-p", "otelctx-cli", "--bin", "otelctx", "--locked"];
     let mut link = cargo();
     link.arg("rustc").args(command);
     link.arg("--").arg(format!("-Clinker={}", linker.display()));
     report::run(with_zig(&mut link, python))?;
     let (built, linked) = (target_dir().join("debug/otelctx"), folder.join("otelctx"));
-    let _ = fs::remove_file(&linked);
-    fs::copy(&built, &linked).map_err(|error| format!("{}: {error}", built.display()))?;
+    let mut strip = Command::new("strip");
+    strip.args(["--strip-debug", "-o"]).arg(&linked).arg(&built);
+    report::output(&mut strip)?;
     // For other tests, with the usual linker.
     report::run(cargo().arg("build").args(command))?;
     Ok(linked)
@@ -394,10 +403,7 @@ pub(crate) fn can_link_for_older_systems() -> bool {
 /// If there is no Python that runs zig.
 pub(crate) fn zigbuild(package: &str, target: &str) -> Result<Command, String> {
     let installed: Vec<_> = installed().into_values().collect();
-    Ok(zigbuild_with(builder(&installed)?, package, target))
-}
-
-fn zigbuild_with(python: &Interpreter, package: &str, target: &str) -> Command {
+    let python = builder(&installed)?;
     let mut command = Command::new(maturin().join("bin/cargo-zigbuild"));
     command.current_dir(root());
     command.args(["zigbuild", "--release", "--locked", "-p", package]);
@@ -406,12 +412,13 @@ fn zigbuild_with(python: &Interpreter, package: &str, target: &str) -> Command {
         false => String::new(),
     };
     command.arg(format!("--target={target}{version}"));
-    with_zig(&mut command, python).env("CARGO_TARGET_DIR", zig_target_dir());
-    command
+    with_zig(&mut command, python).env("CARGO_TARGET_DIR", release_dir());
+    Ok(command)
 }
 
-fn zig_target_dir() -> PathBuf {
-    target_dir().join("wheel-command")
+/// Cargo's target folder for what is published.
+pub(crate) fn release_dir() -> PathBuf {
+    target_dir().join("release-build")
 }
 
 /// The path of a file that [`zigbuild`] has made.
@@ -419,7 +426,7 @@ fn zig_target_dir() -> PathBuf {
 /// # Errors
 /// If it needs a newer glibc than [`GLIBC`].
 pub(crate) fn zigbuilt(target: &str, file: &str) -> Result<PathBuf, String> {
-    let built = zig_target_dir().join(target).join("release").join(file);
+    let built = release_dir().join(target).join("release").join(file);
     if !target.ends_with("gnu") {
         return Ok(built);
     }
@@ -447,34 +454,55 @@ fn with_zig<'c>(command: &'c mut Command, python: &Interpreter) -> &'c mut Comma
     command.env("PYTHONPATH", maturin())
 }
 
-/// Builds the wheel of the stable ABI with this command, and one for each free-threaded Python; returns
-/// their folder below `wheels`, which is removed before.
-fn build(interpreters: &[Interpreter], command: &Path, wheels: &Path) -> Result<PathBuf, String> {
+/// Builds the wheel of the stable ABI with this command, and one for each free-threaded Python if they are for this
+/// machine; returns their folder below `wheels`, which is removed before.
+fn build(
+    interpreters: &[Interpreter],
+    command: &Path,
+    wheels: &Path,
+    target: &str,
+) -> Result<PathBuf, String> {
     let python = builder(interpreters)?;
     let _ = fs::remove_dir_all(wheels);
-    let mut build = maturin_build(python, python, &package(), &wheels.join("without-command"))?;
-    report::output(&mut build)?;
-    let without = only_entry(&wheels.join("without-command"))?;
+    let folder = wheels.join("without-command");
+    report::output(&mut maturin_build(
+        python,
+        python,
+        &package(),
+        &folder,
+        target,
+    )?)?;
+    let without = only_entry(&folder, ".whl")?;
 
     // maturin can add only what is there whenever the package is built, without the command, too.
     wheel_tool(python, "unpack", &without, &wheels.join("unpacked"))?;
-    let unpacked = only_entry(&wheels.join("unpacked"))?;
+    let unpacked = only_entry(&wheels.join("unpacked"), "")?;
     let name = unpacked.file_name().unwrap_or_default().to_string_lossy();
-    let scripts = unpacked.join(format!("{name}.data/scripts"));
-    fs::create_dir_all(&scripts).map_err(|error| format!("{}: {error}", scripts.display()))?;
-    let mut strip = Command::new("strip");
-    strip
-        .args(["--strip-debug", "-o"])
-        .arg(scripts.join("otelctx"));
-    report::output(strip.arg(command))?;
+    let script = format!("{name}.data/scripts/otelctx");
+    copy(command, &unpacked.join(script))?;
+    add_address(&unpacked)?;
     let built = wheels.join("wheel");
     wheel_tool(python, "pack", &unpacked, &built)?;
     // Only the extension module differs.
-    for interpreter in interpreters.iter().filter(|it| it.is_free_threaded) {
-        replace_module(python, interpreter, &unpacked, wheels)?;
+    let is_built = |it: &&Interpreter| it.is_free_threaded && musl::is_native(target);
+    for interpreter in interpreters.iter().filter(is_built) {
+        replace_module(python, interpreter, &unpacked, wheels, target)?;
         wheel_tool(python, "pack", &unpacked, &built)?;
     }
     Ok(built)
+}
+
+/// Adds the repository's address, and links to it, to an unpacked wheel.
+fn add_address(unpacked: &Path) -> Result<(), String> {
+    let file = only_entry(unpacked, ".dist-info")?.join("METADATA");
+    let text = read(&file)?;
+    let header = text.split("\n\n").next().unwrap_or_default();
+    let address = repository::address_or_placeholder()?;
+    let readme = repository::readme("publish/python")?;
+    write(
+        &file,
+        format!("{header}\nProject-URL: Repository, {address}\n\n{readme}"),
+    )
 }
 
 /// Makes an unpacked wheel one for a free-threaded Python.
@@ -483,6 +511,7 @@ fn replace_module(
     python: &Interpreter,
     unpacked: &Path,
     wheels: &Path,
+    target: &str,
 ) -> Result<(), String> {
     // What PyO3 supports no more.
     let package = match python.minor {
@@ -491,41 +520,37 @@ fn replace_module(
     };
     let version = python.version();
     // Modules of several Pythons would replace each other's.
-    let target = target_dir().join(format!("python-module-{version}"));
+    let target_dir = target_dir().join(format!("python-module-{version}"));
     let folder = wheels.join(format!("module-{version}"));
-    let mut build = maturin_build(builder, python, &package, &folder.join("wheel"))?;
-    report::output(build.env("CARGO_TARGET_DIR", target))?;
-    let built = only_entry(&folder.join("wheel"))?;
+    let mut build = maturin_build(builder, python, &package, &folder.join("wheel"), target)?;
+    report::output(build.env("CARGO_TARGET_DIR", target_dir))?;
+    let built = only_entry(&folder.join("wheel"), ".whl")?;
     wheel_tool(builder, "unpack", &built, &folder.join("unpacked"))?;
-    let built = only_entry(&folder.join("unpacked"))?;
+    let built = only_entry(&folder.join("unpacked"), "")?;
 
-    let fail = |error| format!("{}: {error}", unpacked.display());
-    fs::remove_file(module(&unpacked.join("otelctx"))?).map_err(fail)?;
+    let old = only_entry(&unpacked.join("otelctx"), ".so")?;
+    fs::remove_file(&old).map_err(at(&old))?;
     let new = match built.join("otelctx") {
-        folder if folder.is_dir() => module(&folder)?,
-        _ => module(&built.join("_otelctx"))?,
+        folder if folder.is_dir() => only_entry(&folder, ".so")?,
+        _ => only_entry(&built.join("_otelctx"), ".so")?,
     };
-    let name = new.file_name().unwrap_or_default();
-    fs::copy(&new, unpacked.join("otelctx").join(name)).map_err(fail)?;
+    copy(
+        &new,
+        &old.with_file_name(new.file_name().unwrap_or_default()),
+    )?;
     // The tags, and what the module is made of.
-    let (from, to) = (information(&built)?, information(unpacked)?);
-    fs::copy(from.join("WHEEL"), to.join("WHEEL")).map_err(fail)?;
-    fs::remove_dir_all(to.join("sboms")).map_err(fail)?;
-    fs::rename(from.join("sboms"), to.join("sboms")).map_err(fail)
+    let (from, to) = (
+        only_entry(&built, ".dist-info")?,
+        only_entry(unpacked, ".dist-info")?,
+    );
+    copy(&from.join("WHEEL"), &to.join("WHEEL"))?;
+    fs::remove_dir_all(to.join("sboms")).map_err(at(&to))?;
+    fs::rename(from.join("sboms"), to.join("sboms")).map_err(at(&from))
 }
 
-/// The extension module in a folder.
-fn module(folder: &Path) -> Result<PathBuf, String> {
-    let mut files = entries(folder)?.into_iter();
-    let found = files.find(|file| file.extension().is_some_and(|it| it == "so"));
-    found.ok_or_else(|| format!("no module in {}", folder.display()))
-}
-
-/// The folder `.dist-info` of an unpacked wheel.
-fn information(unpacked: &Path) -> Result<PathBuf, String> {
-    let mut folders = entries(unpacked)?.into_iter();
-    let found = folders.find(|folder| folder.extension().is_some_and(|it| it == "dist-info"));
-    found.ok_or_else(|| format!("no .dist-info in {}", unpacked.display()))
+/// maturin, which builds and uploads wheels.
+pub(crate) fn maturin_program() -> Command {
+    Command::new(maturin().join("bin/maturin"))
 }
 
 /// `maturin build` of a package for a Python, into a folder.
@@ -534,41 +559,37 @@ fn maturin_build(
     python: &Interpreter,
     package: &Path,
     to: &Path,
+    target: &str,
 ) -> Result<Command, String> {
-    let mut build = Command::new(maturin().join("bin/maturin"));
+    let mut build = maturin_program();
     build.current_dir(package);
     build.args(["build", "--release", "--locked", "--quiet"]);
     build.args(["--zig", "--compatibility", "manylinux2014"]);
-    build.arg("--interpreter").arg(&python.path);
     build.arg("--out").arg(to);
+    let compiler = match musl::is_native(target) {
+        true => {
+            build.arg("--interpreter").arg(&python.path);
+            "cc"
+        }
+        false => {
+            build.args(["--target", target]);
+            musl::AARCH64.host_gcc()
+        }
+    };
     // Instead of the library for unwinding that zig links, which fails where glibc unwinds frames of the module with
     // this one: it ends threads that way.
-    let unwinder = report::output(Command::new("cc").arg("-print-file-name=libgcc_s.so.1"))?;
+    let unwinder = report::output(Command::new(compiler).arg("-print-file-name=libgcc_s.so.1"))?;
     build
         .arg("--")
         .arg(format!("-Clink-arg={}", unwinder.trim()));
-    with_zig(&mut build, builder);
+    musl::cross(with_zig(&mut build, builder), target)?;
     Ok(build)
 }
 
 /// `wheel pack` or `unpack`, into a folder.
 fn wheel_tool(builder: &Interpreter, what: &str, path: &Path, to: &Path) -> Result<(), String> {
-    fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
+    fs::create_dir_all(to).map_err(at(to))?;
     let mut wheel = Command::new(&builder.path);
     wheel.args(["-m", "wheel", what, "-d"]).arg(to).arg(path);
     report::output(wheel.env("PYTHONPATH", maturin())).map(drop)
-}
-
-/// The paths of what a folder contains.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(entries.flatten().map(|entry| entry.path()).collect())
-}
-
-/// The path of all that a folder contains.
-fn only_entry(folder: &Path) -> Result<PathBuf, String> {
-    match <[PathBuf; 1]>::try_from(entries(folder)?) {
-        Ok([path]) => Ok(path),
-        Err(_) => Err(format!("{} does not contain one entry", folder.display())),
-    }
 }

@@ -15,6 +15,9 @@ pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "
 /// those do.
 pub(crate) const INTEGRATIONS: [&str; 2] = ["otelctx-opentelemetry", "otelctx-tracing"];
 
+/// The version of all packages.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// The workspaces of the checkout.
 pub(crate) const MANIFESTS: [&str; 3] = [
     "Cargo.toml",

@@ -1,11 +1,11 @@
 //! The packed package as a program gets it: installed by npm into an empty project, imported in each way, and checked by
 //! TypeScript.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{ARM64_LIBRARIES, copy, node};
+use super::{ARM64_LIBRARIES, node};
+use crate::files::{copy, create_empty, write};
 use crate::report;
 use crate::workspace::{have, root, setup_dir, target_dir};
 
@@ -38,13 +38,12 @@ const TYPESCRIPTS: [&str; 2] = ["typescript", "typescript-5"];
 /// Installs what npm packed, uses it with each Node.js, and checks its types. Returns what did.
 pub(super) fn check(packed: &Path) -> Result<String, String> {
     let project = target_dir().join("node/project");
-    let _ = fs::remove_dir_all(&project);
+    create_empty(&project)?;
     for file in FILES {
-        let file = root().join("publish/node/tests/project").join(file);
-        copy(&file, &project)?;
+        let source = root().join("publish/node/tests/project").join(file);
+        copy(&source, &project.join(file))?;
     }
-    let fail = |error| format!("{}: {error}", project.display());
-    fs::write(project.join("package.json"), "{ \"private\": true }\n").map_err(fail)?;
+    write(&project.join("package.json"), "{ \"private\": true }\n")?;
     let mut install = Command::new("npm");
     // It needs no other package, and so no network.
     install
