@@ -20,7 +20,7 @@ use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap};
 use nix::unistd::{ftruncate, gettid};
-use otelctx::{Key, Record, SpanId, TraceFlags, TraceId};
+use otelctx::{Context, Key, SpanId, TraceFlags, TraceId};
 use otelctx_reader::format::process_context::{Header, Payload, Value};
 use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 
@@ -101,37 +101,40 @@ fn ids() -> (TraceId, SpanId) {
 /// without ids.
 fn shop() {
     let _process = otelctx::ProcessContext::new()
-        .service_name("shop")
-        .attribute("telemetry.sdk.language", "rust")
-        .attribute("replicas", 3_i64)
-        .attribute("ratio", 0.5)
-        .attribute("canary", true)
-        .attribute("digest", vec![0xde_u8, 0xad])
-        .attribute("zones", vec![Value::from("a"), Value::from("b")])
-        .attribute("limits", vec![("cpu".to_owned(), Value::from(2_i64))])
-        .context_attribute("deployment", "blue")
+        .with_service_name("shop")
+        .with_attribute("telemetry.sdk.language", "rust")
+        .with_attribute("replicas", 3_i64)
+        .with_attribute("ratio", 0.5)
+        .with_attribute("canary", true)
+        .with_attribute("digest", vec![0xde_u8, 0xad])
+        .with_attribute("zones", vec![Value::from("a"), Value::from("b")])
+        .with_attribute("limits", vec![("cpu".to_owned(), Value::from(2_i64))])
+        .with_context_attribute("deployment", "blue")
         .publish()
         .unwrap();
     ROUTE.register().unwrap();
     METHOD.register().unwrap();
     worker("worker-1", |stay| {
         let (trace, span) = ids();
-        let mut record = Record::new(trace, span)
-            .sampled(true)
-            .with(&ROUTE, "/cart")
-            .with(&METHOD, "GET");
+        let mut record = Context::new(trace, span)
+            .unwrap()
+            .with_sampled(true)
+            .with_attribute(&ROUTE, "/cart")
+            .with_attribute(&METHOD, "GET");
         let _attached = record.attach();
         stay();
     });
     worker("worker-2", |stay| stay());
     worker("worker-3", |stay| {
-        let mut record = Record::new(TraceId::ZERO, SpanId::ZERO).with(&ROUTE, "/none");
+        let mut record = Context::without_ids().with_attribute(&ROUTE, "/none");
         let _attached = record.attach();
         stay();
     });
     worker("worker-4", |stay| {
         let (trace, span) = ids();
-        otelctx::thread_record().set(trace, span, TraceFlags(0x81));
+        otelctx::thread_context()
+            .set(trace, span, TraceFlags(0x81))
+            .unwrap();
         stay();
     });
     ready();
@@ -140,7 +143,7 @@ fn shop() {
 /// Publishes if it may, and tells whether that failed because nobody could find the context.
 fn sandboxed() {
     let published = otelctx::ProcessContext::new()
-        .service_name("sandboxed")
+        .with_service_name("sandboxed")
         .publish();
     let invisible = matches!(published, Err(otelctx::PublishError::Invisible { .. }));
     assert!(published.is_ok() || invisible, "{published:?}");
@@ -151,7 +154,7 @@ fn sandboxed() {
 /// Two threads that never sleep: one works on a trace, the other on none.
 fn busy() {
     let _process = otelctx::ProcessContext::new()
-        .service_name("busy shop")
+        .with_service_name("busy shop")
         .publish()
         .unwrap();
     ROUTE.register().unwrap();
@@ -160,7 +163,9 @@ fn busy() {
         let has_begun = Arc::clone(&begun);
         let spin = move || {
             let (trace, span) = ids();
-            let mut record = Record::new(trace, span).with(&ROUTE, "/cart");
+            let mut record = Context::new(trace, span)
+                .unwrap()
+                .with_attribute(&ROUTE, "/cart");
             let attached = at_work.then(|| record.attach());
             has_begun.wait();
             loop {
@@ -180,16 +185,18 @@ fn busy() {
 fn hostile() {
     static KEY: Key = Key::new(EVIL);
     let _process = otelctx::ProcessContext::new()
-        .service_name(EVIL)
-        .attribute("telemetry.sdk.language", EVIL)
-        .attribute(EVIL, vec![Value::from(EVIL)])
-        .context_attribute(EVIL, EVIL)
+        .with_service_name(EVIL)
+        .with_attribute("telemetry.sdk.language", EVIL)
+        .with_attribute(EVIL, vec![Value::from(EVIL)])
+        .with_context_attribute(EVIL, EVIL)
         .publish()
         .unwrap();
     KEY.register().unwrap();
     worker("e\x1b[31m\n\u{9b}", |stay| {
         let (trace, span) = ids();
-        let mut record = Record::new(trace, span).with(&KEY, EVIL);
+        let mut record = Context::new(trace, span)
+            .unwrap()
+            .with_attribute(&KEY, EVIL);
         let _attached = record.attach();
         stay();
     });
@@ -200,7 +207,7 @@ fn hostile() {
 fn hostile_busy() {
     static KEY: Key = Key::new(EVIL);
     let _process = otelctx::ProcessContext::new()
-        .service_name(EVIL.to_owned() + &"long".repeat(15_000))
+        .with_service_name(EVIL.to_owned() + &"long".repeat(15_000))
         .publish()
         .unwrap();
     KEY.register().unwrap();
@@ -208,7 +215,9 @@ fn hostile_busy() {
         .name("e\x1b[31m\n\u{9b}".into())
         .spawn(|| {
             let (trace, span) = ids();
-            let mut record = Record::new(trace, span).with(&KEY, EVIL);
+            let mut record = Context::new(trace, span)
+                .unwrap()
+                .with_attribute(&KEY, EVIL);
             let attached = record.attach();
             loop {
                 std::hint::black_box(&attached);
@@ -220,14 +229,14 @@ fn hostile_busy() {
 
 /// Follows commands: `publish NAME`, `update NAME`, `withdraw`, `exec` (a shop).
 fn changing() {
-    let context = |name: &str| otelctx::ProcessContext::new().service_name(name);
+    let context = |name: &str| otelctx::ProcessContext::new().with_service_name(name);
     let mut published = None;
     println!("ready");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         match line.split_once(' ').unwrap_or((&line, "")) {
             ("publish", name) => published = Some(context(name).publish().unwrap()),
-            ("update", name) => published.as_mut().unwrap().update(context(name)).unwrap(),
+            ("update", name) => published.as_mut().unwrap().replace(context(name)).unwrap(),
             ("withdraw", _) => published = None,
             ("exec", _) => {
                 let program = env::current_exe().unwrap();
@@ -246,7 +255,7 @@ fn changing() {
 /// Very many threads beside the first, each with a record whose span is its number from 1 on.
 fn crowd() {
     let _process = otelctx::ProcessContext::new()
-        .service_name("crowd")
+        .with_service_name("crowd")
         .publish()
         .unwrap();
     let count = env::args().nth(2).unwrap().parse().unwrap();
@@ -274,7 +283,9 @@ extern "C" fn member(number: *mut libc::c_void) -> *mut libc::c_void {
 
 fn attach_number(number: u64) {
     let span = SpanId::from_bytes(number.to_be_bytes());
-    otelctx::thread_record().set(ids().0, span, TraceFlags(1));
+    otelctx::thread_context()
+        .set(ids().0, span, TraceFlags(1))
+        .unwrap();
 }
 
 /// Starts a thread by hand: those of the standard library take more memory and mappings.
@@ -304,7 +315,7 @@ fn restless() {
         std::ptr::null_mut()
     }
     let _process = otelctx::ProcessContext::new()
-        .service_name("restless")
+        .with_service_name("restless")
         .publish()
         .unwrap();
     let (attached, is_attached) = std::sync::mpsc::channel();
@@ -322,8 +333,8 @@ fn restless() {
 /// Publishes a context of this language, and attaches nothing.
 fn idle() {
     let language = env::args().nth(2).expect("a language");
-    let context = otelctx::ProcessContext::new().service_name("idle");
-    let context = context.attribute("telemetry.sdk.language", language);
+    let context = otelctx::ProcessContext::new().with_service_name("idle");
+    let context = context.with_attribute("telemetry.sdk.language", language);
     let _process = context.publish().unwrap();
     ready();
 }
@@ -461,7 +472,7 @@ fn start_stuck_thread() -> libc::pid_t {
 /// A thread in an uninterruptible sleep, and three created after it.
 fn stuck() {
     let _process = otelctx::ProcessContext::new()
-        .service_name("stuck")
+        .with_service_name("stuck")
         .publish()
         .unwrap();
     println!("stuck: {}", start_stuck_thread());
@@ -478,7 +489,7 @@ fn stuck() {
 /// Threads in an uninterruptible sleep, more than there is time for.
 fn all_stuck() {
     let _process = otelctx::ProcessContext::new()
-        .service_name("all stuck")
+        .with_service_name("all stuck")
         .publish()
         .unwrap();
     ALL_THERE.store(true, Ordering::Release);
@@ -532,7 +543,7 @@ fn dangling() {
 fn attach() {
     worker("worker-1", |stay| {
         let (trace, span) = ids();
-        let mut record = Record::new(trace, span);
+        let mut record = Context::new(trace, span).unwrap();
         let _attached = record.attach();
         stay();
     });

@@ -31,7 +31,7 @@ static LOG: AtomicBool = AtomicBool::new(false);
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let builder = SdkTracerProvider::builder(); // .with_batch_exporter(…)
     let provider = otelctx_opentelemetry::install(builder, ["http.route"])
-        .resource(Resource::builder().with_service_name("shop").build())
+        .with_resource(Resource::builder().with_service_name("shop").build())
         .build();
     if let Err(problem) = otelctx_opentelemetry::check() {
         eprintln!("{problem}");

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::ptr;
 
-use otelctx::Context;
+use otelctx::{DecodedContext, raw};
 
 use crate::call::caught;
 use crate::error::{INTERNAL, OK, TRUNCATED, otelctx_result};
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *m
     caught(ptr::null_mut(), || {
         // SAFETY: C gives its reference away.
         let new = unsafe { shared::borrow(shared) }.map(std::mem::ManuallyDrop::into_inner);
-        otelctx::swap_current(new).map_or(ptr::null_mut(), shared::handle)
+        raw::swap_current(new).map_or(ptr::null_mut(), shared::handle)
     })
 }
 
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *m
 /// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_current_shared() -> *mut otelctx_shared {
-    otelctx::current_record().map_or(ptr::null_mut(), shared::handle)
+    raw::current().map_or(ptr::null_mut(), shared::handle)
 }
 
 /// Adds an attribute to what the calling thread is working on, for facts that become known later. A
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn otelctx_add_current(
 
 /// A copy of what readers see of a thread.
 pub struct otelctx_context {
-    context: Context,
+    context: DecodedContext,
     trace_id: [u8; 16],
     span_id: [u8; 8],
 }
@@ -75,7 +75,7 @@ pub struct otelctx_context {
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_current() -> *mut otelctx_context {
     caught(ptr::null_mut(), || {
-        otelctx::current().map_or(ptr::null_mut(), |context| {
+        otelctx::visible_to_readers().map_or(ptr::null_mut(), |context| {
             Box::into_raw(Box::new(otelctx_context {
                 trace_id: context.trace_id.to_bytes(),
                 span_id: context.span_id.to_bytes(),

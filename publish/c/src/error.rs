@@ -46,6 +46,8 @@ pub enum otelctx_result {
     OtelctxBusy = 16,
     /// A defect of this library; please report it.
     OtelctxInternal = 17,
+    /// An ID is zero. For attributes alone, give neither ID.
+    OtelctxZeroId = 18,
 }
 pub(crate) use otelctx_result::{
     OtelctxAlreadyPublished as ALREADY_PUBLISHED, OtelctxAttached as ATTACHED, OtelctxBusy as BUSY,
@@ -55,7 +57,7 @@ pub(crate) use otelctx_result::{
     OtelctxNotAttached as NOT_ATTACHED, OtelctxNotExported as NOT_EXPORTED,
     OtelctxNotPublished as NOT_PUBLISHED, OtelctxOk as OK, OtelctxRejected as REJECTED,
     OtelctxSystem as SYSTEM, OtelctxThreadEnding as THREAD_ENDING, OtelctxTruncated as TRUNCATED,
-    OtelctxWrongThread as WRONG_THREAD,
+    OtelctxWrongThread as WRONG_THREAD, OtelctxZeroId as ZERO_ID,
 };
 
 /// Code and text of a call's result. Functions that take one write it in each call; null is allowed.
@@ -102,6 +104,7 @@ pub extern "C" fn otelctx_describe(code: i32) -> *const c_char {
         (MALFORMED_ENVIRONMENT, c"OTEL_RESOURCE_ATTRIBUTES is malformed and was ignored"),
         (BUSY, c"another thread is changing the same publication"),
         (INTERNAL, c"a defect of libotelctx; please report it"),
+        (ZERO_ID, c"zero is not an ID; for attributes alone, give neither ID"),
     ];
     let found = codes.iter().find(|(known, _)| *known as i32 == code);
     found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())

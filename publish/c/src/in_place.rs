@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::{ptr, slice};
 
-use otelctx::{TraceFlags, thread_record, thread_slot};
+use otelctx::{Attributes, TraceFlags, raw, thread_context};
 
 use crate::call::caught;
 use crate::error::{INTERNAL, INVALID_ARGUMENT, OK, THREAD_ENDING, TRUNCATED, otelctx_result};
@@ -45,31 +45,42 @@ pub unsafe extern "C" fn otelctx_thread_set(
 ) -> otelctx_result {
     // SAFETY: C's promise.
     caught(INTERNAL, || unsafe {
-        let attributes = match attributes.is_null() {
-            true if count != 0 => return INVALID_ARGUMENT,
-            true => &[],
-            false if count > MAX_ATTRIBUTES => return INVALID_ARGUMENT,
-            false => slice::from_raw_parts(attributes, count),
+        let attributes = if attributes.is_null() && count == 0 {
+            &[]
+        } else if attributes.is_null() || count > MAX_ATTRIBUTES {
+            return INVALID_ARGUMENT;
+        } else {
+            slice::from_raw_parts(attributes, count)
         };
-        let (trace_id, span_id) = ids(trace_id, span_id);
+        let ids = match ids(trace_id, span_id) {
+            Ok(ids) => ids,
+            Err(code) => return code,
+        };
         for it in attributes {
             if let Err(code) = attribute(it.key, it.value, it.length) {
                 return code;
             }
         }
-        let record = thread_record();
-        record.set_with(trace_id, span_id, TraceFlags(flags), |writer| {
+        let record = thread_context();
+        let write = |writer: &mut Attributes<'_>| {
             for it in attributes {
                 // Checked above.
                 if let Ok((key, value)) = attribute(it.key, it.value, it.length) {
-                    writer.add(key, value);
+                    writer.append(key, value);
                 }
             }
-        });
-        match record.is_truncated() {
-            _ if record.as_raw().is_none() => THREAD_ENDING,
-            false => OK,
-            true => TRUNCATED,
+        };
+        match ids {
+            None => record.set_attributes(write),
+            // They are not zero, so nothing fails.
+            Some((trace, span)) => drop(record.set_with(trace, span, TraceFlags(flags), write)),
+        }
+        if raw::thread_record().is_none() {
+            THREAD_ENDING
+        } else if record.is_truncated() {
+            TRUNCATED
+        } else {
+            OK
         }
     })
 }
@@ -92,13 +103,15 @@ pub unsafe extern "C" fn otelctx_thread_add(
             Ok(attribute) => attribute,
             Err(code) => return code,
         };
-        let record = thread_record();
+        let record = thread_context();
         let before = record.attributes_size();
         record.append(key, value);
-        match record.attributes_size() == before + 2 + value.len() {
-            true => OK,
-            _ if record.as_raw().is_none() => THREAD_ENDING,
-            false => TRUNCATED,
+        if record.attributes_size() == before + 2 + value.len() {
+            OK
+        } else if raw::thread_record().is_none() {
+            THREAD_ENDING
+        } else {
+            TRUNCATED
         }
     })
 }
@@ -108,7 +121,7 @@ pub unsafe extern "C" fn otelctx_thread_add(
 /// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_detach() {
-    caught((), || thread_record().detach());
+    caught((), || thread_context().detach());
 }
 
 /// The size of the attributes of the calling thread's own record in bytes: a mark for
@@ -117,7 +130,7 @@ pub extern "C" fn otelctx_thread_detach() {
 /// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_attributes_size() -> usize {
-    caught(0, || thread_record().attributes_size())
+    caught(0, || thread_context().attributes_size())
 }
 
 /// Removes the attributes that were added since their size was this many bytes; one that extends
@@ -126,7 +139,7 @@ pub extern "C" fn otelctx_thread_attributes_size() -> usize {
 /// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_shrink_to(size: usize) {
-    caught((), || thread_record().shrink_to(size));
+    caught((), || thread_context().shrink_to(size));
 }
 
 /// Whether a value was cut or an attribute left out since the calling thread's own record was last
@@ -135,7 +148,7 @@ pub extern "C" fn otelctx_thread_shrink_to(size: usize) {
 /// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_is_truncated() -> bool {
-    caught(false, || thread_record().is_truncated())
+    caught(false, || thread_context().is_truncated())
 }
 
 /// The 640 bytes of the calling thread's own record, in the layout of OTEP 4947, for language runtimes
@@ -150,7 +163,7 @@ pub extern "C" fn otelctx_thread_is_truncated() -> bool {
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_bytes() -> *mut u8 {
     caught(ptr::null_mut(), || {
-        let bytes = thread_record().as_raw();
+        let bytes = raw::thread_record();
         bytes.map_or(ptr::null_mut(), |bytes| bytes.as_ptr().cast())
     })
 }
@@ -163,5 +176,5 @@ pub extern "C" fn otelctx_thread_bytes() -> *mut u8 {
 /// it before. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_slot() -> *mut *mut c_void {
-    thread_slot().cast()
+    raw::thread_slot().cast()
 }

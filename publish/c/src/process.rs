@@ -125,7 +125,7 @@ pub extern "C" fn otelctx_process_detect(detect: u32) -> *mut otelctx_process {
         });
         let context = match detect & OTELCTX_DETECT_SDK {
             0 => context,
-            _ => context.attribute("telemetry.sdk.language", "c"),
+            _ => context.with_attribute("telemetry.sdk.language", "c"),
         };
         otelctx_process::new(context).into_raw()
     })
@@ -190,7 +190,7 @@ unsafe fn set(
     value: impl FnOnce() -> Result<Value, otelctx_result>,
 ) -> otelctx_result {
     // SAFETY: as the caller promises.
-    unsafe { set_by(ProcessContext::attribute, process, key, value) }
+    unsafe { set_by(ProcessContext::with_attribute, process, key, value) }
 }
 
 /// Sets an attribute by this method.
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn otelctx_process_set_context_attribute(
 ) -> otelctx_result {
     // SAFETY: C's promise.
     unsafe {
-        set_by(ProcessContext::context_attribute, process, key, || {
+        set_by(ProcessContext::with_context_attribute, process, key, || {
             take(value).ok_or(INVALID_ARGUMENT)
         })
     }
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
 ) -> otelctx_result {
     // SAFETY: C's promise.
     unsafe {
-        set_by(ProcessContext::schema_attribute, process, key, || {
+        set_by(ProcessContext::with_schema_attribute, process, key, || {
             take(value).ok_or(INVALID_ARGUMENT)
         })
     }
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn otelctx_process_schema(
     // SAFETY: C's promise.
     caught(INTERNAL, || unsafe {
         otelctx_process::change(process, c"threadlocal.schema_version".as_ptr(), |context| {
-            Ok(context.schema(Schema::from_name(name(schema)?)))
+            Ok(context.with_schema(Schema::from_name(name(schema)?)))
         })
     })
 }
@@ -362,7 +362,7 @@ pub unsafe extern "C" fn otelctx_process_max_size(
     // SAFETY: C's promise.
     caught(INTERNAL, || unsafe {
         otelctx_process::change(process, ptr::null(), |context| {
-            Ok(context.max_payload_size(size))
+            Ok(context.with_max_payload_size(size))
         })
     })
 }

@@ -115,7 +115,7 @@ pub unsafe extern "C" fn otelctx_update(
         // SAFETY: C's promise.
         unsafe {
             let result = context(process).and_then(|context| {
-                otelctx_published::with(published, |guard| guard.update(context))
+                otelctx_published::with(published, |guard| guard.replace(context))
             });
             report(error, result)
         }
@@ -235,7 +235,12 @@ mod tests {
 
     #[test]
     fn a_publication_can_be_used_after_a_panic() {
-        let guard = UnsafeCell::new(ProcessContext::new().service_name("a").publish().unwrap());
+        let guard = UnsafeCell::new(
+            ProcessContext::new()
+                .with_service_name("a")
+                .publish()
+                .unwrap(),
+        );
         let published = Box::into_raw(Box::new(otelctx_published {
             user: AtomicU32::new(0),
             guard,

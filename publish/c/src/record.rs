@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_char;
 use std::{mem, ptr};
 
-use otelctx::{Record, TraceFlags, thread_slot};
+use otelctx::{Context, SpanId, TraceFlags, TraceId, raw};
 
 use crate::call::caught;
 use crate::error::{
@@ -26,7 +26,7 @@ pub struct otelctx_record {
     /// The thread's slot.
     slot: *mut *mut u8,
     /// `None` once the owner has ended.
-    record: Option<Record>,
+    record: Option<Context>,
     /// The thread's other handles: its destructor leaves none with a record.
     next: *mut otelctx_record,
     previous: *mut otelctx_record,
@@ -58,12 +58,12 @@ impl Drop for Handles {
 
 impl otelctx_record {
     /// A handle for a record of the calling thread; null while the thread ends.
-    pub(crate) fn handle(record: Record) -> *mut Self {
+    pub(crate) fn handle(record: Context) -> *mut Self {
         let added = HANDLES.try_with(|handles| {
             let next = handles.0.get();
             let handle = Box::into_raw(Box::new(Self {
                 owner: Owner::this(),
-                slot: thread_slot(),
+                slot: raw::thread_slot(),
                 record: Some(record),
                 next,
                 previous: ptr::null_mut(),
@@ -108,7 +108,7 @@ impl otelctx_record {
     /// `handle` is null or not freed.
     unsafe fn with(
         handle: *const Self,
-        f: impl FnOnce(&Record) -> otelctx_result,
+        f: impl FnOnce(&Context) -> otelctx_result,
     ) -> otelctx_result {
         caught(INTERNAL, || {
             // SAFETY: as the caller promises; only the owning thread passes the check.
@@ -123,7 +123,7 @@ impl otelctx_record {
     ///
     /// # Safety
     /// `handle` is null or not freed.
-    unsafe fn own<'a>(handle: *const Self) -> Result<&'a Record, otelctx_result> {
+    unsafe fn own<'a>(handle: *const Self) -> Result<&'a Context, otelctx_result> {
         // SAFETY: as the caller promises; only the owning thread passes the check.
         unsafe {
             Self::check(handle)?;
@@ -152,7 +152,7 @@ impl otelctx_record {
     /// # Safety
     /// `handle` is one of the calling thread, which uses its record for nothing else meanwhile.
     #[inline(always)]
-    unsafe fn parts<'a>(handle: *mut Self) -> (&'a mut Record, *mut *mut u8) {
+    unsafe fn parts<'a>(handle: *mut Self) -> (&'a mut Context, *mut *mut u8) {
         // SAFETY: as the caller promises; a handle whose owner runs has a record.
         unsafe {
             let record = (*handle).record.as_mut();
@@ -164,7 +164,7 @@ impl otelctx_record {
     ///
     /// # Safety
     /// `handle` is null or not freed.
-    unsafe fn replace(handle: *mut Self, f: impl FnOnce(Record) -> Record) -> otelctx_result {
+    unsafe fn replace(handle: *mut Self, f: impl FnOnce(Context) -> Context) -> otelctx_result {
         caught(INTERNAL, || {
             // SAFETY: as the caller promises.
             unsafe {
@@ -213,9 +213,14 @@ pub unsafe extern "C" fn otelctx_record_new(
 ) -> *mut otelctx_record {
     caught(ptr::null_mut(), || {
         // SAFETY: C's promise.
-        let (trace_id, span_id) = unsafe { ids(trace_id, span_id) };
-        let record = Record::new(trace_id, span_id).flags(TraceFlags(flags));
-        otelctx_record::handle(record)
+        let context = match unsafe { ids(trace_id, span_id) } {
+            Ok(None) => Ok(Context::without_ids()),
+            Ok(Some((trace_id, span_id))) => Context::new(trace_id, span_id),
+            Err(_) => return ptr::null_mut(),
+        };
+        context.map_or(ptr::null_mut(), |context| {
+            otelctx_record::handle(context.with_flags(TraceFlags(flags)))
+        })
     })
 }
 
@@ -258,7 +263,7 @@ pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> o
             return code;
         }
         let (own, slot) = otelctx_record::parts(record);
-        if own.try_attach_unguarded(slot) {
+        if raw::try_attach(own, slot) {
             return OK;
         }
         attach_slowly(record)
@@ -279,7 +284,7 @@ unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_resul
         if own.is_attached() == Some(true) {
             return ATTACHED;
         }
-        own.attach_unguarded(slot);
+        raw::attach(own, slot);
         OK
     })
 }
@@ -300,7 +305,7 @@ pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> o
             return code;
         }
         let (own, slot) = otelctx_record::parts(record);
-        if own.try_detach_unguarded(slot) {
+        if raw::try_detach(own, slot) {
             return OK;
         }
         detach_slowly(record)
@@ -320,7 +325,7 @@ unsafe extern "C" fn detach_slowly(record: *mut otelctx_record) -> otelctx_resul
         if own.is_attached() == Some(false) {
             return NOT_ATTACHED;
         }
-        own.detach_unguarded(slot);
+        raw::detach(own, slot);
         OK
     })
 }
@@ -356,7 +361,8 @@ pub unsafe extern "C" fn otelctx_record_add(
             if own.is_attached() != Some(false) {
                 own.append(key, value);
             } else {
-                let result = otelctx_record::replace(record, |record| record.with(key, value));
+                let result =
+                    otelctx_record::replace(record, |record| record.with_attribute(key, value));
                 if result != OK {
                     return result;
                 }
@@ -367,11 +373,21 @@ pub unsafe extern "C" fn otelctx_record_add(
 }
 
 /// Whether the whole value was added to a record that had this size.
-fn added(record: &Record, before: usize, value: &str) -> otelctx_result {
+fn added(record: &Context, before: usize, value: &str) -> otelctx_result {
     match record.attributes_size() == before + 2 + value.len() {
         true => OK,
         false => TRUNCATED,
     }
+}
+
+/// Replaces the IDs and flags of a context.
+pub(crate) fn with_ids(mut context: Context, ids: Option<(TraceId, SpanId)>, flags: u8) -> Context {
+    match ids {
+        // `ids` are not zero, so nothing fails.
+        Some((trace_id, span_id)) => drop(context.set_ids(trace_id, span_id, TraceFlags(flags))),
+        None => context.clear_ids(),
+    }
+    context
 }
 
 /// Key and value of an attribute.
@@ -402,7 +418,7 @@ pub unsafe extern "C" fn otelctx_record_reserve(
     size: usize,
 ) -> otelctx_result {
     // SAFETY: C's promise.
-    unsafe { otelctx_record::replace(record, |record| record.reserve(size)) }
+    unsafe { otelctx_record::replace(record, |record| record.with_capacity(size)) }
 }
 
 /// Removes an attribute, for a record that was copied from another one and gets another value. Without
@@ -419,7 +435,7 @@ pub unsafe extern "C" fn otelctx_record_remove(
     // SAFETY: C's promise.
     unsafe {
         match key::inner(key) {
-            Some(key) => otelctx_record::replace(record, |record| record.without(key)),
+            Some(key) => otelctx_record::replace(record, |record| record.without_attribute(key)),
             None => INVALID_ARGUMENT,
         }
     }
@@ -439,11 +455,10 @@ pub unsafe extern "C" fn otelctx_record_set_ids(
 ) -> otelctx_result {
     // SAFETY: C's promise.
     unsafe {
-        let (trace_id, span_id) = ids(trace_id, span_id);
-        otelctx_record::replace(record, |mut record| {
-            record.set_ids(trace_id, span_id, TraceFlags(flags));
-            record
-        })
+        match ids(trace_id, span_id) {
+            Ok(ids) => otelctx_record::replace(record, |own| with_ids(own, ids, flags)),
+            Err(code) => code,
+        }
     }
 }
 
@@ -455,7 +470,7 @@ pub unsafe extern "C" fn otelctx_record_set_ids(
 pub unsafe extern "C" fn otelctx_record_attributes_size(record: *const otelctx_record) -> usize {
     // SAFETY: C's promise.
     caught(0, || unsafe {
-        otelctx_record::own(record).map_or(0, Record::attributes_size)
+        otelctx_record::own(record).map_or(0, Context::attributes_size)
     })
 }
 
@@ -484,7 +499,7 @@ pub unsafe extern "C" fn otelctx_record_shrink_to(
 pub unsafe extern "C" fn otelctx_record_is_truncated(record: *const otelctx_record) -> bool {
     // SAFETY: C's promise.
     caught(false, || unsafe {
-        otelctx_record::own(record).is_ok_and(Record::is_truncated)
+        otelctx_record::own(record).is_ok_and(Context::is_truncated)
     })
 }
 
@@ -501,10 +516,12 @@ pub unsafe extern "C" fn otelctx_record_copy(
 ) -> *mut otelctx_record {
     // SAFETY: C's promise.
     caught(ptr::null_mut(), || unsafe {
-        let (trace_id, span_id) = ids(trace_id, span_id);
-        otelctx_record::own(record).map_or(ptr::null_mut(), |record| {
-            otelctx_record::handle(record.copy_with_ids(trace_id, span_id, TraceFlags(flags)))
-        })
+        match (otelctx_record::own(record), ids(trace_id, span_id)) {
+            (Ok(own), Ok(ids)) => {
+                otelctx_record::handle(with_ids(own.to_shared().to_context(), ids, flags))
+            }
+            _ => ptr::null_mut(),
+        }
     })
 }
 

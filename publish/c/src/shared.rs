@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::mem::{self, ManuallyDrop};
 use std::ptr;
 
-use otelctx::{AttachedOwned, SharedRecord, TraceFlags, TraceId};
+use otelctx::{AttachedOwned, SharedContext, TraceId, raw};
 
 use crate::call::caught;
 use crate::error::{
@@ -12,7 +12,7 @@ use crate::error::{
 };
 use crate::key::otelctx_key;
 use crate::owner::serial;
-use crate::record::{attribute, otelctx_record};
+use crate::record::{attribute, otelctx_record, with_ids};
 use crate::text::ids;
 
 /// A reference to an immutable record that any thread may attach. Several threads may use the same
@@ -22,8 +22,8 @@ pub struct otelctx_shared {
 }
 
 /// A reference for C: the address of the record.
-pub(crate) fn handle(record: SharedRecord) -> *mut otelctx_shared {
-    record.into_raw().cast_mut().cast()
+pub(crate) fn handle(record: SharedContext) -> *mut otelctx_shared {
+    raw::into_raw(record).cast_mut().cast()
 }
 
 /// The record of C's reference, which stays C's.
@@ -31,9 +31,9 @@ pub(crate) fn handle(record: SharedRecord) -> *mut otelctx_shared {
 /// # Safety
 /// `shared` is null or was not released.
 #[inline]
-pub(crate) unsafe fn borrow(shared: *const otelctx_shared) -> Option<ManuallyDrop<SharedRecord>> {
+pub(crate) unsafe fn borrow(shared: *const otelctx_shared) -> Option<ManuallyDrop<SharedContext>> {
     // SAFETY: as the caller promises; it is not dropped here.
-    (!shared.is_null()).then(|| ManuallyDrop::new(unsafe { SharedRecord::from_raw(shared.cast()) }))
+    (!shared.is_null()).then(|| ManuallyDrop::new(unsafe { raw::from_raw(shared.cast()) }))
 }
 
 /// Keeps a shared record attached to a thread, from otelctx_shared_attach() to
@@ -187,10 +187,12 @@ pub unsafe extern "C" fn otelctx_shared_copy(
 ) -> *mut otelctx_record {
     // SAFETY: C's promise.
     caught(ptr::null_mut(), || unsafe {
-        let (trace_id, span_id) = ids(trace_id, span_id);
-        borrow(shared).map_or(ptr::null_mut(), |record| {
-            otelctx_record::handle(record.copy_with_ids(trace_id, span_id, TraceFlags(flags)))
-        })
+        match (borrow(shared), ids(trace_id, span_id)) {
+            (Some(shared), Ok(ids)) => {
+                otelctx_record::handle(with_ids(shared.to_context(), ids, flags))
+            }
+            _ => ptr::null_mut(),
+        }
     })
 }
 
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn otelctx_shared_copy(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_trace_id(shared: *const otelctx_shared) -> *const u8 {
     // SAFETY: C's promise.
-    unsafe { borrow(shared) }.map_or(ptr::null(), |record| record.as_ptr())
+    unsafe { borrow(shared) }.map_or(ptr::null(), |record| raw::record_of(&record))
 }
 
 /// The 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
@@ -211,7 +213,7 @@ pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -
     // SAFETY: C's promise; in a record, the span ID follows the trace ID (OTEP 4947).
     unsafe {
         borrow(shared).map_or(ptr::null(), |record| {
-            record.as_ptr().add(size_of::<TraceId>())
+            raw::record_of(&record).add(size_of::<TraceId>())
         })
     }
 }
@@ -242,5 +244,5 @@ pub unsafe extern "C" fn otelctx_shared_is_truncated(shared: *const otelctx_shar
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_bytes(shared: *const otelctx_shared) -> *const u8 {
     // SAFETY: C's promise.
-    unsafe { borrow(shared) }.map_or(ptr::null(), |record| record.as_ptr())
+    unsafe { borrow(shared) }.map_or(ptr::null(), |record| raw::record_of(&record))
 }

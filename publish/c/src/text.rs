@@ -1,11 +1,11 @@
 //! Arguments from C as Rust's types.
 
 use std::ffi::{CStr, c_char};
-use std::{ptr, slice, str};
+use std::{slice, str};
 
-use otelctx::{SpanId, TraceId};
+use otelctx::{SpanId, TraceId, ZeroId};
 
-use crate::error::{INVALID_ARGUMENT, INVALID_UTF8, otelctx_result};
+use crate::error::{INVALID_ARGUMENT, INVALID_UTF8, ZERO_ID, otelctx_result};
 
 /// `OTELCTX_NUL_TERMINATED`.
 const NUL_TERMINATED: usize = usize::MAX;
@@ -57,21 +57,32 @@ pub(crate) unsafe fn name<'a>(address: *const c_char) -> Result<&'a str, otelctx
     unsafe { text(address, NUL_TERMINATED) }
 }
 
-/// The IDs of a record; zeroes for null.
+/// Reads the IDs of a context; `None` if both are null.
+///
+/// # Errors
+/// INVALID_ARGUMENT if one is null, ZERO_ID if one is zero.
 ///
 /// # Safety
 /// The pointers are null or have 16 and 8 bytes.
 #[inline]
-pub(crate) unsafe fn ids(trace_id: *const u8, span_id: *const u8) -> (TraceId, SpanId) {
-    let (mut trace, mut span) = ([0; 16], [0; 8]);
-    // SAFETY: as the caller promises.
-    unsafe {
-        if !trace_id.is_null() {
-            ptr::copy_nonoverlapping(trace_id, trace.as_mut_ptr(), trace.len());
+pub(crate) unsafe fn ids(
+    trace_id: *const u8,
+    span_id: *const u8,
+) -> Result<Option<(TraceId, SpanId)>, otelctx_result> {
+    match (trace_id.is_null(), span_id.is_null()) {
+        (true, true) => Ok(None),
+        (false, false) => {
+            // SAFETY: the caller ensures the sizes, and arrays of bytes need no alignment.
+            let (trace_id, span_id) = unsafe {
+                (
+                    trace_id.cast::<[u8; 16]>().read(),
+                    span_id.cast::<[u8; 8]>().read(),
+                )
+            };
+            let (trace_id, span_id) = (trace_id.into(), span_id.into());
+            ZeroId::check(trace_id, span_id).map_err(|_| ZERO_ID)?;
+            Ok(Some((trace_id, span_id)))
         }
-        if !span_id.is_null() {
-            ptr::copy_nonoverlapping(span_id, span.as_mut_ptr(), span.len());
-        }
+        _ => Err(INVALID_ARGUMENT),
     }
-    (TraceId::from_bytes(trace), SpanId::from_bytes(span))
 }

@@ -100,6 +100,47 @@ impl TraceFlags {
     }
 }
 
+/// An ID of zero. W3C Trace Context has none, and a record has both IDs or neither.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroId {
+    /// The trace ID is zero.
+    TraceId,
+    /// The span ID is zero.
+    SpanId,
+}
+
+impl ZeroId {
+    /// Checks that neither ID is zero.
+    ///
+    /// # Errors
+    /// The first ID that is zero.
+    #[inline]
+    pub fn check(trace_id: TraceId, span_id: SpanId) -> Result<(), Self> {
+        if trace_id.is_zero() {
+            return Err(Self::TraceId);
+        }
+        if span_id.is_zero() {
+            return Err(Self::SpanId);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ZeroId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::TraceId => "trace_id",
+            Self::SpanId => "span_id",
+        };
+        write!(
+            f,
+            "{name}: zero is not an ID; for attributes alone, give neither ID"
+        )
+    }
+}
+
+impl core::error::Error for ZeroId {}
+
 /// The error of parsing text that is not a hexadecimal ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseIdError {

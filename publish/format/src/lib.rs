@@ -44,7 +44,7 @@ mod key_map;
 pub mod process_context;
 pub mod record;
 
-pub use ids::{hexadecimal, ParseIdError, SpanId, TraceFlags, TraceId};
+pub use ids::{hexadecimal, ParseIdError, SpanId, TraceFlags, TraceId, ZeroId};
 pub use key_map::{
     KeyMap, KeyMapError, Schema, KEY_MAP, MAX_KEYS, NODEJS_SYMBOL, SCHEMA_VERSION, SYMBOL,
     THREADLOCAL,

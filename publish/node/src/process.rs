@@ -99,7 +99,7 @@ pub(crate) fn is_published() -> bool {
 /// value. Replaces the one that was published before.
 pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<(), String> {
     let pairs = call.elements(pairs).ok_or("attributes must be an object")?;
-    let mut context = ProcessContext::detect().schema(Schema::Other(SCHEMA.into()));
+    let mut context = ProcessContext::detect().with_schema(Schema::Other(SCHEMA.into()));
     for pair in pairs {
         let mut pair = pair
             .and_then(|pair| call.elements(pair))
@@ -111,14 +111,14 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
         let name = call.string_of(name).ok_or("a name must be a string")?;
         let value = attribute(call, value, MAX_DEPTH);
         let value = value.ok_or_else(|| format!("{name:?} has a value of an unknown type"))?;
-        context = context.attribute(name, value);
+        context = context.with_attribute(name, value);
     }
     for (name, value) in layout(record_offset) {
-        context = context.schema_attribute(name, value as i64);
+        context = context.with_schema_attribute(name, value as i64);
     }
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     let published = process.published.as_mut();
-    match published.map(|it| it.update(context.clone())) {
+    match published.map(|it| it.replace(context.clone())) {
         // Not yet, or another copy of the publisher has taken over.
         None | Some(Err(PublishError::NotPublished)) => {
             let published = context.publish().map_err(explain)?;

@@ -2,7 +2,7 @@
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use opentelemetry::Context;
-use otelctx::{Key, Record, SharedRecord};
+use otelctx::{Key, SharedContext};
 
 /// The attributes that were added to a span's contexts. A context keeps them when another span is put into it, which
 /// has inherited them.
@@ -48,10 +48,11 @@ pub(crate) fn of<'c>(
     is_of.then_some(&*added.attributes)
 }
 
-/// A copy of a record with added attributes.
-pub(crate) fn copy(record: &SharedRecord, added: &[(&'static Key, String)]) -> Record {
-    let copy = record.copy_with_ids(record.trace_id(), record.span_id(), record.flags());
-    added.iter().fold(copy, |copy, (key, value)| {
-        copy.without(key).with(key, value)
-    })
+/// Copies a context, with added attributes.
+pub(crate) fn copy(shared: &SharedContext, added: &[(&'static Key, String)]) -> otelctx::Context {
+    added
+        .iter()
+        .fold(shared.to_context(), |copy, (key, value)| {
+            copy.without_attribute(key).with_attribute(key, value)
+        })
 }

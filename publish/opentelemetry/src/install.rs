@@ -21,8 +21,8 @@ use crate::sampler::{Published, Recording};
 ///
 /// Pass a sampler, an ID generator and the resource to the returned [`Install`], everything else to
 /// the builder. Several providers can be installed in one program; the first one's
-/// [`baggage`](Install::baggage), [`span_name`](Install::span_name) and
-/// [`local_root_span_id`](Install::local_root_span_id) then apply to all; [`check`](crate::check) tells if a later one
+/// [`baggage`](Install::with_baggage), [`span_name`](Install::with_span_name) and
+/// [`local_root_span_id`](Install::with_local_root_span_id) then apply to all; [`check`](crate::check) tells if a later one
 /// asks for more.
 #[must_use = "nothing is published before build()"]
 pub fn install<A: Into<String>>(
@@ -62,47 +62,47 @@ impl Install {
     ///
     /// If the builder has one instead, it is published as well, but spans get more expensive: it
     /// comes from a span processor.
-    pub fn resource(mut self, resource: Resource) -> Self {
+    pub fn with_resource(mut self, resource: Resource) -> Self {
         self.resource = Some(resource);
         self
     }
 
     /// The provider's sampler, instead of the one that `OTEL_TRACES_SAMPLER` names.
-    pub fn sampler(mut self, sampler: impl Into<Box<dyn ShouldSample>>) -> Self {
+    pub fn with_sampler(mut self, sampler: impl Into<Box<dyn ShouldSample>>) -> Self {
         self.sampler = Some(sampler.into());
         self
     }
 
     /// The provider's ID generator, instead of the SDK's random one.
-    pub fn id_generator(mut self, generator: impl IdGenerator + 'static) -> Self {
+    pub fn with_id_generator(mut self, generator: impl IdGenerator + 'static) -> Self {
         self.id_generator = Some(Box::new(generator));
         self
     }
 
     /// Also publishes the span's name, as an attribute with this name. Names of spans should be low
     /// in number, see OpenTelemetry's specification.
-    pub fn span_name(mut self, attribute: impl Into<String>) -> Self {
+    pub fn with_span_name(mut self, attribute: impl Into<String>) -> Self {
         self.span_name = Some(attribute.into());
         self
     }
 
     /// Also publishes the ID of the local root span, the outermost span of the trace in this process,
     /// in hexadecimal, as an attribute with this name.
-    pub fn local_root_span_id(mut self, attribute: impl Into<String>) -> Self {
+    pub fn with_local_root_span_id(mut self, attribute: impl Into<String>) -> Self {
         self.local_root = Some(attribute.into());
         self
     }
 
     /// Also publishes these entries of the context's baggage, as attributes of the same
     /// names. A span's attribute of that name is not published.
-    pub fn baggage<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+    pub fn with_baggage<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.baggage = names.into_iter().map(Into::into).collect();
         self
     }
 
     /// Whether local root spans get the attribute `pyroscope.profile.id`, their own span ID, by
     /// which Grafana finds a span's profile. On by default.
-    pub fn profile_id(mut self, profile_id: bool) -> Self {
+    pub fn with_profile_id(mut self, profile_id: bool) -> Self {
         self.profile_id = profile_id;
         self
     }

@@ -9,7 +9,7 @@
 //! use opentelemetry_sdk::Resource;
 //!
 //! let provider = otelctx_opentelemetry::install(SdkTracerProvider::builder(), ["http.route"])
-//!     .resource(Resource::builder().with_service_name("shop").build())
+//!     .with_resource(Resource::builder().with_service_name("shop").build())
 //!     .build();
 //! opentelemetry::global::set_tracer_provider(provider);
 //! # otelctx_opentelemetry::check().unwrap();
@@ -24,11 +24,11 @@
 //!   *started* with. Child spans in this process inherit them. OpenTelemetry does not report an attribute that is
 //!   set later: publish such a value with [`with_attribute`].
 //! - The provider's resource, with the types of its values; a forked child publishes it again.
-//! - On request: [the span's name](Install::span_name), [the local root span](Install::local_root_span_id), and
-//!   [entries of the baggage](Install::baggage).
+//! - On request: [the span's name](Install::with_span_name), [the local root span](Install::with_local_root_span_id), and
+//!   [entries of the baggage](Install::with_baggage).
 //!
 //! Spans that no local span is the parent of also get the attribute `pyroscope.profile.id`, which
-//! links a trace to its profile in Grafana; see [`Install::profile_id`].
+//! links a trace to its profile in Grafana; see [`Install::with_profile_id`].
 //!
 //! # How
 //!
@@ -41,7 +41,7 @@
 //! # Costs
 //!
 //! 7 to 10 ns to attach and detach a context, and 32 to 36 ns for a span. Without
-//! [`Install::resource`], the resource comes from a span processor, and OpenTelemetry
+//! [`Install::with_resource`], the resource comes from a span processor, and OpenTelemetry
 //! copies each span's data for each processor if there are several.
 //!
 //! [OTEP 4719]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md

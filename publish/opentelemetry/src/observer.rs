@@ -9,15 +9,13 @@ use opentelemetry::baggage::BaggageExt;
 use opentelemetry::context::{ContextObserver, GlobalContextObserver, ObserverContextView};
 use opentelemetry::trace::{self, SpanContext, TraceContextExt};
 use opentelemetry::Context;
-use otelctx::{
-    current_record, integration, set_current, swap_current, Key, Record, SharedRecord, TraceFlags,
-};
+use otelctx::{integration, raw, Key, SharedContext, TraceFlags};
 
 use crate::problem::{self, Problem};
 use crate::{added, started, truncated};
 
-/// What readers see of a context.
-pub(crate) struct View(pub(crate) SharedRecord);
+/// A context of OpenTelemetry in the form that is published.
+pub(crate) struct View(pub(crate) SharedContext);
 
 impl ObserverContextView for View {
     fn as_any(&self) -> &dyn Any {
@@ -25,10 +23,10 @@ impl ObserverContextView for View {
     }
 }
 
-/// The record of a context that was created while the observer was set.
+/// Returns what is published of a context that was created while the observer was set.
 ///
 /// Compiled once, with the table of functions of the views that are made here.
-pub(crate) fn record(context: &Context) -> Option<&SharedRecord> {
+pub(crate) fn shared(context: &Context) -> Option<&SharedContext> {
     let view = &**context.observer_view().as_ref()?;
     // Asking for the type takes two calls, and 5 to 10 ns.
     let ours = ptr::from_ref(view).cast::<View>();
@@ -51,7 +49,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Whether everything that `asked` has is published.
+    /// Returns whether everything that `asked` has is published.
     fn include(&self, asked: &Self) -> bool {
         let same = |ours: &Option<Key>, asked: &Option<Key>| {
             let name = |key: &Option<Key>| key.as_ref().map(Key::name);
@@ -64,7 +62,7 @@ impl Options {
     }
 }
 
-/// Those of the first [`install`](crate::install).
+/// The options of the first [`install`](crate::install).
 static OPTIONS: OnceLock<Options> = OnceLock::new();
 
 pub(crate) fn options() -> &'static Options {
@@ -77,7 +75,7 @@ pub(crate) fn options() -> &'static Options {
     OPTIONS.get().unwrap_or(&NONE)
 }
 
-/// Whether the observer has seen the context of [`set`].
+/// Tells [`set`] that the observer was called for the context that it created.
 static CALLED: AtomicBool = AtomicBool::new(false);
 
 /// The value in a context that tells the observer that it was set.
@@ -132,10 +130,10 @@ impl ContextObserver for Observer {
         let view = started::find(span);
         let (baggage, added) = (&*options().baggage, added::of(context, span));
         if baggage.is_empty() && added.is_none() {
-            return Some(view.unwrap_or_else(|| Arc::new(View(known_record(span)))));
+            return Some(view.unwrap_or_else(|| Arc::new(View(known(span)))));
         }
-        let record = view.map_or_else(|| known_record(span), |view| view.0.clone());
-        let copy = added::copy(&record, added.unwrap_or_default());
+        let shared = view.map_or_else(|| known(span), |view| view.0.clone());
+        let copy = added::copy(&shared, added.unwrap_or_default());
         Some(Arc::new(View(with_baggage(copy, context, baggage))))
     }
 }
@@ -145,7 +143,7 @@ struct AtExit;
 
 impl Drop for AtExit {
     fn drop(&mut self) {
-        drop(swap_current(None));
+        drop(raw::swap_current(None));
     }
 }
 
@@ -158,17 +156,17 @@ thread_local! {
 /// OpenTelemetry has its own thread-local variable borrowed here: `Context::current()` would panic.
 #[inline]
 fn publish(context: &Context) {
-    let record = record(context);
-    if record.is_none() && context.has_active_span() {
+    let shared = shared(context);
+    if shared.is_none() && context.has_active_span() {
         return publish_without_view(context);
     }
     if AT_EXIT.try_with(|_| ()).is_ok() {
-        // SAFETY: the context has a handle, if there is a record. OpenTelemetry keeps it in its thread-local stack until it
+        // SAFETY: OpenTelemetry's context has a handle, if there is something to publish. OpenTelemetry keeps it in its thread-local stack until it
         // has called the observer for the next one, or drops the stack when the thread ends. The
         // standard library drops thread-local variables in reverse order of their first use (which is how it is
-        // implemented: `sys::thread_local::destructors`), so `AT_EXIT` has detached the record before:
+        // implemented: `sys::thread_local::destructors`), so `AT_EXIT` has detached it before:
         // the stack is in use while this is called.
-        unsafe { set_current(record) };
+        unsafe { raw::set_current(shared) };
     }
 }
 
@@ -178,45 +176,47 @@ fn publish(context: &Context) {
 fn publish_without_view(context: &Context) {
     let span = context.span();
     let span = span.span_context();
-    let record = span.is_valid().then(|| plain(span).share());
-    drop(swap_current(record));
+    let shared = span.is_valid().then(|| plain(span).share());
+    drop(raw::swap_current(shared));
 }
 
-/// The record of a span that was not started on this thread: with its attributes if the thread
-/// is working on it.
-fn known_record(span: &SpanContext) -> SharedRecord {
-    current_record()
-        .filter(|record| is_of(record, span))
+/// Returns what to publish of a span that was not started on this thread: with its attributes if the
+/// thread is working on it.
+fn known(span: &SpanContext) -> SharedContext {
+    raw::current()
+        .filter(|shared| is_of(shared, span))
         .unwrap_or_else(|| plain(span).share())
 }
 
-/// Whether a record has a span's IDs and flags.
-pub(crate) fn is_of(record: &SharedRecord, span: &SpanContext) -> bool {
-    record.span_id() == span.span_id().to_bytes().into()
-        && record.trace_id() == span.trace_id().to_bytes().into()
-        && record.flags() == converted(span.trace_flags())
+/// Returns whether a context has a span's IDs and flags.
+pub(crate) fn is_of(shared: &SharedContext, span: &SpanContext) -> bool {
+    shared.span_id() == span.span_id().to_bytes().into()
+        && shared.trace_id() == span.trace_id().to_bytes().into()
+        && shared.flags() == converted(span.trace_flags())
 }
 
-/// A record without attributes.
-fn plain(span: &SpanContext) -> Record {
-    Record::new(span.trace_id().to_bytes(), span.span_id().to_bytes())
-        .flags(converted(span.trace_flags()))
+/// Creates a context without attributes for a span that has valid IDs.
+fn plain(span: &SpanContext) -> otelctx::Context {
+    otelctx::Context::new(span.trace_id().to_bytes(), span.span_id().to_bytes()).map_or_else(
+        |_| otelctx::Context::without_ids(),
+        |plain| plain.with_flags(converted(span.trace_flags())),
+    )
 }
 
 pub(crate) fn converted(flags: trace::TraceFlags) -> TraceFlags {
     TraceFlags(flags.to_u8())
 }
 
-/// Replaces a record's attributes from the baggage by those of this context.
-fn with_baggage(mut record: Record, context: &Context, keys: &[Key]) -> SharedRecord {
+/// Replaces the attributes that come from the baggage by those of this context.
+fn with_baggage(mut copy: otelctx::Context, context: &Context, keys: &[Key]) -> SharedContext {
     for key in keys {
-        record = record.without(key);
+        copy = copy.without_attribute(key);
         if let Some(value) = context.baggage().get(key.name()) {
-            record = record.with(key, value.as_str());
+            copy = copy.with_attribute(key, value.as_str());
         }
     }
-    truncated::count(record.is_truncated());
-    record.share()
+    truncated::count(copy.is_truncated());
+    copy.share()
 }
 
 #[cfg(test)]

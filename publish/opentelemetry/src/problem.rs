@@ -17,8 +17,8 @@ pub enum Problem {
     /// The builder that was passed to [`install`](crate::install) already had a sampler or an ID generator
     /// of its own. Only the IDs and flags of its spans are published.
     OwnSampler,
-    /// An earlier [`install`](crate::install) was without this one's [`baggage`](crate::Install::baggage),
-    /// [`span_name`](crate::Install::span_name) or [`local_root_span_id`](crate::Install::local_root_span_id). The options
+    /// An earlier [`install`](crate::install) was without this one's [`baggage`](crate::Install::with_baggage),
+    /// [`span_name`](crate::Install::with_span_name) or [`local_root_span_id`](crate::Install::with_local_root_span_id). The options
     /// of the first apply to all providers.
     OtherOptions,
     /// An attribute cannot be published.
@@ -43,7 +43,7 @@ impl fmt::Display for Problem {
             ),
             Self::OwnSampler => f.write_str(
                 "attributes of spans are not published: the builder has a sampler or an ID \
-                 generator of its own; pass it to Install::sampler or Install::id_generator instead",
+                 generator of its own; pass it to Install::with_sampler or Install::with_id_generator instead",
             ),
             Self::OtherOptions => f.write_str(
                 "not everything that was asked for is published: an earlier install was without this one's \

@@ -27,7 +27,7 @@ fn try_publish(resource: &Resource) -> Result<(), PublishError> {
         .iter()
         .map(|(key, value)| (key.as_str().to_owned(), converted(value)))
         .collect();
-    let add = |context: ProcessContext| context.attributes(attributes.iter().cloned());
+    let add = |context: ProcessContext| context.with_attributes(attributes.iter().cloned());
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
     match add(ProcessContext::new()).publish() {
         Ok(mut new) => {

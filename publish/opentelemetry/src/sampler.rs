@@ -8,7 +8,7 @@ use opentelemetry::trace::{
 };
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SamplingDecision, SamplingResult, ShouldSample};
-use otelctx::{Key, Record, SharedRecord};
+use otelctx::{Key, SharedContext};
 
 use crate::observer::{self, converted};
 use crate::{ids, started, truncated};
@@ -23,7 +23,7 @@ pub(crate) struct Published {
     pub(crate) profile_id: bool,
 }
 
-/// Writes the record of each span, then lets another sampler decide.
+/// Makes the context of each span, then lets another sampler decide.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
     pub(crate) decide: Box<dyn ShouldSample>,
@@ -54,7 +54,7 @@ impl ShouldSample for Recording {
         let flags = flags(parent_span, &result.decision);
         let local_parent = parent.filter(|_| parent_span.is_some_and(|span| !span.is_remote()));
         let attributes = [attributes, &result.attributes];
-        let inherited = local_parent.and_then(observer::record);
+        let inherited = local_parent.and_then(observer::shared);
         match inherited {
             Some(parent) if self.adds_nothing(attributes) => copy((trace, span, flags), parent),
             _ => self.publish((trace, span, flags), local_parent, name, attributes),
@@ -68,8 +68,8 @@ impl ShouldSample for Recording {
 }
 
 impl Recording {
-    /// Whether a span without its parent's record would have nothing to publish but its IDs, which is seen without
-    /// comparing names.
+    /// Returns whether a span without its parent's attributes would have nothing to publish but its IDs, which is
+    /// seen without comparing names.
     #[inline]
     fn adds_nothing(&self, attributes: [&[KeyValue]; 2]) -> bool {
         let has_none = attributes.iter().all(|given| given.is_empty());
@@ -77,7 +77,7 @@ impl Recording {
             && observer::options().span_name.is_none()
     }
 
-    /// Writes a record with the span's own attributes, and those of its parent.
+    /// Makes a context with the span's own attributes, and those of its parent.
     #[inline(never)]
     fn publish(
         &self,
@@ -86,9 +86,9 @@ impl Recording {
         name: &str,
         attributes: [&[KeyValue]; 2],
     ) {
-        let inherited = parent.and_then(observer::record);
+        let inherited = parent.and_then(observer::shared);
         let options = observer::options();
-        // A parent without a record was started before the observer was set.
+        // A parent without a context was started before the observer was set.
         let local_root = options.local_root.as_ref();
         let local_root = local_root.filter(|_| inherited.is_none()).map(|key| {
             let root = parent.map_or(span, |parent| parent.span().span_context().span_id());
@@ -104,27 +104,32 @@ impl Recording {
         let mut own = given.chain(span_name).chain(local_root).peekable();
 
         let (trace_id, span_id) = (trace.to_bytes(), span.to_bytes());
-        let record = match inherited {
+        let context = match inherited {
             Some(parent) if own.peek().is_none() => return copy((trace, span, flags), parent),
             Some(parent) => parent.copy_with_ids(trace_id, span_id, converted(flags)),
-            None => Record::new(trace_id, span_id).flags(converted(flags)),
+            None => otelctx::Context::new(trace_id, span_id)
+                .map(|context| context.with_flags(converted(flags))),
         };
-        let record = own.fold(record, |record, (key, value)| {
-            record.without(key).with(key, &value)
+        // An ID generator of the application's may give a trace ID of zero.
+        let Ok(context) = context else {
+            return;
+        };
+        let context = own.fold(context, |context, (key, value)| {
+            context.without_attribute(key).with_attribute(key, &value)
         });
-        truncated::count(record.is_truncated());
-        started::add(record.share());
+        truncated::count(context.is_truncated());
+        started::add(context.share());
     }
 }
 
-/// Writes a record with the attributes of the parent's.
-fn copy((trace, span, flags): (TraceId, SpanId, TraceFlags), parent: &SharedRecord) {
+/// Makes a context with the attributes of the parent's.
+fn copy((trace, span, flags): (TraceId, SpanId, TraceFlags), parent: &SharedContext) {
     truncated::count(parent.is_truncated());
     started::add_copy(trace, span, flags, parent);
 }
 
 /// The flags that the SDK gives the span (opentelemetry_sdk, `SdkTracer::build_with_context`). If it
-/// gives it others, the record is not used.
+/// gives it others, the context is not used.
 fn flags(parent: Option<&SpanContext>, decision: &SamplingDecision) -> TraceFlags {
     let sampled = match decision {
         SamplingDecision::Drop => return TraceFlags::default(),

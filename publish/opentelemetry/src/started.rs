@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId};
-use otelctx::SharedRecord;
+use otelctx::{raw, SharedContext};
 
 use crate::observer::{converted, is_of, View};
 
@@ -31,31 +31,35 @@ thread_local! {
     };
 }
 
-/// Remembers a span with a record with these IDs, and the attributes of another record: usually
-/// without allocating, because the context of the oldest span has ended.
-pub(crate) fn add_copy(trace: TraceId, span: SpanId, flags: TraceFlags, of: &SharedRecord) {
+/// Remembers a span by a copy of another context with these IDs: usually without allocating, because the
+/// context of the oldest span has ended. A trace ID of zero, which an application's own generator may give, is
+/// not published.
+pub(crate) fn add_copy(trace: TraceId, span: SpanId, flags: TraceFlags, of: &SharedContext) {
     let (trace, span, flags) = (trace.to_bytes(), span.to_bytes(), converted(flags));
     let is_used_again = STARTED.try_with(|started| {
         let started = &mut *started.borrow_mut();
         let oldest = started.spans[started.next].as_mut();
-        let Some(View(record)) = oldest.and_then(Arc::get_mut) else {
+        let Some(View(shared)) = oldest.and_then(Arc::get_mut) else {
             return false;
         };
-        record.replace_by_copy(of, trace, span, flags);
-        started.advance();
+        if raw::replace_by_copy(shared, of, trace, span, flags).is_ok() {
+            started.advance();
+        }
         true
     });
     if is_used_again != Ok(true) {
-        add(of.copy_with_ids(trace, span, flags).share());
+        if let Ok(copy) = of.copy_with_ids(trace, span, flags) {
+            add(copy.share());
+        }
     }
 }
 
-/// Remembers a span by its record.
-pub(crate) fn add(record: SharedRecord) {
+/// Remembers a span by its context.
+pub(crate) fn add(shared: SharedContext) {
     // While the thread's variables are dropped, nothing is published any more.
     let oldest = STARTED.try_with(|started| {
         let started = &mut *started.borrow_mut();
-        let oldest = started.spans[started.next].replace(Arc::new(View(record)));
+        let oldest = started.spans[started.next].replace(Arc::new(View(shared)));
         started.advance();
         oldest
     });

@@ -25,7 +25,7 @@ fn of(context: &Context, route: Option<&str>) -> Option<Seen> {
 }
 
 fn seen() -> Option<Seen> {
-    let seen = otelctx::current()?;
+    let seen = otelctx::visible_to_readers()?;
     let mut attributes = seen.attributes.into_iter();
     let route = attributes.next().map(|(key, value)| {
         assert_eq!(key, "http.route");

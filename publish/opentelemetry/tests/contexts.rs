@@ -68,20 +68,20 @@ fn program() -> &'static Program {
         let builder = SdkTracerProvider::builder().with_simple_exporter(exporter.clone());
         let provider =
             otelctx_opentelemetry::install(builder, ["http.route", "count", "from.sampler"])
-                .sampler(ByName)
-                .resource(
+                .with_sampler(ByName)
+                .with_resource(
                     Resource::builder_empty()
                         .with_service_name("shop")
                         .with_attribute(KeyValue::new("answer", 42))
                         .build(),
                 )
-                .baggage(["tenant.id"])
-                .span_name("span.name")
-                .local_root_span_id("local_root")
+                .with_baggage(["tenant.id"])
+                .with_span_name("span.name")
+                .with_local_root_span_id("local_root")
                 .build();
         let other = otelctx_opentelemetry::install(SdkTracerProvider::builder(), ["user"])
-            .sampler(Sampler::AlwaysOn)
-            .resource(
+            .with_sampler(Sampler::AlwaysOn)
+            .with_resource(
                 Resource::builder_empty()
                     .with_attribute(KeyValue::new("other", true))
                     .build(),
@@ -102,7 +102,7 @@ fn program() -> &'static Program {
 type Seen = Option<(TraceId, SpanId, u8, Vec<(String, String)>)>;
 
 fn seen() -> Seen {
-    let context = otelctx::current()?;
+    let context = otelctx::visible_to_readers()?;
     let mut attributes: Vec<_> = context
         .attributes
         .iter()

@@ -32,8 +32,8 @@ fn the_ids_of_a_generator_that_is_passed_are_published_with_the_spans_attributes
     let exporter = InMemorySpanExporter::default();
     let builder = SdkTracerProvider::builder().with_simple_exporter(exporter.clone());
     let provider = otelctx_opentelemetry::install(builder, ["http.route"])
-        .id_generator(Counting::default())
-        .profile_id(false)
+        .with_id_generator(Counting::default())
+        .with_profile_id(false)
         .build();
     otelctx_opentelemetry::check().unwrap();
     let tracer = provider.tracer("test");
@@ -45,7 +45,7 @@ fn the_ids_of_a_generator_that_is_passed_are_published_with_the_spans_attributes
         let expected = (TraceId::from(u128::from(number)), SpanId::from(number));
         assert_eq!((ids.trace_id(), ids.span_id()), expected);
         let _attached = context.attach();
-        let seen = otelctx::current().unwrap();
+        let seen = otelctx::visible_to_readers().unwrap();
         assert_eq!(seen.trace_id.to_bytes(), expected.0.to_bytes());
         assert_eq!(seen.span_id.to_bytes(), expected.1.to_bytes());
         let route = ("http.route".to_owned(), route.to_owned());

@@ -28,7 +28,7 @@ fn the_builders_sampler_is_kept_and_reported() {
     let ids = context.span().span_context().clone();
     assert!(!ids.is_sampled());
     let _attached = context.attach();
-    let seen = otelctx::current().unwrap();
+    let seen = otelctx::visible_to_readers().unwrap();
     assert_eq!(seen.trace_id.to_bytes(), ids.trace_id().to_bytes());
     assert_eq!(seen.span_id.to_bytes(), ids.span_id().to_bytes());
     assert_eq!(seen.attributes, []);
@@ -52,7 +52,7 @@ impl IdGenerator for Constant {
 fn a_sampler_that_was_passed_is_used_although_the_builder_has_a_generator() {
     let builder = SdkTracerProvider::builder().with_id_generator(Constant);
     let provider = otelctx_opentelemetry::install(builder, ["http.route"])
-        .sampler(Sampler::AlwaysOff)
+        .with_sampler(Sampler::AlwaysOff)
         .build();
     let tracer = provider.tracer("test");
     let span = tracer.start("span");

@@ -18,7 +18,7 @@ fn spans_that_the_environments_sampler_drops_are_published() {
     let ids = context.span().span_context().clone();
     assert!(ids.is_valid() && !ids.is_sampled());
     let _attached = context.attach();
-    let seen = otelctx::current().unwrap();
+    let seen = otelctx::visible_to_readers().unwrap();
     assert_eq!(seen.trace_id.to_bytes(), ids.trace_id().to_bytes());
     assert_eq!(seen.span_id.to_bytes(), ids.span_id().to_bytes());
     assert_eq!(seen.trace_flags.0, 0);

@@ -6,7 +6,7 @@
 //! thread is working on. The program does not notice.
 //!
 //! ```
-//! use otelctx::{Key, ProcessContext, Record};
+//! use otelctx::{raw, Context, Key, ProcessContext, TraceFlags};
 //!
 //! // The name of an attribute. It registers itself on first use.
 //! static ROUTE: Key = Key::new("http.route");
@@ -14,37 +14,37 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Once, at start-up. Dropping the guard withdraws the context.
 //! let _process = ProcessContext::detect()
-//!     .service_name("shop")
-//!     .attribute("deployment.environment.name", "prod")
+//!     .with_service_name("shop")
+//!     .with_attribute("deployment.environment.name", "prod")
 //!     .publish()?;
 //!
 //! // For a request.
 //! let (trace_id, span_id) = ([0x4b; 16], [0xf0; 8]);
-//! let mut record = Record::new(trace_id, span_id).sampled(true).with(&ROUTE, "/cart");
+//! let mut context = Context::new(trace_id, span_id)?.with_sampled(true).with_attribute(&ROUTE, "/cart");
 //! {
-//!     // Readers see the record on this thread until the guard is dropped.
-//!     let _attached = record.attach();
+//!     // Readers see the context on this thread until the guard is dropped.
+//!     let _attached = context.attach();
 //! }
 //!
 //! // Or for a future: attached whenever it is polled.
-//! let answer = record.in_scope(async { 42 });
-//! # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+//! let answer = context.in_scope(async { 42 });
+//! # use std::{future::Future, pin::pin, task::{self, Poll}};
 //! # let waker = std::sync::Arc::new(NoWake).into();
 //! # struct NoWake; impl std::task::Wake for NoWake { fn wake(self: std::sync::Arc<Self>) {} }
-//! # let Poll::Ready(answer) = pin!(answer).poll(&mut Context::from_waker(&waker)) else { panic!() };
+//! # let Poll::Ready(answer) = pin!(answer).poll(&mut task::Context::from_waker(&waker)) else { panic!() };
 //! assert_eq!(answer, 42);
 //!
-//! // Or one record per thread, rewritten in place.
-//! otelctx::thread_record().set(trace_id, span_id, otelctx::TraceFlags::SAMPLED);
+//! // Or one context per thread, rewritten in place.
+//! otelctx::thread_context().set(trace_id, span_id, TraceFlags::SAMPLED)?;
 //!
 //! // Or for a framework that sets what is current, without a scope and in any order.
-//! let request = record.copy_with_ids(trace_id, [0xf1; 8], otelctx::TraceFlags::SAMPLED).share();
-//! let before = otelctx::swap_current(Some(request));
-//! otelctx::append_current(&ROUTE, "/cart/late"); // added later: visible on this thread only
-//! otelctx::swap_current(before);
+//! let request = context.copy_with_ids(trace_id, [0xf1; 8], TraceFlags::SAMPLED)?.share();
+//! let before = raw::swap_current(Some(request));
+//! otelctx::append_current(&ROUTE, "/cart/late"); // known later: visible on this thread only
+//! raw::swap_current(before);
 //!
-//! assert!(!record.is_truncated());
-//! assert_eq!(record.attributes_size(), 2 + "/cart".len());
+//! assert!(!context.is_truncated());
+//! assert_eq!(context.attributes_size(), 2 + "/cart".len());
 //! # Ok(())
 //! # }
 //! ```
@@ -57,18 +57,18 @@
 //! - **Needs no linker flags.** The thread-local variable is exported from shared libraries, and
 //!   from executables linked with lld or gold. [`is_exported`] reports whether that failed, and how
 //!   to fix it.
-//! - **Fits into frameworks.** [`swap_current`] needs no scope, [`SharedRecord::attach_owned`]
+//! - **Fits into frameworks.** [`raw::swap_current`] needs no scope, [`SharedContext::attach_owned`]
 //!   needs no borrow, and [`append_current`] adds facts that become known later. Sharing, attaching
-//!   and dropping a record take no lock.
+//!   and dropping a context take no lock.
 //! - **Lets libraries contribute.** [`ProcessContext::modify`] changes the context that the
 //!   application has published; [`ProcessContext::attributes`] takes an SDK's resource, with its
 //!   types.
 //! - **Stays safe when misused.** Guards may be dropped in any order, and may be forgotten: a
-//!   forgotten guard never shows the context of another request, because its record is detached
+//!   forgotten guard never shows the context of another request, because its context is detached
 //!   when it is dropped. A record that another publisher attached is never written or freed. A
-//!   thread that ends frees its records.
+//!   thread that ends frees its contexts.
 //! - **Supports `fork`.** The child has no process context and may publish its own, or has one
-//!   immediately after [`Published::republish_after_fork`]; its thread's records keep their
+//!   immediately after [`Published::republish_after_fork`]; its thread's contexts keep their
 //!   meaning.
 //! - **Coexists with others.** Several copies or versions of this crate, or this crate and another
 //!   publisher, can be linked into one program and share the thread's variable. If several copies
@@ -77,13 +77,13 @@
 //!
 //! # What you need to do
 //!
-//! - Publish early: records omit an attribute until the process context that lists its [`Key`] is
+//! - Publish early: contexts omit an attribute until the process context that lists its [`Key`] is
 //!   published.
 //! - Manage the IDs: this crate creates no spans and propagates no contexts.
-//! - Attach on the right thread: a [`Record`] belongs to its thread; [`Record::share`] creates one
+//! - Attach on the right thread: a [`Context`] belongs to its thread; [`Context::share`] creates one
 //!   that any thread may attach.
-//! - In signal handlers, only attach and detach records that were created before, on threads that
-//!   have attached one before. Attaching a shared record can allocate if the thread has attached
+//! - In signal handlers, only attach and detach contexts that were created before, on threads that
+//!   have attached one before. Attaching a shared context can allocate if the thread has attached
 //!   it already, or has attached six others.
 //!
 //! # Features
@@ -113,11 +113,10 @@ mod thread;
 pub use export::{is_exported, NotExported};
 pub use otelctx_format::environment::MalformedVariable;
 pub use otelctx_format::process_context::Value;
-pub use otelctx_format::record::{Context, Skipped};
-pub use otelctx_format::{ParseIdError, Schema, SpanId, TraceFlags, TraceId};
+pub use otelctx_format::record::{Context as DecodedContext, Skipped};
+pub use otelctx_format::{ParseIdError, Schema, SpanId, TraceFlags, TraceId, ZeroId};
 pub use process_context::{Detect, ProcessContext, PublishError, Published};
 pub use thread::{
-    append_current, current, current_record, set_current, swap_current, thread_record, thread_slot,
-    Attached, AttachedOwned, AttachedShared, Attributes, InScope, Key, KeyError, Record,
-    SharedRecord, ThreadRecord,
+    append_current, raw, thread_context, visible_to_readers, Attached, AttachedOwned,
+    AttachedShared, Attributes, Context, InScope, Key, KeyError, SharedContext, ThreadContext,
 };

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use common::{bytes, in_own_process};
 use otelctx::{
-    append_current, set_current, swap_current, thread_record, Key, ProcessContext, Record,
-    SharedRecord, TraceFlags,
+    append_current, raw, raw::set_current, raw::swap_current, thread_context, Context, Key,
+    ProcessContext, SharedContext, TraceFlags,
 };
 
 static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
@@ -88,7 +88,11 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 let set = libc::sigaction(libc::SIGTRAP, &raw const action, ptr::null_mut());
                 assert_eq!(set, 0);
             }
-            let record = |number: u8| Record::new([number; 16], [number; 8]).with(&KEY, "value");
+            let record = |number: u8| {
+                Context::new([number; 16], [number; 8])
+                    .unwrap()
+                    .with_attribute(&KEY, "value")
+            };
             let long = "x".repeat(200);
 
             let swap_and_set = || {
@@ -106,11 +110,11 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                     |()| drop(swap_current(None)),
                 );
                 // Sets a record that nobody drops.
-                let set = |record: Option<&'static SharedRecord>| {
+                let set = |record: Option<&'static SharedContext>| {
                     // SAFETY: the handle exists for the rest of the process, and `replace_by_copy` is not called on it.
                     unsafe { set_current(record) };
                 };
-                let [three, four] = [record(3), record(4).with(&KEY, &long)]
+                let [three, four] = [record(3), record(4).with_attribute(&KEY, &long)]
                     .map(|record| &*Box::leak(Box::new(record.share())));
                 at_any_instruction(
                     "set a kept record in place of another one",
@@ -137,26 +141,26 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                     "replace a detached record by a copy of the current one, and set it",
                     || {
                         set(Some(four));
-                        let unused: &'static mut SharedRecord =
-                            Box::leak(Box::new(record(5).with(&KEY, &long).share()));
+                        let unused: &'static mut SharedContext =
+                            Box::leak(Box::new(record(5).with_attribute(&KEY, &long).share()));
                         Some(unused)
                     },
                     |unused| {
                         let unused = unused.take().unwrap();
-                        unused.replace_by_copy(four, [6; 16], [6; 8], flags);
+                        raw::replace_by_copy(unused, four, [6; 16], [6; 8], flags).unwrap();
                         set(Some(unused));
                     },
                 );
                 at_any_instruction(
                     "replace the handle of the current record by a copy of another one",
                     || {
-                        let handle = record(5).with(&KEY, &long).share();
+                        let handle = record(5).with_attribute(&KEY, &long).share();
                         drop(swap_current(Some(handle.clone())));
                         handle
                     },
                     |handle| {
                         let current = bytes();
-                        handle.replace_by_copy(three, [6; 16], [6; 8], flags);
+                        raw::replace_by_copy(handle, three, [6; 16], [6; 8], flags).unwrap();
                         assert_eq!(bytes(), current);
                     },
                 );
@@ -165,10 +169,14 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 at_any_instruction_or(
                     "replace the record that another one was swapped for, and swap it in again",
                     &between,
-                    || drop(swap_current(Some(record(5).with(&KEY, &long).share()))),
+                    || {
+                        drop(swap_current(Some(
+                            record(5).with_attribute(&KEY, &long).share(),
+                        )))
+                    },
                     |()| {
                         let mut before = swap_current(Some(three.clone())).unwrap();
-                        before.replace_by_copy(three, [6; 16], [6; 8], flags);
+                        raw::replace_by_copy(&mut before, three, [6; 16], [6; 8], flags).unwrap();
                         drop(swap_current(Some(before)));
                     },
                 );
@@ -190,14 +198,14 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 },
                 |(_, above)| {
                     drop(above.attach());
-                    drop(record(3).with(&KEY, &long));
+                    drop(record(3).with_attribute(&KEY, &long));
                     drop(record(4).share());
                 },
             );
             at_any_instruction(
                 "append",
                 || {
-                    let mut record = record(2).reserve(600);
+                    let mut record = record(2).with_capacity(600);
                     std::mem::forget(record.attach());
                     record
                 },
@@ -217,7 +225,7 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 "shrink, append",
                 &empty,
                 || {
-                    let mut record = record(2).reserve(600);
+                    let mut record = record(2).with_capacity(600);
                     std::mem::forget(record.attach());
                     record
                 },
@@ -251,7 +259,11 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                     std::mem::forget(record.attach());
                     record
                 },
-                |record| record.set_ids([3; 16], [3; 8], TraceFlags::SAMPLED),
+                |record| {
+                    record
+                        .set_ids([3; 16], [3; 8], TraceFlags::SAMPLED)
+                        .unwrap()
+                },
             );
             at_any_instruction(
                 "drop a record whose guard was forgotten, and use its memory",
@@ -262,7 +274,7 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 },
                 |record| {
                     *record = None;
-                    *record = Some(Record::new([9; 16], [9; 8]));
+                    *record = Some(Context::new([9; 16], [9; 8]).unwrap());
                 },
             );
             at_any_instruction(
@@ -290,40 +302,52 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
             at_any_instruction(
                 "rewrite the thread's record",
                 || {
-                    thread_record()
-                        .set_with([5; 16], [5; 8], TraceFlags::NONE, |a| a.add(&KEY, "old"))
+                    thread_context()
+                        .set_with([5; 16], [5; 8], TraceFlags::NONE, |a| a.append(&KEY, "old"))
+                        .unwrap()
                 },
                 |()| {
-                    thread_record().set_with([6; 16], [6; 8], TraceFlags::SAMPLED, |a| {
-                        a.add(&KEY, "new");
-                        a.add_span_id(&KEY, [7; 8]);
-                    });
+                    thread_context()
+                        .set_with([6; 16], [6; 8], TraceFlags::SAMPLED, |a| {
+                            a.append(&KEY, "new");
+                            a.append_span_id(&KEY, [7; 8]);
+                        })
+                        .unwrap();
                 },
             );
             at_any_instruction(
                 "append to the thread's record",
-                || thread_record().set([5; 16], [5; 8], TraceFlags::NONE),
-                |()| thread_record().append(&KEY, "later"),
+                || {
+                    thread_context()
+                        .set([5; 16], [5; 8], TraceFlags::NONE)
+                        .unwrap()
+                },
+                |()| thread_context().append(&KEY, "later"),
             );
             let empty = [&[5; 24][..], &[1, 0, 0, 0]].concat();
             at_any_instruction_or(
                 "shrink the thread's record, append",
                 &empty,
                 || {
-                    thread_record()
-                        .set_with([5; 16], [5; 8], TraceFlags::NONE, |a| a.add(&KEY, "old"))
+                    thread_context()
+                        .set_with([5; 16], [5; 8], TraceFlags::NONE, |a| a.append(&KEY, "old"))
+                        .unwrap()
                 },
                 |()| {
-                    thread_record().shrink_to(0);
-                    thread_record().append(&KEY, "other");
+                    thread_context().shrink_to(0);
+                    thread_context().append(&KEY, "other");
                 },
             );
             at_any_instruction(
                 "detach the thread's record and reuse it",
-                || thread_record().set([5; 16], [5; 8], TraceFlags::NONE),
+                || {
+                    thread_context()
+                        .set([5; 16], [5; 8], TraceFlags::NONE)
+                        .unwrap()
+                },
                 |()| {
-                    thread_record().detach();
-                    thread_record().append(&KEY, "later");
+                    thread_context().detach();
+                    thread_context().append(&KEY, "later");
                 },
             );
         },

@@ -31,11 +31,11 @@ fn contexts() {
     let mapping = context();
     assert_eq!((OWN.index(), KEY.index()), (Some(0), None));
     // What the older version cannot publish, it does not use.
-    assert!(older::Record::new([6; 16], [6; 8]).with(&KEY, "value").is_truncated());
+    assert!(older::Context::new([6; 16], [6; 8]).unwrap().with_attribute(&KEY, "value").is_truncated());
     let taken = older::ProcessContext::detect().publish().unwrap();
     assert_ne!(context(), mapping);
     assert_eq!((OWN.index(), KEY.index()), (Some(0), Some(1)));
-    let error = process.update(otelctx::ProcessContext::detect());
+    let error = process.replace(otelctx::ProcessContext::detect());
     assert_eq!(error, Err(otelctx::PublishError::NotPublished));
     drop(process);
     context();
@@ -68,8 +68,8 @@ fn number() -> u8 {
 
 fn main() {
     // Three parties, one slot.
-    let mut new = otelctx::Record::new([1; 16], [1; 8]);
-    let mut old = older::Record::new([2; 16], [2; 8]);
+    let mut new = otelctx::Context::new([1; 16], [1; 8]).unwrap();
+    let mut old = older::Context::new([2; 16], [2; 8]).unwrap();
     for _ in 0..1000 {
         let outer = new.attach();
         assert_eq!(number(), 1);
@@ -94,12 +94,12 @@ fn main() {
     drop(outer);
     assert_eq!(number(), 2);
     drop(new);
-    let _others: Vec<_> = (0..100).map(|_| otelctx::Record::new([9; 16], [9; 8])).collect();
+    let _others: Vec<_> = (0..100).map(|_| otelctx::Context::new([9; 16], [9; 8]).unwrap()).collect();
     drop(inner);
     assert_ne!(number(), 2);
-    otelctx::thread_record().set([5; 16], [5; 8], otelctx::TraceFlags::NONE);
+    otelctx::thread_context().set([5; 16], [5; 8], otelctx::TraceFlags::NONE).unwrap();
     assert_eq!(number(), 5);
-    otelctx::thread_record().detach();
+    otelctx::thread_context().detach();
     assert_eq!(number(), 0);
 
     contexts();

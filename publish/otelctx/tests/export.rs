@@ -12,7 +12,7 @@ use packages::{exports, have, have_cargo, run, Package, OTELCTX};
 
 const MAIN: &str = r#"
 fn main() {
-    let mut record = otelctx::Record::new([1; 16], [2; 8]);
+    let mut record = otelctx::Context::new([1; 16], [2; 8]).unwrap();
     let _attached = record.attach();
     match otelctx::is_exported() {
         Ok(()) => println!("exported"),
@@ -188,7 +188,7 @@ fn libraries_for_other_languages_export_the_variable() {
     let library = r#"
 #[no_mangle]
 pub extern "C" fn attach_forever() {
-    std::mem::forget(Box::leak(Box::new(otelctx::Record::new([1; 16], [2; 8]))).attach());
+    std::mem::forget(Box::leak(Box::new(otelctx::Context::new([1; 16], [2; 8]).unwrap())).attach());
 }
 #[no_mangle]
 pub extern "C" fn is_exported() -> bool {
@@ -238,7 +238,7 @@ fn a_static_library_needs_nothing_that_only_its_build_has() {
     let library = r#"
 #[no_mangle]
 pub extern "C" fn attach_forever() {
-    std::mem::forget(Box::leak(Box::new(otelctx::Record::new([1; 16], [2; 8]))).attach());
+    std::mem::forget(Box::leak(Box::new(otelctx::Context::new([1; 16], [2; 8]).unwrap())).attach());
 }
 #[no_mangle]
 pub extern "C" fn is_exported() -> bool {

@@ -31,7 +31,7 @@ macro_rules! hold {
             let (e, f, g, h) = (held!(4.0), held!(5.0), held!(6.0), held!(7.0));
             let (i, j, k, l) = (held!(8.0), held!(9.0), held!(10.0), held!(11.0));
             let (m, n, o, p) = (held!(12.0), held!(13.0), held!(14.0), held!(15.0));
-            let record = otelctx::thread_record();
+            let record = otelctx::thread_context();
             let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p];
             let all: [[f64; $count]; 16] = std::mem::transmute::<[$type; 16], _>(all);
             record.set([1; 16], [2; 8], otelctx::TraceFlags::NONE);

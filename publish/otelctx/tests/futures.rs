@@ -10,11 +10,11 @@ mod common;
 use std::future::{poll_fn, Future};
 use std::pin::{pin, Pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{self, Poll, Wake, Waker};
 use std::thread;
 
 use common::{attached, number};
-use otelctx::Record;
+use otelctx::Context;
 
 struct NoWake;
 impl Wake for NoWake {
@@ -23,7 +23,7 @@ impl Wake for NoWake {
 
 fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     let waker = Waker::from(Arc::new(NoWake));
-    future.poll(&mut Context::from_waker(&waker))
+    future.poll(&mut task::Context::from_waker(&waker))
 }
 
 fn yield_once() -> impl Future<Output = ()> {
@@ -34,8 +34,8 @@ fn yield_once() -> impl Future<Output = ()> {
     })
 }
 
-fn record(number: u8) -> Record {
-    Record::new([number; 16], [number; 8])
+fn record(number: u8) -> Context {
+    Context::new([number; 16], [number; 8]).unwrap()
 }
 
 #[test]

@@ -10,11 +10,11 @@ use std::process::Command;
 use packages::{have, have_cargo, Package, OTELCTX};
 
 const MAIN: &str = r#"
-use otelctx::{thread_record, Record, TraceFlags};
+use otelctx::{thread_context, Context, TraceFlags};
 
 #[inline(never)]
 #[no_mangle]
-pub fn hot_attach_and_detach(record: &mut Record) {
+pub fn hot_attach_and_detach(record: &mut Context) {
     let attached = record.attach();
     std::hint::black_box(());
     drop(attached);
@@ -23,11 +23,11 @@ pub fn hot_attach_and_detach(record: &mut Record) {
 #[inline(never)]
 #[no_mangle]
 pub fn hot_set(trace_id: [u8; 16], span_id: [u8; 8]) {
-    thread_record().set(trace_id, span_id, TraceFlags::SAMPLED);
+    thread_context().set(trace_id, span_id, TraceFlags::SAMPLED).unwrap();
 }
 
 fn main() {
-    hot_attach_and_detach(&mut Record::new([1; 16], [2; 8]));
+    hot_attach_and_detach(&mut Context::new([1; 16], [2; 8]).unwrap());
     hot_set([1; 16], [2; 8]);
 }
 "#;

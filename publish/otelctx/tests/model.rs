@@ -19,8 +19,8 @@ use std::thread;
 
 use common::{attached, bytes, in_own_process, slot};
 use otelctx::{
-    append_current, current_record, set_current, swap_current, thread_record, Attached,
-    AttachedOwned, AttachedShared, Key, ProcessContext, Record, SharedRecord, TraceFlags,
+    append_current, raw, raw::set_current, raw::swap_current, thread_context, Attached,
+    AttachedOwned, AttachedShared, Context, Key, ProcessContext, SharedContext, TraceFlags,
 };
 
 const SEQUENCES: u64 = 300;
@@ -61,15 +61,17 @@ fn ids(number: u64) -> ([u8; 16], [u8; 8]) {
     (trace_id, half)
 }
 
-fn record(number: u64) -> Record {
+fn record(number: u64) -> Context {
     let (trace_id, span_id) = ids(number);
-    Record::new(trace_id, span_id).with(&FIRST, &number.to_string())
+    Context::new(trace_id, span_id)
+        .unwrap()
+        .with_attribute(&FIRST, &number.to_string())
 }
 
 enum Guard {
     /// With the record, which is dropped after it.
-    Own(Attached<'static>, *mut Record),
-    Shared(AttachedShared<'static>, *mut SharedRecord),
+    Own(Attached<'static>, *mut Context),
+    Shared(AttachedShared<'static>, *mut SharedContext),
     Owned(AttachedOwned),
 }
 
@@ -83,12 +85,12 @@ struct Model {
     last: u64,
     /// How many holders a number has.
     living: HashMap<u64, usize>,
-    records: Vec<(u64, *mut Record)>,
-    handles: Vec<(u64, SharedRecord)>,
+    records: Vec<(u64, *mut Context)>,
+    handles: Vec<(u64, SharedContext)>,
     /// With the number of the record and that of the attachment.
     guards: Vec<(u64, Guard, u64)>,
     /// Records whose guard was forgotten, with the number of the attachment.
-    forgotten: Vec<(u64, *mut Record, u64)>,
+    forgotten: Vec<(u64, *mut Context, u64)>,
     /// What is attached, by the number of the attachment, and what it shows: the last one is in the
     /// slot. Without number, what was written without a guard.
     chain: Vec<(Option<u64>, Option<u64>)>,
@@ -96,7 +98,7 @@ struct Model {
     interfered: bool,
     current: Option<u64>,
     /// The handle of the current record if the thread has no reference.
-    kept: Option<SharedRecord>,
+    kept: Option<SharedContext>,
     in_place: Option<u64>,
     /// The other publisher's record, and what it will restore.
     foreign: Vec<(*mut Foreign, *mut u8, Option<u64>)>,
@@ -132,7 +134,7 @@ impl Model {
         records.any(|(record, ..)| address(*record) == attached())
     }
 
-    fn handle(&mut self) -> (u64, SharedRecord) {
+    fn handle(&mut self) -> (u64, SharedContext) {
         if self.handles.is_empty() || self.random.below(3) == 0 {
             let number = self.number();
             self.handles.push((number, record(number).share()));
@@ -142,7 +144,7 @@ impl Model {
         (*number, shared.clone())
     }
 
-    fn swap(&mut self, new: Option<(u64, SharedRecord)>) {
+    fn swap(&mut self, new: Option<(u64, SharedContext)>) {
         let number = new.as_ref().map(|(number, _)| *number);
         if number.is_some() || !self.interfered {
             self.written(number);
@@ -158,7 +160,9 @@ impl Model {
             assert_eq!(shown(), number, "what was swapped in is shown");
         }
         if let (Some(old), Some(before)) = (self.current, before) {
-            let copy = before.copy_with_ids(ids(old).0, ids(old).1, TraceFlags::NONE);
+            let copy = before
+                .copy_with_ids(ids(old).0, ids(old).1, TraceFlags::NONE)
+                .unwrap();
             assert_eq!(copy.attributes_size(), 2 + old.to_string().len());
             self.release(old);
             if self.random.below(2) == 0 {
@@ -171,7 +175,7 @@ impl Model {
         }
     }
 
-    fn set(&mut self, new: Option<(u64, SharedRecord)>) {
+    fn set(&mut self, new: Option<(u64, SharedContext)>) {
         let (number, handle) = new.unzip();
         if number.is_some() || !self.interfered {
             self.written(number);
@@ -185,7 +189,7 @@ impl Model {
         if number.is_some() {
             assert_eq!(shown(), number, "what was set is shown");
         }
-        let current = current_record().map(|record| record.span_id());
+        let current = raw::current().map(|record| record.span_id());
         assert_eq!(current, number.map(|number| ids(number).1.into()));
         if let Some(old) = std::mem::replace(&mut self.current, number) {
             self.release(old);
@@ -325,13 +329,15 @@ impl Model {
             if let Some((None, shown)) = self.chain.first_mut() {
                 *shown = self.current.filter(|current| *shown == Some(*current));
             }
-            return thread_record().detach();
+            return thread_context().detach();
         }
         let number = self.number();
         let (trace_id, span_id) = ids(number);
-        thread_record().set_with(trace_id, span_id, TraceFlags::NONE, |attributes| {
-            attributes.add(&FIRST, &number.to_string());
-        });
+        thread_context()
+            .set_with(trace_id, span_id, TraceFlags::NONE, |attributes| {
+                attributes.append(&FIRST, &number.to_string());
+            })
+            .unwrap();
         self.in_place = Some(number);
         self.written(Some(number));
         self.hold(number);
@@ -445,7 +451,7 @@ fn the_slot_holds_nothing_or_the_record_of_a_living_holder() {
         "the_slot_holds_nothing_or_the_record_of_a_living_holder",
         || {
             let _process = ProcessContext::new()
-                .service_name("model")
+                .with_service_name("model")
                 .publish()
                 .unwrap();
             FIRST.register().unwrap();

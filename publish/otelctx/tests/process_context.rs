@@ -65,10 +65,10 @@ fn a_context_is_published_updated_and_unpublished() {
             ),
         ];
         let mut process = ProcessContext::new()
-            .attribute("service.name", "other")
-            .service_name("shop")
-            .attribute("map", values.clone())
-            .context_attribute("extra", 7_i64)
+            .with_attribute("service.name", "other")
+            .with_service_name("shop")
+            .with_attribute("map", values.clone())
+            .with_context_attribute("extra", 7_i64)
             .publish()
             .unwrap();
         let first = header();
@@ -93,7 +93,7 @@ fn a_context_is_published_updated_and_unpublished() {
         assert_eq!(payload().attributes[2].1, keys(&["first", "second"]));
 
         process
-            .update(ProcessContext::new().schema(Schema::TlsV1))
+            .replace(ProcessContext::new().with_schema(Schema::TlsV1))
             .unwrap();
         assert_ne!(
             header().payload_address,
@@ -118,13 +118,14 @@ fn a_context_is_published_updated_and_unpublished() {
 fn a_second_user_changes_what_is_published() {
     in_own_process("a_second_user_changes_what_is_published", || {
         static KEY: Key = Key::new("key");
-        let name =
-            |name: &'static str| ProcessContext::modify(move |context| context.service_name(name));
+        let name = |name: &'static str| {
+            ProcessContext::modify(move |context| context.with_service_name(name))
+        };
         assert_eq!(name("early"), Err(PublishError::NotPublished));
         let mut process = ProcessContext::detect()
-            .service_name("shop")
-            .attribute("region", "eu")
-            .context_attribute("extra", 7_i64)
+            .with_service_name("shop")
+            .with_attribute("region", "eu")
+            .with_context_attribute("extra", 7_i64)
             .publish()
             .unwrap();
         let before = payload();
@@ -133,7 +134,7 @@ fn a_second_user_changes_what_is_published() {
             KEY.register().unwrap();
             context
                 .without_attribute("region")
-                .attribute("job.name", "nightly")
+                .with_attribute("job.name", "nightly")
         })
         .unwrap();
         let mut expected = before;
@@ -144,7 +145,7 @@ fn a_second_user_changes_what_is_published() {
         expected.attributes[2].1 = vec!["key"].into();
         assert_eq!(payload(), expected);
 
-        let error = ProcessContext::modify(|context| context.attribute("", 1_i64));
+        let error = ProcessContext::modify(|context| context.with_attribute("", 1_i64));
         assert_eq!(error, Err(PublishError::EmptyKey));
         assert_eq!(payload(), expected);
 
@@ -155,7 +156,7 @@ fn a_second_user_changes_what_is_published() {
 
         // The guard's holder replaces what others have changed.
         process
-            .update(ProcessContext::new().service_name("new"))
+            .replace(ProcessContext::new().with_service_name("new"))
             .unwrap();
         assert_eq!(payload().resource, [("service.name".into(), "new".into())]);
         process.unpublish().unwrap();
@@ -173,7 +174,7 @@ fn changes_by_many_threads_are_all_kept() {
                 scope.spawn(move || {
                     for round in 0..50 {
                         let name = format!("{thread}-{round}");
-                        let change = |context: ProcessContext| context.attribute(&name, 1_i64);
+                        let change = |context: ProcessContext| context.with_attribute(&name, 1_i64);
                         ProcessContext::modify(change).unwrap();
                         if round < 10 {
                             Key::from_string(name).unwrap();
@@ -229,7 +230,7 @@ fn attributes_of_an_sdk_keep_their_type() {
             ("int", Typed::I64(2)),
         ];
         let resource = resource.map(|(key, value)| (key, adapt(value)));
-        let _process = ProcessContext::new().attributes(resource).publish();
+        let _process = ProcessContext::new().with_attributes(resource).publish();
         let text = |text: &str| Value::String(text.into());
         let expected = [
             ("bool", Value::Bool(false)),
@@ -256,10 +257,10 @@ fn the_previous_payload_stays_alive_until_the_next_update() {
         "the_previous_payload_stays_alive_until_the_next_update",
         || {
             let long =
-                |letter: &str| ProcessContext::new().attribute("text", letter.repeat(60_000));
+                |letter: &str| ProcessContext::new().with_attribute("text", letter.repeat(60_000));
             let mut process = long("a").publish().unwrap();
             let old = header();
-            process.update(long("b")).unwrap();
+            process.replace(long("b")).unwrap();
             // Something else that might take freed memory.
             let _other: Vec<_> = (0..4)
                 .map(|_| vec![0_u8; old.payload_size as usize])
@@ -281,15 +282,15 @@ fn the_previous_payload_stays_alive_until_the_next_update() {
 fn a_schema_can_have_attributes_of_its_own() {
     in_own_process("a_schema_can_have_attributes_of_its_own", || {
         let context = ProcessContext::new()
-            .schema(Schema::Other("nodejs_v1_dev".into()))
-            .schema_attribute("threadlocal.tagged_size", 4_i64)
-            .schema_attribute("threadlocal.tagged_size", 8_i64);
+            .with_schema(Schema::Other("nodejs_v1_dev".into()))
+            .with_schema_attribute("threadlocal.tagged_size", 4_i64)
+            .with_schema_attribute("threadlocal.tagged_size", 8_i64);
         let _process = context.publish().unwrap();
         let published = || payload().attribute("threadlocal.tagged_size").cloned();
         assert_eq!(published(), Some(Value::Int(8)));
         // Also after an update by a key or by a change.
         Key::from_string("late".into()).unwrap();
-        ProcessContext::modify(|context| context.attribute("a", 1_i64)).unwrap();
+        ProcessContext::modify(|context| context.with_attribute("a", 1_i64)).unwrap();
         assert_eq!(published(), Some(Value::Int(8)));
         assert_eq!(
             text(payload().attribute("threadlocal.schema_version")),
@@ -307,28 +308,28 @@ fn what_readers_would_reject_is_not_published() {
             error.to_string()
         };
         let new = ProcessContext::new;
-        assert!(message(new().attribute("", 1_i64)).contains("an attribute has an empty key"));
-        let reserved = new().context_attribute("threadlocal.x", 1_i64);
+        assert!(message(new().with_attribute("", 1_i64)).contains("an attribute has an empty key"));
+        let reserved = new().with_context_attribute("threadlocal.x", 1_i64);
         assert!(message(reserved).contains("\"threadlocal.x\" describes thread contexts"));
         for name in [
             "x",
             "threadlocal.schema_version",
             "threadlocal.attribute_key_map",
         ] {
-            let reserved = new().schema_attribute(name, 1_i64);
+            let reserved = new().with_schema_attribute(name, 1_i64);
             let error = reserved.publish().unwrap_err();
             assert_eq!(error, PublishError::ReservedKey { key: name.into() });
             assert_eq!(mappings(), []);
         }
-        let large = new().attribute("a", "x".repeat(70_000));
+        let large = new().with_attribute("a", "x".repeat(70_000));
         assert!(message(large.clone()).contains("at most 65536 are allowed"));
         let deep = (0..40).fold(Value::from(1), |value, _| Value::Array(vec![value]));
-        assert!(message(new().attribute("deep", deep)).contains("nested deeper"));
+        assert!(message(new().with_attribute("deep", deep)).contains("nested deeper"));
 
-        let mut process = large.max_payload_size(1 << 20).publish().unwrap();
+        let mut process = large.with_max_payload_size(1 << 20).publish().unwrap();
         assert!(header().payload_size > 70_000);
         let before = header();
-        assert!(process.update(new().attribute("", 1_i64)).is_err());
+        assert!(process.replace(new().with_attribute("", 1_i64)).is_err());
         assert_eq!(header(), before);
         assert_eq!(new().publish().unwrap_err(), PublishError::AlreadyPublished);
     });
@@ -369,7 +370,7 @@ fn a_foreign_context_is_found_after_the_main_thread_has_ended() {
                     while !fs::read("/proc/self/maps").unwrap().is_empty() {
                         thread::yield_now();
                     }
-                    let publish = || ProcessContext::new().service_name("second").publish();
+                    let publish = || ProcessContext::new().with_service_name("second").publish();
                     let refused = matches!(publish(), Err(PublishError::Foreign { .. }));
                     // A withdrawn one is in nobody's way.
                     let mut withdrawn = foreign_header(address);
@@ -512,9 +513,9 @@ fn a_forked_child_publishes_its_own_context() {
         in_forked_child(|| {
             assert_eq!(mappings(), []);
             // Harmless before the child has published.
-            let mut record = otelctx::Record::new([1; 16], [1; 8]);
+            let mut record = otelctx::Context::new([1; 16], [1; 8]).unwrap();
             drop(record.attach());
-            process.update(ProcessContext::detect()).unwrap();
+            process.replace(ProcessContext::detect()).unwrap();
             let own = payload();
             assert_ne!(id(&own), id(&parents));
             let keys = "threadlocal.attribute_key_map";
@@ -562,8 +563,8 @@ fn forked_children_publish_again_when_that_is_asked_for() {
             let pid = "process.pid\x12\x05\x18\u{7f}";
             let context = || {
                 ProcessContext::new()
-                    .attribute(pid, pid)
-                    .attribute("id", "________-____-____-____-____________")
+                    .with_attribute(pid, pid)
+                    .with_attribute("id", "________-____-____-____-____________")
             };
             let mut process = context().publish().unwrap();
             process.republish_after_fork().unwrap();
@@ -571,10 +572,10 @@ fn forked_children_publish_again_when_that_is_asked_for() {
             in_forked_child(|| assert_eq!(payload(), before));
 
             process
-                .update(
+                .replace(
                     ProcessContext::detect()
-                        .attribute(pid, pid)
-                        .attribute("id", "________-____-____-____-____________"),
+                        .with_attribute(pid, pid)
+                        .with_attribute("id", "________-____-____-____-____________"),
                 )
                 .unwrap();
             let parents = payload();
@@ -603,7 +604,7 @@ fn forked_children_publish_again_when_that_is_asked_for() {
                 let mut expected = own.clone();
                 expected.attributes[1].1 = vec!["key", "late"].into();
                 assert_eq!(payload(), expected);
-                let add = |context: ProcessContext| context.attribute("worker", 1_i64);
+                let add = |context: ProcessContext| context.with_attribute("worker", 1_i64);
                 ProcessContext::modify(add).unwrap();
                 expected.resource.push(("worker".into(), 1_i64.into()));
                 assert_eq!(payload(), expected);
@@ -621,7 +622,7 @@ fn forked_children_publish_again_when_that_is_asked_for() {
 
             // One that the program has set stays.
             process
-                .update(ProcessContext::detect().attribute("service.instance.id", "mine"))
+                .replace(ProcessContext::detect().with_attribute("service.instance.id", "mine"))
                 .unwrap();
             let mine = payload();
             in_forked_child(|| {
@@ -714,23 +715,23 @@ fn a_fork_while_another_thread_updates_leaves_both_going() {
             thread::scope(|scope| {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
-                        process.update(ProcessContext::detect()).unwrap();
+                        process.replace(ProcessContext::detect()).unwrap();
                     }
                 });
                 // Blocks of shared records may be in the hands of this thread at the fork.
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
-                        drop(otelctx::Record::new([1; 16], [1; 8]).share());
+                        drop(otelctx::Context::new([1; 16], [1; 8]).unwrap().share());
                     }
                 });
                 for _ in 0..200 {
                     in_forked_child(|| {
                         // SAFETY: a child that hangs is ended.
                         unsafe { libc::alarm(10) };
-                        let shared = otelctx::Record::new([1; 16], [1; 8]).share();
+                        let shared = otelctx::Context::new([1; 16], [1; 8]).unwrap().share();
                         let _attached = shared.attach();
                         let _own = ProcessContext::new()
-                            .service_name("child")
+                            .with_service_name("child")
                             .publish()
                             .unwrap();
                         assert_eq!(text(payload().resource_attribute("service.name")), "child");
@@ -776,7 +777,7 @@ fn the_lock_is_not_needed_for_shared_records_and_its_waiters_sleep() {
         let registered = unsafe { libc::pthread_atfork(Some(while_the_lock_is_held), None, None) };
         assert_eq!(registered, 0);
         let mut process = ProcessContext::new()
-            .service_name("locked")
+            .with_service_name("locked")
             .publish()
             .unwrap();
         process.republish_after_fork().unwrap();
@@ -784,9 +785,11 @@ fn the_lock_is_not_needed_for_shared_records_and_its_waiters_sleep() {
             scope.spawn(|| {
                 wait_until("the fork", || IS_HELD.load(Ordering::SeqCst));
                 for number in 1..=100 {
-                    let shared = otelctx::Record::new([number; 16], [number; 8]).share();
+                    let shared = otelctx::Context::new([number; 16], [number; 8])
+                        .unwrap()
+                        .share();
                     drop(shared.attach());
-                    drop(otelctx::swap_current(Some(shared)));
+                    drop(otelctx::raw::swap_current(Some(shared)));
                 }
                 HAS_SHARED.store(true, Ordering::SeqCst);
             });
@@ -874,7 +877,7 @@ fn a_name_given_once_stays_when_naming_is_denied_later() {
             static KEY: Key = Key::new("key");
             KEY.register().unwrap();
             process
-                .update(ProcessContext::new().service_name("new"))
+                .replace(ProcessContext::new().with_service_name("new"))
                 .unwrap();
         },
     );
@@ -951,7 +954,7 @@ fn resource_attributes_come_from_the_environment_and_the_process() {
             env::set_var("OTEL_RESOURCE_ATTRIBUTES", "service.name=no,a=x%2Cy,b=1");
             let executable = env::current_exe().unwrap();
             let process = ProcessContext::detect()
-                .attribute("b", "code")
+                .with_attribute("b", "code")
                 .publish()
                 .unwrap();
             let found = payload();

@@ -9,10 +9,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use common::{attached, number};
-use otelctx::{thread_record, Record, SharedRecord, TraceFlags};
+use otelctx::{thread_context, Context, SharedContext, TraceFlags};
 
-static PREPARED: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
-static SHARED: AtomicPtr<SharedRecord> = AtomicPtr::new(ptr::null_mut());
+static PREPARED: AtomicPtr<Context> = AtomicPtr::new(ptr::null_mut());
+static SHARED: AtomicPtr<SharedContext> = AtomicPtr::new(ptr::null_mut());
 static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 static FAILURES: AtomicUsize = AtomicUsize::new(0);
@@ -55,9 +55,9 @@ fn step_by_step(body: impl FnOnce()) -> usize {
 
 #[test]
 fn a_handler_between_any_two_instructions_leaves_the_slot_as_it_was() {
-    let mut prepared = Record::new([9; 16], [9; 8]);
+    let mut prepared = Context::new([9; 16], [9; 8]).unwrap();
     PREPARED.store(&raw mut prepared, Ordering::Relaxed);
-    let mut shared = Record::new([8; 16], [8; 8]).share();
+    let mut shared = Context::new([8; 16], [8; 8]).unwrap().share();
     SHARED.store(&raw mut shared, Ordering::Relaxed);
     SLOT.store(common::slot(), Ordering::Relaxed);
     // SAFETY: the handler does nothing but attach, detach and count.
@@ -70,7 +70,10 @@ fn a_handler_between_any_two_instructions_leaves_the_slot_as_it_was() {
         );
     }
 
-    let (mut outer, mut inner) = (Record::new([1; 16], [1; 8]), Record::new([2; 16], [2; 8]));
+    let (mut outer, mut inner) = (
+        Context::new([1; 16], [1; 8]).unwrap(),
+        Context::new([2; 16], [2; 8]).unwrap(),
+    );
     let mut seen = [None; 4];
     let steps = step_by_step(|| {
         let first = outer.attach();
@@ -94,16 +97,18 @@ fn a_handler_between_any_two_instructions_leaves_the_slot_as_it_was() {
         seen[0] = unsafe_number();
         drop(second);
         seen[1] = unsafe_number();
-        thread_record().set([3; 16], [3; 8], TraceFlags::NONE);
+        thread_context()
+            .set([3; 16], [3; 8], TraceFlags::NONE)
+            .unwrap();
         seen[2] = unsafe_number();
-        thread_record().detach();
+        thread_context().detach();
     });
     assert!(steps > 200, "{steps}");
     assert_eq!(seen[..3], [Some(2), None, Some(3)]);
     assert_eq!(number(), None);
 
     // Shared records, of which the thread keeps a list.
-    let shared = [4, 5, 6].map(|number| Record::new([number; 16], [number; 8]).share());
+    let shared = [4, 5, 6].map(|number| Context::new([number; 16], [number; 8]).unwrap().share());
     let of_handler = {
         // SAFETY: nothing traps here.
         let _attached = unsafe { (*SHARED.load(Ordering::Relaxed)).attach() };

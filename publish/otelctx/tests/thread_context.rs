@@ -15,12 +15,12 @@ use std::thread;
 
 use common::{attached, attributes, bytes, in_own_process, number, slot};
 use otelctx::{
-    append_current, current, swap_current, thread_record, thread_slot, Key, KeyError,
-    ProcessContext, PublishError, Record, SharedRecord, TraceFlags,
+    append_current, raw, raw::swap_current, raw::thread_slot, thread_context, visible_to_readers,
+    Context, Key, KeyError, ProcessContext, PublishError, SharedContext, TraceFlags, ZeroId,
 };
 
-fn record(number: u8) -> Record {
-    Record::new([number; 16], [number; 8])
+fn record(number: u8) -> Context {
+    Context::new([number; 16], [number; 8]).unwrap()
 }
 
 #[test]
@@ -29,15 +29,16 @@ fn a_record_lies_in_memory_as_the_proposal_says() {
         static ROUTE: Key = Key::new("http.route");
         static EMPTY: Key = Key::new("empty");
         let _process = ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish()
             .unwrap();
         let trace_id = *b"0123456789abcdef";
-        let mut record = Record::new(trace_id, *b"ABCDEFGH")
-            .flags(TraceFlags(0x82))
-            .sampled(true)
-            .with(&ROUTE, "/cart")
-            .with(&EMPTY, "");
+        let mut record = Context::new(trace_id, *b"ABCDEFGH")
+            .unwrap()
+            .with_flags(TraceFlags(0x82))
+            .with_sampled(true)
+            .with_attribute(&ROUTE, "/cart")
+            .with_attribute(&EMPTY, "");
         let attached = record.attach();
         let mut expected = b"0123456789abcdefABCDEFGH\x01\x83".to_vec();
         expected.extend(9_u16.to_ne_bytes());
@@ -90,7 +91,7 @@ fn guards_dropped_in_any_order_leave_the_latest_that_is_alive() {
 fn any_number_of_guards_dropped_early_leaves_the_latest() {
     let mut records: Vec<_> = (0..3000).map(|_| record(1)).collect();
     let mut latest = record(2);
-    let mut guards: Vec<_> = records.iter_mut().map(Record::attach).collect();
+    let mut guards: Vec<_> = records.iter_mut().map(Context::attach).collect();
     let last = latest.attach();
     for (dropped, guard) in guards.drain(..).enumerate() {
         drop(guard);
@@ -140,7 +141,7 @@ fn a_change_of_a_record_shows_whatever_the_order_of_guards() {
         || {
             static KEY: Key = Key::new("key");
             let _process = ProcessContext::new()
-                .service_name("test")
+                .with_service_name("test")
                 .publish()
                 .unwrap();
             let (mut first, mut second) = (record(1), record(2));
@@ -177,7 +178,7 @@ fn a_record_of_another_publisher_stays_in_the_slot() {
     drop(guard);
     assert_eq!(attached(), address);
     drop(below);
-    thread_record().detach();
+    thread_context().detach();
     assert_eq!(attached(), address);
     assert_eq!(foreign.0, before);
     // SAFETY: as above.
@@ -207,7 +208,7 @@ fn a_record_whose_guard_was_forgotten_is_detached_when_it_is_dropped() {
     assert!(attached().is_null());
 
     // And while guards are dropped out of order.
-    let mut records: [Record; 5] = std::array::from_fn(|number| record(number as u8 + 10));
+    let mut records: [Context; 5] = std::array::from_fn(|number| record(number as u8 + 10));
     let [base, early, forgotten, third, fourth] = &mut records;
     let guards = [base.attach(), early.attach()];
     let [base, early] = guards;
@@ -347,7 +348,7 @@ fn after_1024_forgotten_guards_of_shared_records_the_slot_is_emptied() {
 
 #[test]
 fn swapping_needs_no_order_and_returns_what_was_swapped_in() {
-    let number_of = |record: Option<SharedRecord>| {
+    let number_of = |record: Option<SharedContext>| {
         let record = record?;
         let _attached = record.attach();
         number()
@@ -389,11 +390,13 @@ fn swapping_needs_no_order_and_returns_what_was_swapped_in() {
 
     // The thread's own record and this one replace each other.
     swap_current(Some(first.clone()));
-    thread_record().set([5; 16], [5; 8], TraceFlags::NONE);
+    thread_context()
+        .set([5; 16], [5; 8], TraceFlags::NONE)
+        .unwrap();
     assert_eq!(number(), Some(5));
     assert_eq!(number_of(swap_current(Some(first))), Some(1));
     assert_eq!(number(), Some(1));
-    thread_record().detach();
+    thread_context().detach();
     assert_eq!(number(), Some(1));
     assert_eq!(number_of(swap_current(None)), Some(1));
 }
@@ -438,7 +441,7 @@ fn what_is_known_late_shows_on_the_attached_record() {
         let only_early = vec![early.clone()];
         assert!(!append_current(&LATE, "no process context"));
         let _process = ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish()
             .unwrap();
         KEY.register().unwrap();
@@ -446,7 +449,7 @@ fn what_is_known_late_shows_on_the_attached_record() {
         assert!(!append_current(&LATE, "nothing is attached"));
 
         // A record of the thread has it itself.
-        let mut own = record(1).with(&KEY, "early");
+        let mut own = record(1).with_attribute(&KEY, "early");
         let guard = own.attach();
         let address = attached();
         assert!(append_current(&LATE, "a"));
@@ -459,13 +462,15 @@ fn what_is_known_late_shows_on_the_attached_record() {
             "its 64 bytes are full"
         );
         drop(guard);
-        thread_record().set([2; 16], [2; 8], TraceFlags::NONE);
+        thread_context()
+            .set([2; 16], [2; 8], TraceFlags::NONE)
+            .unwrap();
         assert!(append_current(&LATE, "b"));
         assert_eq!(attributes(), [fact("b")]);
-        thread_record().detach();
+        thread_context().detach();
 
         // A shared one does not change; on this thread it shows until it is detached.
-        let shared = record(3).with(&KEY, "early").share();
+        let shared = record(3).with_attribute(&KEY, "early").share();
         let elsewhere = |expected: Vec<(u8, String)>| {
             let shared = shared.clone();
             thread::spawn(move || {
@@ -534,11 +539,15 @@ fn a_record_is_made_from_anothers_attributes_with_new_ids() {
         || {
             static KEY: Key = Key::new("key");
             let _process = ProcessContext::new()
-                .service_name("test")
+                .with_service_name("test")
                 .publish()
                 .unwrap();
-            let parent = record(1).with(&KEY, "value").with(&KEY, &"x".repeat(300));
-            let mut child = parent.copy_with_ids([2; 16], [3; 8], TraceFlags::SAMPLED);
+            let parent = record(1)
+                .with_attribute(&KEY, "value")
+                .with_attribute(&KEY, &"x".repeat(300));
+            let mut child = parent
+                .copy_with_ids([2; 16], [3; 8], TraceFlags::SAMPLED)
+                .unwrap();
             assert!(child.is_truncated());
             let guard = child.attach();
             assert_eq!(
@@ -550,8 +559,9 @@ fn a_record_is_made_from_anothers_attributes_with_new_ids() {
                 [(0, "value".to_owned()), (0, "x".repeat(255))]
             );
             drop(guard);
-            let shared = record(1).with(&KEY, "value").share();
-            let mut child = shared.copy_with_ids([0; 16], [3; 8], TraceFlags::SAMPLED);
+            let shared = record(1).with_attribute(&KEY, "value").share();
+            let mut child = shared.to_context();
+            child.clear_ids();
             assert!(!child.is_truncated());
             let _guard = child.attach();
             assert_eq!(bytes().unwrap()[..26], [&[0; 24][..], &[1, 0]].concat());
@@ -565,13 +575,13 @@ fn the_threads_own_context_can_be_read_back() {
     in_own_process("the_threads_own_context_can_be_read_back", || {
         static KEY: Key = Key::new("key");
         let _process = ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish()
             .unwrap();
-        assert_eq!(current(), None);
-        let mut record = record(1).sampled(true).with(&KEY, "value");
+        assert_eq!(visible_to_readers(), None);
+        let mut record = record(1).with_sampled(true).with_attribute(&KEY, "value");
         let _guard = record.attach();
-        let context = current().unwrap();
+        let context = visible_to_readers().unwrap();
         assert_eq!(context.trace_id.to_bytes(), [1; 16]);
         assert_eq!(context.span_id.to_bytes(), [1; 8]);
         assert_eq!(context.trace_flags, TraceFlags::SAMPLED);
@@ -583,7 +593,7 @@ fn the_threads_own_context_can_be_read_back() {
 #[test]
 fn a_runtime_writes_the_slot_and_the_record_itself() {
     assert_eq!(thread_slot(), slot());
-    let raw = thread_record().as_raw().unwrap().as_ptr().cast::<u8>();
+    let raw = raw::thread_record().unwrap().as_ptr().cast::<u8>();
     assert!(attached().is_null());
     // SAFETY: the record is this thread's; steps 1 to 4 of the protocol.
     unsafe {
@@ -596,10 +606,12 @@ fn a_runtime_writes_the_slot_and_the_record_itself() {
         raw.add(24).write_volatile(1);
         thread_slot().write_volatile(raw);
     }
-    assert_eq!(current().unwrap().span_id.to_bytes(), [7; 8]);
-    thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
+    assert_eq!(visible_to_readers().unwrap().span_id.to_bytes(), [7; 8]);
+    thread_context()
+        .set([8; 16], [8; 8], TraceFlags::NONE)
+        .unwrap();
     assert_eq!((attached(), number()), (raw, Some(8)));
-    thread_record().detach();
+    thread_context().detach();
 }
 
 #[test]
@@ -621,7 +633,7 @@ fn a_new_record_has_no_bytes_of_freed_memory() {
             // SAFETY: it was allocated with this layout.
             unsafe { dealloc(address, page) };
         }
-        let raw = thread_record().as_raw().unwrap().as_ptr();
+        let raw = raw::thread_record().unwrap().as_ptr();
         // SAFETY: the record is this thread's, and the memory is initialized.
         let bytes = unsafe { raw.read() };
         // After the header, and the address by which a free record is found.
@@ -636,15 +648,17 @@ fn a_size_that_a_runtime_writes_leads_nowhere_outside_of_the_record() {
         || {
             static KEY: Key = Key::new("key");
             let _process = ProcessContext::new()
-                .service_name("test")
+                .with_service_name("test")
                 .publish()
                 .unwrap();
             KEY.register().unwrap();
-            let thread_record = thread_record();
-            thread_record.set([1; 16], [1; 8], TraceFlags::NONE);
-            let raw = thread_record.as_raw().unwrap().as_ptr().cast::<u8>();
+            let thread_context = thread_context();
+            thread_context
+                .set([1; 16], [1; 8], TraceFlags::NONE)
+                .unwrap();
+            let raw = raw::thread_record().unwrap().as_ptr().cast::<u8>();
             // What follows the record, to the end of the largest size.
-            let others: Vec<_> = (0..120).map(|_| record(2).reserve(612)).collect();
+            let others: Vec<_> = (0..120).map(|_| record(2).with_capacity(612)).collect();
             let after = || -> Vec<u8> {
                 // SAFETY: a chunk of records is a page, and the first records are in it.
                 unsafe { std::slice::from_raw_parts(raw.add(640), 640).to_vec() }
@@ -653,42 +667,71 @@ fn a_size_that_a_runtime_writes_leads_nowhere_outside_of_the_record() {
             for size in [613, 640, 700, u16::MAX] {
                 // SAFETY: within the record, which is this thread's.
                 unsafe { raw.add(26).cast::<u16>().write(size) };
-                thread_record.append(&KEY, &"x".repeat(255));
+                thread_context.append(&KEY, &"x".repeat(255));
                 assert!(!append_current(&KEY, "late"), "{size}");
                 assert_eq!(after(), before, "{size}");
-                let attributes = current().unwrap().attributes;
+                let attributes = visible_to_readers().unwrap().attributes;
                 assert!(attributes.iter().all(|(key, _)| key == "key"), "{size}");
-                thread_record.shrink_to(usize::MAX);
-                assert!(thread_record.attributes_size() <= 612, "{size}");
+                thread_context.shrink_to(usize::MAX);
+                assert!(thread_context.attributes_size() <= 612, "{size}");
             }
-            thread_record.set([3; 16], [3; 8], TraceFlags::NONE);
-            thread_record.append(&KEY, "value");
+            thread_context
+                .set([3; 16], [3; 8], TraceFlags::NONE)
+                .unwrap();
+            thread_context.append(&KEY, "value");
             assert_eq!(attributes(), [(0, "value".to_owned())]);
-            thread_record.detach();
+            thread_context.detach();
             drop(others);
         },
     );
 }
 
 #[test]
-fn ids_come_both_or_not_at_all() {
+fn ids_of_zero_are_refused_and_change_nothing() {
     let flags = TraceFlags::SAMPLED;
-    for (trace, span) in [([0; 16], [1; 8]), ([1; 16], [0; 8]), ([0; 16], [0; 8])] {
-        let mut expected = vec![0; 28];
-        expected[24] = 1;
-        let mut record = Record::new(trace, span).flags(flags);
-        let guard = record.attach();
-        assert_eq!(bytes().unwrap(), expected);
-        drop(guard);
-        record.set_ids([1; 16], [1; 8], flags);
-        record.set_ids(trace, span, flags);
-        let guard = record.attach();
-        assert_eq!(bytes().unwrap(), expected);
-        drop(guard);
-        thread_record().set(trace, span, flags);
-        assert_eq!(bytes().unwrap(), expected);
-        thread_record().detach();
+    for (trace, span, zero) in [
+        ([0; 16], [1; 8], ZeroId::TraceId),
+        ([1; 16], [0; 8], ZeroId::SpanId),
+        ([0; 16], [0; 8], ZeroId::TraceId),
+    ] {
+        assert_eq!(Context::new(trace, span).unwrap_err(), zero);
+        let mut context = record(7);
+        assert_eq!(context.set_ids(trace, span, flags), Err(zero));
+        assert_eq!(context.copy_with_ids(trace, span, flags).unwrap_err(), zero);
+        let mut shared = context.to_shared();
+        assert_eq!(shared.copy_with_ids(trace, span, flags).unwrap_err(), zero);
+        let other = record(8).share();
+        let replaced = raw::replace_by_copy(&mut shared, &other, trace, span, flags);
+        assert_eq!(replaced, Err(zero));
+        for attach in [&mut context, &mut shared.to_context()] {
+            let _attached = attach.attach();
+            assert_eq!(number(), Some(7));
+        }
+        thread_context().set([9; 16], [9; 8], flags).unwrap();
+        assert_eq!(thread_context().set(trace, span, flags), Err(zero));
+        assert_eq!(number(), Some(9));
+        thread_context().detach();
     }
+    let text = "zero is not an ID; for attributes alone, give neither ID";
+    assert_eq!(ZeroId::TraceId.to_string(), format!("trace_id: {text}"));
+    assert_eq!(ZeroId::SpanId.to_string(), format!("span_id: {text}"));
+}
+
+#[test]
+fn a_context_without_ids_has_no_flags() {
+    let flags = TraceFlags::SAMPLED;
+    let mut expected = vec![0; 28];
+    expected[24] = 1;
+    let mut without = Context::without_ids().with_flags(flags);
+    let mut cleared = record(1).with_flags(flags);
+    cleared.clear_ids();
+    for context in [&mut without, &mut cleared] {
+        let _attached = context.attach();
+        assert_eq!(bytes().unwrap(), expected);
+    }
+    thread_context().set_attributes(|_| ());
+    assert_eq!(bytes().unwrap(), expected);
+    thread_context().detach();
 }
 
 #[test]
@@ -697,28 +740,32 @@ fn the_thread_record_is_rewritten_in_place() {
         static ROOT: Key = Key::new("root");
         static ROUTE: Key = Key::new("route");
         let _process = ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish()
             .unwrap();
-        let thread_record = thread_record();
-        thread_record.set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |attributes| {
-            attributes.add_span_id(&ROOT, [0x0f; 8]);
-            attributes.add(&ROUTE, "/cart");
-        });
+        let thread_context = thread_context();
+        thread_context
+            .set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |attributes| {
+                attributes.append_span_id(&ROOT, [0x0f; 8]);
+                attributes.append(&ROUTE, "/cart");
+            })
+            .unwrap();
         let address = attached();
         let expected = [(0, "0f0f0f0f0f0f0f0f".to_owned()), (1, "/cart".to_owned())];
         assert_eq!(attributes(), expected);
         assert_eq!(bytes().unwrap()[24..26], [1, 1]);
 
-        let mark = thread_record.attributes_size();
-        thread_record.append(&ROUTE, "/");
+        let mark = thread_context.attributes_size();
+        thread_context.append(&ROUTE, "/");
         assert_eq!(attributes().last().unwrap(), &(1, "/".to_owned()));
-        thread_record.shrink_to(mark);
+        thread_context.shrink_to(mark);
         assert_eq!(attributes(), expected);
-        thread_record.shrink_to(mark - 1);
+        thread_context.shrink_to(mark - 1);
         assert_eq!(attributes(), expected[..1]);
 
-        thread_record.set([3; 16], [3; 8], TraceFlags::NONE);
+        thread_context
+            .set([3; 16], [3; 8], TraceFlags::NONE)
+            .unwrap();
         assert_eq!(
             (attached(), number(), attributes()),
             (address, Some(3), vec![])
@@ -727,28 +774,36 @@ fn the_thread_record_is_rewritten_in_place() {
         // A guard that is alive when the thread's record is written leaves it there.
         let mut other = record(4);
         let guard = other.attach();
-        thread_record.set([5; 16], [5; 8], TraceFlags::NONE);
+        thread_context
+            .set([5; 16], [5; 8], TraceFlags::NONE)
+            .unwrap();
         drop(guard);
         assert_eq!(number(), Some(5));
-        thread_record.detach();
+        thread_context.detach();
         assert!(attached().is_null());
     });
 }
 
 #[test]
 fn nothing_valid_is_seen_while_the_thread_record_is_written() {
-    let thread_record = thread_record();
-    thread_record.set([1; 16], [1; 8], TraceFlags::NONE);
-    thread_record.set_with([2; 16], [2; 8], TraceFlags::NONE, |_| {
-        assert_eq!(number(), None)
-    });
+    let thread_context = thread_context();
+    thread_context
+        .set([1; 16], [1; 8], TraceFlags::NONE)
+        .unwrap();
+    thread_context
+        .set_with([2; 16], [2; 8], TraceFlags::NONE, |_| {
+            assert_eq!(number(), None)
+        })
+        .unwrap();
     assert_eq!(number(), Some(2));
     let panicked = std::panic::catch_unwind(|| {
-        otelctx::thread_record().set_with([3; 16], [3; 8], TraceFlags::NONE, |_| panic!("no"));
+        otelctx::thread_context()
+            .set_with([3; 16], [3; 8], TraceFlags::NONE, |_| panic!("no"))
+            .unwrap();
     });
     assert!(panicked.is_err());
     assert_eq!(number(), None);
-    thread_record.detach();
+    thread_context.detach();
 }
 
 #[test]
@@ -758,30 +813,32 @@ fn values_are_cut_on_a_character_and_what_does_not_fit_is_skipped() {
         || {
             static KEY: Key = Key::new("key");
             let _process = ProcessContext::new()
-                .service_name("test")
+                .with_service_name("test")
                 .publish()
                 .unwrap();
             for length in 0..=255 {
                 let value: String = ('a'..='z').cycle().take(length).collect();
-                let mut record = record(1).with(&KEY, &value);
+                let mut record = record(1).with_attribute(&KEY, &value);
                 assert!(!record.is_truncated());
                 let _guard = record.attach();
                 assert_eq!(attributes(), [(0, value)]);
             }
             // 254 bytes, then a character of two.
             let long = "x".repeat(254) + "é";
-            let mut cut = record(1).with(&KEY, &long);
+            let mut cut = record(1).with_attribute(&KEY, &long);
             assert!(cut.is_truncated());
             let guard = cut.attach();
             assert_eq!(attributes(), [(0, "x".repeat(254))]);
             drop(guard);
             // 612 bytes in all: 2 + 255, twice, leave 98.
             let full = "y".repeat(255);
-            let mut record = record(1).with(&KEY, &full).with(&KEY, &full);
+            let mut record = record(1)
+                .with_attribute(&KEY, &full)
+                .with_attribute(&KEY, &full);
             assert!(!record.is_truncated());
-            record = record.with(&KEY, &"z".repeat(97));
+            record = record.with_attribute(&KEY, &"z".repeat(97));
             assert!(record.is_truncated());
-            record = record.with(&KEY, &"z".repeat(96));
+            record = record.with_attribute(&KEY, &"z".repeat(96));
             let guard = record.attach();
             let lengths: Vec<_> = attributes().iter().map(|(_, value)| value.len()).collect();
             assert_eq!(lengths, [255, 255, 96]);
@@ -789,17 +846,21 @@ fn values_are_cut_on_a_character_and_what_does_not_fit_is_skipped() {
             assert_eq!(attributes().len(), 3);
 
             // Appending makes no room, because a guard may be alive; reserve() did.
-            let small = Record::new([1; 16], [1; 8]);
+            let small = Context::new([1; 16], [1; 8]).unwrap();
             small.append(&KEY, &"a".repeat(35));
             assert!(small.is_truncated());
-            let large = Record::new([1; 16], [1; 8]).reserve(37);
+            let large = Context::new([1; 16], [1; 8]).unwrap().with_capacity(37);
             large.append(&KEY, &"a".repeat(35));
             assert!(!large.is_truncated());
 
-            thread_record().set_with([1; 16], [1; 8], TraceFlags::NONE, |a| a.add(&KEY, &long));
-            assert!(thread_record().is_truncated());
-            thread_record().set([1; 16], [1; 8], TraceFlags::NONE);
-            assert!(!thread_record().is_truncated());
+            thread_context()
+                .set_with([1; 16], [1; 8], TraceFlags::NONE, |a| a.append(&KEY, &long))
+                .unwrap();
+            assert!(thread_context().is_truncated());
+            thread_context()
+                .set([1; 16], [1; 8], TraceFlags::NONE)
+                .unwrap();
+            assert!(!thread_context().is_truncated());
         },
     );
 }
@@ -808,16 +869,16 @@ fn values_are_cut_on_a_character_and_what_does_not_fit_is_skipped() {
 fn a_key_is_used_once_it_is_published() {
     in_own_process("a_key_is_used_once_it_is_published", || {
         static EARLY: Key = Key::new("early");
-        let unpublished = record(1).with(&EARLY, "value");
+        let unpublished = record(1).with_attribute(&EARLY, "value");
         assert!(unpublished.is_truncated());
         assert_eq!(unpublished.attributes_size(), 0);
         EARLY.register().unwrap();
 
         let process = ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish()
             .unwrap();
-        let mut published = record(1).with(&EARLY, "value");
+        let mut published = record(1).with_attribute(&EARLY, "value");
         let guard = published.attach();
         assert_eq!(attributes(), [(0, "value".to_owned())]);
         drop(guard);
@@ -825,7 +886,10 @@ fn a_key_is_used_once_it_is_published() {
         // Positions stay the same for every caller, also without a context.
         assert_eq!(Key::new("early").register(), Ok(()));
         drop(process);
-        assert_eq!(record(1).with(&EARLY, "value").attributes_size(), 7);
+        assert_eq!(
+            record(1).with_attribute(&EARLY, "value").attributes_size(),
+            7
+        );
     });
 }
 
@@ -837,7 +901,7 @@ fn keys_can_be_made_at_run_time() {
         assert_eq!((early.name(), early.index()), ("early", None));
 
         let _process = ProcessContext::new()
-            .max_payload_size(300)
+            .with_max_payload_size(300)
             .publish()
             .unwrap();
         KNOWN.register().unwrap();
@@ -848,7 +912,10 @@ fn keys_can_be_made_at_run_time() {
         assert_eq!(known.index(), Some(1));
         assert_eq!(known.name().as_ptr(), KNOWN.name().as_ptr());
 
-        let shared = record(1).with(&early, "a").with(&known, "b").share();
+        let shared = record(1)
+            .with_attribute(&early, "a")
+            .with_attribute(&known, "b")
+            .share();
         let guard = shared.attach();
         assert_eq!(attributes(), [(0, "a".to_owned()), (1, "b".to_owned())]);
         drop(guard);
@@ -878,7 +945,7 @@ fn keys_can_be_made_at_run_time() {
 fn there_is_room_for_256_keys_and_a_clear_error_above() {
     in_own_process("there_is_room_for_256_keys_and_a_clear_error_above", || {
         let _process = ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish()
             .unwrap();
         assert_eq!(Key::new("").register(), Err(KeyError::Empty));
@@ -894,7 +961,7 @@ fn there_is_room_for_256_keys_and_a_clear_error_above() {
             }
         });
         let last = Key::new(name(255));
-        let mut record = record(1).with(&last, "x");
+        let mut record = record(1).with_attribute(&last, "x");
         let guard = record.attach();
         assert_eq!(attributes().len(), 1);
         drop(guard);
@@ -914,7 +981,9 @@ fn there_is_room_for_256_keys_and_a_clear_error_above() {
             Key::from_string("key 255".to_owned()).unwrap().index(),
             last.index()
         );
-        let without = Record::new([1; 16], [1; 8]).with(&one_more, "x");
+        let without = Context::new([1; 16], [1; 8])
+            .unwrap()
+            .with_attribute(&one_more, "x");
         assert!(without.is_truncated());
         assert_eq!(without.attributes_size(), 0);
     });
@@ -942,20 +1011,21 @@ fn an_attribute_that_is_removed_leaves_the_others() {
         static USER: Key = Key::new("user.id");
         static ABSENT: Key = Key::new("absent");
         let _process = ProcessContext::new()
-            .service_name("shop")
+            .with_service_name("shop")
             .publish()
             .unwrap();
-        let record = Record::new([1; 16], [2; 8])
-            .sampled(true)
-            .with(&ROUTE, "/first")
-            .with(&USER, "4711")
-            .with(&ROUTE, "/second")
-            .without(&ABSENT)
-            .without(&ROUTE);
+        let record = Context::new([1; 16], [2; 8])
+            .unwrap()
+            .with_sampled(true)
+            .with_attribute(&ROUTE, "/first")
+            .with_attribute(&USER, "4711")
+            .with_attribute(&ROUTE, "/second")
+            .without_attribute(&ABSENT)
+            .without_attribute(&ROUTE);
         assert_eq!(record.attributes_size(), 2 + "4711".len());
-        let mut record = record.with(&ROUTE, "/third");
+        let mut record = record.with_attribute(&ROUTE, "/third");
         let _attached = record.attach();
-        let context = otelctx::current().unwrap();
+        let context = otelctx::visible_to_readers().unwrap();
         assert_eq!(context.trace_id, [1; 16].into());
         assert_eq!(context.trace_flags, TraceFlags::SAMPLED);
         let expected = [("user.id", "4711"), ("http.route", "/third")];
@@ -971,22 +1041,25 @@ fn a_handle_uses_its_memory_again_if_it_is_the_only_one() {
         || {
             static ROUTE: Key = Key::new("http.route");
             let _process = ProcessContext::new()
-                .service_name("shop")
+                .with_service_name("shop")
                 .publish()
                 .unwrap();
             let long = "x".repeat(300);
-            let from = Record::new([1; 16], [1; 8]).with(&ROUTE, &long).share();
+            let from = Context::new([1; 16], [1; 8])
+                .unwrap()
+                .with_attribute(&ROUTE, &long)
+                .share();
             assert!(from.is_truncated());
-            let mut handle = Record::new([2; 16], [2; 8]).share();
-            let small = handle.as_ptr();
-            handle.replace_by_copy(&from, [3; 16], [3; 8], TraceFlags::SAMPLED);
-            assert_ne!(handle.as_ptr(), small, "there was no room");
-            let large = handle.as_ptr();
-            handle.replace_by_copy(&from, [4; 16], [4; 8], TraceFlags::NONE);
-            assert_eq!(handle.as_ptr(), large);
+            let mut handle = Context::new([2; 16], [2; 8]).unwrap().share();
+            let small = raw::record_of(&handle);
+            raw::replace_by_copy(&mut handle, &from, [3; 16], [3; 8], TraceFlags::SAMPLED).unwrap();
+            assert_ne!(raw::record_of(&handle), small, "there was no room");
+            let large = raw::record_of(&handle);
+            raw::replace_by_copy(&mut handle, &from, [4; 16], [4; 8], TraceFlags::NONE).unwrap();
+            assert_eq!(raw::record_of(&handle), large);
             let other = handle.clone();
-            handle.replace_by_copy(&from, [5; 16], [5; 8], TraceFlags::SAMPLED);
-            assert_ne!(handle.as_ptr(), large, "another handle has it");
+            raw::replace_by_copy(&mut handle, &from, [5; 16], [5; 8], TraceFlags::SAMPLED).unwrap();
+            assert_ne!(raw::record_of(&handle), large, "another handle has it");
             for (handle, byte, flags) in [
                 (&other, 4, TraceFlags::NONE),
                 (&handle, 5, TraceFlags::SAMPLED),
@@ -996,7 +1069,7 @@ fn a_handle_uses_its_memory_again_if_it_is_the_only_one() {
                 assert_eq!(handle.flags(), flags);
                 assert!(handle.is_truncated());
                 let _attached = handle.attach();
-                let attributes = otelctx::current().unwrap().attributes;
+                let attributes = otelctx::visible_to_readers().unwrap().attributes;
                 assert_eq!(
                     attributes,
                     [("http.route".to_owned(), long[..255].to_owned())]

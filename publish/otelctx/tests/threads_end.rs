@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread;
 
 use common::{attached, number, slot};
-use otelctx::{swap_current, thread_record, AttachedShared, Record, SharedRecord, TraceFlags};
+use otelctx::{
+    raw::swap_current, thread_context, AttachedShared, Context, SharedContext, TraceFlags,
+};
 
 /// Counts what is allocated for records: they alone are aligned to 64 bytes.
 struct Counting;
@@ -46,8 +48,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn record(number: u8) -> Record {
-    Record::new([number; 16], [number; 8])
+fn record(number: u8) -> Context {
+    Context::new([number; 16], [number; 8]).unwrap()
 }
 
 fn in_thread(body: impl FnOnce() + Send + 'static) {
@@ -61,13 +63,15 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
     let left = move || RECORD_BYTES.load(Ordering::Relaxed) - before;
     for _ in 0..50 {
         in_thread(|| {
-            let mut records: Vec<_> = (0..200).map(|_| record(1).reserve(600)).collect();
+            let mut records: Vec<_> = (0..200).map(|_| record(1).with_capacity(600)).collect();
             let (first, rest) = records.split_at_mut(1);
             let early = first[0].attach();
             let late = rest[0].attach();
             drop(early);
             drop(late);
-            thread_record().set([1; 16], [1; 8], TraceFlags::NONE);
+            thread_context()
+                .set([1; 16], [1; 8], TraceFlags::NONE)
+                .unwrap();
         });
         assert_eq!(left(), 0);
         // Still attached, and never detached.
@@ -84,7 +88,7 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
     thread_local! {
         static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
     }
-    struct Late(Record);
+    struct Late(Context);
     impl Drop for Late {
         fn drop(&mut self) {
             // The pool's own destructor has run: it was registered later.
@@ -95,7 +99,9 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
             drop(outer);
             assert_eq!(number(), Some(4));
             drop(inner);
-            thread_record().set([5; 16], [5; 8], TraceFlags::NONE);
+            thread_context()
+                .set([5; 16], [5; 8], TraceFlags::NONE)
+                .unwrap();
             assert!(attached().is_null());
         }
     }
@@ -118,12 +124,14 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
             assert!(attached().is_null(), "the slot points at freed memory");
         }
     }
-    let lasting: &SharedRecord = Box::leak(Box::new(record(7).share()));
+    let lasting: &SharedContext = Box::leak(Box::new(record(7).share()));
     let before_guards = left();
     for _ in 0..50 {
         in_thread(|| {
             GUARD.with(|_| ());
-            thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
+            thread_context()
+                .set([8; 16], [8; 8], TraceFlags::NONE)
+                .unwrap();
             GUARD.set(Some(Guard(Some(lasting.attach()))));
         });
         assert_eq!(left(), before_guards);
@@ -145,7 +153,9 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
     in_thread(|| {
         static FOREIGN: [u8; 64] = [0; 64];
         HIDDEN.with(|_| ());
-        thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
+        thread_context()
+            .set([8; 16], [8; 8], TraceFlags::NONE)
+            .unwrap();
         let guard = lasting.attach();
         HIDDEN.set(Some(Hidden(Some(guard), attached())));
         // SAFETY: the slot is this thread's, and what is in it says that it is to be ignored.
@@ -218,7 +228,7 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
     drop(share());
     let once = left();
     for _ in 0..100 {
-        let shared: SharedRecord = share();
+        let shared: SharedContext = share();
         let elsewhere = shared.clone();
         thread::spawn(move || drop(elsewhere.attach()))
             .join()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId};
+use otelctx::{Key, SharedContext, SpanId, TraceFlags, TraceId, ZeroId};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi::{PyMethodDef, PyObject};
 
@@ -34,7 +34,7 @@ struct Content {
     span_id: SpanId,
     flags: TraceFlags,
     attributes: Attributes,
-    record: SharedRecord,
+    shared: SharedContext,
 }
 
 /// Attributes in the order in which they were first set.
@@ -42,16 +42,19 @@ pub(crate) type Attributes = Vec<(&'static Key, String)>;
 
 impl Content {
     fn new(trace_id: TraceId, span_id: SpanId, flags: TraceFlags, attributes: Attributes) -> Self {
-        let mut record = Record::new(trace_id, span_id).flags(flags);
+        let mut context = otelctx::Context::new(trace_id, span_id).map_or_else(
+            |_| otelctx::Context::without_ids(),
+            |context| context.with_flags(flags),
+        );
         for (key, value) in &attributes {
-            record = record.with(key, value);
+            context = context.with_attribute(key, value);
         }
         Self {
             trace_id,
             span_id,
             flags,
             attributes,
-            record: record.share(),
+            shared: context.share(),
         }
     }
 }
@@ -67,15 +70,15 @@ impl Context {
         let (trace_id, span_id) = (trace_id.into(), span_id.into());
         let content = Content::new(trace_id, span_id, TraceFlags(flags), attributes);
         Self {
-            outside: Outside::of_record(&content.record),
+            outside: Outside::of_context(&content.shared),
             content: Lock::new(content),
         }
     }
 
-    /// What readers see of the context.
+    /// Returns what readers see of the context.
     #[inline]
-    pub(crate) fn record(&self, py: Python<'_>) -> SharedRecord {
-        self.content.with(py, |content| content.record.clone())
+    pub(crate) fn shared(&self, py: Python<'_>) -> SharedContext {
+        self.content.with(py, |content| content.shared.clone())
     }
 
     pub(crate) fn attributes(&self, py: Python<'_>) -> Attributes {
@@ -87,7 +90,7 @@ impl Context {
         self.content.with(py, |content| {
             let merged = merge(content.attributes.clone(), attributes);
             let new = Content::new(content.trace_id, content.span_id, content.flags, merged);
-            self.outside.set_record(&new.record);
+            self.outside.set_context(&new.shared);
             *content = new;
         });
         publish_again(py, self);
@@ -126,7 +129,7 @@ impl Context {
         let (trace_id, span_id): ([u8; 16], [u8; 8]) = match (trace_id, span_id) {
             (Some(trace_id), Some(span_id)) => (trace_id, span_id),
             (None, None) => ([0; 16], [0; 8]),
-            // A record has both or none.
+            // A context has both or none.
             _ => {
                 return Err(PyValueError::new_err(
                     "give trace_id and span_id, or neither",
@@ -192,7 +195,7 @@ impl Context {
     /// could not be published.
     #[getter]
     fn is_truncated(&self, py: Python<'_>) -> bool {
-        self.record(py).is_truncated()
+        self.shared(py).is_truncated()
     }
 
     /// For `copy` and `pickle`, which get to a context through a span that has it as an attribute.
@@ -216,9 +219,12 @@ impl Context {
 fn id<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; N]> {
     let bytes = bytes_of(name, value)?;
     if bytes == [0; N] {
-        return Err(PyValueError::new_err(format!(
-            "{name}: zero is not an ID; give neither trace_id nor span_id for attributes alone"
-        )));
+        let zero = if N == 16 {
+            ZeroId::TraceId
+        } else {
+            ZeroId::SpanId
+        };
+        return Err(PyValueError::new_err(zero.to_string()));
     }
     Ok(bytes)
 }
@@ -431,7 +437,7 @@ pub(crate) fn update(attributes: &Bound<'_, PyDict>) -> PyResult<bool> {
 /// What readers see of the calling thread: the record in its slot.
 #[pyfunction]
 pub(crate) fn published(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
-    let Some(record) = otelctx::current() else {
+    let Some(record) = otelctx::visible_to_readers() else {
         return Ok(None);
     };
     let attributes = PyDict::new(py);

@@ -29,7 +29,7 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn new(context: Option<Py<Context>>, opentelemetry: Py<PyAny>) -> Self {
         Self {
-            outside: Outside::of_context(context.as_ref().map(Py::as_ptr)),
+            outside: Outside::of_entry(context.as_ref().map(Py::as_ptr)),
             context,
             opentelemetry,
         }

@@ -7,7 +7,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use otelctx::SharedRecord;
+use otelctx::{SharedContext, raw};
 use pyo3::ffi::PyObject;
 
 /// The first field of an object that readers understand.
@@ -19,15 +19,15 @@ pub(crate) struct Outside {
 
 impl Outside {
     /// For a `Context`: the address of its record.
-    pub(crate) fn of_record(record: &SharedRecord) -> Self {
+    pub(crate) fn of_context(context: &SharedContext) -> Self {
         Self {
             mark: *b"otelctx1",
-            address: AtomicPtr::new(record.as_ptr().cast_mut()),
+            address: AtomicPtr::new(raw::record_of(context).cast_mut()),
         }
     }
 
     /// For an `Entry`: the address of its `Context`, or null.
-    pub(crate) fn of_context(context: Option<*mut PyObject>) -> Self {
+    pub(crate) fn of_entry(context: Option<*mut PyObject>) -> Self {
         let address = context.unwrap_or(ptr::null_mut());
         Self {
             mark: *b"otelctxE",
@@ -35,9 +35,9 @@ impl Outside {
         }
     }
 
-    /// Replaces the record.
-    pub(crate) fn set_record(&self, record: &SharedRecord) {
+    /// Replaces the address by that of another record.
+    pub(crate) fn set_context(&self, context: &SharedContext) {
         self.address
-            .store(record.as_ptr().cast_mut(), Ordering::Release);
+            .store(raw::record_of(context).cast_mut(), Ordering::Release);
     }
 }

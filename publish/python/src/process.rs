@@ -29,10 +29,10 @@ pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
         warn(py, &format!("otelctx: {malformed}"));
     }
     for (name, value) in attributes {
-        context = context.attribute(name.extract::<String>()?, value_of(&value, MAX_DEPTH)?);
+        context = context.with_attribute(name.extract::<String>()?, value_of(&value, MAX_DEPTH)?);
     }
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let updated = published.as_mut().map(|it| it.update(context.clone()));
+    let updated = published.as_mut().map(|it| it.replace(context.clone()));
     let result = match updated {
         // Not yet, or another copy of the publisher has taken over.
         None | Some(Err(PublishError::NotPublished)) => context.publish().and_then(|mut new| {

@@ -25,7 +25,7 @@ pub(crate) fn publish(py: Python<'_>, context: Option<&Context>) {
     let new = context.map_or(0, |context| ptr::from_ref(context).addr());
     let old = PUBLISHED.replace(new);
     if new != 0 || old != 0 {
-        drop(otelctx::swap_current(context.map(|it| it.record(py))));
+        drop(otelctx::raw::swap_current(context.map(|it| it.shared(py))));
     }
     if new != 0 && !HAS_WITNESS.get() {
         add_witness(py);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use otelctx::{Key, Record, SharedRecord};
+use otelctx::{Context, Key, SharedContext};
 use tracing_core::field::{Field, Visit};
 
 /// The values of a span that declares at least one published field. A field that is not declared can't
@@ -84,18 +84,21 @@ impl Fields {
         so_far
     }
 
-    /// Adds all values to a record.
-    pub(crate) fn add_to(&self, keys: &[Key], record: Record) -> Record {
-        self.fold(keys, record, |record, key, value, _| {
-            record.with(key, value)
+    /// Appends all values to a context.
+    pub(crate) fn append_to(&self, keys: &[Key], context: Context) -> Context {
+        self.fold(keys, context, |context, key, value, _| {
+            context.with_attribute(key, value)
         })
     }
 
-    /// Replaces a record's values by the late ones.
-    pub(crate) fn replace_late(&self, keys: &[Key], record: Record) -> Record {
-        self.fold(keys, record, |record, key, value, is_late| match is_late {
-            true => record.without(key).with(key, value),
-            false => record,
+    /// Replaces a context's values by the late ones.
+    pub(crate) fn replace_late(&self, keys: &[Key], context: Context) -> Context {
+        self.fold(keys, context, |context, key, value, is_late| {
+            if is_late {
+                context.without_attribute(key).with_attribute(key, value)
+            } else {
+                context
+            }
         })
     }
 }
@@ -106,25 +109,24 @@ pub(crate) fn changes(fields: Option<&Arc<Fields>>) -> u64 {
     fields.map_or(0, |fields| fields.changes())
 }
 
-/// The record of a span, and what tells whether it is up to date.
+/// The context of a span, with the fields that it was made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Made {
-    pub(crate) record: SharedRecord,
+    pub(crate) context: SharedContext,
     fields: Option<Arc<Fields>>,
-    /// [`changes`] of the fields when the record was made.
+    /// [`changes`] of the fields when the context was made.
     changes: u64,
 }
 
 impl Made {
-    /// `make` makes the record.
     pub(crate) fn new(
         fields: Option<&Arc<Fields>>,
-        make: impl FnOnce(Option<&Arc<Fields>>) -> SharedRecord,
+        make: impl FnOnce(Option<&Arc<Fields>>) -> SharedContext,
     ) -> Self {
-        // Counted first: fields that are recorded meanwhile make the record out of date.
+        // Counted first: fields that are recorded meanwhile make the context out of date.
         let changes = changes(fields);
         Self {
-            record: make(fields),
+            context: make(fields),
             fields: fields.cloned(),
             changes,
         }

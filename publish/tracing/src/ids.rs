@@ -24,7 +24,7 @@ macro_rules! current_of {
     }};
 }
 
-/// The IDs of a record.
+/// The IDs of a context; zeroes for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ids {
     pub(crate) trace: TraceId,
@@ -39,7 +39,15 @@ impl Ids {
         flags: TraceFlags::NONE,
     };
 
-    /// New IDs for a span, in its parent's trace if it has a parent.
+    /// Creates a context with these IDs, without attributes.
+    pub(crate) fn context(self) -> otelctx::Context {
+        match otelctx::Context::new(self.trace, self.span) {
+            Ok(context) => context.with_flags(self.flags),
+            Err(_) => otelctx::Context::without_ids(),
+        }
+    }
+
+    /// Returns new IDs for a span, in its parent's trace if it has a parent.
     pub(crate) fn new(parent: Option<Self>) -> Self {
         if FROM_OPENTELEMETRY {
             return Self::NONE;
@@ -87,9 +95,10 @@ fn of_one(span: &tracing_subscriber::registry::Extensions<'_>) -> Option<Ids> {
                 use $opentelemetry::trace::{SamplingDecision, TraceContextExt};
                 let parent = data.parent_cx.span();
                 let parent = parent.span_context();
-                let trace = match parent.is_valid() {
-                    true => Some(parent.trace_id()),
-                    false => data.builder.trace_id,
+                let trace = if parent.is_valid() {
+                    Some(parent.trace_id())
+                } else {
+                    data.builder.trace_id
                 };
                 let decision = data.builder.sampling_result.as_ref();
                 let flags = match decision.map(|result| &result.decision) {
@@ -136,7 +145,7 @@ pub(crate) fn current() -> Option<Ids> {
     None
 }
 
-/// Whether a context of the version that the observer serves is current.
+/// Returns whether a context of the version that the observer serves is current.
 #[inline]
 pub(crate) fn is_observed() -> bool {
     #[cfg(feature = "opentelemetry_0_33")]

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use otelctx::{current_record, swap_current, SharedRecord};
+use otelctx::{raw, SharedContext};
 use tokio::runtime::Builder;
 use tokio::task::Id;
 
@@ -15,32 +15,32 @@ use crate::stack::{self, TASK};
 /// Number of maps, each with a lock of its own.
 const SHARDS: usize = 16;
 
-/// The records of the tasks that were spawned while one was attached.
+/// The contexts of the tasks that were spawned while one was attached.
 #[derive(Default)]
 struct Tasks {
-    shards: [Mutex<HashMap<Id, SharedRecord>>; SHARDS],
+    shards: [Mutex<HashMap<Id, SharedContext>>; SHARDS],
     hasher: RandomState,
-    /// Number of records, so that tasks without one cost nothing while there is none.
+    /// Number of contexts, so that tasks without one cost nothing while there is none.
     count: AtomicUsize,
 }
 
 impl Tasks {
-    fn shard(&self, task: Id) -> std::sync::MutexGuard<'_, HashMap<Id, SharedRecord>> {
+    fn shard(&self, task: Id) -> std::sync::MutexGuard<'_, HashMap<Id, SharedContext>> {
         let shard = self.hasher.hash_one(task) as usize % SHARDS;
         let shard = self.shards[shard].lock();
         shard.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, task: Id, record: SharedRecord) {
-        self.shard(task).insert(task, record);
+    fn add(&self, task: Id, context: SharedContext) {
+        self.shard(task).insert(task, context);
         self.count.fetch_add(1, Ordering::Release);
     }
 
-    fn find(&self, task: Id) -> Option<SharedRecord> {
-        match self.count.load(Ordering::Acquire) {
-            0 => None,
-            _ => self.shard(task).get(&task).cloned(),
+    fn find(&self, task: Id) -> Option<SharedContext> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
         }
+        self.shard(task).get(&task).cloned()
     }
 
     fn remove(&self, task: Id) {
@@ -51,19 +51,19 @@ impl Tasks {
 }
 
 /// A task that is being polled, and what was attached before by others than the layer, such as the observer.
-type Polled = (Id, Option<SharedRecord>);
+type Polled = (Id, Option<SharedContext>);
 
 thread_local! {
-    /// Those with a record. There are several where a task blocks on another runtime.
+    /// Polled tasks with a context. There are several where a task blocks on another runtime.
     static POLLED: RefCell<Vec<Polled>> = const { RefCell::new(Vec::new()) };
 }
 
-fn begin_poll(task: Id, record: SharedRecord) {
+fn begin_poll(task: Id, context: SharedContext) {
     // What the layer publishes, its stack publishes again, with what was recorded late meanwhile.
-    let before = current_record().filter(|before| !stack::is_latest(before));
+    let before = raw::current().filter(|before| !stack::is_latest(before));
     let begun = POLLED.try_with(|polled| polled.borrow_mut().push((task, before)));
     if begun.is_ok() {
-        stack::push(TASK, record);
+        stack::push(TASK, context);
     }
 }
 
@@ -76,7 +76,7 @@ fn end_poll(task: Id) {
     if let Ok(Some((_, before))) = ended {
         stack::pop(TASK);
         if before.is_some() {
-            drop(swap_current(before));
+            drop(raw::swap_current(before));
         }
     }
 }
@@ -109,13 +109,13 @@ pub fn inherit(builder: &mut Builder) -> &mut Builder {
     let tasks = TASKS.get_or_init(Tasks::default);
     builder
         .on_task_spawn(|task| {
-            if let Some(record) = current_record() {
-                tasks.add(task.id(), record);
+            if let Some(context) = raw::current() {
+                tasks.add(task.id(), context);
             }
         })
         .on_before_task_poll(|task| {
-            if let Some(record) = tasks.find(task.id()) {
-                begin_poll(task.id(), record);
+            if let Some(context) = tasks.find(task.id()) {
+                begin_poll(task.id(), context);
             }
         })
         .on_after_task_poll(|task| end_poll(task.id()))

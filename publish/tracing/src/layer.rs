@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use otelctx::{append_current, current_record, integration, swap_current, Key, KeyError, Record};
+use otelctx::{append_current, integration, raw, Key, KeyError};
 use tracing_core::span::{Attributes, Id};
 use tracing_core::{span, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
@@ -71,29 +71,29 @@ struct Span {
     keys: Arc<[Key]>,
     ids: Ids,
     fields: Option<Arc<Fields>>,
-    /// The record of `ids` and `fields`.
-    record: Option<Made>,
+    /// The context with `ids` and `fields`.
+    made: Option<Made>,
 }
 
 impl Span {
-    /// The record, if it is up to date.
+    /// Returns the context if it is up to date.
     #[inline]
-    fn made(&self, ids: Ids) -> Option<Made> {
-        let made = self.record.as_ref()?;
+    fn up_to_date(&self, ids: Ids) -> Option<Made> {
+        let made = self.made.as_ref()?;
         (self.ids == ids && made.is_up_to_date()).then(|| made.clone())
     }
 
     fn make(&mut self, ids: Ids) -> Made {
         let made = Made::new(self.fields.as_ref(), |fields| {
-            let mut record = Record::new(ids.trace, ids.span).flags(ids.flags);
+            let mut context = ids.context();
             if let Some(fields) = fields {
-                record = fields.add_to(&self.keys, record);
+                context = fields.append_to(&self.keys, context);
             }
-            record.share()
+            context.share()
         });
-        count(made.record.is_truncated());
+        count(made.context.is_truncated());
         self.ids = ids;
-        self.record = Some(made.clone());
+        self.made = Some(made.clone());
         made
     }
 }
@@ -126,11 +126,12 @@ impl ContextLayer {
         let ids = {
             let extensions = span.extensions();
             let this = self.of(&extensions)?;
-            let ids = match FROM_OPENTELEMETRY {
-                true => now.unwrap_or(Ids::NONE),
-                false => this.ids,
+            let ids = if FROM_OPENTELEMETRY {
+                now.unwrap_or(Ids::NONE)
+            } else {
+                this.ids
             };
-            if let Some(made) = this.made(ids) {
+            if let Some(made) = this.up_to_date(ids) {
                 return Some(made);
             }
             ids
@@ -165,21 +166,26 @@ impl ContextLayer {
     #[cold]
     fn rebuild(&self, fields: &Fields) {
         // Everything that is seen: the application may have appended values, too.
-        let Some(seen) = otelctx::current() else {
+        let Some(seen) = otelctx::visible_to_readers() else {
             return;
         };
-        let ids = (seen.trace_id, seen.span_id);
-        if current_record().is_none_or(|it| (it.trace_id(), it.span_id()) != ids) {
-            // A guard has attached a record of the application's.
+        let ids = Ids {
+            trace: seen.trace_id,
+            span: seen.span_id,
+            flags: seen.trace_flags,
+        };
+        if raw::current().is_none_or(|it| (it.trace_id(), it.span_id()) != (ids.trace, ids.span)) {
+            // A guard has attached a context of the application's.
             return count(true);
         }
         let kept = seen.attributes.into_iter();
         let kept = kept.filter_map(|(name, value)| Some((Key::from_string(name).ok()?, value)));
-        let new = Record::new(ids.0, ids.1).flags(seen.trace_flags);
-        let new = kept.fold(new, |new, (key, value)| new.with(&key, &value));
+        let new = kept.fold(ids.context(), |new, (key, value)| {
+            new.with_attribute(&key, &value)
+        });
         let new = fields.replace_late(&self.keys, new).share();
         count(new.is_truncated());
-        drop(swap_current(Some(new)));
+        drop(raw::swap_current(Some(new)));
     }
 
     fn entered(&self, id: &Id) -> Entered {
@@ -207,13 +213,12 @@ where
         });
         let declared = attributes.metadata().fields();
         let mut names = self.keys.iter().map(Key::name);
-        let fields = match names.any(|name| declared.field(name).is_some()) {
-            true => {
-                let mut visitor = Visitor::new(&self.keys);
-                attributes.record(&mut visitor);
-                Some(Arc::new(Fields::new(above, visitor.values)))
-            }
-            false => above,
+        let fields = if names.any(|name| declared.field(name).is_some()) {
+            let mut visitor = Visitor::new(&self.keys);
+            attributes.record(&mut visitor);
+            Some(Arc::new(Fields::new(above, visitor.values)))
+        } else {
+            above
         };
         let mut extensions = span.extensions_mut();
         if extensions.get_mut::<Span>().is_none() {
@@ -221,7 +226,7 @@ where
                 keys: Arc::clone(&self.keys),
                 ids: Ids::new(parent),
                 fields,
-                record: None,
+                made: None,
             });
         }
     }
@@ -255,12 +260,12 @@ where
             let this = extensions.get_mut::<Span>();
             let this = this.filter(|this| Arc::ptr_eq(&this.keys, &self.keys));
             let made = this.and_then(|this| {
-                let is_old = this.made(this.ids).is_none();
+                let is_old = this.up_to_date(this.ids).is_none();
                 is_old.then(|| this.make(this.ids))
             });
             drop(extensions);
             if let Some(made) = made {
-                stack::replace(self.entered(&entered.id()), &made.record);
+                stack::replace(self.entered(&entered.id()), &made.context);
             }
         }
     }
@@ -283,7 +288,7 @@ where
         if let Some(ids) = now {
             stack::remember(entered, ids, made.clone());
         }
-        stack::push(entered, made.record);
+        stack::push(entered, made.context);
     }
 
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {

@@ -7,7 +7,7 @@
 //! use tracing_subscriber::layer::SubscriberExt;
 //! use tracing_subscriber::util::SubscriberInitExt;
 //!
-//! let _process = otelctx::ProcessContext::detect().service_name("shop").publish()?;
+//! let _process = otelctx::ProcessContext::detect().with_service_name("shop").publish()?;
 //! tracing_subscriber::registry()
 //!     // .with(tracing_opentelemetry::layer()...)
 //!     .with(otelctx_tracing::layer(["http.route"]))

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use otelctx::{current_record, integration, set_current, SharedRecord};
+use otelctx::{integration, raw, SharedContext};
 
 use crate::fields::Made;
 use crate::ids::Ids;
@@ -20,12 +20,12 @@ pub(crate) struct Entered {
 #[cfg(all(feature = "tokio", tokio_unstable))]
 pub(crate) const TASK: Entered = Entered { layer: 0, span: 0 };
 
-/// Number of spans whose records a thread remembers.
+/// Number of spans whose contexts a thread remembers.
 const REMEMBERED: usize = 4;
 
-/// The records of the entered spans, the latest last: the one that readers see.
+/// The contexts of the entered spans, the latest last: the one that readers see.
 struct Stack {
-    entered: Vec<(Entered, SharedRecord)>,
+    entered: Vec<(Entered, SharedContext)>,
     remembered: [Option<RememberedSpan>; REMEMBERED],
     next: usize,
 }
@@ -39,22 +39,22 @@ struct RememberedSpan {
 
 impl Stack {
     fn publish(&self) {
-        // SAFETY: the stack has a handle, which is dropped after another record is set.
-        unsafe { set_current(self.entered.last().map(|(_, record)| record)) };
+        // SAFETY: the stack has a handle, which is dropped after another context is set.
+        unsafe { raw::set_current(self.entered.last().map(|(_, context)| context)) };
     }
 
-    /// Publishes the latest record after `old` was removed, unless the observer has published a context since, which
+    /// Publishes the latest context after `old` was removed, unless the observer has published a context since, which
     /// OpenTelemetry still has attached.
-    fn publish_after(&self, old: &SharedRecord) {
-        let is_over = |current: SharedRecord| current.as_ptr() != old.as_ptr();
-        if !(integration::is_observed() && current_record().is_some_and(is_over)) {
+    fn publish_after(&self, old: &SharedContext) {
+        let is_over = |current: SharedContext| raw::record_of(&current) != raw::record_of(old);
+        if !(integration::is_observed() && raw::current().is_some_and(is_over)) {
             self.publish();
         }
     }
 
-    /// Publishes the latest record where the observer has detached the last context of OpenTelemetry.
+    /// Publishes the latest context where the observer has detached the last context of OpenTelemetry.
     fn publish_after_observer(&self) {
-        if !self.entered.is_empty() && integration::is_observed() && current_record().is_none() {
+        if !self.entered.is_empty() && integration::is_observed() && raw::current().is_none() {
             self.publish();
         }
     }
@@ -63,8 +63,8 @@ impl Stack {
 impl Drop for Stack {
     fn drop(&mut self) {
         if !self.entered.is_empty() {
-            // SAFETY: there is no record.
-            unsafe { set_current(None) };
+            // SAFETY: no context needs a handle.
+            unsafe { raw::set_current(None) };
         }
     }
 }
@@ -75,19 +75,19 @@ thread_local! {
     };
 }
 
-/// Publishes the record of a span that was entered.
+/// Publishes the context of a span that was entered.
 ///
 /// This and the others do nothing while the thread's variables are dropped.
 #[inline]
-pub(crate) fn push(entered: Entered, record: SharedRecord) {
+pub(crate) fn push(entered: Entered, context: SharedContext) {
     let _ = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        stack.entered.push((entered, record));
+        stack.entered.push((entered, context));
         stack.publish();
     });
 }
 
-/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its record is remembered.
+/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its context is remembered.
 ///
 /// Looking up a span and its data takes longer than everything else together. IDs of spans may be used
 /// again in `tracing`, but those of OpenTelemetry are not.
@@ -101,8 +101,8 @@ pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
         let Some(span) = span else {
             return false;
         };
-        let record = span.made.record.clone();
-        stack.entered.push((entered, record));
+        let context = span.made.context.clone();
+        stack.entered.push((entered, context));
         stack.publish();
         true
     });
@@ -110,7 +110,7 @@ pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
     pushed.unwrap_or(true)
 }
 
-/// Remembers the record of a span for [`push_remembered`], in place of the one that was remembered first.
+/// Remembers the context of a span for [`push_remembered`], in place of the one that was remembered first.
 pub(crate) fn remember(entered: Entered, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
@@ -141,22 +141,22 @@ pub(crate) fn pop(exited: Entered) {
             stack.publish_after_observer();
             return None;
         };
-        let (_, record) = stack.entered.remove(at);
+        let (_, context) = stack.entered.remove(at);
         if at == stack.entered.len() {
-            stack.publish_after(&record);
+            stack.publish_after(&context);
         }
-        Some(record)
+        Some(context)
     });
     drop(popped);
 }
 
-/// Whether a record is that of the latest span or task.
+/// Returns whether a context is that of the latest span or task.
 #[cfg(all(feature = "tokio", tokio_unstable))]
-pub(crate) fn is_latest(record: &SharedRecord) -> bool {
+pub(crate) fn is_latest(context: &SharedContext) -> bool {
     let is_latest = STACK.try_with(|stack| {
         let stack = stack.borrow();
         let latest = stack.entered.last();
-        latest.is_some_and(|(_, latest)| latest.as_ptr() == record.as_ptr())
+        latest.is_some_and(|(_, latest)| raw::record_of(latest) == raw::record_of(context))
     });
     is_latest.unwrap_or(false)
 }
@@ -173,14 +173,14 @@ pub(crate) fn entered(layer: usize) -> Vec<u64> {
     spans
 }
 
-/// Replaces the record of a span wherever it is entered on this thread.
-pub(crate) fn replace(span: Entered, record: &SharedRecord) {
+/// Replaces the context of a span wherever it is entered on this thread.
+pub(crate) fn replace(span: Entered, context: &SharedContext) {
     let replaced = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
         let mut replaced = Vec::new();
         for (entered, old) in &mut stack.entered {
             if *entered == span {
-                replaced.push(std::mem::replace(old, record.clone()));
+                replaced.push(std::mem::replace(old, context.clone()));
             }
         }
         for old in &replaced {

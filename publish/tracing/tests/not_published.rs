@@ -14,7 +14,7 @@ fn a_process_without_a_context_is_reported() {
          otelctx::ProcessContext::detect().publish() before this check, and keep what that returns as long as the \
          program runs (let _process = ..., not let _ = ...)"
     );
-    let process = ProcessContext::new().service_name("test").publish();
+    let process = ProcessContext::new().with_service_name("test").publish();
     check().unwrap();
     drop(process);
     assert!(matches!(check(), Err(Problem::NotPublished)));

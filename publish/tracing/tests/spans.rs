@@ -23,7 +23,7 @@ fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let process = otelctx::ProcessContext::new()
-            .service_name("test")
+            .with_service_name("test")
             .publish();
         std::mem::forget(process.unwrap());
         let layer = otelctx_tracing::layer(["http.route", "user"]);
@@ -37,7 +37,7 @@ fn install() {
 type Seen = Option<(TraceId, SpanId, Vec<(String, String)>)>;
 
 fn seen() -> Seen {
-    let context = otelctx::current()?;
+    let context = otelctx::visible_to_readers()?;
     assert_eq!(context.trace_flags, TraceFlags::SAMPLED);
     let mut attributes = context.attributes;
     attributes.sort();

@@ -11,14 +11,14 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 fn seen() -> Option<(TraceId, SpanId, Vec<(String, String)>)> {
-    let context = otelctx::current()?;
+    let context = otelctx::visible_to_readers()?;
     Some((context.trace_id, context.span_id, context.attributes))
 }
 
 #[test]
 fn a_task_publishes_what_was_published_where_it_was_spawned() {
     let process = otelctx::ProcessContext::new()
-        .service_name("test")
+        .with_service_name("test")
         .publish();
     let _process = process.unwrap();
     let layer = otelctx_tracing::layer(["http.route"]);

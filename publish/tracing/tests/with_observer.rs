@@ -31,7 +31,7 @@ fn install() {
 
 /// The attributes, if the IDs are those of OpenTelemetry's current context.
 fn seen() -> Vec<(String, String)> {
-    let seen = otelctx::current().unwrap();
+    let seen = otelctx::visible_to_readers().unwrap();
     Context::map_current(|context| {
         let span = context.span();
         assert_eq!(
@@ -89,7 +89,7 @@ fn the_layer_adds_late_fields_to_what_the_observer_publishes() {
         let _attached = context.attach();
         assert_eq!(seen(), attributes(&[("user", "first")]));
     }
-    assert_eq!(otelctx::current(), None);
+    assert_eq!(otelctx::visible_to_readers(), None);
     let both = attributes(&[("user", "first"), ("http.route", "/cart")]);
     assert_eq!(request.in_scope(seen), both);
     request.record("user", "second");
@@ -151,7 +151,7 @@ fn late_values_without_room_are_counted_and_leave_no_earlier_one() {
 #[test]
 fn spans_that_opentelemetry_does_not_know_are_seen_around_its_own() {
     install();
-    let shown = || otelctx::current().unwrap();
+    let shown = || otelctx::visible_to_readers().unwrap();
     let outer = info_span!("filtered", http.route = "/outer", user = Empty);
     let entered = outer.enter();
     let expected = shown();
@@ -175,7 +175,7 @@ fn spans_that_opentelemetry_does_not_know_are_seen_around_its_own() {
     drop(entered);
     assert!(seen().contains(&("http.route".to_owned(), "/inner".to_owned())));
     drop(inner_entered);
-    assert_eq!(otelctx::current(), None);
+    assert_eq!(otelctx::visible_to_readers(), None);
 }
 
 #[test]
@@ -201,12 +201,12 @@ fn a_record_of_a_guard_is_not_replaced() {
     let before = otelctx_tracing::truncated();
     let request = info_span!("request", user = Empty);
     let _request = request.enter();
-    let mut record = otelctx::Record::new([7; 16], [7; 8]);
+    let mut record = otelctx::Context::new([7; 16], [7; 8]).unwrap();
     let guard = record.attach();
     while otelctx::append_current(&OTHER, &"x".repeat(200)) {}
-    let expected = otelctx::current();
+    let expected = otelctx::visible_to_readers();
     request.record("user", "y".repeat(200));
-    assert_eq!(otelctx::current(), expected);
+    assert_eq!(otelctx::visible_to_readers(), expected);
     assert_eq!(otelctx_tracing::truncated(), before + 1);
     drop(guard);
     assert_eq!(seen(), []);

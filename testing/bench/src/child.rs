@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use otelctx::{Key, ProcessContext, Record, SpanId, TraceId};
+use otelctx::{Context, Key, ProcessContext, SpanId, TraceId};
 use otelctx_reader::{ContextState, FileCache, Options, Process};
 
 /// A child process of this program in one of its roles. It is killed on drop.
@@ -121,9 +121,9 @@ fn allow_readers() {
 fn publisher(mappings: usize) {
     allow_readers();
     let _published = ProcessContext::detect()
-        .service_name("shop")
-        .attribute("service.version", "1.2.3")
-        .attribute("deployment.environment.name", "prod")
+        .with_service_name("shop")
+        .with_attribute("service.version", "1.2.3")
+        .with_attribute("deployment.environment.name", "prod")
         .publish()
         .expect("a process context can be published here");
     let key = Key::new("http.route");
@@ -159,7 +159,7 @@ fn wait_for_events() {
 fn workers() {
     allow_readers();
     let _published = ProcessContext::new()
-        .service_name("shop")
+        .with_service_name("shop")
         .publish()
         .expect("a process context can be published here");
     static ROUTE: Key = Key::new("http.route");
@@ -172,9 +172,10 @@ fn workers() {
     for (name, pass_time) in kinds {
         let (ready, is_ready) = mpsc::channel();
         std::thread::spawn(move || {
-            let mut record = Record::new(TraceId::from_bytes([7; 16]), SpanId::from_bytes([8; 8]))
-                .with(&ROUTE, "/api/v1/cart")
-                .with(&USER, "4711");
+            let mut record = Context::new(TraceId::from_bytes([7; 16]), SpanId::from_bytes([8; 8]))
+                .unwrap()
+                .with_attribute(&ROUTE, "/api/v1/cart")
+                .with_attribute(&USER, "4711");
             let _attached = record.attach();
             // SAFETY: gettid takes nothing and cannot fail.
             println!("{name} {}", unsafe { libc::gettid() });
@@ -194,16 +195,16 @@ fn workers() {
 fn keys() {
     allow_readers();
     let _published = ProcessContext::detect()
-        .service_name("shop")
+        .with_service_name("shop")
         .publish()
         .expect("a process context can be published here");
     // Outside the measurement: this thread's first record, and its first read of the clock.
-    drop(Record::new([1; 16], [2; 8]).attach());
+    drop(Context::new([1; 16], [2; 8]).unwrap().attach());
     let _ = Instant::now().elapsed();
     for number in 1..=256 {
         let name = format!("benchmark.attribute.{number}");
         let key = Key::new(Box::leak(name.into_boxed_str()));
-        let record = Record::new([1; 16], [2; 8]).reserve(32);
+        let record = Context::new([1; 16], [2; 8]).unwrap().with_capacity(32);
         let start = Instant::now();
         record.append(&key, "value");
         let elapsed = start.elapsed();
@@ -227,7 +228,7 @@ fn poll(pid: i32, count: u32) {
 fn threads(count: usize) {
     allow_readers();
     let _published = ProcessContext::new()
-        .service_name("shop")
+        .with_service_name("shop")
         .publish()
         .expect("a process context can be published here");
     static ROUTE: Key = Key::new("http.route");
@@ -236,7 +237,9 @@ fn threads(count: usize) {
         let thread = std::thread::Builder::new().stack_size(64 * 1024);
         thread
             .spawn(move || {
-                let mut record = Record::new([7; 16], [8; 8]).with(&ROUTE, "/api/v1/cart");
+                let mut record = Context::new([7; 16], [8; 8])
+                    .unwrap()
+                    .with_attribute(&ROUTE, "/api/v1/cart");
                 let _attached = record.attach();
                 ready.send(()).expect("the main thread waits for this");
                 loop {

@@ -17,7 +17,7 @@ static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
 pub(crate) fn execute(command: &str) -> i32 {
     let words: Vec<&str> = command.split('\t').collect();
     let mut published = PUBLISHED.lock().expect("nobody panics");
-    let context = |service: &str| ProcessContext::new().service_name(service);
+    let context = |service: &str| ProcessContext::new().with_service_name(service);
     let result = match words[..] {
         ["publish", service] => context(service).publish().map(|guard| {
             // An earlier one that another copy has withdrawn.
@@ -25,14 +25,14 @@ pub(crate) fn execute(command: &str) -> i32 {
         }),
         ["update", service] => {
             let guard = published.as_mut().expect("published before");
-            guard.update(context(service))
+            guard.replace(context(service))
         }
         // More than readers accept.
         ["large"] => {
-            let large = ProcessContext::new().attribute("large", "x".repeat(1 << 17));
+            let large = ProcessContext::new().with_attribute("large", "x".repeat(1 << 17));
             large.publish().map(drop)
         }
-        ["modify", service] => ProcessContext::modify(|context| context.service_name(service)),
+        ["modify", service] => ProcessContext::modify(|context| context.with_service_name(service)),
         ["drop"] => {
             *published = None;
             Ok(())
@@ -43,9 +43,11 @@ pub(crate) fn execute(command: &str) -> i32 {
         }
         ["attach", name, value] => {
             let key = Key::from_string(name.into()).expect("registered");
-            otelctx::thread_record().set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |to| {
-                to.add(&key, value);
-            });
+            otelctx::thread_context()
+                .set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |to| {
+                    to.append(&key, value);
+                })
+                .unwrap();
             Ok(())
         }
         _ => panic!("unknown command {command:?}"),

@@ -41,7 +41,7 @@ fn a_child_that_is_forked_in_a_request_goes_on_with_it() {
     let resource = Resource::builder_empty().with_service_name("forking");
     let provider =
         otelctx_opentelemetry::install(SdkTracerProvider::builder(), ["http.route", "step"])
-            .resource(resource.build())
+            .with_resource(resource.build())
             .build();
     otelctx_opentelemetry::check().unwrap();
     let tracer = provider.tracer("test");
@@ -97,7 +97,7 @@ fn a_child_that_is_forked_in_a_request_goes_on_with_it() {
     let both = vec![route.clone(), ("step".to_owned(), "child".to_owned())];
     assert_eq!(seen(&mut process), Some((trace, step, both)));
     // The parent's thread goes on with its own.
-    let own = otelctx::current().unwrap();
+    let own = otelctx::visible_to_readers().unwrap();
     assert_eq!(
         (own.span_id.to_bytes(), own.attributes),
         (span, vec![route])

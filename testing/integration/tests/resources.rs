@@ -18,7 +18,7 @@ fn published(name: &str) -> Option<Published> {
 
 fn install(resource: Resource) -> SdkTracerProvider {
     otelctx_opentelemetry::install(SdkTracerProvider::builder(), ["http.route"])
-        .resource(resource)
+        .with_resource(resource)
         .build()
 }
 

@@ -36,7 +36,7 @@ async fn request(route: String) {
 
 #[test]
 fn spans_on_many_tasks_and_threads_are_always_the_active_one() {
-    let process = otelctx::ProcessContext::new().service_name("spans");
+    let process = otelctx::ProcessContext::new().with_service_name("spans");
     let _process = process.publish().unwrap();
     let provider = SdkTracerProvider::builder().build();
     tracing_subscriber::registry()

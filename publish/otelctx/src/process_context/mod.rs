@@ -72,12 +72,12 @@ impl ProcessContext {
     }
 
     /// Sets `service.name`.
-    pub fn service_name(self, name: impl Into<String>) -> Self {
-        self.attribute(SERVICE_NAME, name.into())
+    pub fn with_service_name(self, name: impl Into<String>) -> Self {
+        self.with_attribute(SERVICE_NAME, name.into())
     }
 
     /// Sets an attribute of the resource.
-    pub fn attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+    pub fn with_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         set(&mut self.payload.resource, key.into(), value.into());
         self
     }
@@ -89,13 +89,13 @@ impl ProcessContext {
     /// use otelctx::{ProcessContext, Value};
     ///
     /// # let sdk = || [("service.name", Value::from("shop")), ("http.ports", vec![80_i64, 443].into())];
-    /// let context = ProcessContext::detect().attributes(sdk());
+    /// let context = ProcessContext::detect().with_attributes(sdk());
     /// ```
-    pub fn attributes<K: Into<String>, V: Into<Value>>(
+    pub fn with_attributes<K: Into<String>, V: Into<Value>>(
         self,
         attributes: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        let set = |context: Self, (key, value)| context.attribute(key, value);
+        let set = |context: Self, (key, value)| context.with_attribute(key, value);
         attributes.into_iter().fold(self, set)
     }
 
@@ -107,32 +107,40 @@ impl ProcessContext {
 
     /// Sets an attribute of the process context itself, which is not part of the resource. Names
     /// that start with `threadlocal.` are reserved for this crate.
-    pub fn context_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+    pub fn with_context_attribute(
+        mut self,
+        key: impl Into<String>,
+        value: impl Into<Value>,
+    ) -> Self {
         set(&mut self.payload.attributes, key.into(), value.into());
         self
     }
 
     /// Sets the announced schema of thread contexts. The default is [`Schema::TlsdescV1Dev`], which
     /// current readers support.
-    pub fn schema(mut self, schema: Schema) -> Self {
+    pub fn with_schema(mut self, schema: Schema) -> Self {
         self.schema = schema;
         self
     }
 
-    /// Sets an attribute that belongs to the [schema](Self::schema), for publishers of schemas that this
+    /// Sets an attribute that belongs to the [schema](Self::with_schema), for publishers of schemas that this
     /// crate does not know. The name starts with `threadlocal.`. It is published where thread contexts are
     /// supported.
     ///
     /// Publishing fails with [`PublishError::ReservedKey`] if the name does not start so, or is that of an
     /// attribute which this crate sets: the schema's name, and the key map.
-    pub fn schema_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+    pub fn with_schema_attribute(
+        mut self,
+        key: impl Into<String>,
+        value: impl Into<Value>,
+    ) -> Self {
         set(&mut self.schema_attributes, key.into(), value.into());
         self
     }
 
     /// Sets the maximum size of the encoded context, in bytes. The default is 65,536; readers may
     /// reject larger contexts.
-    pub fn max_payload_size(mut self, bytes: usize) -> Self {
+    pub fn with_max_payload_size(mut self, bytes: usize) -> Self {
         self.max_payload_size = bytes;
         self
     }
@@ -170,11 +178,11 @@ impl ProcessContext {
     /// use otelctx::{ProcessContext, PublishError};
     ///
     /// # fn main() -> Result<(), PublishError> {
-    /// # let _application = ProcessContext::new().service_name("shop").publish()?;
+    /// # let _application = ProcessContext::new().with_service_name("shop").publish()?;
     /// // In a library: publish its own context only if the application has none.
-    /// let own = match ProcessContext::detect().attribute("job.name", "nightly").publish() {
+    /// let own = match ProcessContext::detect().with_attribute("job.name", "nightly").publish() {
     ///     Err(PublishError::AlreadyPublished) => {
-    ///         ProcessContext::modify(|context| context.attribute("job.name", "nightly"))?;
+    ///         ProcessContext::modify(|context| context.with_attribute("job.name", "nightly"))?;
     ///         None
     ///     }
     ///     published => Some(published?),
@@ -183,7 +191,7 @@ impl ProcessContext {
     /// # }
     /// ```
     ///
-    /// The change persists until it is changed again, until [`Published::update`] replaces the
+    /// The change persists until it is changed again, until [`Published::replace`] replaces the
     /// whole context, or until the context is withdrawn. No lock is held while `change` runs. If
     /// another thread changes the context at the same time, `change` runs again, so that no change
     /// is lost.
@@ -285,7 +293,7 @@ impl Published {
     /// # Errors
     /// Those of [`ProcessContext::publish`]; the old context is kept then.
     #[doc(alias("otel_process_ctx_publish", "otel_process_ctx_update"))]
-    pub fn update(&mut self, context: ProcessContext) -> Result<(), PublishError> {
+    pub fn replace(&mut self, context: ProcessContext) -> Result<(), PublishError> {
         self.id = platform::update(self.id, context)?;
         Ok(())
     }
@@ -296,18 +304,18 @@ impl Published {
     /// When `fork` returns, the child's context is already published. It equals the parent's,
     /// including the keys of records, except for its `process.pid` and a random
     /// `service.instance.id` of its own. An instance ID that the program has set is kept. The guard
-    /// that a child inherits refers to the child's context: it can be updated or dropped, and
+    /// that a child inherits refers to the child's context: it can be replaced or dropped, and
     /// [`ProcessContext::modify`] works as in the parent. A child in which publishing fails has no
     /// context, as without this call.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), otelctx::PublishError> {
-    /// let mut process = otelctx::ProcessContext::detect().service_name("shop").publish()?;
+    /// let mut process = otelctx::ProcessContext::detect().with_service_name("shop").publish()?;
     /// process.republish_after_fork()?;
     /// for worker in 0..4_i64 {
     ///     # unsafe fn fork() -> i32 { 0 }
     ///     if unsafe { fork() } == 0 {
-    ///         otelctx::ProcessContext::modify(|context| context.attribute("worker.id", worker))?;
+    ///         otelctx::ProcessContext::modify(|context| context.with_attribute("worker.id", worker))?;
     ///         // serve ...
     ///     }
     /// }

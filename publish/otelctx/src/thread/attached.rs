@@ -5,39 +5,39 @@ use std::ops::Deref;
 use std::sync::atomic::{compiler_fence, Ordering};
 
 use super::chain;
+use super::context::Context;
 use super::pool::{link, NEVER_ATTACHED};
-use super::record::Record;
 use crate::arch;
 
-/// Keeps a [`Record`] attached to the thread. Dropping it restores what was attached before.
+/// Keeps a [`Context`] attached to the thread. Dropping it restores what was attached before.
 ///
 /// Guards may be dropped in any order: the record of the latest guard that is still alive stays
 /// attached. A guard that finds another publisher's record in the slot leaves it there.
 ///
 /// A forgotten guard keeps its record attached until the record is dropped.
 ///
-/// It dereferences to the record, to which attributes can be [appended](Record::append).
+/// It dereferences to the record, to which attributes can be [appended](Context::append).
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct Attached<'a> {
     slot: *mut *mut u8,
     /// The record's block, so that dropping does not have to look it up.
     block: *mut u8,
-    record: &'a mut Record,
+    record: &'a mut Context,
     /// Bound to one thread: neither `Send` nor `Sync`.
     thread: PhantomData<*mut u8>,
 }
 
 impl<'a> Attached<'a> {
     #[inline(always)]
-    pub(super) fn new(record: &'a mut Record) -> Self {
+    pub(super) fn new(record: &'a mut Context) -> Self {
         // SAFETY: the slot is this thread's.
         unsafe { Self::at(arch::slot(), record) }
     }
 
     /// The guard of a record that was attached and whose guard was forgotten.
     #[inline(always)]
-    pub(super) fn again(slot: *mut *mut u8, record: &'a mut Record) -> Self {
+    pub(super) fn again(slot: *mut *mut u8, record: &'a mut Context) -> Self {
         Self {
             slot,
             block: record.block(),
@@ -49,7 +49,7 @@ impl<'a> Attached<'a> {
     /// # Safety
     /// The slot belongs to the calling thread.
     #[inline(always)]
-    pub(super) unsafe fn at(slot: *mut *mut u8, record: &'a mut Record) -> Self {
+    pub(super) unsafe fn at(slot: *mut *mut u8, record: &'a mut Context) -> Self {
         let (mut slot, mut record) = (slot, record);
         let mut block = record.block();
         // SAFETY: the slot belongs to this thread, and so does the record, which is not Send, like
@@ -90,7 +90,10 @@ impl<'a> Attached<'a> {
 /// The slot belongs to the calling thread.
 #[cold]
 #[inline(never)]
-unsafe fn attach_elsewhere(slot: *mut *mut u8, record: &mut Record) -> (*mut *mut u8, &mut Record) {
+unsafe fn attach_elsewhere(
+    slot: *mut *mut u8,
+    record: &mut Context,
+) -> (*mut *mut u8, &mut Context) {
     // SAFETY: as the caller promises.
     unsafe {
         detach_out_of_order(record);
@@ -103,7 +106,7 @@ unsafe fn attach_elsewhere(slot: *mut *mut u8, record: &mut Record) -> (*mut *mu
 /// block.
 #[cold]
 #[inline(never)]
-fn detach_out_of_order(record: &mut Record) {
+fn detach_out_of_order(record: &mut Context) {
     let state = arch::state();
     // SAFETY: the state and the record belong to this thread.
     unsafe {
@@ -129,10 +132,10 @@ impl Drop for Attached<'_> {
 }
 
 impl Deref for Attached<'_> {
-    type Target = Record;
+    type Target = Context;
 
     #[inline]
-    fn deref(&self) -> &Record {
+    fn deref(&self) -> &Context {
         self.record
     }
 }

@@ -18,7 +18,7 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 use super::chain;
 use super::pool;
-use super::shared::SharedRecord;
+use super::shared::SharedContext;
 use super::shared_block::{release, release_to_process, retain};
 use super::state::{self, exit_has_begun, found_slot, prepare_shared_exit, State};
 
@@ -182,7 +182,7 @@ impl AttachedBlocks {
                 return (ptr::null_mut(), (*this).generation.wrapping_sub(1));
             }
             if Self::is_attached(state, block) {
-                block = SharedRecord::copy_of(block).into_block();
+                block = SharedContext::copy_of(block).into_block();
             } else {
                 retain(block);
             }

@@ -44,15 +44,15 @@ impl Attributes<'_> {
         }
     }
 
-    /// Adds an attribute.
+    /// Appends an attribute.
     #[inline(always)]
-    pub fn add(&mut self, key: &Key, value: &str) {
+    pub fn append(&mut self, key: &Key, value: &str) {
         let Some(index) = key.index() else {
             self.truncated = true;
             return;
         };
         if value.len() > MAX_VALUE_SIZE {
-            self.add_cut(index, value);
+            self.append_cut(index, value);
             return;
         }
         let Some(to) = self.entry(index, value.len()) else {
@@ -62,10 +62,10 @@ impl Attributes<'_> {
         unsafe { copy(value.as_ptr(), to, value.len()) };
     }
 
-    /// Adds a span ID as 16 hexadecimal digits. The local root span of a trace is commonly
+    /// Appends a span ID as 16 hexadecimal digits. The local root span of a trace is commonly
     /// published this way.
     #[inline(always)]
-    pub fn add_span_id(&mut self, key: &Key, span_id: impl Into<SpanId>) {
+    pub fn append_span_id(&mut self, key: &Key, span_id: impl Into<SpanId>) {
         let Some(index) = key.index() else {
             self.truncated = true;
             return;
@@ -99,7 +99,7 @@ impl Attributes<'_> {
 
     #[cold]
     #[inline(never)]
-    fn add_cut(&mut self, index: u8, value: &str) {
+    fn append_cut(&mut self, index: u8, value: &str) {
         self.truncated = true;
         let value = cut(value);
         if let Some(to) = self.entry(index, value.len()) {

@@ -7,38 +7,20 @@ use std::sync::atomic::{compiler_fence, Ordering};
 use otelctx_format::record::{offset, Header, ENTRY_HEADER_SIZE, VALID};
 use otelctx_format::{SpanId, TraceFlags, TraceId};
 
-/// Writes the IDs. If one of them is zero, writes none. Returns the flags to write with them, which
-/// are zero then.
+/// Writes both IDs.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes, and is currently invalid.
 #[inline(always)]
-pub(super) unsafe fn write_ids(
-    block: *mut u8,
-    trace_id: TraceId,
-    span_id: SpanId,
-    flags: TraceFlags,
-) -> TraceFlags {
-    // SAFETY: the ids lie within the smallest block.
+pub(super) unsafe fn write_ids(block: *mut u8, trace_id: TraceId, span_id: SpanId) {
+    // SAFETY: the IDs lie within the smallest block.
     unsafe {
         block
             .add(offset::TRACE_ID)
             .cast::<TraceId>()
             .write(trace_id);
         block.add(offset::SPAN_ID).cast::<SpanId>().write(span_id);
-        if trace_id.is_zero() || span_id.is_zero() {
-            block
-                .add(offset::TRACE_ID)
-                .cast::<TraceId>()
-                .write(TraceId::ZERO);
-            block
-                .add(offset::SPAN_ID)
-                .cast::<SpanId>()
-                .write(SpanId::ZERO);
-            return TraceFlags::NONE;
-        }
     }
-    flags
 }
 
 /// Marks a record as valid after everything else was written. The last four bytes of the header are

@@ -1,46 +1,47 @@
-//! What the calling thread is currently working on, without a scope.
+//! What the calling thread is working on, without a scope.
 
-use otelctx_format::record::{self, Context, ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE};
+use otelctx_format::record::{self, ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE};
 use otelctx_format::KeyMap;
 
 use super::attached_blocks::{AttachedBlocks, Entry};
 use super::attributes::Attributes;
 use super::bytes::{copy, is_valid, set_used, used};
-use super::in_place::{thread_record, MAX_ATTRIBUTES_SIZE};
+use super::in_place::{thread_context, MAX_ATTRIBUTES_SIZE};
 use super::keys::{published_names, Key};
 use super::pool::{self, SIZES};
-use super::shared::SharedRecord;
+use super::shared::SharedContext;
 use super::shared_block::{release, retain};
 use super::state::{self, exit_has_begun, found_slot, is_own, State};
 use crate::arch;
 
-/// Makes `record` the context that the calling thread is working on, and returns the previous one
-/// set by this function: for frameworks that set what is current without a scope, and in any order.
+/// Makes `context` what the calling thread is working on, and returns the previous context set by this
+/// function: for frameworks that set what is current without a scope, and in any order.
 ///
-/// The thread owns the record until it is swapped out or the thread ends. As with
-/// [`thread_record`], a guard that is alive then restores nothing, and a guard that finds another
-/// record than its own leaves it there. `None` detaches the current record, unless it belongs to
+/// The thread owns the context until it is swapped out or the thread ends. As with
+/// [`thread_context`], a guard that is alive then restores nothing, and a guard that finds another
+/// record than its own leaves it there. `None` detaches the current context, unless it belongs to
 /// another publisher.
 ///
 /// While the thread's thread-local variables are dropped, nothing is attached and `None` is
 /// returned. Must not be called in signal handlers.
 ///
 /// ```
-/// use otelctx::Record;
+/// use otelctx::{raw, visible_to_readers, Context};
 ///
-/// let request = Record::new([1; 16], [1; 8]).share();
+/// let request = Context::new([1; 16], [1; 8])?.share();
 /// // A framework enters the request's context ...
-/// let before = otelctx::swap_current(Some(request));
-/// assert_eq!(otelctx::current().unwrap().trace_id, [1; 16].into());
+/// let before = raw::swap_current(Some(request));
+/// assert_eq!(visible_to_readers().unwrap().trace_id, [1; 16].into());
 /// // ... and leaves it.
-/// otelctx::swap_current(before);
-/// assert_eq!(otelctx::current(), None);
+/// raw::swap_current(before);
+/// assert_eq!(visible_to_readers(), None);
+/// # Ok::<(), otelctx::ZeroId>(())
 /// ```
 #[doc(alias("ddog_otel_thread_ctx_attach", "ddog_otel_thread_ctx_detach"))]
 #[inline]
-pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
+pub fn swap_current(context: Option<SharedContext>) -> Option<SharedContext> {
     let state = arch::state();
-    let new = record.map_or(std::ptr::null_mut(), SharedRecord::into_block);
+    let new = context.map_or(std::ptr::null_mut(), SharedContext::into_block);
     // SAFETY: the state and the slot belong to this thread, which owns one reference to each block.
     unsafe {
         let old = (*state).current.block;
@@ -52,7 +53,7 @@ pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
         }
         (*state).current.block = new;
         found_slot(state).write_volatile(new);
-        (!old.is_null()).then(|| SharedRecord::from_block(old))
+        (!old.is_null()).then(|| SharedContext::from_block(old))
     }
 }
 
@@ -60,7 +61,7 @@ pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
 /// `state` belongs to the calling thread; `new` is null, or a shared block with a reference.
 #[cold]
 #[inline(never)]
-unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecord> {
+unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedContext> {
     // SAFETY: as the caller promises.
     unsafe {
         if exit_has_begun(state) {
@@ -72,7 +73,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
         AttachedBlocks::prepare(state);
         // A guard would mistake the record for its own.
         if AttachedBlocks::find(&raw mut (*state).shared, new).is_some() {
-            let copy = SharedRecord::copy_of(new);
+            let copy = SharedContext::copy_of(new);
             release(|| state, new);
             new = copy.into_block();
         }
@@ -98,7 +99,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
         } else if let Some(class) = pool::class_of(state, old.copy) {
             pool::put(state, old.copy, class);
         }
-        Some(SharedRecord::from_block(old.block))
+        Some(SharedContext::from_block(old.block))
     }
 }
 
@@ -118,29 +119,30 @@ unsafe fn take(state: *mut State) -> Entry {
     }
 }
 
-/// Like [`swap_current`], for a framework that keeps the record itself: no reference is counted, which
-/// takes most of the time.
+/// Like [`swap_current`], for a framework that keeps the context itself: no reference is counted,
+/// which takes most of the time.
 ///
 /// # Safety
-/// A handle to the record must exist until this thread has set another record or none, with this
-/// function or with [`swap_current`], or has ended; and [`SharedRecord::replace_by_copy`] must not
-/// be called on it until then.
+/// A handle to the context must exist until this thread has set another one or none, with this function
+/// or with [`swap_current`], or has ended; and [`replace_by_copy`](super::raw::replace_by_copy) must
+/// not be called on it until then.
 ///
 /// ```
-/// use otelctx::Record;
+/// use otelctx::{raw, visible_to_readers, Context};
 ///
-/// let request = Record::new([1; 16], [1; 8]).share();
-/// // SAFETY: the handle is dropped after the record is replaced.
-/// unsafe { otelctx::set_current(Some(&request)) };
-/// assert_eq!(otelctx::current().unwrap().trace_id, [1; 16].into());
-/// // SAFETY: there is no record.
-/// unsafe { otelctx::set_current(None) };
-/// assert_eq!(otelctx::current(), None);
+/// let request = Context::new([1; 16], [1; 8])?.share();
+/// // SAFETY: the handle is dropped after another context is set.
+/// unsafe { raw::set_current(Some(&request)) };
+/// assert_eq!(visible_to_readers().unwrap().trace_id, [1; 16].into());
+/// // SAFETY: no context needs a handle.
+/// unsafe { raw::set_current(None) };
+/// assert_eq!(visible_to_readers(), None);
+/// # Ok::<(), otelctx::ZeroId>(())
 /// ```
 #[inline]
-pub unsafe fn set_current(record: Option<&SharedRecord>) {
+pub unsafe fn set_current(context: Option<&SharedContext>) {
     let state = arch::state();
-    let new = record.map_or(std::ptr::null_mut(), SharedRecord::block);
+    let new = context.map_or(std::ptr::null_mut(), SharedContext::block);
     // SAFETY: the state and the slot belong to this thread.
     unsafe {
         let old = (*state).current.block;
@@ -176,29 +178,29 @@ unsafe fn set_slowly(state: *mut State, new: *mut u8) {
     }
 }
 
-/// The record that [`swap_current`] or [`set_current`] made current on the calling thread, without
-/// the attributes that were added by [`append_current`]; `None` if there is none.
+/// Returns the context that [`swap_current`] or [`set_current`] made current on the calling thread,
+/// without the attributes that [`append_current`](crate::append_current) added; `None` if there is none.
 ///
 /// For a framework that derives a context from the current one. Must not be called in signal
 /// handlers.
 #[must_use]
-pub fn current_record() -> Option<SharedRecord> {
+pub fn current() -> Option<SharedContext> {
     // SAFETY: the state belongs to this thread, and the block has a reference: this thread's, or one
     // that the caller of set_current() keeps.
     unsafe {
         let block = (*arch::state()).current.block;
         (!block.is_null()).then(|| {
             retain(block);
-            SharedRecord::from_block(block)
+            SharedContext::from_block(block)
         })
     }
 }
 
-/// Adds an attribute to what the calling thread is working on, for facts that become known later.
+/// Appends an attribute to what the calling thread is working on, for facts that become known later.
 ///
-/// The thread's own records ([`Record`](crate::Record), [`thread_record`]) are changed in place.
-/// For a [`SharedRecord`], the attribute is visible on this thread until the record is detached;
-/// the shared record does not change.
+/// The thread's own contexts ([`Context`](crate::Context), [`thread_context`]) are changed in place.
+/// For a [`SharedContext`], the attribute is visible on this thread until the context is detached;
+/// the shared context does not change.
 ///
 /// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot if no
 /// record of this crate is attached, if the record has no room for it, or if its key is not
@@ -239,7 +241,7 @@ unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str
             return false;
         }
         if attached == (*state).in_place {
-            return thread_record().try_append(key, value);
+            return thread_context().try_append(key, value);
         }
         let own = pool::class_of(state, attached);
         if own.is_some_and(|class| append(attached, class, key, value)) {
@@ -290,18 +292,18 @@ unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
     unsafe {
         let before = used(block);
         let mut attributes = Attributes::new(block, SIZES[class], before);
-        attributes.add(key, value);
+        attributes.append(key, value);
         set_used(block, attributes.used());
         attributes.used() != before
     }
 }
 
-/// What a reader sees of the calling thread: the record in its slot, with the names of the keys
+/// Returns what readers see of the calling thread: the record in its slot, with the names of the keys
 /// registered in this copy of the crate. Intended for tests.
 ///
 /// `None` if nothing is attached, or the record is marked as invalid.
 #[must_use]
-pub fn current() -> Option<Context> {
+pub fn visible_to_readers() -> Option<record::Context> {
     // SAFETY: the slot contains a record of the size that it states (OTEP 4947). Only the record that
     // is rewritten in place may state any size.
     let bytes = unsafe {

@@ -1,11 +1,11 @@
-//! One record per thread, rewritten in place.
+//! One context per thread, rewritten in place.
 
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
-use otelctx_format::{SpanId, TraceFlags, TraceId};
+use otelctx_format::{SpanId, TraceFlags, TraceId, ZeroId};
 
 use super::attributes::Attributes;
 use super::bytes::{set_used, shrink, used, validate, write_ids};
@@ -18,58 +18,72 @@ use crate::arch;
 /// may be larger.
 pub(super) const MAX_ATTRIBUTES_SIZE: usize = RECOMMENDED_SIZE - offset::ATTRIBUTES;
 
-/// The calling thread's own record: 640 bytes that are rewritten in place, for programs that know
-/// when a thread switches to other work but have no scope for a guard.
+/// Returns the calling thread's own context: a record of 640 bytes that is rewritten in place, for
+/// programs that know when a thread switches to other work but have no scope for a guard.
 ///
-/// Writing it attaches it. If a guard of a [`Record`](crate::Record) is alive then, it finds this
+/// Writing it attaches it. If a guard of a [`Context`](crate::Context) is alive then, it finds this
 /// record in the slot and leaves it there.
 #[doc(alias = "ddog_otel_thread_ctx_update")]
 #[inline]
 #[must_use]
-pub fn thread_record() -> ThreadRecord {
-    ThreadRecord {
+pub fn thread_context() -> ThreadContext {
+    ThreadContext {
         state: arch::state(),
         thread: PhantomData,
     }
 }
 
-/// The address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to
-/// its record. For language runtimes that write it themselves. It does not change until the thread
-/// ends.
-///
-/// Write null to it, or the address of a record (see [`ThreadRecord::as_raw`]) that stays valid
-/// memory as long as it is there. The functions of this crate treat it as the record of another
-/// publisher.
-#[doc(alias("otel_thread_ctx_v1", "custom_labels_current_set_v2"))]
-#[must_use]
-pub fn thread_slot() -> *mut *mut u8 {
-    // SAFETY: the state belongs to this thread.
-    unsafe { state::slot(arch::state()) }
-}
-
-/// See [`thread_record`].
+/// See [`thread_context`].
 #[derive(Clone, Copy, Debug)]
-pub struct ThreadRecord {
+pub struct ThreadContext {
     state: *mut State,
     thread: PhantomData<*mut u8>,
 }
 
-impl ThreadRecord {
-    /// Replaces the record with these IDs and flags, and no attributes.
+impl ThreadContext {
+    /// Replaces the context by one with these IDs and flags, and no attributes.
     ///
-    /// If one ID is zero, the other and the flags become zero as well.
+    /// # Errors
+    /// If an ID is zero; nothing changes then.
     #[inline]
-    pub fn set(self, trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>, flags: TraceFlags) {
-        self.set_with(trace_id, span_id, flags, |_| ());
+    pub fn set(
+        self,
+        trace_id: impl Into<TraceId>,
+        span_id: impl Into<SpanId>,
+        flags: TraceFlags,
+    ) -> Result<(), ZeroId> {
+        self.set_with(trace_id, span_id, flags, |_| ())
     }
 
-    /// Replaces the record with these IDs and flags, and the attributes that `write` adds. Readers
-    /// see all of it or nothing, unless `write` itself uses the thread's record.
+    /// Replaces the context by one with these IDs and flags, and the attributes that `write` appends.
+    /// Readers see all of it or nothing, unless `write` itself uses the thread's context.
+    ///
+    /// # Errors
+    /// If an ID is zero; nothing changes then, and `write` is not called.
     #[inline]
     pub fn set_with(
         self,
         trace_id: impl Into<TraceId>,
         span_id: impl Into<SpanId>,
+        flags: TraceFlags,
+        write: impl FnOnce(&mut Attributes<'_>),
+    ) -> Result<(), ZeroId> {
+        let (trace_id, span_id) = (trace_id.into(), span_id.into());
+        ZeroId::check(trace_id, span_id)?;
+        self.rewrite(trace_id, span_id, flags, write);
+        Ok(())
+    }
+
+    /// Replaces the context by one without IDs, with the attributes that `write` appends.
+    pub fn set_attributes(self, write: impl FnOnce(&mut Attributes<'_>)) {
+        self.rewrite(TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE, write);
+    }
+
+    #[inline(always)]
+    fn rewrite(
+        self,
+        trace_id: TraceId,
+        span_id: SpanId,
         flags: TraceFlags,
         write: impl FnOnce(&mut Attributes<'_>),
     ) {
@@ -85,7 +99,7 @@ impl ThreadRecord {
             // If `write` panics, the record stays invalid.
             block.add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
-            let flags = write_ids(block, trace_id.into(), span_id.into(), flags);
+            write_ids(block, trace_id, span_id);
             let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, 0);
             write(&mut attributes);
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
@@ -100,7 +114,7 @@ impl ThreadRecord {
         }
     }
 
-    /// Adds an attribute to the current record. Readers see the whole attribute or nothing of it.
+    /// Appends an attribute. Readers see the whole attribute or nothing of it.
     #[inline]
     pub fn append(self, key: &Key, value: &str) {
         self.try_append(key, value);
@@ -120,44 +134,13 @@ impl ThreadRecord {
             }
             let before = used(block);
             let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, before);
-            attributes.add(key, value);
+            attributes.append(key, value);
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
             set_used(block, used);
             if truncated {
                 (*self.state).in_place_whole = ptr::null_mut();
             }
             used != before
-        }
-    }
-
-    /// The record's bytes, for language runtimes that write them directly: 640 bytes, in the layout
-    /// of `otelctx_format::record`. The address does not change until the thread ends. `None` once
-    /// the thread's destructors have freed it.
-    ///
-    /// With this protocol (OTEP 4947), a reader that stops the thread at any instruction sees all
-    /// of a context or nothing:
-    ///
-    /// 1. write 0 to the `valid` byte;
-    /// 2. write ids, flags, attributes and their size, in any order;
-    /// 3. write 1 to the `valid` byte;
-    /// 4. write the record's address into the [slot](crate::thread_slot), unless it is there.
-    ///
-    /// Appending needs no steps 1 and 3: write the attribute after the last one, then the size. The
-    /// compiler must keep the order of the stores ([`compiler_fence`]); the CPU may reorder them,
-    /// because readers stop the thread. Attributes refer to their keys by [`Key::index`].
-    ///
-    /// # Safety of what is written
-    ///
-    /// Only the thread itself may write, within the 640 bytes. No content of the bytes makes this
-    /// process unsound.
-    #[must_use]
-    pub fn as_raw(self) -> Option<NonNull<[u8; RECOMMENDED_SIZE]>> {
-        // SAFETY: the state belongs to this thread.
-        unsafe {
-            if (*self.state).in_place.is_null() {
-                make(self.state);
-            }
-            NonNull::new((*self.state).in_place.cast())
         }
     }
 
@@ -187,7 +170,7 @@ impl ThreadRecord {
         }
     }
 
-    /// Detaches the record if it is attached, and makes readers ignore it until it is written
+    /// Detaches the context if it is attached, and makes readers ignore it until it is written
     /// again.
     #[doc(alias = "ddog_otel_thread_ctx_detach")]
     pub fn detach(self) {
@@ -205,13 +188,28 @@ impl ThreadRecord {
         }
     }
 
-    /// Whether an attribute was cut or skipped since the record was last replaced, because it did
+    /// Returns whether an attribute was cut or skipped since the context was last replaced, because it did
     /// not fit or its key is not published.
     #[inline]
     #[must_use]
     pub fn is_truncated(self) -> bool {
         // SAFETY: the state belongs to this thread.
         unsafe { (*self.state).in_place != (*self.state).in_place_whole }
+    }
+}
+
+/// Returns the record's address, which is created if necessary; null once the thread's destructors have
+/// freed it.
+///
+/// # Safety
+/// `state` belongs to the calling thread.
+pub(super) unsafe fn record(state: *mut State) -> *mut u8 {
+    // SAFETY: the caller ensures that `state` belongs to this thread.
+    unsafe {
+        if (*state).in_place.is_null() {
+            make(state);
+        }
+        (*state).in_place
     }
 }
 
@@ -232,7 +230,7 @@ unsafe fn make(state: *mut State) -> *mut u8 {
             // It is written without a guard, so nothing is below it.
             pool::link(block).write(ptr::null_mut());
             // A record without a trace until it is set: append() may come first.
-            write_ids(block, TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE);
+            write_ids(block, TraceId::ZERO, SpanId::ZERO);
             (*state).in_place = block;
         }
         (*state).in_place_whole = (*state).in_place;

@@ -19,7 +19,7 @@ use crate::process_context::{platform, PublishError};
 /// published as long as it runs, so do not generate names from data.
 ///
 /// Until the process context is published with this name, records skip its attributes (and [count
-/// as truncated](crate::Record::is_truncated)), because readers could not interpret them. So
+/// as truncated](crate::Context::is_truncated)), because readers could not interpret them. So
 /// publish first.
 ///
 /// Two keys with the same name are the same key.
@@ -96,8 +96,8 @@ impl Key {
         registered.map(|_| ())
     }
 
-    /// The index of the key in records, for runtimes that [write the bytes
-    /// themselves](crate::ThreadRecord::as_raw). It does not change as long as the process runs.
+    /// The index of the key in records, for runtimes that [write
+    /// records themselves](crate::raw::thread_record). It does not change as long as the process runs.
     ///
     /// `None` until a process context was published with the name, and if the name could not be
     /// [registered](Self::register).

@@ -4,13 +4,13 @@ use std::fmt;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{self, Poll};
 
 use super::attached::Attached;
-use super::record::Record;
-use super::shared::{AttachedShared, SharedRecord};
+use super::context::Context;
+use super::shared::{AttachedShared, SharedContext};
 
-/// A future with a record, created by [`Record::in_scope`] and [`SharedRecord::in_scope`].
+/// A future with a record, created by [`Context::in_scope`] and [`SharedContext::in_scope`].
 ///
 /// The record is attached while the future is polled, and while it is dropped.
 #[must_use = "futures do nothing unless polled"]
@@ -19,7 +19,7 @@ pub struct InScope<R: Attach, F> {
     future: ManuallyDrop<F>,
 }
 
-/// A record that [`InScope`] can attach: `&mut Record` or `SharedRecord`.
+/// A record that [`InScope`] can attach: `&mut Context` or `SharedContext`.
 pub trait Attach: private::Sealed {
     /// The guard.
     type Attached<'a>
@@ -32,11 +32,11 @@ pub trait Attach: private::Sealed {
 
 mod private {
     pub trait Sealed {}
-    impl Sealed for &mut super::Record {}
-    impl Sealed for super::SharedRecord {}
+    impl Sealed for &mut super::Context {}
+    impl Sealed for super::SharedContext {}
 }
 
-impl Attach for &mut Record {
+impl Attach for &mut Context {
     type Attached<'a>
         = Attached<'a>
     where
@@ -44,16 +44,16 @@ impl Attach for &mut Record {
 
     #[inline]
     fn attach(&mut self) -> Attached<'_> {
-        Record::attach(self)
+        Context::attach(self)
     }
 }
 
-impl Attach for SharedRecord {
+impl Attach for SharedContext {
     type Attached<'a> = AttachedShared<'a>;
 
     #[inline]
     fn attach(&mut self) -> AttachedShared<'_> {
-        SharedRecord::attach(self)
+        SharedContext::attach(self)
     }
 }
 
@@ -97,7 +97,7 @@ impl<R: Attach, F: Future> Future for InScope<R, F> {
     type Output = F::Output;
 
     #[inline]
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<F::Output> {
         // SAFETY: `future` is pinned whenever `self` is (dropping does not move it, and Unpin is
         // derived from both fields); `record` is only borrowed.
         let (record, future) = unsafe {

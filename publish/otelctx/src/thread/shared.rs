@@ -1,39 +1,37 @@
-//! An immutable record for several threads.
+//! An immutable context for several threads.
 
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::Header;
-use otelctx_format::{SpanId, TraceFlags, TraceId};
+use otelctx_format::{SpanId, TraceFlags, TraceId, ZeroId};
 
 use super::attached_blocks::AttachedBlocks;
-use super::bytes::{copy, copy_attributes, debug, used, validate, write_ids};
+use super::bytes::{copy, debug};
+use super::context::Context;
 use super::current;
 use super::keys::Key;
-use super::pool::invalidate;
-use super::record::Record;
 use super::scope::InScope;
 use super::shared_block::{self, is_truncated, release_handle, retain};
 use super::state::{self, exit_has_begun, State};
 use crate::arch;
 
-/// An immutable record that is cheap to clone, and can be attached and dropped on any thread.
-/// Created by [`Record::share`].
+/// An immutable context that is cheap to clone, and can be attached and dropped on any thread.
+/// Created by [`Context::share`].
 ///
 /// Cloning, attaching and dropping take no lock.
-pub struct SharedRecord(NonNull<u8>);
+pub struct SharedContext(NonNull<u8>);
 
 // SAFETY: the bytes do not change after the record was made, and references are counted
 // atomically.
-unsafe impl Send for SharedRecord {}
+unsafe impl Send for SharedContext {}
 // SAFETY: as above.
-unsafe impl Sync for SharedRecord {}
+unsafe impl Sync for SharedContext {}
 
-impl SharedRecord {
-    /// Creates a shared record with the bytes of another record of this size class.
+impl SharedContext {
+    /// Creates a shared context with the bytes of a record of this size class.
     pub(super) fn copy(from: *mut u8, class: usize, truncated: bool) -> Self {
         // SAFETY: the state belongs to this thread; the block is new, and as large as the other
         // one.
@@ -44,7 +42,7 @@ impl SharedRecord {
         }
     }
 
-    /// Copies a shared record.
+    /// Copies a shared context.
     ///
     /// # Safety
     /// `block` is a shared block with a reference.
@@ -75,7 +73,7 @@ impl SharedRecord {
         self.0.as_ptr()
     }
 
-    /// Makes this record what the calling thread is working on, until the guard is dropped, which
+    /// Makes this context what the calling thread is working on, until the guard is dropped, which
     /// restores what was attached before.
     #[inline]
     pub fn attach(&self) -> AttachedShared<'_> {
@@ -89,55 +87,31 @@ impl SharedRecord {
         AttachedOwned(AttachedShared::new(self.block()))
     }
 
-    /// Wraps a future so that this record is attached whenever it is polled, on any thread.
+    /// Wraps a future so that this context is attached whenever it is polled, on any thread.
     pub fn in_scope<F: Future>(&self, future: F) -> InScope<Self, F> {
         InScope::new(self.clone(), future)
     }
 
-    /// Creates a record of the calling thread with these IDs and flags and the attributes of this
+    /// Creates a copy that belongs to the calling thread, and can be changed.
+    #[must_use]
+    pub fn to_context(&self) -> Context {
+        Context::copy_of(self.block(), self.is_truncated())
+    }
+
+    /// Creates a context of the calling thread with these IDs and flags and the attributes of this
     /// one, for example for a child span.
     ///
-    /// If one ID is zero, the other and the flags become zero as well.
-    #[must_use]
+    /// # Errors
+    /// If an ID is zero.
     pub fn copy_with_ids(
         &self,
         trace_id: impl Into<TraceId>,
         span_id: impl Into<SpanId>,
         flags: TraceFlags,
-    ) -> Record {
-        let mut record = Record::copy_of(self.block(), self.is_truncated());
-        record.set_ids(trace_id, span_id, flags);
-        record
-    }
-
-    /// Makes this handle's record one with these IDs and flags and the attributes of `other`. If there
-    /// is no other handle, its memory is used again: for a framework that creates a record for
-    /// each span and keeps the handles of the latest.
-    ///
-    /// If one ID is zero, the other and the flags become zero as well.
-    pub fn replace_by_copy(
-        &mut self,
-        other: &Self,
-        trace_id: impl Into<TraceId>,
-        span_id: impl Into<SpanId>,
-        flags: TraceFlags,
-    ) {
-        // SAFETY: both handles have a reference. A new copy has only one, and without another
-        // reference no other thread reads or writes the record, nor is it attached.
-        unsafe {
-            let (block, from) = (self.block(), other.block());
-            if shared_block::is_unshared(block, from) {
-                invalidate(block);
-                compiler_fence(Ordering::SeqCst);
-                shared_block::set_truncated(block, is_truncated(from));
-                copy_attributes(from, block);
-            } else {
-                *self = Self::copy_of(from);
-            }
-            let block = self.block();
-            let flags = write_ids(block, trace_id.into(), span_id.into(), flags);
-            validate(block, flags, used(from));
-        }
+    ) -> Result<Context, ZeroId> {
+        let mut context = self.to_context();
+        context.set_ids(trace_id, span_id, flags)?;
+        Ok(context)
     }
 
     /// The trace ID; zero for none.
@@ -167,33 +141,7 @@ impl SharedRecord {
         Header::decode(unsafe { &*self.block().cast() })
     }
 
-    /// The address of the record's bytes, which lasts as long as the record: for a language runtime that
-    /// stores it where readers find it.
-    #[must_use]
-    pub fn as_ptr(&self) -> *const u8 {
-        self.block()
-    }
-
-    /// Converts the record to an address, for a reference that another language holds. It is
-    /// leaked unless [`from_raw`](Self::from_raw) takes it back.
-    #[inline]
-    #[must_use]
-    pub fn into_raw(self) -> *const u8 {
-        self.into_block()
-    }
-
-    /// Takes back a record from [`into_raw`](Self::into_raw).
-    ///
-    /// # Safety
-    /// `address` came from `into_raw`, and is taken back once.
-    #[inline]
-    #[must_use]
-    pub unsafe fn from_raw(address: *const u8) -> Self {
-        // SAFETY: as the caller promises.
-        unsafe { Self::from_block(address.cast_mut()) }
-    }
-
-    /// Whether an attribute was cut or skipped, because it did not fit or its key was not
+    /// Returns whether an attribute was cut or skipped, because it did not fit or its key was not
     /// published.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
@@ -202,7 +150,7 @@ impl SharedRecord {
     }
 }
 
-impl Clone for SharedRecord {
+impl Clone for SharedContext {
     #[inline]
     fn clone(&self) -> Self {
         // SAFETY: this handle has a reference.
@@ -211,7 +159,7 @@ impl Clone for SharedRecord {
     }
 }
 
-impl Drop for SharedRecord {
+impl Drop for SharedContext {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the reference belongs to this handle.
@@ -219,26 +167,26 @@ impl Drop for SharedRecord {
     }
 }
 
-impl fmt::Debug for SharedRecord {
+impl fmt::Debug for SharedContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: a shared record does not change.
-        unsafe { debug(self.block(), "SharedRecord", f) }
+        unsafe { debug(self.block(), "SharedContext", f) }
     }
 }
 
-/// Keeps a [`SharedRecord`] attached to the thread, and alive. Dropping it restores what was
+/// Keeps a [`SharedContext`] attached to the thread, and alive. Dropping it restores what was
 /// attached before; see [`Attached`](crate::Attached).
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct AttachedShared<'a> {
     state: *mut State,
     /// The record, or a copy of it: a guard identifies its place by its record's address, so a
-    /// record that is attached a second time is copied.
+    /// context that is attached a second time is copied.
     block: *mut u8,
     /// The generation of the thread's list of attached blocks, which changes when the list is
     /// cleared.
     generation: u32,
-    record: PhantomData<&'a SharedRecord>,
+    record: PhantomData<&'a SharedContext>,
 }
 
 impl AttachedShared<'_> {
@@ -258,11 +206,11 @@ impl AttachedShared<'_> {
         }
     }
 
-    /// Adds an attribute that was not known when the record was created. It is visible on this
-    /// thread until the record is detached; the shared record does not change.
+    /// Appends an attribute that was not known when the context was created. It is visible on this
+    /// thread until the context is detached; the shared context does not change.
     ///
     /// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot
-    /// while another record is attached over this one, if the record has no room for it, or if its
+    /// while another record is attached over this one, if there is no room for it, or if its
     /// key is not published.
     pub fn append(&self, key: &Key, value: &str) -> bool {
         // SAFETY: the guard belongs to this thread.
@@ -308,13 +256,13 @@ unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
     }
 }
 
-/// [`AttachedShared`] without a borrow, created by [`SharedRecord::attach_owned`].
+/// [`AttachedShared`] without a borrow, created by [`SharedContext::attach_owned`].
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct AttachedOwned(AttachedShared<'static>);
 
 impl AttachedOwned {
-    /// Adds an attribute that was not known when the record was created; see
+    /// Appends an attribute that was not known when the context was created; see
     /// [`AttachedShared::append`].
     pub fn append(&self, key: &Key, value: &str) -> bool {
         self.0.append(key, value)

@@ -17,7 +17,7 @@ use crate::arch;
 pub(crate) struct State {
     /// Address of this thread's `otel_thread_ctx_v1`; null until first needed.
     slot: *mut *mut u8,
-    /// The record that [`super::ThreadRecord`] rewrites; null until first needed.
+    /// The record that [`super::ThreadContext`] rewrites; null until first needed.
     pub(super) in_place: *mut u8,
     /// Equal to `in_place`, or null if something was cut or skipped since the record was last
     /// replaced. So replacing it reads only one word.

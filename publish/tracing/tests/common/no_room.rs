@@ -6,13 +6,13 @@ use tracing::info_span;
 const NAMES: [&str; 4] = ["first", "second", "third", "fourth"];
 
 fn publish() {
-    let process = otelctx::ProcessContext::new().service_name("test").publish();
+    let process = otelctx::ProcessContext::new().with_service_name("test").publish();
     std::mem::forget(process.unwrap());
 }
 
 /// The attributes that readers see, and how many bytes they take.
 fn seen() -> (Vec<(String, String)>, usize) {
-    let attributes = otelctx::current().unwrap().attributes;
+    let attributes = otelctx::visible_to_readers().unwrap().attributes;
     // Each has a header of 2 bytes.
     let size = attributes.iter().map(|(_, value)| 2 + value.len()).sum();
     (attributes, size)
@@ -57,5 +57,5 @@ fn values_that_have_no_room_together_are_counted_and_the_others_are_seen() {
         assert_eq!(seen(), (attributes(&short), 365));
         assert_eq!(otelctx_tracing::truncated(), before + 3);
     });
-    assert_eq!(otelctx::current(), None);
+    assert_eq!(otelctx::visible_to_readers(), None);
 }

@@ -16,7 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let process = otelctx::ProcessContext::new().service_name("test").publish();
+        let process = otelctx::ProcessContext::new().with_service_name("test").publish();
         std::mem::forget(process.unwrap());
         let sampler = Sampler::TraceIdRatioBased(0.5);
         let provider = SdkTracerProvider::builder().with_sampler(sampler).build();
@@ -31,7 +31,7 @@ fn install() {
 type Seen = ([u8; 16], [u8; 8], u8, Vec<(String, String)>);
 
 fn seen() -> Option<Seen> {
-    let context = otelctx::current()?;
+    let context = otelctx::visible_to_readers()?;
     let mut attributes = context.attributes;
     attributes.sort();
     let (trace, span) = (context.trace_id.to_bytes(), context.span_id.to_bytes());

@@ -39,8 +39,8 @@ fn main() {
     let provider = match &*way {
         "observer" => {
             let provider = otelctx_opentelemetry::install(builder, ["http.route"])
-                .profile_id(false)
-                .resource(resource)
+                .with_profile_id(false)
+                .with_resource(resource)
                 .build();
             otelctx_opentelemetry::check().expect("everything is published");
             provider

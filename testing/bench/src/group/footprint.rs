@@ -16,13 +16,13 @@ const BUILDS: usize = 3;
 
 const WITHOUT: &str = "fn main() { println!(\"{}\", std::process::id()); }\n";
 const WITH: &str = r#"
-use otelctx::{Key, ProcessContext, Record};
+use otelctx::{Key, ProcessContext, Context};
 
 static ROUTE: Key = Key::new("http.route");
 
 fn main() {
-    let _process = ProcessContext::detect().service_name("shop").publish().expect("published");
-    let mut record = Record::new([1; 16], [2; 8]).sampled(true).with(&ROUTE, "/cart");
+    let _process = ProcessContext::detect().with_service_name("shop").publish().expect("published");
+    let mut record = Context::new([1; 16], [2; 8]).unwrap().with_sampled(true).with_attribute(&ROUTE, "/cart");
     let _attached = record.attach();
     println!("{}", std::process::id());
 }

@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use otelctx::{
-    Key, ProcessContext, Published, Record, SharedRecord, SpanId, TraceFlags, swap_current,
-    thread_record,
+    Context, Key, ProcessContext, Published, SharedContext, SpanId, TraceFlags, raw::swap_current,
+    thread_context,
 };
 
 use super::input::INPUT;
@@ -26,7 +26,7 @@ pub(crate) static WORKS: [fn(u64); 6] = [
 
 pub(crate) fn publish() -> Published {
     ProcessContext::new()
-        .service_name("bench")
+        .with_service_name("bench")
         .publish()
         .expect("a process context can be published here")
 }
@@ -41,7 +41,9 @@ pub(crate) fn set_up() -> Published {
 }
 
 fn attach_detach(count: u64) {
-    let mut record = Record::new(INPUT.trace_id, INPUT.span_id).sampled(true);
+    let mut record = Context::new(INPUT.trace_id, INPUT.span_id)
+        .unwrap()
+        .with_sampled(true);
     for _ in 0..count {
         let record = black_box(&mut record);
         drop(record.attach());
@@ -51,53 +53,62 @@ fn attach_detach(count: u64) {
 fn update(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
-        thread_record().set(input.trace_id, input.span_id, TraceFlags(input.flags));
+        thread_context()
+            .set(input.trace_id, input.span_id, TraceFlags(input.flags))
+            .unwrap();
     }
-    thread_record().detach();
+    thread_context().detach();
 }
 
 fn update_local_root(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
         let flags = TraceFlags(input.flags);
-        thread_record().set_with(input.trace_id, input.span_id, flags, |attributes| {
-            attributes.add_span_id(&LOCAL_ROOT, SpanId::from_bytes(input.local_root));
-        });
+        thread_context()
+            .set_with(input.trace_id, input.span_id, flags, |attributes| {
+                attributes.append_span_id(&LOCAL_ROOT, SpanId::from_bytes(input.local_root));
+            })
+            .unwrap();
     }
-    thread_record().detach();
+    thread_context().detach();
 }
 
 fn update_attributes(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
         let flags = TraceFlags(input.flags);
-        thread_record().set_with(input.trace_id, input.span_id, flags, |attributes| {
-            attributes.add(&ROUTE, input.route);
-            attributes.add(&USER, input.user);
-        });
+        thread_context()
+            .set_with(input.trace_id, input.span_id, flags, |attributes| {
+                attributes.append(&ROUTE, input.route);
+                attributes.append(&USER, input.user);
+            })
+            .unwrap();
     }
-    thread_record().detach();
+    thread_context().detach();
 }
 
 fn update_all(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
         let flags = TraceFlags(input.flags);
-        thread_record().set_with(input.trace_id, input.span_id, flags, |attributes| {
-            attributes.add_span_id(&LOCAL_ROOT, SpanId::from_bytes(input.local_root));
-            attributes.add(&ROUTE, input.route);
-            attributes.add(&USER, input.user);
-        });
+        thread_context()
+            .set_with(input.trace_id, input.span_id, flags, |attributes| {
+                attributes.append_span_id(&LOCAL_ROOT, SpanId::from_bytes(input.local_root));
+                attributes.append(&ROUTE, input.route);
+                attributes.append(&USER, input.user);
+            })
+            .unwrap();
     }
-    thread_record().detach();
+    thread_context().detach();
 }
 
-fn shared() -> SharedRecord {
+fn shared() -> SharedContext {
     let input = black_box(&INPUT);
-    Record::new(input.trace_id, input.span_id)
-        .flags(TraceFlags(input.flags))
-        .with(&ROUTE, input.route)
-        .with(&USER, input.user)
+    Context::new(input.trace_id, input.span_id)
+        .unwrap()
+        .with_flags(TraceFlags(input.flags))
+        .with_attribute(&ROUTE, input.route)
+        .with_attribute(&USER, input.user)
         .share()
 }
 
@@ -132,10 +143,11 @@ pub(crate) fn share_attach_drop(count: u64) {
 fn build(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
-        let mut record = Record::new(input.trace_id, input.span_id)
-            .flags(TraceFlags(input.flags))
-            .with(&ROUTE, input.route)
-            .with(&USER, input.user);
+        let mut record = Context::new(input.trace_id, input.span_id)
+            .unwrap()
+            .with_flags(TraceFlags(input.flags))
+            .with_attribute(&ROUTE, input.route)
+            .with_attribute(&USER, input.user);
         drop(record.attach());
     }
 }

@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use otelctx::{Key, ProcessContext, Published, TraceFlags};
 
 fn context(service: &str) -> ProcessContext {
-    ProcessContext::new().service_name(service)
+    ProcessContext::new().with_service_name(service)
 }
 
 fn main() {
@@ -34,14 +34,16 @@ fn main() {
             }
             ["update", service] => {
                 let published = published.as_mut().expect("published before");
-                published.update(context(service)).expect("updated");
+                published.replace(context(service)).expect("updated");
             }
             ["unpublish"] => published = None,
             ["attach", name, value] => {
                 let key = Box::leak(Box::new(Key::new(name.to_owned().leak())));
-                otelctx::thread_record().set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |to| {
-                    to.add(key, value);
-                });
+                otelctx::thread_context()
+                    .set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |to| {
+                        to.append(key, value);
+                    })
+                    .unwrap();
             }
             ["exec"] => {
                 let error = std::process::Command::new("/proc/self/exe")

@@ -90,7 +90,7 @@ fn at_the_end_of_a_mapping(record: &[u8]) -> usize {
 /// Points the calling thread's variable at `record`.
 fn point_at(record: usize) {
     // Using the publisher links its variable in.
-    otelctx::thread_record().detach();
+    otelctx::thread_context().detach();
     let variable: *mut usize;
     // SAFETY: the sequence that compilers emit for a thread-local variable under TLS descriptors;
     // what a descriptor's resolver may change is declared.

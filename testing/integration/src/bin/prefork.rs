@@ -10,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use otelctx::{Key, ProcessContext, Record};
+use otelctx::{Context, Key, ProcessContext};
 
 const WORKERS: usize = 20;
 
@@ -52,8 +52,8 @@ static WORKER: Key = Key::new("worker.key");
 
 fn main() {
     let mut process = ProcessContext::detect()
-        .service_name("shop")
-        .attribute("ports", vec![80_i64, 443])
+        .with_service_name("shop")
+        .with_attribute("ports", vec![80_i64, 443])
         .publish()
         .expect("published");
     if std::env::args().nth(1).as_deref() == Some("republish") {
@@ -77,7 +77,8 @@ fn main() {
             });
         };
         until_stopped(Box::new(|round| {
-            ProcessContext::modify(|context| context.attribute("round", round)).expect("changed");
+            ProcessContext::modify(|context| context.with_attribute("round", round))
+                .expect("changed");
         }));
         until_stopped(Box::new(|round| {
             if round < 200 {
@@ -86,7 +87,12 @@ fn main() {
             thread::yield_now();
         }));
         until_stopped(Box::new(|_| {
-            drop(Record::new([9; 16], [9; 8]).with(&ROUTE, "/").share());
+            drop(
+                Context::new([9; 16], [9; 8])
+                    .unwrap()
+                    .with_attribute(&ROUTE, "/")
+                    .share(),
+            );
         }));
         workers.extend((0..WORKERS).map(|_| fork_worker()));
         stop.store(true, Ordering::Relaxed);
@@ -129,9 +135,10 @@ fn work(ready: libc::c_int) -> ! {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let pid = std::process::id();
     WORKER.register().expect("registered");
-    let mut record = Record::new([1; 16], [2; 8])
-        .with(&ROUTE, &pid.to_string())
-        .with(&WORKER, "own");
+    let mut record = Context::new([1; 16], [2; 8])
+        .unwrap()
+        .with_attribute(&ROUTE, &pid.to_string())
+        .with_attribute(&WORKER, "own");
     let _attached = record.attach();
     // Another thread of the parent may have held the lock of standard output.
     let line = format!("worker\t{pid}\t{}\n", CALLS.load(Ordering::Relaxed));

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use otelctx::{Key, ProcessContext, Record};
+use otelctx::{Context, Key, ProcessContext};
 
 static ROUTE: Key = Key::new("http.route");
 
@@ -17,7 +17,9 @@ fn main() {
     for number in 1..=3_u8 {
         std::thread::spawn(move || {
             loop {
-                let mut record = Record::new([number; 16], [number; 8]).with(&ROUTE, "/cart");
+                let mut record = Context::new([number; 16], [number; 8])
+                    .unwrap()
+                    .with_attribute(&ROUTE, "/cart");
                 let attached = record.attach();
                 if number == 3 {
                     std::thread::sleep(Duration::from_micros(300));
@@ -59,7 +61,7 @@ fn main() {
 
 fn publish() -> otelctx::Published {
     ProcessContext::new()
-        .service_name("restless")
+        .with_service_name("restless")
         .publish()
         .expect("nothing else is published here")
 }

@@ -40,7 +40,7 @@ fn main() {
     let provider = match &*way {
         "observer" => {
             let install = otelctx_opentelemetry::install(builder, ["http.route"]);
-            let provider = install.sampler(sampler).build();
+            let provider = install.with_sampler(sampler).build();
             otelctx_opentelemetry::check().expect("everything is published");
             provider
         }
@@ -160,7 +160,7 @@ fn work(route: &str) {
     let start = now();
     let mut end = start;
     while Duration::from_nanos(end - start) < WORK {
-        let is_right = otelctx::current().is_some_and(|seen| {
+        let is_right = otelctx::visible_to_readers().is_some_and(|seen| {
             let [(key, value)] = &seen.attributes[..] else {
                 return false;
             };

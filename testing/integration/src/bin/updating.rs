@@ -11,10 +11,10 @@ fn context(number: i64) -> ProcessContext {
     // Lengths differ from one update to the next, so that a torn payload shows.
     let filler = "x".repeat(number as usize * 37 % 500);
     ProcessContext::new()
-        .service_name("updating")
-        .attribute("number", number)
-        .attribute("checksum", checksum(number, &filler))
-        .attribute("filler", filler)
+        .with_service_name("updating")
+        .with_attribute("number", number)
+        .with_attribute("checksum", checksum(number, &filler))
+        .with_attribute("filler", filler)
 }
 
 fn main() {
@@ -30,7 +30,7 @@ fn main() {
     let start = Instant::now();
     for number in 1.. {
         published
-            .update(context(number))
+            .replace(context(number))
             .expect("an update needs nothing that can fail");
         if rate > 0 {
             let due = start + Duration::from_secs(1) * number as u32 / rate;

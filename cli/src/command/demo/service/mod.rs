@@ -47,8 +47,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         return Ok(Status::Done);
     }
     let _process = otelctx::ProcessContext::detect()
-        .service_name("shop")
-        .attribute("deployment.environment.name", "demo")
+        .with_service_name("shop")
+        .with_attribute("deployment.environment.name", "demo")
         .publish()?;
     prctl::set_name(NAME).map_err(Error::Tie)?;
     let executor = Arc::new(Executor::default());

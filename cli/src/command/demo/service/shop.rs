@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
-use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId, thread_record};
+use otelctx::{Context, Key, SharedContext, SpanId, TraceFlags, TraceId, thread_context};
 
 use super::executor::Executor;
 
@@ -40,21 +40,23 @@ pub(super) async fn client(executor: Arc<Executor>) {
     }
 }
 
-/// The record of a request's first span. It goes where the task goes, from thread to thread.
-fn root(trace: TraceId, method: &str, route: &str) -> SharedRecord {
-    Record::new(trace, span_id())
-        .sampled(true)
-        .with(&METHOD, method)
-        .with(&ROUTE, route)
+/// The context of a request's first span. It goes where the task goes, from thread to thread.
+fn root(trace: TraceId, method: &str, route: &str) -> SharedContext {
+    Context::new(trace, span_id())
+        .expect("an ID that is not zero")
+        .with_sampled(true)
+        .with_attribute(&METHOD, method)
+        .with_attribute(&ROUTE, route)
         .share()
 }
 
 /// A span within a request.
-fn step(trace: TraceId, route: &str, name: &str) -> Record {
-    Record::new(trace, span_id())
-        .sampled(true)
-        .with(&ROUTE, route)
-        .with(&STEP, name)
+fn step(trace: TraceId, route: &str, name: &str) -> Context {
+    Context::new(trace, span_id())
+        .expect("an ID that is not zero")
+        .with_sampled(true)
+        .with_attribute(&ROUTE, route)
+        .with_attribute(&STEP, name)
 }
 
 async fn checkout(executor: &Arc<Executor>, trace: TraceId) {
@@ -77,22 +79,24 @@ async fn cart(executor: &Arc<Executor>, trace: TraceId) {
     compute(about(1.2));
 }
 
-/// Answers health checks on a thread of its own, whose one record is rewritten for each.
+/// Answers health checks on a thread of its own, whose one context is rewritten for each.
 pub(super) fn answer_health_checks() {
     loop {
         std::thread::sleep(about(5.0));
-        thread_record().set_with(trace_id(), span_id(), TraceFlags::SAMPLED, |attributes| {
-            attributes.add(&METHOD, "GET");
-            attributes.add(&ROUTE, "/health");
-        });
+        thread_context()
+            .set_with(trace_id(), span_id(), TraceFlags::SAMPLED, |attributes| {
+                attributes.append(&METHOD, "GET");
+                attributes.append(&ROUTE, "/health");
+            })
+            .expect("an ID that is not zero");
         compute(about(0.2));
-        // Waits for a response: the record stays attached, but the thread does not run.
-        let before = thread_record().attributes_size();
-        thread_record().append(&STEP, "ping_database");
+        // Waits for a response: the context stays attached, but the thread does not run.
+        let before = thread_context().attributes_size();
+        thread_context().append(&STEP, "ping_database");
         std::thread::sleep(about(1.0));
-        thread_record().shrink_to(before);
+        thread_context().shrink_to(before);
         compute(about(0.1));
-        thread_record().detach();
+        thread_context().detach();
     }
 }
 

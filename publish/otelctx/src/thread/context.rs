@@ -1,58 +1,72 @@
-//! A record that belongs to one thread: mutable, and returned to the thread's pool when dropped.
+//! A context that belongs to one thread: mutable. Its record returns to the thread's pool when it is dropped.
 
 use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
+use std::ptr::NonNull;
 use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, ENTRY_HEADER_SIZE, MAX_VALUE_SIZE};
-use otelctx_format::{SpanId, TraceFlags, TraceId};
+use otelctx_format::{SpanId, TraceFlags, TraceId, ZeroId};
 
 use super::attached::Attached;
 use super::attributes::Attributes;
 use super::bytes::{copy, debug, remove, set_used, shrink, used, validate, write_ids};
 use super::chain;
 use super::keys::Key;
-use super::pool::{self, link, SIZES};
+use super::pool::{self, SIZES};
 use super::scope::InScope;
-use super::shared::SharedRecord;
+use super::shared::SharedContext;
 use super::state::State;
 use crate::arch;
 
 /// What a thread is working on: a trace, a span, flags and attributes, ready to be attached.
 ///
-/// A record belongs to the thread that created it, and takes its memory from that thread's pool.
-/// Use [`SharedRecord`] for several threads.
+/// A context belongs to the thread that created it, and takes its memory from that thread's pool.
+/// Use [`SharedContext`] for several threads. The bytes that readers find are its *record*.
 #[doc(alias = "ddog_ThreadContextHandle")]
-pub struct Record {
-    /// A pointer, so neither `Send` nor `Sync`.
-    block: *mut u8,
+pub struct Context {
+    /// The record. A pointer, so neither `Send` nor `Sync`.
+    block: NonNull<u8>,
     /// The block's size class and [`TRUNCATED`]. Two scalars are passed in registers; with a third
-    /// one, the record would be passed through memory at every step of building it.
+    /// one, the context would be passed through memory at every step of building it.
     notes: Cell<u8>,
 }
 
-/// The bits of [`Record::notes`] with the size class.
+/// The bits of [`Context::notes`] with the size class.
 const CLASS: u8 = SIZES.len() as u8 - 1;
-/// The bit of [`Record::notes`] that is set if an attribute was cut or skipped.
+/// The bit of [`Context::notes`] that is set if an attribute was cut or skipped.
 const TRUNCATED: u8 = SIZES.len() as u8;
 const _: () = assert!(SIZES.len().is_power_of_two());
 
-impl Record {
-    /// Creates a record with this trace and span, without flags and attributes.
+impl Context {
+    /// Creates a context with this trace and span, without flags and attributes.
     ///
-    /// If one ID is zero, the other becomes zero as well.
+    /// # Errors
+    /// If an ID is zero.
     #[doc(alias = "ddog_otel_thread_ctx_new")]
     #[inline]
+    pub fn new(trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>) -> Result<Self, ZeroId> {
+        let (trace_id, span_id) = (trace_id.into(), span_id.into());
+        ZeroId::check(trace_id, span_id)?;
+        Ok(Self::with_ids(trace_id, span_id))
+    }
+
+    /// Creates a context without a trace, for attributes alone.
+    #[inline]
     #[must_use]
-    pub fn new(trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>) -> Self {
+    pub fn without_ids() -> Self {
+        Self::with_ids(TraceId::ZERO, SpanId::ZERO)
+    }
+
+    #[inline(always)]
+    fn with_ids(trace_id: TraceId, span_id: SpanId) -> Self {
         let class = 0;
-        let state = arch::state();
         // SAFETY: the state belongs to this thread; the block has room for a header.
         let block = unsafe {
-            let block = pool::allocate(state, class);
-            let flags = write_ids(block, trace_id.into(), span_id.into(), TraceFlags::NONE);
-            validate(block, flags, 0);
+            let block = pool::allocate(arch::state(), class);
+            write_ids(block, trace_id, span_id);
+            validate(block, TraceFlags::NONE, 0);
             block
         };
         Self::from_block(block, class)
@@ -61,7 +75,7 @@ impl Record {
     /// Sets or clears the flag that the trace is sampled.
     #[inline]
     #[must_use]
-    pub fn sampled(self, sampled: bool) -> Self {
+    pub fn with_sampled(self, sampled: bool) -> Self {
         let flags = self.flags_now();
         let sampled_bit = TraceFlags::SAMPLED.0;
         let bits = if sampled {
@@ -69,14 +83,14 @@ impl Record {
         } else {
             flags.0 & !sampled_bit
         };
-        self.flags(TraceFlags(bits))
+        self.with_flags(TraceFlags(bits))
     }
 
-    /// Sets all W3C trace flags. They stay zero if the IDs are zero.
+    /// Sets all W3C trace flags. A context without IDs has none.
     #[inline]
     #[must_use]
-    pub fn flags(self, flags: TraceFlags) -> Self {
-        // SAFETY: the block belongs to this record, and is at least as large as a header.
+    pub fn with_flags(self, flags: TraceFlags) -> Self {
+        // SAFETY: the block belongs to this context, and is at least as large as a header.
         unsafe {
             let has_ids = self.block().add(offset::SPAN_ID).cast::<u64>().read() != 0;
             let bits = if has_ids { flags.0 } else { 0 };
@@ -85,39 +99,39 @@ impl Record {
         self
     }
 
-    /// Adds an attribute, and grows the record if necessary. A value is cut to 255 bytes, and a
-    /// record can have up to 612 bytes of attributes; what does not fit [marks it as
-    /// truncated](Self::is_truncated).
+    /// Appends an attribute, and grows the record if necessary. A value is cut to 255 bytes, and a
+    /// context can have up to 612 bytes of attributes; what does not fit [marks it as
+    /// truncated](Self::is_truncated). The last value of a key counts.
     #[doc(alias = "custom_labels_set")]
     #[inline]
     #[must_use]
-    pub fn with(mut self, key: &Key, value: &str) -> Self {
+    pub fn with_attribute(mut self, key: &Key, value: &str) -> Self {
         let size = ENTRY_HEADER_SIZE + value.len().min(MAX_VALUE_SIZE);
         self.make_room(self.used() + size);
         self.append(key, value);
         self
     }
 
-    /// Removes an attribute, for a record that was copied from another one and gets another value.
+    /// Removes an attribute, for a context that was copied from another one and gets another value.
     ///
     /// ```
-    /// use otelctx::{Key, Record};
+    /// use otelctx::{Context, Key};
     ///
     /// static ROUTE: Key = Key::new("http.route");
     ///
-    /// # let _process = otelctx::ProcessContext::new().service_name("shop").publish()?;
-    /// let request = Record::new([1; 16], [1; 8]).with(&ROUTE, "/");
+    /// # let _process = otelctx::ProcessContext::new().with_service_name("shop").publish()?;
+    /// let request = Context::new([1; 16], [1; 8])?.with_attribute(&ROUTE, "/");
     /// let handler = request
-    ///     .copy_with_ids([1; 16], [2; 8], otelctx::TraceFlags::NONE)
-    ///     .without(&ROUTE)
-    ///     .with(&ROUTE, "/cart");
+    ///     .copy_with_ids([1; 16], [2; 8], otelctx::TraceFlags::NONE)?
+    ///     .without_attribute(&ROUTE)
+    ///     .with_attribute(&ROUTE, "/cart");
     /// assert_eq!(handler.attributes_size(), 2 + "/cart".len());
-    /// # Ok::<(), otelctx::PublishError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn without(self, key: &Key) -> Self {
+    pub fn without_attribute(self, key: &Key) -> Self {
         if let Some(index) = key.index() {
-            // SAFETY: the block belongs to this record. It is marked as invalid during the change,
+            // SAFETY: the block belongs to this context. It is marked as invalid during the change,
             // because a forgotten guard may have left it attached.
             unsafe {
                 self.block().add(offset::VALID).write_volatile(0);
@@ -129,22 +143,22 @@ impl Record {
         self
     }
 
-    /// Reserves space for `bytes` of attributes in total (up to 612), for [`append`](Self::append).
+    /// Makes room for `bytes` of attributes in total (up to 612), for [`append`](Self::append).
     /// Each attribute takes the length of its value plus two bytes.
     #[must_use]
-    pub fn reserve(mut self, bytes: usize) -> Self {
+    pub fn with_capacity(mut self, bytes: usize) -> Self {
         self.make_room(bytes);
         self
     }
 
-    /// Adds an attribute if there is space; [`reserve`](Self::reserve) adds space. The record may
-    /// be attached: readers see the whole attribute or nothing of it.
+    /// Appends an attribute if there is room, see [`with_capacity`](Self::with_capacity). The context
+    /// may be attached: readers see the whole attribute or nothing of it.
     #[inline]
     pub fn append(&self, key: &Key, value: &str) {
-        // SAFETY: the block belongs to this record, and only its thread changes it.
+        // SAFETY: the block belongs to this context, and only its thread changes it.
         unsafe {
             let mut attributes = Attributes::new(self.block(), SIZES[self.class()], self.used());
-            attributes.add(key, value);
+            attributes.append(key, value);
             if attributes.is_truncated() {
                 self.mark_truncated();
             }
@@ -161,40 +175,54 @@ impl Record {
     }
 
     /// Drops the attributes added since their size was `size` bytes. If `size` is in the middle of
-    /// an attribute, that attribute is dropped, too. The record may be attached.
+    /// an attribute, that attribute is dropped, too. The context may be attached.
     pub fn shrink_to(&self, size: usize) {
         // SAFETY: as for append().
         unsafe { shrink(self.block(), size) };
     }
 
-    /// Replaces the IDs and flags of a record that is not attached.
+    /// Replaces the IDs and flags of a context that is not attached.
     ///
-    /// If one ID is zero, the other and the flags become zero as well.
+    /// # Errors
+    /// If an ID is zero; nothing changes then.
     #[inline]
     pub fn set_ids(
         &mut self,
         trace_id: impl Into<TraceId>,
         span_id: impl Into<SpanId>,
         flags: TraceFlags,
-    ) {
-        // SAFETY: the block belongs to this record. It is marked as invalid during the change,
+    ) -> Result<(), ZeroId> {
+        let (trace_id, span_id) = (trace_id.into(), span_id.into());
+        ZeroId::check(trace_id, span_id)?;
+        self.replace_ids(trace_id, span_id, flags);
+        Ok(())
+    }
+
+    /// Removes the IDs and flags of a context that is not attached; its attributes stay.
+    pub fn clear_ids(&mut self) {
+        self.replace_ids(TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE);
+    }
+
+    #[inline(always)]
+    fn replace_ids(&mut self, trace_id: TraceId, span_id: SpanId, flags: TraceFlags) {
+        // SAFETY: the block belongs to this context. It is marked as invalid during the change,
         // because a forgotten guard may have left it attached.
         unsafe {
             self.block().add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
-            let flags = write_ids(self.block(), trace_id.into(), span_id.into(), flags);
+            write_ids(self.block(), trace_id, span_id);
             validate(self.block(), flags, self.used());
         }
     }
 
-    /// Whether an attribute was cut or skipped, because it did not fit or its key is not published.
+    /// Returns whether an attribute was cut or skipped, because it did not fit or its key is not published.
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.notes.get() & TRUNCATED != 0
     }
 
-    /// Makes this record what the thread is working on, until the guard is dropped, which restores
+    /// Makes this context what the thread is working on, until the guard is dropped, which restores
     /// what was attached before.
     #[doc(alias = "ddog_otel_thread_ctx_attach")]
     #[inline]
@@ -202,107 +230,50 @@ impl Record {
         Attached::new(self)
     }
 
-    /// [`attach`](Self::attach) without a guard, for languages without scopes; dropping the record
-    /// detaches it. The slot's address is passed because such a language can keep it.
-    ///
-    /// # Safety
-    /// `slot` is the [`thread_slot`](crate::thread_slot) of the record's thread, which calls this. Until
-    /// the record is [detached](Self::detach_unguarded), only methods that take `&self` are called.
-    #[inline]
-    pub unsafe fn attach_unguarded(&mut self, slot: *mut *mut u8) {
-        // SAFETY: as the caller promises.
-        std::mem::forget(unsafe { Attached::at(slot, self) });
-    }
-
-    /// Detaches a record after [`attach_unguarded`](Self::attach_unguarded), as dropping the guard would.
-    ///
-    /// # Safety
-    /// `slot` is as for attaching, and the record was attached so.
-    #[inline]
-    pub unsafe fn detach_unguarded(&mut self, slot: *mut *mut u8) {
-        drop(Attached::again(slot, self));
-    }
-
-    /// [`attach_unguarded`](Self::attach_unguarded) if that takes one store: the record was last
-    /// attached over what is attached now, and is not attached. Otherwise returns false.
-    ///
-    /// # Safety
-    /// `slot` is as for attaching.
-    #[inline(always)]
-    pub unsafe fn try_attach_unguarded(&mut self, slot: *mut *mut u8) -> bool {
-        // SAFETY: the slot and the record belong to this thread. An attached record is never below
-        // itself, so its link is not what the slot contains.
-        unsafe {
-            let again = link(self.block).read() == slot.read();
-            if again {
-                compiler_fence(Ordering::Release);
-                slot.write_volatile(self.block);
-            }
-            again
-        }
-    }
-
-    /// [`detach_unguarded`](Self::detach_unguarded) if that takes one store: the record was attached
-    /// last. Otherwise returns false.
-    ///
-    /// # Safety
-    /// `slot` is as for attaching.
-    #[inline(always)]
-    pub unsafe fn try_detach_unguarded(&mut self, slot: *mut *mut u8) -> bool {
-        // SAFETY: the slot and the record belong to this thread.
-        unsafe {
-            let is_last = slot.read() == self.block;
-            if is_last {
-                slot.write_volatile(link(self.block).read());
-            }
-            is_last
-        }
-    }
-
-    /// Whether the record is attached to the calling thread; `None` if it may be below the record of
-    /// another publisher, which alone knows what is there.
+    /// Returns whether the context is attached to the calling thread; `None` if it may be below the
+    /// record of another publisher, which alone knows what is there.
     #[must_use]
     pub fn is_attached(&self) -> Option<bool> {
         // SAFETY: the state belongs to this thread.
-        unsafe { chain::contains(arch::state(), self.block) }
+        unsafe { chain::contains(arch::state(), self.block()) }
     }
 
-    /// Wraps a future so that this record is attached whenever it is polled. The result stays on
-    /// this thread; use [`SharedRecord::in_scope`] for futures that move between threads.
+    /// Wraps a future so that this context is attached whenever it is polled. The result stays on
+    /// this thread; use [`SharedContext::in_scope`] for futures that move between threads.
     #[doc(alias = "custom_labels_run_with")]
     pub fn in_scope<F: Future>(&mut self, future: F) -> InScope<&mut Self, F> {
         InScope::new(self, future)
     }
 
-    /// Converts the record to an immutable one that any thread may attach.
+    /// Converts the context to an immutable one that any thread may attach.
     #[must_use]
-    pub fn share(self) -> SharedRecord {
+    pub fn share(self) -> SharedContext {
         self.to_shared()
     }
 
-    /// [`share`](Self::share) that keeps this record. It may be attached.
+    /// Creates a [shared](Self::share) copy. The context may be attached.
     #[must_use]
-    pub fn to_shared(&self) -> SharedRecord {
-        SharedRecord::copy(self.block(), self.class(), self.is_truncated())
+    pub fn to_shared(&self) -> SharedContext {
+        SharedContext::copy(self.block(), self.class(), self.is_truncated())
     }
 
-    /// Creates a record with these IDs and flags and the attributes of this one, for example for a
+    /// Creates a context with these IDs and flags and the attributes of this one, for example for a
     /// child span.
     ///
-    /// If one ID is zero, the other and the flags become zero as well.
-    #[must_use]
+    /// # Errors
+    /// If an ID is zero.
     pub fn copy_with_ids(
         &self,
         trace_id: impl Into<TraceId>,
         span_id: impl Into<SpanId>,
         flags: TraceFlags,
-    ) -> Self {
-        let mut record = Self::copy_of(self.block(), self.is_truncated());
-        record.set_ids(trace_id, span_id, flags);
-        record
+    ) -> Result<Self, ZeroId> {
+        let mut context = Self::copy_of(self.block(), self.is_truncated());
+        context.set_ids(trace_id, span_id, flags)?;
+        Ok(context)
     }
 
-    /// Creates a record of this thread with the bytes of another one.
+    /// Creates a context of this thread with the bytes of a record.
     pub(super) fn copy_of(block: *mut u8, truncated: bool) -> Self {
         // SAFETY: the other record does not change during the copy.
         let record = unsafe {
@@ -320,14 +291,15 @@ impl Record {
     #[inline(always)]
     fn from_block(block: *mut u8, class: usize) -> Self {
         Self {
-            block,
+            // SAFETY: blocks are not null.
+            block: unsafe { NonNull::new_unchecked(block) },
             notes: Cell::new(class as u8),
         }
     }
 
     #[inline(always)]
     pub(super) fn block(&self) -> *mut u8 {
-        self.block
+        self.block.as_ptr()
     }
 
     #[inline(always)]
@@ -337,7 +309,8 @@ impl Record {
 
     /// Moves to a block that has not been attached.
     fn move_to(&mut self, block: *mut u8, class: usize) {
-        self.block = block;
+        // SAFETY: blocks are not null.
+        self.block = unsafe { NonNull::new_unchecked(block) };
         self.notes.set(class as u8 | self.notes.get() & TRUNCATED);
     }
 
@@ -363,13 +336,13 @@ impl Record {
 
     #[inline]
     fn used(&self) -> usize {
-        // SAFETY: the block belongs to this record.
+        // SAFETY: the block belongs to this context.
         unsafe { used(self.block()) }
     }
 
     #[inline]
     fn flags_now(&self) -> TraceFlags {
-        // SAFETY: the block belongs to this record.
+        // SAFETY: the block belongs to this context.
         TraceFlags(unsafe { self.block().add(offset::TRACE_FLAGS).read() })
     }
 
@@ -399,7 +372,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for Context {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the block came from this thread's pool with this class: a record stays on its
@@ -408,9 +381,9 @@ impl Drop for Record {
     }
 }
 
-impl fmt::Debug for Record {
+impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: the block belongs to this record.
-        unsafe { debug(self.block(), "Record", f) }
+        // SAFETY: the block belongs to this context.
+        unsafe { debug(self.block(), "Context", f) }
     }
 }
