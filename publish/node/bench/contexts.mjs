@@ -30,7 +30,7 @@ const makers = (Context) => ({
 
 const bare = new AsyncLocalStorage()
 const value = {}
-const context = new otelctx.ThreadContext(traceId, spanId, 1, attributes)
+const context = new otelctx.Context(traceId, spanId, 1, attributes)
 const nothing = () => 1
 
 function measure(call, within) {
@@ -75,7 +75,7 @@ function compare(name, ours, theirs, within = outside) {
 }
 
 if (other) {
-  const ours = makers(otelctx.ThreadContext)
+  const ours = makers(otelctx.Context)
   const theirs = makers(other.ThreadContext)
   for (const name of Object.keys(ours)) compare(name, ours[name], theirs[name])
 }

@@ -13,7 +13,7 @@ const loaded = isLinux ? load() : {}
 const addon = loaded.create === undefined ? records() : loaded
 const encoder = new Encoder(addon.buffer)
 
-class ThreadContext extends addon.Base {
+class Context extends addon.Base {
   /** Size of the attributes, in bytes. */
   #size
   #isTruncated
@@ -40,7 +40,7 @@ class ThreadContext extends addon.Base {
     return storage.run(this, fn)
   }
 
-  appendAttributes(attributes) {
+  append(attributes) {
     if (!(#size in this)) throw foreign()
     encoder.attributes(attributes, this)
     if (encoder.isTruncated) this.#isTruncated = true
@@ -113,15 +113,15 @@ class ThreadContext extends addon.Base {
     context.#isHidden = true
   }
 }
-const { isContext, sizeOf, originOf, setOrigin, setAttribute, isHidden, hide } = ThreadContext
+const { isContext, sizeOf, originOf, setOrigin, setAttribute, isHidden, hide } = Context
 const INTERNAL = ['isContext', 'sizeOf', 'originOf', 'setOrigin', 'setAttribute', 'isHidden', 'hide']
-for (const name of INTERNAL) delete ThreadContext[name]
+for (const name of INTERNAL) delete Context[name]
 encoder.sizeOf = sizeOf
 // Its objects are always made by the addon.
-Object.preventExtensions(ThreadContext)
+Object.preventExtensions(Context)
 
 function foreign() {
-  return new TypeError('the receiver is no ThreadContext')
+  return new TypeError('the receiver is no Context')
 }
 
 let storage = new AsyncLocalStorage()
@@ -133,7 +133,7 @@ function open() {
   if (loaded.create === undefined) return loaded.reason
   let failed
   try {
-    const probe = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+    const probe = new Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
     // The word with the context is where each of the values is found.
     for (let run = 0; run < 3 && failed === undefined; run++) {
       failed = storage.run({}, addon.noteFrame)
@@ -194,7 +194,7 @@ function setAttach(enter, run) {
     },
   }
   for (const [name, value] of Object.entries(methods)) {
-    Object.defineProperty(ThreadContext.prototype, name, { value })
+    Object.defineProperty(Context.prototype, name, { value })
   }
 }
 
@@ -219,7 +219,7 @@ function getContext() {
 
 function checkContext(context) {
   if (context !== undefined && !isContext(context)) {
-    throw new TypeError('context must be a ThreadContext or undefined')
+    throw new TypeError('context must be a Context or undefined')
   }
 }
 
@@ -322,7 +322,7 @@ class NamedContext {
   }
 
   build(traceId, spanId, traceFlags, attributes) {
-    return new ThreadContext(traceId, spanId, traceFlags, this.#attributes(attributes))
+    return new Context(traceId, spanId, traceFlags, this.#attributes(attributes))
   }
 
   enter(traceId, spanId, traceFlags, attributes) {
@@ -336,7 +336,7 @@ class NamedContext {
   }
 
   append(context, attributes) {
-    context.appendAttributes(this.#attributes(attributes))
+    context.append(this.#attributes(attributes))
   }
 }
 Object.freeze(NamedContext.prototype)
@@ -364,7 +364,7 @@ function isPublished() {
 }
 
 module.exports = {
-  ThreadContext,
+  Context,
   clearContext,
   getContext,
   getProcessContextAttributes,

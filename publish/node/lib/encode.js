@@ -38,22 +38,27 @@ class Encoder {
   record(traceId, spanId, traceFlags, attributes) {
     // The attributes first: they can run code of the caller's, which may encode another record.
     this.attributes(attributes, undefined)
+    const { buffer } = this
+    if (traceId === undefined && spanId === undefined) {
+      checkedFlags(traceFlags)
+      buffer.fill(0, 0, HEADER_SIZE)
+      return
+    }
     if (typeOfArray(traceId) !== 'Uint8Array' || lengthOf(traceId) !== TRACE_ID_SIZE) {
       throw new TypeError('traceId must be a Uint8Array of 16 bytes')
     }
     if (typeOfArray(spanId) !== 'Uint8Array' || lengthOf(spanId) !== SPAN_ID_SIZE) {
       throw new TypeError('spanId must be a Uint8Array of 8 bytes')
     }
-    const { buffer } = this
     let trace = 0
     for (let at = 0; at < TRACE_ID_SIZE; at++) trace |= buffer[at] = traceId[at]
     let span = 0
     for (let at = 0; at < SPAN_ID_SIZE; at++) {
       span |= buffer[TRACE_ID_SIZE + at] = spanId[at]
     }
+    if (trace === 0) throw zero('traceId')
+    if (span === 0) throw zero('spanId')
     buffer[FLAGS_AT] = checkedFlags(traceFlags)
-    // There are both IDs or none.
-    if (trace === 0 || span === 0) buffer.fill(0, 0, HEADER_SIZE)
   }
 
   /** Writes attributes behind the header, to be appended to those of a context, if there is one. */
@@ -106,6 +111,10 @@ class Encoder {
     buffer[start - 1] = written
     this.size = size + 2 + written
   }
+}
+
+function zero(name) {
+  return new RangeError(`${name}: zero is not an ID; for attributes alone, give neither ID`)
 }
 
 /** Trace flags, after a check. */

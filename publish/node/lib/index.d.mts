@@ -16,17 +16,17 @@ export type ProcessContextAttributes = {
 }
 
 /** A context that can be attached: a trace, a span and attributes, in memory that readers find. */
-export declare class ThreadContext {
+export declare class Context {
   /**
-   * @param traceId 16 bytes; zeroes for attributes without a trace. Then there is no span either, and no flags.
-   * @param spanId 8 bytes; zeroes likewise.
+   * @param traceId 16 bytes, which are not all zero; `undefined`, as `spanId`, for attributes alone.
+   * @param spanId 8 bytes, likewise.
    * @param traceFlags The W3C trace flags, 0 to 255. The default is 0.
    * @param attributes Values by the indexes of their keys. 255 bytes of a value are kept, and 612 bytes of all.
-   * @throws TypeError if an argument is of another type or size.
+   * @throws TypeError if an argument is of another type or size; RangeError if an ID is zero.
    */
   constructor(
-    traceId: Uint8Array,
-    spanId: Uint8Array,
+    traceId: Uint8Array | undefined,
+    spanId: Uint8Array | undefined,
     traceFlags?: number,
     attributes?: Attributes | null,
   )
@@ -41,7 +41,7 @@ export declare class ThreadContext {
    */
   run<T>(fn: () => T): T
   /** Appends attributes, for every call that the context is attached to. The last value of a key counts. */
-  appendAttributes(attributes: Attributes | null | undefined): void
+  append(attributes: Attributes | null | undefined): void
   /** Has readers ignore the context from now on, wherever it is attached. */
   invalidate(): void
   /** Replaces the trace flags, wherever the context is attached. A context without IDs has none. */
@@ -61,28 +61,28 @@ export interface NamedContext<Name extends string = string> {
   readonly processContextAttributes: ProcessContextAttributes
   /** @throws TypeError for a name that is none of the keys. */
   build(
-    traceId: Uint8Array,
-    spanId: Uint8Array,
+    traceId: Uint8Array | undefined,
+    spanId: Uint8Array | undefined,
     traceFlags?: number,
     attributes?: NamedAttributes<Name>,
-  ): ThreadContext
+  ): Context
   /** Builds a context, and enters it. */
   enter(
-    traceId: Uint8Array,
-    spanId: Uint8Array,
+    traceId: Uint8Array | undefined,
+    spanId: Uint8Array | undefined,
     traceFlags: number | undefined,
     attributes: NamedAttributes<Name> | undefined,
-  ): ThreadContext
+  ): Context
   /** Builds a context, and runs `fn` in it. */
   run<T>(
-    traceId: Uint8Array,
-    spanId: Uint8Array,
+    traceId: Uint8Array | undefined,
+    spanId: Uint8Array | undefined,
     traceFlags: number | undefined,
     attributes: NamedAttributes<Name> | undefined,
     fn: () => T,
   ): T
   /** Appends attributes to a context. */
-  append(context: ThreadContext, attributes: NamedAttributes<Name>): void
+  append(context: Context, attributes: NamedAttributes<Name>): void
 }
 
 export type NamedAttributes<Name extends string> = {
@@ -99,11 +99,11 @@ export type AttributeValue =
   | ReadonlyArray<AttributeValue>
 
 /** The context that is attached here: the same object. */
-export declare function getContext(): ThreadContext | undefined
+export declare function getContext(): Context | undefined
 /** Attaches a context here; `undefined` detaches the one that is attached. */
-export declare function setContext(context: ThreadContext | undefined): void
+export declare function setContext(context: Context | undefined): void
 /** Runs `fn` with a context, or without one. */
-export declare function runWithContext<T>(context: ThreadContext | undefined, fn: () => T): T
+export declare function runWithContext<T>(context: Context | undefined, fn: () => T): T
 /** Detaches the context that is attached here. */
 export declare function clearContext(): void
 /** Runs `fn` without a context. */

@@ -2,7 +2,7 @@
 
 const context = require('./context')
 
-exports.ThreadContext = context.ThreadContext
+exports.Context = context.Context
 exports.clearContext = context.clearContext
 exports.getContext = context.getContext
 exports.getProcessContextAttributes = context.getProcessContextAttributes

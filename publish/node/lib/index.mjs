@@ -1,7 +1,7 @@
 import otelctx from './index.js'
 
 export const {
-  ThreadContext,
+  Context,
   clearContext,
   getContext,
   getProcessContextAttributes,

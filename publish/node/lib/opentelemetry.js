@@ -9,7 +9,7 @@ const { AsyncLocalStorage } = require('node:async_hooks')
 const { isMainThread } = require('node:worker_threads')
 
 const {
-  ThreadContext,
+  Context,
   hide,
   indexesOf,
   isPublished,
@@ -77,7 +77,7 @@ class Entry {
     const span = context.getValue(SPAN)
     const ids = span?.spanContext?.()
     if (ids === undefined || !parse(ids.traceId, traceId) || !parse(ids.spanId, spanId)) return
-    this.threadContext = new ThreadContext(traceId, spanId, ids.traceFlags & 0xff)
+    this.threadContext = new Context(traceId, spanId, ids.traceFlags & 0xff)
     setOrigin(this.threadContext, context)
     const metadata = context.getValue(RPC_METADATA)
     if (typeof metadata === 'object' && metadata !== null) this.setMetadata(metadata)
@@ -157,7 +157,7 @@ function publishResource(span) {
  * around it must end both, and so they must be one.
  */
 function unpublished(context) {
-  const threadContext = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
+  const threadContext = new Context()
   threadContext.invalidate()
   setOrigin(threadContext, context)
   hide(threadContext)
@@ -269,7 +269,7 @@ class Shared extends AsyncLocalStorage {
     storage.enterWith(threadContext)
   }
 }
-const NONE = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
+const NONE = new Context()
 
 const INSTRUMENTED = new WeakSet()
 

@@ -12,7 +12,7 @@ function records(buffer = new Uint8Array(BUFFER_SIZE)) {
   const all = new WeakMap()
   const recordOf = (context) => {
     const record = all.get(context)
-    if (record === undefined) throw new TypeError('not a ThreadContext')
+    if (record === undefined) throw new TypeError('not a Context')
     return record
   }
   const setSize = (record) => {

@@ -38,7 +38,8 @@ pub(crate) struct Blocks {
 }
 
 impl Block {
-    /// A block with this record, whose header is completed: it is valid, and has the size of its attributes.
+    /// Returns a block with this record, whose header is completed: it is valid, and has the size
+    /// of its attributes.
     pub(crate) fn new(environment: *const Environment, record: &[u8]) -> *mut Self {
         let capacity = record.len().max(FIRST_CAPACITY);
         let block = Self::allocate(Self {
@@ -78,18 +79,19 @@ impl Block {
     }
 
     /// # Safety
-    /// The block is from [`Self::new`] or [`Self::successor`], and no reader can find it; so below, but for readers.
+    /// The block is from [`Self::new`] or [`Self::successor`], and no reader can find it;
+    /// so below, but for readers.
     pub(crate) unsafe fn free(block: *mut Self) {
         // SAFETY: it was allocated with this layout.
         unsafe { alloc::dealloc(block.cast(), Self::layout((*block).capacity)) };
     }
 
-    /// The record of a block.
+    /// Returns the record of a block.
     pub(crate) fn record(block: *mut Self) -> *mut u8 {
         block.cast::<u8>().wrapping_add(RECORD)
     }
 
-    /// The block of a record.
+    /// Returns the block of a record.
     pub(crate) fn of(record: *mut u8) -> *mut Self {
         record.wrapping_sub(RECORD).cast()
     }
@@ -99,18 +101,19 @@ impl Block {
     /// # Safety
     /// See [`Self::free`].
     pub(crate) unsafe fn size(block: *mut Self) -> usize {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::free`].
         let attributes: u16 =
             unsafe { ptr::read_unaligned(Self::record(block).add(offset::ATTRIBUTES_SIZE).cast()) };
         HEADER_SIZE + usize::from(attributes)
     }
 
-    /// The record's bytes.
+    /// Returns the record's bytes.
     ///
     /// # Safety
     /// See [`Self::free`]; nothing changes the record while they are used.
     pub(crate) unsafe fn bytes<'a>(block: *mut Self) -> &'a [u8] {
-        // SAFETY: as the caller promises; the record is within the block.
+        // SAFETY: the caller ensures that see [`Self::free`]; nothing changes the record while they
+        // are used; the record is within the block.
         unsafe { std::slice::from_raw_parts(Self::record(block), Self::size(block)) }
     }
 
@@ -119,8 +122,8 @@ impl Block {
     /// # Safety
     /// See [`Self::free`].
     pub(crate) unsafe fn append(block: *mut Self, attributes: &[u8]) -> bool {
-        // SAFETY: as the caller promises; the new bytes are within the block, and readers skip them until the size
-        // has changed.
+        // SAFETY: the caller ensures that see [`Self::free`]; the new bytes are within the block,
+        // and readers skip them until the size has changed.
         unsafe {
             let size = Self::size(block);
             let new = size + attributes.len();
@@ -138,8 +141,8 @@ impl Block {
         true
     }
 
-    /// A block in place of this one in the list. It has the first bytes of the record, with its header at least, and
-    /// these attributes behind them.
+    /// Returns a block in place of this one in the list. It has the first bytes of the record, with
+    /// its header at least, and these attributes behind them.
     ///
     /// # Safety
     /// See [`Self::free`].
@@ -149,7 +152,8 @@ impl Block {
         attributes: &[u8],
         blocks: &Blocks,
     ) -> *mut Self {
-        // SAFETY: as the caller promises; the new block has room for what is kept and the attributes.
+        // SAFETY: the caller ensures that see [`Self::free`]; the new block has room for what is
+        // kept and the attributes.
         unsafe {
             let capacity = (2 * (*block).capacity)
                 .max(kept + attributes.len())
@@ -174,7 +178,7 @@ impl Block {
     /// # Safety
     /// See [`Self::free`].
     pub(crate) unsafe fn invalidate(block: *mut Self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::free`].
         unsafe { ptr::write_volatile(Self::record(block).add(offset::VALID), 0) };
     }
 
@@ -183,7 +187,7 @@ impl Block {
     /// # Safety
     /// See [`Self::free`].
     pub(crate) unsafe fn set_trace_flags(block: *mut Self, flags: u8) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::free`].
         unsafe {
             if Self::bytes(block)[..offset::VALID]
                 .iter()
@@ -206,7 +210,8 @@ impl Blocks {
     /// # Safety
     /// The block is in no list; it and all in this one are valid; so below.
     pub(crate) unsafe fn add(&self, block: *mut Block) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that the block is in no list; it and all in this one are
+        // valid; so below.
         unsafe {
             (*block).previous = ptr::null_mut();
             let next = self.first.replace(block);
@@ -220,12 +225,13 @@ impl Blocks {
     /// # Safety
     /// See [`Self::add`]; the block is in this list.
     pub(crate) unsafe fn remove(&self, block: *mut Block) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::add`]; the block is in this list.
         unsafe {
             let (previous, next) = ((*block).previous, (*block).next);
-            match previous.is_null() {
-                true => self.first.set(next),
-                false => (*previous).next = next,
+            if previous.is_null() {
+                self.first.set(next)
+            } else {
+                (*previous).next = next
             }
             if !next.is_null() {
                 (*next).previous = previous;

@@ -141,7 +141,8 @@ impl Environment {
         Ok(())
     }
 
-    /// The block of a context; `None` for any other value, and if its record was given back.
+    /// Returns the block of a context; `None` for any other value, and if its record was given
+    /// back.
     fn block(&self, object: Value) -> Option<*mut Block> {
         let object: Local = object.cast();
         if self.has_ended.get() {
@@ -160,7 +161,7 @@ impl Environment {
         has_record.then(|| Block::of(ptr::with_exposed_provenance_mut(record)))
     }
 
-    /// The first bytes that JavaScript has written to the buffer.
+    /// Returns the first bytes that JavaScript has written to the buffer.
     fn written(&self, size: usize) -> &[u8] {
         // SAFETY: the buffer has this size, and JavaScript does not run while they are used.
         unsafe { std::slice::from_raw_parts(self.buffer, size.min(BUFFER_SIZE)) }
@@ -200,9 +201,10 @@ impl Environment {
         };
         // SAFETY: a block that an object has is in the list. Readers find the old record or the new one.
         unsafe {
-            let kept = match replaces {
-                true => HEADER_SIZE,
-                false => Block::size(block),
+            let kept = if replaces {
+                HEADER_SIZE
+            } else {
+                Block::size(block)
             };
             if kept + attributes > RECOMMENDED_SIZE {
                 return false;
@@ -222,7 +224,7 @@ impl Environment {
         true
     }
 
-    /// The word of the current asynchronous context frame.
+    /// Returns the word of the current asynchronous context frame.
     fn frame(&self) -> Option<usize> {
         // SAFETY: this is a callback of Node-API, on the isolate's thread.
         unsafe { self.v8.embedder_data(self.isolate) }
@@ -312,13 +314,13 @@ fn own_memory() -> Result<OwnMemory, String> {
     OwnMemory::open().map_err(|error| format!("no pipe to read its own memory with: {error}"))
 }
 
-/// The hook at the end of an environment.
+/// Runs at the end of an environment.
 unsafe extern "C" fn end(environment: *mut c_void) {
     // SAFETY: it was registered with an environment.
     unsafe { (*environment.cast::<Environment>()).end() }
 }
 
-/// The environment is gone.
+/// Runs when the environment is gone.
 unsafe extern "C" fn finalize(_: Env, environment: *mut c_void, _: *mut c_void) {
     // SAFETY: it is from `start`, and neither JavaScript nor V8 has its address any more: `end` was called.
     drop(unsafe { Box::from_raw(environment.cast::<Environment>()) });
@@ -346,7 +348,8 @@ unsafe fn with<const N: usize>(
     info: CallbackInfo,
     run: impl FnOnce(&Environment, Call, [Value; N]) -> Value,
 ) -> Value {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `env` and `info` are of the running callback, whose data is
+    // an environment.
     unsafe {
         let call = Call::new(env);
         match call.arguments(info) {
@@ -356,15 +359,16 @@ unsafe fn with<const N: usize>(
     }
 }
 
-const NO_CONTEXT: &str = "not a ThreadContext";
+const NO_CONTEXT: &str = "not a Context";
 
 /// `create(context, size)`: gives it the record in the buffer, with attributes of this size.
 unsafe extern "C" fn create(env: Env, info: CallbackInfo) -> Value {
     let run = |environment: &Environment, call: Call, [object, size]: [Value; 2]| {
         let size = call.u32_of(size).unwrap_or(u32::MAX);
-        match environment.create(object, size as usize) {
-            true => ptr::null_mut(),
-            false => call.throw_type_error(NO_CONTEXT),
+        if environment.create(object, size as usize) {
+            ptr::null_mut()
+        } else {
+            call.throw_type_error(NO_CONTEXT)
         }
     };
     // SAFETY: Node-API calls this with the data that `start` gave; so below.
@@ -378,9 +382,10 @@ unsafe extern "C" fn append(env: Env, info: CallbackInfo) -> Value {
             .u32_of(size)
             .filter(|size| *size as usize <= MAX_ATTRIBUTES);
         let replaces = call.bool_of(replaces) == Some(true);
-        match size.is_some_and(|size| environment.append(object, size as usize, replaces)) {
-            true => ptr::null_mut(),
-            false => call.throw_type_error(NO_CONTEXT),
+        if size.is_some_and(|size| environment.append(object, size as usize, replaces)) {
+            ptr::null_mut()
+        } else {
+            call.throw_type_error(NO_CONTEXT)
         }
     };
     // SAFETY: see `create`.
@@ -436,7 +441,7 @@ unsafe extern "C" fn bytes(env: Env, info: CallbackInfo) -> Value {
     unsafe { with(env, info, run) }
 }
 
-/// What is wrong, as a string; `undefined` if nothing is.
+/// Returns what is wrong, as a string; `undefined` if nothing is.
 fn reason(call: Call, result: Result<(), String>) -> Value {
     match result {
         Ok(()) => ptr::null_mut(),

@@ -20,7 +20,7 @@ mod v8;
 use environment::Environment;
 use napi::{Call, Env, Value};
 
-/// The version of Node-API that the addon needs: that of Node.js 18.
+/// Returns the version of Node-API that the addon needs: that of Node.js 18.
 #[unsafe(no_mangle)]
 pub extern "C" fn node_api_module_get_api_version_v1() -> i32 {
     8

@@ -150,7 +150,8 @@ impl Call {
         Self { env }
     }
 
-    /// The first arguments, `undefined` where there are fewer, and the data of the function.
+    /// Returns the first arguments, `undefined` where there are fewer, and the data of the
+    /// function.
     pub(crate) fn arguments<const N: usize>(
         self,
         info: CallbackInfo,
@@ -172,7 +173,7 @@ impl Call {
         (status == OK).then_some((arguments, data))
     }
 
-    /// The result of a function that stores one.
+    /// Returns the result of a function that stores one.
     fn result<T: Default>(self, get: impl FnOnce(Env, *mut T) -> Status) -> Option<T> {
         let mut result = T::default();
         (get(self.env, &raw mut result) == OK).then_some(result)
@@ -194,7 +195,7 @@ impl Call {
         self.handle(|env, to| unsafe { napi_create_object(env, to) })
     }
 
-    /// An array; null, which JavaScript sees as `undefined`, if there is none.
+    /// Returns an array; null, which JavaScript sees as `undefined`, if there is none.
     pub(crate) fn array(self, items: impl Iterator<Item = Value>) -> Value {
         // SAFETY: see `undefined`.
         let array = self.handle(|env, to| unsafe { napi_create_array(env, to) });
@@ -291,7 +292,7 @@ impl Call {
         String::from_utf8(text).ok()
     }
 
-    /// The elements of an array; `None` for anything else.
+    /// Returns the elements of an array; `None` for anything else.
     pub(crate) fn elements(self, value: Value) -> Option<impl Iterator<Item = Option<Value>>> {
         // SAFETY: see `type_of`.
         self.result(|env, to| unsafe { napi_is_array(env, value, to) })
@@ -304,7 +305,7 @@ impl Call {
         }))
     }
 
-    /// A copy of the bytes of a `Uint8Array`.
+    /// Returns a copy of the bytes of a `Uint8Array`.
     pub(crate) fn bytes_of(self, value: Value) -> Option<Vec<u8>> {
         // SAFETY: see `type_of`.
         self.result(|env, to| unsafe { napi_is_typedarray(env, value, to) })
@@ -347,13 +348,14 @@ impl Call {
         data: *mut c_void,
     ) -> Option<Value> {
         let name = name.as_ptr();
-        // SAFETY: see `undefined`, and as the caller promises.
+        // SAFETY: see `undefined`; the caller passes values of this call.
         self.handle(|env, to| unsafe {
             napi_create_function(env, name, AUTO_LENGTH, callback, data, to)
         })
     }
 
-    /// A `Uint8Array` that lives as long as the environment, and the address of its bytes, which stays.
+    /// Returns a `Uint8Array` that lives as long as the environment, and the address of its bytes,
+    /// which stays.
     pub(crate) fn buffer(self, size: usize) -> Option<(Value, *mut u8)> {
         let mut data = ptr::null_mut();
         let address = &raw mut data;
@@ -369,7 +371,7 @@ impl Call {
         (!data.is_null()).then_some((array, data.cast()))
     }
 
-    /// An object that this constructor makes.
+    /// Returns an object that this constructor makes.
     pub(crate) fn instance(self, constructor: Value) -> Option<Value> {
         // SAFETY: see `type_of`; there are no arguments.
         self.handle(|env, to| unsafe { napi_new_instance(env, constructor, 0, ptr::null(), to) })
@@ -380,7 +382,7 @@ impl Call {
     /// # Safety
     /// `data` is what `finalize` expects then.
     pub(crate) unsafe fn own(self, data: *mut c_void, finalize: Finalize) -> Option<()> {
-        // SAFETY: see `undefined`, and as the caller promises.
+        // SAFETY: see `undefined`; the caller passes values of this call.
         let status = unsafe { napi_set_instance_data(self.env, data, finalize, ptr::null_mut()) };
         (status == OK).then_some(())
     }
@@ -394,12 +396,12 @@ impl Call {
         hook: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Option<()> {
-        // SAFETY: see `undefined`, and as the caller promises.
+        // SAFETY: see `undefined`; the caller passes values of this call.
         (unsafe { napi_add_env_cleanup_hook(self.env, hook, argument) } == OK).then_some(())
     }
 }
 
-/// The text with a NUL behind it; what follows a NUL in it is not shown.
+/// Returns the text with a NUL behind it; what follows a NUL in it is not shown.
 fn c_string(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }

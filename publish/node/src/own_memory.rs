@@ -28,7 +28,8 @@ impl OwnMemory {
         }
     }
 
-    /// The bytes at an address, at most [`MAX_READ`]; those before the first that cannot be read.
+    /// Returns the bytes at an address, at most [`MAX_READ`]; those before the first that cannot be
+    /// read.
     pub(crate) fn bytes(&mut self, address: usize, size: usize) -> Vec<u8> {
         use std::os::fd::AsRawFd;
         let size = size.min(MAX_READ);
@@ -42,7 +43,7 @@ impl OwnMemory {
         }
     }
 
-    /// The words from an address on, as far as they can be read.
+    /// Returns the words from an address on, as far as they can be read.
     pub(crate) fn words(&mut self, address: usize, count: usize) -> Vec<usize> {
         let bytes = self.bytes(address, count * size_of::<usize>());
         let words = bytes.chunks_exact(size_of::<usize>());

@@ -18,7 +18,7 @@ const ISOLATE_SIZE: usize = 2048;
 /// Maximum number of entries in a bucket that are read.
 const MAX_CHAIN: usize = 64;
 
-/// Where an object has the address of its record, in bytes, when `record` is that.
+/// Returns where an object has the address of its record, in bytes, when `record` is that.
 pub(crate) fn record_offset(memory: &mut OwnMemory, object: usize, record: usize) -> Option<usize> {
     let object = object.checked_sub(TAG)?;
     let mut found = RECORD_OFFSETS.into_iter().filter(|offset| {
@@ -49,7 +49,7 @@ impl WordSearch {
         }
     }
 
-    /// The only place, if one is left.
+    /// Returns the only place, if one is left.
     pub(crate) fn found(&self) -> Option<usize> {
         match self.candidates.as_deref() {
             Some([offset]) => Some(*offset),
@@ -58,7 +58,7 @@ impl WordSearch {
     }
 }
 
-/// The value of a key in the map that an asynchronous context frame is.
+/// Returns the value of a key in the map that an asynchronous context frame is.
 pub(crate) fn look_up(
     memory: &mut OwnMemory,
     frame: usize,
@@ -90,12 +90,12 @@ pub(crate) fn look_up(
     None
 }
 
-/// The address of the object that a word refers to.
+/// Returns the address of the object that a word refers to.
 fn object(word: usize) -> Option<usize> {
     (word & TAG == TAG).then(|| word - TAG)
 }
 
-/// The number that a word is: in the upper half, above zeroes.
+/// Returns the number that a word is: in the upper half, above zeroes.
 fn number(word: usize) -> Option<usize> {
     let is_number = word as u32 == 0;
     let number = (word as u64 >> 32) as i32;

@@ -24,7 +24,8 @@ static PROCESS: Mutex<Process> = Mutex::new(Process {
     keys: Vec::new(),
 });
 
-/// Where readers of published versions of the schema find V8's layout, as attributes of the process context.
+/// Returns where readers of published versions of the schema find V8's layout, as attributes of the
+/// process context.
 pub(crate) fn layout(record_offset: usize) -> [(&'static str, usize); 4] {
     [
         ("threadlocal.js_object_record_offset", record_offset),
@@ -83,13 +84,13 @@ pub(crate) fn register_keys(
     Ok(indexes)
 }
 
-/// The names that are registered, by their indexes.
+/// Returns the names that are registered, by their indexes.
 pub(crate) fn keys() -> Vec<&'static str> {
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     process.keys.iter().map(Key::name).collect()
 }
 
-/// Whether the process context is published.
+/// Returns whether the process context is published.
 pub(crate) fn is_published() -> bool {
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     process.published.is_some()
@@ -129,7 +130,7 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
     process.check_indexes()
 }
 
-/// The reason in words for programs of Node.js.
+/// Returns the reason in words for programs of Node.js.
 fn explain(error: PublishError) -> String {
     match error {
         PublishError::Foreign { .. } => {
@@ -159,7 +160,8 @@ impl Process {
     }
 }
 
-/// An attribute's value: a string, boolean, number, bigint, `Uint8Array`, or an array of them.
+/// Returns an attribute's value: a string, boolean, number, bigint, `Uint8Array`, or an array of
+/// them.
 fn attribute(call: Call, value: Value, depth: usize) -> Option<Attribute> {
     match call.type_of(value)? {
         value_type::STRING => call.string_of(value).map(|text| text.as_str().into()),
@@ -168,9 +170,10 @@ fn attribute(call: Call, value: Value, depth: usize) -> Option<Attribute> {
         value_type::NUMBER => call.f64_of(value).map(|number| {
             // The integers that a number of JavaScript represents exactly.
             let is_integer = number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0;
-            match is_integer {
-                true => (number as i64).into(),
-                false => number.into(),
+            if is_integer {
+                (number as i64).into()
+            } else {
+                number.into()
             }
         }),
         value_type::OBJECT => match call.elements(value) {

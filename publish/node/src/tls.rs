@@ -79,8 +79,8 @@ std::arch::global_asm!(
 #[allow(unreachable_pub)]
 pub static EXPORT: u8 = 0;
 
-/// The calling thread's structure, by the sequence that TLSDESC prescribes ("ELF Handling For Thread-Local
-/// Storage").
+/// Returns the calling thread's structure, by the sequence that TLSDESC prescribes ("ELF Handling
+/// For Thread-Local Storage").
 #[cfg(target_arch = "x86_64")]
 fn address() -> *mut Published {
     let address;

@@ -77,7 +77,7 @@ pub(crate) struct V8 {
 }
 
 impl V8 {
-    /// The functions in this process; the name of the first one that it does not have.
+    /// Returns the functions in this process; the name of the first one that it does not have.
     pub(crate) fn find() -> Result<&'static Self, &'static str> {
         static FOUND: OnceLock<Result<V8, &'static str>> = OnceLock::new();
         // SAFETY: nothing but the resolution of names happens.
@@ -131,30 +131,33 @@ impl V8 {
         }
     }
 
-    /// The isolate of the calling thread; null if it has entered none.
+    /// Returns the isolate of the calling thread; null if it has entered none.
     pub(crate) fn isolate(&self) -> Isolate {
         // SAFETY: it reads a thread-local variable.
         unsafe { (self.current_isolate)() }
     }
 
-    /// The word that V8 carries from one asynchronous call to the next.
+    /// Returns the word that V8 carries from one asynchronous call to the next.
     ///
     /// # Safety
     /// The thread runs in the isolate, in a callback of Node-API; so below.
     pub(crate) unsafe fn embedder_data(&self, isolate: Isolate) -> Option<usize> {
-        // SAFETY: as the caller promises; a handle is the address of a word.
+        // SAFETY: the caller ensures that the thread runs in the isolate, in a callback of Node-
+        // API; so below; a handle is the address of a word.
         unsafe {
             let local = (self.embedder_data)(isolate);
             (!local.is_null()).then(|| *local)
         }
     }
 
-    /// A class whose objects have a field for the address of a record: its template, and its constructor.
+    /// Returns a class whose objects have a field for the address of a record: its template, and
+    /// its constructor.
     ///
     /// # Safety
     /// See [`Self::embedder_data`].
     pub(crate) unsafe fn class(&self, isolate: Isolate) -> Option<(Local, Local)> {
-        // SAFETY: as the caller promises. Each handle is checked before its use.
+        // SAFETY: the caller ensures that see [`Self::embedder_data`]. Each handle is checked
+        // before its use.
         unsafe {
             let none = ptr::null_mut();
             let template = (self.function_template_new)(
@@ -184,12 +187,14 @@ impl V8 {
         }
     }
 
-    /// Whether an object was made by the constructor of [`Self::class`], or by one that extends it.
+    /// Returns whether an object was made by the constructor of [`Self::class`], or by one that
+    /// extends it.
     ///
     /// # Safety
     /// See [`Self::embedder_data`]; `template` is one, or the slot of one; `value` is a handle.
     pub(crate) unsafe fn is_instance(&self, template: Local, value: Local) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::embedder_data`]; `template` is one, or the
+        // slot of one; `value` is a handle.
         !value.is_null() && unsafe { (self.has_instance)(template, value) }
     }
 
@@ -199,7 +204,8 @@ impl V8 {
     /// See [`Self::embedder_data`]; [`Self::is_instance`] is true for `object`, and the address is even.
     pub(crate) unsafe fn set_record(&self, object: Local, record: *mut u8) {
         let record = record.cast();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::embedder_data`]; [`Self::is_instance`] is
+        // true for `object`, and the address is even.
         unsafe {
             match self.set_pointer {
                 SetPointer::Plain(set) => set(object, RECORD_FIELD, record),
@@ -211,16 +217,17 @@ impl V8 {
     /// # Safety
     /// See [`Self::embedder_data`]; `object` is a handle of an object.
     pub(crate) unsafe fn identity_hash(&self, object: Local) -> i32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::embedder_data`]; `object` is a handle of an
+        // object.
         unsafe { (self.identity_hash)(object) }
     }
 
-    /// A slot that keeps the value alive.
+    /// Returns a slot that keeps the value alive.
     ///
     /// # Safety
     /// See [`Self::embedder_data`]; `value` is a handle.
     pub(crate) unsafe fn globalize(&self, isolate: Isolate, value: Local) -> GlobalSlot {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::embedder_data`]; `value` is a handle.
         unsafe { (self.globalize)(isolate, *value) }
     }
 
@@ -235,19 +242,20 @@ impl V8 {
         parameter: *mut c_void,
         callback: WeakCallback,
     ) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that the slot is one of [`Self::globalize`] that was not
+        // disposed of; so below.
         unsafe { (self.make_weak)(slot, parameter, callback, PARAMETER) }
     }
 
     /// # Safety
     /// See [`Self::make_weak`].
     pub(crate) unsafe fn dispose(&self, slot: GlobalSlot) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that see [`Self::make_weak`].
         unsafe { (self.dispose_global)(slot) }
     }
 }
 
-/// The function of this name; if there is none, the name.
+/// Returns the function of this name; if there is none, the name.
 ///
 /// # Safety
 /// `F` is the type of the function.
@@ -258,6 +266,7 @@ unsafe fn function<F: Copy>(name: &'static CStr) -> Result<F, &'static str> {
     if address.is_null() {
         return Err(name.to_str().unwrap_or_default());
     }
-    // SAFETY: as the caller promises; a function's pointer has the size of its address.
+    // SAFETY: the caller ensures that `F` is the type of the function; a function's pointer has the
+    // size of its address.
     Ok(unsafe { mem::transmute_copy(&address) })
 }

@@ -5,8 +5,8 @@ import { createContext, runInContext } from 'node:vm'
 
 import { decode, flags, otelctx, program, run, spanId, traceId } from './common.mjs'
 
-const { ThreadContext } = otelctx
-const make = (...attributes) => new ThreadContext(traceId, spanId, 1, attributes)
+const { Context } = otelctx
+const make = (...attributes) => new Context(traceId, spanId, 1, attributes)
 
 test('the bytes are those of the format', () => {
   assert.equal(otelctx.unsupportedReason, undefined)
@@ -19,34 +19,35 @@ test('the bytes are those of the format', () => {
 
 test('flags and attributes are optional', () => {
   for (const context of [
-    new ThreadContext(traceId, spanId),
-    new ThreadContext(traceId, spanId, undefined, undefined),
-    new ThreadContext(traceId, spanId, 0, null),
-    new ThreadContext(traceId, spanId, 0, []),
+    new Context(traceId, spanId),
+    new Context(traceId, spanId, undefined, undefined),
+    new Context(traceId, spanId, 0, null),
+    new Context(traceId, spanId, 0, []),
   ]) {
     const { flags, attributes, length, valid } = decode(context.debugBytes())
     assert.deepEqual([flags, attributes, length, valid], [0, [], 28, 1])
   }
-  assert.equal(decode(new ThreadContext(traceId, spanId, 255).debugBytes()).flags, 255)
+  assert.equal(decode(new Context(traceId, spanId, 255).debugBytes()).flags, 255)
 })
 
 test('there are both IDs or none, and flags only with them', () => {
-  const none = '0'.repeat(32)
-  for (const [trace, span] of [
-    [new Uint8Array(16), spanId],
-    [traceId, new Uint8Array(8)],
-    [new Uint8Array(16), new Uint8Array(8)],
+  for (const [name, trace, span] of [
+    ['traceId', new Uint8Array(16), spanId],
+    ['spanId', traceId, new Uint8Array(8)],
+    ['traceId', new Uint8Array(16), new Uint8Array(8)],
   ]) {
-    const record = decode(new ThreadContext(trace, span, 1, ['x']).debugBytes())
-    assert.deepEqual(
-      [record.traceId, record.spanId, record.flags, record.attributes, record.valid],
-      [none, '0'.repeat(16), 0, [[0, 'x']], 1],
-    )
+    const message = `${name}: zero is not an ID; for attributes alone, give neither ID`
+    assert.throws(() => new Context(trace, span, 1, ['x']), { name: 'RangeError', message })
   }
+  const record = decode(new Context(undefined, undefined, 1, ['x']).debugBytes())
+  assert.deepEqual(
+    [record.traceId, record.spanId, record.flags, record.attributes, record.valid],
+    ['0'.repeat(32), '0'.repeat(16), 0, [[0, 'x']], 1],
+  )
 })
 
 test('a context without IDs is given no flags later', () => {
-  const context = new ThreadContext(new Uint8Array(16), new Uint8Array(8), 0, ['x'])
+  const context = new Context(undefined, undefined, 0, ['x'])
   context.setTraceFlags(1)
   assert.equal(decode(context.debugBytes()).flags, 0)
 })
@@ -54,7 +55,7 @@ test('a context without IDs is given no flags later', () => {
 test('values that are missing are skipped', () => {
   // biome-ignore lint/suspicious/noSparseArray: holes are what is tested
   const values = ['a', null, undefined, , '', 'f']
-  const { attributes } = decode(new ThreadContext(traceId, spanId, 0, values).debugBytes())
+  const { attributes } = decode(new Context(traceId, spanId, 0, values).debugBytes())
   assert.deepEqual(attributes, [[0, 'a'], [4, ''], [5, 'f']])
 })
 
@@ -81,7 +82,7 @@ test('612 bytes are kept of all; what does not fit is skipped', () => {
   const full = make('a'.repeat(255), 'b'.repeat(255), 'c'.repeat(96))
   assert.equal(full.debugBytes().length, 640)
   assert.equal(full.isTruncated(), false)
-  full.appendAttributes([null, null, null, ''])
+  full.append([null, null, null, ''])
   assert.equal(full.isTruncated(), true)
   assert.equal(full.debugBytes().length, 640)
 
@@ -89,7 +90,7 @@ test('612 bytes are kept of all; what does not fit is skipped', () => {
   const { attributes } = decode(skipped.debugBytes())
   assert.deepEqual(attributes.map(([key]) => key), [0, 1, 3])
   assert.equal(skipped.isTruncated(), true)
-  skipped.appendAttributes(['e'])
+  skipped.append(['e'])
   assert.equal(skipped.isTruncated(), true)
 })
 
@@ -99,12 +100,12 @@ test('attributes are appended, within the block and beyond it', () => {
   for (let size = 0; size < 30; size++) {
     const values = []
     values[size] = 'é'.repeat(size >> 2)
-    context.appendAttributes(values)
+    context.append(values)
     expected.push([size, values[size]])
     assert.deepEqual(decode(context.debugBytes()).attributes, expected)
   }
   assert.equal(context.isTruncated(), false)
-  for (const nothing of [undefined, null, [], [null]]) context.appendAttributes(nothing)
+  for (const nothing of [undefined, null, [], [null]]) context.append(nothing)
   assert.deepEqual(decode(context.debugBytes()).attributes, expected)
 })
 
@@ -116,7 +117,7 @@ test('flags and validity change in place', () => {
   context.invalidate()
   assert.equal(decode(context.debugBytes()).valid, 0)
   // It stays invalid when the record moves.
-  context.appendAttributes(['x'.repeat(200)])
+  context.append(['x'.repeat(200)])
   assert.equal(decode(context.debugBytes()).valid, 0)
 })
 
@@ -127,26 +128,26 @@ test('wrong arguments are a TypeError', () => {
   ids.push(new Uint16Array(16), new DataView(new ArrayBuffer(16)), new ArrayBuffer(16), forged)
   ids.push(new Proxy(new Uint8Array(16), {}), { length: 16 })
   for (const id of ids) {
-    assert.throws(() => new ThreadContext(id, spanId), types)
+    assert.throws(() => new Context(id, spanId), types)
   }
   for (const id of [undefined, null, traceId, Buffer.alloc(7), forged]) {
-    assert.throws(() => new ThreadContext(traceId, id), types)
+    assert.throws(() => new Context(traceId, id), types)
   }
   for (const wrong of [-1, 256, 1.5, NaN, '1', true, 1n, {}]) {
-    assert.throws(() => new ThreadContext(traceId, spanId, wrong), types)
+    assert.throws(() => new Context(traceId, spanId, wrong), types)
     assert.throws(() => make().setTraceFlags(wrong), types)
   }
   assert.throws(() => make().setTraceFlags(), types)
   for (const wrong of ['a', 1, {}, new Map(), { 0: 'a', length: 1 }]) {
-    assert.throws(() => new ThreadContext(traceId, spanId, 0, wrong), types)
-    assert.throws(() => make().appendAttributes(wrong), types)
+    assert.throws(() => new Context(traceId, spanId, 0, wrong), types)
+    assert.throws(() => make().append(wrong), types)
   }
   for (const wrong of [1, {}, [], true, Symbol('x'), 1n]) {
-    assert.throws(() => new ThreadContext(traceId, spanId, 0, [wrong]), types)
+    assert.throws(() => new Context(traceId, spanId, 0, [wrong]), types)
   }
   const tooMany = new Array(257)
-  assert.throws(() => new ThreadContext(traceId, spanId, 0, tooMany), { name: 'RangeError' })
-  assert.throws(() => ThreadContext(traceId, spanId), types)
+  assert.throws(() => new Context(traceId, spanId, 0, tooMany), { name: 'RangeError' })
+  assert.throws(() => Context(traceId, spanId), types)
   for (const wrong of [null, 1, 'x', {}, new Proxy(make(), {})]) {
     assert.throws(() => otelctx.setContext(wrong), types)
     assert.throws(() => otelctx.runWithContext(wrong, () => {}), types)
@@ -156,14 +157,14 @@ test('wrong arguments are a TypeError', () => {
 
 test('a foreign receiver is a TypeError', () => {
   const context = make()
-  const Base = Object.getPrototypeOf(ThreadContext)
-  const receivers = [undefined, null, 1, {}, Object.create(ThreadContext.prototype), new Base()]
+  const Base = Object.getPrototypeOf(Context)
+  const receivers = [undefined, null, 1, {}, Object.create(Context.prototype), new Base()]
   receivers.push(Object.create(context), new Proxy(context, {}), new Map())
-  receivers.push(Reflect.construct(Base, [], ThreadContext))
-  const names = Object.getOwnPropertyNames(ThreadContext.prototype)
+  receivers.push(Reflect.construct(Base, [], Context))
+  const names = Object.getOwnPropertyNames(Context.prototype)
   const methods = names.filter((name) => name !== 'constructor').sort()
   assert.deepEqual(methods, [
-    'appendAttributes',
+    'append',
     'debugBytes',
     'enter',
     'invalidate',
@@ -173,11 +174,11 @@ test('a foreign receiver is a TypeError', () => {
   ])
   for (const receiver of receivers) {
     for (const name of methods) {
-      const method = ThreadContext.prototype[name]
+      const method = Context.prototype[name]
       assert.throws(() => method.call(receiver, () => {}), { name: 'TypeError' }, name)
     }
   }
-  assert.throws(() => Object.setPrototypeOf(ThreadContext, class {}), { name: 'TypeError' })
+  assert.throws(() => Object.setPrototypeOf(Context, class {}), { name: 'TypeError' })
 })
 
 test('the addon itself rejects what is none of its objects', () => {
@@ -188,7 +189,7 @@ test('the addon itself rejects what is none of its objects', () => {
 })
 
 test('classes can extend it, and other realms can use it', () => {
-  class Mine extends ThreadContext {
+  class Mine extends Context {
     constructor() {
       super(traceId, spanId, 1, ['mine'])
     }
@@ -197,7 +198,7 @@ test('classes can extend it, and other realms can use it', () => {
   assert.deepEqual(decode(mine.debugBytes()).attributes, [[0, 'mine']])
   assert.equal(mine.run(otelctx.getContext), mine)
   const ids = runInContext('[new Uint8Array(16).fill(7), new Uint8Array(8).fill(7)]', createContext({}))
-  assert.equal(decode(new ThreadContext(...ids).debugBytes()).traceId, '07'.repeat(16))
+  assert.equal(decode(new Context(...ids).debugBytes()).traceId, '07'.repeat(16))
 })
 
 test('code that runs while arguments are read changes no other record', () => {
@@ -206,11 +207,11 @@ test('code that runs while arguments are read changes no other record', () => {
   let inner
   Object.defineProperty(attributes, 1, {
     get() {
-      inner = new ThreadContext(other, spanId, 0, ['inner'.repeat(20)])
+      inner = new Context(other, spanId, 0, ['inner'.repeat(20)])
       return 'second'
     },
   })
-  const context = new ThreadContext(traceId, spanId, 1, attributes)
+  const context = new Context(traceId, spanId, 1, attributes)
   assert.deepEqual(decode(context.debugBytes()).attributes, [[0, 'first'], [1, 'second']])
   assert.equal(decode(context.debugBytes()).traceId, traceId.toString('hex'))
   assert.equal(decode(inner.debugBytes()).traceId, '09'.repeat(16))
@@ -219,22 +220,22 @@ test('code that runs while arguments are read changes no other record', () => {
   const values = ['x'.repeat(250), 'y'.repeat(250)]
   Object.defineProperty(values, 0, {
     get() {
-      appended.appendAttributes(['z'.repeat(250)])
+      appended.append(['z'.repeat(250)])
       return 'x'.repeat(250)
     },
   })
-  appended.appendAttributes(values)
+  appended.append(values)
   assert.ok(appended.debugBytes().length <= 640)
   assert.equal(appended.isTruncated(), true)
 
   let trap
-  const Target = new Proxy(ThreadContext, {
+  const Target = new Proxy(Context, {
     get(target, name) {
-      if (name === 'prototype') trap = new ThreadContext(other, spanId)
+      if (name === 'prototype') trap = new Context(other, spanId)
       return Reflect.get(target, name)
     },
   })
-  const built = Reflect.construct(ThreadContext, [traceId, spanId, 1, ['a']], Target)
+  const built = Reflect.construct(Context, [traceId, spanId, 1, ['a']], Target)
   assert.equal(decode(built.debugBytes()).traceId, traceId.toString('hex'))
   assert.equal(decode(trap.debugBytes()).traceId, '09'.repeat(16))
 })

@@ -20,8 +20,8 @@ test('a second copy in one environment keeps the first one working', () => {
   for (const path of paths) delete require.cache[path]
   const second = require(folder)
   assert.notEqual(second, otelctx)
-  for (const { ThreadContext, getContext } of [otelctx, second]) {
-    const context = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+  for (const { Context, getContext } of [otelctx, second]) {
+    const context = new Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
     assert.equal(context.run(getContext), context)
     // Readers follow one storage: that of both.
     assert.equal(context.run(otelctx.getContext), context)

@@ -7,11 +7,11 @@ import { flags, program, run } from './common.mjs'
 test('the garbage collector frees records', () => {
   // Each has 640 bytes: without it, these are 1.3 GB.
   const source = `
-    const { ThreadContext } = require(process.env.OTELCTX_PACKAGE)
+    const { Context } = require(process.env.OTELCTX_PACKAGE)
     const ids = [new Uint8Array(16).fill(1), new Uint8Array(8).fill(1)]
     for (let count = 0; count < 2_000_000; count++) {
-      const context = new ThreadContext(...ids, 1, ['x'.repeat(255)])
-      context.appendAttributes(['x'.repeat(255)])
+      const context = new Context(...ids, 1, ['x'.repeat(255)])
+      context.append(['x'.repeat(255)])
     }
     console.log(process.memoryUsage.rss())`
   const result = run([...flags, '-e', source])
@@ -22,14 +22,14 @@ test('the garbage collector frees records', () => {
 
 test('a context outlives its collections', () => {
   const source = `
-    const { ThreadContext, getContext } = require(process.env.OTELCTX_PACKAGE)
-    const context = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1), 1, ['kept'])
+    const { Context, getContext } = require(process.env.OTELCTX_PACKAGE)
+    const context = new Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1), 1, ['kept'])
     context.run(() => {
       const before = Buffer.from(getContext().debugBytes()).toString('hex')
       for (let count = 0; count < 20; count++) {
         let garbage = []
         for (let size = 0; size < 20_000; size++) {
-          garbage.push(new ThreadContext(new Uint8Array(16).fill(2), new Uint8Array(8).fill(2)))
+          garbage.push(new Context(new Uint8Array(16).fill(2), new Uint8Array(8).fill(2)))
         }
         garbage = undefined
         gc({ type: count % 2 ? 'minor' : 'major' })
@@ -58,8 +58,8 @@ test('workers end cleanly, and leak nothing', () => {
 test('a process ends while contexts are attached', () => {
   for (const end of ['process.exit(3)', 'throw new Error(1)', 'process.kill(process.pid)', '0']) {
     const source = `
-      const { ThreadContext } = require(process.env.OTELCTX_PACKAGE)
-      const context = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+      const { Context } = require(process.env.OTELCTX_PACKAGE)
+      const context = new Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
       process.on('exit', () => context.debugBytes())
       context.enter()
       ${end}`

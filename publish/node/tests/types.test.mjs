@@ -61,15 +61,15 @@ test('each name that is exported has a type, and each type of a value is that of
 test('the classes have the members of their types', { skip }, () => {
   const { isConstructorDeclaration } = typescript
   const all = declarations('index.d.ts')
-  const type = all.get('ThreadContext')
-  const { ThreadContext } = otelctx
-  assert.equal(ThreadContext.length, type.members.find(isConstructorDeclaration).parameters.length)
+  const type = all.get('Context')
+  const { Context } = otelctx
+  assert.equal(Context.length, type.members.find(isConstructorDeclaration).parameters.length)
   // No member of the type is static.
-  assert.deepEqual(own(ThreadContext), ['length', 'name', 'prototype'])
-  const context = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+  assert.deepEqual(own(Context), ['length', 'name', 'prototype'])
+  const context = new Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
   const named = otelctx.makeNamedContext(['http.route'])
   for (const [object, name] of [
-    [context, 'ThreadContext'],
+    [context, 'Context'],
     [named, 'NamedContext'],
   ]) {
     const prototype = Object.getPrototypeOf(object)
@@ -79,7 +79,7 @@ test('the classes have the members of their types', { skip }, () => {
     for (const [member, node] of typed) compareFunction(object[member], node, `${name}.${member}`)
   }
   // What its class inherits is the addon's.
-  const base = Object.getPrototypeOf(ThreadContext.prototype)
+  const base = Object.getPrototypeOf(Context.prototype)
   assert.deepEqual(own(base), [])
 })
 

@@ -140,7 +140,8 @@ impl Context {
         Ok(Self::with(trace_id, span_id, trace_flags, attributes))
     }
 
-    /// A context for a child span: the same trace, flags and attributes, and more attributes.
+    /// Returns a context for a child span: the same trace, flags and attributes, and more
+    /// attributes.
     #[pyo3(signature = (span_id, attributes=None))]
     fn child(
         &self,
@@ -163,25 +164,25 @@ impl Context {
         Ok(())
     }
 
-    /// The trace ID, as 32 hexadecimal digits.
+    /// Returns the trace ID, as 32 hexadecimal digits.
     #[getter]
     fn trace_id(&self, py: Python<'_>) -> String {
         self.content.with(py, |it| it.trace_id.to_string())
     }
 
-    /// The span ID, as 16 hexadecimal digits.
+    /// Returns the span ID, as 16 hexadecimal digits.
     #[getter]
     fn span_id(&self, py: Python<'_>) -> String {
         self.content.with(py, |it| it.span_id.to_string())
     }
 
-    /// The W3C trace flags.
+    /// Returns the W3C trace flags.
     #[getter]
     fn trace_flags(&self, py: Python<'_>) -> u8 {
         self.content.with(py, |it| it.flags.0)
     }
 
-    /// A copy of the attributes.
+    /// Returns a copy of the attributes.
     #[getter(attributes)]
     fn attributes_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -191,8 +192,8 @@ impl Context {
         Ok(dict)
     }
 
-    /// Whether an attribute was cut or omitted, because the record has no room for it or its key
-    /// could not be published.
+    /// Returns whether an attribute was cut or omitted, because the record has no room for it or
+    /// its key could not be published.
     #[getter]
     fn is_truncated(&self, py: Python<'_>) -> bool {
         self.shared(py).is_truncated()
@@ -277,7 +278,7 @@ const MAX_NAMES: usize = 512;
 
 static KEYS: Mutex<Option<HashMap<String, Option<&'static Key>>>> = Mutex::new(None);
 
-/// The key of this name. `None` if it could not be registered, which is logged once.
+/// Returns the key of this name. `None` if it could not be registered, which is logged once.
 pub(crate) fn key(py: Python<'_>, name: &str) -> Option<&'static Key> {
     let error = {
         let mut keys = KEYS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -312,7 +313,7 @@ pub(crate) fn register_keys(py: Python<'_>, names: Vec<String>) {
     }
 }
 
-/// The context in a value of the context variable.
+/// Returns the context in a value of the context variable.
 #[inline]
 pub(crate) fn value_of<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a Context> {
     // Neither class can be subclassed.
@@ -323,7 +324,7 @@ pub(crate) fn value_of<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a Context> {
     entry.context.as_ref().map(Py::get)
 }
 
-/// The context in a value of the context variable, as an object.
+/// Returns the context in a value of the context variable, as an object.
 pub(crate) fn object_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, Context>> {
     if let Ok(context) = value.cast_exact::<Context>() {
         return Some(context.clone());
@@ -417,7 +418,7 @@ pub(crate) fn detach<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAn
     Ok(token.py().None().into_bound(token.py()))
 }
 
-/// The context that is attached in the current `contextvars` context.
+/// Returns the context that is attached in the current `contextvars` context.
 #[pyfunction]
 pub(crate) fn current(py: Python<'_>) -> PyResult<Option<Bound<'_, Context>>> {
     Ok(loaded()?.get(py).as_ref().and_then(object_of))
@@ -434,9 +435,9 @@ pub(crate) fn update(attributes: &Bound<'_, PyDict>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// What readers see of the calling thread: the record in its slot.
+/// Returns what readers see of the calling thread: the record in its slot.
 #[pyfunction]
-pub(crate) fn published(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+pub(crate) fn visible_to_readers(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
     let Some(record) = otelctx::visible_to_readers() else {
         return Ok(None);
     };
@@ -444,12 +445,12 @@ pub(crate) fn published(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
     for (name, value) in &record.attributes {
         attributes.set_item(name, value)?;
     }
-    let published = PyDict::new(py);
-    published.set_item("trace_id", record.trace_id.to_string())?;
-    published.set_item("span_id", record.span_id.to_string())?;
-    published.set_item("trace_flags", record.trace_flags.0)?;
-    published.set_item("attributes", attributes)?;
-    Ok(Some(published))
+    let seen = PyDict::new(py);
+    seen.set_item("trace_id", record.trace_id.to_string())?;
+    seen.set_item("span_id", record.span_id.to_string())?;
+    seen.set_item("trace_flags", record.trace_flags.0)?;
+    seen.set_item("attributes", attributes)?;
+    Ok(Some(seen))
 }
 
 /// Attaches a context for the duration of a `with` block.

@@ -106,7 +106,7 @@ pub(crate) fn check_interpreter() -> PyResult<()> {
     }
 }
 
-/// What [`load`] loaded, which happens first when the module is imported.
+/// Returns what [`load`] loaded, which happens first when the module is imported.
 ///
 /// # Errors
 /// If it was not.
@@ -120,7 +120,7 @@ pub(crate) fn loaded() -> PyResult<&'static Contextvars> {
 /// # Safety
 /// `F` is the type of the function.
 unsafe fn required<F: Copy>(name: &CStr) -> PyResult<F> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `F` is the type of the function.
     unsafe { find(name) }.ok_or_else(|| {
         PyImportError::new_err(format!(
             "otelctx needs CPython: no {}",
@@ -135,7 +135,8 @@ unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut ()>()) };
     // SAFETY: the name is a C string.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: as the caller promises, for an address that is not null.
+    // SAFETY: the caller ensures that `F` is the type of the function, for an address that is not
+    // null.
     (!address.is_null()).then(|| unsafe { transmute_copy(&address) })
 }
 
@@ -156,7 +157,8 @@ impl Contextvars {
         count: usize,
         keywords: *mut PyObject,
     ) -> *mut PyObject {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that the thread is attached; the arguments are those of
+        // `PyObject_Vectorcall`.
         unsafe {
             match self.call {
                 Some(call) => call(function, arguments, count, keywords),
@@ -165,15 +167,15 @@ impl Contextvars {
         }
     }
 
-    /// Whether the calling thread runs in the interpreter that has imported the module, and not in
-    /// a subinterpreter, whose lock does not protect the variable, or in a later one.
+    /// Returns whether the calling thread runs in the interpreter that has imported the module, and
+    /// not in a subinterpreter, whose lock does not protect the variable, or in a later one.
     #[inline]
     pub(crate) fn is_in_interpreter(&self, _py: Python<'_>) -> bool {
         // SAFETY: the thread is attached.
         unsafe { PyInterpreterState_Get() == self.interpreter.load(Ordering::Relaxed) }
     }
 
-    /// The variable's value in the thread's current context. Keeps a pending exception.
+    /// Returns the variable's value in the thread's current context. Keeps a pending exception.
     #[inline]
     pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         let mut value = ptr::null_mut();
@@ -184,7 +186,7 @@ impl Contextvars {
         }
     }
 
-    /// The variable's value in a context that may not be the current one.
+    /// Returns the variable's value in a context that may not be the current one.
     pub(crate) fn get_in<'py>(&self, context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
         // SAFETY: the variable lives as long as the process.
         let variable = unsafe { Bound::from_borrowed_ptr(context.py(), self.variable) };
@@ -232,8 +234,9 @@ unsafe fn call_with_tuple(
     count: usize,
     keywords: *mut PyObject,
 ) -> *mut PyObject {
-    // SAFETY: as the caller promises. The values of the keywords follow the positional arguments. The
-    // tuple takes over a reference to each argument; the others are borrowed.
+    // SAFETY: the caller ensures that that of [`Contextvars::call`]. The values of the keywords
+    // follow the positional arguments. The tuple takes over a reference to each argument; the
+    // others are borrowed.
     unsafe {
         let positional = PyTuple_New(count as isize);
         if positional.is_null() {
@@ -266,18 +269,18 @@ unsafe fn call_with_tuple(
     }
 }
 
-/// The context that a token of [`Contextvars::set`] belongs to, up to 3.13: `tok_ctx` of `struct
-/// _pycontexttokenobject`, which is the first field after the object's header since 3.7.
+/// Returns the context that a token of [`Contextvars::set`] belongs to, up to 3.13: `tok_ctx` of
+/// `struct _pycontexttokenobject`, which is the first field after the object's header since 3.7.
 ///
 /// # Safety
 /// The object is a token.
 #[inline]
 pub(crate) unsafe fn context_of(token: &Bound<'_, PyAny>) -> *mut PyObject {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the object is a token.
     unsafe { token.as_ptr().add(1).cast::<*mut PyObject>().read() }
 }
 
-/// Whether a context was entered and not left, up to 3.13: `ctx_entered` of `struct
+/// Returns whether a context was entered and not left, up to 3.13: `ctx_entered` of `struct
 /// _pycontextobject`, after `ctx_prev`, `ctx_vars` and `ctx_weakreflist`. The context that a thread
 /// starts with was never entered.
 ///
@@ -285,7 +288,7 @@ pub(crate) unsafe fn context_of(token: &Bound<'_, PyAny>) -> *mut PyObject {
 /// The object is a context.
 #[inline]
 pub(crate) unsafe fn is_entered(context: *mut PyObject) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the object is a context.
     unsafe {
         let fields = context.add(1).cast::<*mut PyObject>();
         fields.add(3).cast::<c_int>().read() != 0

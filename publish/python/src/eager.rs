@@ -142,7 +142,7 @@ struct Eager {
 /// # Safety
 /// The argument is an object or null.
 unsafe fn eager_context(py: Python<'_>, keywords: *mut PyObject) -> Result<Option<Eager>, ()> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the argument is an object or null.
     let Some(keywords) = (unsafe { Bound::from_borrowed_ptr_or_opt(py, keywords) }) else {
         return Ok(None);
     };
@@ -180,7 +180,7 @@ fn context_and_keywords<'py>(
 /// # Safety
 /// The argument is a context.
 unsafe fn publish(py: Python<'_>, context: *mut PyObject) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the argument is a context.
     let context = unsafe { Bound::from_borrowed_ptr(py, context) };
     let value = loaded().ok().and_then(|it| it.get_in(&context));
     thread::push(context.as_ptr());

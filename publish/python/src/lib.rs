@@ -26,7 +26,9 @@ mod thread;
 #[pyo3::pymodule(name = "_otelctx", gil_used = false)]
 mod module {
     #[pymodule_export]
-    use crate::context::{Context, Scope, current, published, register_keys, scope, update};
+    use crate::context::{
+        Context, Scope, current, register_keys, scope, update, visible_to_readers,
+    };
     #[pymodule_export]
     use crate::eager::watch_eager_tasks;
     #[pymodule_export]

@@ -137,7 +137,8 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
     error.map_or(Ok(()), |error| Err(PyImportError::new_err(error)))
 }
 
-/// Whether the library of an extension module reports the contexts that it enters and leaves.
+/// Returns whether the library of an extension module reports the contexts that it enters and
+/// leaves.
 #[pyfunction]
 pub(crate) fn is_watched(module: &Bound<'_, PyModule>) -> bool {
     // SAFETY: the argument is a module.
@@ -160,13 +161,14 @@ impl Scan<'_> {
 }
 
 impl Calls {
-    /// Whether the library calls both functions.
+    /// Returns whether the library calls both functions.
     fn are_both(&self) -> bool {
         !self.enter.is_empty() && !self.exit.is_empty()
     }
 
-    /// Whether the library calls this interpreter's functions, or those of this module already. Before the first call, what is
-    /// stored may be in the library itself. Other functions are those of another interpreter, or of another tool.
+    /// Returns whether the library calls this interpreter's functions, or those of this module
+    /// already. Before the first call, what is stored may be in the library itself. Other functions
+    /// are those of another interpreter, or of another tool.
     ///
     /// # Safety
     /// The library is loaded.
@@ -175,7 +177,7 @@ impl Calls {
             return false;
         };
         let lead_to = |places: &[Place], functions: [usize; 2]| {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller ensures that the library is loaded.
             let mut stored = places.iter().map(|place| unsafe { place.stored() });
             stored.all(|it| functions.contains(&it) || addresses.contains(&it))
         };
@@ -202,7 +204,7 @@ impl Calls {
 }
 
 impl Place {
-    /// The address there.
+    /// Returns the address there.
     ///
     /// # Safety
     /// The library is loaded.
@@ -227,7 +229,8 @@ impl Place {
         if self.is_read_only {
             protect(libc::PROT_READ | libc::PROT_WRITE)?;
         }
-        // SAFETY: as the caller promises; the dynamic linker aligns it, and threads read it at once.
+        // SAFETY: the caller ensures that the library is loaded, and calls a function of the same
+        // type by the address; the dynamic linker aligns it, and threads read it at once.
         unsafe {
             AtomicUsize::from_ptr(self.address as *mut usize).store(function, Ordering::Release);
         }
@@ -296,12 +299,12 @@ unsafe extern "C" fn change(
     0
 }
 
-/// Whether a library's calls of the functions need not, or must not, reach this module's.
+/// Returns whether a library's calls of the functions need not, or must not, reach this module's.
 ///
 /// # Safety
 /// The library is mapped.
 unsafe fn is_excluded(info: &libc::dl_phdr_info) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the library is mapped.
     let (addresses, path) = unsafe { (addresses(info), CStr::from_ptr(info.dlpi_name)) };
     let interpreter = loaded().map_or(0, |contextvars| contextvars.enter as *const () as usize);
     let own = enter as *const () as usize;
@@ -312,7 +315,7 @@ unsafe fn is_excluded(info: &libc::dl_phdr_info) -> bool {
         || file.is_some_and(|file| file.starts_with(b"_asyncio."))
 }
 
-/// The program headers of a library.
+/// Returns the program headers of a library.
 ///
 /// # Safety
 /// The library is mapped.
@@ -321,13 +324,13 @@ unsafe fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
     unsafe { slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
 }
 
-/// The addresses from the first to the last byte of a library.
+/// Returns the addresses from the first to the last byte of a library.
 ///
 /// # Safety
 /// The library is mapped.
 unsafe fn addresses(info: &libc::dl_phdr_info) -> Range<usize> {
     let base = info.dlpi_addr as usize;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the library is mapped.
     let segments = unsafe { headers(info) }.iter();
     let segments = segments.filter(|header| header.p_type == PT_LOAD);
     let segments = segments.map(|header| {
@@ -338,13 +341,13 @@ unsafe fn addresses(info: &libc::dl_phdr_info) -> Range<usize> {
     all.unwrap_or_default()
 }
 
-/// Where a library calls the functions.
+/// Returns where a library calls the functions.
 ///
 /// # Safety
 /// The library is mapped.
 unsafe fn calls(info: &libc::dl_phdr_info) -> Calls {
     let mut calls = Calls::default();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the library is mapped.
     let (addresses, headers) = unsafe { (addresses(info), headers(info)) };
     let base = info.dlpi_addr as usize;
     let find = |kind| headers.iter().find(|header| header.p_type == kind);
@@ -373,7 +376,7 @@ unsafe fn calls(info: &libc::dl_phdr_info) -> Calls {
     calls
 }
 
-/// The functions that a library calls: name, and where their address is.
+/// Returns the functions that a library calls: name, and where their address is.
 ///
 /// # Safety
 /// `dynamic` is the dynamic section of a library at `base` and `addresses` that stays loaded.
@@ -391,9 +394,10 @@ unsafe fn functions(
             let [tag, value] = *dynamic;
             // glibc has added the base address here; musl has not. A library at a lower address than it is linked for has
             // a base address that wraps around.
-            let address = match addresses.contains(&value) {
-                true => value,
-                false => base.wrapping_add(value),
+            let address = if addresses.contains(&value) {
+                value
+            } else {
+                base.wrapping_add(value)
             };
             match tag {
                 DT_SYMTAB => symbols = address,

@@ -34,12 +34,12 @@ pub(crate) trait Fields: Sized + Send + 'static {
 
     fn class() -> &'static Class<Self>;
 
-    /// The methods, ending with an empty one, or null.
+    /// Returns the methods, ending with an empty one, or null.
     fn methods() -> *const ffi::PyMethodDef {
         ptr::null()
     }
 
-    /// The only object that these fields refer to and that may refer to others.
+    /// Returns the only object that these fields refer to and that may refer to others.
     fn collected(&self) -> *mut PyObject;
 
     /// Releases what the fields refer to.
@@ -156,7 +156,7 @@ impl<F: Fields> Class<F> {
             })
     }
 
-    /// The fields of an object, if it is one of this class.
+    /// Returns the fields of an object, if it is one of this class.
     #[inline]
     pub(crate) fn fields<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<&'a F> {
         // SAFETY: the class cannot be subclassed, and its objects have this layout.

@@ -73,7 +73,8 @@ pub(crate) fn opentelemetry_use(py: Python<'_>, empty: Py<PyAny>, new_context: P
     let _ = CONFIGURATION.set(py, Configuration { empty, new_context });
 }
 
-/// The key of the span in OpenTelemetry's contexts. It is random, and set while the API is imported.
+/// Returns the key of the span in OpenTelemetry's contexts. It is random, and set while the API is
+/// imported.
 fn span_key(py: Python<'_>) -> Option<&Py<PyAny>> {
     static SPAN_KEY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     SPAN_KEY.get(py).or_else(|| {
@@ -84,7 +85,8 @@ fn span_key(py: Python<'_>) -> Option<&Py<PyAny>> {
     })
 }
 
-/// The attribute of a span with its [`Context`]. The package sets it to `None` on the class of spans.
+/// Returns the attribute of a span with its [`Context`]. The package sets it to `None` on the class
+/// of spans.
 fn context_name(py: Python<'_>) -> &Bound<'_, PyString> {
     pyo3::intern!(py, "_otelctx")
 }
@@ -134,7 +136,7 @@ enum Span {
 /// # Safety
 /// The argument is an object.
 unsafe fn span_in(py: Python<'_>, context: *mut PyObject) -> Span {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the argument is an object.
     let context = unsafe { Bound::from_borrowed_ptr(py, context) };
     let Some(span) = span_of(&context) else {
         return Span::Absent;
@@ -163,7 +165,7 @@ unsafe fn span_in(py: Python<'_>, context: *mut PyObject) -> Span {
 /// # Safety
 /// The arguments are objects; the second may be null.
 unsafe fn set(py: Python<'_>, context: *mut PyObject, published: *mut PyObject) -> *mut PyObject {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the arguments are objects; the second may be null.
     let (context, published) = unsafe {
         let context = Bound::from_borrowed_ptr(py, context);
         (context, Bound::from_owned_ptr_or_opt(py, published))
@@ -197,13 +199,13 @@ pub(crate) fn opentelemetry_current(py: Python<'_>) -> PyResult<Option<Py<PyAny>
     Ok(configuration.map(|configuration| configuration.empty.clone_ref(py)))
 }
 
-/// The span in a context of OpenTelemetry.
+/// Returns the span in a context of OpenTelemetry.
 fn span_of<'py>(context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     let key = span_key(context.py())?;
     context.cast::<PyDict>().ok()?.get_item(key).ok()?
 }
 
-/// The thread context of a span, if it has one.
+/// Returns the thread context of a span, if it has one.
 ///
 /// # Errors
 /// The span raises an exception that is not an `Exception`, such as `KeyboardInterrupt`.
@@ -212,7 +214,7 @@ fn known_context<'py>(span: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Co
     Ok(known.and_then(|known| known.cast_into_exact().ok()))
 }
 
-/// The trace ID, span ID and flags of a `SpanContext`. `None` if they are not valid.
+/// Returns the trace ID, span ID and flags of a `SpanContext`. `None` if they are not valid.
 fn ids_of(span_context: &Bound<'_, PyAny>) -> Option<([u8; 16], [u8; 8], u8)> {
     let ids = span_context.cast::<PyTuple>().ok()?;
     let number = |index| ids.get_borrowed_item(index).ok();
@@ -238,7 +240,7 @@ fn trace_id(number: Borrowed<'_, '_, PyAny>) -> Option<[u8; 16]> {
     Some(number.to_be_bytes())
 }
 
-/// The lower 64 bits of an `int`; 0 of other objects.
+/// Returns the lower 64 bits of an `int`; 0 of other objects.
 fn low_half(number: Borrowed<'_, '_, PyAny>) -> u64 {
     // SAFETY: the thread is attached.
     let half = unsafe { ffi::PyLong_AsUnsignedLongLongMask(number.as_ptr()) };

@@ -68,13 +68,14 @@ pub(crate) fn watch(py: Python<'_>) -> PyResult<bool> {
     Ok(false)
 }
 
-/// Whether the interpreter reports all switches, as 3.14 and later do.
+/// Returns whether the interpreter reports all switches, as 3.14 and later do.
 #[inline]
 pub(crate) fn is_reported() -> bool {
     IS_REPORTED.load(Ordering::Relaxed)
 }
 
-/// Whether the interpreter reports switches to this module, from now on if it did not before.
+/// Returns whether the interpreter reports switches to this module, from now on if it did not
+/// before.
 #[inline]
 fn is_watched(py: Python<'_>) -> bool {
     *IS_WATCHED.get_or_init(|| add_watcher(py))
@@ -242,7 +243,7 @@ pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -
     Ok(())
 }
 
-/// Whether leaving the current context, which `token` is from, is seen.
+/// Returns whether leaving the current context, which `token` is from, is seen.
 #[inline]
 fn is_covered(token: &Bound<'_, PyAny>) -> bool {
     if is_reported() {
@@ -263,14 +264,11 @@ fn warn_unseen(py: Python<'_>) {
     if !WARNED.swap(true, Ordering::Relaxed) {
         thread::warn(
             py,
-            match is_reported() {
-                true => {
-                    "otelctx publishes no contexts: the interpreter has no room for a context watcher"
-                }
-                false => {
-                    "otelctx does not publish some contexts: native code switches \
-                    between them, which only Python 3.14 and later report"
-                }
+            if is_reported() {
+                "otelctx publishes no contexts: the interpreter has no room for a context watcher"
+            } else {
+                "otelctx does not publish some contexts: native code switches \
+                between them, which only Python 3.14 and later report"
             },
         );
     }
@@ -318,8 +316,8 @@ impl Greenlets {
     }
 }
 
-/// Whether the calling thread's greenlets are traced, from now on if they were not before, or the
-/// program uses none. Keeps a pending exception.
+/// Returns whether the calling thread's greenlets are traced, from now on if they were not before,
+/// or the program uses none. Keeps a pending exception.
 #[inline]
 fn are_greenlets_traced(py: Python<'_>) -> bool {
     let Some(greenlets) = GREENLETS.get(py) else {

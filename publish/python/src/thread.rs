@@ -55,10 +55,10 @@ fn add_witness(py: Python<'_>) {
     }
 }
 
-/// That of the object.
+/// The name of the object.
 const NAME: &CStr = c"otelctx";
 
-/// The destructor of the object, which another thread may call: after a fork, and when the interpreter ends.
+/// Destroys the object. Another thread may call this: after a fork, and when the interpreter ends.
 unsafe extern "C" fn state_ended(witness: *mut PyObject) {
     // SAFETY: called by an attached thread, with the object that `add_witness` has made.
     unsafe {
@@ -79,7 +79,8 @@ pub(crate) fn publish_again(py: Python<'_>, context: &Context) {
     }
 }
 
-/// The address of the [`Context`] that readers see on the calling thread, or 0. Only to compare.
+/// Returns the address of the [`Context`] that readers see on the calling thread, or 0. Only to
+/// compare.
 #[inline]
 pub(crate) fn published() -> usize {
     PUBLISHED.get()
@@ -101,7 +102,7 @@ pub(crate) fn pop(context: *mut PyObject) -> usize {
     outer.ok().flatten().unwrap_or(0)
 }
 
-/// Whether a context was entered where this module sees it.
+/// Returns whether a context was entered where this module sees it.
 pub(crate) fn has_entered(context: *mut PyObject) -> bool {
     ENTERED
         .try_with(|entered| {

@@ -24,7 +24,7 @@ def test_without_ids_only_attributes_are_published():
 
     context = otelctx.Context(attributes={"http.route": "/cart"})
     with otelctx.scope(context):
-        published = otelctx.published()
+        published = otelctx.visible_to_readers()
     assert int(published["trace_id"], 16) == int(published["span_id"], 16) == 0
     assert published["attributes"] == {"http.route": "/cart"}
     with pytest.raises(ValueError, match="the context has no trace"):

@@ -14,18 +14,18 @@ const { unsupportedReason } = otelctx
 const refused = (error) => error instanceof Error && error.message.includes(unsupportedReason)
 const ids = [new Uint8Array(16).fill(1), new Uint8Array(8).fill(1)]
 
-const context = new otelctx.ThreadContext(...ids, 1, ['é'.repeat(200)])
+const context = new otelctx.Context(...ids, 1, ['é'.repeat(200)])
 assert.strictEqual(context.isTruncated(), true)
-context.appendAttributes(['a'])
+context.append(['a'])
 context.setTraceFlags(3)
 context.invalidate()
 assert.strictEqual(context.debugBytes().length, 28 + 2 + 254 + 3)
-assert.throws(() => new otelctx.ThreadContext(1, 2), TypeError)
+assert.throws(() => new otelctx.Context(1, 2), TypeError)
 assert.throws(() => context.enter(), refused)
 assert.throws(() => context.run(() => 1), refused)
 assert.throws(() => otelctx.setContext(context), refused)
 assert.throws(() => otelctx.runWithContext(context, () => 1), refused)
-assert.throws(() => otelctx.ThreadContext.prototype.enter.call({}), TypeError)
+assert.throws(() => otelctx.Context.prototype.enter.call({}), TypeError)
 assert.throws(() => otelctx.getProcessContextAttributes(['a']), refused)
 let message
 assert.throws(

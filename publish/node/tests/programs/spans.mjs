@@ -224,7 +224,7 @@ context.with(request, () => {
 }
 
 // Contexts of the program's own: OpenTelemetry's stays active.
-const own = new otelctx.ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+const own = new otelctx.Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
 context.with(inOne, () => {
   own.run(() => {
     assert.equal(otelctx.getContext(), own)
@@ -297,7 +297,7 @@ assert.equal(otelctx.getContext(), undefined)
 setFlagsFromString('--expose-gc')
 const collect = runInNewContext('gc')
 const entered = (count) => {
-  for (let made = 0; made < count; made++) new otelctx.ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1)).enter()
+  for (let made = 0; made < count; made++) new otelctx.Context(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1)).enter()
   collect()
   return process.memoryUsage().heapUsed
 }

@@ -2,11 +2,11 @@
 import assert from 'node:assert'
 import { createRequire } from 'node:module'
 import * as otelctx from 'otelctx'
-import { ThreadContext, publish } from 'otelctx'
+import { Context, publish } from 'otelctx'
 
 import { use } from './use.cjs'
 
 const required = createRequire(import.meta.url)('otelctx')
-assert.strictEqual(ThreadContext, required.ThreadContext)
+assert.strictEqual(Context, required.Context)
 assert.strictEqual(publish, required.publish)
 use(otelctx, process.argv[2] === 'registered')

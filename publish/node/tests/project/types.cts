@@ -2,7 +2,7 @@
 import otelctx = require('otelctx')
 import register = require('otelctx/register')
 
-const context: otelctx.ThreadContext = new otelctx.ThreadContext(new Uint8Array(16), new Uint8Array(8), 1, ['/cart'])
+const context: otelctx.Context = new otelctx.Context(new Uint8Array(16), new Uint8Array(8), 1, ['/cart'])
 const result: string = context.run(() => otelctx.unsupportedReason ?? 'x')
 const registered: object = register
 const named = otelctx.makeNamedContext(['http.route'])

@@ -6,7 +6,7 @@ import {
   type NamedAttributes,
   type NamedContext,
   type ProcessContextAttributes,
-  ThreadContext,
+  Context,
   clearContext,
   getContext,
   getProcessContextAttributes,
@@ -22,19 +22,19 @@ const traceId = new Uint8Array(16)
 const spanId = new Uint8Array(8)
 
 const attributes: Attributes = ['/cart', undefined, null, 'gold']
-const context: ThreadContext = new ThreadContext(traceId, spanId, 1, attributes)
-new ThreadContext(traceId, spanId)
-new ThreadContext(traceId, spanId, undefined, null)
+const context: Context = new Context(traceId, spanId, 1, attributes)
+new Context(traceId, spanId)
+new Context(traceId, spanId, undefined, null)
 const result: number = context.run(() => 1)
 const later: Promise<string> = context.run(async () => 'x')
 context.enter()
-context.appendAttributes(attributes)
+context.append(attributes)
 context.invalidate()
 context.setTraceFlags(1)
 const truncated: boolean = context.isTruncated()
 const bytes: Uint8Array = context.debugBytes()
 
-const attached: ThreadContext | undefined = getContext()
+const attached: Context | undefined = getContext()
 setContext(attached)
 setContext(undefined)
 clearContext()
@@ -63,11 +63,11 @@ const reason: string | undefined = unsupportedReason
 const registered: Promise<object> = import('otelctx/register')
 
 // @ts-expect-error: IDs are bytes.
-new ThreadContext('0af7651916cd43dd8448eb211c80319c', spanId)
+new Context('0af7651916cd43dd8448eb211c80319c', spanId)
 // @ts-expect-error: both are needed.
-new ThreadContext(traceId)
+new Context(traceId)
 // @ts-expect-error: values are strings.
-context.appendAttributes([1])
+context.append([1])
 // @ts-expect-error: it is no key.
 named.build(traceId, spanId, 1, { 'http.method': 'GET' })
 // @ts-expect-error: it cannot be changed.

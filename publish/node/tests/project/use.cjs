@@ -4,7 +4,7 @@ const assert = require('node:assert')
 const { readFileSync } = require('node:fs')
 
 const NAMES = [
-  'ThreadContext',
+  'Context',
   'clearContext',
   'getContext',
   'getProcessContextAttributes',

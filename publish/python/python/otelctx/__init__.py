@@ -10,7 +10,17 @@ import sys
 from typing import Mapping, Sequence, Union
 
 try:
-    from ._otelctx import Context, Scope, Token, attach, current, detach, published, scope, update
+    from ._otelctx import (
+        Context,
+        Scope,
+        Token,
+        attach,
+        current,
+        detach,
+        scope,
+        update,
+        visible_to_readers,
+    )
 except ModuleNotFoundError as error:
     raise ImportError(
         "otelctx was not built for this Python, or is in a zip file, from which Python loads no "
@@ -27,9 +37,9 @@ __all__ = [
     "current",
     "detach",
     "publish",
-    "published",
     "scope",
     "update",
+    "visible_to_readers",
 ]
 
 Value = Union[str, bool, int, float, bytes, Sequence["Value"]]

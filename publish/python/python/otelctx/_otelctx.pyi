@@ -6,10 +6,9 @@ from typing import Any, Callable, Sequence, final
 class Context:
     """A trace, a span and attributes: what a thread is working on.
 
-    IDs are ints, strings of hexadecimal digits, or bytes. Give both or neither: without them, only
-    the attributes are published. Zero is not an ID (W3C Trace Context): ValueError. Values of
-    attributes are cut to 255 bytes of UTF-8. A record has room for 612 bytes of attributes, and a
-    process for 256 names.
+    IDs are ints, strings of hexadecimal digits, or bytes; for attributes alone, give neither.
+    ValueError if one is missing or zero. Values of attributes are cut to 255 bytes of UTF-8. A
+    context has room for 612 bytes of attributes, and a process for 256 names.
     """
 
     def __new__(
@@ -83,7 +82,7 @@ def scope(context: Context) -> Scope:
 def current() -> Context | None:
     """Return the attached context."""
 
-def published() -> dict[str, Any] | None:
+def visible_to_readers() -> dict[str, Any] | None:
     """Return what readers see of the calling thread, in the form of ``otelctx dump --json``.
 
     It is the attached context, or None where a switch to another one would not be seen.

@@ -17,7 +17,7 @@ if sys.argv[1] == "sdk":
 
 
 def child():
-    show(published=otelctx.published())
+    show(published=otelctx.visible_to_readers())
     wait()
     with otelctx.scope(context(3, **{"new.key": "x"})):
         show()

@@ -55,12 +55,12 @@ def count(thread, seen, is_right):
 
 
 def check(thread, number):
-    seen = otelctx.published()
+    seen = otelctx.visible_to_readers()
     count(thread, seen, seen == (number and published(thread, number)))
 
 
 def check_shared(thread):
-    seen = otelctx.published()
+    seen = otelctx.visible_to_readers()
     attributes = seen["attributes"] if seen else {}
     is_right = len(attributes) == 2 and len(set(attributes.values())) == 1
     count(thread, seen, is_right and seen["span_id"] == f"{SHARED:016x}")
@@ -160,7 +160,7 @@ def child():
         check_shared(THREADS)
     otelctx.attach(context(THREADS, 2))
     otelctx.update({f"key.{os.getpid()}": "x"})
-    return otelctx.published()["attributes"].pop(f"key.{os.getpid()}") == "x"
+    return otelctx.visible_to_readers()["attributes"].pop(f"key.{os.getpid()}") == "x"
 
 
 def come_and_go():

@@ -29,7 +29,7 @@ def work(index):
             otelctx.update({"user.id": "é" * 200})
             updated.wait()
             finish.wait()
-    assert otelctx.published() is None
+    assert otelctx.visible_to_readers() is None
 
 
 threads = [threading.Thread(target=work, args=(index,)) for index in range(len(IDS))]

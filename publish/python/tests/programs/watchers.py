@@ -19,8 +19,8 @@ except RuntimeError:
 shown = []
 for _ in range(2):
     token = otelctx.attach(otelctx.Context(1, 2))
-    shown.append(otelctx.published())
-    contextvars.Context().run(lambda: shown.append(otelctx.published()))
+    shown.append(otelctx.visible_to_readers())
+    contextvars.Context().run(lambda: shown.append(otelctx.visible_to_readers()))
     otelctx.detach(token)
 current = otelctx.current()
 print(json.dumps({"added": added, "shown": shown, "current": current}), flush=True)
