@@ -86,8 +86,8 @@ impl Target {
         }
     }
 
-    /// The linker argument, if one is needed. `link` tries an argument. If the argument names a
-    /// file, the file is written to the directory first.
+    /// Returns the linker argument, if one is needed. `link` tries an argument. If the argument
+    /// names a file, the file is written to the directory first.
     fn argument(
         self,
         directory: &Path,
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// The argument for a linker that supports this option.
+    /// Returns the argument for a linker that supports this option.
     fn argument(target: Target, linker: Linker, known: &[&str]) -> Result<Option<String>, Refusal> {
         target.argument(&env::temp_dir(), |argument| Attempt {
             linker,

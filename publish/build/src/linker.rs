@@ -63,8 +63,9 @@ impl Attempt {
 }
 
 impl Linker {
-    /// The linker that a command runs, as rustc prints it. The last `-fuse-ld` wins, as with the C
-    /// compilers. Without this option, their default is unknown: `cc` is assumed to run GNU ld.
+    /// Returns the linker that a command runs, as rustc prints it. The last `-fuse-ld` wins, as
+    /// with the C compilers. Without this option, their default is unknown: `cc` is assumed to run
+    /// GNU ld.
     fn of(link_args: &str) -> Self {
         let mut arguments = arguments(link_args);
         let program = arguments.next().unwrap_or_default();
@@ -77,14 +78,15 @@ impl Linker {
             .last();
         let path = Path::new(chosen.unwrap_or(program));
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        match ["lld", "mold"].iter().any(|known| name.contains(known)) {
-            true => Self::LldOrMold,
-            false => Self::Gnu,
+        if ["lld", "mold"].iter().any(|known| name.contains(known)) {
+            Self::LldOrMold
+        } else {
+            Self::Gnu
         }
     }
 }
 
-/// The program and its arguments in a line such as `LC_ALL="C" "cc" "-m64"`.
+/// Returns the program and its arguments in a line such as `LC_ALL="C" "cc" "-m64"`.
 fn arguments(link_args: &str) -> impl Iterator<Item = &str> {
     let mut pieces = link_args.split('"');
     std::iter::from_fn(move || Some((pieces.next()?, pieces.next()?)))
@@ -92,7 +94,7 @@ fn arguments(link_args: &str) -> impl Iterator<Item = &str> {
         .map(|(_, quoted)| quoted)
 }
 
-/// The `-C` options among rustc's flags, as `name` or `name=value`.
+/// Returns the `-C` options among rustc's flags, as `name` or `name=value`.
 pub(crate) fn options(flags: &str) -> impl Iterator<Item = &str> {
     let mut after_c = false;
     flags.split('\x1f').filter_map(move |flag| {

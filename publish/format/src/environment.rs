@@ -16,8 +16,8 @@ pub const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 /// others: an environment has room for 200,000 pairs, which would take a minute.
 pub const MAX_PAIRS: usize = 4096;
 
-/// The resource described by the values of the two variables: each name once, with `service.name`
-/// first if it is set. An empty value counts as unset.
+/// Returns the resource described by the values of the two variables: each name once, with
+/// `service.name` first if it is set. An empty value counts as unset.
 ///
 /// # Errors
 /// If `resource_attributes` is malformed. As the specification requires, it is then ignored as

@@ -15,22 +15,22 @@ macro_rules! id {
             /// All zeroes, which means "no ID".
             pub const ZERO: Self = Self([0; $size]);
 
-            /// The id with these bytes, most significant first.
+            /// Returns the id with these bytes, most significant first.
             #[inline]
             #[must_use]
             pub const fn from_bytes(bytes: [u8; $size]) -> Self {
                 Self(bytes)
             }
 
-            /// The bytes of the id, most significant first.
+            /// Returns the bytes of the id, most significant first.
             #[inline]
             #[must_use]
             pub const fn to_bytes(self) -> [u8; $size] {
                 self.0
             }
 
-            /// Whether this is [`Self::ZERO`]: invalid in W3C Trace Context, and "none" in both
-            /// OTEPs.
+            /// Returns whether this is [`Self::ZERO`]: invalid in W3C Trace Context, and "none" in
+            /// both OTEPs.
             #[inline]
             #[must_use]
             pub fn is_zero(self) -> bool {
@@ -93,7 +93,7 @@ impl TraceFlags {
     /// The caller may have recorded trace data (bit 0).
     pub const SAMPLED: Self = Self(1);
 
-    /// Whether bit 0 is set.
+    /// Returns whether bit 0 is set.
     #[must_use]
     pub const fn is_sampled(self) -> bool {
         self.0 & Self::SAMPLED.0 != 0

@@ -38,7 +38,7 @@ pub enum Schema {
 }
 
 impl Schema {
-    /// The schema's name, as in [`SCHEMA_VERSION`].
+    /// Returns the schema's name, as in [`SCHEMA_VERSION`].
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -48,7 +48,7 @@ impl Schema {
         }
     }
 
-    /// The schema with this name.
+    /// Returns the schema with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         match name {
@@ -58,7 +58,8 @@ impl Schema {
         }
     }
 
-    /// The schema that a payload announces; `None` if it announces none, or not as a string.
+    /// Returns the schema that a payload announces; `None` if it announces none, or not as a
+    /// string.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         match payload.attribute(SCHEMA_VERSION)? {
@@ -67,14 +68,14 @@ impl Schema {
         }
     }
 
-    /// Whether a Node.js addon publishes contexts through [`NODEJS_SYMBOL`]: `nodejs_v1_dev`, or
-    /// its future name `nodejs_v1`.
+    /// Returns whether a Node.js addon publishes contexts through [`NODEJS_SYMBOL`]:
+    /// `nodejs_v1_dev`, or its future name `nodejs_v1`.
     #[must_use]
     pub fn is_nodejs(&self) -> bool {
         matches!(self.as_str(), "nodejs_v1_dev" | "nodejs_v1")
     }
 
-    /// Whether each thread has a pointer to its record in `otel_thread_ctx_v1`.
+    /// Returns whether each thread has a pointer to its record in `otel_thread_ctx_v1`.
     #[must_use]
     pub fn is_thread_local_record(&self) -> bool {
         matches!(self, Self::TlsdescV1Dev | Self::TlsV1)
@@ -108,7 +109,7 @@ impl KeyMap {
         Ok(Self(keys))
     }
 
-    /// The key map that a payload announces; `Ok(None)` if it announces none.
+    /// Returns the key map that a payload announces; `Ok(None)` if it announces none.
     ///
     /// # Errors
     /// If the attribute is not an array of at most [`MAX_KEYS`] strings.
@@ -134,7 +135,7 @@ impl KeyMap {
             .map(|keys| Some(Self(keys)))
     }
 
-    /// The name at `index`.
+    /// Returns the name at `index`.
     #[must_use]
     pub fn get(&self, index: u8) -> Option<&str> {
         self.0.get(usize::from(index)).map(String::as_str)
@@ -146,7 +147,7 @@ impl KeyMap {
         &self.0
     }
 
-    /// The attribute value to publish under [`KEY_MAP`].
+    /// Returns the attribute value to publish under [`KEY_MAP`].
     #[must_use]
     pub fn to_value(&self) -> Value {
         Value::Array(self.0.iter().cloned().map(Value::String).collect())

@@ -133,14 +133,14 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, RecordError> {
 }
 
 impl<'a> Record<'a> {
-    /// The header.
+    /// Returns the header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The attributes in their order in the record, including repeated keys. Stops before an
-    /// incomplete attribute, as the format requires of readers.
+    /// Returns the attributes in their order in the record, including repeated keys. Stops before
+    /// an incomplete attribute, as the format requires of readers.
     #[must_use]
     pub fn entries(&self) -> Entries<'a> {
         Entries {
@@ -241,7 +241,7 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    /// Whether nothing was skipped.
+    /// Returns whether nothing was skipped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -317,8 +317,8 @@ pub fn append(attributes: &mut [u8], used: &mut usize, key: u8, value: &str) -> 
     }
 }
 
-/// The longest prefix of `value` that fits into one attribute: at most [`MAX_VALUE_SIZE`] bytes,
-/// ending at a character boundary.
+/// Returns the longest prefix of `value` that fits into one attribute: at most [`MAX_VALUE_SIZE`]
+/// bytes, ending at a character boundary.
 #[inline]
 #[must_use]
 pub fn cut(value: &str) -> &str {

@@ -11,8 +11,9 @@ struct Added {
     attributes: Vec<(&'static Key, String)>,
 }
 
-/// A context with another attribute for readers, for what becomes known after its span was started. Contexts that are
-/// derived from it have the attribute, and so have spans that are started in it. It is not sent to other processes.
+/// Returns a context with another attribute for readers, for what becomes known after its span was
+/// started. Contexts that are derived from it have the attribute, and so have spans that are
+/// started in it. It is not sent to other processes.
 ///
 /// The name need not have been given to [`install`](crate::install). A context without a span publishes nothing. A
 /// context that is derived from an earlier one on another thread, while this one is attached there, may show the
@@ -37,7 +38,7 @@ pub fn with_attribute(context: &Context, key: &'static Key, value: impl Into<Str
     context.with_value(Added { span, attributes })
 }
 
-/// The attributes that were added to a context of this span.
+/// Returns the attributes that were added to a context of this span.
 #[inline]
 pub(crate) fn of<'c>(
     context: &'c Context,

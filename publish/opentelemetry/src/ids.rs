@@ -10,7 +10,7 @@ thread_local! {
     static NEW_SPAN: Cell<SpanId> = const { Cell::new(SpanId::INVALID) };
 }
 
-/// The ID of the span that the sampler is called for, once.
+/// Returns the ID of the span that the sampler is called for, once.
 ///
 /// The SDK asks for a span ID immediately before it calls the sampler, to which it does not pass the ID.
 pub(crate) fn take_new_span() -> SpanId {

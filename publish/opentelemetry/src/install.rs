@@ -58,7 +58,7 @@ pub struct Install {
 }
 
 impl Install {
-    /// The provider's resource, which also becomes the process context.
+    /// Returns the provider's resource, which also becomes the process context.
     ///
     /// If the builder has one instead, it is published as well, but spans get more expensive: it
     /// comes from a span processor.
@@ -67,13 +67,13 @@ impl Install {
         self
     }
 
-    /// The provider's sampler, instead of the one that `OTEL_TRACES_SAMPLER` names.
+    /// Returns the provider's sampler, instead of the one that `OTEL_TRACES_SAMPLER` names.
     pub fn with_sampler(mut self, sampler: impl Into<Box<dyn ShouldSample>>) -> Self {
         self.sampler = Some(sampler.into());
         self
     }
 
-    /// The provider's ID generator, instead of the SDK's random one.
+    /// Returns the provider's ID generator, instead of the SDK's random one.
     pub fn with_id_generator(mut self, generator: impl IdGenerator + 'static) -> Self {
         self.id_generator = Some(Box::new(generator));
         self
@@ -100,8 +100,8 @@ impl Install {
         self
     }
 
-    /// Whether local root spans get the attribute `pyroscope.profile.id`, their own span ID, by
-    /// which Grafana finds a span's profile. On by default.
+    /// Returns whether local root spans get the attribute `pyroscope.profile.id`, their own span
+    /// ID, by which Grafana finds a span's profile. On by default.
     pub fn with_profile_id(mut self, profile_id: bool) -> Self {
         self.profile_id = profile_id;
         self
@@ -179,7 +179,7 @@ fn key(name: String) -> Option<Key> {
         .ok()
 }
 
-/// Whether a builder still has the default sampler.
+/// Returns whether a builder still has the default sampler.
 ///
 /// The SDK has no other way to ask than the builder's description for debugging. If that changes,
 /// the builder's own sampler is kept, and reported.
@@ -187,7 +187,7 @@ fn has_default_sampler(description: &str, defaults: &Config) -> bool {
     description.contains(&format!("sampler: {:?}, id_generator: ", defaults.sampler))
 }
 
-/// Whether a builder still has the default ID generator.
+/// Returns whether a builder still has the default ID generator.
 fn has_default_generator(description: &str, defaults: &Config) -> bool {
     description.contains(&format!(
         "id_generator: {:?}, span_limits: ",
@@ -195,7 +195,8 @@ fn has_default_generator(description: &str, defaults: &Config) -> bool {
     ))
 }
 
-/// Whether a builder has a resource. If its description changes, the resource comes from a span processor.
+/// Returns whether a builder has a resource. If its description changes, the resource comes from a
+/// span processor.
 fn has_resource(description: &str) -> bool {
     !description.ends_with(", resource: None }")
 }

@@ -77,7 +77,8 @@ enum State {
 
 static STATE: Mutex<State> = Mutex::new(State::NotInstalled);
 
-/// Whether everything that was asked for is published: for a health check, or a line at start-up.
+/// Returns whether everything that was asked for is published: for a health check, or a line at
+/// start-up.
 ///
 /// # Errors
 /// The first [`Problem`] since the program started. It was also reported as a warning, the way

@@ -128,8 +128,8 @@ fn copy((trace, span, flags): (TraceId, SpanId, TraceFlags), parent: &SharedCont
     started::add_copy(trace, span, flags, parent);
 }
 
-/// The flags that the SDK gives the span (opentelemetry_sdk, `SdkTracer::build_with_context`). If it
-/// gives it others, the context is not used.
+/// Returns the flags that the SDK gives the span (opentelemetry_sdk,
+/// `SdkTracer::build_with_context`). If it gives it others, the context is not used.
 fn flags(parent: Option<&SpanContext>, decision: &SamplingDecision) -> TraceFlags {
     let sampled = match decision {
         SamplingDecision::Drop => return TraceFlags::default(),

@@ -67,7 +67,7 @@ pub(crate) fn add(shared: SharedContext) {
     drop(oldest);
 }
 
-/// The view of a span that was started on this thread.
+/// Returns the view of a span that was started on this thread.
 pub(crate) fn find(span: &SpanContext) -> Option<Arc<View>> {
     let find = |started: &RefCell<Started>| {
         let started = started.borrow();

@@ -11,8 +11,8 @@ pub(crate) const NAME: &str = "otelctx_export";
 /// The symbol it refers to (OTEP 4947, "Thread Local Variable").
 pub(crate) const SYMBOL: &str = "otel_thread_ctx_v1";
 
-/// The `e_machine` of a target architecture that thread contexts are defined for and that this
-/// crate has an access sequence for.
+/// Returns the `e_machine` of a target architecture that thread contexts are defined for and that
+/// this crate has an access sequence for.
 pub(crate) fn machine(target_arch: &str) -> Option<u16> {
     match target_arch {
         "x86_64" => Some(62),   // EM_X86_64
@@ -27,7 +27,7 @@ const PROGRAM_HEADER: usize = 56;
 const SECTION_HEADER: usize = 64;
 const SYMBOL_ENTRY: usize = 24;
 
-/// The library's bytes. Little-endian, as both architectures are.
+/// Returns the library's bytes. Little-endian, as both architectures are.
 pub(crate) fn shared_object(machine: u16) -> Vec<u8> {
     let mut strings = vec![0];
     let mut string = |text: &str| {

@@ -210,7 +210,8 @@ mod own_modules {
         })
     }
 
-    /// The module's name: a path, or `None` for an executable. (musl names a dynamic one by its path.)
+    /// Returns the module's name: a path, or `None` for an executable. (musl names a dynamic one by
+    /// its path.)
     unsafe fn library(info: &libc::dl_phdr_info) -> Option<&CStr> {
         // SAFETY: the loader passes null or a C string.
         let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
@@ -218,9 +219,9 @@ mod own_modules {
         name.filter(|name| !name.is_empty() && *name != c"/proc/self/exe")
     }
 
-    /// The module's file.
+    /// Returns the module's file.
     unsafe fn name(info: &libc::dl_phdr_info) -> String {
-        // SAFETY: as the caller promises.
+        // SAFETY: `info` comes from the loader.
         if let Some(name) = unsafe { library(info) } {
             return name.to_string_lossy().into_owned();
         }
@@ -238,7 +239,7 @@ mod own_modules {
     }
 
     impl Table {
-        /// The symbol table that a dynamic section describes.
+        /// Returns the symbol table that a dynamic section describes.
         ///
         /// # Safety
         /// `dynamic` is the dynamic section of a loaded module at `base`.
@@ -279,7 +280,8 @@ mod own_modules {
             }
         }
 
-        /// Whether the table has the variable, at this offset of the module's storage if that is known.
+        /// Returns whether the table has the variable, at this offset of the module's storage if
+        /// that is known.
         ///
         /// # Safety
         /// The module is still loaded.
@@ -299,8 +301,8 @@ mod own_modules {
         }
     }
 
-    /// The index after the last symbol of a GNU hash table: the end of the highest bucket's chain,
-    /// whose last hash value is odd.
+    /// Returns the index after the last symbol of a GNU hash table: the end of the highest bucket's
+    /// chain, whose last hash value is odd.
     ///
     /// # Safety
     /// `table` belongs to a loaded module.

@@ -8,7 +8,8 @@ use crate::process_context::platform;
 
 static OBSERVED: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process has a process context, of any publisher: without one, readers read no threads.
+/// Returns whether this process has a process context, of any publisher: without one, readers read
+/// no threads.
 #[must_use]
 pub fn is_process_published() -> bool {
     platform::is_published()
@@ -19,7 +20,7 @@ pub fn set_observed() {
     OBSERVED.store(true, Ordering::Release);
 }
 
-/// Whether `otelctx-opentelemetry` publishes each context that OpenTelemetry attaches.
+/// Returns whether `otelctx-opentelemetry` publishes each context that OpenTelemetry attaches.
 #[inline]
 #[must_use]
 pub fn is_observed() -> bool {

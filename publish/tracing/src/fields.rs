@@ -34,7 +34,7 @@ impl Fields {
         }
     }
 
-    /// How often values of this span or one above it were recorded late.
+    /// Returns how often values of this span or one above it were recorded late.
     #[inline]
     pub(crate) fn changes(&self) -> u64 {
         let mut changes = self.changes.load(Ordering::Acquire);
@@ -103,7 +103,7 @@ impl Fields {
     }
 }
 
-/// How often the fields of a span were recorded late; 0 for a span without fields.
+/// Returns how often the fields of a span were recorded late; 0 for a span without fields.
 #[inline]
 pub(crate) fn changes(fields: Option<&Arc<Fields>>) -> u64 {
     fields.map_or(0, |fields| fields.changes())

@@ -73,8 +73,8 @@ pub(crate) const FROM_OPENTELEMETRY: bool = cfg!(any(
     feature = "opentelemetry_0_33",
 ));
 
-/// The IDs of a span of `tracing-opentelemetry` before 0.32, which attaches no contexts. A span that a filter disables for
-/// it has those of the next span above it.
+/// Returns the IDs of a span of `tracing-opentelemetry` before 0.32, which attaches no contexts. A
+/// span that a filter disables for it has those of the next span above it.
 ///
 /// Its sampler decides when the span ends, or when a request is sent. Before, the flags are those of the parent.
 #[inline]
@@ -127,8 +127,8 @@ fn of_one(span: &tracing_subscriber::registry::Extensions<'_>) -> Option<Ids> {
     None
 }
 
-/// The IDs of OpenTelemetry's current context. If there are several versions in the program, the newest
-/// that has one counts.
+/// Returns the IDs of OpenTelemetry's current context. If there are several versions in the
+/// program, the newest that has one counts.
 #[inline]
 pub(crate) fn current() -> Option<Ids> {
     macro_rules! version {

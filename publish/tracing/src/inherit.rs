@@ -87,9 +87,10 @@ fn end_poll(task: Id) {
 /// Without this, `tokio::spawn(work())` without `.in_current_span()` publishes nothing. Traces do not
 /// change: spans that such a task starts still have no parent.
 ///
-/// A task that lives longer than the request in which it is spawned, such as the driver of a connection, keeps
-/// publishing that request: spawn it where nothing is attached. A context that a task attaches and detaches itself, without a
-/// span, leaves nothing attached for the rest of the poll.
+/// A task that lives longer than the request in which it is spawned, such as the driver of
+/// a connection, keeps publishing that request: spawn it where nothing is attached. A context that
+/// a task attaches and detaches itself, without a span, leaves nothing attached for the rest of the
+/// poll.
 ///
 /// This replaces hooks that the builder has.
 ///

@@ -14,7 +14,8 @@ use crate::ids::{self, Ids, FROM_OPENTELEMETRY};
 use crate::problem;
 use crate::stack::{self, Entered};
 
-/// A layer that publishes the span that each thread is working on, with these of its fields.
+/// Returns a layer that publishes the span that each thread is working on, with these of its
+/// fields.
 ///
 /// `fields` are names such as `http.route`; a process has at most 256 names. What is published should be low in number
 /// and harmless: everyone who may read the process's memory sees it. A name that can't be registered is left
@@ -99,13 +100,13 @@ impl Span {
 }
 
 impl ContextLayer {
-    /// The names that are not published, because they could not be registered.
+    /// Returns the names that are not published, because they could not be registered.
     #[must_use]
     pub fn refused(&self) -> &[KeyError] {
         &self.refused
     }
 
-    /// What this layer keeps for a span.
+    /// Returns what this layer keeps for a span.
     #[inline]
     fn of<'e>(&self, extensions: &'e Extensions<'_>) -> Option<&'e Span> {
         let span = extensions.get::<Span>()?;
@@ -116,7 +117,7 @@ impl ContextLayer {
         self.of(&span.extensions())?.fields.clone()
     }
 
-    /// The record of a span as it is now, given OpenTelemetry's IDs of it.
+    /// Returns the record of a span as it is now, given OpenTelemetry's IDs of it.
     #[inline]
     fn made<S: for<'s> LookupSpan<'s>>(
         &self,
@@ -140,7 +141,7 @@ impl ContextLayer {
         Some(extensions.get_mut::<Span>()?.make(ids))
     }
 
-    /// Whether `otelctx-opentelemetry` publishes the thread's context.
+    /// Returns whether `otelctx-opentelemetry` publishes the thread's context.
     #[inline]
     fn is_observed() -> bool {
         integration::is_observed() && (!FROM_OPENTELEMETRY || ids::is_observed())

@@ -48,8 +48,8 @@ pub(crate) fn refused(error: &KeyError) {
     let _ = REFUSED.set(error.clone());
 }
 
-/// Whether readers can see all fields that were passed to [`layer`](crate::layer): for a health check, or a line at
-/// start-up.
+/// Returns whether readers can see all fields that were passed to [`layer`](crate::layer): for a
+/// health check, or a line at start-up.
 ///
 /// # Errors
 /// That the process has no process context, the first name that a layer of this program could not register, or that the

@@ -130,8 +130,8 @@ pub(crate) fn remember(entered: Entered, ids: Ids, made: Made) {
 /// Publishes what was published before a span was entered. Exiting another span than the latest
 /// changes nothing that is seen.
 ///
-/// A span that was not pushed is one of the observer, which has published the context around it: if that is
-/// empty, the latest span or task of the stack is seen again.
+/// A span that was not pushed is one of the observer, which has published the context
+/// around it: if that is empty, the latest span or task of the stack is seen again.
 #[inline]
 pub(crate) fn pop(exited: Entered) {
     let popped = STACK.try_with(|stack| {
@@ -161,7 +161,7 @@ pub(crate) fn is_latest(context: &SharedContext) -> bool {
     is_latest.unwrap_or(false)
 }
 
-/// The spans of a layer that are entered, the latest last, each once.
+/// Returns the spans of a layer that are entered, the latest last, each once.
 pub(crate) fn entered(layer: usize) -> Vec<u64> {
     let spans = STACK.try_with(|stack| {
         let stack = stack.borrow();

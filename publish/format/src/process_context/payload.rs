@@ -101,13 +101,13 @@ fn find<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a Value> {
 }
 
 impl Payload {
-    /// The first resource attribute with this name.
+    /// Returns the first resource attribute with this name.
     #[must_use]
     pub fn resource_attribute(&self, key: &str) -> Option<&Value> {
         find(&self.resource, key)
     }
 
-    /// The first attribute of the process context itself with this name.
+    /// Returns the first attribute of the process context itself with this name.
     #[must_use]
     pub fn attribute(&self, key: &str) -> Option<&Value> {
         find(&self.attributes, key)

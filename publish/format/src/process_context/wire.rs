@@ -74,7 +74,7 @@ impl<'a> Input<'a> {
         }))
     }
 
-    /// A field's number and wire type.
+    /// Returns a field's number and wire type.
     pub(super) fn key(&mut self) -> Result<(u32, WireType), PayloadError> {
         let start = *self;
         let Ok(key) = u32::try_from(self.varint()?) else {

@@ -1,6 +1,6 @@
 //! Formats eight bytes as 16 lower-case hexadecimal digits, without branches or tables.
 
-/// The digits, with the vector instructions that every x86-64 has.
+/// Returns the digits, with the vector instructions that every x86-64 has.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(crate) fn hex(bytes: [u8; 8]) -> [u8; 16] {

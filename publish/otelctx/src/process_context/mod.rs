@@ -145,7 +145,7 @@ impl ProcessContext {
         self
     }
 
-    /// Why `OTEL_RESOURCE_ATTRIBUTES` was ignored, if it was.
+    /// Returns why `OTEL_RESOURCE_ATTRIBUTES` was ignored, if it was.
     #[must_use]
     pub fn malformed_variable(&self) -> Option<&MalformedVariable> {
         static MALFORMED: MalformedVariable = MalformedVariable {
@@ -156,9 +156,9 @@ impl ProcessContext {
 
     /// Publishes the context, so that other processes can find it, until the guard is dropped.
     ///
-    /// A process has one context. If another copy or version of this crate has published one, that
-    /// copy withdraws it and its guard has no effect any more; records keep their meaning. A forked
-    /// child has no context and may publish its own.
+    /// A process has one context. If another copy or version of this crate has published
+    /// one, that copy withdraws it and its guard has no effect any more; records keep their
+    /// meaning. A forked child has no context and may publish its own.
     ///
     /// On targets other than Linux this does nothing and succeeds.
     ///
@@ -191,10 +191,10 @@ impl ProcessContext {
     /// # }
     /// ```
     ///
-    /// The change persists until it is changed again, until [`Published::replace`] replaces the
-    /// whole context, or until the context is withdrawn. No lock is held while `change` runs. If
-    /// another thread changes the context at the same time, `change` runs again, so that no change
-    /// is lost.
+    /// The change persists until it is changed again, until [`Published::replace`] replaces
+    /// the whole context, or until the context is withdrawn. No lock is held while `change` runs.
+    /// If another thread changes the context at the same time, `change` runs again, so that no
+    /// change is lost.
     ///
     /// # Errors
     /// [`PublishError::NotPublished`] if nothing is published, as in a forked child that has not

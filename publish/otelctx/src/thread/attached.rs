@@ -35,7 +35,7 @@ impl<'a> Attached<'a> {
         unsafe { Self::at(arch::slot(), record) }
     }
 
-    /// The guard of a record that was attached and whose guard was forgotten.
+    /// Returns the guard of a record that was attached and whose guard was forgotten.
     #[inline(always)]
     pub(super) fn again(slot: *mut *mut u8, record: &'a mut Context) -> Self {
         Self {
@@ -94,7 +94,7 @@ unsafe fn attach_elsewhere(
     slot: *mut *mut u8,
     record: &mut Context,
 ) -> (*mut *mut u8, &mut Context) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the slot belongs to the calling thread.
     unsafe {
         detach_out_of_order(record);
         link(record.block()).write(slot.read_volatile());

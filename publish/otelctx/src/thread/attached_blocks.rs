@@ -76,13 +76,13 @@ impl AttachedBlocks {
         generation: 0,
     };
 
-    /// A number that changes when the list is cleared.
+    /// Returns a number that changes when the list is cleared.
     #[inline(always)]
     pub(super) fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Whether the thread's exit is prepared and no guard has a shared record attached.
+    /// Returns whether the thread's exit is prepared and no guard has a shared record attached.
     #[inline(always)]
     pub(super) fn is_ready_and_empty(&self) -> bool {
         self.next == 1
@@ -93,7 +93,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread.
     pub(super) unsafe fn prepare(state: *mut State) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread.
         unsafe {
             prepare_shared_exit(state);
             state::slot(state);
@@ -104,7 +104,7 @@ impl AttachedBlocks {
     /// # Safety
     /// Same as [`prepare`](Self::prepare).
     unsafe fn use_inline_entries(state: *mut State) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread.
         unsafe {
             let this = &raw mut (*state).shared;
             if (*this).next == 0 && (*this).overflow.is_null() && !exit_has_begun(state) {
@@ -120,7 +120,8 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread, and `block` is a shared block with a reference.
     #[inline]
     pub(super) unsafe fn attach(state: *mut State, block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: as the caller promises; `at` is an index.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and `block` is a
+        // shared block with a reference; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -144,7 +145,8 @@ impl AttachedBlocks {
     /// # Safety
     /// The entry belongs to the calling thread.
     unsafe fn fill(entry: *mut Entry, block: *mut u8) {
-        // SAFETY: as the caller promises; an idle block has a reference.
+        // SAFETY: the caller ensures that the entry belongs to the calling thread; an idle block
+        // has a reference.
         unsafe {
             let idle = (*entry).block;
             (&raw mut (*entry).block).write_volatile(block);
@@ -159,7 +161,8 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread, and so does the entry.
     #[inline(always)]
     unsafe fn put_into_slot(state: *mut State, entry: *mut Entry) {
-        // SAFETY: as the caller promises; the slot lives as long as its thread.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and so does the
+        // entry; the slot lives as long as its thread.
         unsafe {
             let slot = found_slot(state);
             (*entry).below = slot.read();
@@ -173,7 +176,8 @@ impl AttachedBlocks {
     #[cold]
     #[inline(never)]
     unsafe fn attach_slowly(state: *mut State, mut block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and `block` is a
+        // shared block with a reference.
         unsafe {
             Self::prepare(state);
             let this = &raw mut (*state).shared;
@@ -198,7 +202,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and is [prepared](Self::prepare).
     pub(super) unsafe fn make_room(state: *mut State) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and is prepared.
         unsafe {
             let attached = Self::entries(&raw mut (*state).shared).count();
             let is_full = attached >= MAX_ATTACHED;
@@ -219,7 +223,8 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and there is [room](Self::make_room).
     pub(super) unsafe fn add(state: *mut State, block: *mut u8) -> *mut Entry {
-        // SAFETY: as the caller promises; `overflow` is null or came from Box.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and there is room;
+        // `overflow` is null or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -253,7 +258,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread.
     #[inline(always)]
     pub(super) unsafe fn detach(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: as the caller promises; `at` is an index.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(2);
@@ -276,15 +281,16 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread.
     pub(super) unsafe fn detach_out_of_order(state: *mut State, block: *mut u8) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread.
         unsafe {
             let this = &raw mut (*state).shared;
             let Some(entry) = Self::find(this, block) else {
                 return;
             };
-            let shown = match (*entry).copy.is_null() {
-                true => block,
-                false => (*entry).copy,
+            let shown = if (*entry).copy.is_null() {
+                block
+            } else {
+                (*entry).copy
             };
             if chain::unlink(state, shown) {
                 let removed = Self::remove(state, entry);
@@ -296,7 +302,8 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and `entry` is in use.
     unsafe fn remove(state: *mut State, entry: *mut Entry) -> Entry {
-        // SAFETY: as the caller promises; `overflow` is null or came from Box.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and `entry` is in
+        // use; `overflow` is null or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let removed = *entry;
@@ -327,7 +334,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread.
     #[inline]
     pub(super) unsafe fn take_idle(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: as the caller promises; `at` is an index.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -346,13 +353,13 @@ impl AttachedBlocks {
         }
     }
 
-    /// Whether a block is already attached, by a guard or as the thread's current record.
+    /// Returns whether a block is already attached, by a guard or as the thread's current record.
     ///
     /// # Safety
     /// `state` belongs to the calling thread.
     #[inline(never)]
     pub(super) unsafe fn is_attached(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread.
         unsafe {
             let this = &raw mut (*state).shared;
             block == (*state).current.block || Self::find(this, block).is_some()
@@ -365,17 +372,18 @@ impl AttachedBlocks {
     /// `this` belongs to the calling thread.
     #[inline]
     pub(super) unsafe fn find(this: *mut Self, block: *mut u8) -> Option<*mut Entry> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `this` belongs to the calling thread.
         unsafe { Self::entries(this).find(|entry| (**entry).block == block) }
     }
 
-    /// The entries in use.
+    /// Returns the entries in use.
     ///
     /// # Safety
     /// `this` belongs to the calling thread, and its list does not change during the iteration.
     #[inline]
     pub(super) unsafe fn entries(this: *mut Self) -> impl Iterator<Item = *mut Entry> {
-        // SAFETY: as the caller promises; `overflow` is null or came from Box.
+        // SAFETY: the caller ensures that `this` belongs to the calling thread, and its list does
+        // not change during the iteration; `overflow` is null or came from Box.
         unsafe {
             let (first, count) = match (*this).overflow.as_mut() {
                 None => (Self::entry(this, 0), (*this).next.saturating_sub(1)),
@@ -391,7 +399,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread. No record of this crate is in the slot or will be
     /// restored by a guard.
     pub(super) unsafe fn clear(state: *mut State) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread.
         unsafe {
             let this = &raw mut (*state).shared;
             (*this).generation = (*this).generation.wrapping_add(1);
@@ -404,7 +412,8 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread.
     unsafe fn take_all(state: *mut State, each: impl Fn(Entry)) {
-        // SAFETY: as the caller promises; `overflow` is null or came from Box.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread; `overflow` is null
+        // or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let overflow = std::mem::replace(&mut (*this).overflow, ptr::null_mut());
@@ -432,7 +441,8 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and its slot was [cleared](state::clear_slot).
     pub(super) unsafe fn clear_at_exit(state: *mut State) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and its slot was
+        // cleared.
         unsafe {
             if !state::slot(state).read_volatile().is_null() {
                 Self::take_all(state, |_| ());
@@ -453,7 +463,7 @@ impl AttachedBlocks {
     /// `at` is a valid index of `entries`.
     #[inline(always)]
     unsafe fn entry(this: *mut Self, at: usize) -> *mut Entry {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `at` is a valid index of `entries`.
         unsafe { (&raw mut (*this).entries).cast::<Entry>().add(at) }
     }
 }
@@ -464,7 +474,8 @@ impl Entry {
     /// # Safety
     /// `state` belongs to the calling thread, and the entry is no longer in a list.
     pub(super) unsafe fn release(self, state: *mut State) {
-        // SAFETY: as the caller promises; the copy is a block of the thread's pool.
+        // SAFETY: the caller ensures that `state` belongs to the calling thread, and the entry is
+        // no longer in a list; the copy is a block of the thread's pool.
         unsafe {
             if let Some(class) = pool::class_of(state, self.copy) {
                 pool::put(state, self.copy, class);

@@ -31,7 +31,8 @@ impl Attributes<'_> {
     /// lifetime.
     #[inline(always)]
     pub(super) unsafe fn new(block: *mut u8, size: usize, used: usize) -> Self {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `block` points to a record of `size` bytes that only this
+        // thread changes during the writer's lifetime.
         unsafe {
             let start = block.add(offset::ATTRIBUTES);
             Self {
@@ -114,7 +115,7 @@ impl Attributes<'_> {
         self.next as usize - self.start as usize
     }
 
-    /// Whether an attribute was cut or skipped.
+    /// Returns whether an attribute was cut or skipped.
     #[inline(always)]
     pub(super) fn is_truncated(&self) -> bool {
         self.truncated
@@ -128,7 +129,8 @@ impl Attributes<'_> {
 /// Both buffers have `length` bytes and do not overlap.
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: as the caller promises; the two copies may overlap in the middle.
+    // SAFETY: the caller ensures that both buffers have `length` bytes and do not overlap; the two
+    // copies may overlap in the middle.
     unsafe {
         match length {
             8..=16 => ends::<u64>(from, to, length),
@@ -146,7 +148,8 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 #[inline(always)]
 unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, length: usize) {
     let last = length - size_of::<T>();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that both buffers have `length` bytes, which is at least the size
+    // of a `T`.
     unsafe {
         let first = from.cast::<T>().read_unaligned();
         let second = from.add(last).cast::<T>().read_unaligned();

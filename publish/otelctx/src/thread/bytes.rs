@@ -40,7 +40,7 @@ pub(super) unsafe fn validate(block: *mut u8, flags: TraceFlags, attributes_size
     }
 }
 
-/// Whether a record is marked as valid.
+/// Returns whether a record is marked as valid.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
@@ -130,7 +130,7 @@ pub(super) unsafe fn remove(block: *mut u8, key: u8) -> usize {
 /// # Safety
 /// Both are records, and only this thread changes the second.
 pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that both are records, and only this thread changes the second.
     unsafe {
         ptr::copy_nonoverlapping(from, to, offset::VALID);
         copy_attributes(from, to);
@@ -146,7 +146,7 @@ pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
 /// Both are records, and only this thread changes the second.
 #[inline]
 pub(super) unsafe fn copy_attributes(from: *mut u8, to: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that both are records, and only this thread changes the second.
     unsafe {
         let (from_attributes, to_attributes) =
             (from.add(offset::ATTRIBUTES), to.add(offset::ATTRIBUTES));
@@ -159,7 +159,8 @@ pub(super) unsafe fn copy_attributes(from: *mut u8, to: *mut u8) {
 /// # Safety
 /// `block` is a record that does not change during the call.
 pub(super) unsafe fn debug(block: *mut u8, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // SAFETY: as the caller promises; a header is 28 bytes.
+    // SAFETY: the caller ensures that `block` is a record that does not change during the call; a
+    // header is 28 bytes.
     let header = Header::decode(unsafe { &*block.cast() });
     f.debug_struct(name)
         .field("trace_id", &header.trace_id)

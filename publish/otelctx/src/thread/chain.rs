@@ -33,7 +33,7 @@ pub(super) enum Below {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread.
     unsafe {
         if record.is_null() || record == (*state).current.block {
             Below::Nothing
@@ -46,12 +46,13 @@ pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
     }
 }
 
-/// Whether a record is in the chain; `None` if it may be below another publisher's record.
+/// Returns whether a record is in the chain; `None` if it may be below another publisher's record.
 ///
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool> {
-    // SAFETY: as the caller promises; the links are those of records in the chain.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; the links are those of
+    // records in the chain.
     unsafe {
         let mut this = slot(state).read_volatile();
         for _ in 0..MAX_DEPTH {
@@ -74,7 +75,8 @@ pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool
 /// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn unlink(state: *mut State, record: *mut u8) -> bool {
-    // SAFETY: as the caller promises; the links are those of records in the chain.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; the links are those of
+    // records in the chain.
     unsafe {
         let mut place = slot(state);
         for _ in 0..MAX_DEPTH {

@@ -62,7 +62,8 @@ pub fn swap_current(context: Option<SharedContext>) -> Option<SharedContext> {
 #[cold]
 #[inline(never)]
 unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedContext> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; `new` is null, or a
+    // shared block with a reference.
     unsafe {
         if exit_has_begun(state) {
             if !new.is_null() {
@@ -108,7 +109,8 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedConte
 /// # Safety
 /// `state` belongs to the calling thread.
 unsafe fn take(state: *mut State) -> Entry {
-    // SAFETY: as the caller promises; a block without a reference of its own is kept by its owner.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; a block without a
+    // reference of its own is kept by its owner.
     unsafe {
         let current = std::mem::replace(&mut (*state).current, Entry::NONE);
         let is_unowned = std::mem::take(&mut (*state).current_is_unowned);
@@ -123,9 +125,9 @@ unsafe fn take(state: *mut State) -> Entry {
 /// which takes most of the time.
 ///
 /// # Safety
-/// A handle to the context must exist until this thread has set another one or none, with this function
-/// or with [`swap_current`], or has ended; and [`replace_by_copy`](super::raw::replace_by_copy) must
-/// not be called on it until then.
+/// A handle to the context must exist until this thread has set another one or none, with
+/// this function or with [`swap_current`], or has ended; and
+/// [`replace_by_copy`](super::raw::replace_by_copy) must not be called on it until then.
 ///
 /// ```
 /// use otelctx::{raw, visible_to_readers, Context};
@@ -164,8 +166,9 @@ pub unsafe fn set_current(context: Option<&SharedContext>) {
 #[cold]
 #[inline(never)]
 unsafe fn set_slowly(state: *mut State, new: *mut u8) {
-    // SAFETY: as the caller promises. The reference is dropped again, unless the thread has a copy
-    // instead.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; `new` is null, or a
+    // shared block that the caller of `set_current` keeps. The reference is dropped again, unless
+    // the thread has a copy instead.
     unsafe {
         if !new.is_null() {
             retain(new);
@@ -198,9 +201,9 @@ pub fn current() -> Option<SharedContext> {
 
 /// Appends an attribute to what the calling thread is working on, for facts that become known later.
 ///
-/// The thread's own contexts ([`Context`](crate::Context), [`thread_context`]) are changed in place.
-/// For a [`SharedContext`], the attribute is visible on this thread until the context is detached;
-/// the shared context does not change.
+/// The thread's own contexts ([`Context`](crate::Context), [`thread_context`]) are changed
+/// in place. For a [`SharedContext`], the attribute is visible on this thread until the context is
+/// detached; the shared context does not change.
 ///
 /// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot if no
 /// record of this crate is attached, if the record has no room for it, or if its key is not
@@ -221,7 +224,8 @@ pub(super) unsafe fn append_to_shared(
     key: &Key,
     value: &str,
 ) -> bool {
-    // SAFETY: as the caller promises; the slot contains a record or null.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; the slot contains a
+    // record or null.
     unsafe {
         let attached = state::slot(state).read_volatile();
         !attached.is_null()
@@ -235,7 +239,8 @@ pub(super) unsafe fn append_to_shared(
 /// # Safety
 /// `state` belongs to the calling thread, and `attached` is the content of its slot.
 unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and `attached` is the
+    // content of its slot.
     unsafe {
         if attached.is_null() || !is_valid(attached) {
             return false;
@@ -269,12 +274,13 @@ unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str
     }
 }
 
-/// The entry whose shared record or copy this is.
+/// Returns the entry whose shared record or copy this is.
 ///
 /// # Safety
 /// `state` belongs to the calling thread, and `attached` is not null.
 unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and `attached` is not
+    // null.
     unsafe {
         AttachedBlocks::entries(&raw mut (*state).shared)
             .chain([&raw mut (*state).current])
@@ -288,7 +294,7 @@ unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
 /// # Safety
 /// Only the calling thread changes the block.
 unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that only the calling thread changes the block.
     unsafe {
         let before = used(block);
         let mut attributes = Attributes::new(block, SIZES[class], before);

@@ -7,7 +7,7 @@ use otelctx_format::MAX_KEYS;
 
 use super::keys::{first_names, Name, NAMES, PUBLISHED, REGISTERED};
 
-/// The published names, for other copies of this crate.
+/// Returns the published names, for other copies of this crate.
 pub(crate) fn published_key_map() -> &'static [Name] {
     &NAMES[..PUBLISHED.load(Ordering::Acquire)]
 }

@@ -47,8 +47,8 @@ impl Key {
 
     /// Creates and registers a key whose name is only known at run time.
     ///
-    /// The name is stored once, however many keys use it, and kept as long as the process runs. It
-    /// takes one of the 256 indexes, so do not create keys from the content of requests.
+    /// The name is stored once, however many keys use it, and kept as long as the process
+    /// runs. It takes one of the 256 indexes, so do not create keys from the content of requests.
     ///
     /// ```
     /// # fn configured() -> Vec<String> { vec!["tenant.id".into()] }
@@ -74,7 +74,7 @@ impl Key {
         })
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
@@ -96,8 +96,8 @@ impl Key {
         registered.map(|_| ())
     }
 
-    /// The index of the key in records, for runtimes that [write
-    /// records themselves](crate::raw::thread_record). It does not change as long as the process runs.
+    /// Returns the index of the key in records, for runtimes that [write records
+    /// themselves](crate::raw::thread_record). It does not change as long as the process runs.
     ///
     /// `None` until a process context was published with the name, and if the name could not be
     /// [registered](Self::register).
@@ -195,13 +195,13 @@ pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 /// How many of them were published with a process context.
 pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// The registered names, in the order of their indexes. The caller holds the lock: the last name
-/// may be removed again.
+/// Returns the registered names, in the order of their indexes. The caller holds the lock: the last
+/// name may be removed again.
 pub(crate) fn registered_names() -> impl Iterator<Item = &'static str> {
     first_names(REGISTERED.load(Ordering::Acquire))
 }
 
-/// The names that were published with a process context, in the order of their indexes.
+/// Returns the names that were published with a process context, in the order of their indexes.
 pub(super) fn published_names() -> impl Iterator<Item = &'static str> {
     first_names(PUBLISHED.load(Ordering::Acquire))
 }

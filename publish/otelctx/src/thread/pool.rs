@@ -43,7 +43,7 @@ const _: () = assert!(NEXT >= offset::ATTRIBUTES && NEXT + 8 <= SIZES[0]);
 /// The [`link`] of a block that was not attached since its allocation. No block has this address.
 pub(super) const NEVER_ATTACHED: *mut u8 = ptr::NonNull::dangling().as_ptr();
 
-/// Where a block stores what is below it in the thread's chain: the word before it.
+/// Returns where a block stores what is below it in the thread's chain: the word before it.
 ///
 /// # Safety
 /// `block` came from [`allocate`].
@@ -103,7 +103,8 @@ impl Pool {
     };
 }
 
-/// The smallest size class for `attributes` bytes of attributes; the largest if none is sufficient.
+/// Returns the smallest size class for `attributes` bytes of attributes; the largest if none is
+/// sufficient.
 pub(super) fn class_for(attributes: usize) -> usize {
     SIZES
         .iter()
@@ -117,7 +118,8 @@ pub(super) fn class_for(attributes: usize) -> usize {
 /// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: as the caller promises; a free block stores the address of the next one at NEXT.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; a free block stores
+    // the address of the next one at NEXT.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = (*pool).free[class];
@@ -137,7 +139,7 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread.
     unsafe {
         release_unreachable(state);
         let block = (*state).pool.free[class];
@@ -201,7 +203,8 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
 /// `state` belongs to the calling thread, and the block came from [`allocate`] with this class.
 #[inline]
 pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
+    // from `allocate` with this class.
     unsafe {
         let attached = slot(state).read_volatile();
         let below = link(block).read();
@@ -219,7 +222,8 @@ pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
 #[cold]
 #[inline(never)]
 unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
+    // from `allocate` with this class.
     unsafe {
         if chain::unlink(state, block) {
             put(state, block, class);
@@ -237,7 +241,8 @@ unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
+    // from `allocate`.
     unsafe {
         invalidate(block);
         let pool = &raw mut (*state).pool;
@@ -258,7 +263,7 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
 /// `state` belongs to the calling thread.
 #[inline(never)]
 unsafe fn release_unreachable(state: *mut State) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread.
     unsafe {
         if slot(state).read_volatile().is_null() {
             release_forgotten(state);
@@ -272,7 +277,8 @@ unsafe fn release_unreachable(state: *mut State) {
 /// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn release_forgotten(state: *mut State) {
-    // SAFETY: as the caller promises; the blocks belong to the pool.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; the blocks belong to
+    // the pool.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = std::mem::replace(&mut (*pool).forgotten, ptr::null_mut());
@@ -293,7 +299,8 @@ pub(super) unsafe fn release_forgotten(state: *mut State) {
 /// Same as [`release`].
 #[inline]
 pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
+    // from `allocate` with this class.
     unsafe {
         invalidate(block);
         link(block).write(NEVER_ATTACHED);
@@ -307,7 +314,8 @@ pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
     }
 }
 
-/// The size class of a block of this thread; `None` if the address is not a block of its pool.
+/// Returns the size class of a block of this thread; `None` if the address is not a block of its
+/// pool.
 ///
 /// # Safety
 /// `state` belongs to the calling thread.
@@ -333,7 +341,8 @@ pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usi
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn free_if_unused(state: *mut State) {
-    // SAFETY: as the caller promises; no block is in use and the slot points to none of them.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; no block is in use and
+    // the slot points to none of them.
     unsafe {
         if !exit_has_begun(state) || (*state).pool.used != 0 {
             return;

@@ -47,7 +47,7 @@ impl SharedContext {
     /// # Safety
     /// `block` is a shared block with a reference.
     pub(super) unsafe fn copy_of(block: *mut u8) -> Self {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `block` is a shared block with a reference.
         let (class, truncated) = unsafe { (shared_block::class(block), is_truncated(block)) };
         Self::copy(block, class, truncated)
     }
@@ -114,21 +114,21 @@ impl SharedContext {
         Ok(context)
     }
 
-    /// The trace ID; zero for none.
+    /// Returns the trace ID; zero for none.
     #[inline]
     #[must_use]
     pub fn trace_id(&self) -> TraceId {
         self.header().trace_id
     }
 
-    /// The span ID; zero for none.
+    /// Returns the span ID; zero for none.
     #[inline]
     #[must_use]
     pub fn span_id(&self) -> SpanId {
         self.header().span_id
     }
 
-    /// The W3C trace flags.
+    /// Returns the W3C trace flags.
     #[inline]
     #[must_use]
     pub fn flags(&self) -> TraceFlags {
@@ -241,7 +241,8 @@ impl Drop for AttachedShared<'_> {
 #[cold]
 #[inline(never)]
 unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that the block belongs to a guard of the calling thread that is
+    // being dropped.
     unsafe {
         if (*state).shared.generation() == generation {
             return AttachedBlocks::detach_out_of_order(state, block);

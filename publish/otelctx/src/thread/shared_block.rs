@@ -72,7 +72,7 @@ unsafe fn next(block: *mut u8) -> &'static AtomicPtr<u8> {
 /// `block` is a shared one with a reference.
 #[inline]
 pub(super) unsafe fn class(block: *mut u8) -> usize {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `block` is a shared one with a reference.
     unsafe { (*header(block)).class }
 }
 
@@ -80,17 +80,18 @@ pub(super) unsafe fn class(block: *mut u8) -> usize {
 /// `block` is a shared one with a reference.
 #[inline]
 pub(super) unsafe fn is_truncated(block: *mut u8) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `block` is a shared one with a reference.
     unsafe { (*header(block)).truncated }
 }
 
-/// Whether nobody else has the block, and a copy of `other` has room in it.
+/// Returns whether nobody else has the block, and a copy of `other` has room in it.
 ///
 /// # Safety
 /// Both are shared blocks with a reference, the first one the caller's.
 #[inline]
 pub(super) unsafe fn is_unshared(block: *mut u8, other: *mut u8) -> bool {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that both are shared blocks with a reference, the first one the
+    // caller's.
     unsafe {
         (*header(block)).references.load(Ordering::Acquire) == 1 && class(block) >= class(other)
     }
@@ -100,7 +101,7 @@ pub(super) unsafe fn is_unshared(block: *mut u8, other: *mut u8) -> bool {
 /// `block` is a shared one that nobody else has.
 #[inline]
 pub(super) unsafe fn set_truncated(block: *mut u8, truncated: bool) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `block` is a shared one that nobody else has.
     unsafe { (*header(block)).truncated = truncated };
 }
 
@@ -110,7 +111,7 @@ pub(super) unsafe fn set_truncated(block: *mut u8, truncated: bool) {
 /// `block` is a shared one with a reference.
 #[inline]
 pub(super) unsafe fn retain(block: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `block` is a shared one with a reference.
     let before = unsafe { (*header(block)).references.fetch_add(1, Ordering::Relaxed) };
     if before > isize::MAX as usize {
         // As in `Arc`: more references would overflow the counter; handles must have been
@@ -125,7 +126,7 @@ pub(super) unsafe fn retain(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
 pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
     unsafe {
         if drop_reference(block) {
             free(state(), block);
@@ -140,8 +141,8 @@ pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8)
 /// `block` is a shared one, and the reference is the caller's.
 #[inline(never)]
 pub(super) unsafe fn release_handle(block: *mut u8) {
-    // SAFETY: as the caller promises. If both references are held here, the count need not be
-    // decremented.
+    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
+    // If both references are held here, the count need not be decremented.
     unsafe {
         if (*header(block)).references.load(Ordering::Acquire) == 2 {
             let state = arch::state();
@@ -160,7 +161,7 @@ pub(super) unsafe fn release_handle(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline(never)]
 pub(super) unsafe fn release_to_process(block: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
     unsafe {
         if drop_reference(block) {
             invalidate(block);
@@ -176,8 +177,9 @@ pub(super) unsafe fn release_to_process(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
 unsafe fn drop_reference(block: *mut u8) -> bool {
-    // SAFETY: as the caller promises. The holder of the only reference need not decrement the
-    // count: no other thread can add a reference.
+    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
+    // The holder of the only reference need not decrement the count: no other thread can add a
+    // reference.
     let references = unsafe { &(*header(block)).references };
     if references.load(Ordering::Acquire) != 1 {
         if references.fetch_sub(1, Ordering::Release) != 1 {
@@ -194,7 +196,7 @@ unsafe fn drop_reference(block: *mut u8) -> bool {
 /// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) -> *mut u8 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread.
     unsafe {
         let own = &raw mut (*state).free_shared;
         let mut block = (*own).first[class];
@@ -215,7 +217,8 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) 
 /// `state` belongs to the calling thread, and there are no references to `block`.
 #[inline]
 unsafe fn free(state: *mut State, block: *mut u8) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and there are no
+    // references to `block`.
     unsafe {
         invalidate(block);
         let class = class(block);
@@ -234,7 +237,8 @@ unsafe fn free(state: *mut State, block: *mut u8) {
 #[cold]
 #[inline(never)]
 unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread, and there are no
+    // references to `block`, and `class` is the block's.
     unsafe {
         next(block).store(ptr::null_mut(), Ordering::Relaxed);
         if exit_has_begun(state) {
@@ -264,7 +268,8 @@ unsafe fn give_back(first: *mut u8, class: usize) {
         list.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed)
     {
         head = now;
-        // SAFETY: as the caller promises; the chain ends with null until it is linked.
+        // SAFETY: the caller ensures that the blocks are free, have this size class, and no other
+        // code refers to them; the chain ends with null until it is linked.
         unsafe {
             if last.is_null() {
                 last = first;
@@ -293,7 +298,8 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
     if block.is_null() {
         return allocate_new(class);
     }
-    // SAFETY: as the caller promises; only this thread has the chain now.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread; only this thread has
+    // the chain now.
     unsafe {
         let keep = if exit_has_begun(state) { 0 } else { MAX_KEPT };
         let (mut last, mut kept) = (block, 0);
@@ -342,7 +348,7 @@ fn allocate_new(class: usize) -> *mut u8 {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn give_back_all(state: *mut State) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `state` belongs to the calling thread.
     unsafe {
         let own = &raw mut (*state).free_shared;
         for class in 0..SIZES.len() {

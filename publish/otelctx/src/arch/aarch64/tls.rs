@@ -51,13 +51,13 @@ macro_rules! thread_local_address {
     }};
 }
 
-/// The calling thread's `otel_thread_ctx_v1`.
+/// Returns the calling thread's `otel_thread_ctx_v1`.
 #[inline]
 pub(crate) fn slot() -> *mut *mut u8 {
     thread_local_address!("otel_thread_ctx_v1").cast()
 }
 
-/// The calling thread's state in this copy of the crate, zeroed when the thread starts.
+/// Returns the calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline(always)]
 pub(crate) fn state() -> *mut State {
     thread_local_address!(concat!("otelctx_state_", env!("OTELCTX_TAG"))).cast()

@@ -22,13 +22,13 @@ thread_local! {
     };
 }
 
-/// The calling thread's slot.
+/// Returns the calling thread's slot.
 #[inline]
 pub(crate) fn slot() -> *mut *mut u8 {
     VARIABLES.with(|variables| variables.slot.get())
 }
 
-/// The calling thread's state in this copy of the crate, zeroed when the thread starts.
+/// Returns the calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline]
 pub(crate) fn state() -> *mut State {
     VARIABLES.with(|variables| variables.state.get())

@@ -46,9 +46,10 @@ impl CopiesLock {
             let mut word = [0; 8];
             let is_held = foreign::read_into(&mut word, ADDRESS).is_ok()
                 && u64::from_ne_bytes(word) == held_by_this_process();
-            let (tries, max) = match is_held {
-                true => (&mut tries, MAX_TRIES),
-                false => (&mut tries_unknown, MAX_TRIES_UNKNOWN),
+            let (tries, max) = if is_held {
+                (&mut tries, MAX_TRIES)
+            } else {
+                (&mut tries_unknown, MAX_TRIES_UNKNOWN)
             };
             *tries += 1;
             if *tries > max {

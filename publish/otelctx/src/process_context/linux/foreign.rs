@@ -73,7 +73,7 @@ fn find_byte(bytes: &[u8], byte: u8) -> Option<usize> {
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// The address of the valid context in the mapping of this line (proc_pid_maps(5)).
+/// Returns the address of the valid context in the mapping of this line (proc_pid_maps(5)).
 fn context_in(line: &[u8]) -> Option<usize> {
     // After addresses, permissions, offset, device, inode and spaces, none of which contains these
     // characters.

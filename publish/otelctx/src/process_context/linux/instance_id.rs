@@ -33,7 +33,8 @@ pub(super) fn identify(
     Ok(Some(id))
 }
 
-/// A random UUID (RFC 9562, version 4) in ASCII. Does not allocate: forked children call it.
+/// Returns a random UUID (RFC 9562, version 4) in ASCII. Does not allocate: forked children call
+/// it.
 pub(super) fn random() -> Result<[u8; PLACEHOLDER.len()], PublishError> {
     let mut bytes = [0_u8; 16];
     // SAFETY: the buffer is 16 bytes, which the kernel always fills completely. Called directly

@@ -141,7 +141,7 @@ fn shared() -> &'static Shared {
     unsafe { &*page }
 }
 
-/// The page, or the `errno` of the call that failed.
+/// Returns the page, or the `errno` of the call that failed.
 fn map() -> Result<*mut Shared, i32> {
     // SAFETY: a new mapping; zeroes are a `Shared`.
     unsafe {

@@ -132,7 +132,7 @@ impl Mapping {
 
 const _: () = assert!(HEADER_SIZE <= 4096);
 
-/// A sealable memfd, or the `errno` of `memfd_create`.
+/// Returns a sealable memfd, or the `errno` of `memfd_create`.
 fn memfd() -> Result<libc::c_int, i32> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let create = |flags: libc::c_uint| {

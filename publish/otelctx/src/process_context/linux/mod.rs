@@ -14,7 +14,7 @@ pub(crate) use owner::{is_published, lock, modify, publish, unpublish, update};
 
 use super::PublishError;
 
-/// The error of the system call that has just failed.
+/// Returns the error of the system call that has just failed.
 fn system_error(call: &'static str) -> PublishError {
     PublishError::System {
         call,

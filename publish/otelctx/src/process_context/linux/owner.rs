@@ -53,7 +53,7 @@ impl Owner {
         Self(locked)
     }
 
-    /// The current publication of this process; 0 for none.
+    /// Returns the current publication of this process; 0 for none.
     pub(super) fn current(&self) -> u64 {
         self.0.shared.current.load(Ordering::Relaxed)
     }
@@ -83,13 +83,13 @@ impl Owner {
         self.withdraw(WITHDRAWN)
     }
 
-    /// The publication that a forked child has inherited.
+    /// Returns the publication that a forked child has inherited.
     ///
     /// # Safety
     /// The forking thread held the lock, so that no change was in progress.
     #[allow(clippy::unused_self)]
     pub(super) unsafe fn inherited(&self) -> Option<&'static mut Publication> {
-        // SAFETY: no change was in progress, as the caller promises, and the lock is held.
+        // SAFETY: the caller ensures that no change is in progress, and the lock is held.
         unsafe { PUBLICATION.load(Ordering::Relaxed).as_mut() }
     }
 
@@ -193,7 +193,8 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
     }
 }
 
-/// Whether this process has a process context: of this copy of the crate, or of any other publisher.
+/// Returns whether this process has a process context: of this copy of the crate, or of any other
+/// publisher.
 pub(crate) fn is_published() -> bool {
     let is_own = lock().publication().is_some();
     is_own || foreign::find().is_some()
