@@ -46,7 +46,7 @@ Id random_id(std::mt19937_64 &random) {
 void search(uint64_t number) { rank_products(number); }
 
 // The items are loaded on another thread, which works on the same request.
-void cart(const otelctx::Record &request, uint64_t number) {
+void cart(const otelctx::Context &request, uint64_t number) {
   auto shared = request.share();
   auto loaded = std::async(std::launch::async, [shared = std::move(shared), number]() {
     auto scope = shared.attach();
@@ -61,10 +61,10 @@ void serve(const std::atomic<bool> &ends, unsigned seed) {
   std::mt19937_64 random(seed);
   for (uint64_t number = 0; !ends; ++number) {
     // A tracer would generate these.
-    otelctx::Record request(random_id<otelctx::TraceId>(random), random_id<otelctx::SpanId>(random),
+    otelctx::Context request(random_id<otelctx::TraceId>(random), random_id<otelctx::SpanId>(random),
                             OTELCTX_SAMPLED);
     const bool is_search = number % 3 == 0;
-    request.add(route, is_search ? "/search/{words}" : "/cart/{id}");
+    request.append(route, is_search ? "/search/{words}" : "/cart/{id}");
     auto scope = request.attach();
     if (is_search) {
       search(number);

@@ -29,7 +29,7 @@ static void *background(void *shared)
 {
     otelctx_scope scope;
     otelctx_shared_attach(shared, &scope);
-    otelctx_scope_add(&scope, route, "/cart/background", OTELCTX_NUL_TERMINATED);
+    otelctx_scope_append(&scope, route, "/cart/background", OTELCTX_NUL_TERMINATED);
     work();
     otelctx_scope_detach(&scope);
     return NULL;
@@ -50,10 +50,10 @@ int main(void)
         fprintf(stderr, "no process context: %s\n", error.message);
     route = otelctx_key_get("http.route", &error);
 
-    otelctx_record *record = otelctx_record_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
-    otelctx_record_add(record, route, "/cart", OTELCTX_NUL_TERMINATED);
-    otelctx_record_attach(record);
-    otelctx_shared *shared = otelctx_record_share(record);
+    otelctx_context *context = otelctx_context_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
+    otelctx_context_append(context, route, "/cart", OTELCTX_NUL_TERMINATED);
+    otelctx_context_attach(context);
+    otelctx_shared *shared = otelctx_context_share(context);
     pthread_t thread;
     pthread_create(&thread, NULL, background, shared);
 
@@ -63,7 +63,7 @@ int main(void)
 
     pthread_join(thread, NULL);
     otelctx_shared_release(shared);
-    otelctx_record_free(record);
+    otelctx_context_free(context);
     otelctx_unpublish(published, NULL);
     return 0;
 }

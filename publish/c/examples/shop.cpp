@@ -27,10 +27,10 @@ int main() {
   for (const char *path : {"/cart", "/checkout", "/items/{id}"}) {
     const auto number = static_cast<uint8_t>(threads.size() + 1);
     threads.emplace_back([path, number]() {
-      otelctx::Record record(otelctx::TraceId{0x4b, number}, otelctx::SpanId{0xf0, number},
-                             OTELCTX_SAMPLED);
-      record.add(route, path);
-      auto scope = record.attach();
+      otelctx::Context context(otelctx::TraceId{0x4b, number}, otelctx::SpanId{0xf0, number},
+                               OTELCTX_SAMPLED);
+      context.append(route, path);
+      auto scope = context.attach();
       work();
     });
   }

@@ -13,25 +13,29 @@
  *     otelctx_process_free(process);
  *     const otelctx_key *route = otelctx_key_get("http.route", &error);
  *
- *     otelctx_record *record = otelctx_record_new(trace_id, span_id, OTELCTX_SAMPLED);
- *     otelctx_record_add(record, route, "/cart", OTELCTX_NUL_TERMINATED);
- *     otelctx_record_attach(record);
+ *     otelctx_context *context = otelctx_context_new(trace_id, span_id, OTELCTX_SAMPLED);
+ *     otelctx_context_append(context, route, "/cart", OTELCTX_NUL_TERMINATED);
+ *     otelctx_context_attach(context);
  *     ... the request ...
- *     otelctx_record_free(record);      // detaches it
+ *     otelctx_context_free(context);     // detaches it
  *
  * Rules for all functions, unless a function says otherwise:
  *
  * - Arguments. A null handle, a null string or text that is not UTF-8 is refused with a code; nothing
  *   changes then. Freeing null does nothing. A handle that was freed must not be used again.
- * - IDs are 16 and 8 bytes, in W3C order. A null pointer stands for an ID of zeroes. If one ID is
- *   zero, the other and the flags become zero as well: a record may have attributes alone.
+ * - IDs are 16 and 8 bytes, in W3C order, both or neither: for attributes alone, both pointers are null,
+ *   and flags are ignored. An ID of zero is refused with OTELCTX_ZERO_ID.
  * - Lengths are in bytes. OTELCTX_NUL_TERMINATED stands for the length of a C string.
- * - Threads. Functions on the same handle must not run at the same time. A record, a scope and what
- *   is attached belong to the thread that created them; other threads get OTELCTX_WRONG_THREAD.
- *   Keys and shared records may be used by all threads at the same time.
- * - Signal handlers must not call a function unless it says that they may.
- * - fork. Each function may be called in the child. It has no process context, unless
- *   otelctx_republish_after_fork() was called; records and keys of the thread that forked remain
+ * - Threads. Every function may be called on any thread. Functions on the same handle must not run at
+ *   the same time, except on keys and shared contexts. A context, a scope and what is attached belong
+ *   to the thread that created them; other threads get OTELCTX_WRONG_THREAD. Functions without a handle
+ *   act on the calling thread.
+ * - Signal handlers may call otelctx_describe(), otelctx_version(), otelctx_thread_slot() if the thread
+ *   has called it before, and the functions that read IDs, flags and the record of a shared context. If
+ *   the thread has attached a context before, they may call otelctx_context_attach(), and
+ *   otelctx_context_detach() for what they have attached. They must call nothing else.
+ * - fork. Every function may be called in the child. It has no process context, unless
+ *   otelctx_republish_after_fork() was called; contexts and keys of the thread that forked remain
  *   valid, those of other threads must not be used.
  * - No function throws, unwinds or calls abort(), except when memory is exhausted. errno is
  *   undefined after a call.
@@ -54,11 +58,9 @@ extern "C" {
 #endif
 
 /**
- * Withdraws the process context of this library, unless records may refer to its keys. Returns
+ * Withdraws the process context of this library, unless contexts may refer to its keys. Returns
  * whether the library publishes none any more. For publishers that are not part of otelctx: copies
  * of otelctx in one process make way for each other without it.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 bool otelctx_withdraw(void);
 
@@ -103,7 +105,7 @@ bool otelctx_withdraw(void);
 #define OTELCTX_SAMPLED 1
 
 /**
- * What became of a call. Later versions may add codes; the numbers do not change.
+ * Result of a call. Later versions may add codes; the numbers do not change.
  */
 typedef enum otelctx_result {
   /**
@@ -124,19 +126,19 @@ typedef enum otelctx_result {
    */
   OTELCTX_TRUNCATED = 3,
   /**
-   * The record or the scope belongs to another thread.
+   * The context or the scope belongs to another thread.
    */
   OTELCTX_WRONG_THREAD = 4,
   /**
-   * The record is attached, so it cannot be attached again, moved or get other IDs.
+   * The context is attached, so it cannot be attached again, moved or get other IDs.
    */
   OTELCTX_ATTACHED = 5,
   /**
-   * The record or the scope is not attached.
+   * The context or the scope is not attached.
    */
   OTELCTX_NOT_ATTACHED = 6,
   /**
-   * The calling thread is ending and has freed its records.
+   * The calling thread is ending and has freed its contexts.
    */
   OTELCTX_THREAD_ENDING = 7,
   /**
@@ -180,15 +182,25 @@ typedef enum otelctx_result {
    * A defect of this library; please report it.
    */
   OTELCTX_INTERNAL = 17,
+  /**
+   * An ID is zero. For attributes alone, give neither ID.
+   */
+  OTELCTX_ZERO_ID = 18,
 } otelctx_result;
 
 /**
- * A copy of what readers see of a thread.
+ * What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
+ * to the thread that created it.
  */
 typedef struct otelctx_context otelctx_context;
 
 /**
- * The name of an attribute of records, for example "http.route". It is valid until the process ends.
+ * A copy of what readers see of a thread.
+ */
+typedef struct otelctx_decoded otelctx_decoded;
+
+/**
+ * The name of an attribute of contexts, for example "http.route". It is valid until the process ends.
  */
 typedef struct otelctx_key otelctx_key;
 
@@ -207,13 +219,7 @@ typedef struct otelctx_process otelctx_process;
 typedef struct otelctx_published otelctx_published;
 
 /**
- * What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
- * to the thread that created it.
- */
-typedef struct otelctx_record otelctx_record;
-
-/**
- * A reference to an immutable record that any thread may attach. Several threads may use the same
+ * A reference to an immutable context that any thread may attach. Several threads may use the same
  * reference.
  */
 typedef struct otelctx_shared otelctx_shared;
@@ -244,7 +250,7 @@ typedef struct otelctx_error {
 typedef void (*otelctx_change)(struct otelctx_process *process, void *data);
 
 /**
- * Keeps a shared record attached to a thread, from otelctx_shared_attach() to
+ * Keeps a shared context attached to a thread, from otelctx_shared_attach() to
  * otelctx_scope_detach(). It is the caller's memory, for example on the stack; its content is
  * private, and it may be moved.
  */
@@ -280,8 +286,6 @@ extern "C" {
 /**
  * Describes a code in a sentence, for functions that give no message. The text is static; null for
  * a number that is no code.
- *
- * Threads: any. Signal handlers: yes. Fork: as for all functions.
  */
 const char *otelctx_describe(int32_t code);
 
@@ -291,80 +295,58 @@ const char *otelctx_describe(int32_t code);
  * says how to fix it. It reads only this process's own memory: call it once, at start-up.
  *
  * Returns OTELCTX_OK or OTELCTX_NOT_EXPORTED.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_is_exported(struct otelctx_error *error);
 
 /**
- * The version of this library, for example "0.1.0". The text is static.
- *
- * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ * Returns the version of this library, for example "0.1.0". The text is static.
  */
 const char *otelctx_version(void);
 
 /**
- * A string of UTF-8. Null if it is not.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates a string of UTF-8. Null if it is not.
  */
 struct otelctx_value *otelctx_value_string(const char *string, size_t length);
 
 /**
- * True or false.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates a truth value.
  */
 struct otelctx_value *otelctx_value_bool(bool value);
 
 /**
- * An integer.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates an integer.
  */
 struct otelctx_value *otelctx_value_int(int64_t value);
 
 /**
- * A floating-point number.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates a floating-point number.
  */
 struct otelctx_value *otelctx_value_double(double value);
 
 /**
- * Uninterpreted bytes. Null if the address is null and the length is not 0.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates a value of uninterpreted bytes. Null if the address is null and the length is not 0.
  */
 struct otelctx_value *otelctx_value_bytes(const uint8_t *address, size_t length);
 
 /**
- * An empty array.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates an empty array.
  */
 struct otelctx_value *otelctx_value_array(void);
 
 /**
- * An empty map.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Creates an empty map.
  */
 struct otelctx_value *otelctx_value_map(void);
 
 /**
  * Appends a value to an array, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is
  * no array, or if they are the same.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_value_push(struct otelctx_value *array, struct otelctx_value *value);
 
 /**
  * Sets a value of a map, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is no
  * map, or if they are the same.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_value_set(struct otelctx_value *map,
                                       const char *key,
@@ -372,15 +354,11 @@ enum otelctx_result otelctx_value_set(struct otelctx_value *map,
 
 /**
  * Frees a value that nothing has taken over.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 void otelctx_value_free(struct otelctx_value *value);
 
 /**
  * Creates a process context without attributes.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 struct otelctx_process *otelctx_process_new(void);
 
@@ -389,32 +367,24 @@ struct otelctx_process *otelctx_process_new(void);
  * constants. Unknown bits are ignored. Attributes that are set take precedence over detected ones.
  *
  * It reads the environment: no other thread may change it at the same time.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 struct otelctx_process *otelctx_process_detect(uint32_t detect);
 
 /**
- * Says whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
+ * Tells whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
  * OTELCTX_MALFORMED_ENVIRONMENT, else OTELCTX_OK.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_check_environment(const struct otelctx_process *process,
                                                       struct otelctx_error *error);
 
 /**
  * Sets `service.name`.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_service_name(struct otelctx_process *process, const char *name);
 
 /**
  * Sets an attribute of the resource, and takes the value over. Setting an attribute again replaces
  * it.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set(struct otelctx_process *process,
                                         const char *key,
@@ -422,8 +392,6 @@ enum otelctx_result otelctx_process_set(struct otelctx_process *process,
 
 /**
  * Sets an attribute of the resource to a string.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_string(struct otelctx_process *process,
                                                const char *key,
@@ -431,8 +399,6 @@ enum otelctx_result otelctx_process_set_string(struct otelctx_process *process,
 
 /**
  * Sets an attribute of the resource to true or false.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_bool(struct otelctx_process *process,
                                              const char *key,
@@ -440,8 +406,6 @@ enum otelctx_result otelctx_process_set_bool(struct otelctx_process *process,
 
 /**
  * Sets an attribute of the resource to an integer.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_int(struct otelctx_process *process,
                                             const char *key,
@@ -449,8 +413,6 @@ enum otelctx_result otelctx_process_set_int(struct otelctx_process *process,
 
 /**
  * Sets an attribute of the resource to a floating-point number.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_double(struct otelctx_process *process,
                                                const char *key,
@@ -458,8 +420,6 @@ enum otelctx_result otelctx_process_set_double(struct otelctx_process *process,
 
 /**
  * Sets an attribute of the resource to uninterpreted bytes.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_bytes(struct otelctx_process *process,
                                               const char *key,
@@ -468,16 +428,12 @@ enum otelctx_result otelctx_process_set_bytes(struct otelctx_process *process,
 
 /**
  * Removes an attribute of the resource, if it is there.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_remove(struct otelctx_process *process, const char *key);
 
 /**
  * Sets an attribute of the process context itself, which is not part of the resource, and takes the
  * value over. Names that start with `threadlocal.` are reserved for this library.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_context_attribute(struct otelctx_process *process,
                                                           const char *key,
@@ -486,8 +442,6 @@ enum otelctx_result otelctx_process_set_context_attribute(struct otelctx_process
 /**
  * Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
  * library does not know, and takes the value over. The name starts with `threadlocal.`.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_set_schema_attribute(struct otelctx_process *process,
                                                          const char *key,
@@ -496,8 +450,6 @@ enum otelctx_result otelctx_process_set_schema_attribute(struct otelctx_process 
 /**
  * Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers
  * support, "tls_v1", or another one.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_schema(struct otelctx_process *process,
                                            const char *schema);
@@ -505,30 +457,26 @@ enum otelctx_result otelctx_process_schema(struct otelctx_process *process,
 /**
  * Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
  * larger ones.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_process_max_size(struct otelctx_process *process, size_t size);
 
 /**
  * Frees a process context. What was published stays published. In a callback of otelctx_modify(), it
  * does nothing to the callback's context.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 void otelctx_process_free(struct otelctx_process *process);
 
 /**
  * Publishes a process context, so that other processes can find it. The process has one: if another
  * copy of otelctx has published one (a Rust program, the Python or the Node.js package), that one is
- * withdrawn, and records keep their meaning.
+ * withdrawn, and contexts keep their meaning.
  *
  * Null if it fails; nothing is published then. `error` tells why: OTELCTX_ALREADY_PUBLISHED,
  * OTELCTX_FOREIGN, OTELCTX_REJECTED, OTELCTX_SYSTEM, or the failure of an earlier call that set an
  * attribute.
  *
- * Threads: any. Signal handlers: no. Fork: the child has no process context, and may publish its own
- * with this function or otelctx_update().
+ * A forked child has no process context, and may publish its own with this function or
+ * otelctx_replace().
  */
 struct otelctx_published *otelctx_publish(const struct otelctx_process *process,
                                           struct otelctx_error *error);
@@ -540,11 +488,11 @@ struct otelctx_published *otelctx_publish(const struct otelctx_process *process,
  * OTELCTX_NOT_PUBLISHED if another copy of otelctx has taken over; publish again to take it back.
  * OTELCTX_BUSY if another thread uses the publication.
  *
- * Threads: any. Signal handlers: no. Fork: in the child, publishes the context as the child's own.
+ * In a forked child, publishes the context as the child's own.
  */
-enum otelctx_result otelctx_update(struct otelctx_published *published,
-                                   const struct otelctx_process *process,
-                                   struct otelctx_error *error);
+enum otelctx_result otelctx_replace(struct otelctx_published *published,
+                                    const struct otelctx_process *process,
+                                    struct otelctx_error *error);
 
 /**
  * Changes the context that this library has published in this process, without needing the
@@ -554,7 +502,7 @@ enum otelctx_result otelctx_update(struct otelctx_published *published,
  *
  * If it fails, also because a function that `change` called has failed, the context is unchanged.
  *
- * Threads: any. Signal handlers: no. Fork: OTELCTX_NOT_PUBLISHED in a child that has no context.
+ * OTELCTX_NOT_PUBLISHED in a forked child that has no context.
  */
 enum otelctx_result otelctx_modify(otelctx_change change, void *data, struct otelctx_error *error);
 
@@ -568,8 +516,7 @@ enum otelctx_result otelctx_modify(otelctx_change change, void *data, struct ote
  *
  * OTELCTX_NOT_PUBLISHED if this publication is not in effect any more.
  *
- * Threads: any. Signal handlers: no. Fork: handlers run in the thread that forks; in the child they
- * make system calls only.
+ * Handlers run in the thread that forks; in the child they make system calls only.
  */
 enum otelctx_result otelctx_republish_after_fork(struct otelctx_published *published,
                                                  struct otelctx_error *error);
@@ -578,8 +525,7 @@ enum otelctx_result otelctx_republish_after_fork(struct otelctx_published *publi
  * Withdraws the process context, and frees the publication, also if it fails. If the context is not
  * this publication's any more, that one stays.
  *
- * Threads: any, while no other uses the publication. Signal handlers: no. Fork: in a child without a
- * context of its own, only frees the publication.
+ * In a forked child without a context of its own, it only frees the publication.
  */
 enum otelctx_result otelctx_unpublish(struct otelctx_published *published,
                                       struct otelctx_error *error);
@@ -589,266 +535,205 @@ enum otelctx_result otelctx_unpublish(struct otelctx_published *published,
  * published as long as it runs, so do not make names from the content of requests. If a process
  * context is published, a new key updates it, which takes a few microseconds.
  *
- * Records leave out the attribute until a process context with the key is published.
+ * Contexts leave out the attribute until a process context with the key is published.
  *
  * Null if it is refused; `error` tells why. It may be null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 const struct otelctx_key *otelctx_key_get(const char *name_, struct otelctx_error *error);
 
 /**
- * The index of the key in records, for programs that write the bytes of records themselves. It does
+ * Returns the index of the key in records, for programs that write records themselves. It does
  * not change as long as the process runs. -1 until a process context with the key is published.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 int32_t otelctx_key_index(const struct otelctx_key *key);
 
 /**
- * Creates a record with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes. IDs of
- * zeroes or null: a record without a trace, which can have attributes.
+ * Creates a context with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes.
  *
- * Null while the calling thread frees its thread-local data.
- *
- * Threads: the record belongs to the calling thread. Signal handlers: no. Fork: as for all
- * functions.
+ * Null if an ID is refused, and while the calling thread frees its thread-local data.
  */
-struct otelctx_record *otelctx_record_new(const uint8_t *trace_id,
-                                          const uint8_t *span_id,
-                                          uint8_t flags);
+struct otelctx_context *otelctx_context_new(const uint8_t *trace_id,
+                                            const uint8_t *span_id,
+                                            uint8_t flags);
 
 /**
- * Frees a record, and detaches it before if it is attached. A record whose thread has ended may be
+ * Frees a context, and detaches it before if it is attached. A context whose thread has ended may be
  * freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_record_free(struct otelctx_record *record);
+enum otelctx_result otelctx_context_free(struct otelctx_context *context);
 
 /**
- * Makes the record what the calling thread is working on, until it is detached. Detaching restores
- * what was attached before. Records may be detached in any order: the one attached last, of those
+ * Makes the context what the calling thread is working on, until it is detached. Detaching restores
+ * what was attached before. Contexts may be detached in any order: the one attached last, of those
  * that still are, stays in effect.
  *
  * OTELCTX_ATTACHED if it is attached already.
- *
- * Threads: the record's own. Signal handlers: yes, if the thread has attached a record before, and
- * the handler detaches what it attaches. Fork: as for all functions.
  */
-enum otelctx_result otelctx_record_attach(struct otelctx_record *record);
+enum otelctx_result otelctx_context_attach(struct otelctx_context *context);
 
 /**
- * Detaches the record: restores what was attached before it, or removes it from below other
- * records.
+ * Detaches the context: restores what was attached before it, or removes it from below others.
  *
  * OTELCTX_NOT_ATTACHED if it is not attached, or otelctx_thread_set() or otelctx_swap_current() has
  * replaced it.
- *
- * Threads: the record's own. Signal handlers: yes, for what the handler has attached. Fork: as for
- * all functions.
  */
-enum otelctx_result otelctx_record_detach(struct otelctx_record *record);
+enum otelctx_result otelctx_context_detach(struct otelctx_context *context);
 
 /**
- * Adds an attribute. A value is cut to 255 bytes, at a character boundary. A record has room for
- * 612 bytes of attributes, each of which takes the length of its value plus 2. While the record is
+ * Appends an attribute. A value is cut to 255 bytes, at a character boundary. A context has room for
+ * 612 bytes of attributes, each of which takes the length of its value plus 2. While the context is
  * attached, readers see the whole attribute or nothing of it; it then has only the space that it
- * had before, see otelctx_record_reserve(). If a key is added again, the last value counts.
+ * had before, see otelctx_context_reserve(). The last value of a key counts.
  *
  * OTELCTX_TRUNCATED if the value was cut or the attribute left out.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_record_add(struct otelctx_record *record,
-                                       const struct otelctx_key *key,
-                                       const char *value,
-                                       size_t length);
+enum otelctx_result otelctx_context_append(struct otelctx_context *context,
+                                           const struct otelctx_key *key,
+                                           const char *value,
+                                           size_t length);
 
 /**
  * Makes room for this many bytes of attributes in total, at most 612, for adding some while the
- * record is attached.
+ * context is attached.
  *
  * OTELCTX_ATTACHED if it is attached.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_record_reserve(struct otelctx_record *record, size_t size);
+enum otelctx_result otelctx_context_reserve(struct otelctx_context *context, size_t size);
 
 /**
- * Removes an attribute, for a record that was copied from another one and gets another value. Without
+ * Removes an attribute, for a context that was copied from another one and gets another value. Without
  * such an attribute, nothing changes.
  *
- * OTELCTX_ATTACHED if the record is attached.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ * OTELCTX_ATTACHED if the context is attached.
  */
-enum otelctx_result otelctx_record_remove(struct otelctx_record *record,
-                                          const struct otelctx_key *key);
+enum otelctx_result otelctx_context_remove(struct otelctx_context *context,
+                                           const struct otelctx_key *key);
 
 /**
- * Replaces IDs and flags of a record that is not attached, and keeps its attributes.
+ * Replaces IDs and flags of a context that is not attached, and keeps its attributes.
  *
  * OTELCTX_ATTACHED if it is attached.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_record_set_ids(struct otelctx_record *record,
-                                           const uint8_t *trace_id,
-                                           const uint8_t *span_id,
-                                           uint8_t flags);
+enum otelctx_result otelctx_context_set_ids(struct otelctx_context *context,
+                                            const uint8_t *trace_id,
+                                            const uint8_t *span_id,
+                                            uint8_t flags);
 
 /**
- * The size of the attributes in bytes: a mark for otelctx_record_shrink_to(). 0 for a record of
- * another thread.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ * Returns the size of the attributes in bytes: a mark for otelctx_context_shrink_to(). 0 for a
+ * context of another thread.
  */
-size_t otelctx_record_attributes_size(const struct otelctx_record *record);
+size_t otelctx_context_attributes_size(const struct otelctx_context *context);
 
 /**
  * Removes the attributes that were added since their size was this many bytes; one that extends
- * over it is removed, too. The record may be attached.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ * over it is removed, too. The context may be attached.
  */
-enum otelctx_result otelctx_record_shrink_to(struct otelctx_record *record, size_t size);
+enum otelctx_result otelctx_context_shrink_to(struct otelctx_context *context, size_t size);
 
 /**
- * Whether a value was cut or an attribute left out since the record was created.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ * Returns whether a value was cut or an attribute left out since the context was created.
  */
-bool otelctx_record_is_truncated(const struct otelctx_record *record);
+bool otelctx_context_is_truncated(const struct otelctx_context *context);
 
 /**
- * Creates a record with these IDs and flags and the attributes of another one, for example for a
- * child span. Null for a record of another thread.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ * Creates a context with these IDs and flags and the attributes of another one, for example for a
+ * child span. Null if an ID is refused, and for a context of another thread.
  */
-struct otelctx_record *otelctx_record_copy(const struct otelctx_record *record,
-                                           const uint8_t *trace_id,
-                                           const uint8_t *span_id,
-                                           uint8_t flags);
+struct otelctx_context *otelctx_context_copy(const struct otelctx_context *context,
+                                             const uint8_t *trace_id,
+                                             const uint8_t *span_id,
+                                             uint8_t flags);
 
 /**
- * Creates an immutable copy that any thread may attach. The record stays. Null for a record of
+ * Creates an immutable copy that any thread may attach. The context stays. Null for a context of
  * another thread.
- *
- * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
  */
-struct otelctx_shared *otelctx_record_share(const struct otelctx_record *record);
+struct otelctx_shared *otelctx_context_share(const struct otelctx_context *context);
 
 /**
- * Adds a reference to a shared record, to be released as well. Null for null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Adds a reference to a shared context, to be released as well. Null for null.
  */
 struct otelctx_shared *otelctx_shared_retain(const struct otelctx_shared *shared);
 
 /**
- * Releases a reference. The record lives until the last one is released and no thread has it
+ * Releases a reference. The context lives until the last one is released and no thread has it
  * attached.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
 void otelctx_shared_release(struct otelctx_shared *shared);
 
 /**
- * Makes a shared record what the calling thread is working on, until the scope is detached, which
+ * Makes a shared context what the calling thread is working on, until the scope is detached, which
  * restores what was attached before. Scopes may be detached in any order. The scope's content before
- * the call does not matter. It needs no reference: the thread keeps the record alive.
- *
- * Threads: any; the scope belongs to the calling thread. Signal handlers: no: this can allocate
- * memory if the thread has attached the record already, or has attached six others. Fork: as for
- * all functions.
+ * the call does not matter. It needs no reference: the thread keeps the context alive.
  */
 enum otelctx_result otelctx_shared_attach(const struct otelctx_shared *shared,
                                           struct otelctx_scope *scope);
 
 /**
- * Ends a scope: detaches its record and restores what was attached before, or removes it from below
- * other records. OTELCTX_NOT_ATTACHED if it has ended already.
- *
- * Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
+ * Ends a scope: detaches its context and restores what was attached before, or removes it from below
+ * others. OTELCTX_NOT_ATTACHED if it has ended already.
  */
 enum otelctx_result otelctx_scope_detach(struct otelctx_scope *scope);
 
 /**
- * Adds an attribute that was not known when the shared record was made. It is visible on this
- * thread until the scope is detached; the shared record does not change.
+ * Appends an attribute that was not known when the shared context was made. It is visible on this
+ * thread until the scope is detached; the shared context does not change.
  *
- * OTELCTX_TRUNCATED if readers cannot see it: another record is attached over this one, there is no
+ * OTELCTX_TRUNCATED if readers cannot see it: another context is attached over this one, there is no
  * room for it, or its key is not published. A value is cut to 255 bytes.
- *
- * Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_scope_add(struct otelctx_scope *scope,
-                                      const struct otelctx_key *key,
-                                      const char *value,
-                                      size_t length);
+enum otelctx_result otelctx_scope_append(struct otelctx_scope *scope,
+                                         const struct otelctx_key *key,
+                                         const char *value,
+                                         size_t length);
 
 /**
- * Creates a record of the calling thread with these IDs and flags and the attributes of a shared
- * one, for example for a child span. Null for null, and while the thread frees its thread-local
+ * Creates a context of the calling thread with these IDs and flags and the attributes of a shared
+ * one, for example for a child span. Null for null, if an ID is refused, and while the thread frees its thread-local
  * data.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
-struct otelctx_record *otelctx_shared_copy(const struct otelctx_shared *shared,
-                                           const uint8_t *trace_id,
-                                           const uint8_t *span_id,
-                                           uint8_t flags);
+struct otelctx_context *otelctx_shared_copy(const struct otelctx_shared *shared,
+                                            const uint8_t *trace_id,
+                                            const uint8_t *span_id,
+                                            uint8_t flags);
 
 /**
- * The 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
- *
- * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ * Returns the 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
  */
 const uint8_t *otelctx_shared_trace_id(const struct otelctx_shared *shared);
 
 /**
- * The 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
- *
- * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ * Returns the 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
  */
 const uint8_t *otelctx_shared_span_id(const struct otelctx_shared *shared);
 
 /**
- * The W3C trace flags. 0 for null.
- *
- * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ * Returns the W3C trace flags. 0 for null.
  */
 uint8_t otelctx_shared_flags(const struct otelctx_shared *shared);
 
 /**
- * Whether a value was cut or an attribute left out when the record was made. False for null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Returns whether a value was cut or an attribute left out when the context was made. False for null.
  */
 bool otelctx_shared_is_truncated(const struct otelctx_shared *shared);
 
 /**
- * The bytes of a shared record, in the layout of OTEP 4947, as long as a reference is held: for
+ * Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a reference is held: for
  * language runtimes that store the address where readers find it. They must not be changed. Null
  * for null.
- *
- * Threads: any. Signal handlers: yes. Fork: as for all functions.
  */
-const uint8_t *otelctx_shared_bytes(const struct otelctx_shared *shared);
+const uint8_t *otelctx_shared_record(const struct otelctx_shared *shared);
 
 /**
- * Rewrites the calling thread's own record with these IDs, flags and attributes, and attaches it: for
+ * Rewrites the calling thread's own context with these IDs, flags and attributes, and attaches it: for
  * programs that know when a thread switches to other work but have no scope. Readers see all of it
  * or nothing. Without attributes, `attributes` may be null.
  *
- * If a record or a scope is attached, detaching that restores nothing then.
+ * If a context or a scope is attached, detaching that restores nothing then.
  *
  * OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
  * arguments change nothing.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
  */
 enum otelctx_result otelctx_thread_set(const uint8_t *trace_id,
                                        const uint8_t *span_id,
@@ -857,170 +742,133 @@ enum otelctx_result otelctx_thread_set(const uint8_t *trace_id,
                                        size_t count);
 
 /**
- * Adds an attribute to the calling thread's own record. Readers see the whole attribute or nothing
+ * Appends an attribute to the calling thread's own context. Readers see the whole attribute or nothing
  * of it.
  *
  * OTELCTX_TRUNCATED if the value was cut or the attribute left out.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_thread_add(const struct otelctx_key *key,
-                                       const char *value,
-                                       size_t length);
+enum otelctx_result otelctx_thread_append(const struct otelctx_key *key,
+                                          const char *value,
+                                          size_t length);
 
 /**
- * Detaches the calling thread's own record if it is attached.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ * Detaches the calling thread's own context if it is attached.
  */
 void otelctx_thread_detach(void);
 
 /**
- * The size of the attributes of the calling thread's own record in bytes: a mark for
+ * Returns the size of the attributes of the calling thread's own context in bytes: a mark for
  * otelctx_thread_shrink_to().
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
  */
 size_t otelctx_thread_attributes_size(void);
 
 /**
  * Removes the attributes that were added since their size was this many bytes; one that extends
  * over it is removed, too.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
  */
 void otelctx_thread_shrink_to(size_t size);
 
 /**
- * Whether a value was cut or an attribute left out since the calling thread's own record was last
- * set.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ * Returns whether a value was cut or an attribute left out since the calling thread's own context was
+ * last set.
  */
 bool otelctx_thread_is_truncated(void);
 
 /**
- * The 640 bytes of the calling thread's own record, in the layout of OTEP 4947, for language runtimes
+ * Returns the record of the calling thread's own context: 640 bytes in the layout of OTEP 4947, for language runtimes
  * that write it themselves: write 0 to the `valid` byte, then IDs, flags, size and attributes, then 1
  * to the `valid` byte, then the address to the slot, with compiler fences in between. Only the thread
  * itself may write, within the 640 bytes, until it ends.
  *
  * Null once the thread has freed its thread-local data.
- *
- * Threads: any; the bytes belong to the calling one. Signal handlers: no. Fork: as for all
- * functions.
  */
-uint8_t *otelctx_thread_bytes(void);
+uint8_t *otelctx_thread_record(void);
 
 /**
- * The address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
+ * Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
  * record, for language runtimes that write it themselves: null, or the address of a record that
  * stays valid memory as long as it is there. It does not change until the thread ends.
- *
- * Threads: any; the slot belongs to the calling one. Signal handlers: yes, if the thread has called
- * it before. Fork: as for all functions.
  */
 void **otelctx_thread_slot(void);
 
 /**
- * Makes a shared record the context that the calling thread is working on, and returns the previous
+ * Makes a shared context what the calling thread is working on, and returns the previous
  * one set by this function, or null: for frameworks that set what is current without a scope and in
  * any order. Null detaches.
  *
- * The call takes over the reference that is passed, and the caller gets the one that is returned.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ * The call takes over the reference that is passed, and the caller gets the one that is
+ * returned.
  */
 struct otelctx_shared *otelctx_swap_current(struct otelctx_shared *shared);
 
 /**
- * A new reference to the record that otelctx_swap_current() made current on the calling thread, without
- * the attributes that otelctx_add_current() added; null if there is none. For frameworks that derive
+ * Returns a new reference to the context that otelctx_swap_current() made current on the calling thread,
+ * without the attributes that otelctx_append_current() added; null if there is none. For frameworks that derive
  * a context from the current one.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
-struct otelctx_shared *otelctx_current_shared(void);
+struct otelctx_shared *otelctx_shared_current(void);
 
 /**
- * Adds an attribute to what the calling thread is working on, for facts that become known later. A
- * record of the thread is changed; for a shared record, the attribute is visible on this thread
- * until the record is detached.
+ * Appends an attribute to what the calling thread is working on, for facts that become known later. A
+ * context of the thread is changed; for a shared one, the attribute is visible on this thread until it
+ * is detached.
  *
- * OTELCTX_TRUNCATED if readers cannot see it: no record of this library is attached, there is no room
+ * OTELCTX_TRUNCATED if readers cannot see it: no context of this library is attached, there is no room
  * for it, or its key is not published. A value is cut to 255 bytes.
- *
- * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
  */
-enum otelctx_result otelctx_add_current(const struct otelctx_key *key,
-                                        const char *value,
-                                        size_t length);
+enum otelctx_result otelctx_append_current(const struct otelctx_key *key,
+                                           const char *value,
+                                           size_t length);
 
 /**
  * Copies what a reader sees of the calling thread, with the names of this library's keys. Intended
  * for tests. Null if nothing is attached.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
-struct otelctx_context *otelctx_current(void);
+struct otelctx_decoded *otelctx_visible_to_readers(void);
 
 /**
- * The 16 bytes of the trace ID, until the copy is freed. Null for null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Returns the 16 bytes of the trace ID, until the copy is freed. Null for null.
  */
-const uint8_t *otelctx_context_trace_id(const struct otelctx_context *context);
+const uint8_t *otelctx_decoded_trace_id(const struct otelctx_decoded *decoded);
 
 /**
- * The 8 bytes of the span ID, until the copy is freed. Null for null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Returns the 8 bytes of the span ID, until the copy is freed. Null for null.
  */
-const uint8_t *otelctx_context_span_id(const struct otelctx_context *context);
+const uint8_t *otelctx_decoded_span_id(const struct otelctx_decoded *decoded);
 
 /**
- * The W3C trace flags. 0 for null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Returns the W3C trace flags. 0 for null.
  */
-uint8_t otelctx_context_flags(const struct otelctx_context *context);
+uint8_t otelctx_decoded_flags(const struct otelctx_decoded *decoded);
 
 /**
- * The value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
+ * Returns the value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
  * if it has no such attribute.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
-const char *otelctx_context_attribute(const struct otelctx_context *context,
+const char *otelctx_decoded_attribute(const struct otelctx_decoded *decoded,
                                       const char *name,
                                       size_t *length);
 
 /**
- * Name and value of an attribute by its position in the record, from 0 on. Returns the value; both
+ * Returns the value of an attribute by its position, from 0 on, and writes its name and lengths; both
  * are not terminated, and valid until the copy is freed. The pointers for the results may be null.
  * Null, and nothing is written, for a position past the last one.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
-const char *otelctx_context_attribute_at(const struct otelctx_context *context,
+const char *otelctx_decoded_attribute_at(const struct otelctx_decoded *decoded,
                                          size_t index,
                                          const char **name,
                                          size_t *name_length,
                                          size_t *length);
 
 /**
- * The number of attributes. 0 for null.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
+ * Returns the number of attributes. 0 for null.
  */
-size_t otelctx_context_attributes(const struct otelctx_context *context);
+size_t otelctx_decoded_attributes(const struct otelctx_decoded *decoded);
 
 /**
  * Frees a copy.
- *
- * Threads: any. Signal handlers: no. Fork: as for all functions.
  */
-void otelctx_context_free(struct otelctx_context *context);
+void otelctx_decoded_free(struct otelctx_decoded *decoded);
 
 #ifdef __cplusplus
 }  // extern "C"

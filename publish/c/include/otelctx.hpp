@@ -4,11 +4,11 @@
  *     auto published = otelctx::Process::detect().service_name("shop").publish();
  *     const otelctx::Key route("http.route");
  *
- *     otelctx::Record record(trace_id, span_id, OTELCTX_SAMPLED);
- *     record.add(route, "/cart");
+ *     otelctx::Context context(trace_id, span_id, OTELCTX_SAMPLED);
+ *     context.append(route, "/cart");
  *     {
- *       auto scope = record.attach();
- *       ...  // readers see the record on this thread
+ *       auto scope = context.attach();
+ *       ...  // readers see the context on this thread
  *     }
  *
  * Functions for set-up throw otelctx::Error; in code that is compiled with -fno-exceptions, they print
@@ -218,7 +218,7 @@ class Process;
 class [[nodiscard]] Published {
  public:
   /** Replaces the published context. */
-  void update(const Process &process);
+  void replace(const Process &process);
   /** Publishes the context again in each later forked child. */
   void republish_after_fork() {
     otelctx_error error;
@@ -307,9 +307,9 @@ class Process {
   detail::Owned<otelctx_process, otelctx_process_free> own_;
 };
 
-inline void Published::update(const Process &process) {
+inline void Published::replace(const Process &process) {
   otelctx_error error;
-  detail::check(otelctx_update(published_.get(), process.get(), &error), error);
+  detail::check(otelctx_replace(published_.get(), process.get(), &error), error);
 }
 
 /**
@@ -338,33 +338,33 @@ void modify(Change change) {
   detail::check(code, error);
 }
 
-/** Keeps a Record attached. The record must not be destroyed before it. */
+/** Keeps a Context attached. The context must not be destroyed before it. */
 class [[nodiscard]] Attached {
  public:
-  Attached(Attached &&other) noexcept : record_(std::exchange(other.record_, nullptr)) {}
+  Attached(Attached &&other) noexcept : context_(std::exchange(other.context_, nullptr)) {}
   Attached &operator=(Attached &&other) noexcept {
     if (this != &other) {
       detach();
-      record_ = std::exchange(other.record_, nullptr);
+      context_ = std::exchange(other.context_, nullptr);
     }
     return *this;
   }
   Attached(const Attached &) = delete;
   Attached &operator=(const Attached &) = delete;
   ~Attached() { detach(); }
-  /** Whether the record was attached: false if it was already, or belongs to another thread. */
-  explicit operator bool() const noexcept { return record_ != nullptr; }
+  /** True if the context was attached: false if it was already, or belongs to another thread. */
+  explicit operator bool() const noexcept { return context_ != nullptr; }
   void detach() noexcept {
-    if (record_ != nullptr) otelctx_record_detach(std::exchange(record_, nullptr));
+    if (context_ != nullptr) otelctx_context_detach(std::exchange(context_, nullptr));
   }
 
  private:
-  friend class Record;
-  explicit Attached(otelctx_record *record) noexcept : record_(record) {}
-  otelctx_record *record_;
+  friend class Context;
+  explicit Attached(otelctx_context *context) noexcept : context_(context) {}
+  otelctx_context *context_;
 };
 
-/** Keeps a SharedRecord attached. */
+/** Keeps a SharedContext attached. */
 class [[nodiscard]] Scope {
  public:
   Scope(Scope &&other) noexcept : scope_(other.scope_), attached_(std::exchange(other.attached_, false)) {}
@@ -380,121 +380,125 @@ class [[nodiscard]] Scope {
   Scope &operator=(const Scope &) = delete;
   ~Scope() { detach(); }
   explicit operator bool() const noexcept { return attached_; }
-  /** Adds an attribute that is visible until the scope ends. */
-  otelctx_result add(const Key &key, std::string_view value) noexcept {
+  /** Appends an attribute that is visible until the scope ends. */
+  otelctx_result append(const Key &key, std::string_view value) noexcept {
     if (!attached_) return OTELCTX_NOT_ATTACHED;
-    return otelctx_scope_add(&scope_, key.get(), value.data(), value.size());
+    return otelctx_scope_append(&scope_, key.get(), value.data(), value.size());
   }
   void detach() noexcept {
     if (std::exchange(attached_, false)) otelctx_scope_detach(&scope_);
   }
 
  private:
-  friend class SharedRecord;
+  friend class SharedContext;
   explicit Scope(const otelctx_shared *shared) noexcept
       : attached_(otelctx_shared_attach(shared, &scope_) == OTELCTX_OK) {}
   otelctx_scope scope_;
   bool attached_;
 };
 
-class SharedRecord;
+class SharedContext;
 
 /** What a thread is working on. It belongs to the thread that created it. */
-class Record {
+class Context {
  public:
-  Record(const TraceId &trace_id, const SpanId &span_id, uint8_t flags = 0)
-      : Record(otelctx_record_new(trace_id.data(), span_id.data(), flags)) {}
-  /** Without a trace. */
-  Record() : Record(otelctx_record_new(nullptr, nullptr, 0)) {}
-  otelctx_result add(const Key &key, std::string_view value) noexcept {
-    return otelctx_record_add(get(), key.get(), value.data(), value.size());
+  Context(const TraceId &trace_id, const SpanId &span_id, uint8_t flags = 0)
+      : Context(otelctx_context_new(trace_id.data(), span_id.data(), flags), trace_id, span_id) {}
+  /** Without a trace, for attributes alone. */
+  Context() : Context(otelctx_context_new(nullptr, nullptr, 0)) {}
+  otelctx_result append(const Key &key, std::string_view value) noexcept {
+    return otelctx_context_append(get(), key.get(), value.data(), value.size());
   }
-  otelctx_result remove(const Key &key) noexcept { return otelctx_record_remove(get(), key.get()); }
-  otelctx_result reserve(size_t size) noexcept { return otelctx_record_reserve(get(), size); }
+  otelctx_result remove(const Key &key) noexcept { return otelctx_context_remove(get(), key.get()); }
+  otelctx_result reserve(size_t size) noexcept { return otelctx_context_reserve(get(), size); }
   otelctx_result set_ids(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) noexcept {
-    return otelctx_record_set_ids(get(), trace_id.data(), span_id.data(), flags);
+    return otelctx_context_set_ids(get(), trace_id.data(), span_id.data(), flags);
   }
-  size_t attributes_size() const noexcept { return otelctx_record_attributes_size(get()); }
-  otelctx_result shrink_to(size_t size) noexcept { return otelctx_record_shrink_to(get(), size); }
-  bool is_truncated() const noexcept { return otelctx_record_is_truncated(get()); }
+  size_t attributes_size() const noexcept { return otelctx_context_attributes_size(get()); }
+  otelctx_result shrink_to(size_t size) noexcept { return otelctx_context_shrink_to(get(), size); }
+  bool is_truncated() const noexcept { return otelctx_context_is_truncated(get()); }
   /** Attaches it until the result is destroyed. */
   Attached attach() & noexcept {
-    return Attached(otelctx_record_attach(get()) == OTELCTX_OK ? get() : nullptr);
+    return Attached(otelctx_context_attach(get()) == OTELCTX_OK ? get() : nullptr);
   }
-  /** A temporary record is destroyed before the result. */
+  /** A temporary context is destroyed before the result. */
   Attached attach() && = delete;
   /** A copy that any thread may attach. */
-  SharedRecord share() const;
-  /** A record with other IDs and the same attributes. */
-  Record copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
-    return Record(otelctx_record_copy(get(), trace_id.data(), span_id.data(), flags));
+  SharedContext share() const;
+  /** A context with other IDs and the same attributes. */
+  Context copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
+    return Context(otelctx_context_copy(get(), trace_id.data(), span_id.data(), flags), trace_id, span_id);
   }
-  otelctx_record *get() const noexcept { return record_.get(); }
+  otelctx_context *get() const noexcept { return context_.get(); }
 
  private:
-  friend class SharedRecord;
-  static void free(otelctx_record *record) noexcept { otelctx_record_free(record); }
-  explicit Record(otelctx_record *record) : record_(record) {
-    if (record == nullptr) detail::fail(Error(OTELCTX_WRONG_THREAD));
+  friend class SharedContext;
+  static void free(otelctx_context *context) noexcept { otelctx_context_free(context); }
+  explicit Context(otelctx_context *context) : context_(context) {
+    if (context == nullptr) detail::fail(Error(OTELCTX_WRONG_THREAD));
   }
-  detail::Owned<otelctx_record, Record::free> record_;
+  Context(otelctx_context *context, const TraceId &trace_id, const SpanId &span_id) : context_(context) {
+    const bool has_zero = trace_id == TraceId{} || span_id == SpanId{};
+    if (context == nullptr) detail::fail(Error(has_zero ? OTELCTX_ZERO_ID : OTELCTX_WRONG_THREAD));
+  }
+  detail::Owned<otelctx_context, Context::free> context_;
 };
 
-/** An immutable record that any thread may attach; copies refer to the same one. May be empty. */
-class SharedRecord {
+/** An immutable context that any thread may attach; copies refer to the same one. May be empty. */
+class SharedContext {
  public:
-  SharedRecord() noexcept = default;
-  SharedRecord(const SharedRecord &other) noexcept : shared_(otelctx_shared_retain(other.get())) {}
-  SharedRecord(SharedRecord &&) noexcept = default;
-  SharedRecord &operator=(const SharedRecord &other) noexcept { return *this = SharedRecord(other); }
-  SharedRecord &operator=(SharedRecord &&) noexcept = default;
+  SharedContext() noexcept = default;
+  SharedContext(const SharedContext &other) noexcept : shared_(otelctx_shared_retain(other.get())) {}
+  SharedContext(SharedContext &&) noexcept = default;
+  SharedContext &operator=(const SharedContext &other) noexcept { return *this = SharedContext(other); }
+  SharedContext &operator=(SharedContext &&) noexcept = default;
   explicit operator bool() const noexcept { return get() != nullptr; }
   /** Attaches it to the calling thread until the result is destroyed. */
   Scope attach() const noexcept { return Scope(get()); }
-  Record copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
-    return Record(otelctx_shared_copy(get(), trace_id.data(), span_id.data(), flags));
+  Context copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
+    return Context(otelctx_shared_copy(get(), trace_id.data(), span_id.data(), flags), trace_id, span_id);
   }
   /** Zeroes for an empty one, or without a trace. */
   TraceId trace_id() const noexcept { return detail::id<TraceId>(otelctx_shared_trace_id(get())); }
   SpanId span_id() const noexcept { return detail::id<SpanId>(otelctx_shared_span_id(get())); }
   uint8_t flags() const noexcept { return otelctx_shared_flags(get()); }
   bool is_truncated() const noexcept { return otelctx_shared_is_truncated(get()); }
-  /** The bytes where readers find them, in the layout of OTEP 4947. */
-  const uint8_t *bytes() const noexcept { return otelctx_shared_bytes(get()); }
+  /** The bytes that readers find, in the layout of OTEP 4947. */
+  const uint8_t *record() const noexcept { return otelctx_shared_record(get()); }
   otelctx_shared *get() const noexcept { return shared_.get(); }
 
  private:
-  friend class Record;
-  friend SharedRecord swap_current(SharedRecord record) noexcept;
-  friend SharedRecord current_shared() noexcept;
-  explicit SharedRecord(otelctx_shared *shared) noexcept : shared_(shared) {}
+  friend class Context;
+  friend SharedContext swap_current(SharedContext context) noexcept;
+  friend SharedContext shared_current() noexcept;
+  explicit SharedContext(otelctx_shared *shared) noexcept : shared_(shared) {}
   detail::Owned<otelctx_shared, otelctx_shared_release> shared_;
 };
 
-inline SharedRecord Record::share() const { return SharedRecord(otelctx_record_share(get())); }
+inline SharedContext Context::share() const { return SharedContext(otelctx_context_share(get())); }
 
-/** Makes a record current without a scope, and returns the previous one. Empty detaches. */
-inline SharedRecord swap_current(SharedRecord record) noexcept {
-  return SharedRecord(otelctx_swap_current(record.shared_.release()));
+/** Makes a context current without a scope, and returns the previous one. Empty detaches. */
+inline SharedContext swap_current(SharedContext context) noexcept {
+  return SharedContext(otelctx_swap_current(context.shared_.release()));
 }
 
-/** The record that swap_current() made current, without what add_current() added. May be empty. */
-inline SharedRecord current_shared() noexcept { return SharedRecord(otelctx_current_shared()); }
+/** The context that swap_current() made current, without what append_current() added. May be empty. */
+inline SharedContext shared_current() noexcept { return SharedContext(otelctx_shared_current()); }
 
-/** Adds an attribute to what the calling thread is working on. */
-inline otelctx_result add_current(const Key &key, std::string_view value) noexcept {
-  return otelctx_add_current(key.get(), value.data(), value.size());
+/** Appends an attribute to what the calling thread is working on. */
+inline otelctx_result append_current(const Key &key, std::string_view value) noexcept {
+  return otelctx_append_current(key.get(), value.data(), value.size());
 }
 
-/** The calling thread's own record, rewritten in place. */
+/** The calling thread's own context, rewritten in place. */
 namespace thread {
 
 inline otelctx_result set(const TraceId &trace_id, const SpanId &span_id, uint8_t flags,
                           const otelctx_attribute *attributes = nullptr, size_t count = 0) noexcept {
   return otelctx_thread_set(trace_id.data(), span_id.data(), flags, attributes, count);
 }
-inline otelctx_result add(const Key &key, std::string_view value) noexcept {
-  return otelctx_thread_add(key.get(), value.data(), value.size());
+inline otelctx_result append(const Key &key, std::string_view value) noexcept {
+  return otelctx_thread_append(key.get(), value.data(), value.size());
 }
 inline void detach() noexcept { otelctx_thread_detach(); }
 /** A mark for shrink_to(), in bytes. */
@@ -502,49 +506,49 @@ inline size_t attributes_size() noexcept { return otelctx_thread_attributes_size
 inline void shrink_to(size_t size) noexcept { otelctx_thread_shrink_to(size); }
 inline bool is_truncated() noexcept { return otelctx_thread_is_truncated(); }
 /** The record's 640 bytes, for language runtimes that write them. */
-inline uint8_t *bytes() noexcept { return otelctx_thread_bytes(); }
+inline uint8_t *record() noexcept { return otelctx_thread_record(); }
 /** Where readers find the pointer to the record, for language runtimes that write it. */
 inline void **slot() noexcept { return otelctx_thread_slot(); }
 
 }  // namespace thread
 
 /** A copy of what readers see of the calling thread, for tests. */
-class Context {
+class DecodedContext {
  public:
-  static std::optional<Context> current() {
-    otelctx_context *context = otelctx_current();
-    if (context == nullptr) return std::nullopt;
-    return Context(context);
+  static std::optional<DecodedContext> visible_to_readers() {
+    otelctx_decoded *decoded = otelctx_visible_to_readers();
+    if (decoded == nullptr) return std::nullopt;
+    return DecodedContext(decoded);
   }
   TraceId trace_id() const noexcept {
-    return detail::id<TraceId>(otelctx_context_trace_id(context_.get()));
+    return detail::id<TraceId>(otelctx_decoded_trace_id(decoded_.get()));
   }
   SpanId span_id() const noexcept {
-    return detail::id<SpanId>(otelctx_context_span_id(context_.get()));
+    return detail::id<SpanId>(otelctx_decoded_span_id(decoded_.get()));
   }
-  uint8_t flags() const noexcept { return otelctx_context_flags(context_.get()); }
+  uint8_t flags() const noexcept { return otelctx_decoded_flags(decoded_.get()); }
   std::optional<std::string> attribute(const char *name) const {
     size_t length = 0;
-    const char *value = otelctx_context_attribute(context_.get(), name, &length);
+    const char *value = otelctx_decoded_attribute(decoded_.get(), name, &length);
     if (value == nullptr) return std::nullopt;
     return std::string(value, length);
   }
   /** Names and values, in the order of the record. */
   std::vector<std::pair<std::string, std::string>> attributes() const {
     std::vector<std::pair<std::string, std::string>> found;
-    const size_t count = otelctx_context_attributes(context_.get());
+    const size_t count = otelctx_decoded_attributes(decoded_.get());
     for (size_t i = 0; i < count; i++) {
       const char *name = nullptr;
       size_t name_length = 0, length = 0;
-      const char *value = otelctx_context_attribute_at(context_.get(), i, &name, &name_length, &length);
+      const char *value = otelctx_decoded_attribute_at(decoded_.get(), i, &name, &name_length, &length);
       found.emplace_back(std::string(name, name_length), std::string(value, length));
     }
     return found;
   }
 
  private:
-  explicit Context(otelctx_context *context) noexcept : context_(context) {}
-  detail::Owned<otelctx_context, otelctx_context_free> context_;
+  explicit DecodedContext(otelctx_decoded *decoded) noexcept : decoded_(decoded) {}
+  detail::Owned<otelctx_decoded, otelctx_decoded_free> decoded_;
 };
 
 #ifndef __cpp_exceptions

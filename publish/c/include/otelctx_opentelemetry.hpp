@@ -13,7 +13,7 @@
  *         otelctx::with_attribute(RuntimeContext::GetCurrent(), "http.route", "/cart"));
  *
  * Spans that become active in it show them, too. Entries of OpenTelemetry's baggage with these names are
- * shown as well. otelctx::add_current() adds an attribute until another context is attached or detached.
+ * shown as well. otelctx::append_current() adds an attribute until another context is attached or detached.
  */
 
 #ifndef OTELCTX_OPENTELEMETRY_HPP
@@ -118,7 +118,7 @@ class Storage : public opentelemetry::context::RuntimeContextStorage {
     for (const auto &[name, key] : attributes_) {
       std::string value;
       const bool has_own = attributes != nullptr && attributes->GetValue(name, value);
-      if (has_own || (baggage != nullptr && baggage->GetValue(name, value))) thread::add(key, value);
+      if (has_own || (baggage != nullptr && baggage->GetValue(name, value))) thread::append(key, value);
     }
   }
 

@@ -1,4 +1,4 @@
-//! Records of one thread.
+//! Contexts of one thread.
 
 use std::cell::Cell;
 use std::ffi::c_char;
@@ -20,20 +20,20 @@ pub const OTELCTX_SAMPLED: u8 = 1;
 
 /// What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
 /// to the thread that created it.
-pub struct otelctx_record {
+pub struct otelctx_context {
     /// Who may use the following.
     owner: Owner,
     /// The thread's slot.
     slot: *mut *mut u8,
     /// `None` once the owner has ended.
-    record: Option<Context>,
-    /// The thread's other handles: its destructor leaves none with a record.
-    next: *mut otelctx_record,
-    previous: *mut otelctx_record,
+    context: Option<Context>,
+    /// The thread's other handles: its destructor leaves none with a context.
+    next: *mut otelctx_context,
+    previous: *mut otelctx_context,
 }
 
 /// The first handle of a thread.
-struct Handles(Cell<*mut otelctx_record>);
+struct Handles(Cell<*mut otelctx_context>);
 
 thread_local! {
     static HANDLES: Handles = const { Handles(Cell::new(ptr::null_mut())) };
@@ -48,7 +48,7 @@ impl Drop for Handles {
             unsafe {
                 let next = (*handle).next;
                 // Dropping it detaches it.
-                (*handle).record = None;
+                (*handle).context = None;
                 (*handle).owner.end();
                 handle = next;
             }
@@ -56,15 +56,15 @@ impl Drop for Handles {
     }
 }
 
-impl otelctx_record {
-    /// A handle for a record of the calling thread; null while the thread ends.
-    pub(crate) fn handle(record: Context) -> *mut Self {
+impl otelctx_context {
+    /// Creates a handle for a context of the calling thread; null while the thread ends.
+    pub(crate) fn handle(context: Context) -> *mut Self {
         let added = HANDLES.try_with(|handles| {
             let next = handles.0.get();
             let handle = Box::into_raw(Box::new(Self {
                 owner: Owner::this(),
                 slot: raw::thread_slot(),
-                record: Some(record),
+                context: Some(context),
                 next,
                 previous: ptr::null_mut(),
             }));
@@ -102,7 +102,7 @@ impl otelctx_record {
         }
     }
 
-    /// Calls `f` with the record of a handle.
+    /// Calls `f` with the context of a handle.
     ///
     /// # Safety
     /// `handle` is null or not freed.
@@ -111,27 +111,29 @@ impl otelctx_record {
         f: impl FnOnce(&Context) -> otelctx_result,
     ) -> otelctx_result {
         caught(INTERNAL, || {
-            // SAFETY: as the caller promises; only the owning thread passes the check.
+            // SAFETY: the caller ensures that `handle` is null or not freed; only the owning thread
+            // passes the check.
             match unsafe { Self::own(handle) } {
-                Ok(record) => f(record),
+                Ok(own) => f(own),
                 Err(code) => code,
             }
         })
     }
 
-    /// The record of a handle of the calling thread.
+    /// Returns the context of a handle of the calling thread.
     ///
     /// # Safety
     /// `handle` is null or not freed.
     unsafe fn own<'a>(handle: *const Self) -> Result<&'a Context, otelctx_result> {
-        // SAFETY: as the caller promises; only the owning thread passes the check.
+        // SAFETY: the caller ensures that `handle` is null or not freed; only the owning thread
+        // passes the check.
         unsafe {
             Self::check(handle)?;
-            (*handle).record.as_ref().ok_or(WRONG_THREAD)
+            (*handle).context.as_ref().ok_or(WRONG_THREAD)
         }
     }
 
-    /// Whether a handle is one of the calling thread.
+    /// Checks that a handle is one of the calling thread.
     ///
     /// # Safety
     /// `handle` is null or not freed.
@@ -140,42 +142,44 @@ impl otelctx_record {
         if handle.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: as the caller promises.
-        match unsafe { (*handle).owner.is_this() } {
-            true => Ok(()),
-            false => Err(WRONG_THREAD),
+        // SAFETY: the caller ensures that `handle` is null or not freed.
+        if unsafe { (*handle).owner.is_this() } {
+            Ok(())
+        } else {
+            Err(WRONG_THREAD)
         }
     }
 
-    /// The record and the thread's slot of a handle that passes the check.
+    /// Returns the context and the thread's slot of a handle that passes the check.
     ///
     /// # Safety
-    /// `handle` is one of the calling thread, which uses its record for nothing else meanwhile.
+    /// `handle` is one of the calling thread, which uses its context for nothing else meanwhile.
     #[inline(always)]
     unsafe fn parts<'a>(handle: *mut Self) -> (&'a mut Context, *mut *mut u8) {
-        // SAFETY: as the caller promises; a handle whose owner runs has a record.
+        // SAFETY: the caller ensures that `handle` is one of the calling thread, which uses its
+        // context for nothing else meanwhile; a handle whose owner runs has a context.
         unsafe {
-            let record = (*handle).record.as_mut();
-            (record.unwrap_unchecked(), (*handle).slot)
+            let context = (*handle).context.as_mut();
+            (context.unwrap_unchecked(), (*handle).slot)
         }
     }
 
-    /// Replaces the record of a handle that is not attached.
+    /// Replaces the context of a handle that is not attached.
     ///
     /// # Safety
     /// `handle` is null or not freed.
     unsafe fn replace(handle: *mut Self, f: impl FnOnce(Context) -> Context) -> otelctx_result {
         caught(INTERNAL, || {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller ensures that `handle` is null or not freed.
             unsafe {
                 match Self::own(handle) {
                     Err(code) => return code,
-                    Ok(record) if record.is_attached() == Some(true) => return ATTACHED,
+                    Ok(own) if own.is_attached() == Some(true) => return ATTACHED,
                     Ok(_) => {}
                 }
                 (*handle).owner.pause();
                 let emptied = Emptied(handle);
-                (*handle).record = (*handle).record.take().map(f);
+                (*handle).context = (*handle).context.take().map(f);
                 mem::forget(emptied);
                 (*handle).owner.resume();
                 OK
@@ -184,103 +188,94 @@ impl otelctx_record {
     }
 }
 
-/// A handle whose record is being replaced. Dropping it, after a panic, leaves the handle as one whose
+/// A handle whose context is being replaced. Dropping it, after a panic, leaves the handle as one whose
 /// thread has ended: in no list, so that any thread may free it.
-struct Emptied(*mut otelctx_record);
+struct Emptied(*mut otelctx_context);
 
 impl Drop for Emptied {
     fn drop(&mut self) {
         // SAFETY: the handle is one of the calling thread, and not freed.
         unsafe {
-            otelctx_record::unlink(self.0);
+            otelctx_context::unlink(self.0);
             (*self.0).owner.end();
         }
     }
 }
 
-/// Creates a record with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes. IDs of
-/// zeroes or null: a record without a trace, which can have attributes.
+/// Creates a context with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes.
 ///
-/// Null while the calling thread frees its thread-local data.
-///
-/// Threads: the record belongs to the calling thread. Signal handlers: no. Fork: as for all
-/// functions.
+/// Null if an ID is refused, and while the calling thread frees its thread-local data.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_new(
+pub unsafe extern "C" fn otelctx_context_new(
     trace_id: *const u8,
     span_id: *const u8,
     flags: u8,
-) -> *mut otelctx_record {
+) -> *mut otelctx_context {
     caught(ptr::null_mut(), || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         let context = match unsafe { ids(trace_id, span_id) } {
             Ok(None) => Ok(Context::without_ids()),
             Ok(Some((trace_id, span_id))) => Context::new(trace_id, span_id),
             Err(_) => return ptr::null_mut(),
         };
         context.map_or(ptr::null_mut(), |context| {
-            otelctx_record::handle(context.with_flags(TraceFlags(flags)))
+            otelctx_context::handle(context.with_flags(TraceFlags(flags)))
         })
     })
 }
 
-/// Frees a record, and detaches it before if it is attached. A record whose thread has ended may be
+/// Frees a context, and detaches it before if it is attached. A context whose thread has ended may be
 /// freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_free(record: *mut otelctx_record) -> otelctx_result {
+pub unsafe extern "C" fn otelctx_context_free(context: *mut otelctx_context) -> otelctx_result {
     caught(INTERNAL, || {
-        if record.is_null() {
+        if context.is_null() {
             return OK;
         }
-        // SAFETY: C's promise: it is not freed yet.
+        // SAFETY: C passes a handle that is not freed yet (otelctx.h).
         unsafe {
-            if (*record).owner.is_this() {
-                otelctx_record::unlink(record);
-            } else if !(*record).owner.has_ended() {
+            if (*context).owner.is_this() {
+                otelctx_context::unlink(context);
+            } else if !(*context).owner.has_ended() {
                 return WRONG_THREAD;
             }
-            drop(Box::from_raw(record));
+            drop(Box::from_raw(context));
             OK
         }
     })
 }
 
-/// Makes the record what the calling thread is working on, until it is detached. Detaching restores
-/// what was attached before. Records may be detached in any order: the one attached last, of those
+/// Makes the context what the calling thread is working on, until it is detached. Detaching restores
+/// what was attached before. Contexts may be detached in any order: the one attached last, of those
 /// that still are, stays in effect.
 ///
 /// OTELCTX_ATTACHED if it is attached already.
-///
-/// Threads: the record's own. Signal handlers: yes, if the thread has attached a record before, and
-/// the handler detaches what it attaches. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> otelctx_result {
-    // SAFETY: C's promise. Only the record's thread passes the check, and only while there is a record.
+pub unsafe extern "C" fn otelctx_context_attach(context: *mut otelctx_context) -> otelctx_result {
+    // SAFETY: C passes null or valid pointers (otelctx.h). Only the record's thread passes the check, and only while there is a context.
     unsafe {
-        if let Err(code) = otelctx_record::check(record) {
+        if let Err(code) = otelctx_context::check(context) {
             return code;
         }
-        let (own, slot) = otelctx_record::parts(record);
+        let (own, slot) = otelctx_context::parts(context);
         if raw::try_attach(own, slot) {
             return OK;
         }
-        attach_slowly(record)
+        attach_slowly(context)
     }
 }
 
-/// Attaches a record of the calling thread unless it is attached. Not a Rust function, so that the caller
+/// Attaches a context of the calling thread unless it is attached. Not a Rust function, so that the caller
 /// ends with a jump, and needs neither a frame nor a landing pad.
 ///
 /// # Safety
-/// The handle has a record.
+/// The handle has a context.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_result {
-    // SAFETY: as the caller promises.
+unsafe extern "C" fn attach_slowly(context: *mut otelctx_context) -> otelctx_result {
+    // SAFETY: the caller ensures that the handle has a context.
     caught(INTERNAL, || unsafe {
-        let (own, slot) = otelctx_record::parts(record);
+        let (own, slot) = otelctx_context::parts(context);
         if own.is_attached() == Some(true) {
             return ATTACHED;
         }
@@ -289,39 +284,35 @@ unsafe extern "C" fn attach_slowly(record: *mut otelctx_record) -> otelctx_resul
     })
 }
 
-/// Detaches the record: restores what was attached before it, or removes it from below other
-/// records.
+/// Detaches the context: restores what was attached before it, or removes it from below others.
 ///
 /// OTELCTX_NOT_ATTACHED if it is not attached, or otelctx_thread_set() or otelctx_swap_current() has
 /// replaced it.
-///
-/// Threads: the record's own. Signal handlers: yes, for what the handler has attached. Fork: as for
-/// all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> otelctx_result {
+pub unsafe extern "C" fn otelctx_context_detach(context: *mut otelctx_context) -> otelctx_result {
     // SAFETY: as for attaching.
     unsafe {
-        if let Err(code) = otelctx_record::check(record) {
+        if let Err(code) = otelctx_context::check(context) {
             return code;
         }
-        let (own, slot) = otelctx_record::parts(record);
+        let (own, slot) = otelctx_context::parts(context);
         if raw::try_detach(own, slot) {
             return OK;
         }
-        detach_slowly(record)
+        detach_slowly(context)
     }
 }
 
-/// Detaches a record of the calling thread that was not attached last. See [`attach_slowly`].
+/// Detaches a context of the calling thread that was not attached last. See [`attach_slowly`].
 ///
 /// # Safety
-/// The handle has a record.
+/// The handle has a context.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn detach_slowly(record: *mut otelctx_record) -> otelctx_result {
-    // SAFETY: as the caller promises.
+unsafe extern "C" fn detach_slowly(context: *mut otelctx_context) -> otelctx_result {
+    // SAFETY: the caller ensures that the handle has a context.
     caught(INTERNAL, || unsafe {
-        let (own, slot) = otelctx_record::parts(record);
+        let (own, slot) = otelctx_context::parts(context);
         if own.is_attached() == Some(false) {
             return NOT_ATTACHED;
         }
@@ -330,30 +321,28 @@ unsafe extern "C" fn detach_slowly(record: *mut otelctx_record) -> otelctx_resul
     })
 }
 
-/// Adds an attribute. A value is cut to 255 bytes, at a character boundary. A record has room for
-/// 612 bytes of attributes, each of which takes the length of its value plus 2. While the record is
+/// Appends an attribute. A value is cut to 255 bytes, at a character boundary. A context has room for
+/// 612 bytes of attributes, each of which takes the length of its value plus 2. While the context is
 /// attached, readers see the whole attribute or nothing of it; it then has only the space that it
-/// had before, see otelctx_record_reserve(). If a key is added again, the last value counts.
+/// had before, see otelctx_context_reserve(). The last value of a key counts.
 ///
 /// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_add(
-    record: *mut otelctx_record,
+pub unsafe extern "C" fn otelctx_context_append(
+    context: *mut otelctx_context,
     key: *const otelctx_key,
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
     caught(INTERNAL, || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         let (key, value) = match unsafe { attribute(key, value, length) } {
             Ok(attribute) => attribute,
             Err(code) => return code,
         };
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe {
-            let own = match otelctx_record::own(record) {
+            let own = match otelctx_context::own(context) {
                 Ok(own) => own,
                 Err(code) => return code,
             };
@@ -362,21 +351,22 @@ pub unsafe extern "C" fn otelctx_record_add(
                 own.append(key, value);
             } else {
                 let result =
-                    otelctx_record::replace(record, |record| record.with_attribute(key, value));
+                    otelctx_context::replace(context, |own| own.with_attribute(key, value));
                 if result != OK {
                     return result;
                 }
             }
-            otelctx_record::own(record).map_or(INTERNAL, |own| added(own, before, value))
+            otelctx_context::own(context).map_or(INTERNAL, |own| appended(own, before, value))
         }
     })
 }
 
-/// Whether the whole value was added to a record that had this size.
-fn added(record: &Context, before: usize, value: &str) -> otelctx_result {
-    match record.attributes_size() == before + 2 + value.len() {
-        true => OK,
-        false => TRUNCATED,
+/// Returns OK if the whole value was appended to a context that had this size.
+fn appended(context: &Context, before: usize, value: &str) -> otelctx_result {
+    if context.attributes_size() == before + 2 + value.len() {
+        OK
+    } else {
+        TRUNCATED
     }
 }
 
@@ -393,13 +383,13 @@ pub(crate) fn with_ids(mut context: Context, ids: Option<(TraceId, SpanId)>, fla
 /// Key and value of an attribute.
 ///
 /// # Safety
-/// C's promises.
+/// The pointers are null, or valid as otelctx.h requires.
 pub(crate) unsafe fn attribute<'a>(
     key: *const otelctx_key,
     value: *const c_char,
     length: usize,
 ) -> Result<(&'static otelctx::Key, &'a str), otelctx_result> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that c's promises.
     unsafe {
         let key = key::inner(key).ok_or(INVALID_ARGUMENT)?;
         Ok((key, text(value, length)?))
@@ -407,142 +397,126 @@ pub(crate) unsafe fn attribute<'a>(
 }
 
 /// Makes room for this many bytes of attributes in total, at most 612, for adding some while the
-/// record is attached.
+/// context is attached.
 ///
 /// OTELCTX_ATTACHED if it is attached.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_reserve(
-    record: *mut otelctx_record,
+pub unsafe extern "C" fn otelctx_context_reserve(
+    context: *mut otelctx_context,
     size: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
-    unsafe { otelctx_record::replace(record, |record| record.with_capacity(size)) }
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { otelctx_context::replace(context, |own| own.with_capacity(size)) }
 }
 
-/// Removes an attribute, for a record that was copied from another one and gets another value. Without
+/// Removes an attribute, for a context that was copied from another one and gets another value. Without
 /// such an attribute, nothing changes.
 ///
-/// OTELCTX_ATTACHED if the record is attached.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+/// OTELCTX_ATTACHED if the context is attached.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_remove(
-    record: *mut otelctx_record,
+pub unsafe extern "C" fn otelctx_context_remove(
+    context: *mut otelctx_context,
     key: *const otelctx_key,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
         match key::inner(key) {
-            Some(key) => otelctx_record::replace(record, |record| record.without_attribute(key)),
+            Some(key) => otelctx_context::replace(context, |own| own.without_attribute(key)),
             None => INVALID_ARGUMENT,
         }
     }
 }
 
-/// Replaces IDs and flags of a record that is not attached, and keeps its attributes.
+/// Replaces IDs and flags of a context that is not attached, and keeps its attributes.
 ///
 /// OTELCTX_ATTACHED if it is attached.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_set_ids(
-    record: *mut otelctx_record,
+pub unsafe extern "C" fn otelctx_context_set_ids(
+    context: *mut otelctx_context,
     trace_id: *const u8,
     span_id: *const u8,
     flags: u8,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
         match ids(trace_id, span_id) {
-            Ok(ids) => otelctx_record::replace(record, |own| with_ids(own, ids, flags)),
+            Ok(ids) => otelctx_context::replace(context, |own| with_ids(own, ids, flags)),
             Err(code) => code,
         }
     }
 }
 
-/// The size of the attributes in bytes: a mark for otelctx_record_shrink_to(). 0 for a record of
-/// another thread.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+/// Returns the size of the attributes in bytes: a mark for otelctx_context_shrink_to(). 0 for a
+/// context of another thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_attributes_size(record: *const otelctx_record) -> usize {
-    // SAFETY: C's promise.
+pub unsafe extern "C" fn otelctx_context_attributes_size(context: *const otelctx_context) -> usize {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(0, || unsafe {
-        otelctx_record::own(record).map_or(0, Context::attributes_size)
+        otelctx_context::own(context).map_or(0, Context::attributes_size)
     })
 }
 
 /// Removes the attributes that were added since their size was this many bytes; one that extends
-/// over it is removed, too. The record may be attached.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+/// over it is removed, too. The context may be attached.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_shrink_to(
-    record: *mut otelctx_record,
+pub unsafe extern "C" fn otelctx_context_shrink_to(
+    context: *mut otelctx_context,
     size: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
-        otelctx_record::with(record, |record| {
-            record.shrink_to(size);
+        otelctx_context::with(context, |own| {
+            own.shrink_to(size);
             OK
         })
     }
 }
 
-/// Whether a value was cut or an attribute left out since the record was created.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+/// Returns whether a value was cut or an attribute left out since the context was created.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_is_truncated(record: *const otelctx_record) -> bool {
-    // SAFETY: C's promise.
+pub unsafe extern "C" fn otelctx_context_is_truncated(context: *const otelctx_context) -> bool {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(false, || unsafe {
-        otelctx_record::own(record).is_ok_and(Context::is_truncated)
+        otelctx_context::own(context).is_ok_and(Context::is_truncated)
     })
 }
 
-/// Creates a record with these IDs and flags and the attributes of another one, for example for a
-/// child span. Null for a record of another thread.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+/// Creates a context with these IDs and flags and the attributes of another one, for example for a
+/// child span. Null if an ID is refused, and for a context of another thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_copy(
-    record: *const otelctx_record,
+pub unsafe extern "C" fn otelctx_context_copy(
+    context: *const otelctx_context,
     trace_id: *const u8,
     span_id: *const u8,
     flags: u8,
-) -> *mut otelctx_record {
-    // SAFETY: C's promise.
+) -> *mut otelctx_context {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(ptr::null_mut(), || unsafe {
-        match (otelctx_record::own(record), ids(trace_id, span_id)) {
+        match (otelctx_context::own(context), ids(trace_id, span_id)) {
             (Ok(own), Ok(ids)) => {
-                otelctx_record::handle(with_ids(own.to_shared().to_context(), ids, flags))
+                otelctx_context::handle(with_ids(own.to_shared().to_context(), ids, flags))
             }
             _ => ptr::null_mut(),
         }
     })
 }
 
-/// Creates an immutable copy that any thread may attach. The record stays. Null for a record of
+/// Creates an immutable copy that any thread may attach. The context stays. Null for a context of
 /// another thread.
-///
-/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_record_share(
-    record: *const otelctx_record,
+pub unsafe extern "C" fn otelctx_context_share(
+    context: *const otelctx_context,
 ) -> *mut otelctx_shared {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(ptr::null_mut(), || unsafe {
-        let own = otelctx_record::own(record);
-        own.map_or(ptr::null_mut(), |record| shared::handle(record.to_shared()))
+        let own = otelctx_context::own(context);
+        own.map_or(ptr::null_mut(), |own| shared::handle(own.to_shared()))
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{otelctx_record, otelctx_record_free, otelctx_record_new};
+    use super::{otelctx_context, otelctx_context_free, otelctx_context_new};
     use crate::error::{INTERNAL, OK, WRONG_THREAD};
     use std::ptr;
 
@@ -550,20 +524,20 @@ mod tests {
     fn a_panic_while_a_record_is_replaced_leaves_a_handle_that_any_thread_may_free() {
         // SAFETY: the handles are freed once each, and the order is that of the threads.
         unsafe {
-            let new = || otelctx_record_new(ptr::null(), ptr::null(), 0);
+            let new = || otelctx_context_new(ptr::null(), ptr::null(), 0);
             let (first, emptied, last) = (new(), new(), new());
-            let result = otelctx_record::replace(emptied, |_| panic!("on purpose"));
+            let result = otelctx_context::replace(emptied, |_| panic!("on purpose"));
             assert_eq!(result, INTERNAL);
-            assert_eq!(otelctx_record::replace(emptied, |it| it), WRONG_THREAD);
+            assert_eq!(otelctx_context::replace(emptied, |it| it), WRONG_THREAD);
             // The list goes on without it.
             assert_eq!((*last).next, first);
             assert_eq!((*first).previous, last);
             let address = emptied as usize;
-            let freed = std::thread::spawn(move || otelctx_record_free(address as *mut _) as u32);
+            let freed = std::thread::spawn(move || otelctx_context_free(address as *mut _) as u32);
             assert_eq!(freed.join().unwrap(), OK as u32);
-            assert_eq!(otelctx_record::replace(first, |it| it), OK);
-            assert_eq!(otelctx_record_free(last), OK);
-            assert_eq!(otelctx_record_free(first), OK);
+            assert_eq!(otelctx_context::replace(first, |it| it), OK);
+            assert_eq!(otelctx_context_free(last), OK);
+            assert_eq!(otelctx_context_free(first), OK);
         }
     }
 
@@ -571,16 +545,16 @@ mod tests {
     fn a_record_that_is_being_replaced_is_not_freed_by_another_thread() {
         // SAFETY: the handle is freed once.
         unsafe {
-            let record = otelctx_record_new(ptr::null(), ptr::null(), 0);
-            let address = record as usize;
-            let result = otelctx_record::replace(record, |it| {
-                let free = move || otelctx_record_free(address as *mut _) as u32;
+            let context = otelctx_context_new(ptr::null(), ptr::null(), 0);
+            let address = context as usize;
+            let result = otelctx_context::replace(context, |it| {
+                let free = move || otelctx_context_free(address as *mut _) as u32;
                 let freed = std::thread::spawn(free).join().unwrap();
                 assert_eq!(freed, WRONG_THREAD as u32);
                 it
             });
             assert_eq!(result, OK);
-            assert_eq!(otelctx_record_free(record), OK);
+            assert_eq!(otelctx_context_free(context), OK);
         }
     }
 }

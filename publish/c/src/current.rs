@@ -6,18 +6,17 @@ use std::ptr;
 use otelctx::{DecodedContext, raw};
 
 use crate::call::caught;
+use crate::context::attribute;
 use crate::error::{INTERNAL, OK, TRUNCATED, otelctx_result};
 use crate::key::otelctx_key;
-use crate::record::attribute;
 use crate::shared::{self, otelctx_shared};
 
-/// Makes a shared record the context that the calling thread is working on, and returns the previous
+/// Makes a shared context what the calling thread is working on, and returns the previous
 /// one set by this function, or null: for frameworks that set what is current without a scope and in
 /// any order. Null detaches.
 ///
-/// The call takes over the reference that is passed, and the caller gets the one that is returned.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+/// The call takes over the reference that is passed, and the caller gets the one that is
+/// returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *mut otelctx_shared {
     caught(ptr::null_mut(), || {
@@ -27,32 +26,28 @@ pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *m
     })
 }
 
-/// A new reference to the record that otelctx_swap_current() made current on the calling thread, without
-/// the attributes that otelctx_add_current() added; null if there is none. For frameworks that derive
+/// Returns a new reference to the context that otelctx_swap_current() made current on the calling thread,
+/// without the attributes that otelctx_append_current() added; null if there is none. For frameworks that derive
 /// a context from the current one.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub extern "C" fn otelctx_current_shared() -> *mut otelctx_shared {
+pub extern "C" fn otelctx_shared_current() -> *mut otelctx_shared {
     raw::current().map_or(ptr::null_mut(), shared::handle)
 }
 
-/// Adds an attribute to what the calling thread is working on, for facts that become known later. A
-/// record of the thread is changed; for a shared record, the attribute is visible on this thread
-/// until the record is detached.
+/// Appends an attribute to what the calling thread is working on, for facts that become known later. A
+/// context of the thread is changed; for a shared one, the attribute is visible on this thread until it
+/// is detached.
 ///
-/// OTELCTX_TRUNCATED if readers cannot see it: no record of this library is attached, there is no room
+/// OTELCTX_TRUNCATED if readers cannot see it: no context of this library is attached, there is no room
 /// for it, or its key is not published. A value is cut to 255 bytes.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_add_current(
+pub unsafe extern "C" fn otelctx_append_current(
     key: *const otelctx_key,
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
     caught(INTERNAL, || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         match unsafe { attribute(key, value, length) } {
             Ok((key, value)) if otelctx::append_current(key, value) => OK,
             Ok(_) => TRUNCATED,
@@ -62,72 +57,62 @@ pub unsafe extern "C" fn otelctx_add_current(
 }
 
 /// A copy of what readers see of a thread.
-pub struct otelctx_context {
-    context: DecodedContext,
+pub struct otelctx_decoded {
+    decoded: DecodedContext,
     trace_id: [u8; 16],
     span_id: [u8; 8],
 }
 
 /// Copies what a reader sees of the calling thread, with the names of this library's keys. Intended
 /// for tests. Null if nothing is attached.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub extern "C" fn otelctx_current() -> *mut otelctx_context {
+pub extern "C" fn otelctx_visible_to_readers() -> *mut otelctx_decoded {
     caught(ptr::null_mut(), || {
-        otelctx::visible_to_readers().map_or(ptr::null_mut(), |context| {
-            Box::into_raw(Box::new(otelctx_context {
-                trace_id: context.trace_id.to_bytes(),
-                span_id: context.span_id.to_bytes(),
-                context,
+        otelctx::visible_to_readers().map_or(ptr::null_mut(), |decoded| {
+            Box::into_raw(Box::new(otelctx_decoded {
+                trace_id: decoded.trace_id.to_bytes(),
+                span_id: decoded.span_id.to_bytes(),
+                decoded,
             }))
         })
     })
 }
 
-/// The 16 bytes of the trace ID, until the copy is freed. Null for null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Returns the 16 bytes of the trace ID, until the copy is freed. Null for null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_trace_id(context: *const otelctx_context) -> *const u8 {
-    // SAFETY: C's promise.
-    unsafe { context.as_ref() }.map_or(ptr::null(), |context| context.trace_id.as_ptr())
+pub unsafe extern "C" fn otelctx_decoded_trace_id(decoded: *const otelctx_decoded) -> *const u8 {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { decoded.as_ref() }.map_or(ptr::null(), |decoded| decoded.trace_id.as_ptr())
 }
 
-/// The 8 bytes of the span ID, until the copy is freed. Null for null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Returns the 8 bytes of the span ID, until the copy is freed. Null for null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_span_id(context: *const otelctx_context) -> *const u8 {
-    // SAFETY: C's promise.
-    unsafe { context.as_ref() }.map_or(ptr::null(), |context| context.span_id.as_ptr())
+pub unsafe extern "C" fn otelctx_decoded_span_id(decoded: *const otelctx_decoded) -> *const u8 {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { decoded.as_ref() }.map_or(ptr::null(), |decoded| decoded.span_id.as_ptr())
 }
 
-/// The W3C trace flags. 0 for null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Returns the W3C trace flags. 0 for null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_flags(context: *const otelctx_context) -> u8 {
-    // SAFETY: C's promise.
-    unsafe { context.as_ref() }.map_or(0, |context| context.context.trace_flags.0)
+pub unsafe extern "C" fn otelctx_decoded_flags(decoded: *const otelctx_decoded) -> u8 {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { decoded.as_ref() }.map_or(0, |decoded| decoded.decoded.trace_flags.0)
 }
 
-/// The value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
+/// Returns the value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
 /// if it has no such attribute.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_attribute(
-    context: *const otelctx_context,
+pub unsafe extern "C" fn otelctx_decoded_attribute(
+    decoded: *const otelctx_decoded,
     name: *const c_char,
     length: *mut usize,
 ) -> *const c_char {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(ptr::null(), || unsafe {
-        let (Some(context), Ok(name)) = (context.as_ref(), crate::text::name(name)) else {
+        let (Some(decoded), Ok(name)) = (decoded.as_ref(), crate::text::name(name)) else {
             return ptr::null();
         };
-        let mut attributes = context.context.attributes.iter();
+        let mut attributes = decoded.decoded.attributes.iter();
         let Some((_, value)) = attributes.find(|(known, _)| known == name) else {
             return ptr::null();
         };
@@ -138,22 +123,20 @@ pub unsafe extern "C" fn otelctx_context_attribute(
     })
 }
 
-/// Name and value of an attribute by its position in the record, from 0 on. Returns the value; both
+/// Returns the value of an attribute by its position, from 0 on, and writes its name and lengths; both
 /// are not terminated, and valid until the copy is freed. The pointers for the results may be null.
 /// Null, and nothing is written, for a position past the last one.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_attribute_at(
-    context: *const otelctx_context,
+pub unsafe extern "C" fn otelctx_decoded_attribute_at(
+    decoded: *const otelctx_decoded,
     index: usize,
     name: *mut *const c_char,
     name_length: *mut usize,
     length: *mut usize,
 ) -> *const c_char {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
-        let attributes = context.as_ref().map(|it| &it.context.attributes);
+        let attributes = decoded.as_ref().map(|it| &it.decoded.attributes);
         let Some((key, value)) = attributes.and_then(|it| it.get(index)) else {
             return ptr::null();
         };
@@ -169,24 +152,20 @@ pub unsafe extern "C" fn otelctx_context_attribute_at(
     }
 }
 
-/// The number of attributes. 0 for null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Returns the number of attributes. 0 for null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_attributes(context: *const otelctx_context) -> usize {
-    // SAFETY: C's promise.
-    unsafe { context.as_ref() }.map_or(0, |context| context.context.attributes.len())
+pub unsafe extern "C" fn otelctx_decoded_attributes(decoded: *const otelctx_decoded) -> usize {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { decoded.as_ref() }.map_or(0, |decoded| decoded.decoded.attributes.len())
 }
 
 /// Frees a copy.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_context_free(context: *mut otelctx_context) {
+pub unsafe extern "C" fn otelctx_decoded_free(decoded: *mut otelctx_decoded) {
     caught((), || {
-        if !context.is_null() {
-            // SAFETY: C's promise: it is not freed yet.
-            drop(unsafe { Box::from_raw(context) });
+        if !decoded.is_null() {
+            // SAFETY: C passes a handle that is not freed yet (otelctx.h).
+            drop(unsafe { Box::from_raw(decoded) });
         }
     });
 }

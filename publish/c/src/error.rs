@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use otelctx::{KeyError, NotExported, PublishError};
 
-/// What became of a call. Later versions may add codes; the numbers do not change.
+/// Result of a call. Later versions may add codes; the numbers do not change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum otelctx_result {
@@ -17,13 +17,13 @@ pub enum otelctx_result {
     /// A value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key is
     /// not published.
     OtelctxTruncated = 3,
-    /// The record or the scope belongs to another thread.
+    /// The context or the scope belongs to another thread.
     OtelctxWrongThread = 4,
-    /// The record is attached, so it cannot be attached again, moved or get other IDs.
+    /// The context is attached, so it cannot be attached again, moved or get other IDs.
     OtelctxAttached = 5,
-    /// The record or the scope is not attached.
+    /// The context or the scope is not attached.
     OtelctxNotAttached = 6,
-    /// The calling thread is ending and has freed its records.
+    /// The calling thread is ending and has freed its contexts.
     OtelctxThreadEnding = 7,
     /// The key could not be registered: it has no name, 256 others are registered, or the process
     /// context has no room for it.
@@ -74,8 +74,6 @@ const _: () = assert!(size_of::<otelctx_error>() == 4 + MESSAGE_SIZE);
 
 /// Describes a code in a sentence, for functions that give no message. The text is static; null for
 /// a number that is no code.
-///
-/// Threads: any. Signal handlers: yes. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_describe(code: i32) -> *const c_char {
     let codes = [
@@ -87,10 +85,10 @@ pub extern "C" fn otelctx_describe(code: i32) -> *const c_char {
             c"a value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key \
               is not published",
         ),
-        (WRONG_THREAD, c"the record or the scope belongs to another thread"),
-        (ATTACHED, c"the record is attached; detach it first"),
-        (NOT_ATTACHED, c"the record or the scope is not attached"),
-        (THREAD_ENDING, c"the calling thread is ending and has freed its records"),
+        (WRONG_THREAD, c"the context or the scope belongs to another thread"),
+        (ATTACHED, c"the context is attached; detach it first"),
+        (NOT_ATTACHED, c"the context or the scope is not attached"),
+        (THREAD_ENDING, c"the calling thread is ending and has freed its contexts"),
         (KEY_REFUSED, c"the key could not be registered"),
         (
             ALREADY_PUBLISHED,
@@ -113,7 +111,7 @@ pub extern "C" fn otelctx_describe(code: i32) -> *const c_char {
 /// What failed, for [`report`].
 pub(crate) type Failure = (otelctx_result, String);
 
-/// The failure that a code alone describes.
+/// Returns the failure that a code alone describes.
 pub(crate) fn failure(code: otelctx_result) -> Failure {
     let text = otelctx_describe(code as i32);
     // SAFETY: each code has a static text.
@@ -134,7 +132,8 @@ pub(crate) unsafe fn report(
         Err(failure) => failure,
     };
     if !error.is_null() {
-        // SAFETY: as the caller promises; C may not have initialized it.
+        // SAFETY: the caller ensures that `error` is null or may be written; C may not have
+        // initialized it.
         unsafe {
             (&raw mut (*error).code).write(code);
             let message = (&raw mut (*error).message).cast::<u8>();
@@ -146,7 +145,7 @@ pub(crate) unsafe fn report(
     code
 }
 
-/// The largest length up to `limit` that cuts no character.
+/// Returns the largest length up to `limit` that cuts no character.
 fn length_up_to(text: &str, limit: usize) -> usize {
     let mut length = text.len().min(limit);
     while !text.is_char_boundary(length) {
@@ -155,13 +154,13 @@ fn length_up_to(text: &str, limit: usize) -> usize {
     length
 }
 
-/// Why a process context could not be published, in terms of the C API.
+/// Returns why a process context could not be published, in terms of the C API.
 pub(crate) fn publish_failure(error: &PublishError) -> Failure {
     match error {
         PublishError::AlreadyPublished => (
             ALREADY_PUBLISHED,
             "a process context is already published, and a process has only one: change it with \
-             otelctx_modify, or replace it with otelctx_update"
+             otelctx_modify, or replace it with otelctx_replace"
                 .into(),
         ),
         PublishError::Foreign { mapping } => (
@@ -191,7 +190,7 @@ pub(crate) fn publish_failure(error: &PublishError) -> Failure {
     }
 }
 
-/// Why a key could not be registered.
+/// Returns why a key could not be registered.
 pub(crate) fn key_failure(error: &KeyError) -> Failure {
     let text = match error {
         KeyError::Update { name, error } => format!(
@@ -203,7 +202,7 @@ pub(crate) fn key_failure(error: &KeyError) -> Failure {
     (KEY_REFUSED, text)
 }
 
-/// Why the variable is not exported, with what a C program needs.
+/// Returns why the variable is not exported, with what a C program needs.
 pub(crate) fn export_failure(error: &NotExported) -> Failure {
     let text = match error {
         NotExported::Hidden { module } if is_library(module) => format!(
@@ -230,7 +229,7 @@ pub(crate) fn export_failure(error: &NotExported) -> Failure {
     (NOT_EXPORTED, text)
 }
 
-/// Whether a module of this process is not its executable.
+/// Returns whether a module of this process is not its executable.
 fn is_library(module: &str) -> bool {
     std::env::current_exe().is_ok_and(|executable| executable.to_string_lossy() != module)
 }
@@ -240,20 +239,16 @@ fn is_library(module: &str) -> bool {
 /// says how to fix it. It reads only this process's own memory: call it once, at start-up.
 ///
 /// Returns OTELCTX_OK or OTELCTX_NOT_EXPORTED.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_is_exported(error: *mut otelctx_error) -> otelctx_result {
     crate::call::caught(INTERNAL, || {
         let result = otelctx::is_exported().map_err(|why| export_failure(&why));
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe { report(error, result) }
     })
 }
 
-/// The version of this library, for example "0.1.0". The text is static.
-///
-/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+/// Returns the version of this library, for example "0.1.0". The text is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,4 +1,4 @@
-//! The record of each thread that is rewritten in place.
+//! The context of each thread that is rewritten in place.
 
 use std::ffi::{c_char, c_void};
 use std::{ptr, slice};
@@ -6,9 +6,9 @@ use std::{ptr, slice};
 use otelctx::{Attributes, TraceFlags, raw, thread_context};
 
 use crate::call::caught;
+use crate::context::attribute;
 use crate::error::{INTERNAL, INVALID_ARGUMENT, OK, THREAD_ENDING, TRUNCATED, otelctx_result};
 use crate::key::otelctx_key;
-use crate::record::attribute;
 use crate::text::ids;
 
 /// A key and its value.
@@ -22,19 +22,17 @@ pub struct otelctx_attribute {
     pub length: usize,
 }
 
-/// Maximum number of attributes in one call. A record has room for 306 without values.
+/// Maximum number of attributes in one call. A context has room for 306 without values.
 const MAX_ATTRIBUTES: usize = 612 / 2;
 
-/// Rewrites the calling thread's own record with these IDs, flags and attributes, and attaches it: for
+/// Rewrites the calling thread's own context with these IDs, flags and attributes, and attaches it: for
 /// programs that know when a thread switches to other work but have no scope. Readers see all of it
 /// or nothing. Without attributes, `attributes` may be null.
 ///
-/// If a record or a scope is attached, detaching that restores nothing then.
+/// If a context or a scope is attached, detaching that restores nothing then.
 ///
 /// OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
 /// arguments change nothing.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_thread_set(
     trace_id: *const u8,
@@ -43,7 +41,7 @@ pub unsafe extern "C" fn otelctx_thread_set(
     attributes: *const otelctx_attribute,
     count: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         let attributes = if attributes.is_null() && count == 0 {
             &[]
@@ -61,7 +59,7 @@ pub unsafe extern "C" fn otelctx_thread_set(
                 return code;
             }
         }
-        let record = thread_context();
+        let context = thread_context();
         let write = |writer: &mut Attributes<'_>| {
             for it in attributes {
                 // Checked above.
@@ -71,13 +69,13 @@ pub unsafe extern "C" fn otelctx_thread_set(
             }
         };
         match ids {
-            None => record.set_attributes(write),
+            None => context.set_attributes(write),
             // They are not zero, so nothing fails.
-            Some((trace, span)) => drop(record.set_with(trace, span, TraceFlags(flags), write)),
+            Some((trace, span)) => drop(context.set_with(trace, span, TraceFlags(flags), write)),
         }
         if raw::thread_record().is_none() {
             THREAD_ENDING
-        } else if record.is_truncated() {
+        } else if context.is_truncated() {
             TRUNCATED
         } else {
             OK
@@ -85,28 +83,26 @@ pub unsafe extern "C" fn otelctx_thread_set(
     })
 }
 
-/// Adds an attribute to the calling thread's own record. Readers see the whole attribute or nothing
+/// Appends an attribute to the calling thread's own context. Readers see the whole attribute or nothing
 /// of it.
 ///
 /// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_thread_add(
+pub unsafe extern "C" fn otelctx_thread_append(
     key: *const otelctx_key,
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         let (key, value) = match attribute(key, value, length) {
             Ok(attribute) => attribute,
             Err(code) => return code,
         };
-        let record = thread_context();
-        let before = record.attributes_size();
-        record.append(key, value);
-        if record.attributes_size() == before + 2 + value.len() {
+        let context = thread_context();
+        let before = context.attributes_size();
+        context.append(key, value);
+        if context.attributes_size() == before + 2 + value.len() {
             OK
         } else if raw::thread_record().is_none() {
             THREAD_ENDING
@@ -116,18 +112,14 @@ pub unsafe extern "C" fn otelctx_thread_add(
     })
 }
 
-/// Detaches the calling thread's own record if it is attached.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+/// Detaches the calling thread's own context if it is attached.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_detach() {
     caught((), || thread_context().detach());
 }
 
-/// The size of the attributes of the calling thread's own record in bytes: a mark for
+/// Returns the size of the attributes of the calling thread's own context in bytes: a mark for
 /// otelctx_thread_shrink_to().
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_attributes_size() -> usize {
     caught(0, || thread_context().attributes_size())
@@ -135,45 +127,35 @@ pub extern "C" fn otelctx_thread_attributes_size() -> usize {
 
 /// Removes the attributes that were added since their size was this many bytes; one that extends
 /// over it is removed, too.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_shrink_to(size: usize) {
     caught((), || thread_context().shrink_to(size));
 }
 
-/// Whether a value was cut or an attribute left out since the calling thread's own record was last
-/// set.
-///
-/// Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+/// Returns whether a value was cut or an attribute left out since the calling thread's own context was
+/// last set.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_is_truncated() -> bool {
     caught(false, || thread_context().is_truncated())
 }
 
-/// The 640 bytes of the calling thread's own record, in the layout of OTEP 4947, for language runtimes
+/// Returns the record of the calling thread's own context: 640 bytes in the layout of OTEP 4947, for language runtimes
 /// that write it themselves: write 0 to the `valid` byte, then IDs, flags, size and attributes, then 1
 /// to the `valid` byte, then the address to the slot, with compiler fences in between. Only the thread
 /// itself may write, within the 640 bytes, until it ends.
 ///
 /// Null once the thread has freed its thread-local data.
-///
-/// Threads: any; the bytes belong to the calling one. Signal handlers: no. Fork: as for all
-/// functions.
 #[unsafe(no_mangle)]
-pub extern "C" fn otelctx_thread_bytes() -> *mut u8 {
+pub extern "C" fn otelctx_thread_record() -> *mut u8 {
     caught(ptr::null_mut(), || {
-        let bytes = raw::thread_record();
-        bytes.map_or(ptr::null_mut(), |bytes| bytes.as_ptr().cast())
+        let record = raw::thread_record();
+        record.map_or(ptr::null_mut(), |record| record.as_ptr().cast())
     })
 }
 
-/// The address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
+/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
 /// record, for language runtimes that write it themselves: null, or the address of a record that
 /// stays valid memory as long as it is there. It does not change until the thread ends.
-///
-/// Threads: any; the slot belongs to the calling one. Signal handlers: yes, if the thread has called
-/// it before. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_slot() -> *mut *mut c_void {
     raw::thread_slot().cast()

@@ -10,7 +10,7 @@ use crate::call::caught;
 use crate::error::{Failure, INTERNAL, failure, key_failure, otelctx_error, report};
 use crate::text::name;
 
-/// The name of an attribute of records, for example "http.route". It is valid until the process ends.
+/// The name of an attribute of contexts, for example "http.route". It is valid until the process ends.
 pub struct otelctx_key(Key);
 
 /// Number of keys that a process can have.
@@ -24,24 +24,22 @@ static KEYS: [AtomicPtr<otelctx_key>; MAX_KEYS] =
 /// published as long as it runs, so do not make names from the content of requests. If a process
 /// context is published, a new key updates it, which takes a few microseconds.
 ///
-/// Records leave out the attribute until a process context with the key is published.
+/// Contexts leave out the attribute until a process context with the key is published.
 ///
 /// Null if it is refused; `error` tells why. It may be null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_key_get(
     name_: *const c_char,
     error: *mut otelctx_error,
 ) -> *const otelctx_key {
     caught(ptr::null(), || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         let found = unsafe { name(name_) }.map_err(failure).and_then(get);
         let (key, result) = match found {
             Ok(key) => (ptr::from_ref(key), Ok(())),
             Err(failure) => (ptr::null(), Err(failure)),
         };
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe { report(error, result) };
         key
     })
@@ -80,20 +78,18 @@ fn get(name: &str) -> Result<&'static otelctx_key, Failure> {
     }
 }
 
-/// The index of the key in records, for programs that write the bytes of records themselves. It does
+/// Returns the index of the key in records, for programs that write records themselves. It does
 /// not change as long as the process runs. -1 until a process context with the key is published.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_key_index(key: *const otelctx_key) -> i32 {
     caught(-1, || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         let key = unsafe { inner(key) };
         key.and_then(Key::index).map_or(-1, i32::from)
     })
 }
 
-/// The Rust key.
+/// Returns the Rust key.
 ///
 /// # Safety
 /// `key` is null or came from [`otelctx_key_get`].

@@ -11,6 +11,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod call;
+pub mod context;
 pub mod current;
 pub mod error;
 pub mod in_place;
@@ -18,7 +19,6 @@ pub mod key;
 mod owner;
 pub mod process;
 pub mod published;
-pub mod record;
 pub mod shared;
 mod text;
 pub mod value;

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The calling thread's thread pointer: one instruction, and different for all threads that run.
+/// Returns the calling thread's thread pointer: one instruction, and different for all threads that
+/// run.
 #[inline(always)]
 pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -31,8 +32,8 @@ pub(crate) fn this_thread() -> usize {
     }
 }
 
-/// A number of the calling thread, not 0, that no other thread gets, also after this one has ended: for handles
-/// that nothing empties at a thread's end.
+/// Returns a number of the calling thread, not 0, that no other thread gets, also after this one
+/// has ended: for handles that nothing empties at a thread's end.
 pub(crate) fn serial() -> usize {
     static LAST: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -49,12 +50,12 @@ pub(crate) fn serial() -> usize {
     }
 }
 
-/// The thread that a record belongs to.
+/// The thread that a context belongs to.
 pub(crate) struct Owner(AtomicUsize);
 
-/// Of no thread: the thread has ended.
+/// The owner after its thread has ended.
 const NONE: usize = 0;
-/// Of a thread that is changing the record. No thread pointer is odd.
+/// The owner while its thread changes the context. No thread pointer is odd.
 const PAUSED: usize = 1;
 
 impl Owner {
@@ -67,7 +68,7 @@ impl Owner {
         self.0.load(Ordering::Relaxed) == this_thread()
     }
 
-    /// Whether the thread has ended and left the handle empty.
+    /// Returns whether the thread has ended and left the handle empty.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.load(Ordering::Acquire) == NONE
     }
@@ -82,7 +83,7 @@ impl Owner {
         self.0.store(PAUSED, Ordering::Relaxed);
     }
 
-    /// Gives a record back to the calling thread after [`pause`](Self::pause).
+    /// Gives a context back to the calling thread after [`pause`](Self::pause).
     pub(crate) fn resume(&self) {
         self.0.store(this_thread(), Ordering::Relaxed);
     }

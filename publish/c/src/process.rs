@@ -56,7 +56,7 @@ impl otelctx_process {
         }
     }
 
-    /// The context, unless something failed.
+    /// Returns the context, unless something failed.
     pub(crate) fn context(&self) -> Result<ProcessContext, Failure> {
         match &self.problem {
             None => Ok(self.context.clone()),
@@ -77,7 +77,7 @@ impl otelctx_process {
         what: *const c_char,
         change: impl FnOnce(ProcessContext) -> Result<ProcessContext, otelctx_result>,
     ) -> otelctx_result {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `handle` is null or not freed.
         let Some(process) = (unsafe { handle.as_mut() }) else {
             return INVALID_ARGUMENT;
         };
@@ -87,7 +87,7 @@ impl otelctx_process {
                 OK
             }
             Err(code) => {
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller ensures that `handle` is null or not freed.
                 let what = unsafe { name(what) }.unwrap_or("?").escape_debug();
                 let text = format!("the attribute \"{what}\": {}", failure(code).1);
                 process.problem.get_or_insert((code, text));
@@ -98,8 +98,6 @@ impl otelctx_process {
 }
 
 /// Creates a process context without attributes.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_process_new() -> *mut otelctx_process {
     caught(ptr::null_mut(), || {
@@ -111,8 +109,6 @@ pub extern "C" fn otelctx_process_new() -> *mut otelctx_process {
 /// constants. Unknown bits are ignored. Attributes that are set take precedence over detected ones.
 ///
 /// It reads the environment: no other thread may change it at the same time.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_process_detect(detect: u32) -> *mut otelctx_process {
     caught(ptr::null_mut(), || {
@@ -131,17 +127,15 @@ pub extern "C" fn otelctx_process_detect(detect: u32) -> *mut otelctx_process {
     })
 }
 
-/// Says whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
+/// Tells whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
 /// OTELCTX_MALFORMED_ENVIRONMENT, else OTELCTX_OK.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_check_environment(
     process: *const otelctx_process,
     error: *mut otelctx_error,
 ) -> otelctx_result {
     caught(INTERNAL, || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         let result = match unsafe { process.as_ref() } {
             None => Err(failure(INVALID_ARGUMENT)),
             Some(process) => match process.context.malformed_variable() {
@@ -149,54 +143,50 @@ pub unsafe extern "C" fn otelctx_process_check_environment(
                 Some(malformed) => Err((MALFORMED_ENVIRONMENT, malformed.to_string())),
             },
         };
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe { report(error, result) }
     })
 }
 
 /// Sets `service.name`.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_service_name(
     process: *mut otelctx_process,
     name: *const c_char,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { otelctx_process_set_string(process, c"service.name".as_ptr(), name) }
 }
 
 /// Sets an attribute of the resource, and takes the value over. Setting an attribute again replaces
 /// it.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set(
     process: *mut otelctx_process,
     key: *const c_char,
     value: *mut otelctx_value,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { set(process, key, || take(value).ok_or(INVALID_ARGUMENT)) }
 }
 
 /// Sets an attribute of the resource.
 ///
 /// # Safety
-/// C's promises.
+/// The pointers are null, or valid as otelctx.h requires.
 unsafe fn set(
     process: *mut otelctx_process,
     key: *const c_char,
     value: impl FnOnce() -> Result<Value, otelctx_result>,
 ) -> otelctx_result {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that c's promises.
     unsafe { set_by(ProcessContext::with_attribute, process, key, value) }
 }
 
 /// Sets an attribute by this method.
 ///
 /// # Safety
-/// C's promises.
+/// The pointers are null, or valid as otelctx.h requires.
 unsafe fn set_by<'a>(
     method: impl FnOnce(ProcessContext, &'a str, Value) -> ProcessContext,
     process: *mut otelctx_process,
@@ -206,7 +196,7 @@ unsafe fn set_by<'a>(
     caught(INTERNAL, || {
         // C gives the value away in any case.
         let value = value();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that c's promises.
         unsafe {
             otelctx_process::change(process, key, |context| {
                 Ok(method(context, name(key)?, value?))
@@ -216,60 +206,50 @@ unsafe fn set_by<'a>(
 }
 
 /// Sets an attribute of the resource to a string.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_string(
     process: *mut otelctx_process,
     key: *const c_char,
     value: *const c_char,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { set(process, key, || name(value).map(Value::from)) }
 }
 
 /// Sets an attribute of the resource to true or false.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_bool(
     process: *mut otelctx_process,
     key: *const c_char,
     value: bool,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { set(process, key, || Ok(value.into())) }
 }
 
 /// Sets an attribute of the resource to an integer.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_int(
     process: *mut otelctx_process,
     key: *const c_char,
     value: i64,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { set(process, key, || Ok(value.into())) }
 }
 
 /// Sets an attribute of the resource to a floating-point number.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_double(
     process: *mut otelctx_process,
     key: *const c_char,
     value: f64,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { set(process, key, || Ok(value.into())) }
 }
 
 /// Sets an attribute of the resource to uninterpreted bytes.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_bytes(
     process: *mut otelctx_process,
@@ -277,19 +257,17 @@ pub unsafe extern "C" fn otelctx_process_set_bytes(
     address: *const u8,
     length: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { set(process, key, || bytes(address, length).map(Value::from)) }
 }
 
 /// Removes an attribute of the resource, if it is there.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_remove(
     process: *mut otelctx_process,
     key: *const c_char,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         otelctx_process::change(process, key, |context| {
             Ok(context.without_attribute(name(key)?))
@@ -299,15 +277,13 @@ pub unsafe extern "C" fn otelctx_process_remove(
 
 /// Sets an attribute of the process context itself, which is not part of the resource, and takes the
 /// value over. Names that start with `threadlocal.` are reserved for this library.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_context_attribute(
     process: *mut otelctx_process,
     key: *const c_char,
     value: *mut otelctx_value,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
         set_by(ProcessContext::with_context_attribute, process, key, || {
             take(value).ok_or(INVALID_ARGUMENT)
@@ -317,15 +293,13 @@ pub unsafe extern "C" fn otelctx_process_set_context_attribute(
 
 /// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
 /// library does not know, and takes the value over. The name starts with `threadlocal.`.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
     process: *mut otelctx_process,
     key: *const c_char,
     value: *mut otelctx_value,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
         set_by(ProcessContext::with_schema_attribute, process, key, || {
             take(value).ok_or(INVALID_ARGUMENT)
@@ -335,14 +309,12 @@ pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
 
 /// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers
 /// support, "tls_v1", or another one.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_schema(
     process: *mut otelctx_process,
     schema: *const c_char,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         otelctx_process::change(process, c"threadlocal.schema_version".as_ptr(), |context| {
             Ok(context.with_schema(Schema::from_name(name(schema)?)))
@@ -352,14 +324,12 @@ pub unsafe extern "C" fn otelctx_process_schema(
 
 /// Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
 /// larger ones.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_max_size(
     process: *mut otelctx_process,
     size: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         otelctx_process::change(process, ptr::null(), |context| {
             Ok(context.with_max_payload_size(size))
@@ -369,12 +339,10 @@ pub unsafe extern "C" fn otelctx_process_max_size(
 
 /// Frees a process context. What was published stays published. In a callback of otelctx_modify(), it
 /// does nothing to the callback's context.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_free(process: *mut otelctx_process) {
     caught((), || {
-        // SAFETY: C's promise: it is not freed yet.
+        // SAFETY: C passes a handle that is not freed yet (otelctx.h).
         unsafe {
             if !process.is_null() && !(*process).lent {
                 drop(Box::from_raw(process));

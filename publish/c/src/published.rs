@@ -31,7 +31,7 @@ impl otelctx_published {
         handle: *mut Self,
         f: impl FnOnce(&mut Published) -> Result<(), PublishError>,
     ) -> Result<(), Failure> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller ensures that `handle` is null or not freed.
         let published = unsafe { handle.as_ref() }.ok_or_else(|| failure(INVALID_ARGUMENT))?;
         let (own, user) = (std::process::id(), published.user.load(Ordering::Relaxed));
         let taken = user != own
@@ -59,21 +59,21 @@ impl Drop for Leave<'_> {
 
 /// Publishes a process context, so that other processes can find it. The process has one: if another
 /// copy of otelctx has published one (a Rust program, the Python or the Node.js package), that one is
-/// withdrawn, and records keep their meaning.
+/// withdrawn, and contexts keep their meaning.
 ///
 /// Null if it fails; nothing is published then. `error` tells why: OTELCTX_ALREADY_PUBLISHED,
 /// OTELCTX_FOREIGN, OTELCTX_REJECTED, OTELCTX_SYSTEM, or the failure of an earlier call that set an
 /// attribute.
 ///
-/// Threads: any. Signal handlers: no. Fork: the child has no process context, and may publish its own
-/// with this function or otelctx_update().
+/// A forked child has no process context, and may publish its own with this function or
+/// otelctx_replace().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_publish(
     process: *const otelctx_process,
     error: *mut otelctx_error,
 ) -> *mut otelctx_published {
     caught(ptr::null_mut(), || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         let published = unsafe { context(process) }
             .and_then(|context| context.publish().map_err(|error| publish_failure(&error)));
         let (published, result) = match published {
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn otelctx_publish(
                 (Box::into_raw(published), Ok(()))
             }
         };
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe { report(error, result) };
         published
     })
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn otelctx_publish(
 /// # Safety
 /// `process` is null or not freed.
 unsafe fn context(process: *const otelctx_process) -> Result<ProcessContext, Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `process` is null or not freed.
     let process = unsafe { process.as_ref() };
     process.ok_or_else(|| failure(INVALID_ARGUMENT))?.context()
 }
@@ -104,15 +104,15 @@ unsafe fn context(process: *const otelctx_process) -> Result<ProcessContext, Fai
 /// OTELCTX_NOT_PUBLISHED if another copy of otelctx has taken over; publish again to take it back.
 /// OTELCTX_BUSY if another thread uses the publication.
 ///
-/// Threads: any. Signal handlers: no. Fork: in the child, publishes the context as the child's own.
+/// In a forked child, publishes the context as the child's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_update(
+pub unsafe extern "C" fn otelctx_replace(
     published: *mut otelctx_published,
     process: *const otelctx_process,
     error: *mut otelctx_error,
 ) -> otelctx_result {
     caught(INTERNAL, || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe {
             let result = context(process).and_then(|context| {
                 otelctx_published::with(published, |guard| guard.replace(context))
@@ -133,7 +133,7 @@ pub type otelctx_change =
 ///
 /// If it fails, also because a function that `change` called has failed, the context is unchanged.
 ///
-/// Threads: any. Signal handlers: no. Fork: OTELCTX_NOT_PUBLISHED in a child that has no context.
+/// OTELCTX_NOT_PUBLISHED in a forked child that has no context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_modify(
     change: otelctx_change,
@@ -144,11 +144,11 @@ pub unsafe extern "C" fn otelctx_modify(
         let result = match change {
             None => Err(failure(INVALID_ARGUMENT)),
             Some(change) => modify(|process| {
-                // SAFETY: C's promise.
+                // SAFETY: C passes null or valid pointers (otelctx.h).
                 unsafe { change(process, data) };
             }),
         };
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe { report(error, result) }
     })
 }
@@ -182,15 +182,14 @@ fn modify(mut change: impl FnMut(*mut otelctx_process)) -> Result<(), Failure> {
 ///
 /// OTELCTX_NOT_PUBLISHED if this publication is not in effect any more.
 ///
-/// Threads: any. Signal handlers: no. Fork: handlers run in the thread that forks; in the child they
-/// make system calls only.
+/// Handlers run in the thread that forks; in the child they make system calls only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_republish_after_fork(
     published: *mut otelctx_published,
     error: *mut otelctx_error,
 ) -> otelctx_result {
     caught(INTERNAL, || {
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe {
             let result = otelctx_published::with(published, Published::republish_after_fork);
             report(error, result)
@@ -201,24 +200,22 @@ pub unsafe extern "C" fn otelctx_republish_after_fork(
 /// Withdraws the process context, and frees the publication, also if it fails. If the context is not
 /// this publication's any more, that one stays.
 ///
-/// Threads: any, while no other uses the publication. Signal handlers: no. Fork: in a child without a
-/// context of its own, only frees the publication.
+/// In a forked child without a context of its own, it only frees the publication.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_unpublish(
     published: *mut otelctx_published,
     error: *mut otelctx_error,
 ) -> otelctx_result {
     caught(INTERNAL, || {
-        let result = match published.is_null() {
-            true => Ok(()),
-            // SAFETY: C's promise: it is not freed yet.
-            false => unsafe { Box::from_raw(published) }
-                .guard
-                .into_inner()
-                .unpublish()
-                .map_err(|error| publish_failure(&error)),
+        let result = if published.is_null() {
+            Ok(())
+        } else {
+            // SAFETY: C passes a handle that is not freed yet (otelctx.h).
+            let published = unsafe { Box::from_raw(published) };
+            let unpublished = published.guard.into_inner().unpublish();
+            unpublished.map_err(|error| publish_failure(&error))
         };
-        // SAFETY: C's promise.
+        // SAFETY: C passes null or valid pointers (otelctx.h).
         unsafe { report(error, result) }
     })
 }

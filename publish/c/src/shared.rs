@@ -1,4 +1,4 @@
-//! Immutable records that any thread may attach.
+//! Immutable contexts that any thread may attach.
 
 use std::ffi::c_char;
 use std::mem::{self, ManuallyDrop};
@@ -7,36 +7,36 @@ use std::ptr;
 use otelctx::{AttachedOwned, SharedContext, TraceId, raw};
 
 use crate::call::caught;
+use crate::context::{attribute, otelctx_context, with_ids};
 use crate::error::{
     INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
 };
 use crate::key::otelctx_key;
 use crate::owner::serial;
-use crate::record::{attribute, otelctx_record, with_ids};
 use crate::text::ids;
 
-/// A reference to an immutable record that any thread may attach. Several threads may use the same
+/// A reference to an immutable context that any thread may attach. Several threads may use the same
 /// reference.
 pub struct otelctx_shared {
     _private: [u8; 0],
 }
 
-/// A reference for C: the address of the record.
-pub(crate) fn handle(record: SharedContext) -> *mut otelctx_shared {
-    raw::into_raw(record).cast_mut().cast()
+/// Converts a context to a reference for C: the address of its record.
+pub(crate) fn handle(shared: SharedContext) -> *mut otelctx_shared {
+    raw::into_raw(shared).cast_mut().cast()
 }
 
-/// The record of C's reference, which stays C's.
+/// Borrows the context of C's reference, which stays C's.
 ///
 /// # Safety
 /// `shared` is null or was not released.
 #[inline]
 pub(crate) unsafe fn borrow(shared: *const otelctx_shared) -> Option<ManuallyDrop<SharedContext>> {
-    // SAFETY: as the caller promises; it is not dropped here.
+    // SAFETY: the caller ensures that `shared` is null or was not released; it is not dropped here.
     (!shared.is_null()).then(|| ManuallyDrop::new(unsafe { raw::from_raw(shared.cast()) }))
 }
 
-/// Keeps a shared record attached to a thread, from otelctx_shared_attach() to
+/// Keeps a shared context attached to a thread, from otelctx_shared_attach() to
 /// otelctx_scope_detach(). It is the caller's memory, for example on the stack; its content is
 /// private, and it may be moved.
 #[repr(C)]
@@ -55,38 +55,30 @@ struct Scope {
 const _: () = assert!(size_of::<Scope>() <= size_of::<otelctx_scope>());
 const _: () = assert!(align_of::<Scope>() <= align_of::<otelctx_scope>());
 
-/// Adds a reference to a shared record, to be released as well. Null for null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Adds a reference to a shared context, to be released as well. Null for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_retain(
     shared: *const otelctx_shared,
 ) -> *mut otelctx_shared {
-    // SAFETY: C's promise.
-    unsafe { borrow(shared) }.map_or(ptr::null_mut(), |record| handle((*record).clone()))
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { borrow(shared) }.map_or(ptr::null_mut(), |own| handle((*own).clone()))
 }
 
-/// Releases a reference. The record lives until the last one is released and no thread has it
+/// Releases a reference. The context lives until the last one is released and no thread has it
 /// attached.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_release(shared: *mut otelctx_shared) {
     caught((), || {
-        // SAFETY: C's promise.
-        if let Some(record) = unsafe { borrow(shared) } {
-            drop(ManuallyDrop::into_inner(record));
+        // SAFETY: C passes null or valid pointers (otelctx.h).
+        if let Some(own) = unsafe { borrow(shared) } {
+            drop(ManuallyDrop::into_inner(own));
         }
     });
 }
 
-/// Makes a shared record what the calling thread is working on, until the scope is detached, which
+/// Makes a shared context what the calling thread is working on, until the scope is detached, which
 /// restores what was attached before. Scopes may be detached in any order. The scope's content before
-/// the call does not matter. It needs no reference: the thread keeps the record alive.
-///
-/// Threads: any; the scope belongs to the calling thread. Signal handlers: no: this can allocate
-/// memory if the thread has attached the record already, or has attached six others. Fork: as for
-/// all functions.
+/// the call does not matter. It needs no reference: the thread keeps the context alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_attach(
     shared: *const otelctx_shared,
@@ -96,28 +88,26 @@ pub unsafe extern "C" fn otelctx_shared_attach(
         return INVALID_ARGUMENT;
     }
     let scope = scope.cast::<Scope>();
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { (&raw mut (*scope).thread).write(0) };
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
-        let Some(record) = borrow(shared) else {
+        let Some(own) = borrow(shared) else {
             return INVALID_ARGUMENT;
         };
         scope.write(Scope {
             thread: serial(),
-            guard: mem::MaybeUninit::new(record.attach_owned()),
+            guard: mem::MaybeUninit::new(own.attach_owned()),
         });
         OK
     })
 }
 
-/// Ends a scope: detaches its record and restores what was attached before, or removes it from below
-/// other records. OTELCTX_NOT_ATTACHED if it has ended already.
-///
-/// Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
+/// Ends a scope: detaches its context and restores what was attached before, or removes it from below
+/// others. OTELCTX_NOT_ATTACHED if it has ended already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         if let Err(code) = check(scope) {
             return code;
@@ -129,35 +119,34 @@ pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otel
     })
 }
 
-/// Adds an attribute that was not known when the shared record was made. It is visible on this
-/// thread until the scope is detached; the shared record does not change.
+/// Appends an attribute that was not known when the shared context was made. It is visible on this
+/// thread until the scope is detached; the shared context does not change.
 ///
-/// OTELCTX_TRUNCATED if readers cannot see it: another record is attached over this one, there is no
+/// OTELCTX_TRUNCATED if readers cannot see it: another context is attached over this one, there is no
 /// room for it, or its key is not published. A value is cut to 255 bytes.
-///
-/// Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_scope_add(
+pub unsafe extern "C" fn otelctx_scope_append(
     scope: *mut otelctx_scope,
     key: *const otelctx_key,
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         let (key, value) = match check(scope).and_then(|()| attribute(key, value, length)) {
             Ok(attribute) => attribute,
             Err(code) => return code,
         };
         let guard = (*scope.cast::<Scope>()).guard.assume_init_ref();
-        match guard.append(key, value) {
-            true => OK,
-            false => TRUNCATED,
+        if guard.append(key, value) {
+            OK
+        } else {
+            TRUNCATED
         }
     })
 }
 
-/// Whether a scope is attached to the calling thread.
+/// Returns whether a scope is attached to the calling thread.
 ///
 /// # Safety
 /// `scope` is null or was passed to [`otelctx_shared_attach`].
@@ -165,7 +154,7 @@ unsafe fn check(scope: *const otelctx_scope) -> Result<(), otelctx_result> {
     if scope.is_null() {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `scope` is null or was passed to `otelctx_shared_attach`.
     match unsafe { (*scope.cast::<Scope>()).thread } {
         0 => Err(NOT_ATTACHED),
         thread if thread != serial() => Err(WRONG_THREAD),
@@ -173,76 +162,64 @@ unsafe fn check(scope: *const otelctx_scope) -> Result<(), otelctx_result> {
     }
 }
 
-/// Creates a record of the calling thread with these IDs and flags and the attributes of a shared
-/// one, for example for a child span. Null for null, and while the thread frees its thread-local
+/// Creates a context of the calling thread with these IDs and flags and the attributes of a shared
+/// one, for example for a child span. Null for null, if an ID is refused, and while the thread frees its thread-local
 /// data.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_copy(
     shared: *const otelctx_shared,
     trace_id: *const u8,
     span_id: *const u8,
     flags: u8,
-) -> *mut otelctx_record {
-    // SAFETY: C's promise.
+) -> *mut otelctx_context {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(ptr::null_mut(), || unsafe {
         match (borrow(shared), ids(trace_id, span_id)) {
             (Some(shared), Ok(ids)) => {
-                otelctx_record::handle(with_ids(shared.to_context(), ids, flags))
+                otelctx_context::handle(with_ids(shared.to_context(), ids, flags))
             }
             _ => ptr::null_mut(),
         }
     })
 }
 
-/// The 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
-///
-/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+/// Returns the 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_trace_id(shared: *const otelctx_shared) -> *const u8 {
-    // SAFETY: C's promise.
-    unsafe { borrow(shared) }.map_or(ptr::null(), |record| raw::record_of(&record))
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { borrow(shared) }.map_or(ptr::null(), |own| raw::record_of(&own))
 }
 
-/// The 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
-///
-/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+/// Returns the 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -> *const u8 {
-    // SAFETY: C's promise; in a record, the span ID follows the trace ID (OTEP 4947).
+    // SAFETY: C passes null or valid pointers (otelctx.h); in a record, the span ID follows the trace ID (OTEP 4947).
     unsafe {
-        borrow(shared).map_or(ptr::null(), |record| {
-            raw::record_of(&record).add(size_of::<TraceId>())
+        borrow(shared).map_or(ptr::null(), |own| {
+            raw::record_of(&own).add(size_of::<TraceId>())
         })
     }
 }
 
-/// The W3C trace flags. 0 for null.
-///
-/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+/// Returns the W3C trace flags. 0 for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_flags(shared: *const otelctx_shared) -> u8 {
-    // SAFETY: C's promise.
-    unsafe { borrow(shared) }.map_or(0, |record| record.flags().0)
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { borrow(shared) }.map_or(0, |own| own.flags().0)
 }
 
-/// Whether a value was cut or an attribute left out when the record was made. False for null.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Returns whether a value was cut or an attribute left out when the context was made. False for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_is_truncated(shared: *const otelctx_shared) -> bool {
-    // SAFETY: C's promise.
-    unsafe { borrow(shared) }.is_some_and(|record| record.is_truncated())
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { borrow(shared) }.is_some_and(|own| own.is_truncated())
 }
 
-/// The bytes of a shared record, in the layout of OTEP 4947, as long as a reference is held: for
+/// Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a reference is held: for
 /// language runtimes that store the address where readers find it. They must not be changed. Null
 /// for null.
-///
-/// Threads: any. Signal handlers: yes. Fork: as for all functions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_shared_bytes(shared: *const otelctx_shared) -> *const u8 {
-    // SAFETY: C's promise.
-    unsafe { borrow(shared) }.map_or(ptr::null(), |record| raw::record_of(&record))
+pub unsafe extern "C" fn otelctx_shared_record(shared: *const otelctx_shared) -> *const u8 {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { borrow(shared) }.map_or(ptr::null(), |own| raw::record_of(&own))
 }

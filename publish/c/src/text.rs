@@ -31,7 +31,8 @@ pub(crate) unsafe fn bytes<'a>(
     if length > isize::MAX as usize {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `address` is null or has `length` bytes, which stay unchanged
+    // as long as the result is used.
     Ok(unsafe { slice::from_raw_parts(address, length) })
 }
 
@@ -43,17 +44,19 @@ pub(crate) unsafe fn text<'a>(
     address: *const c_char,
     length: usize,
 ) -> Result<&'a str, otelctx_result> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `address` is null or has `length` bytes, which stay unchanged
+    // as long as the result is used.
     let bytes = unsafe { bytes(address.cast(), length)? };
     str::from_utf8(bytes).map_err(|_| INVALID_UTF8)
 }
 
-/// A name: text that a zero byte ends.
+/// Returns a name: text that a zero byte ends.
 ///
 /// # Safety
 /// Same as [`bytes`].
 pub(crate) unsafe fn name<'a>(address: *const c_char) -> Result<&'a str, otelctx_result> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `address` is null or has `length` bytes, which stay unchanged
+    // as long as the result is used.
     unsafe { text(address, NUL_TERMINATED) }
 }
 

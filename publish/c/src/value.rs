@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 128;
 /// # Safety
 /// `value` is null or C's, and C gives it away.
 pub(crate) unsafe fn take(value: *mut otelctx_value) -> Option<Value> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller ensures that `value` is null or C's, and C gives it away.
     (!value.is_null()).then(|| unsafe { Box::from_raw(value) }.value)
 }
 
@@ -33,69 +33,55 @@ fn new(value: impl Into<Value>, depth: usize) -> *mut otelctx_value {
     Box::into_raw(Box::new(otelctx_value { value, depth }))
 }
 
-/// A string of UTF-8. Null if it is not.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates a string of UTF-8. Null if it is not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_value_string(
     string: *const c_char,
     length: usize,
 ) -> *mut otelctx_value {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(ptr::null_mut(), || unsafe {
         text(string, length).map_or(ptr::null_mut(), |text| new(text, 0))
     })
 }
 
-/// True or false.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates a truth value.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_bool(value: bool) -> *mut otelctx_value {
     caught(ptr::null_mut(), || new(value, 0))
 }
 
-/// An integer.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates an integer.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_int(value: i64) -> *mut otelctx_value {
     caught(ptr::null_mut(), || new(value, 0))
 }
 
-/// A floating-point number.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates a floating-point number.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_double(value: f64) -> *mut otelctx_value {
     caught(ptr::null_mut(), || new(value, 0))
 }
 
-/// Uninterpreted bytes. Null if the address is null and the length is not 0.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates a value of uninterpreted bytes. Null if the address is null and the length is not 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_value_bytes(
     address: *const u8,
     length: usize,
 ) -> *mut otelctx_value {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(ptr::null_mut(), || unsafe {
         bytes(address, length).map_or(ptr::null_mut(), |bytes| new(bytes, 0))
     })
 }
 
-/// An empty array.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates an empty array.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_array() -> *mut otelctx_value {
     caught(ptr::null_mut(), || new(Value::Array(Vec::new()), 1))
 }
 
-/// An empty map.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
+/// Creates an empty map.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_map() -> *mut otelctx_value {
     caught(ptr::null_mut(), || new(Value::Map(Vec::new()), 1))
@@ -103,14 +89,12 @@ pub extern "C" fn otelctx_value_map() -> *mut otelctx_value {
 
 /// Appends a value to an array, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is
 /// no array, or if they are the same.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_value_push(
     array: *mut otelctx_value,
     value: *mut otelctx_value,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         put(array, value, |array, value| match array {
             Value::Array(values) => {
@@ -124,15 +108,13 @@ pub unsafe extern "C" fn otelctx_value_push(
 
 /// Sets a value of a map, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is no
 /// map, or if they are the same.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_value_set(
     map: *mut otelctx_value,
     key: *const c_char,
     value: *mut otelctx_value,
 ) -> otelctx_result {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught(INTERNAL, || unsafe {
         put(map, value, |map, value| {
             let Value::Map(entries) = map else {
@@ -154,7 +136,7 @@ pub unsafe extern "C" fn otelctx_value_set(
 /// Puts a value into another one.
 ///
 /// # Safety
-/// C's promises for both.
+/// Both are null or values that C has not freed.
 unsafe fn put(
     into: *mut otelctx_value,
     value: *mut otelctx_value,
@@ -163,7 +145,7 @@ unsafe fn put(
     if into == value || value.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: as the caller promises: two values of C's.
+    // SAFETY: the caller ensures that c's promises for both; two values of C's.
     unsafe {
         let value = Box::from_raw(value);
         let depth = value.depth + 1;
@@ -179,10 +161,8 @@ unsafe fn put(
 }
 
 /// Frees a value that nothing has taken over.
-///
-/// Threads: any. Signal handlers: no. Fork: as for all functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_value_free(value: *mut otelctx_value) {
-    // SAFETY: C's promise.
+    // SAFETY: C passes null or valid pointers (otelctx.h).
     caught((), || drop(unsafe { take(value) }));
 }

@@ -42,7 +42,7 @@ const MODULES: [&str; 9] = [
     "process.rs",
     "published.rs",
     "key.rs",
-    "record.rs",
+    "context.rs",
     "shared.rs",
     "in_place.rs",
     "current.rs",

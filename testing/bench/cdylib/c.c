@@ -18,13 +18,13 @@ void bench_set_up(void)
 void bench_run(size_t work, uint64_t count)
 {
     (void)work;
-    otelctx_record *record = otelctx_record_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
+    otelctx_context *context = otelctx_context_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
     /* Once; in a program, as here in the loop, nothing is left to do about it. */
-    if (otelctx_record_attach(record) != OTELCTX_OK || otelctx_record_detach(record) != OTELCTX_OK)
+    if (otelctx_context_attach(context) != OTELCTX_OK || otelctx_context_detach(context) != OTELCTX_OK)
         abort();
     for (uint64_t i = 0; i < count; i++) {
-        otelctx_record_attach(record);
-        otelctx_record_detach(record);
+        otelctx_context_attach(context);
+        otelctx_context_detach(context);
     }
-    otelctx_record_free(record);
+    otelctx_context_free(context);
 }

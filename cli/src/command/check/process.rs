@@ -464,7 +464,7 @@ fn none_attached(language: Option<&str>) -> Finding {
         Some("rust") => {
             "A Rust program calls  record.attach()  or uses otelctx-opentelemetry or otelctx-tracing"
         }
-        Some("c") => "A C program calls  otelctx_record_attach(record)",
+        Some("c") => "A C program calls  otelctx_context_attach(record)",
         Some("cpp") => "A C++ program calls  record.attach()  or has  otelctx::storage()",
         Some("python") => {
             "A Python program calls  otelctx.attach(context)  or has  OTEL_PYTHON_CONTEXT=otelctx"

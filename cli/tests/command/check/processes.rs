@@ -145,7 +145,7 @@ fn a_process_that_publishes_the_wrong_thing() {
 fn what_attaches_a_record_in_the_language_of_the_program() {
     for (language, attaches) in [
         ("rust", " A Rust program calls  record.attach()"),
-        ("c", " A C program calls  otelctx_record_attach(record)"),
+        ("c", " A C program calls  otelctx_context_attach(record)"),
         ("cpp", " A C++ program calls  record.attach()"),
         ("python", " A Python program calls  otelctx.attach(context)"),
         ("nodejs", " A Node.js program calls  context.run("),

@@ -34,17 +34,17 @@ static const otelctx_key *user;
 static const char *shown(void)
 {
     static __thread char text[2000];
-    otelctx_context *context = otelctx_current();
+    otelctx_decoded *context = otelctx_visible_to_readers();
     if (context == NULL)
         return "nothing";
     size_t lengths[2] = {0, 0};
-    const char *route_ = otelctx_context_attribute(context, "http.route", &lengths[0]);
-    const char *user_ = otelctx_context_attribute(context, "user.id", &lengths[1]);
-    snprintf(text, sizeof text, "%d %d %d %zu %.*s %.*s", otelctx_context_trace_id(context)[0],
-             otelctx_context_span_id(context)[0], otelctx_context_flags(context),
-             otelctx_context_attributes(context), (int)lengths[0], route_ == NULL ? "" : route_,
+    const char *route_ = otelctx_decoded_attribute(context, "http.route", &lengths[0]);
+    const char *user_ = otelctx_decoded_attribute(context, "user.id", &lengths[1]);
+    snprintf(text, sizeof text, "%d %d %d %zu %.*s %.*s", otelctx_decoded_trace_id(context)[0],
+             otelctx_decoded_span_id(context)[0], otelctx_decoded_flags(context),
+             otelctx_decoded_attributes(context), (int)lengths[0], route_ == NULL ? "" : route_,
              (int)lengths[1], user_ == NULL ? "" : user_);
-    otelctx_context_free(context);
+    otelctx_decoded_free(context);
     return text;
 }
 
@@ -64,7 +64,7 @@ static void null_pointers(void)
     CHECK(otelctx_publish(NULL, &error) == NULL && error.code == OTELCTX_INVALID_ARGUMENT);
     CHECK(error.message[0] != 0);
     CHECK(otelctx_publish(NULL, NULL) == NULL);
-    CHECK(otelctx_update(NULL, NULL, &error) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_replace(NULL, NULL, &error) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_modify(NULL, NULL, &error) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_republish_after_fork(NULL, &error) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_unpublish(NULL, &error) == OTELCTX_OK && error.message[0] == 0);
@@ -80,39 +80,39 @@ static void null_pointers(void)
     CHECK(otelctx_key_get("\xff", &error) == NULL && error.code == OTELCTX_INVALID_UTF8);
     CHECK(otelctx_key_get("", NULL) == NULL);
     CHECK(otelctx_key_index(NULL) == -1);
-    CHECK(otelctx_record_attach(NULL) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_detach(NULL) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_free(NULL) == OTELCTX_OK);
-    CHECK(otelctx_record_add(NULL, route, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_remove(NULL, route) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_reserve(NULL, 1) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_set_ids(NULL, TRACE, SPAN, 0) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_attributes_size(NULL) == 0);
-    CHECK(otelctx_record_shrink_to(NULL, 0) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(!otelctx_record_is_truncated(NULL));
-    CHECK(otelctx_record_copy(NULL, TRACE, SPAN, 0) == NULL);
-    CHECK(otelctx_record_share(NULL) == NULL);
+    CHECK(otelctx_context_attach(NULL) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_detach(NULL) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_free(NULL) == OTELCTX_OK);
+    CHECK(otelctx_context_append(NULL, route, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_remove(NULL, route) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_reserve(NULL, 1) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_set_ids(NULL, TRACE, SPAN, 0) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_attributes_size(NULL) == 0);
+    CHECK(otelctx_context_shrink_to(NULL, 0) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(!otelctx_context_is_truncated(NULL));
+    CHECK(otelctx_context_copy(NULL, TRACE, SPAN, 0) == NULL);
+    CHECK(otelctx_context_share(NULL) == NULL);
     CHECK(otelctx_shared_retain(NULL) == NULL);
     otelctx_shared_release(NULL);
     CHECK(otelctx_shared_attach(NULL, NULL) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_shared_attach(NULL, &scope) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_scope_detach(&scope) == OTELCTX_NOT_ATTACHED);
     CHECK(otelctx_scope_detach(NULL) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_scope_add(NULL, route, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_scope_append(NULL, route, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
     CHECK(otelctx_shared_copy(NULL, TRACE, SPAN, 0) == NULL);
     CHECK(!otelctx_shared_is_truncated(NULL));
-    CHECK(otelctx_shared_bytes(NULL) == NULL);
+    CHECK(otelctx_shared_record(NULL) == NULL);
     CHECK(otelctx_shared_trace_id(NULL) == NULL && otelctx_shared_span_id(NULL) == NULL);
     CHECK(otelctx_shared_flags(NULL) == 0);
-    CHECK(otelctx_swap_current(NULL) == NULL && otelctx_current_shared() == NULL);
+    CHECK(otelctx_swap_current(NULL) == NULL && otelctx_shared_current() == NULL);
     CHECK(otelctx_thread_set(TRACE, SPAN, 0, NULL, 1) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_thread_add(NULL, "a", 1) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_add_current(NULL, "a", 1) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_context_trace_id(NULL) == NULL && otelctx_context_span_id(NULL) == NULL);
-    CHECK(otelctx_context_flags(NULL) == 0 && otelctx_context_attributes(NULL) == 0);
-    CHECK(otelctx_context_attribute(NULL, "a", NULL) == NULL);
-    CHECK(otelctx_context_attribute_at(NULL, 0, NULL, NULL, NULL) == NULL);
-    otelctx_context_free(NULL);
+    CHECK(otelctx_thread_append(NULL, "a", 1) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_append_current(NULL, "a", 1) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_decoded_trace_id(NULL) == NULL && otelctx_decoded_span_id(NULL) == NULL);
+    CHECK(otelctx_decoded_flags(NULL) == 0 && otelctx_decoded_attributes(NULL) == 0);
+    CHECK(otelctx_decoded_attribute(NULL, "a", NULL) == NULL);
+    CHECK(otelctx_decoded_attribute_at(NULL, 0, NULL, NULL, NULL) == NULL);
+    otelctx_decoded_free(NULL);
     CHECK(otelctx_value_string(NULL, 3) == NULL);
     CHECK(otelctx_value_string("\xff", NUL) == NULL);
     CHECK(otelctx_value_bytes(NULL, 1) == NULL);
@@ -137,7 +137,7 @@ static otelctx_published *process_context(void)
     otelctx_error error;
     otelctx_process *process = otelctx_process_new();
     /* Nothing in it, but the keys are. */
-    CHECK(otelctx_update(NULL, process, &error) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_replace(NULL, process, &error) == OTELCTX_INVALID_ARGUMENT);
     /* What fails first is what publishing says. */
     CHECK(otelctx_process_service_name(process, "\xff") == OTELCTX_INVALID_UTF8);
     CHECK(otelctx_process_service_name(process, "fine") == OTELCTX_OK);
@@ -201,7 +201,7 @@ static otelctx_published *process_context(void)
     otelctx_published *published = otelctx_publish(process, &error);
     CHECK(published != NULL && error.code == OTELCTX_OK && error.message[0] == 0);
     CHECK(otelctx_publish(process, &error) == NULL && error.code == OTELCTX_ALREADY_PUBLISHED);
-    CHECK(otelctx_update(published, process, &error) == OTELCTX_OK);
+    CHECK(otelctx_replace(published, process, &error) == OTELCTX_OK);
     otelctx_process_free(process);
     CHECK(otelctx_modify(add_a_name, "\xff", &error) == OTELCTX_INVALID_UTF8);
     CHECK(otelctx_modify(add_a_name, "nightly", &error) == OTELCTX_OK);
@@ -212,18 +212,18 @@ static otelctx_published *process_context(void)
 static void attributes_by_position(void)
 {
     static const char *const EXPECTED[2][2] = {{"http.route", "/cart"}, {"user.id", "xxx"}};
-    otelctx_context *context = otelctx_current();
-    CHECK(otelctx_context_attributes(context) == 2);
+    otelctx_decoded *context = otelctx_visible_to_readers();
+    CHECK(otelctx_decoded_attributes(context) == 2);
     for (size_t i = 0; i < 2; i++) {
         const char *name = NULL;
         size_t name_length = 0, length = 0;
-        const char *value = otelctx_context_attribute_at(context, i, &name, &name_length, &length);
+        const char *value = otelctx_decoded_attribute_at(context, i, &name, &name_length, &length);
         CHECK(name_length == strlen(EXPECTED[i][0]) && memcmp(name, EXPECTED[i][0], name_length) == 0);
         CHECK(length == strlen(EXPECTED[i][1]) && memcmp(value, EXPECTED[i][1], length) == 0);
-        CHECK(otelctx_context_attribute_at(context, i, NULL, NULL, NULL) == value);
+        CHECK(otelctx_decoded_attribute_at(context, i, NULL, NULL, NULL) == value);
     }
-    CHECK(otelctx_context_attribute_at(context, 2, NULL, NULL, NULL) == NULL);
-    otelctx_context_free(context);
+    CHECK(otelctx_decoded_attribute_at(context, 2, NULL, NULL, NULL) == NULL);
+    otelctx_decoded_free(context);
 }
 
 static void records(void)
@@ -232,109 +232,113 @@ static void records(void)
     memset(long_value, 'x', sizeof long_value);
     CHECK(otelctx_key_get("http.route", NULL) == route);
     CHECK(otelctx_key_index(route) == 0 && otelctx_key_index(user) == 1);
-    otelctx_record *record = otelctx_record_new(TRACE, SPAN, OTELCTX_SAMPLED);
-    CHECK(otelctx_record_detach(record) == OTELCTX_NOT_ATTACHED);
-    CHECK(otelctx_record_add(record, route, "/cart", NUL) == OTELCTX_OK);
-    CHECK(otelctx_record_add(record, route, "\xff", NUL) == OTELCTX_INVALID_UTF8);
-    CHECK(otelctx_record_add(record, route, NULL, 1) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_add(record, NULL, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
-    CHECK(otelctx_record_attributes_size(record) == 7 && !otelctx_record_is_truncated(record));
+    otelctx_context *record = otelctx_context_new(TRACE, SPAN, OTELCTX_SAMPLED);
+    CHECK(otelctx_context_detach(record) == OTELCTX_NOT_ATTACHED);
+    CHECK(otelctx_context_append(record, route, "/cart", NUL) == OTELCTX_OK);
+    CHECK(otelctx_context_append(record, route, "\xff", NUL) == OTELCTX_INVALID_UTF8);
+    CHECK(otelctx_context_append(record, route, NULL, 1) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_append(record, NULL, "a", NUL) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(otelctx_context_attributes_size(record) == 7 && !otelctx_context_is_truncated(record));
     SHOWN("nothing");
-    CHECK(otelctx_record_attach(record) == OTELCTX_OK);
+    CHECK(otelctx_context_attach(record) == OTELCTX_OK);
     SHOWN("1 21 1 1 /cart ");
-    CHECK(otelctx_record_attach(record) == OTELCTX_ATTACHED);
-    CHECK(otelctx_record_reserve(record, 500) == OTELCTX_ATTACHED);
-    CHECK(otelctx_record_set_ids(record, OTHER, SPAN, 0) == OTELCTX_ATTACHED);
-    CHECK(otelctx_record_add(record, user, "7", 1) == OTELCTX_OK);
+    CHECK(otelctx_context_attach(record) == OTELCTX_ATTACHED);
+    CHECK(otelctx_context_reserve(record, 500) == OTELCTX_ATTACHED);
+    CHECK(otelctx_context_set_ids(record, OTHER, SPAN, 0) == OTELCTX_ATTACHED);
+    CHECK(otelctx_context_append(record, user, "7", 1) == OTELCTX_OK);
     SHOWN("1 21 1 2 /cart 7");
-    CHECK(otelctx_record_shrink_to(record, 7) == OTELCTX_OK);
+    CHECK(otelctx_context_shrink_to(record, 7) == OTELCTX_OK);
     SHOWN("1 21 1 1 /cart ");
-    CHECK(otelctx_record_add(record, user, long_value, 200) == OTELCTX_TRUNCATED);
-    CHECK(otelctx_record_is_truncated(record));
-    CHECK(otelctx_record_shrink_to(record, 7) == OTELCTX_OK);
-    CHECK(otelctx_record_add(record, user, "xxx", 3) == OTELCTX_OK);
+    CHECK(otelctx_context_append(record, user, long_value, 200) == OTELCTX_TRUNCATED);
+    CHECK(otelctx_context_is_truncated(record));
+    CHECK(otelctx_context_shrink_to(record, 7) == OTELCTX_OK);
+    CHECK(otelctx_context_append(record, user, "xxx", 3) == OTELCTX_OK);
 
     attributes_by_position();
-    CHECK(otelctx_record_shrink_to(record, 7) == OTELCTX_OK);
+    CHECK(otelctx_context_shrink_to(record, 7) == OTELCTX_OK);
 
     /* Another one over it, detached in the wrong order. */
-    otelctx_record *child = otelctx_record_copy(record, TRACE, OTHER, 0);
-    CHECK(otelctx_record_attach(child) == OTELCTX_OK);
+    otelctx_context *child = otelctx_context_copy(record, TRACE, OTHER, 0);
+    CHECK(otelctx_context_attach(child) == OTELCTX_OK);
     SHOWN("1 99 0 1 /cart ");
-    CHECK(otelctx_record_detach(record) == OTELCTX_OK);
+    CHECK(otelctx_context_detach(record) == OTELCTX_OK);
     SHOWN("1 99 0 1 /cart ");
-    CHECK(otelctx_record_detach(child) == OTELCTX_OK);
+    CHECK(otelctx_context_detach(child) == OTELCTX_OK);
     SHOWN("nothing");
     /* Removed: the first of two, one that it has not, and a key that nothing publishes. */
-    CHECK(otelctx_record_add(child, user, "7", 1) == OTELCTX_OK);
-    CHECK(otelctx_record_remove(child, route) == OTELCTX_OK);
-    CHECK(otelctx_record_remove(child, route) == OTELCTX_OK);
-    CHECK(otelctx_record_remove(child, NULL) == OTELCTX_INVALID_ARGUMENT);
-    otelctx_record_attach(child);
+    CHECK(otelctx_context_append(child, user, "7", 1) == OTELCTX_OK);
+    CHECK(otelctx_context_remove(child, route) == OTELCTX_OK);
+    CHECK(otelctx_context_remove(child, route) == OTELCTX_OK);
+    CHECK(otelctx_context_remove(child, NULL) == OTELCTX_INVALID_ARGUMENT);
+    otelctx_context_attach(child);
     SHOWN("1 99 0 1  7");
-    CHECK(otelctx_record_remove(child, user) == OTELCTX_ATTACHED);
+    CHECK(otelctx_context_remove(child, user) == OTELCTX_ATTACHED);
     SHOWN("1 99 0 1  7");
-    otelctx_record_detach(child);
-    CHECK(otelctx_record_remove(child, user) == OTELCTX_OK);
-    CHECK(otelctx_record_attributes_size(child) == 0);
-    CHECK(otelctx_record_add(child, route, "/cart", 5) == OTELCTX_OK);
+    otelctx_context_detach(child);
+    CHECK(otelctx_context_remove(child, user) == OTELCTX_OK);
+    CHECK(otelctx_context_attributes_size(child) == 0);
+    CHECK(otelctx_context_append(child, route, "/cart", 5) == OTELCTX_OK);
     /* Freed while attached. */
-    CHECK(otelctx_record_attach(record) == OTELCTX_OK && otelctx_record_attach(child) == OTELCTX_OK);
-    CHECK(otelctx_record_free(record) == OTELCTX_OK);
+    CHECK(otelctx_context_attach(record) == OTELCTX_OK && otelctx_context_attach(child) == OTELCTX_OK);
+    CHECK(otelctx_context_free(record) == OTELCTX_OK);
     SHOWN("1 99 0 1 /cart ");
-    CHECK(otelctx_record_free(child) == OTELCTX_OK);
+    CHECK(otelctx_context_free(child) == OTELCTX_OK);
     SHOWN("nothing");
 
     /* IDs of zero; one ID without the other. */
-    record = otelctx_record_new(ZERO, SPAN, OTELCTX_SAMPLED);
-    otelctx_record_attach(record);
-    SHOWN("0 0 0 0  ");
-    otelctx_record_free(record);
-    record = otelctx_record_new(TRACE, NULL, 255);
-    CHECK(otelctx_record_add(record, user, "", 0) == OTELCTX_OK);
-    CHECK(otelctx_record_add(record, user, NULL, 0) == OTELCTX_OK);
-    otelctx_record_attach(record);
+    CHECK(otelctx_context_new(ZERO, SPAN, OTELCTX_SAMPLED) == NULL);
+    CHECK(otelctx_context_new(TRACE, ZERO, OTELCTX_SAMPLED) == NULL);
+    CHECK(otelctx_context_new(TRACE, NULL, 255) == NULL);
+    CHECK(otelctx_thread_set(ZERO, SPAN, 0, NULL, 0) == OTELCTX_ZERO_ID);
+    CHECK(otelctx_thread_set(NULL, SPAN, 0, NULL, 0) == OTELCTX_INVALID_ARGUMENT);
+    CHECK(strstr(otelctx_describe(OTELCTX_ZERO_ID), "zero is not an ID") != NULL);
+    record = otelctx_context_new(NULL, NULL, 255);
+    CHECK(otelctx_context_set_ids(record, OTHER, ZERO, 0) == OTELCTX_ZERO_ID);
+    CHECK(otelctx_context_copy(record, ZERO, SPAN, 0) == NULL);
+    CHECK(otelctx_context_append(record, user, "", 0) == OTELCTX_OK);
+    CHECK(otelctx_context_append(record, user, NULL, 0) == OTELCTX_OK);
+    otelctx_context_attach(record);
     SHOWN("0 0 0 1  ");
-    otelctx_record_detach(record);
-    CHECK(otelctx_record_set_ids(record, OTHER, SPAN, 255) == OTELCTX_OK);
-    otelctx_record_attach(record);
+    otelctx_context_detach(record);
+    CHECK(otelctx_context_set_ids(record, OTHER, SPAN, 255) == OTELCTX_OK);
+    otelctx_context_attach(record);
     SHOWN("99 21 255 1  ");
-    otelctx_record_free(record);
+    otelctx_context_free(record);
 
     /* Longer than a value, and than a record, can be. */
-    record = otelctx_record_new(TRACE, SPAN, 0);
-    CHECK(otelctx_record_reserve(record, (size_t)-1) == OTELCTX_OK);
-    CHECK(otelctx_record_add(record, route, long_value, 256) == OTELCTX_TRUNCATED);
-    CHECK(otelctx_record_attributes_size(record) == 257);
-    CHECK(otelctx_record_add(record, route, long_value, 255) == OTELCTX_OK);
-    CHECK(otelctx_record_add(record, route, long_value, 97) == OTELCTX_TRUNCATED);
-    CHECK(otelctx_record_add(record, route, long_value, 96) == OTELCTX_OK);
-    CHECK(otelctx_record_attributes_size(record) == 612);
-    CHECK(otelctx_record_add(record, route, "", 0) == OTELCTX_TRUNCATED);
-    otelctx_record_free(record);
+    record = otelctx_context_new(TRACE, SPAN, 0);
+    CHECK(otelctx_context_reserve(record, (size_t)-1) == OTELCTX_OK);
+    CHECK(otelctx_context_append(record, route, long_value, 256) == OTELCTX_TRUNCATED);
+    CHECK(otelctx_context_attributes_size(record) == 257);
+    CHECK(otelctx_context_append(record, route, long_value, 255) == OTELCTX_OK);
+    CHECK(otelctx_context_append(record, route, long_value, 97) == OTELCTX_TRUNCATED);
+    CHECK(otelctx_context_append(record, route, long_value, 96) == OTELCTX_OK);
+    CHECK(otelctx_context_attributes_size(record) == 612);
+    CHECK(otelctx_context_append(record, route, "", 0) == OTELCTX_TRUNCATED);
+    otelctx_context_free(record);
 }
 
 static void shared_records(void)
 {
-    otelctx_record *record = otelctx_record_new(TRACE, SPAN, 1);
-    otelctx_record_add(record, route, "/cart", 5);
-    otelctx_shared *shared = otelctx_record_share(record);
-    CHECK(otelctx_record_free(record) == OTELCTX_OK);
-    CHECK(!otelctx_shared_is_truncated(shared) && otelctx_shared_bytes(shared)[0] == 1);
+    otelctx_context *record = otelctx_context_new(TRACE, SPAN, 1);
+    otelctx_context_append(record, route, "/cart", 5);
+    otelctx_shared *shared = otelctx_context_share(record);
+    CHECK(otelctx_context_free(record) == OTELCTX_OK);
+    CHECK(!otelctx_shared_is_truncated(shared) && otelctx_shared_record(shared)[0] == 1);
     CHECK(memcmp(otelctx_shared_trace_id(shared), TRACE, sizeof TRACE) == 0);
     CHECK(memcmp(otelctx_shared_span_id(shared), SPAN, sizeof SPAN) == 0);
     CHECK(otelctx_shared_flags(shared) == 1);
     otelctx_scope first, second, third;
     CHECK(otelctx_shared_attach(shared, &first) == OTELCTX_OK);
-    otelctx_record *copy = otelctx_shared_copy(shared, TRACE, OTHER, 0);
-    otelctx_shared *other = otelctx_record_share(copy);
+    otelctx_context *copy = otelctx_shared_copy(shared, TRACE, OTHER, 0);
+    otelctx_shared *other = otelctx_context_share(copy);
     CHECK(otelctx_shared_attach(other, &second) == OTELCTX_OK);
     CHECK(otelctx_shared_attach(shared, &third) == OTELCTX_OK);
     SHOWN("1 21 1 1 /cart ");
-    CHECK(otelctx_scope_add(&third, user, "7", NUL) == OTELCTX_OK);
+    CHECK(otelctx_scope_append(&third, user, "7", NUL) == OTELCTX_OK);
     SHOWN("1 21 1 2 /cart 7");
-    CHECK(otelctx_scope_add(&first, user, "8", NUL) == OTELCTX_TRUNCATED);
-    CHECK(otelctx_scope_add(&third, user, "\xff", NUL) == OTELCTX_INVALID_UTF8);
+    CHECK(otelctx_scope_append(&first, user, "8", NUL) == OTELCTX_TRUNCATED);
+    CHECK(otelctx_scope_append(&third, user, "\xff", NUL) == OTELCTX_INVALID_UTF8);
     CHECK(otelctx_scope_detach(&first) == OTELCTX_OK);
     CHECK(otelctx_scope_detach(&first) == OTELCTX_NOT_ATTACHED);
     SHOWN("1 21 1 2 /cart 7");
@@ -346,21 +350,21 @@ static void shared_records(void)
     SHOWN("1 99 0 1 /cart ");
     CHECK(otelctx_scope_detach(&second) == OTELCTX_OK);
     SHOWN("nothing");
-    otelctx_record_free(copy);
+    otelctx_context_free(copy);
 
     /* Without a scope. */
-    CHECK(otelctx_add_current(user, "7", NUL) == OTELCTX_TRUNCATED);
+    CHECK(otelctx_append_current(user, "7", NUL) == OTELCTX_TRUNCATED);
     CHECK(otelctx_swap_current(otelctx_shared_retain(shared)) == NULL);
     SHOWN("1 21 1 1 /cart ");
-    CHECK(otelctx_add_current(user, "9", NUL) == OTELCTX_OK);
+    CHECK(otelctx_append_current(user, "9", NUL) == OTELCTX_OK);
     SHOWN("1 21 1 2 /cart 9");
-    otelctx_shared *derived_from = otelctx_current_shared();
+    otelctx_shared *derived_from = otelctx_shared_current();
     CHECK(derived_from == shared);
     otelctx_shared_release(derived_from);
     otelctx_shared *before = otelctx_swap_current(NULL);
     CHECK(before == shared);
     otelctx_shared_release(before);
-    CHECK(otelctx_current_shared() == NULL);
+    CHECK(otelctx_shared_current() == NULL);
     SHOWN("nothing");
     otelctx_shared_release(shared);
 }
@@ -376,12 +380,12 @@ static void in_place(void)
     SHOWN("1 21 1 2 /cart 7");
     size_t mark = otelctx_thread_attributes_size();
     CHECK(mark == 10 && !otelctx_thread_is_truncated());
-    CHECK(otelctx_thread_add(user, "8", 1) == OTELCTX_OK);
+    CHECK(otelctx_thread_append(user, "8", 1) == OTELCTX_OK);
     SHOWN("1 21 1 2 /cart 8");
     otelctx_thread_shrink_to(mark);
     SHOWN("1 21 1 2 /cart 7");
     void **slot = otelctx_thread_slot();
-    uint8_t *bytes = otelctx_thread_bytes();
+    uint8_t *bytes = otelctx_thread_record();
     CHECK(*slot == bytes && bytes[0] == 1);
     otelctx_thread_detach();
     SHOWN("nothing");
@@ -398,17 +402,17 @@ static void in_place(void)
     SHOWN("99 21 0 1  r");
     /* Any size that is written. */
     memset(bytes + 26, 0xff, 2);
-    otelctx_context_free(otelctx_current());
-    CHECK(otelctx_thread_add(user, "8", 1) == OTELCTX_TRUNCATED);
+    otelctx_decoded_free(otelctx_visible_to_readers());
+    CHECK(otelctx_thread_append(user, "8", 1) == OTELCTX_TRUNCATED);
     otelctx_thread_detach();
     CHECK(otelctx_thread_set(TRACE, SPAN, 0, NULL, 0) == OTELCTX_OK);
     otelctx_thread_detach();
 }
 
 struct foreign {
-    otelctx_record *record;
+    otelctx_context *record;
     otelctx_scope scope;
-    otelctx_record *left;
+    otelctx_context *left;
     otelctx_shared *left_shared;
     otelctx_scope left_scope;
     int round;
@@ -420,35 +424,35 @@ static pthread_key_t at_exit;
 static void exiting(void *unused)
 {
     (void)unused;
-    otelctx_record *record = otelctx_record_new(TRACE, SPAN, 0);
+    otelctx_context *record = otelctx_context_new(TRACE, SPAN, 0);
     if (record != NULL) {
-        otelctx_record_attach(record);
-        otelctx_record_free(record);
+        otelctx_context_attach(record);
+        otelctx_context_free(record);
     }
     otelctx_thread_set(TRACE, SPAN, 0, NULL, 0);
-    otelctx_thread_add(user, "a", 1);
+    otelctx_thread_append(user, "a", 1);
     otelctx_thread_detach();
-    otelctx_context_free(otelctx_current());
+    otelctx_decoded_free(otelctx_visible_to_readers());
     otelctx_key_get("http.route", NULL);
 }
 
 static void *another_thread(void *argument)
 {
     struct foreign *foreign = argument;
-    CHECK(otelctx_record_attach(foreign->record) == OTELCTX_WRONG_THREAD);
-    CHECK(otelctx_record_detach(foreign->record) == OTELCTX_WRONG_THREAD);
-    CHECK(otelctx_record_add(foreign->record, route, "a", 1) == OTELCTX_WRONG_THREAD);
-    CHECK(otelctx_record_set_ids(foreign->record, TRACE, SPAN, 0) == OTELCTX_WRONG_THREAD);
-    CHECK(otelctx_record_free(foreign->record) == OTELCTX_WRONG_THREAD);
-    CHECK(otelctx_record_share(foreign->record) == NULL);
+    CHECK(otelctx_context_attach(foreign->record) == OTELCTX_WRONG_THREAD);
+    CHECK(otelctx_context_detach(foreign->record) == OTELCTX_WRONG_THREAD);
+    CHECK(otelctx_context_append(foreign->record, route, "a", 1) == OTELCTX_WRONG_THREAD);
+    CHECK(otelctx_context_set_ids(foreign->record, TRACE, SPAN, 0) == OTELCTX_WRONG_THREAD);
+    CHECK(otelctx_context_free(foreign->record) == OTELCTX_WRONG_THREAD);
+    CHECK(otelctx_context_share(foreign->record) == NULL);
     CHECK(otelctx_scope_detach(&foreign->scope) == OTELCTX_WRONG_THREAD);
-    CHECK(otelctx_scope_add(&foreign->scope, route, "a", 1) == OTELCTX_WRONG_THREAD);
+    CHECK(otelctx_scope_append(&foreign->scope, route, "a", 1) == OTELCTX_WRONG_THREAD);
     if (foreign->round > 0)
         CHECK(otelctx_scope_detach(&foreign->left_scope) == OTELCTX_WRONG_THREAD);
     SHOWN("nothing");
-    foreign->left = otelctx_record_new(OTHER, SPAN, 0);
-    otelctx_record_attach(foreign->left);
-    foreign->left_shared = otelctx_record_share(foreign->left);
+    foreign->left = otelctx_context_new(OTHER, SPAN, 0);
+    otelctx_context_attach(foreign->left);
+    foreign->left_shared = otelctx_context_share(foreign->left);
     otelctx_shared_attach(foreign->left_shared, &foreign->left_scope);
     pthread_setspecific(at_exit, foreign);
     return NULL;
@@ -457,9 +461,9 @@ static void *another_thread(void *argument)
 static void threads(void)
 {
     pthread_key_create(&at_exit, exiting);
-    struct foreign foreign = {.record = otelctx_record_new(TRACE, SPAN, 1)};
-    otelctx_shared *shared = otelctx_record_share(foreign.record);
-    otelctx_record_attach(foreign.record);
+    struct foreign foreign = {.record = otelctx_context_new(TRACE, SPAN, 1)};
+    otelctx_shared *shared = otelctx_context_share(foreign.record);
+    otelctx_context_attach(foreign.record);
     otelctx_shared_attach(shared, &foreign.scope);
     /* Each new thread may get the memory of the one before it. */
     for (int round = 0; round < 100; round++) {
@@ -468,9 +472,9 @@ static void threads(void)
         pthread_create(&thread, NULL, another_thread, &foreign);
         pthread_join(thread, NULL);
         /* Its record is gone, and the handle says so. */
-        CHECK(otelctx_record_attach(foreign.left) == OTELCTX_WRONG_THREAD);
-        CHECK(otelctx_record_add(foreign.left, route, "a", 1) == OTELCTX_WRONG_THREAD);
-        CHECK(otelctx_record_free(foreign.left) == OTELCTX_OK);
+        CHECK(otelctx_context_attach(foreign.left) == OTELCTX_WRONG_THREAD);
+        CHECK(otelctx_context_append(foreign.left, route, "a", 1) == OTELCTX_WRONG_THREAD);
+        CHECK(otelctx_context_free(foreign.left) == OTELCTX_OK);
         otelctx_scope scope;
         CHECK(otelctx_shared_attach(foreign.left_shared, &scope) == OTELCTX_OK);
         SHOWN("99 21 0 0  ");
@@ -479,36 +483,36 @@ static void threads(void)
         SHOWN("1 21 1 0  ");
     }
     otelctx_scope_detach(&foreign.scope);
-    otelctx_record_free(foreign.record);
+    otelctx_context_free(foreign.record);
     otelctx_shared_release(shared);
     SHOWN("nothing");
 }
 
-static otelctx_record *of_handler;
+static otelctx_context *of_handler;
 
 static void handler(int signal)
 {
     (void)signal;
-    if (otelctx_record_attach(of_handler) == OTELCTX_OK) {
+    if (otelctx_context_attach(of_handler) == OTELCTX_OK) {
         SHOWN("99 21 0 0  ");
-        otelctx_record_detach(of_handler);
+        otelctx_context_detach(of_handler);
     }
 }
 
 static void signals(void)
 {
-    of_handler = otelctx_record_new(OTHER, SPAN, 0);
+    of_handler = otelctx_context_new(OTHER, SPAN, 0);
     signal(SIGUSR1, handler);
-    otelctx_record *record = otelctx_record_new(TRACE, SPAN, 0);
+    otelctx_context *record = otelctx_context_new(TRACE, SPAN, 0);
     for (int round = 0; round < 1000; round++) {
-        otelctx_record_attach(record);
+        otelctx_context_attach(record);
         raise(SIGUSR1);
         SHOWN("1 21 0 0  ");
-        otelctx_record_detach(record);
+        otelctx_context_detach(record);
         SHOWN("nothing");
     }
-    otelctx_record_free(record);
-    otelctx_record_free(of_handler);
+    otelctx_context_free(record);
+    otelctx_context_free(of_handler);
 }
 
 static int end_of(pid_t child)
@@ -521,18 +525,18 @@ static int end_of(pid_t child)
 static void forks(otelctx_published *published)
 {
     otelctx_error error;
-    otelctx_record *record = otelctx_record_new(TRACE, SPAN, 1);
-    otelctx_record_attach(record);
+    otelctx_context *record = otelctx_context_new(TRACE, SPAN, 1);
+    otelctx_context_attach(record);
     pid_t child = fork();
     if (child == 0) {
         SHOWN("1 21 1 0  ");
         CHECK(otelctx_modify(add_a_name, "a", &error) == OTELCTX_NOT_PUBLISHED);
         otelctx_process *process = otelctx_process_new();
         otelctx_process_service_name(process, "child");
-        CHECK(otelctx_update(published, process, &error) == OTELCTX_OK);
+        CHECK(otelctx_replace(published, process, &error) == OTELCTX_OK);
         otelctx_process_free(process);
         CHECK(otelctx_modify(add_a_name, "a", &error) == OTELCTX_OK);
-        CHECK(otelctx_record_add(record, route, "/child", NUL) == OTELCTX_OK);
+        CHECK(otelctx_context_append(record, route, "/child", NUL) == OTELCTX_OK);
         SHOWN("1 21 1 1 /child ");
         CHECK(otelctx_unpublish(published, &error) == OTELCTX_OK);
         _exit(0);
@@ -545,7 +549,7 @@ static void forks(otelctx_published *published)
         _exit(0);
     }
     CHECK(end_of(child) == 0);
-    otelctx_record_free(record);
+    otelctx_context_free(record);
 }
 
 static void many_keys(void)
@@ -574,9 +578,9 @@ int main(void)
     user = otelctx_key_get("user.id", &error);
     /* Not published yet. */
     CHECK(otelctx_key_index(route) == -1);
-    otelctx_record *record = otelctx_record_new(TRACE, SPAN, 0);
-    CHECK(otelctx_record_add(record, route, "/cart", NUL) == OTELCTX_TRUNCATED);
-    CHECK(otelctx_record_free(record) == OTELCTX_OK);
+    otelctx_context *record = otelctx_context_new(TRACE, SPAN, 0);
+    CHECK(otelctx_context_append(record, route, "/cart", NUL) == OTELCTX_TRUNCATED);
+    CHECK(otelctx_context_free(record) == OTELCTX_OK);
 
     otelctx_published *published = process_context();
     records();

@@ -21,24 +21,24 @@ static const otelctx::TraceId other{9};
 static const otelctx::SpanId span{4, 5};
 
 static_assert(!std::is_copy_constructible_v<otelctx::Published>);
-static_assert(!std::is_copy_constructible_v<otelctx::Record>);
+static_assert(!std::is_copy_constructible_v<otelctx::Context>);
 static_assert(!std::is_copy_constructible_v<otelctx::Attached>);
 static_assert(!std::is_copy_constructible_v<otelctx::Scope>);
-static_assert(std::is_nothrow_move_constructible_v<otelctx::Record>);
+static_assert(std::is_nothrow_move_constructible_v<otelctx::Context>);
 static_assert(std::is_nothrow_move_constructible_v<otelctx::Attached>);
 static_assert(std::is_nothrow_move_constructible_v<otelctx::Scope>);
-static_assert(std::is_copy_constructible_v<otelctx::SharedRecord>);
+static_assert(std::is_copy_constructible_v<otelctx::SharedContext>);
 
 template <typename T, typename = void>
 struct can_attach : std::false_type {};
 template <typename T>
 struct can_attach<T, std::void_t<decltype(std::declval<T>().attach())>> : std::true_type {};
 // A temporary record is destroyed before its scope; a shared one lives as long as it is attached.
-static_assert(can_attach<otelctx::Record &>::value && !can_attach<otelctx::Record>::value);
-static_assert(can_attach<otelctx::SharedRecord>::value);
+static_assert(can_attach<otelctx::Context &>::value && !can_attach<otelctx::Context>::value);
+static_assert(can_attach<otelctx::SharedContext>::value);
 
 static int first_byte() {
-  const auto context = otelctx::Context::current();
+  const auto context = otelctx::DecodedContext::visible_to_readers();
   return context ? context->trace_id()[0] : -1;
 }
 
@@ -71,7 +71,7 @@ int main() {
     CHECK(error.code() == OTELCTX_ALREADY_PUBLISHED);
     CHECK(std::string(error.what()).find("otelctx_modify") != std::string::npos);
   }
-  published.update(process);
+  published.replace(process);
   otelctx::modify([](otelctx::Process &context) { context.set("job.name", "nightly"); });
   try {
     otelctx::modify([](otelctx::Process &context) {
@@ -105,24 +105,24 @@ int main() {
     CHECK(error.code() == OTELCTX_KEY_REFUSED);
   }
 
-  otelctx::Record record(trace, span, OTELCTX_SAMPLED);
-  CHECK(record.add(route, "/cart") == OTELCTX_OK);
-  CHECK(record.add(route, std::string(300, 'x')) == OTELCTX_TRUNCATED && record.is_truncated());
+  otelctx::Context record(trace, span, OTELCTX_SAMPLED);
+  CHECK(record.append(route, "/cart") == OTELCTX_OK);
+  CHECK(record.append(route, std::string(300, 'x')) == OTELCTX_TRUNCATED && record.is_truncated());
   CHECK(record.shrink_to(7) == OTELCTX_OK && record.attributes_size() == 7);
   {
     auto scope = record.attach();
     CHECK(scope && first_byte() == 1);
-    CHECK(otelctx::Context::current()->attribute("http.route") == "/cart");
-    CHECK(!otelctx::Context::current()->attribute("absent"));
+    CHECK(otelctx::DecodedContext::visible_to_readers()->attribute("http.route") == "/cart");
+    CHECK(!otelctx::DecodedContext::visible_to_readers()->attribute("absent"));
     using Attributes = std::vector<std::pair<std::string, std::string>>;
-    CHECK(otelctx::Context::current()->attributes() == (Attributes{{"http.route", "/cart"}}));
-    CHECK(otelctx::Context::current()->trace_id() == trace);
-    CHECK(otelctx::Context::current()->span_id() == span);
-    CHECK(otelctx::Context::current()->flags() == 1);
+    CHECK(otelctx::DecodedContext::visible_to_readers()->attributes() == (Attributes{{"http.route", "/cart"}}));
+    CHECK(otelctx::DecodedContext::visible_to_readers()->trace_id() == trace);
+    CHECK(otelctx::DecodedContext::visible_to_readers()->span_id() == span);
+    CHECK(otelctx::DecodedContext::visible_to_readers()->flags() == 1);
     auto again = record.attach();
     CHECK(!again);
     // The handle may move while the record is attached.
-    otelctx::Record moved = std::move(record);
+    otelctx::Context moved = std::move(record);
     CHECK(first_byte() == 1);
     auto child = moved.copy(other, span, 0);
     CHECK(child.remove(route) == OTELCTX_OK && child.attributes_size() == 0);
@@ -145,19 +145,19 @@ int main() {
     CHECK(first_byte() == -1);
   }
 
-  otelctx::SharedRecord shared = record.share();
+  otelctx::SharedContext shared = record.share();
   CHECK(shared && shared.is_truncated());  // like the record, above
   CHECK(shared.trace_id() == trace && shared.span_id() == span && shared.flags() == 1);
-  CHECK(shared.bytes()[1] == 2 && otelctx::SharedRecord().bytes() == nullptr);
-  CHECK(otelctx::SharedRecord().trace_id() == otelctx::TraceId{});
-  CHECK(otelctx::SharedRecord().flags() == 0 && !otelctx::current_shared());
+  CHECK(shared.record()[1] == 2 && otelctx::SharedContext().record() == nullptr);
+  CHECK(otelctx::SharedContext().trace_id() == otelctx::TraceId{});
+  CHECK(otelctx::SharedContext().flags() == 0 && !otelctx::shared_current());
   std::thread([copy = shared]() {
     auto scope = copy.attach();
     CHECK(scope && first_byte() == 1);
-    CHECK(scope.add(route, "/late") == OTELCTX_OK);
-    CHECK(otelctx::Context::current()->attribute("http.route") == "/late");
+    CHECK(scope.append(route, "/late") == OTELCTX_OK);
+    CHECK(otelctx::DecodedContext::visible_to_readers()->attribute("http.route") == "/late");
     auto moved = std::move(scope);
-    CHECK(!scope && scope.add(route, "/no") == OTELCTX_NOT_ATTACHED);
+    CHECK(!scope && scope.append(route, "/no") == OTELCTX_NOT_ATTACHED);
     CHECK(first_byte() == 1);
     moved = copy.copy(other, span, 0).share().attach();
     CHECK(first_byte() == 9);
@@ -166,30 +166,36 @@ int main() {
   // On another thread, a scope is not attached, and its record says why.
   std::thread([&record]() {
     CHECK(!record.attach());
-    CHECK(record.add(route, "/") == OTELCTX_WRONG_THREAD);
+    CHECK(record.append(route, "/") == OTELCTX_WRONG_THREAD);
   }).join();
   auto previous = otelctx::swap_current(shared);
   CHECK(!previous && first_byte() == 1);
-  CHECK(otelctx::add_current(route, "/added") == OTELCTX_OK);
-  CHECK(otelctx::current_shared().get() == shared.get());
+  CHECK(otelctx::append_current(route, "/added") == OTELCTX_OK);
+  CHECK(otelctx::shared_current().get() == shared.get());
   previous = otelctx::swap_current({});
   CHECK(previous.get() == shared.get() && first_byte() == -1);
 
   const otelctx_attribute attribute{route.get(), "/x", 2};
   CHECK(otelctx::thread::set(other, span, 1, &attribute, 1) == OTELCTX_OK);
-  CHECK(otelctx::Context::current()->attribute("http.route") == "/x");
+  CHECK(otelctx::DecodedContext::visible_to_readers()->attribute("http.route") == "/x");
   const size_t mark = otelctx::thread::attributes_size();
-  CHECK(mark == 4 && otelctx::thread::add(route, "/y") == OTELCTX_OK);
-  CHECK(otelctx::Context::current()->attribute("http.route") == "/y");
+  CHECK(mark == 4 && otelctx::thread::append(route, "/y") == OTELCTX_OK);
+  CHECK(otelctx::DecodedContext::visible_to_readers()->attribute("http.route") == "/y");
   otelctx::thread::shrink_to(mark);
-  CHECK(otelctx::Context::current()->attribute("http.route") == "/x");
+  CHECK(otelctx::DecodedContext::visible_to_readers()->attribute("http.route") == "/x");
   CHECK(!otelctx::thread::is_truncated());
-  CHECK(otelctx::thread::add(route, std::string(300, 'x')) == OTELCTX_TRUNCATED);
+  CHECK(otelctx::thread::append(route, std::string(300, 'x')) == OTELCTX_TRUNCATED);
   CHECK(otelctx::thread::is_truncated());
-  CHECK(*otelctx::thread::slot() == otelctx::thread::bytes() && otelctx::thread::bytes()[0] == 9);
+  CHECK(*otelctx::thread::slot() == otelctx::thread::record() && otelctx::thread::record()[0] == 9);
   otelctx::thread::detach();
   CHECK(first_byte() == -1);
-  otelctx::Record without_ids;
+  try {
+    otelctx::Context zero(otelctx::TraceId{}, span);
+    CHECK(false);
+  } catch (const otelctx::Error &error) {
+    CHECK(error.code() == OTELCTX_ZERO_ID);
+  }
+  otelctx::Context without_ids;
   CHECK(without_ids.attach());
 
   std::puts("ready");

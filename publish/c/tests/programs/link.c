@@ -24,9 +24,9 @@ int run(void)
         return 1;
     }
     const otelctx_key *key = otelctx_key_get("http.route", &error);
-    otelctx_record *record = otelctx_record_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
-    otelctx_record_add(record, key, "/cart/\xc3\xa9", OTELCTX_NUL_TERMINATED);
-    otelctx_record_attach(record);
+    otelctx_context *record = otelctx_context_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
+    otelctx_context_append(record, key, "/cart/\xc3\xa9", OTELCTX_NUL_TERMINATED);
+    otelctx_context_attach(record);
 
     otelctx_result exported = otelctx_is_exported(&error);
     if (first != exported)
@@ -37,7 +37,7 @@ int run(void)
     char byte;
     while (read(0, &byte, 1) > 0)
         continue;
-    otelctx_record_free(record);
+    otelctx_context_free(record);
     return otelctx_unpublish(published, &error);
 }
 

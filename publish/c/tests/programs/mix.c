@@ -32,7 +32,7 @@ static otelctx_result publish_again(otelctx_process *process, otelctx_error *err
 
 static otelctx_result instead(otelctx_process *process, otelctx_error *error)
 {
-    return otelctx_update(published, process, error);
+    return otelctx_replace(published, process, error);
 }
 
 static int attach(const char *name, const char *value)

@@ -37,7 +37,7 @@ int publish_as(const char *service)
     otelctx_process *process = otelctx_process_new();
     otelctx_process_service_name(process, service);
     static otelctx_published *published;
-    if (published != NULL && otelctx_update(published, process, &error) == OTELCTX_OK) {
+    if (published != NULL && otelctx_replace(published, process, &error) == OTELCTX_OK) {
         otelctx_process_free(process);
         return OTELCTX_OK;
     }

@@ -30,7 +30,7 @@ static nostd::shared_ptr<trace::Span> span_of(uint8_t number) {
 
 // The span that readers see, by the first byte of its ID; 0 for none.
 static int shown() {
-  const auto current = otelctx::Context::current();
+  const auto current = otelctx::DecodedContext::visible_to_readers();
   if (!current) return 0;
   CHECK(current->trace_id()[0] == 7 && current->trace_id()[1] == current->span_id()[0]);
   CHECK(current->flags() == current->span_id()[0]);
@@ -38,13 +38,13 @@ static int shown() {
 }
 
 static std::string tenant() {
-  return otelctx::Context::current()->attribute("tenant.id").value_or("none");
+  return otelctx::DecodedContext::visible_to_readers()->attribute("tenant.id").value_or("none");
 }
 
 // A context's attributes are those of the spans in it, and of its request alone.
 static void attributes() {
   const auto shown_route = [] {
-    return otelctx::Context::current()->attribute("http.route").value_or("none");
+    return otelctx::DecodedContext::visible_to_readers()->attribute("http.route").value_or("none");
   };
   const auto attach = [](const char *name, const char *value) {
     auto current = context::RuntimeContext::GetCurrent();
@@ -62,7 +62,7 @@ static void attributes() {
       auto again = attach("http.route", "/cart/{id}");
       CHECK(shown() == 2 && shown_route() == "/cart/{id}" && tenant() == "acme");
       auto unnamed = attach("unnamed", "x");
-      CHECK(otelctx::Context::current()->attributes().size() == 2);
+      CHECK(otelctx::DecodedContext::visible_to_readers()->attributes().size() == 2);
       // Before the baggage, which other processes send.
       auto baggage = opentelemetry::baggage::Baggage::GetDefault()->Set("tenant.id", "sent");
       auto current = context::RuntimeContext::GetCurrent();
@@ -91,7 +91,7 @@ int main() {
   {
     trace::Scope outer(span_of(1));
     CHECK(shown() == 1 && tenant() == "none");
-    CHECK(otelctx::add_current(route, "/cart") == OTELCTX_OK);
+    CHECK(otelctx::append_current(route, "/cart") == OTELCTX_OK);
     {
       trace::Scope inner(span_of(2));
       CHECK(shown() == 2);

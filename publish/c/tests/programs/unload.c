@@ -26,9 +26,9 @@ static const uint8_t trace_id[16] = {5}, span_id[8] = {6};
 static void *share(void *unused)
 {
     (void)unused;
-    otelctx_record *record = F(otelctx_record_new)(trace_id, span_id, OTELCTX_SAMPLED);
-    otelctx_shared *shared = F(otelctx_record_share)(record);
-    F(otelctx_record_free)(record);
+    otelctx_context *record = F(otelctx_context_new)(trace_id, span_id, OTELCTX_SAMPLED);
+    otelctx_shared *shared = F(otelctx_context_share)(record);
+    F(otelctx_context_free)(record);
     return shared;
 }
 
@@ -36,7 +36,7 @@ static void *work(void *shared)
 {
     otelctx_scope scope;
     if (strcmp(how, "record") == 0)
-        F(otelctx_record_attach)(F(otelctx_record_new)(trace_id, span_id, OTELCTX_SAMPLED));
+        F(otelctx_context_attach)(F(otelctx_context_new)(trace_id, span_id, OTELCTX_SAMPLED));
     else if (strcmp(how, "scope") == 0)
         F(otelctx_shared_attach)(shared, &scope);
     else if (strcmp(how, "swap") == 0)
