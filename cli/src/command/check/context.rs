@@ -141,7 +141,7 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
     if service.is_none() {
         findings.push(
             Finding::note("no-service-name", "the resource has no service.name")
-                .hint("Set OTEL_SERVICE_NAME, or  .service_name(\"…\")"),
+                .hint("Set OTEL_SERVICE_NAME, or  .with_service_name(\"…\")"),
         );
     }
     for problem in &context.problems {

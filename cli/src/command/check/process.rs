@@ -462,10 +462,10 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> F
 fn none_attached(language: Option<&str>) -> Finding {
     let attaches = match language {
         Some("rust") => {
-            "A Rust program calls  record.attach()  or uses otelctx-opentelemetry or otelctx-tracing"
+            "A Rust program calls  context.attach()  or uses otelctx-opentelemetry or otelctx-tracing"
         }
         Some("c") => "A C program calls  otelctx_context_attach(record)",
-        Some("cpp") => "A C++ program calls  record.attach()  or has  otelctx::storage()",
+        Some("cpp") => "A C++ program calls  context.attach()  or has  otelctx::storage()",
         Some("python") => {
             "A Python program calls  otelctx.attach(context)  or has  OTEL_PYTHON_CONTEXT=otelctx"
         }

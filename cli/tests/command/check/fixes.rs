@@ -319,8 +319,8 @@ impl Package {
         );
         package.write(
             "src/main.rs",
-            "fn main() {\n    let mut record = otelctx::Record::new([1; 16], [2; 8]);\n    \
-             let _attached = record.attach();\n}\n",
+            "fn main() {\n    let mut context = otelctx::Context::new([1; 16], [2; 8]).unwrap();\n    \
+             let _attached = context.attach();\n}\n",
         );
         let lock = fs::read_to_string(format!("{root}/Cargo.lock")).unwrap();
         package.write("Cargo.lock", &lock);

@@ -144,9 +144,9 @@ fn a_process_that_publishes_the_wrong_thing() {
 #[test]
 fn what_attaches_a_record_in_the_language_of_the_program() {
     for (language, attaches) in [
-        ("rust", " A Rust program calls  record.attach()"),
+        ("rust", " A Rust program calls  context.attach()"),
         ("c", " A C program calls  otelctx_context_attach(record)"),
-        ("cpp", " A C++ program calls  record.attach()"),
+        ("cpp", " A C++ program calls  context.attach()"),
         ("python", " A Python program calls  otelctx.attach(context)"),
         ("nodejs", " A Node.js program calls  context.run("),
         ("erlang", ""),
