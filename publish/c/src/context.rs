@@ -111,7 +111,7 @@ impl otelctx_context {
         f: impl FnOnce(&Context) -> otelctx_result,
     ) -> otelctx_result {
         caught(INTERNAL, || {
-            // SAFETY: the caller ensures that `handle` is null or not freed; only the owning thread
+            // SAFETY: the caller passes null or a handle that is not freed; only the owning thread
             // passes the check.
             match unsafe { Self::own(handle) } {
                 Ok(own) => f(own),
@@ -125,7 +125,7 @@ impl otelctx_context {
     /// # Safety
     /// `handle` is null or not freed.
     unsafe fn own<'a>(handle: *const Self) -> Result<&'a Context, otelctx_result> {
-        // SAFETY: the caller ensures that `handle` is null or not freed; only the owning thread
+        // SAFETY: the caller passes null or a handle that is not freed; only the owning thread
         // passes the check.
         unsafe {
             Self::check(handle)?;
@@ -142,7 +142,7 @@ impl otelctx_context {
         if handle.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: the caller ensures that `handle` is null or not freed.
+        // SAFETY: the caller passes null or a handle that is not freed.
         if unsafe { (*handle).owner.is_this() } {
             Ok(())
         } else {
@@ -170,7 +170,7 @@ impl otelctx_context {
     /// `handle` is null or not freed.
     unsafe fn replace(handle: *mut Self, f: impl FnOnce(Context) -> Context) -> otelctx_result {
         caught(INTERNAL, || {
-            // SAFETY: the caller ensures that `handle` is null or not freed.
+            // SAFETY: the caller passes null or a handle that is not freed.
             unsafe {
                 match Self::own(handle) {
                     Err(code) => return code,

@@ -77,7 +77,7 @@ impl otelctx_process {
         what: *const c_char,
         change: impl FnOnce(ProcessContext) -> Result<ProcessContext, otelctx_result>,
     ) -> otelctx_result {
-        // SAFETY: the caller ensures that `handle` is null or not freed.
+        // SAFETY: the caller passes null or a handle that is not freed.
         let Some(process) = (unsafe { handle.as_mut() }) else {
             return INVALID_ARGUMENT;
         };
@@ -87,7 +87,7 @@ impl otelctx_process {
                 OK
             }
             Err(code) => {
-                // SAFETY: the caller ensures that `handle` is null or not freed.
+                // SAFETY: the caller passes null or a handle that is not freed.
                 let what = unsafe { name(what) }.unwrap_or("?").escape_debug();
                 let text = format!("the attribute \"{what}\": {}", failure(code).1);
                 process.problem.get_or_insert((code, text));

@@ -31,7 +31,7 @@ impl otelctx_published {
         handle: *mut Self,
         f: impl FnOnce(&mut Published) -> Result<(), PublishError>,
     ) -> Result<(), Failure> {
-        // SAFETY: the caller ensures that `handle` is null or not freed.
+        // SAFETY: the caller passes null or a handle that is not freed.
         let published = unsafe { handle.as_ref() }.ok_or_else(|| failure(INVALID_ARGUMENT))?;
         let (own, user) = (std::process::id(), published.user.load(Ordering::Relaxed));
         let taken = user != own

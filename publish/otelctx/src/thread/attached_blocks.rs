@@ -93,7 +93,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread.
     pub(super) unsafe fn prepare(state: *mut State) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread.
+        // SAFETY: the caller passes its thread's `state`.
         unsafe {
             prepare_shared_exit(state);
             state::slot(state);
@@ -104,7 +104,7 @@ impl AttachedBlocks {
     /// # Safety
     /// Same as [`prepare`](Self::prepare).
     unsafe fn use_inline_entries(state: *mut State) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread.
+        // SAFETY: the caller passes its thread's `state`.
         unsafe {
             let this = &raw mut (*state).shared;
             if (*this).next == 0 && (*this).overflow.is_null() && !exit_has_begun(state) {
@@ -120,8 +120,8 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread, and `block` is a shared block with a reference.
     #[inline]
     pub(super) unsafe fn attach(state: *mut State, block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and `block` is a
-        // shared block with a reference; `at` is an index.
+        // SAFETY: the caller passes its thread's `state`, and `block` is a shared block with a
+        // reference; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -161,8 +161,8 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread, and so does the entry.
     #[inline(always)]
     unsafe fn put_into_slot(state: *mut State, entry: *mut Entry) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and so does the
-        // entry; the slot lives as long as its thread.
+        // SAFETY: the caller passes its thread's `state`, and so does the entry; the slot lives as
+        // long as its thread.
         unsafe {
             let slot = found_slot(state);
             (*entry).below = slot.read();
@@ -176,8 +176,8 @@ impl AttachedBlocks {
     #[cold]
     #[inline(never)]
     unsafe fn attach_slowly(state: *mut State, mut block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and `block` is a
-        // shared block with a reference.
+        // SAFETY: the caller passes its thread's `state`, and `block` is a shared block with a
+        // reference.
         unsafe {
             Self::prepare(state);
             let this = &raw mut (*state).shared;
@@ -202,7 +202,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and is [prepared](Self::prepare).
     pub(super) unsafe fn make_room(state: *mut State) -> bool {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and is prepared.
+        // SAFETY: the caller passes its thread's `state`, and is prepared.
         unsafe {
             let attached = Self::entries(&raw mut (*state).shared).count();
             let is_full = attached >= MAX_ATTACHED;
@@ -223,8 +223,8 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and there is [room](Self::make_room).
     pub(super) unsafe fn add(state: *mut State, block: *mut u8) -> *mut Entry {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and there is room;
-        // `overflow` is null or came from Box.
+        // SAFETY: the caller passes its thread's `state`, and there is room; `overflow` is null or
+        // came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -258,7 +258,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread.
     #[inline(always)]
     pub(super) unsafe fn detach(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread; `at` is an index.
+        // SAFETY: the caller passes its thread's `state`; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(2);
@@ -281,7 +281,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread.
     pub(super) unsafe fn detach_out_of_order(state: *mut State, block: *mut u8) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread.
+        // SAFETY: the caller passes its thread's `state`.
         unsafe {
             let this = &raw mut (*state).shared;
             let Some(entry) = Self::find(this, block) else {
@@ -302,8 +302,8 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and `entry` is in use.
     unsafe fn remove(state: *mut State, entry: *mut Entry) -> Entry {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and `entry` is in
-        // use; `overflow` is null or came from Box.
+        // SAFETY: the caller passes its thread's `state`, and `entry` is in use; `overflow` is null
+        // or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let removed = *entry;
@@ -334,7 +334,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread.
     #[inline]
     pub(super) unsafe fn take_idle(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread; `at` is an index.
+        // SAFETY: the caller passes its thread's `state`; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -359,7 +359,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread.
     #[inline(never)]
     pub(super) unsafe fn is_attached(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread.
+        // SAFETY: the caller passes its thread's `state`.
         unsafe {
             let this = &raw mut (*state).shared;
             block == (*state).current.block || Self::find(this, block).is_some()
@@ -372,7 +372,7 @@ impl AttachedBlocks {
     /// `this` belongs to the calling thread.
     #[inline]
     pub(super) unsafe fn find(this: *mut Self, block: *mut u8) -> Option<*mut Entry> {
-        // SAFETY: the caller ensures that `this` belongs to the calling thread.
+        // SAFETY: the caller passes its thread's list.
         unsafe { Self::entries(this).find(|entry| (**entry).block == block) }
     }
 
@@ -382,8 +382,8 @@ impl AttachedBlocks {
     /// `this` belongs to the calling thread, and its list does not change during the iteration.
     #[inline]
     pub(super) unsafe fn entries(this: *mut Self) -> impl Iterator<Item = *mut Entry> {
-        // SAFETY: the caller ensures that `this` belongs to the calling thread, and its list does
-        // not change during the iteration; `overflow` is null or came from Box.
+        // SAFETY: the caller passes its thread's list, and its list does not change during the
+        // iteration; `overflow` is null or came from Box.
         unsafe {
             let (first, count) = match (*this).overflow.as_mut() {
                 None => (Self::entry(this, 0), (*this).next.saturating_sub(1)),
@@ -399,7 +399,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread. No record of this crate is in the slot or will be
     /// restored by a guard.
     pub(super) unsafe fn clear(state: *mut State) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread.
+        // SAFETY: the caller passes its thread's `state`.
         unsafe {
             let this = &raw mut (*state).shared;
             (*this).generation = (*this).generation.wrapping_add(1);
@@ -412,8 +412,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread.
     unsafe fn take_all(state: *mut State, each: impl Fn(Entry)) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread; `overflow` is null
-        // or came from Box.
+        // SAFETY: the caller passes its thread's `state`; `overflow` is null or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let overflow = std::mem::replace(&mut (*this).overflow, ptr::null_mut());
@@ -441,8 +440,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and its slot was [cleared](state::clear_slot).
     pub(super) unsafe fn clear_at_exit(state: *mut State) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and its slot was
-        // cleared.
+        // SAFETY: the caller passes its thread's `state`, and its slot was cleared.
         unsafe {
             if !state::slot(state).read_volatile().is_null() {
                 Self::take_all(state, |_| ());
@@ -474,8 +472,8 @@ impl Entry {
     /// # Safety
     /// `state` belongs to the calling thread, and the entry is no longer in a list.
     pub(super) unsafe fn release(self, state: *mut State) {
-        // SAFETY: the caller ensures that `state` belongs to the calling thread, and the entry is
-        // no longer in a list; the copy is a block of the thread's pool.
+        // SAFETY: the caller passes its thread's `state`, and the entry is no longer in a list; the
+        // copy is a block of the thread's pool.
         unsafe {
             if let Some(class) = pool::class_of(state, self.copy) {
                 pool::put(state, self.copy, class);

@@ -33,7 +33,7 @@ pub(super) enum Below {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         if record.is_null() || record == (*state).current.block {
             Below::Nothing
@@ -51,8 +51,7 @@ pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool> {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; the links are those of
-    // records in the chain.
+    // SAFETY: the caller passes its thread's `state`; the links are those of records in the chain.
     unsafe {
         let mut this = slot(state).read_volatile();
         for _ in 0..MAX_DEPTH {
@@ -75,8 +74,7 @@ pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool
 /// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn unlink(state: *mut State, record: *mut u8) -> bool {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; the links are those of
-    // records in the chain.
+    // SAFETY: the caller passes its thread's `state`; the links are those of records in the chain.
     unsafe {
         let mut place = slot(state);
         for _ in 0..MAX_DEPTH {

@@ -62,8 +62,8 @@ pub fn swap_current(context: Option<SharedContext>) -> Option<SharedContext> {
 #[cold]
 #[inline(never)]
 unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedContext> {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; `new` is null, or a
-    // shared block with a reference.
+    // SAFETY: the caller passes its thread's `state`; `new` is null, or a shared block with a
+    // reference.
     unsafe {
         if exit_has_begun(state) {
             if !new.is_null() {
@@ -109,8 +109,8 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedConte
 /// # Safety
 /// `state` belongs to the calling thread.
 unsafe fn take(state: *mut State) -> Entry {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; a block without a
-    // reference of its own is kept by its owner.
+    // SAFETY: the caller passes its thread's `state`; a block without a reference of its own is
+    // kept by its owner.
     unsafe {
         let current = std::mem::replace(&mut (*state).current, Entry::NONE);
         let is_unowned = std::mem::take(&mut (*state).current_is_unowned);
@@ -166,9 +166,9 @@ pub unsafe fn set_current(context: Option<&SharedContext>) {
 #[cold]
 #[inline(never)]
 unsafe fn set_slowly(state: *mut State, new: *mut u8) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; `new` is null, or a
-    // shared block that the caller of `set_current` keeps. The reference is dropped again, unless
-    // the thread has a copy instead.
+    // SAFETY: the caller passes its thread's `state`; `new` is null, or a shared block that the
+    // caller of `set_current` keeps. The reference is dropped again, unless the thread has a copy
+    // instead.
     unsafe {
         if !new.is_null() {
             retain(new);
@@ -224,8 +224,7 @@ pub(super) unsafe fn append_to_shared(
     key: &Key,
     value: &str,
 ) -> bool {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; the slot contains a
-    // record or null.
+    // SAFETY: the caller passes its thread's `state`; the slot contains a record or null.
     unsafe {
         let attached = state::slot(state).read_volatile();
         !attached.is_null()
@@ -239,8 +238,7 @@ pub(super) unsafe fn append_to_shared(
 /// # Safety
 /// `state` belongs to the calling thread, and `attached` is the content of its slot.
 unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str) -> bool {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and `attached` is the
-    // content of its slot.
+    // SAFETY: the caller passes its thread's `state`, and `attached` is the content of its slot.
     unsafe {
         if attached.is_null() || !is_valid(attached) {
             return false;
@@ -279,8 +277,7 @@ unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str
 /// # Safety
 /// `state` belongs to the calling thread, and `attached` is not null.
 unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and `attached` is not
-    // null.
+    // SAFETY: the caller passes its thread's `state`, and `attached` is not null.
     unsafe {
         AttachedBlocks::entries(&raw mut (*state).shared)
             .chain([&raw mut (*state).current])

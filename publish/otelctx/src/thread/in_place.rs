@@ -221,7 +221,7 @@ pub(super) unsafe fn record(state: *mut State) -> *mut u8 {
 #[cold]
 #[inline(never)]
 unsafe fn make(state: *mut State) -> *mut u8 {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         if (*state).in_place.is_null() && !exit_has_begun(state) {
             // The functions that write the record expect the slot's address to be cached.

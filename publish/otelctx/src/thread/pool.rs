@@ -118,8 +118,8 @@ pub(super) fn class_for(attributes: usize) -> usize {
 /// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; a free block stores
-    // the address of the next one at NEXT.
+    // SAFETY: the caller passes its thread's `state`; a free block stores the address of the next
+    // one at NEXT.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = (*pool).free[class];
@@ -139,7 +139,7 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         release_unreachable(state);
         let block = (*state).pool.free[class];
@@ -203,8 +203,7 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
 /// `state` belongs to the calling thread, and the block came from [`allocate`] with this class.
 #[inline]
 pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
-    // from `allocate` with this class.
+    // SAFETY: the caller passes its thread's `state` and a block from `allocate` with this class.
     unsafe {
         let attached = slot(state).read_volatile();
         let below = link(block).read();
@@ -222,8 +221,7 @@ pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
 #[cold]
 #[inline(never)]
 unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
-    // from `allocate` with this class.
+    // SAFETY: the caller passes its thread's `state` and a block from `allocate` with this class.
     unsafe {
         if chain::unlink(state, block) {
             put(state, block, class);
@@ -241,8 +239,7 @@ unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
-    // from `allocate`.
+    // SAFETY: the caller passes its thread's `state` and a block from `allocate`.
     unsafe {
         invalidate(block);
         let pool = &raw mut (*state).pool;
@@ -263,7 +260,7 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
 /// `state` belongs to the calling thread.
 #[inline(never)]
 unsafe fn release_unreachable(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         if slot(state).read_volatile().is_null() {
             release_forgotten(state);
@@ -277,8 +274,7 @@ unsafe fn release_unreachable(state: *mut State) {
 /// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn release_forgotten(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; the blocks belong to
-    // the pool.
+    // SAFETY: the caller passes its thread's `state`; the blocks belong to the pool.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = std::mem::replace(&mut (*pool).forgotten, ptr::null_mut());
@@ -299,8 +295,7 @@ pub(super) unsafe fn release_forgotten(state: *mut State) {
 /// Same as [`release`].
 #[inline]
 pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and the block came
-    // from `allocate` with this class.
+    // SAFETY: the caller passes its thread's `state` and a block from `allocate` with this class.
     unsafe {
         invalidate(block);
         link(block).write(NEVER_ATTACHED);
@@ -341,8 +336,8 @@ pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usi
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn free_if_unused(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; no block is in use and
-    // the slot points to none of them.
+    // SAFETY: the caller passes its thread's `state`; no block is in use and the slot points to
+    // none of them.
     unsafe {
         if !exit_has_begun(state) || (*state).pool.used != 0 {
             return;

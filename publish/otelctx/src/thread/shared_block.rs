@@ -72,7 +72,7 @@ unsafe fn next(block: *mut u8) -> &'static AtomicPtr<u8> {
 /// `block` is a shared one with a reference.
 #[inline]
 pub(super) unsafe fn class(block: *mut u8) -> usize {
-    // SAFETY: the caller ensures that `block` is a shared one with a reference.
+    // SAFETY: the caller passes a shared `block` with a reference.
     unsafe { (*header(block)).class }
 }
 
@@ -80,7 +80,7 @@ pub(super) unsafe fn class(block: *mut u8) -> usize {
 /// `block` is a shared one with a reference.
 #[inline]
 pub(super) unsafe fn is_truncated(block: *mut u8) -> bool {
-    // SAFETY: the caller ensures that `block` is a shared one with a reference.
+    // SAFETY: the caller passes a shared `block` with a reference.
     unsafe { (*header(block)).truncated }
 }
 
@@ -111,7 +111,7 @@ pub(super) unsafe fn set_truncated(block: *mut u8, truncated: bool) {
 /// `block` is a shared one with a reference.
 #[inline]
 pub(super) unsafe fn retain(block: *mut u8) {
-    // SAFETY: the caller ensures that `block` is a shared one with a reference.
+    // SAFETY: the caller passes a shared `block` with a reference.
     let before = unsafe { (*header(block)).references.fetch_add(1, Ordering::Relaxed) };
     if before > isize::MAX as usize {
         // As in `Arc`: more references would overflow the counter; handles must have been
@@ -126,7 +126,7 @@ pub(super) unsafe fn retain(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
 pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8) {
-    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
+    // SAFETY: the caller passes a shared `block` with its reference.
     unsafe {
         if drop_reference(block) {
             free(state(), block);
@@ -141,8 +141,8 @@ pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8)
 /// `block` is a shared one, and the reference is the caller's.
 #[inline(never)]
 pub(super) unsafe fn release_handle(block: *mut u8) {
-    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
-    // If both references are held here, the count need not be decremented.
+    // SAFETY: the caller passes a shared `block` with its reference. If both references are held
+    // here, the count need not be decremented.
     unsafe {
         if (*header(block)).references.load(Ordering::Acquire) == 2 {
             let state = arch::state();
@@ -161,7 +161,7 @@ pub(super) unsafe fn release_handle(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline(never)]
 pub(super) unsafe fn release_to_process(block: *mut u8) {
-    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
+    // SAFETY: the caller passes a shared `block` with its reference.
     unsafe {
         if drop_reference(block) {
             invalidate(block);
@@ -177,9 +177,8 @@ pub(super) unsafe fn release_to_process(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
 unsafe fn drop_reference(block: *mut u8) -> bool {
-    // SAFETY: the caller ensures that `block` is a shared one, and the reference is the caller's.
-    // The holder of the only reference need not decrement the count: no other thread can add a
-    // reference.
+    // SAFETY: the caller passes a shared `block` with its reference. The holder of the only
+    // reference need not decrement the count: no other thread can add a reference.
     let references = unsafe { &(*header(block)).references };
     if references.load(Ordering::Acquire) != 1 {
         if references.fetch_sub(1, Ordering::Release) != 1 {
@@ -196,7 +195,7 @@ unsafe fn drop_reference(block: *mut u8) -> bool {
 /// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) -> *mut u8 {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         let own = &raw mut (*state).free_shared;
         let mut block = (*own).first[class];
@@ -217,8 +216,7 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) 
 /// `state` belongs to the calling thread, and there are no references to `block`.
 #[inline]
 unsafe fn free(state: *mut State, block: *mut u8) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and there are no
-    // references to `block`.
+    // SAFETY: the caller passes its thread's `state`, and there are no references to `block`.
     unsafe {
         invalidate(block);
         let class = class(block);
@@ -237,8 +235,8 @@ unsafe fn free(state: *mut State, block: *mut u8) {
 #[cold]
 #[inline(never)]
 unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, and there are no
-    // references to `block`, and `class` is the block's.
+    // SAFETY: the caller passes its thread's `state`, and there are no references to `block`, and
+    // `class` is the block's.
     unsafe {
         next(block).store(ptr::null_mut(), Ordering::Relaxed);
         if exit_has_begun(state) {
@@ -298,8 +296,7 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
     if block.is_null() {
         return allocate_new(class);
     }
-    // SAFETY: the caller ensures that `state` belongs to the calling thread; only this thread has
-    // the chain now.
+    // SAFETY: the caller passes its thread's `state`; only this thread has the chain now.
     unsafe {
         let keep = if exit_has_begun(state) { 0 } else { MAX_KEPT };
         let (mut last, mut kept) = (block, 0);
@@ -348,7 +345,7 @@ fn allocate_new(class: usize) -> *mut u8 {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn give_back_all(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         let own = &raw mut (*state).free_shared;
         for class in 0..SIZES.len() {

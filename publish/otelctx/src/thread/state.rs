@@ -68,7 +68,7 @@ impl State {
 /// `state` belongs to the calling thread.
 #[inline(always)]
 pub(super) unsafe fn slot(state: *mut State) -> *mut *mut u8 {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     let slot = unsafe { (*state).slot };
     if slot.is_null() {
         // SAFETY: as above.
@@ -83,7 +83,7 @@ pub(super) unsafe fn slot(state: *mut State) -> *mut *mut u8 {
 /// `state` belongs to the calling thread.
 #[inline(always)]
 pub(super) unsafe fn found_slot(state: *mut State) -> *mut *mut u8 {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe { (*state).slot }
 }
 
@@ -93,7 +93,7 @@ pub(super) unsafe fn found_slot(state: *mut State) -> *mut *mut u8 {
 #[inline(never)]
 unsafe fn find_slot(state: *mut State) -> *mut *mut u8 {
     let slot = arch::slot();
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe { (*state).slot = slot };
     slot
 }
@@ -115,7 +115,7 @@ pub(super) unsafe fn prepare_exit(state: *mut State) {
     thread_local! {
         static ON_EXIT: OnExit = const { OnExit };
     }
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         if (*state).exit == Exit::NotPrepared {
             (*state).exit = Exit::Prepared;
@@ -128,7 +128,7 @@ pub(super) unsafe fn prepare_exit(state: *mut State) {
 /// # Safety
 /// `state` belongs to the calling thread, which is ending.
 unsafe fn begin_exit(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, which is ending.
+    // SAFETY: the caller passes its thread's `state`, which is ending.
     unsafe {
         (*state).exit = Exit::Begun;
         let in_place = (*state).in_place;
@@ -149,7 +149,7 @@ unsafe fn begin_exit(state: *mut State) {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         (*state).end_shared = Some(end_shared_records);
         prepare_exit(state);
@@ -161,7 +161,7 @@ pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
 /// # Safety
 /// `state` belongs to the calling thread, which is ending.
 pub(super) unsafe fn end_shared(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, which is ending.
+    // SAFETY: the caller passes its thread's `state`, which is ending.
     unsafe {
         if let Some(end_shared) = (*state).end_shared {
             end_shared(state);
@@ -172,7 +172,7 @@ pub(super) unsafe fn end_shared(state: *mut State) {
 /// # Safety
 /// Same as [`end_shared`].
 unsafe fn end_shared_records(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread, which is ending.
+    // SAFETY: the caller passes its thread's `state`, which is ending.
     unsafe {
         // If another publisher's record is in the slot, it may restore this one.
         let mut current = std::mem::replace(&mut (*state).current, Entry::NONE);
@@ -193,7 +193,7 @@ unsafe fn end_shared_records(state: *mut State) {
 /// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn clear_slot(state: *mut State) {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe {
         let slot = slot(state);
         let record = slot.read_volatile();
@@ -208,7 +208,7 @@ pub(super) unsafe fn clear_slot(state: *mut State) {
 /// # Safety
 /// `state` belongs to the calling thread.
 pub(super) unsafe fn is_own(state: *mut State, record: *mut u8) -> bool {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe { !matches!(chain::below(state, record), Below::Unknown) }
 }
 
@@ -218,6 +218,6 @@ pub(super) unsafe fn is_own(state: *mut State, record: *mut u8) -> bool {
 /// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn exit_has_begun(state: *mut State) -> bool {
-    // SAFETY: the caller ensures that `state` belongs to the calling thread.
+    // SAFETY: the caller passes its thread's `state`.
     unsafe { (*state).exit == Exit::Begun }
 }
