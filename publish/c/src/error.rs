@@ -108,7 +108,7 @@ pub extern "C" fn otelctx_describe(code: i32) -> *const c_char {
     found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
 
-/// What failed, for [`report`].
+/// Code and message of a failure, for [`report`].
 pub(crate) type Failure = (otelctx_result, String);
 
 /// Returns the failure that a code alone describes.

@@ -12,7 +12,7 @@ const SCHEMA: &str = "nodejs_v1_dev";
 /// Maximum depth of arrays in an attribute.
 const MAX_DEPTH: usize = 4;
 
-/// What all environments of the process share.
+/// The state that all environments of the process share.
 struct Process {
     published: Option<Published>,
     /// The names of attributes, by their indexes in records.

@@ -111,7 +111,7 @@ pub(crate) fn merge(mut attributes: Attributes, others: Attributes) -> Attribute
     attributes
 }
 
-/// Those of the constructor of [`Context`].
+/// The arguments of the constructor of [`Context`].
 type Arguments<'py> = (Option<String>, Option<String>, u8, Bound<'py, PyDict>);
 
 #[pymethods]
@@ -466,7 +466,7 @@ pub(crate) fn scope(context: &Bound<'_, Context>) -> Scope {
 #[pyclass(frozen, module = "otelctx")]
 pub(crate) struct Scope {
     context: Py<Context>,
-    /// Those of all that have entered it, in order.
+    /// The tokens of all threads and tasks that have entered it, in order.
     tokens: Mutex<Vec<Py<PyAny>>>,
 }
 

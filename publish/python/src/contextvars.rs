@@ -227,7 +227,7 @@ unsafe extern "C-unwind" {
 /// [`Contextvars::call`] up to 3.10.
 ///
 /// # Safety
-/// That of [`Contextvars::call`].
+/// The type of [`Contextvars::call`].
 unsafe fn call_with_tuple(
     function: *mut PyObject,
     arguments: *const *mut PyObject,

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 /// references and a type; free-threaded builds have more in it.
 pub(crate) const HAS_GIL: bool = size_of::<PyObject>() == 2 * size_of::<usize>();
 
-/// What attached threads share.
+/// A value that attached threads share.
 pub(crate) struct Lock<T> {
     /// Only used without a GIL.
     mutex: Mutex<()>,

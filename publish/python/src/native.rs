@@ -149,7 +149,7 @@ pub(crate) fn is_watched(module: &Bound<'_, PyModule>) -> bool {
     })
 }
 
-/// What `dl_iterate_phdr` calls with each library.
+/// The callback of `dl_iterate_phdr` for each library.
 type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
 
 impl Scan<'_> {

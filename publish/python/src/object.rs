@@ -26,7 +26,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Token", Token::class().create(module.py())?)
 }
 
-/// What an object of such a class contains.
+/// The Rust fields of an object of such a class.
 pub(crate) trait Fields: Sized + Send + 'static {
     /// With the module that it is found in.
     const NAME: &CStr;

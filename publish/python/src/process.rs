@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyList, PyTuple};
 use crate::thread::warn;
 
 static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
-/// Whether it was said that a variable is malformed. Forked children do not say it again.
+/// Set once a malformed variable was reported. Forked children do not report it again.
 static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Number of nested lists that a value can have, as in [`PublishError::TooDeep`].

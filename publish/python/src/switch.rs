@@ -44,12 +44,12 @@ struct MethodDefinition {
 const METH_FASTCALL: c_int = 0x80;
 
 static ORIGINAL_RUN: OnceLock<Run> = OnceLock::new();
-/// Whether the interpreter reports all switches to watchers, as 3.14 and later do.
+/// Set if the interpreter reports all switches to watchers, as 3.14 and later do.
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
-/// Whether they are reported to this module: added at the first attach, so that a switch costs nothing
+/// Set once they are reported to this module: from the first attach, so that a switch costs nothing
 /// before.
 static IS_WATCHED: OnceLock<bool> = OnceLock::new();
-/// Whether the variable was ever set. Until then, nothing is looked up at a switch.
+/// Set once the variable was set. Until then, a switch reads nothing.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 static GREENLETS: PyOnceLock<Greenlets> = PyOnceLock::new();
 static WARNED: AtomicBool = AtomicBool::new(false);

@@ -63,12 +63,12 @@ fn count(is_truncated: bool) {
 /// Longest value of a record, in bytes (OTEP 4947).
 const MAX_VALUE_SIZE: usize = 255;
 
-/// Whether a field was ever recorded late while the observer publishes: until then, exiting a span has nothing to do.
+/// Set once a field was recorded late while the observer publishes: until then, exiting a span has nothing to do.
 static ANY_LATE: AtomicBool = AtomicBool::new(false);
 
-/// What is kept for each span.
+/// The data that the layer keeps for each span.
 struct Span {
-    /// Those of the layer that keeps it.
+    /// The keys of the layer that keeps it.
     keys: Arc<[Key]>,
     ids: Ids,
     fields: Option<Arc<Fields>>,

@@ -7,7 +7,7 @@ use otelctx::{integration, raw, SharedContext};
 use crate::fields::Made;
 use crate::ids::Ids;
 
-/// What is entered: a span, and the layer that keeps it, because layers of other subscribers have spans of
+/// An entered span, and the layer that keeps it, because layers of other subscribers have spans of
 /// the same number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entered {

@@ -32,7 +32,7 @@ const PID: &str = "process.pid";
 pub struct ProcessContext {
     payload: Payload,
     schema: Schema,
-    /// What the schema has in addition: names that start with `threadlocal.`.
+    /// Attributes that the schema has in addition: names that start with `threadlocal.`.
     schema_attributes: Attributes,
     random_instance_id: bool,
     /// The detected `process.pid`.
@@ -291,7 +291,7 @@ impl Published {
     /// as the child's own context.
     ///
     /// # Errors
-    /// Those of [`ProcessContext::publish`]; the old context is kept then.
+    /// The errors of [`ProcessContext::publish`]; the old context is kept then.
     #[doc(alias("otel_process_ctx_publish", "otel_process_ctx_update"))]
     pub fn replace(&mut self, context: ProcessContext) -> Result<(), PublishError> {
         self.id = platform::update(self.id, context)?;

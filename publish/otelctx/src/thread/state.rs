@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub(super) end_shared: Option<unsafe fn(*mut State)>,
 }
 
-/// Whether the thread frees its memory when it ends.
+/// How far the thread is in freeing its memory at its end.
 #[derive(Clone, Copy, PartialEq)]
 #[repr(u8)]
 pub(super) enum Exit {

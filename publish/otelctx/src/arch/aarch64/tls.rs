@@ -5,7 +5,7 @@
 
 use crate::thread::State;
 
-/// Whether other processes can find the variables of this module.
+/// True if other processes can find the variables of this module.
 pub(crate) const OBSERVED: bool = true;
 
 super::define_variables!();

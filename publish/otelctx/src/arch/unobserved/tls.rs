@@ -4,7 +4,7 @@ use crate::thread::State;
 use std::cell::UnsafeCell;
 use std::ptr;
 
-/// Whether other processes can find the variables of this module.
+/// True if other processes can find the variables of this module.
 pub(crate) const OBSERVED: bool = false;
 
 struct Variables {

@@ -33,7 +33,7 @@ use crate::thread::{self, Name};
 /// anything there.
 pub(super) const OFFSET: usize = HEADER_SIZE;
 
-/// What follows the header in a copy's mapping.
+/// The data after the header in a copy's mapping.
 #[repr(C)]
 pub(super) struct Mark {
     /// The address of a [`Descriptor`].
@@ -62,7 +62,7 @@ const MAGIC: [u8; 16] = *b"otelctx_withdraw";
 /// which are readable during the call.
 type Withdraw = extern "C" fn(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) -> bool;
 
-/// What other copies can access. This layout is permanent; a later version that needs another
+/// The functions and data that other copies can access. This layout is permanent; a later version that needs another
 /// layout uses another [`MAGIC`].
 #[repr(C, align(32))]
 struct Descriptor {

@@ -26,9 +26,9 @@ const ANY_PID_ENCODED: &[u8] = b"process.pid\x12\x05\x18\xff\xff\xff\x7f";
 
 /// The publication that is renewed in children; 0 for none.
 static RENEWED: AtomicU64 = AtomicU64::new(0);
-/// Whether the handlers are registered. They cannot be removed.
+/// Set once the handlers are registered. They cannot be removed.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
-/// What was prepared for a fork in progress. Accessed under the lock.
+/// The data that is prepared for a fork in progress. Accessed under the lock.
 static PREPARED: AtomicPtr<Prepared> = AtomicPtr::new(ptr::null_mut());
 
 struct Prepared {
@@ -37,7 +37,7 @@ struct Prepared {
     next: Option<Next>,
 }
 
-/// What the child publishes.
+/// The context that the child publishes.
 struct Next {
     id: u64,
     context: ProcessContext,
