@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod advisories;
+mod api;
 mod bench;
 mod bpf;
 mod c;
@@ -72,6 +73,7 @@ cargo xtask TASK
   licences      check every dependency's licence against deny.toml
   advisories    check every dependency against known advisories  [--refresh CHECKOUT]
   circles       check for files that use each other in a circle
+  api           compare the public API of the library crates with docs/api  [--write]
   words         check that texts and names use the glossary's words
   bpf           rebuild the sampler's eBPF programs  [--check]
   bench         run the benchmarks  [GROUP] [--json]
@@ -117,6 +119,7 @@ fn main() -> ExitCode {
         "bpf" => bpf::run(rest),
         "words" => words::run(),
         "circles" => circles::run(),
+        "api" => api::run(rest),
         "bench" => bench::run(rest),
         "soak" => soak::run(rest),
         "help" | "-h" | "--help" => {
