@@ -255,16 +255,6 @@ pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     }
 }
 
-/// Whether the process or thread no longer exists.
-pub(crate) fn is_gone(error: &otelctx_reader::Error) -> bool {
-    matches!(
-        error,
-        otelctx_reader::Error::Remote(
-            remote::Error::NoSuchProcess { .. } | remote::Error::NoSuchThread { .. }
-        )
-    )
-}
-
 /// The message without its hint, which is printed on a line of its own.
 fn headline(error: &otelctx_reader::Error) -> String {
     match error {

@@ -5,8 +5,9 @@ mod all;
 mod core;
 mod inspection;
 mod json;
-mod report;
-mod runtimes;
+mod model;
+mod names;
+mod stack;
 mod stacks;
 mod text;
 
@@ -15,14 +16,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use otelctx_reader::remote::stop;
+use otelctx_reader::sweep::SnapshotSource;
 use otelctx_reader::{Options, Process};
 use otelctx_sampler::Snapshots;
 
 use self::inspection::Inspection;
-use self::report::Report;
-use self::stacks::{Names, StackOptions};
+use self::model::Report;
+use self::names::Names;
+use self::stacks::StackOptions;
 use super::debug_files::DebugFiles;
 use super::ids::{self, process_of};
+use super::partial;
 use super::seconds::seconds;
 use super::worker;
 use crate::error::Error;
@@ -116,7 +120,6 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.max_payload = arguments.max_payload as usize;
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
-    options.never_stop = arguments.no_stop;
     options.tasks = arguments.tasks;
     options.native_stacks = arguments.stacks;
     // Before anything else: without eBPF, --no-stop must fail and not fall back to stopping threads.
@@ -132,9 +135,10 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         .symbols(arguments.debug_files.server()?);
     let with_lines =
         arguments.lines || arguments.core.is_some() || arguments.debug_files.are_given();
-    let symbols = match with_lines {
-        true => symbols,
-        false => symbols.without_compressed_lines(),
+    let symbols = if with_lines {
+        symbols
+    } else {
+        symbols.without_compressed_lines()
     };
     let mut names = Names::new(symbols);
     if arguments.all {
@@ -150,7 +154,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         (Some(core), _) => {
             let stacks = stacks.as_ref();
             let mut report = core::dump(core, &arguments.sysroot, options, stacks)?;
-            report.resolve(&mut names);
+            names.resolve(&mut report);
             tell(&report, arguments.json, &terminal)
         }
         // One of them is required.
@@ -158,15 +162,20 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             let pid = pid.unwrap_or_default();
             worker::one(pid, arguments.deadline, |worker| {
                 let (timeout, stacks) = (arguments.deadline, stacks.as_ref());
-                let report = one(pid, options, timeout, snapshots.as_mut(), stacks)?;
+                let report = one(pid, options, timeout, source(&mut snapshots), stacks)?;
                 // The worker process ends with this command, which frees it faster.
                 let mut report = ManuallyDrop::new(report);
                 worker.end();
-                report.resolve(&mut names);
+                names.resolve(&mut report);
                 tell(&report, arguments.json, &terminal)
             })
         }
     }
+}
+
+/// The source of contexts that are read without stops, if `--no-stop` was given.
+fn source(snapshots: &mut Option<Snapshots>) -> Option<&mut dyn SnapshotSource> {
+    snapshots.as_mut().map(|it| it as &mut dyn SnapshotSource)
 }
 
 /// Writes what was found.
@@ -190,9 +199,9 @@ fn tell(report: &Report, as_json: bool, terminal: &Terminal) -> Result<Status, E
 /// Says on standard error what is missing, and what would give it.
 fn explain(report: &Report) {
     let pid = report.pid.unwrap_or_default();
-    if let Some(partial) = &report.partial {
-        let message = format!("process {pid}: {}", partial.sentence());
-        terminal::complain(&message, partial.hint());
+    if let Some(partial) = &report.swept.partial {
+        let message = format!("process {pid}: {}", partial::sentence(partial));
+        terminal::complain(&message, partial::hint(partial));
     }
     if let Some(hint) = report.larger_payload() {
         let message = format!("process {pid}: its process context is larger than what is read");
@@ -208,13 +217,15 @@ fn one(
     id: i32,
     options: Options,
     timeout: Duration,
-    snapshots: Option<&mut Snapshots>,
+    snapshots: Option<&mut dyn SnapshotSource>,
     stacks: Option<&StackOptions>,
 ) -> Result<Report, Error> {
     let pid = process_of(id)?;
     let open = |options| Process::with_options(pid, options);
-    let inspection = Inspection::begin(options, timeout, open)?.with_stacks(stacks);
-    let mut report = stop::on_own_thread(|| inspection.finish(snapshots))??;
+    let inspection = Inspection::begin(options, timeout, open)?
+        .with_stacks(stacks)
+        .with_snapshots(snapshots);
+    let mut report = stop::on_own_thread(|| inspection.finish())??;
     report.asked_thread = (pid != id).then_some(id);
     Ok(report)
 }

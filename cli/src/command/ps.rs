@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
 use otelctx_reader::runtime::Runtimes;
+use otelctx_reader::sweep::Sweep;
 use otelctx_reader::{ContextState, Error as ReaderError, FileCache, Options, Process};
 use serde::{Deserialize, Serialize};
 
 use self::row::{COLUMNS, Row};
-use super::deadline::Deadline;
 use super::retry::unless_ended;
 use super::same_memory::{Place, SameMemory};
 use super::seconds::seconds;
@@ -175,10 +175,10 @@ fn inspect(
     runtimes: &Runtimes,
     modules: FileCache,
 ) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
-    let deadline = Deadline::after(arguments.deadline);
+    let sweep = Sweep::within(arguments.deadline);
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
-    options.deadline = Some(deadline.end());
+    options.deadline = Some(sweep.deadline());
     options.runtimes = runtimes.clone();
     let mut process = Process::with_files(pid, options, modules)?;
     Ok(match process.context()? {
@@ -190,7 +190,7 @@ fn inspect(
         ContextState::Published(context) => {
             let mut row = Row::published(&mut process, &context)?;
             if arguments.threads {
-                row.count_traces(&mut process, &deadline)?;
+                row.count_traces(&mut process, sweep)?;
             }
             Some((row, Some(Place::of(&context))))
         }
@@ -248,13 +248,12 @@ impl Skipped {
         None
     }
 
-    /// What an empty list means.
+    /// Says what an empty list means.
     fn nothing_found(&self) -> &'static str {
-        let is_complete =
-            self.not_permitted == 0 && self.too_many_mappings.is_empty() && self.failed.is_empty();
-        match is_complete {
-            true => "no process on this machine publishes a context",
-            false => "no process that could be inspected publishes a context",
+        if self.not_permitted == 0 && self.too_many_mappings.is_empty() && self.failed.is_empty() {
+            "no process on this machine publishes a context"
+        } else {
+            "no process that could be inspected publishes a context"
         }
     }
 

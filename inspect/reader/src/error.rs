@@ -93,6 +93,12 @@ pub enum Error {
         /// The thread.
         tid: i32,
     },
+    /// The contexts of the threads could not be read while they run.
+    #[error("{reason}")]
+    Snapshot {
+        /// The reason, as a sentence.
+        reason: String,
+    },
     /// The thread's variable points to something that is not a record.
     #[error("thread {tid}: its variable points to {pointer:#x}, which is not a record: {reason}")]
     Pointer {
@@ -110,11 +116,7 @@ impl Error {
     #[must_use]
     pub fn found<C>(&self) -> Found<C> {
         Found::Unreadable(match self {
-            Self::Unreadable {
-                why: Unreadable::NoProcessContext | Unreadable::NoSchema,
-                ..
-            } => return Found::NotPublished,
-            Self::Unreadable { .. } => ReadStep::Access,
+            Self::Unreadable { why, .. } => return why.found(),
             Self::TooManyMappings { .. } => ReadStep::Resolve,
             Self::Deadline { .. }
             | Self::NotStopped { .. }
@@ -124,7 +126,17 @@ impl Error {
             | Self::NoThreadPointer { .. } => ReadStep::Thread,
             Self::Remote(_) => ReadStep::Memory,
             Self::Variable { .. } => ReadStep::Variable,
-            Self::Record { .. } | Self::Pointer { .. } => ReadStep::Record,
+            Self::Record { .. } | Self::Snapshot { .. } | Self::Pointer { .. } => ReadStep::Record,
         })
+    }
+
+    /// Whether the process or the thread has ended.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        use otelctx_remote::Error as Remote;
+        matches!(
+            self,
+            Self::Remote(Remote::NoSuchProcess { .. } | Remote::NoSuchThread { .. })
+        )
     }
 }

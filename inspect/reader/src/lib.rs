@@ -43,6 +43,7 @@ mod process;
 mod process_context;
 pub mod runtime;
 mod sleeping;
+pub mod sweep;
 mod thread_context;
 
 pub use detected::Detected;

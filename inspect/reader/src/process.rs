@@ -204,6 +204,16 @@ impl Process {
         self.options.deadline = deadline;
     }
 
+    pub(crate) fn set_never_stop(&mut self, never_stop: bool) {
+        self.options.never_stop = never_stop;
+    }
+
+    /// The number of threads by the kernel's count, 0 if the process has ended.
+    pub(crate) fn thread_count(&self) -> usize {
+        let status = self.running().ok().and_then(|it| it.status().ok());
+        status.map_or(0, |status| status.threads)
+    }
+
     /// Whether [`Options::deadline`] has passed.
     fn is_late(&self) -> bool {
         self.options

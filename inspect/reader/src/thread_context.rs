@@ -116,6 +116,16 @@ pub enum Unreadable {
     },
 }
 
+impl Unreadable {
+    /// The outcome for each thread.
+    pub(crate) fn found<C>(&self) -> Found<C> {
+        match self {
+            Self::NoProcessContext | Self::NoSchema => Found::NotPublished,
+            _ => Found::Unreadable(ReadStep::Access),
+        }
+    }
+}
+
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -393,6 +403,10 @@ impl<'p> Thread<'p> {
             Some(Err(error)) => !matches!(error, remote::Error::NoSuchThread { .. }),
             None => false,
         }
+    }
+
+    pub(crate) fn support(&self) -> &ThreadSupport {
+        &self.support
     }
 
     pub(crate) fn variables(&self) -> Result<&ThreadVariables, Error> {

@@ -5,11 +5,12 @@ use std::path::Path;
 use otelctx_reader::format::{NODEJS_SYMBOL, Schema};
 use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::module::{Module, Symbol};
+use otelctx_reader::sweep::Sweep;
 use otelctx_reader::{Error, Process};
 
 use super::finding::Finding;
-use super::{access, fix, process};
-use crate::command::deadline::Deadline;
+use super::process::{self, Checked};
+use super::{access, fix};
 
 /// Size of the structure that an addon keeps for each thread, in bytes.
 const SIZE: u64 = 32;
@@ -61,30 +62,24 @@ fn symbol(module: &Module) -> Option<Finding> {
 }
 
 /// Adds findings about the threads of a process with Node.js's schema.
-pub(super) fn of_process(
+pub(super) fn check_process(
     process: &mut Process,
     schema: &Schema,
-    findings: &mut Vec<Finding>,
-    deadline: &Deadline,
-    stopped: &mut usize,
+    sweep: Sweep<'_>,
+    checked: &mut Checked,
 ) -> Result<(), Error> {
-    let present = process.runtimes()?;
-    if !present.iter().any(|it| it.reads_schema(schema)) {
+    if !process.runtimes()?.iter().any(|it| it.reads_schema(schema)) {
         let absent = format!("no addon of the process exports {NODEJS_SYMBOL}");
-        findings.push(
+        checked.findings.push(
             Finding::problem("absent", absent)
                 .hint("Load the addon that publishes the contexts, or announce no schema."),
         );
         return Ok(());
     }
-    let troubled = !Finding::are_readable(findings);
     // Without the variable that every other process is searched for.
     let mut options = process.options().clone();
     options.any_schema = false;
     let pid = process.running()?.pid();
     let mut process = Process::with_files(pid, options, process.files().clone())?;
-    process.context()?;
-    let threads = process::threads(&mut process, &present, troubled, deadline, stopped)?;
-    findings.extend(threads);
-    Ok(())
+    process::check_threads(&mut process, sweep, checked)
 }

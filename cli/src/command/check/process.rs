@@ -1,6 +1,5 @@
 //! Checks what a running process publishes, and whether a reader can read each thread.
 
-use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,6 +15,7 @@ use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Access, Storage};
 use otelctx_reader::runtime::{Present, Runtimes};
+use otelctx_reader::sweep::{Partial, PartialReason, Sweep, ThreadReading};
 use otelctx_reader::{
     ContextState, Error as ReaderError, Found, Options, Process, SYMBOL, ThreadSupport,
     ThreadVariables, Unreadable,
@@ -27,9 +27,8 @@ use super::variable;
 use super::{access, addon, context, file};
 use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
-use crate::command::partial::{Partial, ThreadOutcome};
-use crate::command::retry::read_thread;
-use crate::command::runtimes::{AllSources, sentence};
+use crate::command::partial;
+use crate::command::runtimes::sentence;
 use crate::error::{Error, MORE_TIME};
 use crate::output::attributes;
 use crate::output::text::{self, count, grouped};
@@ -41,12 +40,19 @@ const MAX_FILES: usize = 256;
 /// is one.
 const MAX_INSPECTED: usize = 16;
 
-/// Reads everything that process `pid` publishes, to find out whether readers can. Takes at most
+/// What was found out about the threads.
+pub(super) struct Checked {
+    pub(super) findings: Vec<Finding>,
+    /// Number of threads that were stopped.
+    pub(super) stopped: usize,
+}
+
+/// Reads everything that a process publishes, to find out whether readers can. Takes at most
 /// `timeout`.
 ///
 /// `id` is that of the process or of one of its threads.
 pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<Answer, Error> {
-    let deadline = Deadline::after(timeout);
+    let (deadline, sweep) = (Deadline::after(timeout), Sweep::within(timeout));
     let mut options = Options::default();
     options.deadline = Some(deadline.end());
     // The variable is of interest even if the process context does not announce it.
@@ -60,78 +66,77 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
         ContextState::Absent => node_version(process.runtimes()),
         _ => None,
     };
-    let mut findings = match &unpublished_node {
-        Some(version) => vec![context::absent_of_node(version)],
-        None => context::findings(&process, &state, &deadline),
+    let mut checked = Checked {
+        findings: match &unpublished_node {
+            Some(version) => vec![context::absent_of_node(version)],
+            None => context::findings(&process, &state, &deadline),
+        },
+        stopped: 0,
     };
     let schema = match &state {
         ContextState::Published(context) => context.schema.as_ref(),
         _ => None,
     };
-    let mut stopped = 0;
     if is_32_bit(&process) {
-        findings.push(file::thirty_two_bits());
+        checked.findings.push(file::thirty_two_bits());
     } else if unpublished_node.is_none() {
-        let checked = match schema.filter(|schema| schema.is_nodejs()) {
-            Some(schema) => {
-                addon::of_process(&mut process, schema, &mut findings, &deadline, &mut stopped)
+        let result = match schema.filter(|schema| schema.is_nodejs()) {
+            Some(schema) => addon::check_process(&mut process, schema, sweep, &mut checked),
+            None => {
+                let announced = schema.is_some_and(Schema::is_thread_local_record);
+                check_native(&mut process, announced, &deadline, sweep, &mut checked)
             }
-            None => check_threads(
-                &mut process,
-                schema.is_some_and(Schema::is_thread_local_record),
-                &mut findings,
-                &deadline,
-                &mut stopped,
-            ),
         };
-        match checked {
+        match result {
             Err(ReaderError::Deadline { .. }) => {
-                findings.push(partial(&deadline.none_read(&process)));
+                let why = PartialReason::Deadline(timeout);
+                checked
+                    .findings
+                    .push(partly_read(&Partial::nothing(&process, why)));
             }
             result => result?,
         }
     }
-    findings.extend(runtimes_of(process.runtimes())?);
+    checked.findings.extend(runtimes_of(process.runtimes())?);
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
+    let executable = process.running()?.executable().ok();
     let subject = Subject::Process {
         pid,
         comm: process
             .comm()
             .map_or_else(|_| String::new(), |it| lossy(&it)),
         asked_thread: (pid != id).then_some(id),
-        executable: process
-            .running()?
-            .executable()
-            .ok()
-            .map(|it| lossy(it.as_os_str())),
+        executable: executable.map(|it| lossy(it.as_os_str())),
         state: subject::state(status.state),
-        threads_stopped: stopped,
+        threads_stopped: checked.stopped,
     };
-    Ok(Answer::new(id.to_string(), subject, findings))
+    Ok(Answer::new(id.to_string(), subject, checked.findings))
 }
 
-/// Adds findings about the threads' contexts. `announced`: the process context says that they exist.
-fn check_threads(
+/// Adds findings about the threads' native contexts. `announced`: the process context says that they exist.
+fn check_native(
     process: &mut Process,
     announced: bool,
-    findings: &mut Vec<Finding>,
     deadline: &Deadline,
-    stopped: &mut usize,
+    sweep: Sweep<'_>,
+    checked: &mut Checked,
 ) -> Result<(), ReaderError> {
     match process.thread_support()? {
         ThreadSupport::Readable(variables) => {
-            findings.extend(found(process, &variables, deadline));
-            let troubled = !Finding::are_readable(findings);
-            findings.extend(threads(process, &[], troubled, deadline, stopped)?);
+            let findings = found(process, &variables, deadline);
+            checked.findings.extend(findings);
+            check_threads(process, sweep.native_only(), checked)?;
         }
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
             let (other, mut skipped) = (other_thing(process, deadline)?, unreadable);
             skipped.retain(|(module, _)| Some(module) != other.as_ref());
-            findings.push(not_found(other.as_deref(), skipped.is_empty(), announced));
-            findings.extend(modules(&skipped));
+            let not_found = not_found(other.as_deref(), skipped.is_empty(), announced);
+            checked.findings.push(not_found);
+            checked.findings.extend(modules(&skipped));
         }
         ThreadSupport::Unreadable(why) => {
-            findings.push(Finding::problem("threads", why.to_string()));
+            let finding = Finding::problem("threads", why.to_string());
+            checked.findings.push(finding);
         }
     }
     Ok(())
@@ -172,13 +177,13 @@ fn runtime(present: &Present) -> Finding {
 
 /// The deadline passed before all threads were read. If none was read, it is unknown whether they
 /// can be.
-fn partial(partial: &Partial) -> Finding {
-    let text = partial.sentence();
+fn partly_read(partial: &Partial) -> Finding {
+    let text = partial::sentence(partial);
     let finding = match partial.read {
         0 => Finding::problem("partial", text),
         _ => Finding::note("partial", text),
     };
-    match partial.hint() {
+    match partial::hint(partial) {
         Some(hint) => finding.hint(format!("{hint}.")),
         None => finding,
     }
@@ -196,9 +201,10 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
     let definitions = resolution.variables.iter().enumerate();
     let mut findings: Vec<Finding> = definitions
         .flat_map(|(index, it)| {
-            let inspection = match index < MAX_INSPECTED {
-                true => inspect(process, &it.module, deadline),
-                false => Err(format!("{MAX_INSPECTED} others were inspected before it")),
+            let inspection = if index < MAX_INSPECTED {
+                inspect(process, &it.module, deadline)
+            } else {
+                Err(format!("{MAX_INSPECTED} others were inspected before it"))
             };
             definition(it, inspection)
         })
@@ -242,9 +248,10 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
         // The process itself shows less, but enough for the main finding.
         Err(why) => vec![
             unreadable_module(&module, &why),
-            match variable.exported {
-                true => Finding::ok("exported", format!("{SYMBOL} is exported{place}")),
-                false => variable::exportable(&place, "app"),
+            if variable.exported {
+                Finding::ok("exported", format!("{SYMBOL} is exported{place}"))
+            } else {
+                variable::exportable(&place, "app")
             },
             access::of_model(
                 variable.access,
@@ -372,53 +379,31 @@ fn unreadable_module(module: &str, why: &str) -> Finding {
     .module(module)
 }
 
-/// Reads the context of every thread, with these runtimes. `troubled`: readers fail before they get this far.
-pub(super) fn threads(
+/// Reads the context of every thread.
+pub(super) fn check_threads(
     process: &mut Process,
-    present: &[Present],
-    troubled: bool,
-    deadline: &Deadline,
-    stopped: &mut usize,
-) -> Result<Vec<Finding>, ReaderError> {
+    sweep: Sweep<'_>,
+    checked: &mut Checked,
+) -> Result<(), ReaderError> {
+    // Other readers fail before they get this far.
+    let troubled = !Finding::are_readable(&checked.findings);
     let mut attached = 0;
     let mut failed = Vec::new();
-    let mut stopped_threads = HashSet::new();
-    let (read, skipped) = deadline.threads(process, |thread| {
-        let (outcome, stop) = match present.is_empty() {
-            true => {
-                let reading = read_thread(thread);
-                (reading.outcome, reading.stop)
+    let swept = sweep
+        .unverified()
+        .run(process, &mut |thread: ThreadReading| {
+            checked.stopped += usize::from(thread.stop.is_some());
+            let is_attached = matches!(thread.context, Ok(Found::Attached(_)));
+            attached += usize::from(is_attached);
+            let runtimes = thread.runtimes.into_iter().filter(|_| !is_attached);
+            let unreadable = runtimes.filter_map(|it| it.thread.err()).next();
+            failed.extend(unreadable.map(|error| error.to_string()));
+            match thread.context {
+                Err(error) if !thread.is_late => failed.push(error.to_string()),
+                _ => {}
             }
-            false => {
-                let reading = AllSources::read(thread, present);
-                if let Some(error) = reading.unreadable {
-                    failed.push(error.to_string());
-                }
-                (reading.outcome, reading.stop)
-            }
-        };
-        if stop.is_some() {
-            stopped_threads.insert(thread.tid());
-        }
-        match outcome {
-            Ok(Found::Invalid) => ThreadOutcome::Invalid {
-                asleep: stop.is_none(),
-            },
-            Ok(outcome) => {
-                attached += usize::from(outcome.attached().is_some());
-                ThreadOutcome::Read
-            }
-            Err(error) => {
-                let seen = ThreadOutcome::of(&error, thread);
-                if seen == ThreadOutcome::Read {
-                    failed.push(error.to_string());
-                }
-                seen
-            }
-        }
-    })?;
-    *stopped = stopped_threads.len();
-    let mut findings = Vec::new();
+        })?;
+    let (read, findings) = (swept.read, &mut checked.findings);
     if let Some(error) = failed.first() {
         findings.push(Finding::problem(
             "threads",
@@ -427,26 +412,27 @@ pub(super) fn threads(
                 count(failed.len(), "thread", "threads")
             ),
         ));
-    } else if read > 0 || skipped.is_none() {
-        findings.push(readable(troubled, read, attached, skipped.is_some()));
-        if attached == 0 && skipped.is_none() {
-            let context = match process.context() {
-                Ok(ContextState::Published(context)) => Some(context),
+    } else if read > 0 || swept.partial.is_none() {
+        findings.push(readable(troubled, read, attached, swept.partial.is_some()));
+        if attached == 0 && swept.partial.is_none() {
+            let context = match &swept.context {
+                ContextState::Published(context) => Some(context),
                 _ => None,
             };
-            let resource = context.as_deref().map(|it| &it.payload.resource);
+            let resource = context.map(|it| &it.payload.resource);
             findings.push(none_attached(resource.and_then(attributes::language)));
         }
     }
-    findings.extend(skipped.as_ref().map(partial));
-    Ok(findings)
+    findings.extend(swept.partial.as_ref().map(partly_read));
+    Ok(())
 }
 
 /// Says how many threads were read, and how many of them have a record attached.
 fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> Finding {
-    let found = match troubled {
-        true => "apart from that, a reader would find",
-        false => "a reader finds",
+    let found = if troubled {
+        "apart from that, a reader would find"
+    } else {
+        "a reader finds"
     };
     let threads = match read {
         1 if is_partial => "context of one of its threads".to_owned(),

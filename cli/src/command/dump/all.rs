@@ -9,8 +9,9 @@ use otelctx_sampler::Snapshots;
 use serde::{Deserialize, Serialize};
 
 use super::inspection::Inspection;
-use super::stacks::{Names, StackOptions};
-use super::{explain, json};
+use super::names::Names;
+use super::stacks::StackOptions;
+use super::{explain, json, source};
 use crate::Status;
 use crate::command::retry::unless_ended;
 use crate::command::same_memory::{Place, SameMemory};
@@ -121,16 +122,18 @@ fn write_all(
             if matches!(inspection.context(), ContextState::Absent) {
                 return Ok(None);
             }
-            let inspection = inspection.with_stacks(means.stacks.as_ref());
-            stop::on_own_thread(|| inspection.finish(means.snapshots.as_mut()))?.map(Some)
+            let inspection = inspection
+                .with_stacks(means.stacks.as_ref())
+                .with_snapshots(source(&mut means.snapshots));
+            stop::on_own_thread(|| inspection.finish())?.map(Some)
         });
         worker.end();
         match dumped {
             // It publishes nothing, or has ended.
             Ok(None | Some(None)) => continue,
             Ok(Some(Some(mut report))) => {
-                report.resolve(&mut means.names);
-                if let ContextState::Published(context) = &report.context {
+                means.names.resolve(&mut report);
+                if let ContextState::Published(context) = &report.swept.context {
                     report.shares_memory_with = same.find_or_add(pid, Place::of(context));
                 }
                 if report.has_problem() {
@@ -158,7 +161,7 @@ fn write_all(
 mod tests {
     use super::*;
 
-    /// A later line that was written made up for it.
+    /// Regression: a later success hid an earlier write error.
     #[test]
     fn a_line_that_could_not_be_written_is_not_forgotten() {
         let mut tally = Tally {

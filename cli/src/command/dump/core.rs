@@ -1,30 +1,17 @@
 //! Dumps a core file.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use otelctx_reader::remote::CoreFile;
 use otelctx_reader::{Options, Process, Unreadable};
-use serde::Serialize;
 
 use super::inspection::Inspection;
-use super::report::{Report, Support};
+use super::model::{CoreReport, Report, Support};
 use super::stacks::StackOptions;
 use crate::error::Error;
-
-/// Facts about a core file, in addition to those about every process.
-#[derive(Debug, Serialize)]
-pub(super) struct CoreReport {
-    pub(super) file: PathBuf,
-    /// The signal that terminated the process, if any.
-    pub(super) signal: Option<String>,
-    /// The thread that received the signal.
-    pub(super) crashed_thread: Option<i32>,
-    /// What is missing, one sentence each.
-    pub(super) missing: Vec<String>,
-}
 
 /// No timeout: a core file does not change.
 const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
@@ -46,7 +33,7 @@ pub(super) fn dump(
     let mut missing: Vec<String> = core.missing().iter().map(ToString::to_string).collect();
     let open = |options| Ok(Process::of_target(core, options));
     let inspection = Inspection::begin(options, NO_TIMEOUT, open)?;
-    let mut report = inspection.with_stacks(stacks).finish(None)?;
+    let mut report = inspection.with_stacks(stacks).finish()?;
     missing.extend(unreadable_modules(&report, &missing));
     report.core = Some(CoreReport {
         file: path.into(),

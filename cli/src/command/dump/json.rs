@@ -1,5 +1,8 @@
 //! The report as JSON (docs/json.md).
 
+mod runtimes;
+mod stacks;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
@@ -9,10 +12,9 @@ use otelctx_reader::{ContextState, Found, ProcessContext, SYMBOL, ThreadVariable
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use super::core::CoreReport;
-use super::report::{Report, Support, ThreadReport};
-use super::runtimes::{TasksJson, ThreadRuntimesJson};
-use super::stacks::StackJson;
+use self::runtimes::{TasksJson, ThreadRuntimesJson};
+use self::stacks::StackJson;
+use super::model::{CoreReport, Report, Support, ThreadReport};
 use crate::command::partial::PartialJson;
 use crate::command::runtimes::RuntimesJson;
 use crate::output::json::{AttributeMap, OrError};
@@ -20,7 +22,7 @@ use crate::output::text;
 
 /// The report, serialized without copying its threads.
 pub(super) fn of(report: &Report) -> impl Serialize + '_ {
-    let (process_context, second_contexts) = match &report.context {
+    let (process_context, second_contexts) = match &report.swept.context {
         ContextState::Published(context) => (
             Some(OrError::Value(ProcessContextJson::of(context))),
             context.others.iter().map(|at| format!("{at:#x}")).collect(),
@@ -36,9 +38,9 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         Support::Unreadable(why) => Some(OrError::error(why)),
         Support::Unknown(error) => Some(OrError::error(error)),
     };
-    let conflicts = report.runtimes.conflicts;
-    let present = &*report.runtimes.present;
-    let tasks = &report.runtimes.tasks;
+    let conflicts = report.conflicts();
+    let present = &*report.swept.runtimes;
+    let tasks = &report.swept.tasks;
     let truncated = tasks
         .iter()
         .filter(|reading| reading.is_truncated || reading.missing.is_some());
@@ -60,8 +62,8 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         thread_context,
         stopped: !report.running,
         threads_stopped: report.stopped_threads().map(|(stopped, _)| stopped),
-        kernel_workers: report.kernel_workers,
-        partial: report.partial.as_ref().map(PartialJson::of),
+        kernel_workers: report.swept.kernel_workers,
+        partial: report.swept.partial.as_ref().map(PartialJson::of),
         runtimes: (!present.is_empty()).then_some(RuntimesJson(present)),
         context_conflicts: (conflicts > 0).then_some(conflicts),
         threads: ThreadsJson(report),
@@ -225,8 +227,8 @@ impl Serialize for ThreadsJson<'_> {
             Support::Readable(_) | Support::Unpublished | Support::ByRuntime(..) => None,
             Support::Unreadable(_) | Support::Unknown(_) => Some(NO_THREAD_READABLE),
         };
-        let reports = self.0.reports.iter();
-        serializer.collect_seq(reports.map(|thread| ThreadJson::of(self.0, thread, unreadable)))
+        let threads = self.0.threads.iter();
+        serializer.collect_seq(threads.map(|thread| ThreadJson::of(self.0, thread, unreadable)))
     }
 }
 
@@ -248,17 +250,19 @@ struct ThreadJson<'r> {
 
 impl<'r> ThreadJson<'r> {
     fn of(report: &'r Report, thread: &'r ThreadReport, unreadable: Option<&str>) -> Self {
-        let context = match &thread.outcome {
-            None => unreadable.map(|why| OrError::error(&why)),
-            Some(Ok(Found::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
-            Some(Ok(_)) => None,
-            Some(Err(error)) => Some(OrError::error(error)),
+        let context = match &thread.context {
+            Ok(Found::Attached(context)) => Some(OrError::Value(ContextJson::of(context))),
+            Ok(Found::NotPublished | Found::Unreadable(_)) => {
+                unreadable.map(|why| OrError::error(&why))
+            }
+            Ok(_) => None,
+            Err(error) => Some(OrError::error(error)),
         };
         Self {
             tid: thread.tid,
             name: thread.name.as_deref().map(lossy),
             context,
-            invalid: thread.is_invalid(),
+            invalid: matches!(thread.context, Ok(Found::Invalid)),
             stack: thread
                 .stack
                 .as_ref()
@@ -269,7 +273,7 @@ impl<'r> ThreadJson<'r> {
 }
 
 #[derive(Serialize)]
-pub(super) struct ContextJson<'r> {
+struct ContextJson<'r> {
     trace_id: Option<String>,
     span_id: Option<String>,
     trace_flags: u8,
@@ -279,7 +283,7 @@ pub(super) struct ContextJson<'r> {
 }
 
 impl<'r> ContextJson<'r> {
-    pub(super) fn of(context: &'r Context) -> Self {
+    fn of(context: &'r Context) -> Self {
         Self {
             trace_id: (!context.trace_id.is_zero()).then(|| context.trace_id.to_string()),
             span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),

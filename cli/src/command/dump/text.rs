@@ -1,14 +1,16 @@
 //! The report as text.
 
+mod runtimes;
+mod stacks;
+
 use std::io::{self, Write};
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{Context, Skipped};
 use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
-use super::core::CoreReport;
-use super::report::{Report, Support};
-use super::{runtimes, stacks};
+use super::model::{CoreReport, Report, Support};
+use crate::command::partial::sentence;
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
@@ -33,7 +35,7 @@ const THREADS: &str = "  threads   ";
 /// Writes the whole report.
 pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(about_process(report, terminal).as_bytes())?;
-    let has_runtimes = !report.runtimes.present.is_empty();
+    let has_runtimes = !report.swept.runtimes.is_empty();
     if has_runtimes || matches!(report.support(), Support::Readable(_)) {
         out.write_all(b"\n")?;
         table(report, terminal, out)?;
@@ -49,9 +51,9 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &format!("  asked     thread {tid} of this process\n");
     }
     if let Some(core) = &report.core {
-        text += &core_lines(core, report.reports.is_empty(), terminal);
+        text += &core_lines(core, report.threads.is_empty(), terminal);
     }
-    match &report.context {
+    match &report.swept.context {
         ContextState::Published(context) => {
             text += &terminal.flow("  resource  ", &pairs(&context.payload.resource));
             let own = pairs(&context.payload.attributes);
@@ -81,7 +83,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.flow("  detected  ", &pairs(&detected.resource));
     }
     text += &about_threads(report, terminal);
-    text += &runtimes::head(&report.runtimes, terminal);
+    text += &runtimes::head(report, terminal);
     if let (true, Support::Readable(_)) = (report.running, report.support()) {
         text += &terminal.sentence("  read      ", WHILE_THEY_RAN);
     } else if let (Support::Readable(_), Some(stopped)) =
@@ -99,22 +101,22 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.sentence("  missing   ", &sentence);
     }
     text += &more_missing(unreadable.len());
-    if let Some(partial) = &report.partial {
-        text += &terminal.sentence("  partial   ", &partial.sentence());
+    if let Some(partial) = &report.swept.partial {
+        text += &terminal.sentence("  partial   ", &sentence(partial));
     }
     text
 }
 
 /// How many threads were read, and how many of them were stopped.
 fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
-    let threads = count(report.reports.len(), "thread", "threads");
+    let threads = count(report.threads.len(), "thread", "threads");
     let stopped = match (stopped, running) {
         (0, _) => "none stopped".to_owned(),
         (1, 1) => "1 stopped (it was running)".to_owned(),
         _ if stopped == running => format!("{stopped} stopped (they were running)"),
         _ => format!("{stopped} stopped ({running} of them running)"),
     };
-    let skipped = match report.kernel_workers {
+    let skipped = match report.swept.kernel_workers {
         0 => String::new(),
         skipped => format!(
             "; {} of io_uring skipped",
@@ -126,7 +128,7 @@ fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
 
 /// How the threads' contexts are read, or why there are none.
 fn about_threads(report: &Report, terminal: &Terminal) -> String {
-    let threads = count(report.reports.len(), "thread", "threads");
+    let threads = count(report.threads.len(), "thread", "threads");
     let why = match report.support() {
         Support::Readable(variables) => {
             return terminal.sentence(THREADS, &source(variables, report.forced));
@@ -155,7 +157,7 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
 
 /// Service name (or the program's name), process ID, language.
 fn head(report: &Report, terminal: &Terminal) -> String {
-    let resource = match &report.context {
+    let resource = match &report.swept.context {
         ContextState::Published(context) => Some(&context.payload.resource),
         _ => report.detected.as_ref().map(|detected| &detected.resource),
     };
@@ -205,9 +207,10 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
         .map(|variable| {
             let module = escape(&text::path(&variable.module));
             let access = text::access(variable.access);
-            let hint = match variable.exported {
-                true => "",
-                false => " (not exported: found in .symtab, which not every reader searches)",
+            let hint = if variable.exported {
+                ""
+            } else {
+                " (not exported: found in .symtab, which not every reader searches)"
             };
             format!("in {module}, {access}{hint}")
         })
@@ -232,12 +235,12 @@ fn table(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Resul
         ("SPAN", Align::Left),
         ("ATTRIBUTES", Align::Left),
     ]);
-    let rows = report.reports.iter().map(|thread| {
-        let [trace, span, attributes] = match &thread.outcome {
-            Some(Ok(Found::Attached(context))) => context_cells(context),
-            Some(Ok(Found::Invalid)) => word(INVALID),
-            Some(Ok(_)) | None => word("none attached"),
-            Some(Err(error)) => word(&format!("unreadable: {}", escape(&error.to_string()))),
+    let rows = report.threads.iter().map(|thread| {
+        let [trace, span, attributes] = match &thread.context {
+            Ok(Found::Attached(context)) => context_cells(context),
+            Ok(Found::Invalid) => word(INVALID),
+            Ok(_) => word("none attached"),
+            Err(error) => word(&format!("unreadable: {}", escape(error))),
         };
         let name = match (&thread.name, core) {
             (Some(name), _) => escape(&name.to_string_lossy()),
@@ -256,7 +259,7 @@ fn word(text: &str) -> [String; 3] {
     [text.into(), String::new(), String::new()]
 }
 
-pub(super) fn context_cells(context: &Context) -> [String; 3] {
+fn context_cells(context: &Context) -> [String; 3] {
     let id = |zero: bool, id: String| if zero { NO_ID.into() } else { id };
     let mut attributes: Vec<String> = context
         .attributes

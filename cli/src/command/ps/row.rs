@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use otelctx_reader::runtime::Present;
-use otelctx_reader::{
-    Broken, Error, Found, Process, ProcessContext, Thread, ThreadSupport, Unreadable,
-};
+use otelctx_reader::sweep::{Sweep, ThreadReading};
+use otelctx_reader::{Broken, Error, Found, Process, ProcessContext, ThreadSupport, Unreadable};
 use serde::{Deserialize, Serialize};
 
-use crate::command::deadline::Deadline;
-use crate::command::partial::{PartialJson, ThreadOutcome};
-use crate::command::retry::read_thread;
-use crate::command::runtimes::{AllSources, RuntimesJson};
+use crate::command::partial::PartialJson;
+use crate::command::runtimes::RuntimesJson;
 use crate::error::MORE_TIME;
 use crate::output::attributes::{detected_service, language, string};
 use crate::output::table::Align;
@@ -132,49 +129,26 @@ impl Row {
         }
     }
 
-    /// Counts the threads that have a trace, until the deadline. Running threads are stopped briefly.
+    /// Counts the threads that have a trace.
     pub(super) fn count_traces(
         &mut self,
         process: &mut Process,
-        deadline: &Deadline,
+        sweep: Sweep<'_>,
     ) -> Result<(), Error> {
         if self.unreadable.is_some() {
             return Ok(());
         }
         let mut with_trace = 0;
-        let mut count = |thread: &Thread<'_>, present: &[Present]| {
-            let (outcome, stop) = match present.is_empty() {
-                true => {
-                    let reading = read_thread(thread);
-                    (reading.outcome, reading.stop)
-                }
-                false => {
-                    let reading = AllSources::read(thread, present);
-                    (reading.outcome, reading.stop)
-                }
-            };
-            match outcome {
-                Ok(Found::Invalid) => ThreadOutcome::Invalid {
-                    asleep: stop.is_none(),
-                },
-                Ok(outcome) => {
-                    let context = outcome.attached();
-                    let works = context.is_some_and(|context| !context.trace_id.is_zero());
-                    with_trace += usize::from(works);
-                    ThreadOutcome::Read
-                }
-                Err(error) => ThreadOutcome::of(&error, thread),
-            }
-        };
-        let partial = process
-            .runtimes()
-            .and_then(|present| deadline.threads(process, |thread| count(thread, &present)));
-        let partial = match partial {
-            Err(Error::Deadline { .. }) => Some(deadline.none_read(process)),
-            partial => partial?.1,
-        };
+        let swept = sweep
+            .unverified()
+            .run(process, &mut |thread: ThreadReading| {
+                let context = thread.context.as_ref().ok().and_then(Found::attached);
+                let has_trace = context.is_some_and(|context| !context.trace_id.is_zero());
+                with_trace += usize::from(has_trace);
+            })?;
         self.threads_with_trace = Some(with_trace);
-        self.partial = partial
+        self.partial = swept
+            .partial
             .as_ref()
             .map(|partial| Box::new(PartialJson::of(partial)));
         Ok(())
@@ -193,9 +167,10 @@ impl Row {
         let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
         let keys = self.keys.map_or("-".into(), |keys| keys.to_string());
         let mut threads = self.threads.to_string();
-        let hint = match hint {
-            true => format!("; `{} check {}` says how to fix it", own_name(), self.pid),
-            false => String::new(),
+        let hint = if hint {
+            format!("; `{} check {}` says how to fix it", own_name(), self.pid)
+        } else {
+            String::new()
         };
         if let Some(why) = &self.unreadable {
             threads = format!("unreadable: {}{hint}", escape(why));
@@ -213,9 +188,10 @@ impl Row {
         for name in self.runtimes.keys() {
             threads += &format!("; runtime {name}");
         }
-        let service = match self.service_detected {
-            true => format!("({})", or_none(&self.service)),
-            false => or_none(&self.service),
+        let service = if self.service_detected {
+            format!("({})", or_none(&self.service))
+        } else {
+            or_none(&self.service)
         };
         [
             self.pid.to_string(),
@@ -273,7 +249,7 @@ mod tests {
         }
     }
 
-    /// The row was replaced by an error.
+    /// Regression: the row was replaced by an error.
     #[test]
     fn a_deadline_that_passes_before_runtimes_are_known_leaves_the_row() {
         let mut options = Options::default();
@@ -282,8 +258,8 @@ mod tests {
         let pid = nix::unistd::getpid().as_raw();
         let mut process = Process::with_options(pid, options).unwrap();
         let mut row = Row::default();
-        let deadline = Deadline::after(Duration::ZERO);
-        row.count_traces(&mut process, &deadline).unwrap();
+        let sweep = Sweep::within(Duration::ZERO);
+        row.count_traces(&mut process, sweep).unwrap();
         assert_eq!(row.threads_with_trace, Some(0));
         assert_eq!(row.partial.unwrap().read, 0);
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::row::{COLUMNS, Row};
 use super::{Arguments, Skipped};
-use crate::error::{Error, is_gone};
+use crate::error::Error;
 use crate::output::clock;
 use crate::output::json::write_line;
 use crate::output::table::{Align, Table};
@@ -154,14 +154,14 @@ impl Watching {
             None => Ok(Row::of_context(pid, context)),
         };
         match row {
-            Err(error) if is_gone(&error) => Ok(Row::of_context(pid, context)),
+            Err(error) if error.is_gone() => Ok(Row::of_context(pid, context)),
             row => row,
         }
     }
 
     /// Processes that may not be inspected are only counted, because there are many.
     fn failed(&mut self, pid: i32, error: &ReaderError) -> Option<(&'static str, Entry)> {
-        if is_gone(error) {
+        if error.is_gone() {
             // It has ended since. If it was printed, the next poll reports that.
             return None;
         }

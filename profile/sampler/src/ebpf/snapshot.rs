@@ -10,6 +10,8 @@ use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{Found, ReadStep};
 use reader::ThreadVariables;
+use reader::sweep::SnapshotSource;
+pub use reader::sweep::ThreadSnapshot;
 
 use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
 use super::decode::name;
@@ -39,17 +41,6 @@ const ITERATOR: &str = "task";
 pub struct Snapshots {
     programs: Ebpf,
     wanted: Array<MapData, Wanted>,
-}
-
-/// A thread and its context.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThreadSnapshot {
-    /// Its thread ID.
-    pub tid: i32,
-    /// Its name.
-    pub name: String,
-    /// The outcome of reading its context; never [`Found::NotPublished`].
-    pub context: Found<Context>,
 }
 
 impl Snapshots {
@@ -107,12 +98,12 @@ impl Snapshots {
         for _ in 0..MAX_ATTEMPTS {
             for thread in parse(&self.iterate()?, process, &mut variables) {
                 match threads.iter_mut().find(|known| known.tid == thread.tid) {
-                    Some(known) if known.is_torn() => *known = thread,
+                    Some(known) if is_torn(known) => *known = thread,
                     Some(_) => {}
                     None => threads.push(thread),
                 }
             }
-            if !threads.iter().any(ThreadSnapshot::is_torn) {
+            if !threads.iter().any(is_torn) {
                 break;
             }
         }
@@ -140,11 +131,26 @@ impl Snapshots {
     }
 }
 
-impl ThreadSnapshot {
-    fn is_torn(&self) -> bool {
-        let torn = [Found::Invalid, Found::Unreadable(ReadStep::Verify)];
-        torn.contains(&self.context)
+impl SnapshotSource for Snapshots {
+    fn threads(
+        &mut self,
+        process: &mut reader::Process,
+        variables: &ThreadVariables,
+    ) -> Result<Vec<ThreadSnapshot>, reader::Error> {
+        self.threads(process, variables)
+            .map_err(|error| match error {
+                Error::Reader(error) => error,
+                Error::Remote(error) => error.into(),
+                refused => reader::Error::Snapshot {
+                    reason: refused.to_string(),
+                },
+            })
     }
+}
+
+fn is_torn(thread: &ThreadSnapshot) -> bool {
+    let torn = [Found::Invalid, Found::Unreadable(ReadStep::Verify)];
+    torn.contains(&thread.context)
 }
 
 /// Decodes the output of one run.

@@ -1,77 +1,25 @@
-//! Resolves the functions of stacks.
+//! Resolves the functions of stacks, for all processes of one run.
 
 use std::collections::HashMap;
 
 use otelctx_profile::{Function, SymbolQuery};
 use otelctx_reader::sample::{Catalog, Mapping, NamedFrame, ProcessFacts};
-use otelctx_symbolize::{Failure, Symbols};
+use otelctx_symbolize::Symbols;
 
-use super::{Code, Region};
+use super::model::Report;
+use super::stack::{Code, Named, Place, Region};
 
 /// Maximum memory of the functions that are kept for the next process, in bytes.
 const MAX_CACHED: usize = 32 << 20;
 
 /// Functions at addresses of files: processes that have the same library mapped share them.
 #[derive(Debug, Default)]
-pub(in crate::command::dump) struct Names {
+pub(super) struct Names {
     /// Has no files open.
     symbols: Symbols,
     /// By build ID and offset in the file.
     known: HashMap<(Vec<u8>, u64), Vec<Function>>,
     size: usize,
-}
-
-/// The functions of a process's stacks.
-#[derive(Debug, Default)]
-pub(in crate::command::dump) struct Named {
-    places: HashMap<u64, Place>,
-    /// Paths of files.
-    modules: Vec<String>,
-    /// Files whose functions could not be resolved.
-    pub(in crate::command::dump) failures: Vec<Failure>,
-}
-
-/// The code at an address.
-#[derive(Debug)]
-struct Place {
-    /// Index of its module's path.
-    module: usize,
-    /// Offset in the file.
-    offset: u64,
-    /// Innermost inlined function first.
-    functions: Vec<Function>,
-}
-
-impl Named {
-    /// The functions at an address, innermost inlined function first.
-    pub(super) fn functions(&self, address: u64) -> &[Function] {
-        let place = self.places.get(&address);
-        place.map_or(&[], |place| &place.functions)
-    }
-
-    /// Whether an address is in code that a runtime has generated for this function, and has no lines of its own. The
-    /// runtime's name stands for one that it has not announced yet, such as `[Python]`.
-    pub(super) fn is_generated_for(&self, address: u64, name: &str) -> bool {
-        let [function] = self.functions(address) else {
-            return false;
-        };
-        let is_unnamed = function.name.starts_with('[') && function.name.ends_with(']');
-        let is_it = function.name == name || is_unnamed;
-        is_it && function.line == 0 && self.is_anonymous(address)
-    }
-
-    /// Whether an address is in memory without a file or another name.
-    pub(super) fn is_anonymous(&self, address: u64) -> bool {
-        let place = self.places.get(&address);
-        place.is_some_and(|it| self.modules[it.module].is_empty())
-    }
-
-    /// The file at an address, and the offset in it.
-    pub(super) fn module(&self, address: u64) -> Option<(&str, u64)> {
-        let place = self.places.get(&address)?;
-        let path = self.modules[place.module].as_str();
-        (!path.is_empty()).then_some((path, place.offset))
-    }
 }
 
 /// The function that a runtime has named.
@@ -92,23 +40,29 @@ fn offset(region: &Region, address: u64) -> u64 {
 
 /// What a symbolizer looks up.
 fn place(region: &Region, address: u64) -> u64 {
-    match region.module.has_file() {
-        true => offset(region, address),
-        false => address,
+    if region.module.has_file() {
+        offset(region, address)
+    } else {
+        address
     }
 }
 
 impl Names {
-    /// Resolves functions by this symbolizer.
-    pub(in crate::command::dump) fn new(symbols: Symbols) -> Self {
+    pub(super) fn new(symbols: Symbols) -> Self {
         Self {
             symbols,
             ..Self::default()
         }
     }
 
-    /// Resolves the functions of a process's stacks.
-    pub(in crate::command::dump) fn resolve(&mut self, pid: Option<i32>, code: &Code) -> Named {
+    /// Resolves the functions of a report's stacks.
+    pub(super) fn resolve(&mut self, report: &mut Report) {
+        if let Some(code) = report.code.take() {
+            report.named = self.named(report.pid, &code);
+        }
+    }
+
+    fn named(&mut self, pid: Option<i32>, code: &Code) -> Named {
         let mut symbols = self.symbols.clone().files(code.files.clone());
         let process = ProcessFacts {
             pid: pid.filter(|_| code.is_live).unwrap_or_default(),

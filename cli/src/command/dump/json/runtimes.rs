@@ -1,0 +1,146 @@
+//! What language runtimes know, as JSON.
+
+use otelctx_reader::Found;
+use otelctx_reader::format::process_context::Attributes;
+use otelctx_reader::format::record::Context;
+use otelctx_reader::runtime::{RuntimeThread, Task, TaskReading};
+use otelctx_reader::sample::NamedFrame;
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::super::model::{Report, ThreadReport};
+use super::ContextJson;
+use crate::output::json::{AttributeMap, OrError};
+
+/// The readings of a thread, by the names of the runtimes.
+pub(super) struct ThreadRuntimesJson<'r> {
+    report: &'r Report,
+    thread: &'r ThreadReport,
+}
+
+impl<'r> ThreadRuntimesJson<'r> {
+    pub(super) fn of(report: &'r Report, thread: &'r ThreadReport) -> Self {
+        Self { report, thread }
+    }
+}
+
+impl Serialize for ThreadRuntimesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for reading in &self.thread.runtimes {
+            let value = match &reading.thread {
+                Ok(thread) => {
+                    let facts = facts(self.report, reading.name);
+                    OrError::Value(ThreadRuntimeJson::of(thread, facts, self.thread))
+                }
+                Err(error) => OrError::error(error),
+            };
+            map.serialize_entry(reading.name, &value)?;
+        }
+        map.end()
+    }
+}
+
+/// The facts about the process of a runtime.
+fn facts(report: &Report, runtime: &str) -> Attributes {
+    let mut present = report.swept.runtimes.iter();
+    let present = present.find(|present| present.name == runtime);
+    let process = present.and_then(|present| present.process.as_ref().ok());
+    process.map_or_else(Vec::new, |process| process.facts())
+}
+
+#[derive(Serialize)]
+struct ThreadRuntimeJson<'r> {
+    #[serde(flatten)]
+    facts: AttributeMap,
+    /// If another source has a context of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<ContextJson<'r>>,
+    frames: Vec<FrameJson<'r>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+impl<'r> ThreadRuntimeJson<'r> {
+    fn of(runtime: &'r RuntimeThread, mut facts: Attributes, thread: &ThreadReport) -> Self {
+        // It may have another interpreter than most.
+        facts.retain(|(name, _)| !runtime.facts.iter().any(|own| own.0 == *name));
+        facts.extend(runtime.facts.iter().cloned());
+        let is_other = |context: &&Context| match &thread.context {
+            Ok(Found::Attached(chosen)) => chosen != *context,
+            _ => true,
+        };
+        let context = runtime.context.attached().filter(is_other);
+        Self {
+            facts: AttributeMap(facts),
+            context: context.map(ContextJson::of),
+            frames: runtime.stack.frames().map(FrameJson::of).collect(),
+            truncated: runtime.stack.is_truncated,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct FrameJson<'r> {
+    function: &'r str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    qualname: &'r str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    file: &'r str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+}
+
+impl<'r> FrameJson<'r> {
+    fn of(frame: &'r NamedFrame) -> Self {
+        Self {
+            function: &frame.function,
+            qualname: &frame.qualified_name,
+            file: &frame.file,
+            line: (frame.line > 0).then_some(frame.line),
+        }
+    }
+}
+
+/// Contexts that no thread is executing.
+pub(super) struct TasksJson<'r>(pub(super) &'r [TaskReading]);
+
+impl Serialize for TasksJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let readings = self.0.iter();
+        serializer.collect_map(readings.map(|reading| {
+            let tasks = match &reading.tasks {
+                Ok(tasks) => OrError::Value(tasks.iter().map(TaskJson::of).collect::<Vec<_>>()),
+                Err(error) => OrError::error(error),
+            };
+            (reading.name, tasks)
+        }))
+    }
+}
+
+#[derive(Serialize)]
+struct TaskJson<'r> {
+    id: u64,
+    #[serde(flatten)]
+    facts: AttributeMap,
+    context: Option<OrError<ContextJson<'r>>>,
+    frames: Vec<FrameJson<'r>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+impl<'r> TaskJson<'r> {
+    fn of(task: &'r Task) -> Self {
+        Self {
+            id: task.id,
+            facts: AttributeMap(task.facts.clone()),
+            context: match &task.context {
+                Found::Attached(context) => Some(OrError::Value(ContextJson::of(context))),
+                Found::Unreadable(step) => Some(OrError::error(step)),
+                _ => None,
+            },
+            frames: task.frames.iter().map(FrameJson::of).collect(),
+            truncated: task.is_truncated,
+        }
+    }
+}

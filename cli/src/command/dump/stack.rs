@@ -1,0 +1,187 @@
+//! The native stack of a thread, the code that it is in, and the functions of that.
+
+use std::collections::HashMap;
+
+use otelctx_profile::Function;
+use otelctx_reader::runtime::{RuntimeReading, RuntimeStack};
+use otelctx_reader::sample::{self, Module, ModuleFiles};
+use otelctx_sampler::GeneratedNames;
+use otelctx_symbolize::Failure;
+use otelctx_unwind::{Frame, StackEnd};
+
+/// The stack of a thread, or why it has none.
+pub(super) type ThreadStack = Result<Stack, String>;
+
+/// A stack, innermost frame first.
+#[derive(Debug)]
+pub(super) struct Stack {
+    pub(super) frames: Vec<Frame>,
+    pub(super) end: StackEnd,
+    /// It was walked while the thread slept, from two registers.
+    pub(super) is_asleep: bool,
+    /// What runtimes know of the thread was read at another moment: their frames belong to another stack.
+    pub(super) is_separate: bool,
+}
+
+impl Stack {
+    /// Estimated memory, in bytes.
+    pub(super) fn size(&self) -> usize {
+        size_of_val(&self.frames[..])
+    }
+
+    /// Each frame with the address at which to look up its function: a caller's is within its call
+    /// instruction. Code that the kernel makes a signal handler return to has called nothing.
+    pub(super) fn frames(&self) -> impl Iterator<Item = (&Frame, u64)> {
+        let callers = self.frames.iter().skip(1).map(|frame| frame.is_caller);
+        let callers = callers.chain([true]);
+        self.frames.iter().zip(callers).map(|(frame, has_caller)| {
+            let is_caller = frame.is_caller && has_caller;
+            (frame, frame.address.wrapping_sub(is_caller.into()))
+        })
+    }
+
+    /// The frames, with those of the thread's runtimes in place of the calls of their interpreters, and whether they are
+    /// those of a stack that a runtime executes on and that is not the thread's own: it is complete.
+    pub(super) fn mixed(
+        &self,
+        runtimes: &[RuntimeReading],
+        named: &Named,
+    ) -> (Vec<sample::Frame>, bool) {
+        let native = self.frames().map(|(frame, lookup)| {
+            if lookup == frame.address {
+                sample::Frame::instruction(frame.address)
+            } else {
+                sample::Frame::return_address(frame.address)
+            }
+        });
+        let mut native: Vec<_> = native.collect();
+        let stacks = (!self.is_separate).then(|| interpreted(runtimes));
+        let stacks: Vec<_> = stacks.into_iter().flatten().collect();
+        let own = stacks.iter().filter_map(|stack| {
+            let switches = |address| {
+                let module = named.module(address);
+                module.is_some_and(|(path, _)| stack.is_switching_library(path))
+            };
+            stack.own_native_frames(&native, switches)
+        });
+        let own = own.min();
+        native.truncate(own.unwrap_or(native.len()));
+        let mixed = stacks.into_iter().fold(native, |mixed, stack| {
+            let only_calls = |frame: &sample::Frame, callee: &sample::NamedFrame| {
+                let lookup = frame.lookup_address();
+                lookup.is_some_and(|address| named.is_generated_for(address, callee.name()))
+            };
+            stack.clone().in_native_with(mixed, only_calls)
+        });
+        (mixed, own.is_some())
+    }
+
+    /// Whether it lacks frames of the thread's runtimes, which are of another moment.
+    pub(super) fn lacks_frames(&self, runtimes: &[RuntimeReading]) -> bool {
+        self.is_separate && interpreted(runtimes).next().is_some()
+    }
+
+    /// Why it is incomplete, if it is.
+    pub(super) fn why_incomplete(&self) -> Option<String> {
+        match &self.end {
+            StackEnd::Start => None,
+            _ if self.needs_stop() => Some(
+                "its unwind tables need a register that is only known while the thread is stopped \
+                 (--stop-sleeping)"
+                    .into(),
+            ),
+            end => Some(end.to_string()),
+        }
+    }
+
+    /// It ends because a register is unknown.
+    pub(super) fn needs_stop(&self) -> bool {
+        self.is_asleep && matches!(self.end, StackEnd::UnknownRegister | StackEnd::NoRows)
+    }
+}
+
+/// The frames of runtimes that have an interpreter.
+fn interpreted(runtimes: &[RuntimeReading]) -> impl Iterator<Item = &RuntimeStack> {
+    runtimes.iter().filter_map(|reading| {
+        let stack = &reading.thread.as_ref().ok()?.stack;
+        (!stack.interpreter.is_empty()).then_some(stack)
+    })
+}
+
+/// The code that stacks are in.
+#[derive(Debug, Default)]
+pub(super) struct Code {
+    pub(super) regions: Vec<Region>,
+    pub(super) files: ModuleFiles,
+    /// When the stacks were taken, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(super) time: u64,
+    /// The names of generated code, if a stack is in any.
+    pub(super) generated: Option<GeneratedNames>,
+    /// The process is running. Otherwise its vDSO may not be this kernel's.
+    pub(super) is_live: bool,
+}
+
+/// A mapping.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Offset in the file, in bytes.
+    pub(super) offset: u64,
+    pub(super) module: Module,
+    /// Addresses in it at which to look up functions.
+    pub(super) lookups: Vec<u64>,
+}
+
+/// The functions of a process's stacks.
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    pub(super) places: HashMap<u64, Place>,
+    /// Paths of files.
+    pub(super) modules: Vec<String>,
+    /// Files whose functions could not be resolved.
+    pub(super) failures: Vec<Failure>,
+}
+
+/// The code at an address.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Index of its module's path.
+    pub(super) module: usize,
+    /// Offset in the file.
+    pub(super) offset: u64,
+    /// Innermost inlined function first.
+    pub(super) functions: Vec<Function>,
+}
+
+impl Named {
+    /// The functions at an address, innermost inlined function first.
+    pub(super) fn functions(&self, address: u64) -> &[Function] {
+        let place = self.places.get(&address);
+        place.map_or(&[], |place| &place.functions)
+    }
+
+    /// Whether an address is in code that a runtime has generated for this function, and has no lines of its own. The
+    /// runtime's name stands for one that it has not announced yet, such as `[Python]`.
+    pub(super) fn is_generated_for(&self, address: u64, name: &str) -> bool {
+        let [function] = self.functions(address) else {
+            return false;
+        };
+        let is_unnamed = function.name.starts_with('[') && function.name.ends_with(']');
+        let is_it = function.name == name || is_unnamed;
+        is_it && function.line == 0 && self.is_anonymous(address)
+    }
+
+    /// Whether an address is in memory without a file or another name.
+    pub(super) fn is_anonymous(&self, address: u64) -> bool {
+        let place = self.places.get(&address);
+        place.is_some_and(|it| self.modules[it.module].is_empty())
+    }
+
+    /// The file at an address, and the offset in it.
+    pub(super) fn module(&self, address: u64) -> Option<(&str, u64)> {
+        let place = self.places.get(&address)?;
+        let path = self.modules[place.module].as_str();
+        (!path.is_empty()).then_some((path, place.offset))
+    }
+}

@@ -1,0 +1,130 @@
+//! What language runtimes know, as text.
+
+use std::fmt::Write;
+
+use otelctx_reader::Found;
+use otelctx_reader::format::process_context::Attributes;
+use otelctx_reader::format::record::Context;
+use otelctx_reader::sample::NamedFrame;
+
+use super::super::model::Report;
+use super::context_cells;
+use crate::command::runtimes::sentence;
+use crate::output::attributes::pairs;
+use crate::output::terminal::{Terminal, escape};
+use crate::output::text::count;
+
+/// The runtimes of a process, one per line, and the number of threads with contradictory contexts.
+pub(super) fn head(report: &Report, terminal: &Terminal) -> String {
+    let mut text = String::new();
+    for present in &*report.swept.runtimes {
+        text += &terminal.sentence("  runtime   ", &sentence(present));
+    }
+    match report.conflicts() {
+        0 => text,
+        conflicts => text + &terminal.sentence("  conflict  ", &conflict(conflicts)),
+    }
+}
+
+/// This number of threads have sources with contradictory contexts.
+fn conflict(threads: usize) -> String {
+    format!(
+        "{} contexts from several sources with different IDs; the native record is shown",
+        count(threads, "thread has", "threads have")
+    )
+}
+
+/// The frames of each thread that a runtime knows, unless they are part of its stack, and of each
+/// task, with its context.
+pub(super) fn frames(report: &Report) -> String {
+    let mut text = String::new();
+    for thread in &report.threads {
+        for reading in &thread.runtimes {
+            let (tid, name) = (thread.tid, reading.name);
+            match &reading.thread {
+                // Its context is all that the runtime knows.
+                Ok(known) if known.facts.is_empty() && known.stack.calls.is_empty() => {}
+                Ok(known) => {
+                    let facts = facts(&known.facts);
+                    let _ = write!(text, "\n  thread {tid}  {name}{facts}\n");
+                    let is_in_stack = !known.stack.interpreter.is_empty();
+                    if !(is_in_stack && matches!(thread.stack, Some(Ok(_)))) {
+                        add_frames(&mut text, known.stack.frames());
+                    }
+                    if known.stack.is_truncated {
+                        text += "    and more\n";
+                    }
+                }
+                Err(error) => {
+                    let error = escape(&error.to_string());
+                    let _ = write!(text, "\n  thread {tid}  {name} can't be read: {error}\n");
+                }
+            }
+        }
+    }
+    for reading in &report.swept.tasks {
+        let name = reading.name;
+        match &reading.tasks {
+            Ok(tasks) => {
+                for task in tasks {
+                    let (context, facts) = (context(&task.context), facts(&task.facts));
+                    let _ = write!(text, "\n  task {}  {name}{facts}  {context}\n", task.id);
+                    add_frames(&mut text, task.frames.iter());
+                    if task.is_truncated {
+                        text += "    and more\n";
+                    }
+                }
+                if tasks.is_empty() {
+                    let _ = write!(text, "\n  no tasks of {name}\n");
+                }
+                if let Some(missing) = &reading.missing {
+                    let missing = escape(&missing.to_string());
+                    let _ = write!(text, "\n  other tasks of {name} can't be read: {missing}\n");
+                }
+                if reading.is_truncated {
+                    let _ = write!(text, "\n  and more tasks of {name}\n");
+                }
+            }
+            Err(error) => {
+                let error = escape(&error.to_string());
+                let _ = write!(text, "\n  tasks of {name} can't be read: {error}\n");
+            }
+        }
+    }
+    text
+}
+
+fn facts(facts: &Attributes) -> String {
+    let facts = pairs(facts);
+    facts.iter().map(|fact| format!("  {fact}")).collect()
+}
+
+fn context(found: &Found<Context>) -> String {
+    match found.attached() {
+        Some(context) => context_cells(context).join("  "),
+        None if matches!(found, Found::Unreadable(_)) => "unreadable".to_owned(),
+        None => "none attached".to_owned(),
+    }
+}
+
+fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame>) {
+    for frame in frames {
+        let place = match (frame.file.is_empty(), frame.line) {
+            (true, _) => String::new(),
+            (false, 0) => format!("  {}", frame.file),
+            (false, line) => format!("  {}:{line}", frame.file),
+        };
+        let _ = writeln!(text, "    {}{}", escape(frame.name()), escape(&place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflicts_are_counted_in_the_singular_and_plural() {
+        assert!(conflict(1).starts_with("1 thread has contexts from "));
+        assert!(conflict(2).starts_with("2 threads have contexts from "));
+    }
+}

@@ -1,0 +1,318 @@
+//! Reads all threads of a process, with a deadline and a memory bound.
+//!
+//! A single [`Thread::read`](crate::Thread::read) may be too early: the record is being rewritten, another reader has
+//! the thread stopped, a library was unloaded meanwhile. A [`Sweep`] reads again where that helps, ends at its
+//! deadline whatever the process does, and says which threads are missing, and why.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use otelctx_reader::sweep::{Sweep, ThreadReading};
+//! use otelctx_reader::{Found, Process};
+//!
+//! # fn main() -> Result<(), otelctx_reader::Error> {
+//! let mut process = Process::open(4711)?;
+//! let swept = Sweep::within(Duration::from_secs(2)).run(&mut process, &mut |thread: ThreadReading| {
+//!     match thread.context {
+//!         Ok(Found::Attached(context)) => println!("{} works on {}", thread.tid, context.trace_id),
+//!         Ok(_) => {}
+//!         Err(error) => eprintln!("{error}"),
+//!     }
+//! })?;
+//! if let Some(partial) = swept.partial {
+//!     eprintln!("only {partial}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod attempt;
+mod partial;
+mod reading;
+mod retry;
+mod runtimes;
+mod snapshot;
+mod visitor;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::attempt::{Limits, Results};
+pub use self::partial::{Partial, PartialReason};
+pub use self::reading::ThreadReading;
+use self::runtimes::StoppedRuntimes;
+pub use self::snapshot::{SnapshotSource, ThreadSnapshot};
+pub use self::visitor::Visitor;
+use crate::runtime::{Present, TaskReading};
+use crate::{ContextState, Error, Process, ThreadSupport};
+
+/// Fraction of the time for reading threads. The rest is for what the caller does with the results.
+const FOR_THREADS: f64 = 0.9;
+/// Additional time for checking whether libraries were unloaded, as a fraction of the time: without that
+/// check, no result is reliable.
+const FOR_MODULES: f64 = 0.1;
+/// Maximum number of times to read the threads if libraries are unloaded each time.
+const MAX_ATTEMPTS: usize = 3;
+
+/// Reads all threads of a process.
+pub struct Sweep<'s> {
+    start: Instant,
+    timeout: Duration,
+    max_bytes: usize,
+    mode: Mode<'s>,
+    is_native_only: bool,
+    is_unverified: bool,
+}
+
+/// How to read threads that are running.
+pub enum Mode<'s> {
+    /// Each is stopped for a few microseconds. A stop is tied to the OS thread that calls [`Sweep::run`], which
+    /// must end soon after it if a stop can time out: see [`stop`](crate::remote::stop).
+    Stop,
+    /// They are not read: each has [`Error::NotAsleep`].
+    Asleep,
+    /// All native contexts are read from this source, while the threads run. Runtimes are read of threads that
+    /// sleep.
+    Snapshot(&'s mut dyn SnapshotSource),
+}
+
+/// The result of a sweep, except for the threads.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Swept {
+    /// The process context, which names the attributes of records.
+    pub context: ContextState,
+    /// How the native contexts were read, or why there are none. An error if the deadline passed first.
+    pub support: Result<Arc<ThreadSupport>, Error>,
+    /// The language runtimes that the process contains.
+    pub runtimes: Arc<[Present]>,
+    /// Their tasks, with [`Options::tasks`](crate::Options::tasks).
+    pub tasks: Vec<TaskReading>,
+    /// Number of threads that were read.
+    pub read: usize,
+    /// Number of skipped threads that are the kernel's io_uring workers: they have no context.
+    pub kernel_workers: usize,
+    /// Which threads are missing, and why.
+    pub partial: Option<Partial>,
+}
+
+impl Swept {
+    /// Whether the process has native contexts, which were read.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        matches!(self.support.as_deref(), Ok(ThreadSupport::Readable(_)))
+    }
+}
+
+impl<'s> Sweep<'s> {
+    /// Default of [`Self::with_max_bytes`]: 30,000 threads with three attributes each take half of it.
+    pub const DEFAULT_MAX_BYTES: usize = 24 << 20;
+
+    /// A sweep that ends in `timeout`, counted from now, and stops running threads. Nine tenths of the time
+    /// are for reading threads. Checking whether libraries were unloaded meanwhile may exceed it by a tenth.
+    #[must_use]
+    pub fn within(timeout: Duration) -> Self {
+        Self {
+            start: Instant::now(),
+            timeout,
+            max_bytes: Self::DEFAULT_MAX_BYTES,
+            mode: Mode::Stop,
+            is_native_only: false,
+            is_unverified: false,
+        }
+    }
+
+    /// Maximum memory of the results, in bytes: no thread is read when those before exceed it. 24 MiB by default.
+    #[must_use]
+    pub fn with_max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
+    }
+
+    /// How to read threads that are running. They are stopped by default.
+    #[must_use]
+    pub fn with_mode(self, mode: Mode<'s>) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// Reads native contexts alone, whatever [`Options::runtimes`](crate::Options::runtimes) are.
+    #[must_use]
+    pub fn native_only(self) -> Self {
+        Self {
+            is_native_only: true,
+            ..self
+        }
+    }
+
+    /// Does not check whether libraries were unloaded meanwhile, for callers that only count contexts.
+    #[must_use]
+    pub fn unverified(self) -> Self {
+        Self {
+            is_unverified: true,
+            ..self
+        }
+    }
+
+    /// When threads are no longer read. Use it as [`Options::deadline`](crate::Options::deadline) if opening the process
+    /// counts as well.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        self.start + self.timeout.mul_f64(FOR_THREADS)
+    }
+
+    /// Reads the threads of a process, and calls `visitor` once for each, in the order of `/proc/PID/task` or of
+    /// the core file, when it is certain that the results are valid. Threads that end meanwhile are omitted.
+    ///
+    /// # Errors
+    /// If the process cannot be inspected.
+    pub fn run(self, process: &mut Process, visitor: &mut dyn Visitor) -> Result<Swept, Error> {
+        let before = process.options().deadline;
+        process.set_deadline(Some(self.deadline()));
+        let context = process.context();
+        process.set_deadline(before);
+        self.run_of(process, context?, visitor)
+    }
+
+    /// [`Self::run`] for a process context that was just read, and is not read again.
+    ///
+    /// # Errors
+    /// If the process cannot be inspected.
+    pub fn run_of(
+        mut self,
+        process: &mut Process,
+        mut context: ContextState,
+        visitor: &mut dyn Visitor,
+    ) -> Result<Swept, Error> {
+        let (deadline, never_stop) = (process.options().deadline, process.options().never_stop);
+        process.set_never_stop(never_stop || !matches!(self.mode, Mode::Stop));
+        let results = self.read_settled(process, &mut context, visitor);
+        process.set_deadline(deadline);
+        process.set_never_stop(never_stop);
+        let results = match results {
+            Err(error @ Error::Deadline { .. }) => {
+                return Ok(Swept {
+                    context,
+                    support: Err(error),
+                    runtimes: Arc::default(),
+                    tasks: Vec::new(),
+                    read: 0,
+                    kernel_workers: 0,
+                    partial: Some(Partial::nothing(
+                        process,
+                        PartialReason::Deadline(self.timeout),
+                    )),
+                });
+            }
+            results => results?,
+        };
+        let read = results.read();
+        for thread in results.threads {
+            visitor.visit(thread);
+        }
+        Ok(Swept {
+            context,
+            support: Ok(results.support),
+            runtimes: results.runtimes,
+            tasks: results.tasks,
+            read,
+            kernel_workers: results.kernel_workers,
+            partial: results.partial,
+        })
+    }
+
+    /// Reads the threads; again if a library was unloaded meanwhile, because other data may have
+    /// taken the place of its variable.
+    fn read_settled(
+        &mut self,
+        process: &mut Process,
+        context: &mut ContextState,
+        visitor: &mut dyn Visitor,
+    ) -> Result<Results, Error> {
+        process.set_deadline(Some(self.deadline()));
+        let mut results = self.read_threads(process, context, visitor)?;
+        let mut attempts = 1;
+        while !self.is_unverified && !self.are_modules_unchanged(process)? {
+            if attempts == MAX_ATTEMPTS || self.is_late() {
+                results.forget(PartialReason::Modules(self.timeout));
+                break;
+            }
+            process.set_deadline(Some(self.deadline()));
+            *context = process.context()?;
+            results = self.read_threads(process, context, visitor)?;
+            attempts += 1;
+        }
+        Ok(results)
+    }
+
+    /// Whether the modules stayed the same while the threads were read. False if there was no time
+    /// to check.
+    fn are_modules_unchanged(&self, process: &mut Process) -> Result<bool, Error> {
+        let end = self.start + self.timeout.mul_f64(1.0 + FOR_MODULES);
+        process.set_deadline(Some(end));
+        let unchanged = match process.modules_unchanged() {
+            Ok(false) => process.variables_unchanged(),
+            unchanged => unchanged,
+        };
+        match unchanged {
+            Err(Error::Deadline { .. }) => Ok(false),
+            // Also if the process has ended: data that was read from it is valid.
+            unchanged => Ok(unchanged.unwrap_or(true)),
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline()
+    }
+
+    /// Reads each thread once, and the tasks.
+    fn read_threads(
+        &mut self,
+        process: &mut Process,
+        context: &ContextState,
+        visitor: &mut dyn Visitor,
+    ) -> Result<Results, Error> {
+        let limits = Limits {
+            deadline: self.deadline(),
+            timeout: self.timeout,
+            max_bytes: self.max_bytes,
+        };
+        let present = if self.is_native_only {
+            Arc::default()
+        } else {
+            process.runtimes()?
+        };
+        // The list has no end if a process creates threads as fast as they are listed.
+        let now = Instant::now();
+        let half = now + limits.deadline.saturating_duration_since(now) / 2;
+        let listed = process.threads_of(context, || Instant::now() < half)?;
+        let support = listed.support.clone();
+        let Some(first) = listed.threads.first() else {
+            let none = StoppedRuntimes::default();
+            let mut results = attempt::read_each(&listed, &none, limits, visitor);
+            drop(listed);
+            results.count_unlisted(process);
+            return Ok(results);
+        };
+        let runtimes = StoppedRuntimes::start(first.process(), present, limits.deadline)?;
+        visitor.begin(first.process(), limits.deadline);
+        let source = match (&*support, &mut self.mode) {
+            (ThreadSupport::Readable(variables), Mode::Snapshot(source)) => {
+                Some((source, variables))
+            }
+            _ => None,
+        };
+        let mut results = if source.is_some() {
+            attempt::read_asleep(&listed, &runtimes, limits, visitor)
+        } else {
+            attempt::read_each(&listed, &runtimes, limits, visitor)
+        };
+        visitor.end(first.process());
+        results.tasks = runtimes.tasks(first.process(), &support);
+        // The process may have been stopped as a whole until here.
+        drop((runtimes, listed));
+        results.count_unlisted(process);
+        if let Some((source, variables)) = source {
+            results.add_snapshot(source.threads(process, variables), limits)?;
+        }
+        Ok(results)
+    }
+}

@@ -1,0 +1,31 @@
+//! Contexts that are read while threads run.
+
+use otelctx_format::record::Context;
+use otelctx_sample::Found;
+
+use crate::{Error, Process, ThreadVariables};
+
+/// Reads the contexts of all threads of a process while they run, such as a program in the kernel.
+pub trait SnapshotSource: Send {
+    /// Reads the context of each thread, in the order of their IDs, from these variables of the process.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if the source failed: that is then the error of each thread. Any other error ends the
+    /// sweep.
+    fn threads(
+        &mut self,
+        process: &mut Process,
+        variables: &ThreadVariables,
+    ) -> Result<Vec<ThreadSnapshot>, Error>;
+}
+
+/// A thread and its context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadSnapshot {
+    /// Its thread ID.
+    pub tid: i32,
+    /// Its name.
+    pub name: String,
+    /// The outcome of reading its context; never [`Found::NotPublished`].
+    pub context: Found<Context>,
+}

@@ -1,0 +1,51 @@
+//! What a sweep calls.
+
+use std::time::Instant;
+
+use otelctx_remote::Stopped;
+
+use super::ThreadReading;
+use crate::{Process, Thread};
+
+/// Receives the threads of a sweep. A closure that takes a [`ThreadReading`] is one.
+///
+/// The other methods are for reading something else of each thread at the same moment as its context, such as
+/// its stack.
+pub trait Visitor {
+    /// Receives a thread: once for each, when it is certain that the results are valid.
+    fn visit(&mut self, thread: ThreadReading);
+
+    /// Called before threads are read; again if all of them have to be read again. What was read before does not
+    /// count then.
+    fn begin(&mut self, process: &Process, deadline: Instant) {
+        let _ = (process, deadline);
+    }
+
+    /// Reads a thread with `read`, which may be called several times: the last result counts. `stopped` is the
+    /// thread, if the whole process is stopped. A visitor that stops the thread itself passes that to `read`.
+    fn read(
+        &mut self,
+        thread: &Thread<'_>,
+        stopped: Option<&Stopped>,
+        read: &mut dyn FnMut(Option<&Stopped>) -> ThreadReading,
+    ) -> ThreadReading {
+        let _ = thread;
+        read(stopped)
+    }
+
+    /// Memory of what this visitor keeps of the threads that were read, in bytes.
+    fn memory(&self) -> usize {
+        0
+    }
+
+    /// Called after the threads were read, while the process is stopped if it was stopped as a whole.
+    fn end(&mut self, process: &Process) {
+        let _ = process;
+    }
+}
+
+impl<F: FnMut(ThreadReading)> Visitor for F {
+    fn visit(&mut self, thread: ThreadReading) {
+        self(thread);
+    }
+}
