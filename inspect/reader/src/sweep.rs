@@ -31,6 +31,7 @@ mod partial;
 mod reading;
 mod retry;
 mod runtimes;
+mod settle;
 mod snapshot;
 mod visitor;
 

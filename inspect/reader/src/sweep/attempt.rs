@@ -9,8 +9,8 @@ use otelctx_sample::Found;
 
 use super::partial::{Partial, PartialReason};
 use super::reading::{Outcome, ThreadReading, failed, memory_of};
-use super::retry::settle;
 use super::runtimes::StoppedRuntimes;
+use super::settle::settle;
 use super::snapshot::ThreadSnapshot;
 use super::visitor::Visitor;
 use crate::runtime::{Present, RuntimeReading, TaskReading, ThreadState};

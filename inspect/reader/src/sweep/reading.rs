@@ -8,7 +8,7 @@ use otelctx_remote as remote;
 use otelctx_sample::{Found, NamedFrame};
 use remote::Stopped;
 
-use super::retry::read_state;
+use super::retry::while_traced;
 use crate::runtime::{Present, RuntimeError, RuntimeReading, ThreadState};
 use crate::{Error, StopReason, Thread, ThreadSupport};
 
@@ -50,7 +50,7 @@ impl ThreadReading {
         {
             return Self::new(tid, name, Ok(why.found()));
         }
-        match read_state(thread, present, stopped) {
+        match while_traced(|| thread.state(present, stopped)) {
             Ok(state) => Self::of_state(tid, name, state),
             Err(error) => {
                 let runtimes = match &error {

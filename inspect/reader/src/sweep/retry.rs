@@ -1,68 +1,58 @@
-//! Retries reads that failed because of bad timing.
+//! Retries reading a thread that another reader has stopped.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use otelctx_remote as remote;
-use remote::Stopped;
 
-use super::reading::Outcome;
-use crate::runtime::{Present, ThreadState};
-use crate::{Error, Thread};
+use crate::Error;
 
-/// Delays before retrying to read a thread that another reader has stopped, which takes
-/// microseconds.
+/// Delays before retrying: the other reader takes microseconds.
 const WAITS: [Duration; 4] = [
     Duration::from_micros(200),
     Duration::from_millis(1),
     Duration::from_millis(3),
     Duration::from_millis(10),
 ];
-/// Delays before reading all invalid records again. A record that is being rewritten is valid again
-/// after less than a microsecond, unless its thread loses its CPU in between.
-const WAITS_FOR_VALID: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
-/// Reads a thread, and retries while another reader has it stopped.
-pub(super) fn read_state(
-    thread: &Thread<'_>,
-    present: &[Present],
-    stopped: Option<&Stopped>,
-) -> Result<ThreadState, Error> {
+/// Calls `read`, and again while another reader has the thread stopped.
+pub(super) fn while_traced<T>(mut read: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for wait in WAITS {
-        match thread.state(present, stopped) {
+        match read() {
             Err(Error::Remote(remote::Error::AlreadyTraced { .. })) => sleep(wait),
-            state => return state,
+            result => return result,
         }
     }
-    thread.state(present, stopped)
+    read()
 }
 
-/// Reads the threads with invalid records again, until `deadline`. Returns those whose records are still
-/// invalid: the threads have detached them that way. `None` if there was not enough time.
-pub(super) fn settle(
-    mut invalid: Vec<usize>,
-    deadline: Instant,
-    mut read: impl FnMut(usize) -> Outcome,
-) -> Option<Vec<usize>> {
-    let mut detached = Vec::new();
-    for wait in WAITS_FOR_VALID {
-        if invalid.is_empty() {
-            break;
-        }
-        if Instant::now() + wait >= deadline {
-            return None;
-        }
-        sleep(wait);
-        invalid.retain(|index| match read(*index) {
-            Outcome::Invalid { is_asleep: false } => true,
-            // A sleeping thread does not write.
-            Outcome::Invalid { is_asleep: true } => {
-                detached.push(*index);
-                false
-            }
-            _ => false,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the result of the attempt with this number, and the number of attempts.
+    fn attempts(succeeds_at: usize) -> (bool, usize) {
+        let mut attempts = 0;
+        let result = while_traced(|| {
+            attempts += 1;
+            let (pid, tid, tracer) = (7, 7, 1);
+            let traced = remote::Error::AlreadyTraced { pid, tid, tracer };
+            (attempts == succeeds_at).then_some(()).ok_or(traced.into())
         });
+        (result.is_ok(), attempts)
     }
-    detached.append(&mut invalid);
-    Some(detached)
+
+    #[test]
+    fn a_traced_thread_is_read_four_more_times() {
+        assert_eq!(attempts(1), (true, 1));
+        assert_eq!(attempts(5), (true, 5));
+        assert_eq!(attempts(6), (false, 5));
+        let mut attempts = 0;
+        let other = while_traced::<()>(|| {
+            attempts += 1;
+            Err(Error::NotAsleep { tid: 7 })
+        });
+        assert!(other.is_err());
+        assert_eq!(attempts, 1);
+    }
 }
