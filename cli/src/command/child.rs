@@ -32,8 +32,9 @@ impl Waiting {
         let ((pid_reader, pid_writer), (gate_reader, gate_writer)) = (pipe()?, pipe()?);
         let (pid_pipe, gate_pipe) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
         let opens = gate_writer.as_raw_fd();
-        // SAFETY: between fork and exec only getpid(2), write(2), close(2) and read(2) are called,
-        // on descriptors that are open until then; an error of a number allocates nothing.
+        // SAFETY: a closure between fork and exec may only call async-signal-safe functions. This one calls getpid(2),
+        // write(2), close(2) and read(2), on descriptors that this function keeps open until the spawn, and creates an
+        // error from a number, which allocates nothing.
         unsafe {
             program.pre_exec(move || {
                 let pid = libc::getpid().to_ne_bytes();
@@ -96,7 +97,7 @@ pub(super) fn cannot_start(command: &[OsString]) -> impl Fn(io::Error) -> Error 
     }
 }
 
-/// Whether the child has ended. Does not reap it, and ignores its stops: while the ptrace sampler
+/// Returns true if the child has ended. Does not reap it, and ignores its stops: while the ptrace sampler
 /// stops it, its parent is notified of them.
 pub(super) fn has_ended(child: &Child) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;

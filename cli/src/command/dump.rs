@@ -142,12 +142,12 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     };
     let mut names = Names::new(symbols);
     if arguments.all {
-        let means = all::Means {
+        let tools = all::Tools {
             snapshots,
             stacks,
             names,
         };
-        return all::run(&options, arguments.deadline, means);
+        return all::run(&options, arguments.deadline, tools);
     }
     let terminal = Terminal::of_stdout();
     match (&arguments.core, arguments.pid) {
@@ -155,7 +155,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             let stacks = stacks.as_ref();
             let mut report = core::dump(core, &arguments.sysroot, options, stacks)?;
             names.resolve(&mut report);
-            tell(&report, arguments.json, &terminal)
+            write_report(&report, arguments.json, &terminal)
         }
         // One of them is required.
         (None, pid) => {
@@ -167,7 +167,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
                 let mut report = ManuallyDrop::new(report);
                 worker.end();
                 names.resolve(&mut report);
-                tell(&report, arguments.json, &terminal)
+                write_report(&report, arguments.json, &terminal)
             })
         }
     }
@@ -178,8 +178,7 @@ fn source(snapshots: &mut Option<Snapshots>) -> Option<&mut dyn SnapshotSource> 
     snapshots.as_mut().map(|it| it as &mut dyn SnapshotSource)
 }
 
-/// Writes what was found.
-fn tell(report: &Report, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
+fn write_report(report: &Report, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
     terminal::write(|out| {
         if as_json {
             write(&json::of(report), out)
@@ -196,7 +195,7 @@ fn tell(report: &Report, as_json: bool, terminal: &Terminal) -> Result<Status, E
     })
 }
 
-/// Says on standard error what is missing, and what would give it.
+/// Reports on standard error what is missing, and how to get it.
 fn explain(report: &Report) {
     let pid = report.pid.unwrap_or_default();
     if let Some(partial) = &report.swept.partial {

@@ -1,4 +1,4 @@
-//! Which processes, samples and attribute to show in `record` and `top`.
+//! Selects the processes, samples and attribute of `record` and `top`.
 
 use std::collections::HashSet;
 use std::iter;
@@ -31,7 +31,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Whether all samples are kept.
+    /// Returns true if all samples are kept.
     pub(super) fn is_empty(&self) -> bool {
         self.resource.is_empty() && self.trace.is_none()
     }
@@ -56,7 +56,7 @@ impl Filter {
         all - recording.samples.len()
     }
 
-    /// Whether a sample passes, by what its process has published so far.
+    /// Returns true if a sample passes, by what its process has published so far.
     pub(super) fn keeps(&self, catalog: &Catalog, sample: &Sample) -> bool {
         let process = catalog.thread_facts(sample.thread).process;
         self.accepts(catalog.process(process)) && self.is_of_trace(catalog, sample)
@@ -88,7 +88,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Which of the running processes to sample.
+/// The running processes to sample.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Select {
     /// Sample the processes with this name: of their program's file, or as in /proc/PID/comm
@@ -217,7 +217,7 @@ fn control_group(text: &str) -> Result<String, String> {
     }
 }
 
-/// Whether a line of `/proc/PID/cgroup` (`ID:CONTROLLERS:PATH`, cgroups(7)) means this group or one in
+/// Returns true if a line of `/proc/PID/cgroup` (`ID:CONTROLLERS:PATH`, cgroups(7)) means this group or one in
 /// it. In version 1 of control groups, the directory of a group is below that of its controllers, to which
 /// links with the name of each lead; beside it, version 2 has the directory `unified` (systemd,
 /// docs/CGROUP_DELEGATION.md).

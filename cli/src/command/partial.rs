@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::MORE_TIME;
 use crate::output::text::grouped;
 
-/// How many threads were read, and why not more.
+/// Says how many threads were read, and why not more.
 pub(super) fn sentence(partial: &Partial) -> String {
     let (read, of) = (grouped(partial.read), grouped(partial.of));
     format!("{read} of {of} threads: {}", partial.why)
 }
 
-/// How to read the rest.
+/// Says how to read the rest.
 pub(super) fn hint(partial: &Partial) -> Option<&'static str> {
     match partial.why {
         PartialReason::Deadline(_) | PartialReason::Modules(_) => Some(MORE_TIME),

@@ -1,4 +1,4 @@
-//! `otelctx ps`: every process that publishes a process context.
+//! `otelctx ps` lists the processes that publish a process context.
 
 mod row;
 mod watch;
@@ -73,7 +73,7 @@ struct Skipped {
     not_permitted: usize,
     too_many_mappings: Vec<i32>,
     failed: Vec<Failure>,
-    /// How to get permission; not in JSON, because it is for people.
+    /// Hint for getting permission; not in JSON, because it is for people.
     #[serde(skip)]
     hint: Option<String>,
 }
@@ -137,7 +137,7 @@ fn gather(arguments: &Arguments, runtimes: &Runtimes) -> Result<Listing, Error> 
 enum Inspected {
     /// Its row, and the location of its context if it could be read.
     Row(Box<Row>, Option<Place>),
-    /// Why it was skipped, and how to get permission.
+    /// The reason for skipping it, and the hint for getting permission.
     Skipped(Skipped, Option<String>),
 }
 

@@ -23,7 +23,7 @@ pub(super) fn unless_ended<T>(
     Err(Error::NotStopped { tid: pid })
 }
 
-/// Whether there is no program with this ID: a process that is exiting has no executable, and
+/// Returns true if there is no program with this ID: a process that is exiting has no executable, and
 /// neither does a kernel thread.
 fn has_ended(pid: i32) -> bool {
     let executable = remote::Process::open(pid).and_then(|process| process.executable());

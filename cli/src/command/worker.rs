@@ -33,9 +33,9 @@ use crate::suspend;
 /// Periods without progress, 2 s in all, after which a worker is abandoned. A worker that computes,
 /// waits for a thread to stop or goes on to the next process makes progress.
 const MAX_STALLED_PERIODS: u32 = 20;
-/// How long a target may stall a worker.
+/// Time for which a target may stall a worker.
 const STALL_TIMEOUT: Duration = Duration::from_millis(PERIOD as u64 * MAX_STALLED_PERIODS as u64);
-/// How long the inspection of one process may exceed its deadline, whatever progress it makes: each
+/// Time by which the inspection of one process may exceed its deadline, whatever progress it makes: each
 /// page that arrives late is progress. On a busy machine, an inspection also ends late.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -121,7 +121,7 @@ pub(super) fn one(
     }
 }
 
-/// How a worker ended.
+/// The end of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// It exited with this status; -1 if a signal killed it.
@@ -130,11 +130,11 @@ enum End {
     Abandoned(i32, Duration),
 }
 
-/// Has the thread that inspects use the heap of the first one, which waits for it. One of its own would grow by a page
-/// at a time, each by a system call (glibc, malloc/arena.c, `grow_heap`).
-fn use_one_heap() {
+/// Limits malloc to one arena: a second, for the thread that inspects, would grow by a page at a time, each by a system
+/// call (glibc, malloc/arena.c, `grow_heap`).
+fn use_one_arena() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes numbers alone, and this process has one thread.
+    // SAFETY: mallopt(3) must not be called while another thread allocates. The worker calls it before it starts one.
     unsafe {
         nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1);
     }
@@ -156,14 +156,15 @@ fn run(
     let mut blocked = Some(suspend::block());
     let started = start(|| {
         readers = None;
-        use_one_heap();
+        use_one_arena();
         suspend::be_worker();
         blocked = None;
         let redirected = dup2_stdout(&stdout).and_then(|()| dup2_stderr(&stderr));
         drop((stdout, stderr));
-        let status = match redirected.is_ok() {
-            true => work(&Worker { inspected, pipe }),
-            false => NOT_STARTED,
+        let status = if redirected.is_ok() {
+            work(&Worker { inspected, pipe })
+        } else {
+            NOT_STARTED
         };
         let _ = io::stdout().flush();
         status.into()
@@ -219,17 +220,22 @@ fn follow(
                 let now = (inspected.load(Ordering::Acquire), cpu_time(child));
                 // Periods are counted instead of reading a clock: time in which this process is
                 // stopped, for example by Ctrl-Z, does not count.
-                let count = |periods, same: bool| match same && now.0 != NONE {
-                    true => periods + 1,
-                    false => 0,
+                let count = |periods, same: bool| {
+                    if same && now.0 != NONE {
+                        periods + 1
+                    } else {
+                        0
+                    }
                 };
                 stalled = count(stalled, now == progress);
                 inspecting = count(inspecting, now.0 == progress.0);
                 progress = now;
-                let waited = match () {
-                    () if stalled >= MAX_STALLED_PERIODS.into() => STALL_TIMEOUT,
-                    () if inspecting >= max_periods => timeout,
-                    () => return Continue(true),
+                let waited = if stalled >= MAX_STALLED_PERIODS.into() {
+                    STALL_TIMEOUT
+                } else if inspecting >= max_periods {
+                    timeout
+                } else {
+                    return Continue(true);
                 };
                 return Break(Ok(End::Abandoned(now.0, waited)));
             }
@@ -268,8 +274,9 @@ fn cpu_time(process: Pid) -> Option<Duration> {
 fn shared() -> io::Result<&'static AtomicI32> {
     let size = NonZero::new(size_of::<AtomicI32>()).ok_or(Errno::EINVAL)?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping where the kernel chooses disturbs nothing.
+    // SAFETY: a mapping must not replace another one. The kernel chooses a free address for it.
     let page = unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }?;
-    // SAFETY: it is aligned to a page, is never unmapped, and starts as zeroes: NONE.
+    // SAFETY: the memory must be aligned, initialized and mapped for as long as the reference lives. The kernel aligned
+    // it to a page and filled it with zeroes (NONE), and nothing unmaps it.
     Ok(unsafe { page.cast::<AtomicI32>().as_ref() })
 }

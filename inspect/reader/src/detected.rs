@@ -19,7 +19,7 @@ pub struct Detected {
     /// From `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and the kernel: `process.pid`,
     /// `process.executable.name`, `process.executable.path`.
     pub resource: Attributes,
-    /// Whether the process's `OTEL_RESOURCE_ATTRIBUTES` is malformed, and was ignored.
+    /// The process's `OTEL_RESOURCE_ATTRIBUTES` is malformed, and was ignored.
     pub malformed_variable: bool,
 }
 

@@ -1,10 +1,11 @@
 //! Errors of reading contexts.
 
-use crate::thread_context::Unreadable;
 use otelctx_remote::MemoryError;
 use otelctx_sample::{Found, ReadStep};
 
-/// Why a process, or one of its threads, could not be read.
+use crate::unreadable::Unreadable;
+
+/// A process, or one of its threads, could not be read.
 ///
 /// If a process publishes nothing, or something unreadable, that is a result rather than an error:
 /// see [`ContextState`](crate::ContextState) and [`ThreadSupport`](crate::ThreadSupport).
@@ -27,7 +28,7 @@ pub enum Error {
     Deadline {
         /// The process.
         pid: i32,
-        /// What was not done, or not completed.
+        /// The action that was not done, or not completed.
         action: &'static str,
     },
     /// The threads of this process have no readable context.
@@ -78,7 +79,7 @@ pub enum Error {
         tid: i32,
         /// The value of its variable.
         pointer: u64,
-        /// What is missing.
+        /// The part that is missing.
         source: MemoryError,
     },
     /// The operation needs a running process, but this is a core file.
@@ -106,7 +107,7 @@ pub enum Error {
         tid: i32,
         /// The value of the variable.
         pointer: u64,
-        /// Why it is not a record.
+        /// The reason why it is not a record.
         reason: String,
     },
 }
@@ -130,7 +131,7 @@ impl Error {
         })
     }
 
-    /// Whether the process or the thread has ended.
+    /// Returns true if the process or the thread has ended.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         use otelctx_remote::Error as Remote;

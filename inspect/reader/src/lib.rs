@@ -39,23 +39,28 @@
 
 mod detected;
 mod error;
+mod options;
 mod process;
 mod process_context;
+mod reading;
+mod record;
 pub mod runtime;
 mod sleeping;
 pub mod sweep;
-mod thread_context;
+mod unreadable;
+mod variables;
 
 pub use detected::Detected;
 pub use error::Error;
+pub use options::Options;
 pub use otelctx_format as format;
 pub use otelctx_format::SYMBOL;
 pub use otelctx_remote as remote;
 pub use otelctx_remote::FileCache;
 pub use otelctx_sample as sample;
 pub use otelctx_sample::{Found, ReadStep};
-pub use process::{Options, Poll, Process, Threads};
+pub use process::{Poll, Process, StoppedThread, Thread, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
-pub use thread_context::{
-    Reading, StopReason, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
-};
+pub use reading::{Reading, StopReason};
+pub use unreadable::Unreadable;
+pub use variables::{ThreadSupport, ThreadVariables};

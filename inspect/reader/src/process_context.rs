@@ -27,7 +27,7 @@ const BACK_OFF: [Duration; 4] = [
     Duration::from_millis(2),
 ];
 
-/// What a process publishes about itself.
+/// The context that a process publishes about itself.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ProcessContext {
@@ -52,7 +52,7 @@ pub struct ProcessContext {
     pub others: Vec<u64>,
 }
 
-/// Whether a process publishes a context.
+/// The process context of a process, or that there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContextState {
     /// It does.
@@ -63,7 +63,7 @@ pub enum ContextState {
     Broken(Broken),
 }
 
-/// Why a published context could not be read.
+/// The reason why a published context could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Broken {
@@ -128,14 +128,14 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Whether a mapping has the name of a process context.
+/// Returns true if a mapping has the name of a process context.
 pub(crate) fn is_named(name: &[u8]) -> bool {
     MAPPING_PREFIXES
         .iter()
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether memory at `address` starts with the signature of a process context; `None` if it is
+/// Returns true if memory at `address` starts with the signature of a process context; `None` if it is
 /// missing.
 pub(crate) fn is_signed(memory: &dyn Memory, address: u64) -> Option<bool> {
     let mut start = [0; SIGNATURE.len()];
@@ -195,7 +195,7 @@ impl Found {
 pub(crate) struct Place {
     name: String,
     address: u64,
-    /// Whether the process is not running: retrying is pointless.
+    /// The process is not running: retrying is pointless.
     is_saved: bool,
 }
 
@@ -308,7 +308,7 @@ pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderByt
     Some(header)
 }
 
-/// Whether there is a context at `address`.
+/// Reads the context at `address`, if there is one.
 fn is_valid(memory: &dyn Memory, address: u64) -> bool {
     read_header(memory, address).is_some_and(|header| Header::decode(&header).is_ok())
 }

@@ -35,7 +35,7 @@ pub(crate) struct SleepingThreads(Mutex<State>);
 struct State {
     pointers: ThreadPointers,
     walks_left: u32,
-    /// Whether thread IDs in the process differ from the reader's, once known.
+    /// Thread IDs in the process differ from the reader's. `None` if unknown.
     namespaced: Option<bool>,
     /// The threads listed last, in ascending order of their IDs, with their cached data.
     threads: Vec<(i32, Option<Box<CachedThread>>)>,
@@ -70,7 +70,7 @@ struct CachedThread {
     is_found: bool,
 }
 
-/// How a thread was read.
+/// The last read of a thread.
 #[derive(Debug)]
 struct Last {
     thread_pointer: u64,
@@ -151,7 +151,8 @@ impl SleepingThreads {
                 return Asleep::Read(result);
             }
         }
-        if let (true, Some(files)) = (std::mem::take(&mut cached.is_found), &mut cached.files)
+        if std::mem::take(&mut cached.is_found)
+            && let Some(files) = &mut cached.files
             && !resolution.unplaced
             && let Some(pointer) = state.pointer((process, memory), resolution, cached.inner)
         {

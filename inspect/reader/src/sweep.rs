@@ -65,7 +65,7 @@ pub struct Sweep<'s> {
     is_unverified: bool,
 }
 
-/// How to read threads that are running.
+/// The way to read threads that are running.
 pub enum Mode<'s> {
     /// Each is stopped for a few microseconds. A stop is tied to the OS thread that calls [`Sweep::run`], which
     /// must end soon after it if a stop can time out: see [`stop`](crate::remote::stop).
@@ -83,7 +83,7 @@ pub enum Mode<'s> {
 pub struct Swept {
     /// The process context, which names the attributes of records.
     pub context: ContextState,
-    /// How the native contexts were read, or why there are none. An error if the deadline passed first.
+    /// How the native contexts were read, or why there are none. An error if there was no time to find out.
     pub support: Result<Arc<ThreadSupport>, Error>,
     /// The language runtimes that the process contains.
     pub runtimes: Arc<[Present]>,
@@ -93,12 +93,12 @@ pub struct Swept {
     pub read: usize,
     /// Number of skipped threads that are the kernel's io_uring workers: they have no context.
     pub kernel_workers: usize,
-    /// Which threads are missing, and why.
+    /// Threads are missing, for this reason.
     pub partial: Option<Partial>,
 }
 
 impl Swept {
-    /// Whether the process has native contexts, which were read.
+    /// Returns true if the process has native contexts, which were read.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         matches!(self.support.as_deref(), Ok(ThreadSupport::Readable(_)))
@@ -129,7 +129,7 @@ impl<'s> Sweep<'s> {
         Self { max_bytes, ..self }
     }
 
-    /// How to read threads that are running. They are stopped by default.
+    /// Sets the way to read threads that are running. They are stopped by default.
     #[must_use]
     pub fn with_mode(self, mode: Mode<'s>) -> Self {
         Self { mode, ..self }
@@ -153,7 +153,7 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// When threads are no longer read. Use it as [`Options::deadline`](crate::Options::deadline) if opening the process
+    /// The time after which no thread is read. Use it as [`Options::deadline`](crate::Options::deadline) if opening the process
     /// counts as well.
     #[must_use]
     pub fn deadline(&self) -> Instant {
@@ -244,8 +244,8 @@ impl<'s> Sweep<'s> {
         Ok(results)
     }
 
-    /// Whether the modules stayed the same while the threads were read. False if there was no time
-    /// to check.
+    /// Returns true if the modules stayed the same while the threads were read, and false if there was no
+    /// time to check.
     fn are_modules_unchanged(&self, process: &mut Process) -> Result<bool, Error> {
         let end = self.start + self.timeout.mul_f64(1.0 + FOR_MODULES);
         process.set_deadline(Some(end));

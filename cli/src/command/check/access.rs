@@ -1,4 +1,4 @@
-//! How code reaches the variable, and how the linker changed that.
+//! Checks how code reaches the variable, and how the linker changed that.
 
 use otelctx_reader::remote::Access;
 use otelctx_reader::remote::inspect::Inspection;
@@ -97,7 +97,7 @@ fn initial_exec(inspection: &Inspection, evidence: Option<String>) -> Finding {
     }
 }
 
-/// For libraries, and for programs linked without relaxation.
+/// Finding for libraries, and for programs linked without relaxation.
 fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<String>) -> Finding {
     let name = text::access(access);
     let evidence = evidence.map_or(String::new(), |evidence| format!(", {evidence}"));
@@ -163,16 +163,15 @@ fn bound_here(inspection: &Inspection, module: &Module) -> Option<Finding> {
         Machine::Aarch64 => "R_AARCH64_TLS_DTPMOD64 comes without R_AARCH64_TLS_DTPREL64",
         _ => "R_X86_64_DTPMOD64 comes without R_X86_64_DTPOFF64",
     };
-    let text = match in_next_word {
-        true => format!(
+    let text = if in_next_word {
+        format!(
             "the linker bound the library to its own variable: {names}, and the offset is in the \
              next word, which not every reader checks"
-        ),
-        false => {
-            "the linker bound the library to its own variable: its relocation names no symbol, so \
-             a variable of that name in the program is a different one"
-                .to_owned()
-        }
+        )
+    } else {
+        "the linker bound the library to its own variable: its relocation names no symbol, so \
+         a variable of that name in the program is a different one"
+            .to_owned()
     };
     Some(
         Finding::note("bound-here", text)

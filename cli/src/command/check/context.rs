@@ -31,7 +31,7 @@ pub(super) fn findings(
     }
 }
 
-/// Nothing is published. A forked child inherits nothing, which is often a mistake.
+/// The process publishes nothing. A forked child inherits nothing, which is often a mistake.
 fn absent(process: &Process, deadline: &Deadline) -> Finding {
     let status = process.running().ok().and_then(|it| it.status().ok());
     let parent = status.map_or(0, |status| status.parent);
@@ -40,16 +40,15 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
     let publishes = Process::with_options(parent, options)
         .and_then(|mut parent| parent.context())
         .is_ok_and(|state| matches!(state, ContextState::Published(_)));
-    let finding = match publishes {
-        true => Finding::problem(
-            "no-process-context",
-            format!(
-                "it publishes no process context; its parent, process {parent}, does, but a \
-                 forked child does not inherit it"
-            ),
-        )
-        .hint("Publish in the child, too, after each fork."),
-        false => Finding::problem("no-process-context", "it publishes no process context"),
+    let finding = if publishes {
+        let text = format!(
+            "it publishes no process context; its parent, process {parent}, does, but a forked \
+             child does not inherit it"
+        );
+        Finding::problem("no-process-context", text)
+            .hint("Publish in the child, too, after each fork.")
+    } else {
+        Finding::problem("no-process-context", "it publishes no process context")
     };
     finding
         .hint("At start-up, a Rust program calls  otelctx::ProcessContext::detect().publish()")
@@ -63,7 +62,7 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
         )
 }
 
-/// Nothing is published by this version of Node.js.
+/// A process of this version of Node.js publishes nothing.
 pub(super) fn absent_of_node(version: &str) -> Finding {
     Finding::problem("no-process-context", "it publishes no process context")
         .hint("Start it with  node --import otelctx/register")

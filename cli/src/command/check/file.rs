@@ -92,7 +92,7 @@ pub(super) fn linked(inspection: &Inspection, place: &str, path: &Path) -> Vec<F
     findings
 }
 
-/// Another word size or byte order.
+/// The file has another word size or byte order.
 fn foreign(bits: u8, big_endian: bool, machine: u16) -> (Subject, Vec<Finding>) {
     let finding = match (bits, big_endian) {
         (32, _) => thirty_two_bits(),
@@ -122,7 +122,7 @@ pub(super) fn thirty_two_bits() -> Finding {
     .hint("Build it for a 64-bit machine; on x86, with  -m64")
 }
 
-/// Why a module of a process cannot be inspected.
+/// Inspects a module of a process.
 pub(super) fn inspect(file: &std::fs::File) -> Result<Inspection, String> {
     match Contents::of(file, SYMBOL)? {
         Contents::Elf(inspection) => Ok(*inspection),

@@ -6,11 +6,10 @@ use super::fix::Line;
 use super::subject::Subject;
 use crate::output::terminal::{Style, Terminal, escape};
 
-/// What a finding means for readers.
+/// The effect of a finding on readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
-    /// As it should be.
     Ok,
     /// Readers succeed, but it is worth knowing.
     Note,
@@ -36,7 +35,7 @@ pub(super) struct Finding {
     /// Kind of storage, for a finding about storage in a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     storage: Option<&'static str>,
-    /// What to do about it, in sentences.
+    /// Sentences that say what to do about it.
     #[serde(
         rename = "hint",
         serialize_with = "join",
@@ -108,7 +107,7 @@ impl Finding {
         self
     }
 
-    /// Whether a reader would succeed despite these findings.
+    /// Returns true if a reader would succeed despite these findings.
     pub(super) fn are_readable(findings: &[Self]) -> bool {
         findings.iter().all(|it| it.level != Level::Problem)
     }
@@ -179,7 +178,6 @@ impl Answer {
         }
     }
 
-    /// Whether a reader would succeed.
     pub(super) fn readable(&self) -> bool {
         self.readable
     }

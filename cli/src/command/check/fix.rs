@@ -19,7 +19,6 @@ const CLANG: &str = "clang";
 const RUSTC: &str = "rustc";
 /// A program's build script.
 const BUILD_SCRIPT: &str = "build.rs";
-/// See [`cargo_config`].
 const CARGO_CONFIG: &str = ".cargo/config.toml";
 /// CMakeLists.txt
 const CMAKE: &str = "CMake";
@@ -51,9 +50,10 @@ pub(super) fn target_name(path: &Path) -> String {
         .and_then(|name| Some(name.split_once(".so")?.0));
     let name = library.unwrap_or(&name);
     let plain = |character: char| character.is_ascii_alphanumeric() || "_.+-".contains(character);
-    match !name.is_empty() && name.chars().all(plain) {
-        true => name.to_owned(),
-        false => "app".to_owned(),
+    if !name.is_empty() && name.chars().all(plain) {
+        name.to_owned()
+    } else {
+        "app".to_owned()
     }
 }
 
@@ -170,9 +170,10 @@ pub(super) fn use_lld(target: &str) -> Vec<Line> {
 
 /// Makes compilers use TLS descriptors. `other_model`: another model was selected explicitly.
 pub(super) fn descriptors(machine: Machine, target: &str, other_model: bool) -> Vec<Line> {
-    let model = match other_model {
-        true => " -ftls-model=global-dynamic",
-        false => "",
+    let model = if other_model {
+        " -ftls-model=global-dynamic"
+    } else {
+        ""
     };
     // On aarch64, clang supports nothing else and has no flag for it.
     let (gcc, clang) = match machine {

@@ -1,4 +1,4 @@
-//! `otelctx check FILE|PID`: whether a reader would find the contexts of this program.
+//! `otelctx check FILE|PID` finds out whether a reader would find the contexts of this program.
 
 mod access;
 mod addon;
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let terminal = Terminal::of_stdout();
     let Some(number) = number else {
         let answer = file::check(&arguments.target)?;
-        return tell(&answer, arguments.json, &terminal);
+        return write(&answer, arguments.json, &terminal);
     };
     let pid = number
         .parse()
@@ -64,12 +64,11 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         let runtimes = setup.runtimes.clone();
         let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline, runtimes))??;
         worker.end();
-        tell(&answer, arguments.json, &terminal)
+        write(&answer, arguments.json, &terminal)
     })
 }
 
-/// Writes what was found.
-fn tell(answer: &Answer, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
+fn write(answer: &Answer, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
     let text = if as_json {
         json::render(answer)
     } else {

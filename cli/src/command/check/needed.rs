@@ -26,7 +26,7 @@ const CONFIGURATION: &str = "/etc/ld.so.conf";
 pub(super) struct Libraries {
     /// The first that defines the variable, in the order in which the dynamic linker searches.
     pub(super) defining: Option<(PathBuf, Box<Inspection>)>,
-    /// How many were inspected.
+    /// Number of libraries that were inspected.
     pub(super) inspected: usize,
     /// Names of the libraries that were not found or could not be read.
     pub(super) missing: Vec<String>,

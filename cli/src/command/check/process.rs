@@ -40,7 +40,7 @@ const MAX_FILES: usize = 256;
 /// is one.
 const MAX_INSPECTED: usize = 16;
 
-/// What was found out about the threads.
+/// The findings, and what reading the threads took.
 pub(super) struct Checked {
     pub(super) findings: Vec<Finding>,
     /// Number of threads that were stopped.
@@ -128,7 +128,7 @@ fn check_native(
             check_threads(process, sweep.native_only(), checked)?;
         }
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
-            let (other, mut skipped) = (other_thing(process, deadline)?, unreadable);
+            let (other, mut skipped) = (other_symbol(process, deadline)?, unreadable);
             skipped.retain(|(module, _)| Some(module) != other.as_ref());
             let not_found = not_found(other.as_deref(), skipped.is_empty(), announced);
             checked.findings.push(not_found);
@@ -189,7 +189,7 @@ fn partly_read(partial: &Partial) -> Finding {
     }
 }
 
-/// Whether the process runs a 32-bit program.
+/// Returns true if the process runs a 32-bit program.
 fn is_32_bit(process: &Process) -> bool {
     let program = process.running().and_then(|it| Ok(it.open_executable()?));
     program.is_ok_and(|program| Contents::is_32_bit(&program))
@@ -238,7 +238,7 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
     findings
 }
 
-/// What the file shows, and what only the process can show.
+/// Findings about a variable: what its file shows, and what only the process can show.
 fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) -> Vec<Finding> {
     let module = variable.module.to_string_lossy();
     let place = format!(" in {module}");
@@ -277,7 +277,7 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
 fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspection, String> {
     let target = process.running().map_err(|error| error.to_string())?;
     let mut found = None;
-    let scan = target.file_mappings(until(deadline), &mut |mapping| {
+    let scan = target.file_mappings(scan_options(deadline), &mut |mapping| {
         let is_it = mapping.permissions.execute && mapping.name == name.as_bytes();
         if is_it && found.is_none() {
             let range = (mapping.start, mapping.end);
@@ -294,8 +294,8 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
     }
 }
 
-/// How mappings are scanned.
-fn until(deadline: &Deadline) -> ScanOptions {
+/// Options for scanning mappings.
+fn scan_options(deadline: &Deadline) -> ScanOptions {
     ScanOptions {
         deadline: Some(deadline.end()),
         ..ScanOptions::default()
@@ -303,14 +303,14 @@ fn until(deadline: &Deadline) -> ScanOptions {
 }
 
 /// The module that defines something else under the variable's name, if there is one.
-fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString>, ReaderError> {
+fn other_symbol(process: &Process, deadline: &Deadline) -> Result<Option<OsString>, ReaderError> {
     let target = process.running()?;
     let late = || ReaderError::Deadline {
         pid: target.pid(),
         action: "inspect its files",
     };
     let mut files: Vec<(Vec<u8>, Option<File>)> = Vec::new();
-    let scan = target.file_mappings(until(deadline), &mut |mapping| {
+    let scan = target.file_mappings(scan_options(deadline), &mut |mapping| {
         let new = mapping.permissions.execute
             && files.len() < MAX_FILES
             && !files.iter().any(|(name, _)| name == mapping.name);
@@ -335,7 +335,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
     Ok(None)
 }
 
-/// No module has the variable. `other` defines something else under that name; `all_read`: every
+/// Says that no module has the variable. `other` defines something else under that name; `all_read`: every
 /// module could be inspected.
 fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding {
     if let Some(module) = other {

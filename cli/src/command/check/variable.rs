@@ -64,7 +64,7 @@ pub(super) fn of_file(
     findings
 }
 
-/// An architecture that OTEP 4947 does not cover, or that is not this machine's.
+/// Says that OTEP 4947 does not cover this architecture, or that it is not this machine's.
 fn unsupported(machine: Machine) -> Option<Finding> {
     match machine {
         Machine::Other(_) => Some(
@@ -96,7 +96,7 @@ fn unsupported(machine: Machine) -> Option<Finding> {
     }
 }
 
-/// Defined, but not in the dynamic symbol table.
+/// The variable is defined, but not in the dynamic symbol table.
 fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     let own = |entry: &&Entry| entry.thread_local && entry.defined;
     let mut all = inspection.local.iter().chain(&inspection.dynamic);
@@ -150,7 +150,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     }
 }
 
-/// In a program linked with mold, which does not show why a variable is local.
+/// The program was linked with mold, which does not show why a variable is local.
 fn not_exported_by_mold(place: &str, target: &str) -> Finding {
     Finding::problem(
         "not-exported",
@@ -164,7 +164,7 @@ fn not_exported_by_mold(place: &str, target: &str) -> Finding {
     .fix(fix::declare_visible())
 }
 
-/// In a program from which the linker could have exported it.
+/// The linker could have exported the program's variable.
 pub(super) fn exportable(place: &str, target: &str) -> Finding {
     Finding::problem(
         "not-exported",
@@ -174,7 +174,7 @@ pub(super) fn exportable(place: &str, target: &str) -> Finding {
     .fix(fix::export(target))
 }
 
-/// In a program without a dynamic symbol table.
+/// The program has no dynamic symbol table.
 fn static_program(place: &str, target: &str) -> Finding {
     Finding::problem(
         "static",
@@ -236,23 +236,23 @@ pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
 
 /// A file without the variable.
 fn absent_from(inspection: &Inspection) -> Finding {
-    match inspection.stripped {
-        true => absent(format!(
-            "it exports no {SYMBOL}, and is stripped: its threads publish no context"
-        )),
-        false => absent(format!(
-            "it has no {SYMBOL}: its threads publish no context"
-        )),
-    }
+    let lacks = if inspection.stripped {
+        format!("it exports no {SYMBOL}, and is stripped")
+    } else {
+        format!("it has no {SYMBOL}")
+    };
+    absent(format!("{lacks}: its threads publish no context"))
 }
 
 /// A file without a definition of its own, whose libraries may have it. `uses`: its own code
 /// refers to the variable.
 pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Finding {
-    let own = match (uses, stripped) {
-        (true, _) => format!("it uses {SYMBOL} and does not define it"),
-        (false, true) => format!("it exports no {SYMBOL}, and is stripped"),
-        (false, false) => format!("it has no {SYMBOL}"),
+    let own = if uses {
+        format!("it uses {SYMBOL} and does not define it")
+    } else if stripped {
+        format!("it exports no {SYMBOL}, and is stripped")
+    } else {
+        format!("it has no {SYMBOL}")
     };
     if let Some((path, _)) = &libraries.defining {
         let text = format!("{own}: the definition is in {}", path.display());
@@ -272,10 +272,11 @@ pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Fi
     if libraries.missing.is_empty() && libraries.skipped.is_empty() {
         return absent(format!("{own}{inspected}: its threads publish no context"));
     }
-    let mut finding = match uses {
+    let mut finding = if uses {
         // Else it would not start.
-        true => Finding::note("defined-elsewhere", format!("{own}{inspected}")),
-        false => absent(format!("{own}{inspected}")),
+        Finding::note("defined-elsewhere", format!("{own}{inspected}"))
+    } else {
+        absent(format!("{own}{inspected}"))
     };
     let limit = format!("Not inspected, because the limit is {MAX_LIBRARIES} libraries");
     for (why, names) in [
@@ -301,14 +302,14 @@ fn first_of(names: &[String]) -> String {
     names[..names.len().min(MAX_NAMED)].join(", ") + &more
 }
 
-/// Nothing of that name.
+/// The file defines nothing of that name.
 pub(super) fn absent(text: String) -> Finding {
     Finding::problem("absent", text).hint(
         "Rust programs get it from the crate otelctx, others from a publisher for their language.",
     )
 }
 
-/// A definition that is not one pointer.
+/// The variable has another size than a pointer.
 pub(super) fn wrong_size(place: &str, size: u64) -> Option<Finding> {
     (size != SIZE).then(|| {
         Finding::problem(

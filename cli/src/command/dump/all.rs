@@ -28,7 +28,7 @@ struct Failed {
     error: String,
 }
 
-/// What a worker reports about a process, in addition to its line.
+/// The message of a worker about a process, in addition to its line.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     /// It could not be inspected; the hint says how to get permission.
@@ -46,17 +46,17 @@ struct Tally {
     not_written: Option<io::Error>,
 }
 
-/// What processes are inspected with, in addition to what every process is.
-pub(super) struct Means {
-    /// Without stopping threads.
+/// Tools that all processes share.
+pub(super) struct Tools {
+    /// With `--no-stop`.
     pub(super) snapshots: Option<Snapshots>,
-    /// How to walk stacks, if that was asked for.
+    /// With `--stacks`.
     pub(super) stacks: Option<StackOptions>,
     pub(super) names: Names,
 }
 
 /// Runs the command.
-pub(super) fn run(options: &Options, timeout: Duration, mut means: Means) -> Result<Status, Error> {
+pub(super) fn run(options: &Options, timeout: Duration, mut tools: Tools) -> Result<Status, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut tally = Tally::default();
@@ -64,7 +64,7 @@ pub(super) fn run(options: &Options, timeout: Duration, mut means: Means) -> Res
         &pids,
         timeout,
         |worker, pids| {
-            terminal::write(|out| write_all(worker, pids, options, timeout, &mut means, out))
+            terminal::write(|out| write_all(worker, pids, options, timeout, &mut tools, out))
         },
         |received| tally.receive(received),
     )?;
@@ -109,7 +109,7 @@ fn write_all(
     pids: &[i32],
     options: &Options,
     timeout: Duration,
-    means: &mut Means,
+    tools: &mut Tools,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut same = SameMemory::default();
@@ -123,8 +123,8 @@ fn write_all(
                 return Ok(None);
             }
             let inspection = inspection
-                .with_stacks(means.stacks.as_ref())
-                .with_snapshots(source(&mut means.snapshots));
+                .with_stacks(tools.stacks.as_ref())
+                .with_snapshots(source(&mut tools.snapshots));
             stop::on_own_thread(|| inspection.finish())?.map(Some)
         });
         worker.end();
@@ -132,7 +132,7 @@ fn write_all(
             // It publishes nothing, or has ended.
             Ok(None | Some(None)) => continue,
             Ok(Some(Some(mut report))) => {
-                means.names.resolve(&mut report);
+                tools.names.resolve(&mut report);
                 if let ContextState::Published(context) = &report.swept.context {
                     report.shares_memory_with = same.find_or_add(pid, Place::of(context));
                 }

@@ -49,7 +49,7 @@ pub(super) struct CoreReport {
     pub(super) signal: Option<String>,
     /// The thread that received the signal.
     pub(super) crashed_thread: Option<i32>,
-    /// What is missing, one sentence each.
+    /// One sentence for each missing part.
     pub(super) missing: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct ThreadReport {
     /// `None` if a core file does not contain it.
     pub(super) name: Option<OsString>,
     pub(super) context: Result<Found<Context>, String>,
-    /// Why it was stopped, if it was.
+    /// The reason if it was stopped.
     pub(super) stop: Option<StopReason>,
     /// Another source has a context with different IDs.
     pub(super) is_conflict: bool,
@@ -96,8 +96,8 @@ impl ThreadReport {
 }
 
 impl Report {
-    /// Whether something is published that is unreadable, or was not read. Publishing nothing is
-    /// not a problem.
+    /// Returns true if something is published that is unreadable, or was not read. Publishing
+    /// nothing is not a problem.
     pub(super) fn has_problem(&self) -> bool {
         let missing = self.core.as_ref().map_or(0, |core| core.missing.len());
         missing > 0
@@ -139,7 +139,7 @@ impl Report {
         }
     }
 
-    /// Whether the threads' contexts can be read.
+    /// Returns how the threads' contexts can be read, or why not.
     pub(super) fn support(&self) -> Support<'_> {
         match self.swept.support.as_deref() {
             Ok(ThreadSupport::Readable(variables)) => Support::Readable(variables),
@@ -174,7 +174,7 @@ impl Report {
     }
 }
 
-/// Whether the threads' contexts can be read.
+/// How the threads' contexts can be read, or why not.
 #[derive(Debug)]
 pub(super) enum Support<'r> {
     /// They can, from these variables.

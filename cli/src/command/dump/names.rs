@@ -38,8 +38,8 @@ fn offset(region: &Region, address: u64) -> u64 {
     inside.wrapping_add(region.offset)
 }
 
-/// What a symbolizer looks up.
-fn place(region: &Region, address: u64) -> u64 {
+/// The address at which a symbolizer looks up a function: an offset if the region has a file.
+fn lookup_address(region: &Region, address: u64) -> u64 {
     if region.module.has_file() {
         offset(region, address)
     } else {
@@ -75,7 +75,7 @@ impl Names {
             let of_region = self.known(region, code);
             let places: Vec<u64> = std::iter::zip(&region.lookups, &of_region)
                 .filter(|(_, functions)| functions.is_none())
-                .map(|(address, _)| place(region, *address))
+                .map(|(address, _)| lookup_address(region, *address))
                 .collect();
             functions.push(of_region);
             if !places.is_empty() {
@@ -129,7 +129,10 @@ impl Names {
             if let Some(named) = generated {
                 return Some(vec![function(&named)]);
             }
-            let key = (region.module.build_id.clone(), place(region, *address));
+            let key = (
+                region.module.build_id.clone(),
+                lookup_address(region, *address),
+            );
             self.known.get(&key).cloned()
         };
         region.lookups.iter().map(known).collect()

@@ -19,7 +19,7 @@ pub(super) struct Stack {
     pub(super) end: StackEnd,
     /// It was walked while the thread slept, from two registers.
     pub(super) is_asleep: bool,
-    /// What runtimes know of the thread was read at another moment: their frames belong to another stack.
+    /// Runtimes were read at another moment: their frames belong to another stack.
     pub(super) is_separate: bool,
 }
 
@@ -40,8 +40,8 @@ impl Stack {
         })
     }
 
-    /// The frames, with those of the thread's runtimes in place of the calls of their interpreters, and whether they are
-    /// those of a stack that a runtime executes on and that is not the thread's own: it is complete.
+    /// Returns the frames, with those of the thread's runtimes in place of the calls of their interpreters. The flag is
+    /// true if a runtime executes on a stack of its own: then the frames are complete.
     pub(super) fn mixed(
         &self,
         runtimes: &[RuntimeReading],
@@ -76,12 +76,12 @@ impl Stack {
         (mixed, own.is_some())
     }
 
-    /// Whether it lacks frames of the thread's runtimes, which are of another moment.
+    /// Returns true if it lacks frames of the thread's runtimes, which were read at another moment.
     pub(super) fn lacks_frames(&self, runtimes: &[RuntimeReading]) -> bool {
         self.is_separate && interpreted(runtimes).next().is_some()
     }
 
-    /// Why it is incomplete, if it is.
+    /// The reason if it is incomplete.
     pub(super) fn why_incomplete(&self) -> Option<String> {
         match &self.end {
             StackEnd::Start => None,
@@ -161,8 +161,8 @@ impl Named {
         place.map_or(&[], |place| &place.functions)
     }
 
-    /// Whether an address is in code that a runtime has generated for this function, and has no lines of its own. The
-    /// runtime's name stands for one that it has not announced yet, such as `[Python]`.
+    /// Returns true if an address is in code that a runtime has generated for this function, without lines of its own.
+    /// A function that the runtime has not announced yet has the runtime's name, such as `[Python]`.
     pub(super) fn is_generated_for(&self, address: u64, name: &str) -> bool {
         let [function] = self.functions(address) else {
             return false;
@@ -172,7 +172,7 @@ impl Named {
         is_it && function.line == 0 && self.is_anonymous(address)
     }
 
-    /// Whether an address is in memory without a file or another name.
+    /// Returns true if an address is in memory without a file or another name.
     pub(super) fn is_anonymous(&self, address: u64) -> bool {
         let place = self.places.get(&address);
         place.is_some_and(|it| self.modules[it.module].is_empty())

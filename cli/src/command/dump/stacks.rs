@@ -26,15 +26,15 @@ const MAX_TRIES: usize = 3;
 /// Minimum time to wait for a thread to stop, even if less is left until the deadline: once requested,
 /// the stop happens whether or not it is awaited.
 const MIN_STOP_TIMEOUT: Duration = Duration::from_millis(20);
-/// How long to wait before retrying.
+/// Delay before retrying.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How to walk stacks.
+/// Options for walking stacks.
 #[derive(Debug, Clone)]
 pub(super) struct StackOptions {
     /// The rules of unwind tables, which processes share.
     dictionary: Arc<Dictionary>,
-    /// Whether to stop sleeping threads whose stacks need it.
+    /// Stop sleeping threads whose stacks need it (`--stop-sleeping`).
     stop_sleeping: bool,
 }
 

@@ -84,7 +84,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     }
     text += &about_threads(report, terminal);
     text += &runtimes::head(report, terminal);
-    if let (true, Support::Readable(_)) = (report.running, report.support()) {
+    if report.running && report.swept.is_readable() {
         text += &terminal.sentence("  read      ", WHILE_THEY_RAN);
     } else if let (Support::Readable(_), Some(stopped)) =
         (report.support(), report.stopped_threads())
@@ -107,7 +107,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-/// How many threads were read, and how many of them were stopped.
+/// Says how many threads were read, and how many of them were stopped.
 fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
     let threads = count(report.threads.len(), "thread", "threads");
     let stopped = match (stopped, running) {
@@ -126,7 +126,7 @@ fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
     format!("{threads}, {stopped}{skipped}")
 }
 
-/// How the threads' contexts are read, or why there are none.
+/// Says how the threads' contexts are read, or why there are none.
 fn about_threads(report: &Report, terminal: &Terminal) -> String {
     let threads = count(report.threads.len(), "thread", "threads");
     let why = match report.support() {
@@ -174,7 +174,7 @@ fn head(report: &Report, terminal: &Terminal) -> String {
     format!("{}\n", head.trim_end())
 }
 
-/// Which core file it is, how the process ended, and what is missing.
+/// Says which core file it is, how the process ended, and what is missing.
 fn core_lines(core: &CoreReport, no_threads: bool, terminal: &Terminal) -> String {
     let file = escape(&core.file.to_string_lossy());
     let end = match (&core.signal, core.crashed_thread) {
@@ -190,7 +190,7 @@ fn core_lines(core: &CoreReport, no_threads: bool, terminal: &Terminal) -> Strin
     text + &more_missing(core.missing.len())
 }
 
-/// How many of `all` missing parts are not shown.
+/// Says how many of `all` missing parts are not shown.
 fn more_missing(all: usize) -> String {
     match all.saturating_sub(MAX_MISSING) {
         0 => String::new(),
@@ -198,7 +198,7 @@ fn more_missing(all: usize) -> String {
     }
 }
 
-/// Where the threads' contexts come from.
+/// Names the variables that the threads' contexts come from.
 fn source(variables: &ThreadVariables, forced: bool) -> String {
     let places: Vec<String> = variables
         .resolution

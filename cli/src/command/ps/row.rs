@@ -33,10 +33,10 @@ pub(super) struct Row {
     pub(super) threads: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) threads_with_trace: Option<usize>,
-    /// If only some threads were counted.
+    /// Only present if some threads were not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) partial: Option<Box<PartialJson>>,
-    /// Why the process context, or the threads' contexts, cannot be read.
+    /// The reason if the process context, or the threads' contexts, cannot be read.
     pub(super) unreadable: Option<String>,
     /// The threads' contexts were found although they are not in `.dynsym`: other readers may fail.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -60,7 +60,7 @@ pub(super) const COLUMNS: [(&str, Align); 6] = [
 ];
 
 impl Row {
-    /// For a process whose context was read.
+    /// Creates the row of a process whose context was read.
     pub(super) fn published(
         process: &mut Process,
         context: &ProcessContext,
@@ -91,7 +91,7 @@ impl Row {
         Ok(row)
     }
 
-    /// For a process whose context cannot be read.
+    /// Creates the row of a process whose context cannot be read.
     pub(super) fn broken(process: &Process, why: &Broken) -> Result<Self, Error> {
         Ok(Self {
             unreadable: Some(format!("broken process context: {why}")),
@@ -99,7 +99,7 @@ impl Row {
         })
     }
 
-    /// For a process that publishes nothing: what its environment says.
+    /// Creates the row of a process that publishes nothing, from its environment.
     pub(super) fn detected(process: &Process) -> Result<Self, Error> {
         let detected = process.detected()?;
         let service = detected_service(&detected.resource);

@@ -112,22 +112,12 @@ impl Watching {
         }
     }
 
-    /// What to print for an event, if anything.
+    /// Returns the line for an event, if there is one.
     fn entry(&mut self, Event { pid, change, .. }: Event) -> Option<(&'static str, Entry)> {
         let first = self.is_first;
         let row = match change {
-            Change::Ended => {
-                return self
-                    .shown
-                    .remove(&pid)
-                    .map(|row| ("ended", Entry::Row(row)));
-            }
-            Change::Withdrawn => {
-                return self
-                    .shown
-                    .remove(&pid)
-                    .map(|row| ("withdrawn", Entry::Row(row)));
-            }
+            Change::Ended => return Some(("ended", Entry::Row(self.shown.remove(&pid)?))),
+            Change::Withdrawn => return Some(("withdrawn", Entry::Row(self.shown.remove(&pid)?))),
             Change::Failed(error) => return self.failed(pid, &error),
             Change::Published(context) => {
                 let event = if first { "present" } else { "published" };
@@ -192,7 +182,7 @@ impl Watching {
     }
 }
 
-/// What to print about a process.
+/// The contents of a line.
 enum Entry {
     Row(Row),
     Failed(i32, String),

@@ -1,4 +1,4 @@
-//! What a process is read through: `/proc` while it runs, otherwise its core file or image.
+//! The source of all reads: `/proc` while a process runs, otherwise its core file or image.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,8 +7,7 @@ use std::ops::{ControlFlow, Deref};
 use otelctx_remote as remote;
 use remote::{LiveProcess, Memory, ProcessMemory, Target};
 
-use super::Options;
-use crate::Error;
+use crate::{Error, Options};
 
 /// The source of all reads.
 pub(crate) enum Subject {
@@ -78,7 +77,6 @@ impl Subject {
         Ok(())
     }
 
-    /// The name of thread `tid`; `None` if it was not saved.
     pub(crate) fn thread_name(&self, tid: i32) -> Result<Option<OsString>, Error> {
         Ok(match self {
             Self::Running { process, .. } => Some(process.thread_name(tid)?),

@@ -56,7 +56,9 @@ impl Results {
 
     /// Counts the threads that were not listed, if the list is incomplete.
     pub(super) fn count_unlisted(&mut self, process: &Process) {
-        if let (false, Some(partial)) = (self.is_list_complete, &mut self.partial) {
+        if !self.is_list_complete
+            && let Some(partial) = &mut self.partial
+        {
             partial.of = partial.of.max(process.thread_count());
         }
     }
@@ -72,7 +74,7 @@ impl Results {
         }
     }
 
-    /// Adds the native contexts of a snapshot to what runtimes know about the threads. If the snapshot failed, that is
+    /// Adds the native contexts of a snapshot to the readings of runtimes. If the snapshot failed, that is
     /// the error of each thread.
     pub(super) fn add_snapshot(
         &mut self,
@@ -124,7 +126,7 @@ impl Results {
     }
 }
 
-/// Reads the context of each thread, and what its runtimes know, until a limit is reached; then invalid records again:
+/// Reads the context and the runtimes of each thread, until a limit is reached; then invalid records again:
 /// one that still is invalid was detached that way.
 pub(super) fn read_each(
     listed: &Threads<'_>,
@@ -197,7 +199,7 @@ pub(super) fn read_each(
     results
 }
 
-/// Reads what runtimes know about the threads that sleep. Beyond a limit, each thread's reading says which.
+/// Reads the runtimes of the threads that sleep. Beyond a limit, the reading of each thread names the limit.
 pub(super) fn read_asleep(
     listed: &Threads<'_>,
     runtimes: &StoppedRuntimes,
@@ -230,7 +232,7 @@ pub(super) fn read_asleep(
     results
 }
 
-/// The limit that keeps another thread from being read, if any: readings of `kept` bytes are kept.
+/// Returns the limit that was exceeded, if any: readings of `kept` bytes are kept.
 fn exceeded(pid: i32, kept: usize, limits: Limits) -> Option<String> {
     if kept > limits.max_bytes {
         let limit = limits.max_bytes >> 20;

@@ -13,11 +13,11 @@ pub struct Partial {
     pub read: usize,
     /// Number of all threads, except threads that have ended since.
     pub of: usize,
-    /// Why not all were read.
+    /// The reason.
     pub why: PartialReason,
 }
 
-/// Why not all threads were read.
+/// The reason why not all threads were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PartialReason {

@@ -21,15 +21,15 @@ pub struct ThreadReading {
     /// Its name, at most 15 bytes, chosen by the process: escape it before printing it to a terminal. `None` if a
     /// core file does not contain it, or if it could not be read.
     pub name: Option<OsString>,
-    /// What it is working on, chosen from all sources.
+    /// Its context, chosen from all sources.
     pub context: Result<Found<Context>, Error>,
-    /// Whether sources have contexts with different trace or span IDs.
+    /// Sources have contexts with different trace or span IDs.
     pub is_conflict: bool,
-    /// What each runtime knows about it.
+    /// The reading of each runtime that knows it.
     pub runtimes: Vec<RuntimeReading>,
-    /// Why it was stopped, if it was.
+    /// The reason if it was stopped.
     pub stop: Option<StopReason>,
-    /// Whether the deadline left no time to stop it: with more time, it might be readable.
+    /// The deadline left no time to stop it. With more time, it might be readable.
     pub is_late: bool,
 }
 
@@ -119,7 +119,7 @@ impl ThreadReading {
     }
 }
 
-/// Estimated memory of what runtimes know about a thread, in bytes.
+/// Estimated memory of a thread's readings by runtimes, in bytes.
 pub(super) fn memory_of(runtimes: &[RuntimeReading]) -> usize {
     let of = |reading: &RuntimeReading| match &reading.thread {
         Ok(thread) => thread.stack.frames().map(NamedFrame::memory).sum(),

@@ -20,7 +20,7 @@ const MAX_READS: usize = 8;
 #[derive(Default)]
 pub(super) struct StoppedRuntimes {
     pub(super) present: Arc<[Present]>,
-    /// If the runtimes need that.
+    /// The process, if it was stopped as a whole.
     stopped: Option<StoppedProcess>,
 }
 

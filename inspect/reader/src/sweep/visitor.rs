@@ -1,4 +1,4 @@
-//! What a sweep calls.
+//! The receiver of a sweep's threads.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What language runtimes know, as JSON.
+//! The readings of language runtimes, as JSON.
 
 use otelctx_reader::Found;
 use otelctx_reader::format::process_context::Attributes;
@@ -53,7 +53,7 @@ fn facts(report: &Report, runtime: &str) -> Attributes {
 struct ThreadRuntimeJson<'r> {
     #[serde(flatten)]
     facts: AttributeMap,
-    /// If another source has a context of its own.
+    /// Only present if the thread's context is that of another source.
     #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<ContextJson<'r>>,
     frames: Vec<FrameJson<'r>>,

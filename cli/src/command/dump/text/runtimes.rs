@@ -1,4 +1,4 @@
-//! What language runtimes know, as text.
+//! The readings of language runtimes, as text.
 
 use std::fmt::Write;
 
@@ -109,10 +109,10 @@ fn context(found: &Found<Context>) -> String {
 
 fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame>) {
     for frame in frames {
-        let place = match (frame.file.is_empty(), frame.line) {
-            (true, _) => String::new(),
-            (false, 0) => format!("  {}", frame.file),
-            (false, line) => format!("  {}:{line}", frame.file),
+        let place = match (frame.file.as_str(), frame.line) {
+            ("", _) => String::new(),
+            (file, 0) => format!("  {file}"),
+            (file, line) => format!("  {file}:{line}"),
         };
         let _ = writeln!(text, "    {}{}", escape(frame.name()), escape(&place));
     }

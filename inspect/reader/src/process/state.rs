@@ -1,122 +1,18 @@
 //! Reads threads and tasks together with their runtimes.
 
-use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use otelctx_format::record::Context;
-use otelctx_remote::{Memory, Stopped, Target, Through};
-use otelctx_sample::Found;
+use otelctx_remote::{Memory, Stopped, Through};
+use otelctx_sample::{Found, ReadStep};
 
-use super::{
-    Chosen, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeProcess, RuntimeReading,
-    Scope, Task, ThreadView, choose,
+use super::Process;
+use super::thread::Thread;
+use crate::record::{decode, read_record};
+use crate::runtime::{
+    Present, RuntimeReading, Scope, TaskReading, ThreadState, ThreadView, read_thread,
 };
-use crate::{Error, Process, StopReason, Thread, ThreadSupport, Unreadable};
-
-/// A reading of a thread at one moment.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct ThreadState {
-    /// The native record; [`Found::NotPublished`] if the process publishes none.
-    pub native: Result<Found<Context>, Error>,
-    /// The runtimes' readings.
-    pub runtimes: Vec<RuntimeReading>,
-    /// Why the thread was stopped; `None` if it was not stopped.
-    pub stop: Option<StopReason>,
-}
-
-impl ThreadState {
-    /// Chooses what the thread is working on from all sources. An error of the native record counts
-    /// only if no runtime has a context.
-    ///
-    /// # Errors
-    /// The error of the native record.
-    pub fn choose(&self) -> Result<Chosen, &Error> {
-        let native = match &self.native {
-            Ok(found) => found.clone(),
-            Err(error) => error.found(),
-        };
-        let chosen = choose(native, &self.runtimes);
-        match (&self.native, chosen.context.attached()) {
-            (Err(error), None) => Err(error),
-            _ => Ok(chosen),
-        }
-    }
-}
-
-/// The tasks of a runtime.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct TaskReading {
-    /// [`Runtime::name`](super::Runtime::name).
-    pub name: &'static str,
-    /// Its tasks, or why they could not be read.
-    pub tasks: Result<Vec<Task>, RuntimeError>,
-    /// Why other tasks than these could not be read.
-    pub missing: Option<RuntimeError>,
-    /// There are more tasks than were kept: more than [`MAX_TASKS`] or [`MAX_TASK_BYTES`], or the
-    /// deadline passed.
-    pub is_truncated: bool,
-}
-
-impl TaskReading {
-    /// Tasks that could not be read.
-    pub fn failed(name: &'static str, why: impl Into<String>) -> Self {
-        Self {
-            name,
-            tasks: Err(RuntimeError::new(why)),
-            missing: None,
-            is_truncated: false,
-        }
-    }
-
-    fn of(
-        name: &'static str,
-        process: &dyn RuntimeProcess,
-        target: &dyn Target,
-        decode: &mut dyn FnMut(u64) -> Found<Context>,
-    ) -> Self {
-        let mut tasks = Vec::new();
-        let mut bytes = 0;
-        let mut is_truncated = false;
-        let is_late = || target.deadline().is_some_and(|end| Instant::now() >= end);
-        let visited = process.tasks(target, &mut |mut task| {
-            if let Some(record) = task.record {
-                task.context = decode(record);
-            }
-            bytes += task.memory();
-            is_truncated = tasks.len() == MAX_TASKS || bytes > MAX_TASK_BYTES || is_late();
-            if is_truncated {
-                return ControlFlow::Break(());
-            }
-            tasks.push(task);
-            ControlFlow::Continue(())
-        });
-        let (tasks, missing) = match visited {
-            Err(error) if tasks.is_empty() => (Err(error), None),
-            visited => (Ok(tasks), visited.err()),
-        };
-        Self {
-            name,
-            tasks,
-            missing,
-            is_truncated,
-        }
-    }
-}
-
-/// Whether the whole process must be stopped for these runtimes.
-#[must_use]
-pub fn scope(runtimes: &[Present]) -> Scope {
-    let is_whole = |present: &Present| {
-        let process = present.process.as_ref();
-        process.is_ok_and(|process| process.scope() == Scope::Process)
-    };
-    match runtimes.iter().any(is_whole) {
-        true => Scope::Process,
-        false => Scope::Thread,
-    }
-}
+use crate::{Error, StopReason, ThreadSupport, Unreadable};
 
 /// A process that publishes nothing natively is no error, and neither is one whose schema a runtime reads.
 fn not_published(
@@ -144,8 +40,14 @@ impl Process {
         let Some(target) = self.as_target() else {
             return Vec::new();
         };
-        let mut decode = |record| match support {
-            Some(ThreadSupport::Readable(variables)) => variables.record_at(&*target, record, self),
+        let mut decode = |address| match support {
+            Some(ThreadSupport::Readable(variables)) => {
+                let mut buffer = self.record_buffer();
+                match read_record(&*target, address, &mut buffer) {
+                    Ok(size) => decode(&buffer[..size], &variables.keys, || self.newer_keys()),
+                    Err(_) => Found::Unreadable(ReadStep::Record),
+                }
+            }
             _ => Found::NotPublished,
         };
         let read = |present: &Present| {
@@ -165,7 +67,7 @@ impl Thread<'_> {
     /// # Errors
     /// If it must be stopped, but cannot be.
     ///
-    /// [`RuntimeThread::is_settled`]: super::RuntimeThread::is_settled
+    /// [`RuntimeThread::is_settled`]: crate::runtime::RuntimeThread::is_settled
     pub fn state(
         &self,
         runtimes: &[Present],
@@ -205,7 +107,7 @@ impl Thread<'_> {
                 stop: None,
             });
         };
-        let mut record = self.buffer();
+        let mut record = self.process().record_buffer();
         let mut read = |memory: &dyn Memory, pointer: u64| {
             let native = match &variables {
                 Ok(variables) => variables.read(memory, self.tid(), pointer, &mut record),
@@ -213,7 +115,7 @@ impl Thread<'_> {
             };
             let view = ThreadView::new(self.tid(), pointer);
             let target = Through::new(&**target, memory);
-            (native, super::read_thread(&target, runtimes, view))
+            (native, read_thread(&target, runtimes, view))
         };
         let mut stop = None;
         let read = match stopped {
@@ -247,17 +149,20 @@ impl Thread<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
     use std::process::{Child, Command};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use otelctx_format::process_context::Attributes;
-    use otelctx_remote::TargetImage;
+    use otelctx_remote::{Target, TargetImage};
     use otelctx_sample::NamedFrame;
 
     use super::*;
     use crate::Options;
-    use crate::runtime::{RuntimeThread, Source};
+    use crate::runtime::{
+        MAX_TASK_BYTES, MAX_TASKS, RuntimeError, RuntimeProcess, RuntimeThread, Source, Task,
+    };
 
     /// A runtime whose list of tasks does not end.
     #[derive(Debug)]

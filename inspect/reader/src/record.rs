@@ -1,0 +1,119 @@
+//! Reads and decodes the record of a thread (OTEP 4947, "Reading").
+
+use otelctx_format::KeyMap;
+use otelctx_format::record::{self, Context};
+use otelctx_remote::{Memory, MemoryError};
+use otelctx_sample::Found;
+
+/// Unit in which memory is readable or not, in bytes: the page size of x86-64, and the smallest
+/// page size of aarch64.
+const PAGE: u64 = 4096;
+
+/// Decodes a record with these keys. `newer_keys` is called if one is unknown.
+pub(crate) fn decode(
+    record: &[u8],
+    keys: &KeyMap,
+    newer_keys: impl FnOnce() -> Option<KeyMap>,
+) -> Found<Context> {
+    let Ok(record) = record::decode(record) else {
+        return Found::Invalid;
+    };
+    let context = record.resolve(keys);
+    if context.skipped.unknown_key == 0 {
+        return Found::Attached(context);
+    }
+    Found::Attached(match newer_keys() {
+        Some(keys) => record.resolve(&keys),
+        None => context,
+    })
+}
+
+/// Reads the record at `pointer`, up to its announced size and the size of `buffer`, in bytes. Returns how many bytes it has:
+/// at least those of a header, if `buffer` has room for one.
+///
+/// # Errors
+/// If the record cannot be read.
+///
+/// # Panics
+/// If `buffer` is smaller than a header.
+pub fn read_record(
+    memory: &dyn Memory,
+    pointer: u64,
+    buffer: &mut [u8],
+) -> Result<usize, MemoryError> {
+    // One read is enough if a buffer's worth after the pointer lies in one page, which is readable
+    // as a whole. Otherwise, the memory after a short record may be unmapped.
+    let one_read = pointer % PAGE + buffer.len() as u64 <= PAGE;
+    let first = if one_read {
+        buffer.len()
+    } else {
+        record::HEADER_SIZE
+    };
+    memory.read(pointer, &mut buffer[..first])?;
+    let attributes = [
+        buffer[record::offset::ATTRIBUTES_SIZE],
+        buffer[record::offset::ATTRIBUTES_SIZE + 1],
+    ];
+    let announced = record::HEADER_SIZE + usize::from(u16::from_ne_bytes(attributes));
+    let size = announced.min(buffer.len());
+    if size > first {
+        memory.read(pointer + first as u64, &mut buffer[first..size])?;
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use otelctx_remote::memory::Image;
+
+    /// A record with this many bytes of attributes.
+    fn record(attributes: u16) -> Vec<u8> {
+        let mut bytes = vec![0xa5; record::HEADER_SIZE + usize::from(attributes)];
+        bytes[record::offset::ATTRIBUTES_SIZE..record::HEADER_SIZE]
+            .copy_from_slice(&attributes.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_record_may_end_where_its_mapping_ends() {
+        for attributes in [0, 1, 36, 612] {
+            let bytes = record(attributes);
+            let pointer = 2 * PAGE - bytes.len() as u64;
+            let mut image = Image::new();
+            image.map(pointer, bytes.clone());
+            let mut buffer = vec![0; record::RECOMMENDED_SIZE];
+            let size = read_record(&image, pointer, &mut buffer);
+            assert_eq!(size, Ok(bytes.len()));
+            assert_eq!(buffer[..bytes.len()], bytes);
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_up_to_the_buffers_size() {
+        let bytes = record(u16::MAX);
+        let mut image = Image::new();
+        image.map(PAGE, bytes.clone());
+        for size in [
+            record::HEADER_SIZE,
+            record::RECOMMENDED_SIZE,
+            record::MAX_SIZE,
+        ] {
+            let mut buffer = vec![0; size];
+            assert_eq!(read_record(&image, PAGE, &mut buffer), Ok(size));
+            assert_eq!(buffer, bytes[..size]);
+        }
+    }
+
+    #[test]
+    fn a_record_that_announces_more_than_is_mapped_is_an_error() {
+        let mut image = Image::new();
+        image.map(2 * PAGE - 40, record(12));
+        let mut longer = record(13);
+        longer.truncate(40);
+        image.map(2 * PAGE - 40, longer);
+        let mut buffer = vec![0; record::RECOMMENDED_SIZE];
+        assert!(read_record(&image, 2 * PAGE - 40, &mut buffer).is_err());
+        assert!(read_record(&image, u64::MAX - 1, &mut buffer).is_err());
+    }
+}

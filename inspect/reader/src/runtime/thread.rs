@@ -1,0 +1,96 @@
+//! The reading of a thread by a runtime.
+
+use otelctx_format::process_context::Attributes;
+use otelctx_format::record::Context;
+use otelctx_remote::Target;
+use otelctx_sample::Found;
+
+use super::gil::Gil;
+use super::stack::RuntimeStack;
+use super::{Present, RuntimeError, ThreadView};
+
+/// A thread, as its runtime shows it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RuntimeThread {
+    /// The context that the runtime shows. [`Found::NotPublished`] for a runtime without contexts.
+    pub context: Found<Context>,
+    /// The source of `context`.
+    pub source: Source,
+    /// The bytes of a native record (OTEP 4947) that the runtime leads to in its own way. If there is one, the
+    /// reader decodes it with the names that the process publishes, and it is `context`.
+    pub record: Option<Vec<u8>>,
+    /// False if the runtime was in the middle of a change that hides the context or the frames. Then the reader reads a
+    /// running process again, up to three times, 1 ms apart.
+    pub is_settled: bool,
+    /// The runtime's frames.
+    pub stack: RuntimeStack,
+    /// The thread's relation to the interpreter's global lock. `None` if the interpreter has none.
+    pub gil: Option<Gil>,
+    /// Other facts about the thread, shown next to the frames.
+    pub facts: Attributes,
+}
+
+impl RuntimeThread {
+    /// Creates a thread with this context and its source, without frames, a global lock or other facts.
+    #[must_use]
+    pub fn new(context: Found<Context>, source: Source) -> Self {
+        Self {
+            context,
+            source,
+            record: None,
+            is_settled: true,
+            stack: RuntimeStack::default(),
+            gil: None,
+            facts: Vec::new(),
+        }
+    }
+}
+
+/// Sources of a context, most reliable first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The native record (OTEP 4947).
+    Native,
+    /// Data that the runtime publishes for readers.
+    Runtime,
+    /// Labels for profilers, which contain IDs only by convention.
+    Labels,
+}
+
+/// The reading of a thread by one runtime.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuntimeReading {
+    /// [`Runtime::name`].
+    pub name: &'static str,
+    /// The result, or the reason why the thread could not be read.
+    pub thread: Result<RuntimeThread, RuntimeError>,
+}
+
+impl RuntimeReading {
+    /// [`RuntimeThread::is_settled`], or [`RuntimeError::in_a_change`].
+    pub(crate) fn is_settled(&self) -> bool {
+        match &self.thread {
+            Ok(thread) => thread.is_settled,
+            Err(error) => error.is_settled,
+        }
+    }
+}
+
+/// Reads a thread, which is stopped or asleep, or belongs to a core file, with the runtimes of its
+/// process. Runtimes that do not know the thread, or cannot be read, are omitted.
+pub fn read_thread(
+    target: &dyn Target,
+    runtimes: &[Present],
+    thread: ThreadView,
+) -> Vec<RuntimeReading> {
+    let read = |present: &Present| {
+        let process = present.process.as_ref().ok()?;
+        let thread = process.thread(target, thread).transpose()?;
+        Some(RuntimeReading {
+            name: present.name,
+            thread,
+        })
+    };
+    runtimes.iter().filter_map(read).collect()
+}
