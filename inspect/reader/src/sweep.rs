@@ -3,28 +3,6 @@
 //! A single [`Thread::read`](crate::Thread::read) may be too early: the record is being rewritten, another reader has
 //! the thread stopped, a library was unloaded meanwhile. A [`Sweep`] reads again where that helps, ends at its
 //! deadline whatever the process does, and says which threads are missing, and why.
-//!
-//! ```no_run
-//! use std::time::Duration;
-//!
-//! use otelctx_reader::sweep::{Sweep, ThreadReading};
-//! use otelctx_reader::{Found, Process};
-//!
-//! # fn main() -> Result<(), otelctx_reader::Error> {
-//! let mut process = Process::open(4711)?;
-//! let swept = Sweep::within(Duration::from_secs(2)).run(&mut process, &mut |thread: ThreadReading| {
-//!     match thread.context {
-//!         Ok(Found::Attached(context)) => println!("{} works on {}", thread.tid, context.trace_id),
-//!         Ok(_) => {}
-//!         Err(error) => eprintln!("{error}"),
-//!     }
-//! })?;
-//! if let Some(partial) = swept.partial {
-//!     eprintln!("only {partial}");
-//! }
-//! # Ok(())
-//! # }
-//! ```
 
 mod attempt;
 mod partial;
@@ -81,8 +59,6 @@ pub enum Mode<'s> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Swept {
-    /// The process context, which names the attributes of records.
-    pub context: ContextState,
     /// How the native contexts were read, or why there are none. An error if there was no time to find out.
     pub support: Result<Arc<ThreadSupport>, Error>,
     /// The language runtimes that the process contains.
@@ -170,38 +146,31 @@ impl<'s> Sweep<'s> {
         process.set_deadline(Some(self.deadline()));
         let context = process.context();
         process.set_deadline(before);
-        self.run_of(process, context?, visitor)
+        match context {
+            Err(error @ Error::Deadline { .. }) => Ok(self.nothing_read(process, error)),
+            context => self.run_of(process, &mut context?, visitor),
+        }
     }
 
-    /// [`Self::run`] for a process context that was just read, and is not read again.
+    /// [`Self::run`] for a process context that was just read. If the threads have to be read again, the context is read
+    /// again, too.
     ///
     /// # Errors
     /// If the process cannot be inspected.
     pub fn run_of(
         mut self,
         process: &mut Process,
-        mut context: ContextState,
+        context: &mut ContextState,
         visitor: &mut dyn Visitor,
     ) -> Result<Swept, Error> {
         let (deadline, never_stop) = (process.options().deadline, process.options().never_stop);
         process.set_never_stop(never_stop || !matches!(self.mode, Mode::Stop));
-        let results = self.read_settled(process, &mut context, visitor);
+        let results = self.read_settled(process, context, visitor);
         process.set_deadline(deadline);
         process.set_never_stop(never_stop);
         let results = match results {
             Err(error @ Error::Deadline { .. }) => {
-                return Ok(Swept {
-                    context,
-                    support: Err(error),
-                    runtimes: Arc::default(),
-                    tasks: Vec::new(),
-                    read: 0,
-                    kernel_workers: 0,
-                    partial: Some(Partial::nothing(
-                        process,
-                        PartialReason::Deadline(self.timeout),
-                    )),
-                });
+                return Ok(self.nothing_read(process, error));
             }
             results => results?,
         };
@@ -210,7 +179,6 @@ impl<'s> Sweep<'s> {
             visitor.visit(thread);
         }
         Ok(Swept {
-            context,
             support: Ok(results.support),
             runtimes: results.runtimes,
             tasks: results.tasks,
@@ -218,6 +186,19 @@ impl<'s> Sweep<'s> {
             kernel_workers: results.kernel_workers,
             partial: results.partial,
         })
+    }
+
+    /// The deadline passed before it was known how to read the threads.
+    fn nothing_read(&self, process: &Process, error: Error) -> Swept {
+        let why = PartialReason::Deadline(self.timeout);
+        Swept {
+            support: Err(error),
+            runtimes: Arc::default(),
+            tasks: Vec::new(),
+            read: 0,
+            kernel_workers: 0,
+            partial: Some(Partial::nothing(process, why)),
+        }
     }
 
     /// Reads the threads; again if a library was unloaded meanwhile, because other data may have
@@ -287,8 +268,8 @@ impl<'s> Sweep<'s> {
         let listed = process.threads_of(context, || Instant::now() < half)?;
         let support = listed.support.clone();
         let Some(first) = listed.threads.first() else {
-            let none = StoppedRuntimes::default();
-            let mut results = attempt::read_each(&listed, &none, limits, visitor);
+            let runtimes = StoppedRuntimes::default();
+            let mut results = attempt::read_each(&listed, &runtimes, limits, visitor);
             drop(listed);
             results.count_unlisted(process);
             return Ok(results);

@@ -49,6 +49,5 @@ pub fn checksum(number: i64, filler: &str) -> i64 {
 #[doc = include_str!("../../../publish/otelctx/README.md")]
 #[doc = include_str!("../../../publish/opentelemetry/README.md")]
 #[doc = include_str!("../../../publish/tracing/README.md")]
-#[doc = include_str!("../../../inspect/reader/README.md")]
 #[doc = include_str!("../../../docs/publishing.md")]
 pub struct Readme;

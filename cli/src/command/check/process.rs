@@ -415,11 +415,11 @@ pub(super) fn check_threads(
     } else if read > 0 || swept.partial.is_none() {
         findings.push(readable(troubled, read, attached, swept.partial.is_some()));
         if attached == 0 && swept.partial.is_none() {
-            let context = match &swept.context {
-                ContextState::Published(context) => Some(context),
+            let context = match process.context() {
+                Ok(ContextState::Published(context)) => Some(context),
                 _ => None,
             };
-            let resource = context.map(|it| &it.payload.resource);
+            let resource = context.as_deref().map(|it| &it.payload.resource);
             findings.push(none_attached(resource.and_then(attributes::language)));
         }
     }

@@ -133,7 +133,7 @@ fn write_all(
             Ok(None | Some(None)) => continue,
             Ok(Some(Some(mut report))) => {
                 tools.names.resolve(&mut report);
-                if let ContextState::Published(context) = &report.swept.context {
+                if let ContextState::Published(context) = &report.context {
                     report.shares_memory_with = same.find_or_add(pid, Place::of(context));
                 }
                 if report.has_problem() {

@@ -62,8 +62,8 @@ impl<'s> Inspection<'s> {
     /// Reads the threads. Without snapshots this stops threads, so it must be called on its own OS
     /// thread.
     pub(super) fn finish(mut self) -> Result<Report, Error> {
-        let mut process = self.process;
-        let detected = match (&self.context, process.running()) {
+        let (mut process, mut context) = (self.process, self.context);
+        let detected = match (&context, process.running()) {
             (ContextState::Published(_), _) | (_, Err(_)) => None,
             _ => Some(process.detected()?),
         };
@@ -73,7 +73,7 @@ impl<'s> Inspection<'s> {
         }
         let mut swept = self
             .sweep
-            .run_of(&mut process, self.context, &mut self.collector)?;
+            .run_of(&mut process, &mut context, &mut self.collector)?;
         let Collector {
             threads,
             mut stacks,
@@ -103,6 +103,7 @@ impl<'s> Inspection<'s> {
             core: None,
             forced: process.options().any_schema,
             running: self.is_unstopped,
+            context,
             detected,
             threads: threads.collect(),
             swept,

@@ -22,7 +22,7 @@ use crate::output::text;
 
 /// The report, serialized without copying its threads.
 pub(super) fn of(report: &Report) -> impl Serialize + '_ {
-    let (process_context, second_contexts) = match &report.swept.context {
+    let (process_context, second_contexts) = match &report.context {
         ContextState::Published(context) => (
             Some(OrError::Value(ProcessContextJson::of(context))),
             context.others.iter().map(|at| format!("{at:#x}")).collect(),

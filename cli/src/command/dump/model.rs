@@ -31,6 +31,7 @@ pub(super) struct Report {
     pub(super) forced: bool,
     /// `--no-stop` was given: the threads were running while they were read.
     pub(super) running: bool,
+    pub(super) context: ContextState,
     /// Attributes that were detected because the process publishes nothing readable.
     pub(super) detected: Option<Detected>,
     pub(super) threads: Vec<ThreadReport>,
@@ -102,7 +103,7 @@ impl Report {
         let missing = self.core.as_ref().map_or(0, |core| core.missing.len());
         missing > 0
             || self.swept.partial.is_some()
-            || matches!(self.swept.context, ContextState::Broken(_))
+            || matches!(self.context, ContextState::Broken(_))
             || match self.support() {
                 Support::Readable(_) => self.threads.iter().any(|thread| thread.context.is_err()),
                 Support::Unpublished | Support::ByRuntime(..) => false,
@@ -165,7 +166,7 @@ impl Report {
 
     /// The command that reads a process context that is too large.
     pub(super) fn larger_payload(&self) -> Option<String> {
-        match self.swept.context {
+        match self.context {
             ContextState::Broken(Broken::TooLarge { size, .. }) => {
                 Some(format!("--max-payload {size} reads it"))
             }

@@ -53,7 +53,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     if let Some(core) = &report.core {
         text += &core_lines(core, report.threads.is_empty(), terminal);
     }
-    match &report.swept.context {
+    match &report.context {
         ContextState::Published(context) => {
             text += &terminal.flow("  resource  ", &pairs(&context.payload.resource));
             let own = pairs(&context.payload.attributes);
@@ -157,7 +157,7 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
 
 /// Service name (or the program's name), process ID, language.
 fn head(report: &Report, terminal: &Terminal) -> String {
-    let resource = match &report.swept.context {
+    let resource = match &report.context {
         ContextState::Published(context) => Some(&context.payload.resource),
         _ => report.detected.as_ref().map(|detected| &detected.resource),
     };
