@@ -4,12 +4,12 @@ use otelctx_reader::Found;
 use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::runtime::{RuntimeThread, Task, TaskReading};
-use otelctx_reader::sample::NamedFrame;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::super::model::{Report, ThreadReport};
 use super::ContextJson;
+use super::stacks::FrameJson;
 use crate::output::json::{AttributeMap, OrError};
 
 /// The readings of a thread, by the names of the runtimes.
@@ -74,30 +74,8 @@ impl<'r> ThreadRuntimeJson<'r> {
         Self {
             facts: AttributeMap(facts),
             context: context.map(ContextJson::of),
-            frames: runtime.stack.frames().map(FrameJson::of).collect(),
+            frames: runtime.stack.frames().map(FrameJson::of_runtime).collect(),
             truncated: runtime.stack.is_truncated,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct FrameJson<'r> {
-    function: &'r str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    qualname: &'r str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    file: &'r str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<u32>,
-}
-
-impl<'r> FrameJson<'r> {
-    fn of(frame: &'r NamedFrame) -> Self {
-        Self {
-            function: &frame.function,
-            qualname: &frame.qualified_name,
-            file: &frame.file,
-            line: (frame.line > 0).then_some(frame.line),
         }
     }
 }
@@ -139,7 +117,7 @@ impl<'r> TaskJson<'r> {
                 Found::Unreadable(step) => Some(OrError::error(step)),
                 _ => None,
             },
-            frames: task.frames.iter().map(FrameJson::of).collect(),
+            frames: task.frames.iter().map(FrameJson::of_runtime).collect(),
             truncated: task.is_truncated,
         }
     }

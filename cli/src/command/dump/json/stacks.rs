@@ -52,7 +52,7 @@ fn serialize_frames<S: Serializer>(
 }
 
 #[derive(Default, Serialize)]
-struct FrameJson<'r> {
+pub(super) struct FrameJson<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     function: Option<&'r str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,6 +81,14 @@ impl<'r> FrameJson<'r> {
                 let lookup = frame.lookup_address().unwrap_or(*address);
                 Self::of_native(*address, lookup, named).collect()
             }
+        }
+    }
+
+    /// A frame of a thread's runtime, beside its name.
+    pub(super) fn of_runtime(frame: &'r NamedFrame) -> Self {
+        Self {
+            runtime: None,
+            ..Self::of_named(frame)
         }
     }
 
