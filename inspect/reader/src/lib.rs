@@ -22,7 +22,7 @@ pub use otelctx_remote as remote;
 pub use otelctx_remote::FileCache;
 pub use otelctx_sample as sample;
 pub use otelctx_sample::{Found, ReadStep};
-pub use process::{Poll, Process, StoppedThread, Thread, Threads};
+pub use process::{Poll, Process, StoppedThread, Thread};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use reading::{Reading, StopReason};
 pub use unreadable::Unreadable;

@@ -45,16 +45,12 @@ pub struct Process {
     runtimes: Option<(CodeLayout, Arc<[Present]>)>,
 }
 
-/// The threads of a process, from [`Process::threads_while`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Threads<'p> {
-    /// How their contexts can be read, or why not.
-    pub support: Arc<ThreadSupport>,
+/// The threads of a process.
+pub(crate) struct Threads<'p> {
+    pub(crate) support: Arc<ThreadSupport>,
     /// In the order of `/proc/PID/task`, or of the core file.
-    pub threads: Vec<Thread<'p>>,
-    /// The list is complete.
-    pub is_complete: bool,
+    pub(crate) threads: Vec<Thread<'p>>,
+    pub(crate) is_complete: bool,
 }
 
 impl Process {
@@ -281,31 +277,19 @@ impl Process {
         }
     }
 
-    /// Lists its threads.
+    /// Lists its threads. The listing may not end if a process creates threads as fast as they are listed: a
+    /// [`Sweep`](crate::sweep::Sweep) has a deadline.
     ///
     /// # Errors
     /// If the process cannot be inspected. If its threads have no readable context,
     /// [`Thread::context`] reports that.
     pub fn threads(&mut self) -> Result<Vec<Thread<'_>>, Error> {
-        Ok(self.threads_while(|| true)?.threads)
-    }
-
-    /// Lists its threads until `go_on` returns false, and resolves [`Self::thread_support`].
-    /// Without a limit, the listing may not end if a process creates threads as fast as they are
-    /// listed.
-    ///
-    /// # Errors
-    /// See [`Self::threads`].
-    pub fn threads_while(&mut self, go_on: impl FnMut() -> bool) -> Result<Threads<'_>, Error> {
         let context = self.context()?;
-        self.threads_of(&context, go_on)
+        Ok(self.threads_of(&context, || true)?.threads)
     }
 
-    /// [`Self::threads_while`] for a process context that was just read, and is not read again.
-    ///
-    /// # Errors
-    /// See [`Self::threads`].
-    pub fn threads_of(
+    /// Lists its threads until `go_on` returns false.
+    pub(crate) fn threads_of(
         &mut self,
         context: &ContextState,
         mut go_on: impl FnMut() -> bool,

@@ -147,7 +147,7 @@ impl<'s> Sweep<'s> {
         let context = process.context();
         process.set_deadline(before);
         match context {
-            Err(error @ Error::Deadline { .. }) => Ok(self.nothing_read(process, error)),
+            Err(error @ Error::Deadline { .. }) => Ok(self.none_read(process, error)),
             context => self.run_of(process, &mut context?, visitor),
         }
     }
@@ -170,7 +170,7 @@ impl<'s> Sweep<'s> {
         process.set_never_stop(never_stop);
         let results = match results {
             Err(error @ Error::Deadline { .. }) => {
-                return Ok(self.nothing_read(process, error));
+                return Ok(self.none_read(process, error));
             }
             results => results?,
         };
@@ -189,7 +189,7 @@ impl<'s> Sweep<'s> {
     }
 
     /// The deadline passed before it was known how to read the threads.
-    fn nothing_read(&self, process: &Process, error: Error) -> Swept {
+    fn none_read(&self, process: &Process, error: Error) -> Swept {
         let why = PartialReason::Deadline(self.timeout);
         Swept {
             support: Err(error),
@@ -197,7 +197,7 @@ impl<'s> Sweep<'s> {
             tasks: Vec::new(),
             read: 0,
             kernel_workers: 0,
-            partial: Some(Partial::nothing(process, why)),
+            partial: Some(Partial::none_read(process, why)),
         }
     }
 

@@ -92,7 +92,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
                 let why = PartialReason::Deadline(timeout);
                 checked
                     .findings
-                    .push(partly_read(&Partial::nothing(&process, why)));
+                    .push(partly_read(&Partial::none_read(&process, why)));
             }
             result => result?,
         }

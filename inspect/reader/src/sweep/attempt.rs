@@ -13,8 +13,9 @@ use super::runtimes::StoppedRuntimes;
 use super::settle::settle;
 use super::snapshot::ThreadSnapshot;
 use super::visitor::Visitor;
+use crate::process::Threads;
 use crate::runtime::{Present, RuntimeReading, TaskReading, ThreadState};
-use crate::{Error, Process, Thread, ThreadSupport, Threads};
+use crate::{Error, Process, Thread, ThreadSupport};
 
 /// The limits of an attempt.
 #[derive(Clone, Copy)]

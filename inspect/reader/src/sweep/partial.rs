@@ -33,7 +33,7 @@ pub enum PartialReason {
 impl Partial {
     /// No thread of this process was read.
     #[must_use]
-    pub fn nothing(process: &Process, why: PartialReason) -> Self {
+    pub fn none_read(process: &Process, why: PartialReason) -> Self {
         Self {
             read: 0,
             of: process.thread_count(),
