@@ -54,47 +54,36 @@ const FASTEST: &str = "fastest; every reader supports it";
 /// The code contains the offset itself: no relocation is left.
 fn local_exec(inspection: &Inspection) -> Finding {
     let name = text::access(Access::LocalExec);
-    match inspection.relaxed.to_local_exec {
-        0 => Finding::ok(
-            "access",
-            format!(
-                "access is {name}: it is the compiler's, or the linker relaxed another model to \
-                 it and left no trace ({FASTEST})"
-            ),
-        )
-        .access(name, None),
-        places => Finding::ok(
-            "access",
-            format!(
-                "access is {name} after relaxation: the linker replaced {} with the offset \
-                 ({FASTEST})",
-                count(places, "TLS descriptor", "TLS descriptors")
-            ),
-        )
-        .access(name, Some(text::access(Access::Tlsdesc))),
-    }
+    let places = inspection.relaxed.to_local_exec;
+    let text = match places {
+        0 => format!(
+            "access is {name}: it is the compiler's, or the linker relaxed another model to it \
+             and left no trace ({FASTEST})"
+        ),
+        _ => format!(
+            "access is {name} after relaxation: the linker replaced {} with the offset ({FASTEST})",
+            count(places, "TLS descriptor", "TLS descriptors")
+        ),
+    };
+    let from = (places > 0).then(|| text::access(Access::Tlsdesc));
+    Finding::ok("access", text).access(name, from)
 }
 
 /// The program's code loads the offset, which the dynamic linker fills in.
 fn initial_exec(inspection: &Inspection, evidence: Option<String>) -> Finding {
     let name = text::access(Access::InitialExec);
     let evidence = evidence.map_or(String::new(), |evidence| format!(", {evidence}"));
-    match inspection.relaxed.to_initial_exec {
-        0 => Finding::ok(
-            "access",
-            format!("access is {name}{evidence} (fast; every reader supports it)"),
-        )
-        .access(name, None),
-        places => Finding::ok(
-            "access",
-            format!(
-                "access is {name} after relaxation: the linker replaced {} with a load of the \
-                 offset{evidence} (fast; every reader supports it)",
-                count(places, "TLS descriptor", "TLS descriptors")
-            ),
-        )
-        .access(name, Some(text::access(Access::Tlsdesc))),
-    }
+    let places = inspection.relaxed.to_initial_exec;
+    let relaxed = match places {
+        0 => String::new(),
+        _ => format!(
+            " after relaxation: the linker replaced {} with a load of the offset",
+            count(places, "TLS descriptor", "TLS descriptors")
+        ),
+    };
+    let text = format!("access is {name}{relaxed}{evidence} (fast; every reader supports it)");
+    let from = (places > 0).then(|| text::access(Access::Tlsdesc));
+    Finding::ok("access", text).access(name, from)
 }
 
 /// Finding for libraries, and for programs linked without relaxation.

@@ -9,7 +9,7 @@ use otelctx_reader::sweep::Sweep;
 use otelctx_reader::{Error, Process};
 
 use super::finding::Finding;
-use super::process::{self, Checked};
+use super::threads::{self, Checked};
 use super::{access, fix};
 
 /// Size of the structure that an addon keeps for each thread, in bytes.
@@ -81,5 +81,5 @@ pub(super) fn check_process(
     options.any_schema = false;
     let pid = process.running()?.pid();
     let mut process = Process::with_files(pid, options, process.files().clone())?;
-    process::check_threads(&mut process, sweep, checked)
+    threads::check(&mut process, sweep, checked)
 }

@@ -9,6 +9,7 @@ mod fix;
 mod needed;
 mod process;
 mod subject;
+mod threads;
 mod unlinked;
 mod variable;
 

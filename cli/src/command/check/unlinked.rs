@@ -7,7 +7,7 @@ use otelctx_reader::remote::inspect::{Entry, Inspection, Member};
 use super::access;
 use super::finding::Finding;
 use super::fix;
-use super::variable::{absent, wrong_size};
+use super::variable::{absent, not_thread_local, wrong_size};
 use crate::output::text;
 
 /// Findings about an object file.
@@ -66,17 +66,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
 
 fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
     if !entry.thread_local {
-        return vec![
-            Finding::problem(
-                "not-thread-local",
-                format!(
-                    "{SYMBOL} is defined{place}, but is not a thread-local variable: readers \
-                     ignore it"
-                ),
-            )
-            .hint("Declare it as thread-local:")
-            .fix(fix::declare()),
-        ];
+        return vec![not_thread_local(false, place)];
     }
     let finding = if entry.local {
         Finding::problem(
@@ -101,10 +91,8 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
             format!("{SYMBOL} is defined{place}, and a linker can export it"),
         )
     };
-    [finding]
-        .into_iter()
-        .chain(wrong_size(place, entry.size))
-        .collect()
+    let wrong_size = wrong_size(place, entry.size);
+    [finding].into_iter().chain(wrong_size).collect()
 }
 
 /// The compiler's access model.

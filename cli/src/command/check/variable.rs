@@ -124,15 +124,18 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
             whole program:",
         )
         .fix(fix::make_visible(target)),
-        Kind::Library => Finding::problem(
-            "not-exported",
-            format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
-        )
-        .hint("It is hidden, static, or local in a version script. For these:")
-        .fix(fix::make_visible(target))
-        .fix(fix::list()),
+        Kind::Library => defined_only(place)
+            .hint("It is hidden, static, or local in a version script. For these:")
+            .fix(fix::make_visible(target))
+            .fix(fix::list()),
         // mold makes all symbols local that it does not export.
-        _ if inspection.is_made_by("mold ") => not_exported_by_mold(place, target),
+        _ if inspection.is_made_by("mold ") => defined_only(place)
+            .hint(
+                "The linker kept it local. Any one of these exports it, unless it is static or \
+                 hidden in its source; then declare it as in the line for C.",
+            )
+            .fix(fix::export(target))
+            .fix(fix::declare_visible()),
         // GNU ld makes only static and hidden symbols local, and what a version script names as local.
         _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
@@ -150,28 +153,16 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     }
 }
 
-/// The program was linked with mold, which does not show why a variable is local.
-fn not_exported_by_mold(place: &str, target: &str) -> Finding {
-    Finding::problem(
-        "not-exported",
-        format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
-    )
-    .hint(
-        "The linker kept it local. Any one of these exports it, unless it is static or hidden in \
-         its source; then declare it as in the line for C.",
-    )
-    .fix(fix::export(target))
-    .fix(fix::declare_visible())
-}
-
 /// The linker could have exported the program's variable.
 pub(super) fn exportable(place: &str, target: &str) -> Finding {
-    Finding::problem(
-        "not-exported",
-        format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
-    )
-    .hint("The linker kept it local. Any one of these exports it:")
-    .fix(fix::export(target))
+    defined_only(place)
+        .hint("The linker kept it local. Any one of these exports it:")
+        .fix(fix::export(target))
+}
+
+fn defined_only(place: &str) -> Finding {
+    let text = format!("{SYMBOL} is defined{place} but not exported: readers can't find it");
+    Finding::problem("not-exported", text)
 }
 
 /// The program has no dynamic symbol table.

@@ -23,14 +23,15 @@ struct Line<'a> {
     time: String,
     event: &'static str,
     #[serde(flatten)]
-    what: What<'a>,
+    entry: &'a Entry,
 }
 
+/// The contents of a line.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum What<'a> {
+enum Entry {
     /// The process as it is, or was when last read.
-    Row(&'a Row),
+    Row(Row),
     /// A process that cannot be inspected.
     Failed { pid: i32, error: String },
 }
@@ -156,7 +157,8 @@ impl Watching {
             return None;
         }
         let error = self.skipped.counted(pid, error)?;
-        Some(("failed", Entry::Failed(pid, error.to_string())))
+        let error = error.to_string();
+        Some(("failed", Entry::Failed { pid, error }))
     }
 
     fn write(&mut self, lines: &[(&'static str, Entry)], out: &mut dyn Write) -> io::Result<()> {
@@ -164,8 +166,7 @@ impl Watching {
         if self.json {
             for (event, entry) in lines {
                 let (time, event) = (clock::utc(now), *event);
-                let what = entry.as_json();
-                write_line(&Line { time, event, what }, out)?;
+                write_line(&Line { time, event, entry }, out)?;
             }
             return Ok(());
         }
@@ -182,29 +183,13 @@ impl Watching {
     }
 }
 
-/// The contents of a line.
-enum Entry {
-    Row(Row),
-    Failed(i32, String),
-}
-
 impl Entry {
-    fn as_json(&self) -> What<'_> {
-        match self {
-            Self::Row(row) => What::Row(row),
-            Self::Failed(pid, error) => What::Failed {
-                pid: *pid,
-                error: error.clone(),
-            },
-        }
-    }
-
     fn cells(&self, time: &str, event: &str) -> [String; COLUMNS.len() + 2] {
         let cells = match self {
             // There is nothing left to check.
             Self::Row(row) if ["ended", "withdrawn"].contains(&event) => row.cells(false),
             Self::Row(row) => row.cells(true),
-            Self::Failed(pid, error) => {
+            Self::Failed { pid, error } => {
                 let [service, language, schema, keys] = [(); 4].map(|()| "-".to_owned());
                 [
                     pid.to_string(),
