@@ -132,9 +132,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let failures = symbols.failures().iter();
     answer.failures = failures.map(ToString::to_string).collect();
     recorded.write(&named, output)?;
-    let text = match arguments.json {
-        true => json::render(&answer),
-        false => text(&answer),
+    let text = if arguments.json {
+        json::render(&answer)
+    } else {
+        text(&answer)
     };
     terminal::print(&text).map_err(Error::Output)?;
     Ok(Status::Done)

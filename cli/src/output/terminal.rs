@@ -115,9 +115,10 @@ impl Terminal {
         let mut text = head.to_owned();
         let mut used = indent;
         for (index, item) in items.enumerate() {
-            let item = match may_cut {
-                true => &cut(item, limit.saturating_sub(indent).max(1)),
-                false => item,
+            let item = if may_cut {
+                &cut(item, limit.saturating_sub(indent).max(1))
+            } else {
+                item
             };
             if index > 0 && used + gap.len() + item.width() > limit {
                 text.push('\n');

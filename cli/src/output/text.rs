@@ -55,10 +55,11 @@ pub(crate) fn grouped(number: usize) -> String {
 /// How the user can run this program: as it was called.
 pub(crate) fn own_name() -> String {
     let called = std::env::args_os().next().unwrap_or_default();
-    match called.is_empty() {
-        false => argument(&called.to_string_lossy()),
+    if called.is_empty() {
         // The caller passed no name.
-        true => "otelctx".to_owned(),
+        "otelctx".to_owned()
+    } else {
+        argument(&called.to_string_lossy())
     }
 }
 

@@ -201,9 +201,10 @@ impl CoreFile {
                 offset: 0,
                 device: Device::default(),
                 inode: 0,
-                name: match self.notes.vdso == Some(load.start) {
-                    true => b"[vdso]",
-                    false => b"",
+                name: if self.notes.vdso == Some(load.start) {
+                    b"[vdso]"
+                } else {
+                    b""
                 },
             })
     }

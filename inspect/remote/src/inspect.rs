@@ -153,9 +153,10 @@ impl Contents {
     pub fn of(file: &File, name: &str) -> Result<Self, String> {
         let size = file.metadata().map_err(|error| error.to_string())?.len();
         let bytes = FileBytes(file);
-        let contents = match archive::is_archive(&bytes) {
-            true => archive::read(&bytes, size, name),
-            false => Self::of_memory(&bytes, size, name),
+        let contents = if archive::is_archive(&bytes) {
+            archive::read(&bytes, size, name)
+        } else {
+            Self::of_memory(&bytes, size, name)
         };
         contents.map_err(|error| match error {
             // The size of the file is more useful than the address.
@@ -185,9 +186,10 @@ impl Contents {
             && (class == elf::ELFCLASS32.0 || data == elf::ELFDATA2MSB.0)
         {
             let big_endian = data == elf::ELFDATA2MSB.0;
-            let machine = match big_endian {
-                true => u16::from_be_bytes([low, high]),
-                false => u16::from_le_bytes([low, high]),
+            let machine = if big_endian {
+                u16::from_be_bytes([low, high])
+            } else {
+                u16::from_le_bytes([low, high])
             };
             return Ok(Self::Foreign {
                 bits: if class == elf::ELFCLASS32.0 { 32 } else { 64 },
@@ -385,9 +387,10 @@ mod tests {
     fn of(bytes: &[u8]) -> Result<Contents, ElfError> {
         let mut image = Image::new();
         image.map(0, bytes);
-        match archive::is_archive(&image) {
-            true => archive::read(&image, bytes.len() as u64, NAME),
-            false => Contents::of_memory(&image, bytes.len() as u64, NAME),
+        if archive::is_archive(&image) {
+            archive::read(&image, bytes.len() as u64, NAME)
+        } else {
+            Contents::of_memory(&image, bytes.len() as u64, NAME)
         }
     }
 

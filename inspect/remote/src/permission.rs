@@ -43,21 +43,21 @@ fn advice(yama: &str, own: Own) -> String {
         return "kernel.yama.ptrace_scope is 3, so not even root can, until the next boot".into();
     }
     if own.capability {
-        let by = match own.filter {
-            true => "a seccomp filter",
-            false => "a security module, or the process belongs to another user namespace",
+        let by = if own.filter {
+            "a seccomp filter"
+        } else {
+            "a security module, or the process belongs to another user namespace"
         };
         return format!(
             "otelctx has the capability CAP_SYS_PTRACE, so it is refused by {by}: run it outside \
              the sandbox"
         );
     }
-    let how = match own.root {
-        true => {
-            "which root does not have here: run otelctx outside the sandbox, or grant it, as \
+    let how = if own.root {
+        "which root does not have here: run otelctx outside the sandbox, or grant it, as \
              `docker run --cap-add SYS_PTRACE` does"
-        }
-        false => "run as root",
+    } else {
+        "run as root"
     };
     let same_user = "or the same user as the process if that is dumpable";
     match yama {

@@ -141,9 +141,12 @@ impl CodeMap {
                 None => Err(None),
             };
             let segments = rules.as_ref().ok().map(FileRules::segments);
-            let bias = segments.and_then(|segments| match place.is_vdso {
-                true => segments.bias(start, 0),
-                false => segments.bias(start, place.offset),
+            let bias = segments.and_then(|segments| {
+                if place.is_vdso {
+                    segments.bias(start, 0)
+                } else {
+                    segments.bias(start, place.offset)
+                }
             });
             map.mappings.push(CodeMapping {
                 start,

@@ -57,12 +57,13 @@ impl<'a> Functions<'a> {
                 ElfError::Malformed("a segment is outside of what programs can map").into(),
             );
         }
-        match end - start <= MAX_CODE {
-            true => Ok(start),
-            false => Err(Error::Limit {
+        if end - start <= MAX_CODE {
+            Ok(start)
+        } else {
+            Err(Error::Limit {
                 what: "bytes of code",
                 limit: MAX_CODE,
-            }),
+            })
         }
     }
 

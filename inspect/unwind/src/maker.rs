@@ -40,9 +40,10 @@ pub(crate) fn make(
         functions.add(Source::Stubs, *start, end, index)?;
     }
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
-    let size = match writer.counts.has_tables() {
-        true => MAX_ENTRY,
-        false => tables.entry_size,
+    let size = if writer.counts.has_tables() {
+        MAX_ENTRY
+    } else {
+        tables.entry_size
     };
     let end = tables.entry.saturating_add(size);
     functions.add(Source::Entry, tables.entry, end, 0)?;
@@ -193,9 +194,12 @@ impl Maker<'_> {
     fn stubs(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {
         writer.write(from, Rule::Gap)?;
         let bytes = &self.tables.stubs[function.offset].1;
-        let mut write = |at: u64, rule| match at < function.end {
-            true => writer.write(at.max(from), rule),
-            false => Ok(()),
+        let mut write = |at: u64, rule| {
+            if at < function.end {
+                writer.write(at.max(from), rule)
+            } else {
+                Ok(())
+            }
         };
         (self.architecture.stubs)(bytes, function.start, &mut write)
     }

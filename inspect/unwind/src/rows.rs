@@ -139,9 +139,10 @@ impl Builder {
     /// The rule that the last row leaves in force.
     fn before(&self) -> RuleIndex {
         let in_page = self.low.len() > self.pages.last().map_or(0, |first| *first as usize);
-        match in_page {
-            true => self.rules.last().copied().unwrap_or(GAP),
-            false => GAP,
+        if in_page {
+            self.rules.last().copied().unwrap_or(GAP)
+        } else {
+            GAP
         }
     }
 

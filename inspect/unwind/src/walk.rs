@@ -135,9 +135,10 @@ impl Walk<'_> {
             .is_none()
         {
             return Err(
-                match self.is_in(self.registers.architecture.starts, MAX_REACH) {
-                    true => StackEnd::Start,
-                    false => StackEnd::NotExecutable(address),
+                if self.is_in(self.registers.architecture.starts, MAX_REACH) {
+                    StackEnd::Start
+                } else {
+                    StackEnd::NotExecutable(address)
                 },
             );
         }
@@ -235,9 +236,10 @@ impl Walk<'_> {
         let mut at = base.wrapping_add(layout.offset);
         for register in layout.registers {
             let value = self.stack.u64_at(at)?;
-            match *register == layout.instruction_pointer {
-                true => interrupted.instruction_pointer = value,
-                false => interrupted.set(*register, value),
+            if *register == layout.instruction_pointer {
+                interrupted.instruction_pointer = value
+            } else {
+                interrupted.set(*register, value)
             }
             at = at.wrapping_add(8);
         }

@@ -162,9 +162,10 @@ fn threads(threads: &[Thread], terminal: &Terminal) -> String {
             escape(&thread.name),
             percent(thread.busy),
             last.map_or("-".into(), |last| last.trace_id.clone()),
-            match with.is_empty() {
-                true => NO_ROUTE.into(),
-                false => with.join(", "),
+            if with.is_empty() {
+                NO_ROUTE.into()
+            } else {
+                with.join(", ")
             },
         ]
     });

@@ -63,9 +63,10 @@ fn hint_for(targets: usize, children: &[Child]) -> Option<String> {
     let of_all = |name: &&String| children.iter().all(|child| child.names.contains(name));
     let listed = children.iter().take(MAX_LISTED);
     let pids: Vec<String> = listed.map(|child| child.pid.to_string()).collect();
-    let (pids, more) = match children.len() > MAX_LISTED {
-        true => (pids.join(", "), ", …"),
-        false => (pids.join(", "), ""),
+    let (pids, more) = if children.len() > MAX_LISTED {
+        (pids.join(", "), ", …")
+    } else {
+        (pids.join(", "), "")
     };
     let whose = if targets == 1 { "its" } else { "their" };
     let (are, them, all) = match children.len() {

@@ -94,12 +94,13 @@ impl Before {
         (silent && !arguments.all).then(|| Explanation {
             message: "no sample has a trace: no sampled process publishes readable thread contexts"
                 .to_owned(),
-            hint: match arguments.command.is_empty() {
-                true => format!("`{} check PID` explains what is missing", own_name()),
-                false => format!(
+            hint: if arguments.command.is_empty() {
+                format!("`{} check PID` explains what is missing", own_name())
+            } else {
+                format!(
                     "`{} check PID` explains what is missing, while the command runs",
                     own_name()
-                ),
+                )
             },
         })
     }
@@ -222,9 +223,10 @@ pub(in crate::command) fn lacking(
     let asked = asked.filter(|name| *name != NONE && !attributes.contains(*name))?;
     Some(Explanation {
         message: format!("no sample has the attribute {}", argument(asked)),
-        hint: match attributes.is_empty() {
-            true => "no sample has any attribute: omit --by".to_owned(),
-            false => format!("recorded attributes: {}", list(attributes)),
+        hint: if attributes.is_empty() {
+            "no sample has any attribute: omit --by".to_owned()
+        } else {
+            format!("recorded attributes: {}", list(attributes))
         },
     })
 }

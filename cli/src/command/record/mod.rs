@@ -115,9 +115,10 @@ Examples:
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     output::check(&arguments.output)?;
-    let targets = match arguments.all {
-        true => Targets::All,
-        false => Targets::Processes(arguments.select.processes(&arguments.pid)?),
+    let targets = if arguments.all {
+        Targets::All
+    } else {
+        Targets::Processes(arguments.select.processes(&arguments.pid)?)
     };
     if arguments.no_symbols && !output::take_names_later(&arguments.output) {
         terminal::complain(

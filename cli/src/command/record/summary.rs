@@ -149,9 +149,10 @@ impl Summary {
         counted += &self.stacks();
         if self.filtered > 0 {
             let samples = count(self.filtered, "sample", "samples");
-            let included = match counted.is_empty() {
-                true => "",
-                false => " (included in the lines below)",
+            let included = if counted.is_empty() {
+                ""
+            } else {
+                " (included in the lines below)"
             };
             text += &format!("  dropped by --filter or --trace: {samples}{included}\n");
         }

@@ -230,9 +230,12 @@ pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
     drop_columns(&mut columns, &|column| column.minimum, 1);
     let preferred = sum(&columns, &|column| column.preferred) <= width;
     for _ in 0..sum(&columns, &|column| column.width).saturating_sub(width) {
-        let room = |column: &&mut Column| match preferred {
-            true => column.width > column.preferred,
-            false => column.width > column.minimum,
+        let room = |column: &&mut Column| {
+            if preferred {
+                column.width > column.preferred
+            } else {
+                column.width > column.minimum
+            }
         };
         let widest = columns.iter_mut().filter(room).max_by_key(|it| it.width);
         let Some(column) = widest else { break };
@@ -246,9 +249,10 @@ pub(super) fn line(columns: &[Column], row: Option<usize>, may_cut: bool) -> Str
     let mut line = String::new();
     for (index, column) in columns.iter().enumerate() {
         let text = row.map_or(&column.head, |row| &column.cells[row]);
-        let text = match may_cut {
-            true => &cut(text, column.width),
-            false => text,
+        let text = if may_cut {
+            &cut(text, column.width)
+        } else {
+            text
         };
         let padding = " ".repeat(column.width.saturating_sub(text.width()));
         if index > 0 {

@@ -228,9 +228,10 @@ fn context_of(context: &record::Context) -> Context {
 
 /// A process, named after its service if that has a name.
 fn process(facts: &ProcessFacts) -> Process {
-    let service = match facts.published {
-        true => attributes::string(&facts.resource, "service.name"),
-        false => attributes::detected_service(&facts.resource),
+    let service = if facts.published {
+        attributes::string(&facts.resource, "service.name")
+    } else {
+        attributes::detected_service(&facts.resource)
     };
     Process {
         pid: facts.pid,

@@ -224,9 +224,10 @@ impl Names {
 /// Stands for a function until its name is resolved.
 fn file(module: &Module) -> String {
     let name = module.path.rsplit('/').next().unwrap_or_default();
-    match name.starts_with('[') {
-        true => name.to_owned(),
-        false => format!("[{name}]"),
+    if name.starts_with('[') {
+        name.to_owned()
+    } else {
+        format!("[{name}]")
     }
 }
 

@@ -189,16 +189,18 @@ fn thread_key(thread: &Thread) -> Key {
     let Process {
         pid, start_ticks, ..
     } = thread.process;
-    match thread.is_others() {
-        true => Key::Others,
-        false => Key::Thread(pid, start_ticks, thread.tid),
+    if thread.is_others() {
+        Key::Others
+    } else {
+        Key::Thread(pid, start_ticks, thread.tid)
     }
 }
 
 fn process_key(thread: &Thread) -> Key {
-    match thread.is_others() {
-        true => Key::Others,
-        false => Key::Process(thread.process.pid, thread.process.start_ticks),
+    if thread.is_others() {
+        Key::Others
+    } else {
+        Key::Process(thread.process.pid, thread.process.start_ticks)
     }
 }
 

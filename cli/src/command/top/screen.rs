@@ -103,9 +103,10 @@ fn read_events(
 
 /// What has come already, if anything has.
 fn next_event() -> io::Result<Option<Event>> {
-    match event::poll(Duration::ZERO)? {
-        true => event::read().map(Some),
-        false => Ok(None),
+    if event::poll(Duration::ZERO)? {
+        event::read().map(Some)
+    } else {
+        Ok(None)
     }
 }
 
@@ -142,9 +143,10 @@ impl Screen {
         }
         let area = area()?;
         // As crossterm does.
-        let keyboard = match io::stdin().is_terminal() {
-            true => io::stdin().as_fd().try_clone_to_owned()?,
-            false => File::open("/dev/tty")?.into(),
+        let keyboard = if io::stdin().is_terminal() {
+            io::stdin().as_fd().try_clone_to_owned()?
+        } else {
+            File::open("/dev/tty")?.into()
         };
         let has_ended = Arc::new(AtomicBool::new(false));
         let mut screen = Self {

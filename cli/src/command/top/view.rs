@@ -126,9 +126,10 @@ struct Paint<'b> {
 
 impl Paint<'_> {
     fn coloured(&self, colour: Color) -> Style {
-        match self.colours {
-            true => Style::new().fg(colour),
-            false => Style::new(),
+        if self.colours {
+            Style::new().fg(colour)
+        } else {
+            Style::new()
         }
     }
 
@@ -187,14 +188,16 @@ impl Paint<'_> {
             let y = first + at as u16;
             let chosen = state.at == Some(row);
             let text = line(&columns, Some(row), true);
-            let style = match chosen {
-                true => Modifier::REVERSED.into(),
-                false => Style::new(),
+            let style = if chosen {
+                Modifier::REVERSED.into()
+            } else {
+                Style::new()
             };
             let width = usize::from(self.area.width);
-            let text = match chosen {
-                true => text.clone() + &" ".repeat(width.saturating_sub(text.width())),
-                false => text,
+            let text = if chosen {
+                text.clone() + &" ".repeat(width.saturating_sub(text.width()))
+            } else {
+                text
             };
             self.text(y, &text, style);
             if let Some((x, at)) = bar.filter(|_| !chosen) {
@@ -317,9 +320,10 @@ fn keys(state: &State, width: usize) -> String {
     };
     let order = state.sort.name();
     let reversed = if state.reversed { " reversed" } else { "" };
-    let filter = match state.filter.is_empty() {
-        true => "/ filter".to_owned(),
-        false => format!("/ filter: {}", cut(&escape(&state.filter), 24)),
+    let filter = if state.filter.is_empty() {
+        "/ filter".to_owned()
+    } else {
+        format!("/ filter: {}", cut(&escape(&state.filter), 24))
     };
     let parts = [
         "q quit".to_owned(),

@@ -42,9 +42,10 @@ pub(super) struct Process {
 impl Process {
     /// The name, in parentheses if it was detected.
     pub(super) fn label(&self) -> String {
-        match self.is_detected {
-            true => format!("({})", self.name),
-            false => self.name.clone(),
+        if self.is_detected {
+            format!("({})", self.name)
+        } else {
+            self.name.clone()
         }
     }
 }

@@ -263,9 +263,12 @@ fn memory_without_a_file_is_a_mapping_without_a_name() {
     let all = [unnamed(0x1000), (b"/a".to_vec(), 0x2000), unnamed(0x5000)];
     assert_eq!(named(&core), all);
     for (index, (_, start)) in all.iter().enumerate() {
-        let walk = core.mappings(&mut |mapping| match mapping.start == *start {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        let walk = core.mappings(&mut |mapping| {
+            if mapping.start == *start {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         });
         let walk = walk.unwrap();
         assert_eq!((walk.mappings as usize, walk.stopped), (index + 1, true));

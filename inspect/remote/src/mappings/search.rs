@@ -134,9 +134,10 @@ impl<'a> Search<'a> {
         // If anonymous memory cannot have names, one walk finds everything; a second one would make
         // the kernel visit every mapping again.
         let in_one_walk = !anonymous_memory_has_names();
-        let only = match in_one_walk {
-            true => flags::FILE_BACKED | flags::READABLE,
-            false => flags::FILE_BACKED | flags::READABLE | flags::WRITABLE,
+        let only = if in_one_walk {
+            flags::FILE_BACKED | flags::READABLE
+        } else {
+            flags::FILE_BACKED | flags::READABLE | flags::WRITABLE
         };
         let mut query = Query::new(&maps);
         let (mut found, mut others) = (Vec::new(), Vec::new());
@@ -151,9 +152,10 @@ impl<'a> Search<'a> {
                     if filter.is_possible(&mapping)
                         && let Some(named) = query.next_named(mapping.start, only)?
                     {
-                        let to = match is_writable_file(&named) {
-                            true => &mut found,
-                            false => &mut others,
+                        let to = if is_writable_file(&named) {
+                            &mut found
+                        } else {
+                            &mut others
                         };
                         filter.keep(&named, to);
                     }
@@ -173,9 +175,10 @@ impl<'a> Search<'a> {
         Ok(Scan::Complete(Self {
             filter,
             writable_files: found,
-            rest: match in_one_walk {
-                true => Rest::Found(others),
-                false => Rest::NotYet(maps, visited),
+            rest: if in_one_walk {
+                Rest::Found(others)
+            } else {
+                Rest::NotYet(maps, visited)
             },
         }))
     }

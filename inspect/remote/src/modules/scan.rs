@@ -105,9 +105,10 @@ impl Run {
 
 /// The name of an executable mapping; others may have no name.
 fn name(mapping: &Mapping<'_>) -> Vec<u8> {
-    match mapping.permissions.execute {
-        true => mapping.name.to_vec(),
-        false => Vec::new(),
+    if mapping.permissions.execute {
+        mapping.name.to_vec()
+    } else {
+        Vec::new()
     }
 }
 

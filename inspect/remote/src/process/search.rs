@@ -203,9 +203,12 @@ fn visit_executable(
             Err(error) => return Err(error.into()),
         }
     }
-    let walk = mappings::walk(maps, &mut |mapping| match mapping.permissions.execute {
-        true => visit(mapping),
-        false => ControlFlow::Continue(()),
+    let walk = mappings::walk(maps, &mut |mapping| {
+        if mapping.permissions.execute {
+            visit(mapping)
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     if walk.mappings == 0 {
         return Err(Errno::ESRCH.into());

@@ -51,9 +51,10 @@ impl StoppedProcess {
                     stopped.running.push((tid, error));
                     return ControlFlow::Break(());
                 }
-                let result = match would_lengthen(process, tid) {
-                    true => Err(Error::WouldLengthen { pid, tid }),
-                    false => Stopped::stop(process, tid, timeout.min(left)),
+                let result = if would_lengthen(process, tid) {
+                    Err(Error::WouldLengthen { pid, tid })
+                } else {
+                    Stopped::stop(process, tid, timeout.min(left))
                 };
                 match result {
                     Ok(thread) => drop(stopped.threads.insert(tid, thread)),

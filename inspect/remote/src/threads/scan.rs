@@ -49,9 +49,10 @@ pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option
         if permissions.read && permissions.write && !permissions.shared {
             found = scan.range(mapping.start, mapping.end);
         }
-        match found.is_some() || scan.left == 0 || visited >= MAX_MAPPINGS {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if found.is_some() || scan.left == 0 || visited >= MAX_MAPPINGS {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     });
     walked.ok().and(found.or(scan.abandoned))

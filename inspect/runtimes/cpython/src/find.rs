@@ -239,9 +239,10 @@ impl<'s> Symbols<'s> {
     fn code(&self, name: &str) -> Option<Range<u64>> {
         // The symbol table of a program that exports its symbols has no others that are needed, and takes long to
         // search.
-        let symbol = match self.is_exported {
-            true => self.module.exported(self.target, name).ok()??,
-            false => self.module.defined(self.target, name).ok()??,
+        let symbol = if self.is_exported {
+            self.module.exported(self.target, name).ok()??
+        } else {
+            self.module.defined(self.target, name).ok()??
         };
         let start = self.module.bias.wrapping_add(symbol.value);
         Some(start..start.saturating_add(symbol.size))

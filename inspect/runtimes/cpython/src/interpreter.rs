@@ -251,9 +251,10 @@ fn function_at(elf: &Elf<'_>, address: u64) -> Result<Option<Range<u64>>, ElfErr
     let (mut low, mut high) = (0, u64::from(word(header.address.wrapping_add(8))?));
     while low < high {
         let middle = low + (high - low) / 2;
-        match relative(header.address, word(entry(middle))?) <= address {
-            true => low = middle + 1,
-            false => high = middle,
+        if relative(header.address, word(entry(middle))?) <= address {
+            low = middle + 1
+        } else {
+            high = middle
         }
     }
     let Some(index) = low.checked_sub(1) else {
@@ -343,9 +344,10 @@ mod tests {
             let program = interpreter.start("crowd.py");
             let target = test_process::open(program.pid());
             let modules = Modules::read(&target, &FileCache::default()).unwrap();
-            let name = match interpreter.version.starts_with("2.") {
-                true => "PyEval_EvalFrameEx",
-                false => "_PyEval_EvalFrameDefault",
+            let name = if interpreter.version.starts_with("2.") {
+                "PyEval_EvalFrameEx"
+            } else {
+                "_PyEval_EvalFrameDefault"
             };
             let found = modules.loaded.iter().find_map(|module| {
                 let symbol = module.exported(&target, name).unwrap()?;
@@ -395,9 +397,10 @@ mod tests {
             assert!(code.len() >= 6, "{interpreter:?}: {code:x?}");
             for name in ["take_gil", "drop_gil"] {
                 // 3.13 takes it in a function that this one calls in turn, and that is in stacks, too.
-                let names: &[&str] = match interpreter.version.starts_with("3.13.") {
-                    true => &["_PyThreadState_Attach", "_PyThreadState_Detach", "drop_gil"],
-                    false => &[name],
+                let names: &[&str] = if interpreter.version.starts_with("3.13.") {
+                    &["_PyThreadState_Attach", "_PyThreadState_Detach", "drop_gil"]
+                } else {
+                    &[name]
                 };
                 for name in names {
                     if let Some(address) = module.address_of(&target, name).unwrap() {

@@ -227,19 +227,19 @@ fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<
             Some(inside) => range.contains(&inside),
             None => mapping.name == b"[stack]",
         };
-        match is_it {
-            true => {
-                stack = Some(range);
-                ControlFlow::Break(())
-            }
-            false => ControlFlow::Continue(()),
+        if is_it {
+            stack = Some(range);
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     });
     walk.ok()?;
     let stack = stack?;
-    let end = match is_first {
-        true => stack.end,
-        false => thread.thread_pointer,
+    let end = if is_first {
+        stack.end
+    } else {
+        thread.thread_pointer
     };
     Some((stack.start..end).contains(&address))
 }

@@ -317,10 +317,11 @@ impl Tasks<'_> {
             generator: self.found.generator,
             codes: self.codes,
         };
-        let chain = match is_running {
+        let chain = if is_running {
             // A thread shows its frames; it may be about to enter or leave it.
-            true => Chain::default(),
-            false => reader.chain(coroutine)?,
+            Chain::default()
+        } else {
+            reader.chain(coroutine)?
         };
         if chain.has_ended {
             return Ok(None);

@@ -305,12 +305,11 @@ impl Stack {
         };
         let first = self.frames.iter().position(|it| it.0 == "[Python]");
         let is_end = walked.is_truncated && Some(walked.frames.len()) == first;
-        match is_end {
-            true => self.frames.starts_with(&walked.frames),
-            false => {
-                let is_outer = self.frames[unnamed + 1..].ends_with(&walked.frames);
-                is_outer && self.is_truncated == walked.is_truncated
-            }
+        if is_end {
+            self.frames.starts_with(&walked.frames)
+        } else {
+            let is_outer = self.frames[unnamed + 1..].ends_with(&walked.frames);
+            is_outer && self.is_truncated == walked.is_truncated
         }
     }
 }

@@ -203,9 +203,10 @@ impl Recording {
     /// Compares all samples with what the threads execute, and the thread states with theirs.
     fn check(&self, interpreter: &Interpreter, log: &Log) {
         let is_old = interpreter.version.starts_with("2.");
-        let start = match is_old {
-            true => ["__bootstrap", "__bootstrap_inner", "run"],
-            false => ["_bootstrap", "_bootstrap_inner", "run"],
+        let start = if is_old {
+            ["__bootstrap", "__bootstrap_inner", "run"]
+        } else {
+            ["_bootstrap", "_bootstrap_inner", "run"]
         };
         assert_eq!(self.threads.len(), 5);
         let mut sampled = BTreeSet::new();
@@ -283,10 +284,11 @@ fn samples_have_the_thread_states_without_the_gil() {
             let has_listed = log.has_listed.load(Ordering::Relaxed);
             let unresolved = recording.counts.unresolved_threads;
             let name = format!("{interpreter:?}: {unresolved}, {has_listed}");
-            match is_undecoded {
-                true => assert!(has_listed && unresolved > 0, "{name}"),
+            if is_undecoded {
+                assert!(has_listed && unresolved > 0, "{name}")
+            } else {
                 // A thread that has only just started has not stored its state yet.
-                false => assert!(unresolved <= 5, "{name}"),
+                assert!(unresolved <= 5, "{name}")
             }
         }
     }

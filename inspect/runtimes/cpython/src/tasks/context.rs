@@ -111,10 +111,11 @@ fn of_value(
 /// The address in an object of the package.
 fn marked(objects: &Objects<'_>, object: u64, mark: [u8; 8]) -> Result<u64, RuntimeError> {
     let structure = Structure::read(objects.memory, object, &[TYPE, FIRST, FIRST + 8])?;
-    match structure.pointer(FIRST) == u64::from_ne_bytes(mark) {
-        true => Ok(structure.pointer(FIRST + 8)),
-        false => Err(RuntimeError::new(
+    if structure.pointer(FIRST) == u64::from_ne_bytes(mark) {
+        Ok(structure.pointer(FIRST + 8))
+    } else {
+        Err(RuntimeError::new(
             "its context is of another version of the package otelctx",
-        )),
+        ))
     }
 }

@@ -281,12 +281,13 @@ fn described(
         let name = module.name.as_encoded_bytes();
         has_module |= name.windows(10).any(|part| part == b"/_asyncio.");
     }
-    match has_module {
-        true => Err(RuntimeError::new(
+    if has_module {
+        Err(RuntimeError::new(
             "asyncio's module does not say where its tasks are: its file has no section .AsyncioDebug",
-        )),
+        ))
+    } else {
         // Neither are there tasks in C.
-        false => Ok(layout(series, modules, None, NO_TASKS)),
+        Ok(layout(series, modules, None, NO_TASKS))
     }
 }
 

@@ -144,12 +144,13 @@ impl<'m> Objects<'m> {
             let structure = Structure::read(self.memory, next, &fields)?;
             if self.c_string(structure.pointer(TYPE_NAME))? == "_asyncio.Task" {
                 let size = structure.pointer(TYPE_SIZE);
-                return match size == self.task_size {
-                    true => Ok(true),
-                    false => Err(RuntimeError::new(format!(
+                return if size == self.task_size {
+                    Ok(true)
+                } else {
+                    Err(RuntimeError::new(format!(
                         "its tasks have an unknown layout: {size} bytes, not {}",
                         self.task_size
-                    ))),
+                    )))
                 };
             }
             next = structure.pointer(TYPE_BASE);
@@ -177,11 +178,12 @@ impl<'m> Objects<'m> {
     /// Checks what an object is.
     pub(super) fn expect(&mut self, address: u64, kind: &Kind) -> Result<(), RuntimeError> {
         let found = self.kind(address)?;
-        match found == *kind {
-            true => Ok(()),
-            false => Err(RuntimeError::new(format!(
+        if found == *kind {
+            Ok(())
+        } else {
+            Err(RuntimeError::new(format!(
                 "the object at {address:#x} is not the expected one: {found:?}, not {kind:?}"
-            ))),
+            )))
         }
     }
 
@@ -379,9 +381,10 @@ impl<'m> Objects<'m> {
                 sets.push(value);
             }
         }
-        match sets.is_empty() {
-            true => Err(RuntimeError::new("its set of tasks has no data")),
-            false => Ok(sets),
+        if sets.is_empty() {
+            Err(RuntimeError::new("its set of tasks has no data"))
+        } else {
+            Ok(sets)
         }
     }
 

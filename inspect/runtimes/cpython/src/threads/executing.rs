@@ -91,9 +91,10 @@ impl Search<'_> {
         }
         let chosen = states.iter().find(|state| *state != holder).copied();
         Ok(chosen.map(|state| {
-            let source = match stored == Some(state.address) {
-                true => Source::ThreadSpecific,
-                false => Source::List,
+            let source = if stored == Some(state.address) {
+                Source::ThreadSpecific
+            } else {
+                Source::List
             };
             resolved(state, source, holding, states)
         }))
