@@ -20,7 +20,7 @@ static CAUGHT: AtomicI32 = AtomicI32::new(0);
 /// The numbers of the signals that have arrived, as bits.
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a second signal ends the process.
+/// True if a second signal ends the process.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// The ID of this process while it has a recording that is not written completely; 0 otherwise.
@@ -68,7 +68,7 @@ pub(crate) fn report_loss(is_unwritten: bool) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caught {
     pub(crate) signal: Signal,
-    /// Whether it came from the terminal, and so to every process of the command.
+    /// True if it came from the terminal, and so to every process of the command.
     pub(crate) by_terminal: bool,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn ignore_ctrl_c() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether one of the signals has arrived.
+/// Returns whether one of the signals has arrived.
 pub(crate) fn is_caught() -> bool {
     CAUGHT.load(Ordering::Relaxed) != 0
 }

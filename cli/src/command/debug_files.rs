@@ -28,7 +28,7 @@ pub(crate) struct DebugFiles {
 }
 
 impl DebugFiles {
-    /// Whether there is one.
+    /// Returns whether there is one.
     pub(crate) fn are_given(&self) -> bool {
         !self.debug_dir.is_empty() || self.debuginfod.is_some()
     }

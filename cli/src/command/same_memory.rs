@@ -40,8 +40,8 @@ impl SameMemory {
     }
 }
 
-/// Whether two processes, whose contexts agree in address and time, share their memory. True if the
-/// kernel cannot tell.
+/// Returns whether two processes, whose contexts agree in address and time, share their memory.
+/// True if the kernel cannot tell.
 fn share(one: i32, other: i32) -> bool {
     match (Process::open(one), Process::open(other)) {
         (Ok(one), Ok(other)) => one.shares_memory_with(&other).unwrap_or(true),

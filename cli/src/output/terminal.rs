@@ -63,7 +63,7 @@ impl Terminal {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
-    /// Whether colours are supported.
+    /// Returns whether colours are supported.
     pub(crate) fn colours(&self) -> bool {
         self.colours
     }
@@ -73,7 +73,7 @@ impl Terminal {
         self.width
     }
 
-    /// Whether `text` fits on one line.
+    /// Returns whether `text` fits on one line.
     pub(crate) fn fits(&self, text: &str) -> bool {
         self.width.is_none_or(|width| text.width() <= width)
     }
@@ -207,9 +207,9 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// Whether a character could affect a terminal: C0, DEL and C1 controls, line and paragraph
-/// separators, and bidirectional formatting (Unicode 15,
-/// section 23.2: one name could look like another).
+/// Returns whether a character could affect a terminal: C0, DEL and C1 controls, line and paragraph
+/// separators, and bidirectional formatting (Unicode 15, section 23.2: one name could look like
+/// another).
 pub(crate) fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -28,9 +28,6 @@ impl Device {
     }
 
     /// The device of a file in stat(2).
-    ///
-    /// # Errors
-    /// When stat(2) fails.
     pub fn of_file(file: &File) -> io::Result<Self> {
         Ok(Self::from_stat(file.metadata()?.dev()))
     }

@@ -107,7 +107,7 @@ pub(crate) struct DynamicTable {
     pub(crate) jump_relocations_size: u64,
     soname: Option<u64>,
     pub(crate) flags_1: u64,
-    /// Whether there is a DT_DEBUG entry: linkers write it into programs only.
+    /// True if there is a DT_DEBUG entry: linkers write it into programs only.
     pub(crate) debug: bool,
 }
 
@@ -127,9 +127,6 @@ pub struct Elf<'a> {
 impl<'a> Elf<'a> {
     /// Reads the headers and the dynamic table of a little-endian 64-bit module. `Ok(None)` if the
     /// bytes are not an ELF file.
-    ///
-    /// # Errors
-    /// If the headers are malformed or cannot be read.
     pub fn read(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let Some(mut module) = Self::read_headers(source)? else {
             return Ok(None);
@@ -234,7 +231,7 @@ impl<'a> Elf<'a> {
         })
     }
 
-    /// Whether this is a file: only files have sections and `.symtab`.
+    /// Returns whether this is a file: only files have sections and `.symtab`.
     pub fn is_file(&self) -> bool {
         matches!(self.source, Source::File(_))
     }
@@ -344,9 +341,6 @@ impl<'a> Elf<'a> {
 
     /// The name in the module itself (DT_SONAME), at most 255 bytes. `None` also if it lies outside
     /// the module.
-    ///
-    /// # Errors
-    /// If the name cannot be read.
     pub fn soname(&self) -> Result<Option<Vec<u8>>, ElfError> {
         let Some(offset) = self.table.soname else {
             return Ok(None);

@@ -46,7 +46,8 @@ pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
     (found == build_id).then_some(file)
 }
 
-/// Whether the file, which may be opened with O_PATH, is the one that a mapping with `device` and `inode` refers to.
+/// Returns whether the file, which may be opened with O_PATH, is the one that a mapping with
+/// `device` and `inode` refers to.
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
     match in_stat(file) {
         Some((of_stat, found)) if of_stat == device => found == inode,

@@ -68,7 +68,7 @@ impl FileCache {
         self.files().len()
     }
 
-    /// Whether the cache is empty.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.files().is_empty()
     }

@@ -44,7 +44,7 @@ pub enum Contents {
     Foreign {
         /// The word size in bits.
         bits: u8,
-        /// Whether the most significant byte comes first.
+        /// True if the most significant byte comes first.
         big_endian: bool,
         /// `e_machine`
         machine: u16,
@@ -90,7 +90,7 @@ pub struct Inspection {
     pub kind: Kind,
     /// The architecture it was built for.
     pub machine: Machine,
-    /// Whether it has no `.symtab`.
+    /// True if it has no `.symtab`.
     pub stripped: bool,
     /// The libraries that it needs (DT_NEEDED).
     pub needed: Vec<String>,
@@ -105,14 +105,14 @@ pub struct Inspection {
     pub local: Vec<Entry>,
     /// The version of the exported symbol.
     pub version: Option<String>,
-    /// Whether a relocation is for the offset in the block (DTPOFF): the linker did not relax
+    /// True if a relocation is for the offset in the block (DTPOFF): the linker did not relax
     /// general dynamic code.
     pub block_offset: bool,
     /// Code sequences that linkers generate for relaxed TLS descriptors.
     pub relaxed: Relaxed,
     /// For an object file: the access models of its code.
     pub code: Vec<Access>,
-    /// Whether it contains gcc's intermediate code (-flto), which is not decoded.
+    /// True if it contains gcc's intermediate code (-flto), which is not decoded.
     pub intermediate: bool,
     /// The facts that readers use, for a file that can be loaded.
     pub module: Option<Module>,
@@ -121,15 +121,15 @@ pub struct Inspection {
 /// An entry of a symbol table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Whether it is a thread-local variable (STT_TLS).
+    /// True if it is a thread-local variable (STT_TLS).
     pub thread_local: bool,
-    /// Whether this file defines it.
+    /// True if this file defines it.
     pub defined: bool,
     /// Size, in bytes.
     pub size: u64,
-    /// Whether it is visible only in its own module or object file (STB_LOCAL).
+    /// True if it is visible only in its own module or object file (STB_LOCAL).
     pub local: bool,
-    /// Whether it is visible only in its own module once linked (STV_HIDDEN).
+    /// True if it is visible only in its own module once linked (STV_HIDDEN).
     pub hidden: bool,
 }
 
@@ -165,7 +165,7 @@ impl Contents {
         })
     }
 
-    /// Whether a file is a 32-bit ELF file. Reads nothing else.
+    /// Returns whether a file is a 32-bit ELF file. Reads nothing else.
     pub fn is_32_bit(file: &File) -> bool {
         let mut start = [0; 5];
         let read = FileBytes(file).read(0, &mut start);
@@ -256,7 +256,7 @@ impl Inspection {
         Ok(inspection)
     }
 
-    /// Whether gcc, clang, rustc or a linker has written this name into `.comment`.
+    /// Returns whether gcc, clang, rustc or a linker has written this name into `.comment`.
     pub fn is_made_by(&self, tool: &str) -> bool {
         self.made_by.iter().any(|line| line.contains(tool))
     }

@@ -138,7 +138,7 @@ pub struct Walk {
     pub mappings: u64,
     /// Number of lines that are not mappings, and were skipped.
     pub malformed: u64,
-    /// Whether the caller ended the walk.
+    /// True if the caller ended the walk.
     pub stopped: bool,
 }
 
@@ -147,7 +147,7 @@ pub struct Walk {
 pub struct Parser {
     /// The start of a line whose end has not arrived yet.
     partial: Vec<u8>,
-    /// Whether the current line is too long and is skipped up to its newline.
+    /// True if the current line is too long and is skipped up to its newline.
     skipping: bool,
     walk: Walk,
 }
@@ -158,7 +158,7 @@ impl Parser {
         Parser::default()
     }
 
-    /// Whether the text so far ends within a line.
+    /// Returns whether the text so far ends within a line.
     pub(crate) fn is_inside_line(&self) -> bool {
         self.skipping || !self.partial.is_empty()
     }

@@ -27,11 +27,11 @@ const MAX_RELOCATIONS: usize = 64;
 pub struct ModuleFile {
     /// The architecture it was built for.
     pub machine: Machine,
-    /// Whether it is a program (including a position-independent one), not a library.
+    /// True if it is a program (including a position-independent one), not a library.
     pub executable: bool,
-    /// Whether it has a dynamic table: the dynamic linker can export its symbols.
+    /// True if it has a dynamic table: the dynamic linker can export its symbols.
     pub dynamic: bool,
-    /// Whether it names a dynamic linker (PT_INTERP). An executable without one is static.
+    /// True if it names a dynamic linker (PT_INTERP). An executable without one is static.
     pub interpreter: bool,
     /// Its SONAME (DT_SONAME).
     pub soname: Option<Vec<u8>>,
@@ -111,7 +111,7 @@ pub struct Relocation {
     pub access: Access,
     /// Its address in the module, as in the headers; one word (initial exec) or two.
     pub slot: u64,
-    /// Whether it names the symbol, so that the dynamic linker may bind it to another module's
+    /// True if it names the symbol, so that the dynamic linker may bind it to another module's
     /// definition. Otherwise the linker has bound it to this module's own definition.
     pub named: bool,
 }

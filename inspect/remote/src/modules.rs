@@ -44,7 +44,7 @@ pub struct LoadedModule {
 }
 
 impl LoadedModule {
-    /// Whether an address of the process lies within the module.
+    /// Returns whether an address of the process lies within the module.
     pub fn contains(&self, address: u64) -> bool {
         let start = self.bias.wrapping_add(self.file.first_load.address);
         let end = self.bias.wrapping_add(self.file.end);
@@ -80,9 +80,6 @@ impl LoadedModule {
     }
 
     /// Calls `read` with the module, see [`Self::fact`], without storing the result.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module cannot be read.
     pub fn read<T>(
         &self,
         target: &dyn Target,
@@ -93,9 +90,6 @@ impl LoadedModule {
 
     /// The definition of `name` in its symbol tables: `.dynsym`, or else `.symtab`. Computed once
     /// per file.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module cannot be read.
     pub fn symbol(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         let symbol: Arc<Option<ElfSymbol>> =
             self.fact(target, name, |elf| elf.symbol(name.as_bytes()))?;
@@ -104,9 +98,6 @@ impl LoadedModule {
 
     /// The definition of `name` in `.dynsym`. Unlike [`Self::symbol`], this is very cheap for
     /// modules that do not export it. Computed once per file.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module cannot be read.
     pub fn exported(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         struct Exported(Option<ElfSymbol>);
         let symbol = self.fact(target, name, |elf| {
@@ -117,9 +108,6 @@ impl LoadedModule {
 
     /// The definition of `name` in `.dynsym`. If a program does not export it: in its `.symtab`, unless the names
     /// there take more than 4 MiB, which would take tens of milliseconds. Computed once per file.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module cannot be read.
     pub fn defined(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         const MAX_NAMES: u64 = 4 << 20;
         struct Defined(Option<ElfSymbol>);
@@ -137,9 +125,6 @@ impl LoadedModule {
     /// The address of the symbol `name` in the process: a variable or a function. `None` if the
     /// module does not define it, or defines it as a thread-local variable, which has an address
     /// for each thread: see [`tls`](crate::tls).
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module cannot be read.
     pub fn address_of(&self, target: &dyn Target, name: &str) -> Result<Option<u64>, Error> {
         let symbol = self.symbol(target, name)?;
         let symbol = symbol.filter(|symbol| symbol.kind != SymbolKind::ThreadLocal);
@@ -147,9 +132,6 @@ impl LoadedModule {
     }
 
     /// The build ID of its file, if there is one. Computed once per file.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module cannot be read.
     pub fn build_id(&self, target: &dyn Target) -> Result<Option<Vec<u8>>, Error> {
         struct BuildId(Option<Vec<u8>>);
         let id = self.fact(target, "", |elf| elf.build_id().map(BuildId))?;
@@ -215,9 +197,6 @@ impl Modules {
 
     /// Reads only the modules for whose names `wanted` returns true. The names are those of the
     /// mappings, as the kernel wrote them. The files of other modules are not opened.
-    ///
-    /// # Errors
-    /// See [`Modules::read`].
     pub fn read_named(
         target: &dyn Target,
         cache: &FileCache,
@@ -228,9 +207,6 @@ impl Modules {
 
     /// Reads only the modules of the C library, recognized by their names: itself, its library of threads before
     /// glibc 2.34, and its dynamic linker. A static program has none.
-    ///
-    /// # Errors
-    /// See [`Modules::read`].
     pub fn read_c_library(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
         Self::read_named(target, cache, &libc::is_c_library)
     }
@@ -238,9 +214,6 @@ impl Modules {
     /// [`Self::read_named`], and other modules that define a symbol ([`LoadedModule::defined`]). Only files of at
     /// least these sizes, in bytes, are opened to find out. If one of them cannot be read, it is not among the
     /// unreadable ones.
-    ///
-    /// # Errors
-    /// See [`Modules::read`].
     pub fn read_named_or_defining(
         target: &dyn Target,
         cache: &FileCache,
@@ -296,9 +269,6 @@ impl Modules {
 
     /// glibc's description of its own structures; `None` if none of the modules has it. Read once
     /// per file.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module that should have it cannot be read.
     pub fn thread_db(&self, target: &dyn Target) -> Result<Option<Arc<ThreadDb>>, Error> {
         for module in &self.loaded {
             let file = &module.file;
@@ -317,9 +287,6 @@ impl Modules {
 
     /// Where the threads store their values of `pthread_setspecific`; `None` if the C library is
     /// unknown or does not describe it.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module that should describe it cannot be read.
     pub fn pthread_keys(&self, target: &dyn Target) -> Result<Option<PthreadKeys>, Error> {
         let machine = target.machine();
         if self.c_library() == Some(CLibrary::Musl) {
@@ -334,9 +301,6 @@ impl Modules {
 
     /// From a thread's thread pointer to the address that `pthread_self` returns in it, in bytes; `None` if the C
     /// library is unknown or does not describe it.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module that should describe it cannot be read.
     pub fn pthread_self(&self, target: &dyn Target) -> Result<Option<i64>, Error> {
         let machine = target.machine();
         Ok(match self.c_library() {

@@ -106,8 +106,8 @@ impl Process {
         self.pid
     }
 
-    /// Whether the process still exists, including as a zombie. True if that cannot be determined,
-    /// for example because no descriptors are left.
+    /// Returns whether the process still exists, including as a zombie. True if that cannot be
+    /// determined, for example because no descriptors are left.
     pub fn exists(&self) -> bool {
         !matches!(self.open_entry("stat"), Err(error) if is_gone(&error))
     }
@@ -200,7 +200,7 @@ impl Process {
         name.map_err(|error| error.of_thread(tid))
     }
 
-    /// Whether `tid` is a thread of this process.
+    /// Returns whether `tid` is a thread of this process.
     pub fn has_thread(&self, tid: i32) -> bool {
         self.open_path(Path::new(&format!("task/{tid}")), OFlag::O_PATH)
             .is_ok()
@@ -263,8 +263,8 @@ impl Process {
         Ok(pairs.collect())
     }
 
-    /// Whether both share their memory, as a process and its vfork child do, or a child created
-    /// with CLONE_VM. `None` if the kernel was built without kcmp(2), or denies it.
+    /// Returns whether both share their memory, as a process and its vfork child do, or a child
+    /// created with CLONE_VM. `None` if the kernel was built without kcmp(2), or denies it.
     #[doc(alias = "kcmp")]
     pub fn shares_memory_with(&self, other: &Process) -> Option<bool> {
         const KCMP_VM: i32 = 1;
@@ -502,7 +502,7 @@ impl Process {
     }
 }
 
-/// Whether `/proc` belongs to this process's PID namespace. If not, its IDs refer to other
+/// Returns whether `/proc` belongs to this process's PID namespace. If not, its IDs refer to other
 /// processes in ptrace(2) and kill(2). Checked once.
 fn is_own_proc() -> bool {
     static IS_OWN: OnceLock<bool> = OnceLock::new();

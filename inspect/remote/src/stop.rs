@@ -412,7 +412,7 @@ mod tests {
 
     /// The process whose main thread must not be traced when this process is suspended.
     static LATE_PROCESS: AtomicI32 = AtomicI32::new(0);
-    /// Whether that was so.
+    /// True if that was so.
     static DETACHED: OnceLock<bool> = OnceLock::new();
 
     /// Instead of suspending: the OS thread that runs this cannot exit meanwhile.

@@ -25,9 +25,6 @@ pub use through::Through;
 /// it has loaded.
 pub trait Target: Memory {
     /// Calls `visit` for each mapping until it breaks, in address order.
-    ///
-    /// # Errors
-    /// If the mappings cannot be read.
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
@@ -49,9 +46,6 @@ pub trait Target: Memory {
     }
 
     /// Identifies the code that is mapped, and where: changes with every dlopen, dlclose and exec.
-    ///
-    /// # Errors
-    /// See [`Self::file_mappings`].
     fn code_layout(&self) -> Result<CodeLayout, Error> {
         let mut layout = CodeLayoutBuilder::default();
         self.file_mappings(&mut |mapping| layout.add(mapping))?;
@@ -95,24 +89,18 @@ pub trait Target: Memory {
     }
 
     /// Its command name: at most 15 bytes, chosen by the process. Empty if unknown.
-    ///
-    /// # Errors
-    /// If it has ended.
     fn comm(&self) -> Result<OsString, Error> {
         Ok(OsString::new())
     }
 
-    /// Whether it is running, so that another read may return another result. False for a core
-    /// file.
+    /// Returns whether it is running, so that another read may return another result. False for a
+    /// core file.
     fn is_running(&self) -> bool {
         false
     }
 
     /// Calls `visit` with the ID of each thread until it breaks. The list does not end while a
     /// process creates threads as fast as it is read.
-    ///
-    /// # Errors
-    /// If the threads cannot be listed.
     fn thread_ids(&self, visit: &mut dyn FnMut(i32) -> ControlFlow<()>) -> Result<(), Error> {
         let _ = visit;
         Ok(())

@@ -48,7 +48,7 @@ pub struct TlsVariable {
     pub module: OsString,
     /// How code accesses it.
     pub access: Access,
-    /// Whether it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
+    /// True if it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub exported: bool,
     place: Place,
     machine: Machine,
@@ -83,7 +83,7 @@ pub struct Resolution {
     pub bound_elsewhere: Vec<OsString>,
     /// Modules that could not be read, or define something else with the name, with the reason.
     pub unreadable: Vec<(OsString, String)>,
-    /// Whether a module defines the variable, but its location is unknown: unreadable, or not bound
+    /// True if a module defines the variable, but its location is unknown: unreadable, or not bound
     /// yet.
     pub unplaced: bool,
     /// Where the process stores its list of threads.
@@ -102,9 +102,6 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
 }
 
 /// [`resolve`], for a variable of `size` bytes.
-///
-/// # Errors
-/// See [`resolve`].
 pub fn resolve_sized(
     target: &dyn Target,
     cache: &FileCache,
@@ -204,9 +201,6 @@ pub fn resolve_sized(
 ///
 /// It needs no symbol, and of `modules` only the one that contains the slot, the C library and the dynamic linker:
 /// [`resolve`] reads the files of all modules.
-///
-/// # Errors
-/// If the slot cannot be read.
 pub fn resolve_slot(
     target: &dyn Target,
     modules: &Modules,

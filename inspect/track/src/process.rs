@@ -30,7 +30,7 @@ pub struct TrackedProcess {
     reader: Option<reader::Process>,
     sizes_file: Option<SizesFile>,
     sizes: Sizes,
-    /// Whether the mappings may have changed since the last scan.
+    /// True if the mappings may have changed since the last scan.
     needs_scan: bool,
     /// When its mappings were last scanned, and how long that took.
     last_scan: Option<(Instant, Duration)>,
@@ -46,7 +46,7 @@ pub struct TrackedProcess {
     pub(crate) backoff: Backoff,
     /// Its entry in the queue.
     pub(crate) ticket: Option<u64>,
-    /// Whether the kernel has reported that its last thread exits. It stays tracked as long as the
+    /// True if the kernel has reported that its last thread exits. It stays tracked as long as the
     /// kernel has it: until then there may be more samples of it, and its ID is not reused.
     pub(crate) is_exiting: bool,
 }
@@ -62,7 +62,7 @@ enum ContextStatus {
     Failed(String),
 }
 
-/// Whether the contexts of a process's threads can be read.
+/// True if the contexts of a process's threads can be read.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ThreadStatus {
@@ -76,7 +76,7 @@ pub enum ThreadStatus {
     Unreadable(ReadStep),
 }
 
-/// Whether a process is still the same one.
+/// True if a process is still the same one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Presence {
     Present,
@@ -109,7 +109,7 @@ impl ThreadStatus {
         })
     }
 
-    /// Whether threads are read in the same way.
+    /// Returns whether threads are read in the same way.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Readable(one), Self::Readable(other)) => {
@@ -184,8 +184,8 @@ impl TrackedProcess {
         }
     }
 
-    /// Whether the contexts of its threads can be read. Always unknown if [`Options::threads`] is
-    /// off.
+    /// Returns whether the contexts of its threads can be read. Always unknown if
+    /// [`Options::threads`] is off.
     #[must_use]
     pub fn threads(&self) -> &ThreadStatus {
         &self.threads
@@ -198,21 +198,22 @@ impl TrackedProcess {
         &self.runtimes
     }
 
-    /// Whether the process still exists, including as a zombie.
+    /// Returns whether the process still exists, including as a zombie.
     #[must_use]
     pub fn exists(&self) -> bool {
         let running = self.reader.as_ref().map(reader::Process::running);
         matches!(running, Some(Ok(process)) if process.exists())
     }
 
-    /// Whether all of its threads have ended: it does not exist, or is a zombie.
+    /// Returns whether all of its threads have ended: it does not exist, or is a zombie.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let running = self.reader.as_ref().map(reader::Process::running);
         !matches!(running, Some(Ok(process)) if !process.has_ended())
     }
 
-    /// Whether the same modules are loaded as when the variables of its threads were resolved.
+    /// Returns whether the same modules are loaded as when the variables of its threads were
+    /// resolved.
     #[must_use]
     pub fn has_same_modules(&self) -> bool {
         let unchanged = self.reader.as_ref().map(reader::Process::modules_unchanged);

@@ -64,7 +64,7 @@ impl Backoff {
         self.next
     }
 
-    /// Whether the work is due at `now`.
+    /// Returns whether the work is due at `now`.
     #[must_use]
     pub fn is_due(&self, now: Instant) -> bool {
         now >= self.next

@@ -26,7 +26,7 @@ const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
 pub struct Options {
     /// How to read each of them.
     pub reader: reader::Options,
-    /// Whether to determine if the contexts of their threads can be read. Default: false.
+    /// True if to determine if the contexts of their threads can be read. Default: false.
     pub threads: bool,
     /// Skip the scan of a process without a context while the amount of its mapped memory is
     /// unchanged. A process that starts to publish maps memory for it, so this misses only contexts
@@ -158,7 +158,7 @@ impl<T: Default> Tracker<T> {
         self.processes.len()
     }
 
-    /// Whether no process is tracked.
+    /// Returns whether no process is tracked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()

@@ -191,7 +191,7 @@ impl Watch {
         self.tracker.len() + self.unopened.len()
     }
 
-    /// Whether no processes are watched.
+    /// Returns whether no processes are watched.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -246,7 +246,7 @@ impl Entry {
         })
     }
 
-    /// Whether it is a function's: neither a common entry nor a terminator.
+    /// Returns whether it is a function's: neither a common entry nor a terminator.
     fn is_function(&self, source: Source) -> bool {
         let common = match source {
             Source::DebugFrame if self.is_long => u64::MAX,

@@ -158,9 +158,6 @@ impl FileRows {
 
     /// Makes the rows of the vDSO, which is a whole ELF file in a process's memory. `range` is its
     /// mapping.
-    ///
-    /// # Errors
-    /// See [`FileRows::of`].
     pub fn of_vdso(
         memory: &dyn Memory,
         range: (u64, u64),

@@ -31,7 +31,7 @@ impl FreeRanges {
         self.0.last().filter(|last| last.end == end).cloned()
     }
 
-    /// Whether exactly this range is free.
+    /// Returns whether exactly this range is free.
     pub(crate) fn is(&self, all: &Range<u32>) -> bool {
         self.0[..] == [all.clone()]
     }

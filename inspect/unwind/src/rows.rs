@@ -46,7 +46,7 @@ impl Rows {
         self.low.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.low.is_empty()
     }

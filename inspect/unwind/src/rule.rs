@@ -150,7 +150,7 @@ impl Dictionary {
         rules.by_index.len()
     }
 
-    /// Whether it has none: it always has two.
+    /// Returns whether it has none: it always has two.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -131,7 +131,7 @@ impl Shards {
         }
     }
 
-    /// Whether all of a shard is free.
+    /// Returns whether all of a shard is free.
     pub fn is_free(&self, shard: u32) -> bool {
         self.free[shard as usize].is(&(0..SHARD_ROWS))
     }

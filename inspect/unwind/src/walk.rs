@@ -246,8 +246,8 @@ impl Walk<'_> {
         Ok(interrupted)
     }
 
-    /// Whether the frame is in one of these sequences of code, or less than `reach` bytes behind the start
-    /// of one.
+    /// Returns whether the frame is in one of these sequences of code, or less than `reach` bytes
+    /// behind the start of one.
     fn is_in(&self, sequences: &[&[u8]], reach: usize) -> bool {
         let mut there = [0; 2 * MAX_REACH];
         // From the earliest start of a sequence to the end of the latest.
@@ -297,7 +297,7 @@ impl Walk<'_> {
         (self.registers.architecture.without_frame)(next, &before)
     }
 
-    /// Whether the frame is a trampoline's, which has called the one before it.
+    /// Returns whether the frame is a trampoline's, which has called the one before it.
     fn returns_to_trampoline(&self) -> bool {
         let code = self.registers.architecture.trampoline;
         let mut there = [0; 16];

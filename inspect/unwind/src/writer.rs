@@ -35,7 +35,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Whether there is anything in the tables, be it damaged.
+    /// Returns whether there is anything in the tables, be it damaged.
     pub(crate) fn has_tables(&self) -> bool {
         self.entries > 0 || self.truncated > 0
     }
@@ -52,7 +52,7 @@ pub(crate) struct Writer<'a> {
     /// Rules that the dictionary did not have before.
     added: usize,
     builder: Builder,
-    /// Whether rules say where rbx is.
+    /// True if rules say where rbx is.
     pub(crate) tracks_base: bool,
     /// Some rule counts from rbx.
     pub(crate) needs_base: bool,

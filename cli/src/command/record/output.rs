@@ -26,7 +26,7 @@ pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether `symbolize` can add function names to all of these files.
+/// Returns whether `symbolize` can add function names to all of these files.
 pub(super) fn take_names_later(paths: &[PathBuf]) -> bool {
     let is_otlp = |path: &PathBuf| matches!(Format::from_path(path), Ok(Format::Otlp));
     paths.iter().all(is_otlp)
@@ -191,7 +191,7 @@ impl Outputs {
     }
 }
 
-/// Whether there is a file with content, which an empty recording would replace.
+/// Returns whether there is a file with content, which an empty recording would replace.
 fn has_content(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
 }

@@ -24,7 +24,7 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
     /// Which of the targets were given by their ID: the others may end before sampling starts.
     pub(in crate::command) given: Vec<i32>,
-    /// Whether the target is a command that is about to start.
+    /// True if the target is a command that is about to start.
     pub(in crate::command) is_command: bool,
     /// Sampling frequency per CPU, in Hz.
     pub(in crate::command) frequency: u32,

@@ -117,7 +117,7 @@ struct Plan {
     /// CPU time that one sample stands for, in nanoseconds.
     period: u64,
     cpus: usize,
-    /// Whether threads are stopped to sample them.
+    /// True if threads are stopped to sample them.
     is_stopping: bool,
     /// What cannot be sampled as well as on other kernels.
     limits: Vec<String>,
@@ -126,7 +126,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Whether all targets have ended. Processes that a command leaves behind do not count.
+    /// Returns whether all targets have ended. Processes that a command leaves behind do not count.
     fn have_targets_ended(&self, feed: &Feed<'_>) -> bool {
         match &self.child {
             Some(child) => child::has_ended(child),

@@ -194,7 +194,7 @@ impl Names {
         self.next = Instant::now();
     }
 
-    /// Whether names are still being resolved.
+    /// Returns whether names are still being resolved.
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting
     }

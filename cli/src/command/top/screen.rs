@@ -35,7 +35,7 @@ pub(super) struct Screen {
     /// The terminal, as the source of keys.
     keyboard: OwnedFd,
     events: Receiver<io::Result<Event>>,
-    /// Whether this was dropped.
+    /// True if this was dropped.
     has_ended: Arc<AtomicBool>,
 }
 
@@ -199,12 +199,12 @@ impl Screen {
         }
     }
 
-    /// Whether the terminal has disappeared: writing to it fails from then on.
+    /// Returns whether the terminal has disappeared: writing to it fails from then on.
     pub(super) fn is_gone(&self) -> bool {
         !is_there(&self.keyboard, Duration::ZERO)
     }
 
-    /// Whether [`Screen::job_control`] has something to do.
+    /// Returns whether [`Screen::job_control`] has something to do.
     pub(super) fn wants_attention(&self) -> bool {
         STOP.load(Ordering::Relaxed) || CONTINUED.load(Ordering::Relaxed)
     }

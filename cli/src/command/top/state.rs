@@ -14,7 +14,7 @@ pub(super) struct State {
     pub(super) by: By,
     /// The attribute in its own column, and of [`By::Attribute`]; empty for none.
     pub(super) attribute: String,
-    /// Whether the user selected the attribute.
+    /// True if the user selected the attribute.
     pub(super) is_chosen: bool,
     /// Attributes that rows can be grouped by.
     pub(super) keys: Vec<String>,
@@ -22,7 +22,7 @@ pub(super) struct State {
     pub(super) reversed: bool,
     pub(super) paused: bool,
     pub(super) filter: String,
-    /// Whether keys edit the filter.
+    /// True if keys edit the filter.
     pub(super) typing: bool,
     pub(super) details: bool,
     pub(super) help: bool,
@@ -196,7 +196,8 @@ impl State {
         self.top = self.top.min(rows.saturating_sub(page));
     }
 
-    /// Whether a row, or a thread, process or context of its samples, contains the filter's text.
+    /// Returns whether a row, or a thread, process or context of its samples, contains the filter's
+    /// text.
     pub(super) fn takes(&self, row: &Row) -> bool {
         if self.filter.is_empty() {
             return true;

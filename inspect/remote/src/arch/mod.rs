@@ -85,7 +85,7 @@ impl Machine {
         }
     }
 
-    /// Whether a relocation is that of a variable's offset in its module's block.
+    /// Returns whether a relocation is that of a variable's offset in its module's block.
     pub(crate) fn is_block_offset(self, number: u32) -> bool {
         let numbers = self.relocation_numbers();
         numbers.is_some_and(|numbers| numbers.block_offset == number)
@@ -151,8 +151,8 @@ impl Machine {
         }
     }
 
-    /// Whether a TLS descriptor that the dynamic linker has filled means static storage; its
-    /// argument is the offset from the thread pointer then.
+    /// Returns whether a TLS descriptor that the dynamic linker has filled means static storage;
+    /// its argument is the offset from the thread pointer then.
     pub(crate) fn descriptor_is_static(
         self,
         memory: &dyn Memory,

@@ -74,11 +74,11 @@ pub(crate) struct Notes {
     pub(crate) vdso: Option<u64>,
     /// Sorted by their addresses; `None` without NT_FILE.
     pub(crate) mapped: Option<Vec<MappedFile>>,
-    /// Whether `mapped` is complete.
+    /// True if `mapped` is complete.
     pub(crate) all_mapped: bool,
     /// The names of `mapped`, each terminated by a NUL byte.
     pub(crate) names: Vec<u8>,
-    /// Whether notes are missing, or exceed the limits.
+    /// True if notes are missing, or exceed the limits.
     pub(crate) incomplete: bool,
 }
 

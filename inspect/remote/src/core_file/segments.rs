@@ -48,7 +48,7 @@ pub(crate) struct Segments {
     pub(crate) loads: Vec<Load>,
     /// Offset and size of the notes.
     pub(crate) notes: Vec<(u64, u64)>,
-    /// Whether there are more notes.
+    /// True if there are more notes.
     pub(crate) more_notes: bool,
     /// The size that the file must have to contain everything, in bytes.
     pub(crate) expected_size: u64,

@@ -12,9 +12,6 @@ const MAX_BUILD_ID: u64 = 64;
 
 impl Elf<'_> {
     /// The build ID, which the linker derives from the module's contents (NT_GNU_BUILD_ID).
-    ///
-    /// # Errors
-    /// If the notes are malformed or cannot be read.
     pub fn build_id(&self) -> Result<Option<Vec<u8>>, ElfError> {
         for segment in &self.notes {
             let start = match self.source {

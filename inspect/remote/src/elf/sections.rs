@@ -110,9 +110,6 @@ impl Elf<'_> {
 
     /// The first section of each of these names, if the file has one. Names are read at once, where
     /// [`Self::section_named`] takes a read for each section.
-    ///
-    /// # Errors
-    /// See [`Self::sections`].
     pub fn sections_named<const N: usize>(
         &self,
         names: [&[u8]; N],
@@ -160,18 +157,12 @@ impl Elf<'_> {
     }
 
     /// The section with this name, if there is one.
-    ///
-    /// # Errors
-    /// See [`Self::sections`].
     pub fn section_named(&self, name: &[u8]) -> Result<Option<Section>, ElfError> {
         let terminated = [name, b"\0"].concat();
         self.section_like(&self.sections()?, &terminated)
     }
 
     /// The first `limit` bytes of a section.
-    ///
-    /// # Errors
-    /// If they cannot be read.
     pub fn section_bytes(&self, section: &Section, limit: u64) -> Result<Vec<u8>, ElfError> {
         let size = section.size.min(limit);
         Ok(self
@@ -197,18 +188,12 @@ impl Elf<'_> {
     }
 
     /// The names of the libraries that it needs (DT_NEEDED), at most `most` of them.
-    ///
-    /// # Errors
-    /// If the dynamic table or a name cannot be read.
     pub fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
         self.dynamic_strings(elf::DT_NEEDED, most)
     }
 
     /// The directories in which the dynamic linker searches for its libraries, separated by colons:
     /// DT_RUNPATH, or DT_RPATH if there is none.
-    ///
-    /// # Errors
-    /// If the dynamic table or the string cannot be read.
     pub fn search_path(&self) -> Result<Option<String>, ElfError> {
         for tag in [elf::DT_RUNPATH, elf::DT_RPATH] {
             if let Some(path) = self.dynamic_strings(tag, 1)?.pop() {

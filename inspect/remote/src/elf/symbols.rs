@@ -24,7 +24,7 @@ pub struct ElfSymbol {
     pub size: u64,
     /// Its kind.
     pub kind: SymbolKind,
-    /// Whether it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
+    /// True if it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub dynamic: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct FoundSymbol {
     pub(crate) size: u64,
     pub(crate) kind: SymbolType,
     pub(crate) defined: bool,
-    /// Whether it is visible only in its own module (STB_LOCAL). gold and mold put hidden variables
+    /// True if it is visible only in its own module (STB_LOCAL). gold and mold put hidden variables
     /// into `.dynsym` so that relocations of TLS descriptors can name them.
     pub(crate) local: bool,
 }
@@ -83,9 +83,6 @@ impl Elf<'_> {
     }
 
     /// The size of the names of the symbols in `.symtab`, in bytes; 0 if there is no `.symtab`.
-    ///
-    /// # Errors
-    /// See [`Self::symbol`].
     pub fn size_of_names(&self) -> Result<u64, ElfError> {
         let sections = self.sections()?;
         let table = sections.iter().find(|it| it.kind == elf::SHT_SYMTAB);
@@ -95,9 +92,6 @@ impl Elf<'_> {
 
     /// The definition of `name` in `.dynsym`. This is a lookup in a hash table, unlike in
     /// `.symtab`.
-    ///
-    /// # Errors
-    /// See [`Self::symbol`].
     pub fn exported_symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
         let found = self.dynamic_symbol(name)?.filter(|found| found.defined);
         Ok(found.map(|found| ElfSymbol {

@@ -25,7 +25,7 @@ pub struct Member {
     pub contents: Result<Box<Inspection>, String>,
 }
 
-/// Whether the file is a static library.
+/// Returns whether the file is a static library.
 pub(super) fn is_archive(memory: &dyn Memory) -> bool {
     let mut magic = [0; MAGIC.len()];
     memory.read(0, &mut magic).is_ok() && (&magic == MAGIC || &magic == THIN_MAGIC)

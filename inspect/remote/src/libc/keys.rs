@@ -91,9 +91,6 @@ impl PthreadKeys {
     /// The value of a thread for `key`, given its thread pointer. `None` if `pthread_getspecific`
     /// returns null, which includes values of a deleted key with the same number, and numbers
     /// without a key.
-    ///
-    /// # Errors
-    /// If the memory cannot be read.
     #[doc(alias = "pthread_getspecific")]
     pub fn get(
         &self,

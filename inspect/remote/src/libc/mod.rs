@@ -104,10 +104,10 @@ impl CLibrary {
         }
     }
 
-    /// Whether static storage may start at the thread pointer itself, so that an offset of 0 is
-    /// valid and does not mean an empty slot. musl reserves the words after the thread pointer only
-    /// for the executable's storage (`GAP_ABOVE_TP`, ldso/dynlink.c): if the executable has none, a
-    /// library's storage is there.
+    /// Returns whether static storage may start at the thread pointer itself, so that an offset of
+    /// 0 is valid and does not mean an empty slot. musl reserves the words after the thread pointer
+    /// only for the executable's storage (`GAP_ABOVE_TP`, ldso/dynlink.c): if the executable has
+    /// none, a library's storage is there.
     pub(crate) fn has_offset_zero(self, machine: Machine) -> bool {
         (self, machine) == (CLibrary::Musl, Machine::Aarch64)
     }
@@ -129,8 +129,8 @@ impl CLibrary {
     }
 }
 
-/// Whether a mapping with this name may be of a C library: itself, its library of threads, or its dynamic linker
-/// (`ld-linux-x86-64.so.2`, `ld-2.31.so`).
+/// Returns whether a mapping with this name may be of a C library: itself, its library of threads,
+/// or its dynamic linker (`ld-linux-x86-64.so.2`, `ld-2.31.so`).
 pub fn is_c_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     let names: [&[u8]; 5] = [b"libc.so", b"libc-", b"libc.musl-", b"ld-", b"libpthread"];

@@ -13,7 +13,7 @@ const SONAME: &[u8] = b"libc.so";
 /// Prefix of the name on Alpine Linux.
 const SONAME_PREFIX: &[u8] = b"libc.musl-";
 
-/// Whether musl may have this name. Other libraries may, too.
+/// Returns whether musl may have this name. Other libraries may, too.
 pub(crate) fn is_name(soname: &[u8]) -> bool {
     soname == SONAME || soname.starts_with(SONAME_PREFIX)
 }
@@ -51,8 +51,8 @@ pub(crate) fn block(
     Ok((block != 0).then_some(block))
 }
 
-/// Whether the thread with this control block on x86-64 has variables of any module: its dynamic
-/// thread vector has entries.
+/// Returns whether the thread with this control block on x86-64 has variables of any module: its
+/// dynamic thread vector has entries.
 pub(crate) fn has_variables(memory: &dyn Memory, block: u64) -> bool {
     let at = block.wrapping_add(vector_offset(Machine::X86_64));
     let vector = memory.read_u64(at).ok();

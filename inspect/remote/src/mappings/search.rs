@@ -248,14 +248,14 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether to check the clock now: at the first item, and at every 1,024th after it.
+/// Returns whether to check the clock now: at the first item, and at every 1,024th after it.
 pub(crate) fn is_clock_check_due(seen: &mut u64) -> bool {
     *seen += 1;
     *seen % 1024 == 1
 }
 
 impl NameFilter<'_> {
-    /// Whether a mapping is a candidate, regardless of its name.
+    /// Returns whether a mapping is a candidate, regardless of its name.
     fn is_possible(&self, mapping: &Mapping<'_>) -> bool {
         let is_data = mapping.permissions.read && !mapping.permissions.execute;
         let in_memory = || memfd_device().is_none_or(|device| mapping.device == device);
@@ -289,7 +289,7 @@ fn memfd_device() -> Option<Device> {
     })
 }
 
-/// Whether this kernel supports names for anonymous memory (CONFIG_ANON_VMA_NAME).
+/// Returns whether this kernel supports names for anonymous memory (CONFIG_ANON_VMA_NAME).
 pub(crate) fn anonymous_memory_has_names() -> bool {
     const PR_SET_VMA: i32 = 0x5356_4d41;
     const PR_SET_VMA_ANON_NAME: u64 = 0;

@@ -94,8 +94,8 @@ impl Run {
         }
     }
 
-    /// Whether the mapping belongs to the same loaded module: the same file, at a later offset.
-    /// Small segments share a page of the file, which is mapped for each of them.
+    /// Returns whether the mapping belongs to the same loaded module: the same file, at a later
+    /// offset. Small segments share a page of the file, which is mapped for each of them.
     fn takes(&self, mapping: &Mapping<'_>) -> bool {
         self.inode == mapping.inode
             && self.device == mapping.device

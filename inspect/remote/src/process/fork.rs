@@ -11,9 +11,9 @@ use crate::mappings::is_clock_check_due;
 const LIMIT: u64 = 16 << 20;
 
 impl Process {
-    /// Whether a forked child gets a copy of the mapping that starts at `address`: not if it was
-    /// marked with MADV_DONTFORK. `None` if the kernel does not report it, if it comes after too
-    /// many other mappings, or if `deadline` has passed.
+    /// Returns whether a forked child gets a copy of the mapping that starts at `address`: not if
+    /// it was marked with MADV_DONTFORK. `None` if the kernel does not report it, if it comes after
+    /// too many other mappings, or if `deadline` has passed.
     pub fn is_copied_on_fork(
         &self,
         address: u64,

@@ -29,8 +29,8 @@ impl Process {
         Ok(self.thread_stat(tid)?.state())
     }
 
-    /// Whether all threads of the process have ended: it does not exist, or is a zombie. False if
-    /// that cannot be determined.
+    /// Returns whether all threads of the process have ended: it does not exist, or is a zombie.
+    /// False if that cannot be determined.
     pub fn has_ended(&self) -> bool {
         match self.stat() {
             Ok(stat) => stat.is_zombie(),
@@ -97,7 +97,7 @@ impl Stat {
         self.number(9)
     }
 
-    /// Whether the kernel started the thread for io_uring: PF_IO_WORKER or PF_USER_WORKER.
+    /// Returns whether the kernel started the thread for io_uring: PF_IO_WORKER or PF_USER_WORKER.
     pub(crate) fn is_kernel_worker(&self) -> bool {
         const PF_IO_WORKER: u64 = 0x10;
         const PF_USER_WORKER: u64 = 0x4000;
@@ -123,8 +123,8 @@ impl Stat {
         Some(Duration::from(now).saturating_sub(Duration::from_nanos(start)))
     }
 
-    /// Whether all threads of the process have ended and its parent has not waited for it. The
-    /// first thread may end before the others (field 20 counts them).
+    /// Returns whether all threads of the process have ended and its parent has not waited for it.
+    /// The first thread may end before the others (field 20 counts them).
     pub fn is_zombie(&self) -> bool {
         matches!(self.field(3), Some("Z" | "X"))
             && self.number(20).is_none_or(|threads| threads < 2)

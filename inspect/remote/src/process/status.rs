@@ -19,7 +19,7 @@ pub struct Status {
     pub threads: usize,
     /// Its process ID in each PID namespace, from the reader's to its own.
     pub namespace_pids: Vec<i32>,
-    /// Whether it is a kernel thread, which has no memory.
+    /// True if it is a kernel thread, which has no memory.
     pub kernel_thread: bool,
 }
 

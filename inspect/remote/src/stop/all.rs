@@ -24,9 +24,6 @@ impl StoppedProcess {
     /// further thread is stopped: [`Self::running`] then has [`Error::Deadline`] for the first one.
     /// A thread that sleeps in a system call whose timeout a stop would restart is not stopped
     /// either ([`Error::WouldLengthen`]).
-    ///
-    /// # Errors
-    /// If the threads cannot be listed.
     pub fn stop(process: &Process, timeout: Duration, deadline: Instant) -> Result<Self, Error> {
         let pid = process.pid();
         let mut stopped = Self {
@@ -83,8 +80,8 @@ impl StoppedProcess {
     }
 }
 
-/// Whether the thread sleeps in a system call whose timeout a stop would restart. If it goes to
-/// sleep after this, its timeout has hardly begun.
+/// Returns whether the thread sleeps in a system call whose timeout a stop would restart. If it
+/// goes to sleep after this, its timeout has hardly begun.
 fn would_lengthen(process: &Process, tid: i32) -> bool {
     let call = ThreadFiles::open(process, tid).and_then(|files| files.call());
     // If the call cannot be read, the stop fails, too, and says why.

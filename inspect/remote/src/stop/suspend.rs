@@ -8,9 +8,9 @@ use std::time::Duration;
 
 /// Number of threads that this process traces.
 static TRACED: AtomicUsize = AtomicUsize::new(0);
-/// Whether suspending this process was requested.
+/// True if suspending this process was requested.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
-/// Whether this process is being suspended.
+/// True if this process is being suspended.
 static SUSPENDING: AtomicBool = AtomicBool::new(false);
 /// How to suspend this process.
 static ACTION: OnceLock<fn()> = OnceLock::new();
@@ -39,7 +39,7 @@ pub fn request() {
     }
 }
 
-/// Whether a request is pending.
+/// Returns whether a request is pending.
 pub fn is_requested() -> bool {
     REQUESTED.load(Ordering::SeqCst)
 }

@@ -18,7 +18,7 @@ pub(super) const MAX_PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct Stop {
     /// The signal that was being delivered, which must be passed on; 0 if none.
     pub(super) signal: c_int,
-    /// Whether the whole process is stopped by a signal; then the thread stays stopped when it is
+    /// True if the whole process is stopped by a signal; then the thread stays stopped when it is
     /// detached.
     pub(super) group_stop: bool,
 }

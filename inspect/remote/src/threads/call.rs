@@ -56,10 +56,10 @@ impl Call {
         })
     }
 
-    /// Whether stopping its thread, a thread of process `pid`, would lengthen the sleep: the call
-    /// has a finite timeout, and the kernel ends it with EINTR, so that it can only be restarted
-    /// with the full timeout. Other calls with a timeout (nanosleep, poll, futex, select) are
-    /// restarted by the kernel with the remaining time. `true` if unknown.
+    /// Returns whether stopping its thread, a thread of process `pid`, would lengthen the sleep:
+    /// the call has a finite timeout, and the kernel ends it with EINTR, so that it can only be
+    /// restarted with the full timeout. Other calls with a timeout (nanosleep, poll, futex, select)
+    /// are restarted by the kernel with the remaining time. `true` if unknown.
     pub fn is_lengthened_by_a_stop(&self, pid: i32) -> bool {
         let [first, _, third, fourth, fifth, _] = self.arguments;
         match self.number {
@@ -89,7 +89,7 @@ impl Call {
     }
 }
 
-/// Whether a descriptor of the process is a socket with this timeout. Queries a copy of the
+/// Returns whether a descriptor of the process is a socket with this timeout. Queries a copy of the
 /// descriptor, which the target does not notice (Linux 5.6).
 fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
     match socket_timeout(pid, descriptor as c_long, option) {

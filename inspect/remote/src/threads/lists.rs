@@ -17,7 +17,7 @@ pub struct ThreadLists {
 }
 
 impl ThreadLists {
-    /// Whether these modules are enough to find the list.
+    /// Returns whether these modules are enough to find the list.
     pub fn is_known(&self) -> bool {
         !self.heads.is_empty() || self.library == Some(CLibrary::Musl)
     }

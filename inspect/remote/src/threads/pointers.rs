@@ -28,9 +28,9 @@ pub struct ThreadPointer {
 }
 
 impl ThreadPointer {
-    /// Whether the control block belongs to thread `tid`, in the process's own PID namespace. Must
-    /// be checked whenever the thread pointer is used, while the thread sleeps or is stopped: a
-    /// thread that exits leaves its block to the next one.
+    /// Returns whether the control block belongs to thread `tid`, in the process's own PID
+    /// namespace. Must be checked whenever the thread pointer is used, while the thread sleeps or
+    /// is stopped: a thread that exits leaves its block to the next one.
     pub fn is_of(&self, memory: &dyn Memory, tid: i32) -> bool {
         memory.read_u32(self.tid_at) == Ok(tid as u32)
     }
@@ -112,7 +112,7 @@ impl ThreadPointers {
         self.known.len()
     }
 
-    /// Whether no thread was found.
+    /// Returns whether no thread was found.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -207,7 +207,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether there is a `struct pthread`, on x86-64: it points to itself twice.
+    /// Returns whether there is a `struct pthread`, on x86-64: it points to itself twice.
     fn is_block(&self, address: u64) -> bool {
         let is_own = |offset| self.memory.read_u64(address.wrapping_add(offset)) == Ok(address);
         is_own(0) && is_own(16)

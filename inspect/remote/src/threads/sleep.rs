@@ -97,18 +97,12 @@ impl ThreadFiles {
 
     /// Calls `read` while the thread sleeps. `None` if the thread ran before `read` returned: its
     /// result is invalid then.
-    ///
-    /// # Errors
-    /// If the thread has exited, or this process has no right to trace it.
     pub fn read_asleep<T>(&mut self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
         self.read_report_asleep(|_| read())
     }
 
     /// [`Self::read_asleep`] with the system call in which the thread sleeps throughout, and so its
     /// stack and instruction pointer. `read` is not called if the kernel's report is not understood.
-    ///
-    /// # Errors
-    /// If the thread has exited, or this process has no right to trace it.
     pub fn read_call_asleep<T>(&mut self, read: impl FnOnce(&Call) -> T) -> io::Result<Option<T>> {
         let result = self.read_report_asleep(|text| Call::parse(text).as_ref().map(read))?;
         Ok(result.flatten())
@@ -131,11 +125,9 @@ impl ThreadFiles {
         }
     }
 
-    /// Whether the thread is asleep. If [`Self::has_stayed_asleep`] confirms it later, memory that was read in
-    /// between is as by [`Self::read_asleep`]. Always `false` with [`Protocol::Status`].
-    ///
-    /// # Errors
-    /// If the thread has exited, or this process has no right to trace it.
+    /// Returns whether the thread is asleep. If [`Self::has_stayed_asleep`] confirms it later,
+    /// memory that was read in between is as by [`Self::read_asleep`]. Always `false` with
+    /// [`Protocol::Status`].
     pub fn is_asleep(&mut self) -> io::Result<bool> {
         self.asleep_at = None;
         let before = self.ran_at.take();
@@ -148,12 +140,10 @@ impl ThreadFiles {
         Ok(sleep.is_some())
     }
 
-    /// Whether the thread has stayed asleep since the last successful [`Self::read_asleep`], or since
-    /// [`Self::is_asleep`] was true: its thread pointer is unchanged then, and memory that was read before
-    /// this call is still valid. Takes one system call. Always `false` with [`Protocol::Status`].
-    ///
-    /// # Errors
-    /// If the thread has exited.
+    /// Returns whether the thread has stayed asleep since the last successful
+    /// [`Self::read_asleep`], or since [`Self::is_asleep`] was true: its thread pointer is
+    /// unchanged then, and memory that was read before this call is still valid. Takes one system
+    /// call. Always `false` with [`Protocol::Status`].
     pub fn has_stayed_asleep(&mut self) -> io::Result<bool> {
         let (Some(schedstat), Some(asleep_at)) = (&self.schedstat, self.asleep_at) else {
             return Ok(false);
@@ -164,9 +154,6 @@ impl ThreadFiles {
     }
 
     /// The system call in which the thread sleeps; `None` if it is running.
-    ///
-    /// # Errors
-    /// If the thread has exited, or this process has no right to trace it.
     pub fn call(&self) -> io::Result<Option<Call>> {
         let mut buffer = [0; SYSCALL_SIZE];
         Ok(Call::parse(read_whole(&self.syscall, &mut buffer)?))

@@ -18,7 +18,7 @@ pub(super) struct Definition<'a> {
     pub(super) module: Option<(u64, Option<u64>)>,
     /// Access models of the references that are bound to it, its own module's first.
     pub(super) accesses: Vec<Access>,
-    /// Whether references of its own module are bound to another definition.
+    /// True if references of its own module are bound to another definition.
     pub(super) bound_elsewhere: bool,
     /// For a module that can be closed.
     pub(super) registration: Option<glibc::Registration>,

@@ -34,7 +34,7 @@ impl Loaded {
         }
     }
 
-    /// Whether an address of the process lies within the module.
+    /// Returns whether an address of the process lies within the module.
     pub(super) fn contains(&self, address: u64) -> bool {
         let start = self.bias.wrapping_add(self.module.first_load.address);
         let end = self.bias.wrapping_add(self.module.end);

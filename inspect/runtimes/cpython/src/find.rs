@@ -32,7 +32,7 @@ const MAX_PROCESSES: usize = 8;
 /// A function of every version.
 pub(crate) const FUNCTION: &str = "Py_GetVersion";
 
-/// Whether a file of this name is part of PyPy: `pypy3.11`, `libpypy3.11-c.so`.
+/// Returns whether a file of this name is part of PyPy: `pypy3.11`, `libpypy3.11-c.so`.
 pub(crate) fn is_pypy(file_name: &[u8]) -> bool {
     file_name.starts_with(b"pypy") || file_name.starts_with(b"libpypy")
 }
@@ -154,7 +154,7 @@ struct Symbols<'s> {
     module: &'s LoadedModule,
     /// Address of `_PyRuntime`, which exists from 3.7 on.
     runtime: Option<u64>,
-    /// Whether the module exports the interpreter's functions.
+    /// True if the module exports the interpreter's functions.
     is_exported: bool,
 }
 

@@ -92,7 +92,7 @@ struct Call {
     place: (u64, u64),
     /// How many calls it is from the innermost one.
     depth: u32,
-    /// Whether it is no call, because the stack ends before it.
+    /// True if it is no call, because the stack ends before it.
     is_outside: bool,
 }
 

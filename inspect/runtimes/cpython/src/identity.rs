@@ -23,9 +23,9 @@ const PAGE: u64 = 4096;
 pub(crate) struct Identity {
     /// The address of its type.
     pub(crate) object_type: u64,
-    /// Whether it has not been freed: the allocator overwrites the first word with a pointer to the next free
-    /// object, and nothing else. That is the number of references; in free-threaded builds there are two other
-    /// numbers, which remain 0.
+    /// True if it has not been freed: the allocator overwrites the first word with a pointer to the
+    /// next free object, and nothing else. That is the number of references; in free-threaded
+    /// builds there are two other numbers, which remain 0.
     pub(crate) is_alive: bool,
     /// A hash of what it contains, the same as in `bpf/cpython.step.h`: the words that do not change,
     /// and up to 3.11 the beginning of its name, because objects of the same shape can have the same

@@ -199,7 +199,7 @@ pub(crate) struct CodeOffsets {
     /// `co_tlbc`, in free-threaded builds from 3.14 on: the address of the number of copies of the
     /// instructions, and of the copies' addresses. The first one is that which is part of the object.
     pub(crate) copies: Option<u64>,
-    /// Whether it has a number of its own, `co_version`, among the first 16 words: from 3.12 on.
+    /// True if it has a number of its own, `co_version`, among the first 16 words: from 3.12 on.
     pub(crate) is_numbered: bool,
     /// Which of the first 16 words, from `ob_type` on, change while the object lives: a bit each.
     pub(crate) changing_words: u16,

@@ -208,8 +208,9 @@ impl RuntimeProcess for PythonProcess {
     }
 }
 
-/// Whether the stack of a thread contains an address. `None` if that is unknown. The C library has what a thread pointer
-/// points to at the end of the stack that it has made, and that of the first thread is the kernel's.
+/// Returns whether the stack of a thread contains an address. `None` if that is unknown. The C
+/// library has what a thread pointer points to at the end of the stack that it has made, and that
+/// of the first thread is the kernel's.
 fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<bool> {
     let is_first = target.pid() == Some(thread.tid);
     // Mappings have names in a running process, and registers are known in a core file.

@@ -188,9 +188,9 @@ pub(crate) struct SampledFrame {
     pub(crate) identity: u64,
     /// Bytes from the start of the code object to the instruction; up to 3.10, `f_lasti`.
     pub(crate) position: u32,
-    /// Whether it is the outermost one of a call of the interpreter.
+    /// True if it is the outermost one of a call of the interpreter.
     pub(crate) is_entry: bool,
-    /// Whether it is no function, and only marks the end of such a call.
+    /// True if it is no function, and only marks the end of such a call.
     pub(crate) is_shim: bool,
 }
 

@@ -69,10 +69,10 @@ pub(crate) struct Resolved {
     pub(crate) candidates: Vec<u64>,
 }
 
-/// Whether a thread has the right to execute Python.
+/// True if a thread has the right to execute Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
-    /// Whether it holds the GIL. `None` if there is none.
+    /// True if it holds the GIL. `None` if there is none.
     pub(crate) gil: Option<bool>,
     /// In free-threaded builds, whether it is attached to its interpreter: it is not while it waits, or
     /// executes C code that does not need the interpreter.
@@ -80,7 +80,7 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Whether the thread state is the one that the thread uses now.
+    /// Returns whether the thread state is the one that the thread uses now.
     fn is_current(self) -> bool {
         self.gil.or(self.is_attached).unwrap_or(false)
     }
@@ -163,7 +163,7 @@ struct StateList {
     by_thread: HashMap<u64, Vec<State>>,
 }
 
-/// Whether the stack of the thread that is searched contains an address. `None` if that is unknown.
+/// True if the stack of the thread that is searched contains an address. `None` if that is unknown.
 pub(crate) type IsOnStack<'s> = &'s dyn Fn(u64) -> Option<bool>;
 
 /// Finds the thread state of a thread. `None` if it has none. `is_on_stack` is asked where the thread may execute with a
@@ -205,9 +205,6 @@ pub(crate) fn resolve(
 }
 
 /// The addresses of all thread states of a process, in any order.
-///
-/// # Errors
-/// If they cannot be read.
 pub(crate) fn addresses(
     memory: &dyn Memory,
     layout: &Layout,

@@ -353,8 +353,9 @@ impl Heap<'_> {
         Err(Broken::Inconsistent(Step::Entry))
     }
 
-    /// Whether two tagged words are the same object, of which one may be the place that the garbage collector has
-    /// just moved it from: the first word there is the new address, without a tag (src/objects/map-word.h).
+    /// Returns whether two tagged words are the same object, of which one may be the place that the
+    /// garbage collector has just moved it from: the first word there is the new address, without a
+    /// tag (src/objects/map-word.h).
     fn is_same(&self, one: u64, other: u64) -> bool {
         let forwards = |from: u64, to: u64| {
             let (Ok(from), Ok(to)) = (untagged(Step::Key, from), untagged(Step::Key, to)) else {

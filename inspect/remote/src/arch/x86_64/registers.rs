@@ -76,8 +76,8 @@ impl Registers {
         ]
     }
 
-    /// Whether it stopped in a system call that is about to return EINTR and may be called again.
-    /// close(2) may not: the descriptor is gone, or another file's, when it returns EINTR.
+    /// Returns whether it stopped in a system call that is about to return EINTR and may be called
+    /// again. close(2) may not: the descriptor is gone, or another file's, when it returns EINTR.
     ///
     /// Calls that the kernel restarts by itself end with other numbers (-ERESTARTSYS, 512 and
     /// following); they need nothing from us.

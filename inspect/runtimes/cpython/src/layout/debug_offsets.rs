@@ -43,8 +43,8 @@ struct FreeThreaded {
     /// `PyThreadState.state`, which no version describes: its offset in bytes, the same on all 64-bit
     /// architectures.
     attached: u64,
-    /// Whether threads execute copies of the instructions: `tlbc_index` is the eighth word of the block of a
-    /// frame, and `co_tlbc` the eleventh one of that of a code object.
+    /// True if threads execute copies of the instructions: `tlbc_index` is the eighth word of the
+    /// block of a frame, and `co_tlbc` the eleventh one of that of a code object.
     has_copies: bool,
     /// The number of bits of `PyASCIIObject.state.interned`.
     interned: u8,

@@ -291,8 +291,9 @@ impl Stack {
         }
     }
 
-    /// Whether the walk comes to the same. It has no functions without a name: it ends there or, where that may be a
-    /// call that has only just begun (see [`Call`](crate::frames)), begins with what called it.
+    /// Returns whether the walk comes to the same. It has no functions without a name: it ends
+    /// there or, where that may be a call that has only just begun (see [`Call`](crate::frames)),
+    /// begins with what called it.
     fn is_walked(&self, walked: &Self) -> bool {
         // A cycle: the step counts those without a function, too.
         if walked.frames.len() == MAX_FRAMES && walked.is_truncated {

@@ -33,7 +33,7 @@ struct Logged {
 
 #[derive(Debug, Default)]
 struct Log {
-    /// Whether a thread state was found in the list.
+    /// True if a thread state was found in the list.
     has_listed: AtomicBool,
     /// Thread states, and the functions that they had, outermost first.
     stacks: Mutex<BTreeSet<(String, Vec<String>)>>,

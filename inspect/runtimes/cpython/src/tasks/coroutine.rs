@@ -21,11 +21,11 @@ const YIELD_FROM: u8 = 72;
 pub(super) struct Chain {
     /// The frames, innermost first.
     pub(super) frames: Vec<NamedFrame>,
-    /// Whether one of its coroutines is executed now: its frames are those of a thread.
+    /// True if one of its coroutines is executed now: its frames are those of a thread.
     pub(super) is_executing: bool,
-    /// Whether the outermost one has ended.
+    /// True if the outermost one has ended.
     pub(super) has_ended: bool,
-    /// Whether inner frames are missing.
+    /// True if inner frames are missing.
     pub(super) is_truncated: bool,
 }
 

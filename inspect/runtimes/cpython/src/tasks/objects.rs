@@ -90,9 +90,6 @@ impl<'m> Objects<'m> {
     }
 
     /// What the objects of a type are.
-    ///
-    /// # Errors
-    /// If it cannot be read.
     pub(super) fn kind_of(&mut self, object_type: u64) -> Result<Kind, RuntimeError> {
         if let Some(known) = self.kinds.get(&object_type) {
             return Ok(known.clone());
@@ -133,7 +130,7 @@ impl<'m> Objects<'m> {
         })
     }
 
-    /// Whether a type is asyncio's task in C, or has it as a base.
+    /// Returns whether a type is asyncio's task in C, or has it as a base.
     fn is_task(&self, object_type: u64) -> Result<bool, RuntimeError> {
         let mut next = object_type;
         for _ in 0..MAX_BASES {

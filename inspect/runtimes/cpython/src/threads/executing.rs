@@ -34,8 +34,9 @@ impl Search<'_> {
         Ok(is_unstored.then_some(state))
     }
 
-    /// Whether an interpreter still has this state: a thread that ends deletes its own one, and holds the GIL until it has
-    /// (`_PyThreadState_DeleteCurrent`). The list is not read again for each thread.
+    /// Returns whether an interpreter still has this state: a thread that ends deletes its own one,
+    /// and holds the GIL until it has (`_PyThreadState_DeleteCurrent`). The list is not read again
+    /// for each thread.
     fn is_listed(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
         let newest = self.newest_of_each(interpreters)?;
         let mut cache = self.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,8 +101,8 @@ impl Search<'_> {
         }))
     }
 
-    /// Whether the thread executes with this state: 3.10 and 3.11 have the innermost call of the interpreter on the stack
-    /// of the thread that executes. `None` if that is unknown.
+    /// Returns whether the thread executes with this state: 3.10 and 3.11 have the innermost call
+    /// of the interpreter on the stack of the thread that executes. `None` if that is unknown.
     fn executes(&self, state: &State) -> Result<Option<bool>, MemoryError> {
         let Some(call) = self.layout.thread.call else {
             return Ok(None);
