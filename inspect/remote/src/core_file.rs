@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::elf::{Elf, ElfError, Segment, Source};
-use crate::file::{FileBytes, open_regular};
+use crate::file::open_regular;
 use crate::machine::Machine;
 use crate::mappings::{Mapping, Walk};
-use crate::memory::{MemoryError, Omission};
+use crate::memory::{FileBytes, MemoryError, Omission};
 use crate::{Device, Error, Memory, Permissions, Target, ThreadInfo};
 pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
@@ -103,26 +103,18 @@ impl CoreFile {
     /// Opens the core file at `path`. The files that the process had mapped are searched below
     /// `root`, which is `/` for a process of this machine.
     pub fn open(path: &Path, root: &Path) -> Result<Self, Error> {
-        let io = |source| Error::Io {
-            path: path.into(),
-            source,
-        };
-        let Some(file) = open_regular(path).map_err(io)? else {
-            return Err(Error::Core {
+        match open_regular(path).map_err(Error::io(path))? {
+            Some(file) => Self::from_file(file, path, root),
+            None => Err(Error::Core {
                 path: path.into(),
                 reason: "it is not a regular file".to_string(),
-            });
-        };
-        Self::from_file(file, path, root)
+            }),
+        }
     }
 
     /// Reads an open core file; `path` is its name in messages.
     pub fn from_file(file: File, path: &Path, root: &Path) -> Result<Self, Error> {
-        let length = file.metadata().map_err(|source| Error::Io {
-            path: path.into(),
-            source,
-        })?;
-        let length = length.len();
+        let length = file.metadata().map_err(Error::io(path))?.len();
         let core = |reason| Error::Core {
             path: path.into(),
             reason,
@@ -162,7 +154,7 @@ impl CoreFile {
         })
     }
 
-    /// Its path.
+    /// The path of the core file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -193,6 +185,7 @@ impl CoreFile {
 
     /// Visits memory without a known file name, until `visit` returns false.
     fn visit_unnamed(&self, load: &Load, visit: &mut dyn FnMut(&Mapping<'_>) -> bool) -> bool {
+        let is_vdso = self.notes.vdso == Some(load.start);
         self.mapped_at(load.start).is_some()
             || visit(&Mapping {
                 start: load.start,
@@ -201,11 +194,7 @@ impl CoreFile {
                 offset: 0,
                 device: Device::default(),
                 inode: 0,
-                name: if self.notes.vdso == Some(load.start) {
-                    b"[vdso]"
-                } else {
-                    b""
-                },
+                name: if is_vdso { b"[vdso]" } else { b"" },
             })
     }
 
@@ -226,8 +215,7 @@ impl CoreFile {
     }
 
     fn mapped_at(&self, address: u64) -> Option<&MappedFile> {
-        self.mapped_index(address)
-            .map(|index| &self.mapped()[index])
+        Some(&self.mapped()[self.mapped_index(address)?])
     }
 
     /// Reads memory in the core file itself, at most up to the end of a segment.
@@ -240,15 +228,11 @@ impl CoreFile {
         let take = usize::try_from(length).map_or(buffer.len(), |length| length.min(buffer.len()));
         let mut done = 0;
         while done < take {
-            match self
-                .file
-                .read_at(&mut buffer[done..take], offset.saturating_add(done as u64))
-            {
+            let at = offset.saturating_add(done as u64);
+            match self.file.read_at(&mut buffer[done..take], at) {
                 Ok(0) => {
-                    return Err(missing(
-                        address.wrapping_add(done as u64),
-                        Omission::CutShort,
-                    ));
+                    let address = address.wrapping_add(done as u64);
+                    return Err(missing(address, Omission::CutShort));
                 }
                 Ok(read) => done += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -278,10 +262,7 @@ impl CoreFile {
         let index = self.mapped_index(address).ok_or(Omission::LeftOut)?;
         let first = self.first_of_module(index);
         let mut backing = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
-        if backing
-            .as_ref()
-            .is_none_or(|(start, _)| *start != first.start)
-        {
+        if backing.as_ref().is_none_or(|it| it.0 != first.start) {
             *backing = Some((first.start, self.open_backing(first)));
         }
         let Some((_, Some(backing))) = &*backing else {
@@ -295,23 +276,19 @@ impl CoreFile {
         });
         let left = left.ok_or(Omission::LeftOut)?.min(mapped.end - address);
         let take = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
-        backing
-            .file
-            .read_exact_at(&mut buffer[..take], at)
-            .map(|()| take)
-            .map_err(|_| Omission::FileNotFound)
+        let read = backing.file.read_exact_at(&mut buffer[..take], at);
+        read.map(|()| take).map_err(|_| Omission::FileNotFound)
     }
 
     /// The first of the mappings of the same loaded module, which contains its headers.
     fn first_of_module(&self, index: usize) -> &MappedFile {
-        let mapped = self.mapped();
-        let mut first = &mapped[index];
-        for earlier in mapped[..index].iter().rev().take(MAX_SEGMENTS) {
-            if earlier.name == first.name && earlier.offset <= first.offset {
-                first = earlier;
-            } else {
+        let (before, from) = self.mapped().split_at(index);
+        let mut first = &from[0];
+        for earlier in before.iter().rev().take(MAX_SEGMENTS) {
+            if earlier.name != first.name || earlier.offset > first.offset {
                 break;
             }
+            first = earlier;
         }
         first
     }
@@ -324,10 +301,7 @@ impl CoreFile {
         known: &mut Option<(u64, Option<Vec<Range<u64>>>)>,
     ) -> Permissions {
         let first = self.first_of_module(index);
-        if known
-            .as_ref()
-            .is_none_or(|(start, _)| *start != first.start)
-        {
+        if known.as_ref().is_none_or(|it| it.0 != first.start) {
             *known = Some((first.start, self.code(first.start)));
         }
         let mapped = &self.mapped()[index];

@@ -29,8 +29,8 @@ use object::LittleEndian as LE;
 use object::elf::{self, Dyn64, FileHeader64, FileType, ProgramHeader64, ProgramType, Rela64};
 use object::pod::{self, Pod};
 
-pub use crate::file::FileBytes;
 use crate::machine::{Machine, TlsSegment};
+pub use crate::memory::FileBytes;
 use crate::memory::{Memory, MemoryError};
 
 /// Maximum number of program headers; a linker writes about a dozen.
@@ -65,7 +65,7 @@ pub enum Source<'a> {
     Loaded(&'a dyn Memory, u64),
 }
 
-/// A segment, as its program header has it.
+/// A program header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Segment {
     /// Offset in the file, in bytes (`p_offset`).
@@ -236,8 +236,7 @@ impl<'a> Elf<'a> {
         matches!(self.source, Source::File(_))
     }
 
-    /// The load bias: the difference between addresses in the process and in the module; 0 for a
-    /// file.
+    /// The load bias, the difference between addresses in the process and in the module; 0 for a file.
     pub fn bias(&self) -> u64 {
         match (self.source, self.loads.first()) {
             (Source::Loaded(_, base), Some(load)) => bias(base, 0, load),
@@ -246,9 +245,6 @@ impl<'a> Elf<'a> {
     }
 
     /// Fills `buffer` from an address of the module, as in its headers.
-    ///
-    /// # Errors
-    /// If the file does not contain all of it, or it cannot be read.
     pub fn read_at(&self, address: u64, buffer: &mut [u8]) -> Result<(), ElfError> {
         let at = match self.source {
             Source::File(_) => self.file_offset(address, buffer.len() as u64)?,
@@ -305,14 +301,7 @@ impl<'a> Elf<'a> {
             let value = entry.d_val.get(LE);
             // glibc's rtld (elf/get-dynamic-info.h) rewrites these entries of a loaded module
             // into absolute addresses; musl does not.
-            let address = || {
-                let bias = self.bias();
-                if bias != 0 && value >= bias {
-                    value - bias
-                } else {
-                    value
-                }
-            };
+            let address = || value.checked_sub(self.bias()).unwrap_or(value);
             match entry.d_tag.get(LE) {
                 elf::DT_NULL => break,
                 elf::DT_STRTAB => table.strings = address(),
@@ -353,10 +342,7 @@ impl<'a> Elf<'a> {
             Err(error) => return Err(error),
         }
         let end = name.iter().position(|byte| *byte == 0);
-        Ok(end.map(|end| {
-            name.truncate(end);
-            name
-        }))
+        Ok(end.map(|end| name[..end].to_vec()))
     }
 
     /// Calls `visit` with the address, type, symbol index and addend of every relocation that is
@@ -371,16 +357,11 @@ impl<'a> Elf<'a> {
         let table = &self.table;
         let size = size_of::<Rela64<LE>>() as u64;
         let relative = table.rela_count.saturating_mul(size).min(table.rela_size);
+        let rela_at = table.rela.wrapping_add(relative);
         for (at, length) in [
-            (
-                table.rela.wrapping_add(relative),
-                table.rela_size - relative,
-            ),
+            (rela_at, table.rela_size - relative),
             (table.jump_relocations, table.jump_relocations_size),
         ] {
-            if length == 0 {
-                continue;
-            }
             self.for_chunks(at, length, size, |bytes| {
                 for rela in structs::<Rela64<LE>>(bytes) {
                     visit(

@@ -42,7 +42,7 @@ pub enum Error {
         pid: i32,
         /// The denied action, worded to follow "not permitted to".
         action: &'static str,
-        /// How to get permission.
+        /// The capability or setting that gives permission.
         hint: String,
     },
     /// The thread has another tracer; there can be only one.
@@ -79,7 +79,7 @@ pub enum Error {
         pid: i32,
         /// The thread.
         tid: i32,
-        /// How long to wait.
+        /// The time allowed.
         timeout: Duration,
         /// The state letter of `/proc/PID/task/TID/stat`, `?` if it could not be read.
         state: char,
@@ -109,7 +109,7 @@ pub enum Error {
     /// The memory of the target could not be read.
     #[error("{what}: {source}")]
     Memory {
-        /// What was being read.
+        /// The data that was being read.
         what: &'static str,
         /// Why it failed, with the address.
         source: MemoryError,
@@ -127,7 +127,7 @@ pub enum Error {
     Elf {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The reason.
         reason: String,
     },
     /// A file is not a core file, or is entirely unreadable.
@@ -135,7 +135,7 @@ pub enum Error {
     Core {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The reason.
         reason: String,
     },
     /// The file is a FIFO, a device, a directory or a socket.
@@ -149,7 +149,7 @@ pub enum Error {
     Deadline {
         /// The process or core file that was being read.
         name: String,
-        /// What was not completed, worded to follow "before".
+        /// The step that was not completed, worded to follow "before".
         action: &'static str,
     },
     /// The C library of the process, or its architecture, is not supported.
@@ -157,12 +157,20 @@ pub enum Error {
     Unsupported {
         /// The process.
         pid: i32,
-        /// What is not supported.
+        /// The unsupported property.
         reason: &'static str,
     },
 }
 
 impl Error {
+    /// Adds the path to a system error.
+    pub(crate) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> Error {
+        move |source| Error::Io {
+            path: path.into(),
+            source: source.into(),
+        }
+    }
+
     /// Adds to a memory error what was being read.
     pub(crate) fn memory(what: &'static str) -> impl FnOnce(MemoryError) -> Error {
         move |source| Error::Memory { what, source }

@@ -1,11 +1,11 @@
-//! Files on the reader's side: opened without side effects, and read without accessing a mapping of them.
+//! Opens files on the reader's side, without side effects.
 
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -15,8 +15,7 @@ use nix::sys::stat::Mode;
 
 use crate::mappings::query::Query;
 use crate::mappings::walk;
-use crate::memory::{Memory, MemoryError};
-use crate::{Device, module};
+use crate::{Device, Error};
 
 /// Opens a file on the reader's side; `None` if it is a FIFO, a device, a directory or a socket.
 pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
@@ -32,18 +31,17 @@ pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
+/// [`open_regular`]; a file of another kind is an error.
+pub(crate) fn require_regular(path: &Path) -> Result<File, Error> {
+    let file = open_regular(path).map_err(Error::io(path))?;
+    file.ok_or_else(|| Error::NotRegularFile { path: path.into() })
+}
+
 /// Opens the file at `path`, on the reader's side, if it is the one that a mapping with `device`
 /// and `inode` refers to: for a process that has ended and so does not give access to its files.
 pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
     let file = open_regular(path).ok()??;
     (in_stat(&file)? == (device, inode)).then_some(file)
-}
-
-/// Opens the file at `path`, on the reader's side, if it has this build ID.
-pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
-    let file = open_regular(path).ok()??;
-    let found = module::build_id(&file)?;
-    (found == build_id).then_some(file)
 }
 
 /// Returns whether the file, which may be opened with O_PATH, is the one that a mapping with
@@ -67,10 +65,10 @@ fn in_stat(file: &File) -> Option<(Device, u64)> {
 fn shown_in_maps(file: &File) -> Option<(Device, u64)> {
     let file = reopen(file)?;
     let (length, access) = (NonZeroUsize::MIN, ProtFlags::PROT_NONE);
-    // SAFETY: a new mapping at an address that the kernel chooses; nothing accesses it.
+    // SAFETY: without MAP_FIXED, the kernel chooses unused addresses, so no other mapping changes.
     let mapped = unsafe { mmap(None, length, access, MapFlags::MAP_PRIVATE, &file, 0) }.ok()?;
     let found = own_mapping(mapped.addr().get() as u64);
-    // SAFETY: it was mapped above, and nothing refers to it.
+    // SAFETY: the range was mapped above, no pointer into it was created, and it is unmapped once.
     let _ = unsafe { munmap(mapped, length.get()) };
     found
 }
@@ -95,32 +93,11 @@ fn own_mapping(address: u64) -> Option<(Device, u64)> {
     found
 }
 
-/// Opens a file again, that was opened with O_PATH, to read it.
+/// Opens a file that was opened with O_PATH again, to read it.
 pub(crate) fn reopen(file: &File) -> Option<File> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     open(path.as_str(), flags, Mode::empty())
         .ok()
         .map(File::from)
-}
-
-/// A file's bytes, read with pread: if the target truncates the file, a read ends early, whereas a
-/// mapping of it would crash the reader.
-#[derive(Debug, Clone, Copy)]
-pub struct FileBytes<'a>(pub &'a File);
-
-impl Memory for FileBytes<'_> {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        let length = buffer.len();
-        self.0
-            .read_exact_at(buffer, address)
-            .map_err(|error| match error.raw_os_error() {
-                Some(errno) => MemoryError::System {
-                    address,
-                    length,
-                    errno,
-                },
-                None => MemoryError::Unmapped { address, length },
-            })
-    }
 }

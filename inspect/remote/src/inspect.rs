@@ -1,6 +1,6 @@
-//! Everything that a file contains about one thread-local variable, to explain why a reader finds
-//! it or not. Readers use [`Module`]; this also covers symbols of other kinds, versions, how the
-//! linker changed the code, and files that are not linked.
+//! Collects all facts of a file about one thread-local variable, to explain why a reader finds it
+//! or not. Readers use [`Module`]; this also covers symbols of other kinds, versions, how the linker
+//! changed the code, and files that are not linked.
 
 mod archive;
 mod other;
@@ -15,9 +15,9 @@ use crate::Error;
 pub use crate::arch::Relaxed;
 use crate::elf::sections::{Namesake, Section, text};
 use crate::elf::{Elf, ElfError, Source};
-use crate::file::{FileBytes, open_regular};
+use crate::file::require_regular;
 use crate::machine::Machine;
-use crate::memory::Memory;
+use crate::memory::{FileBytes, Memory};
 use crate::module::{Access, Module, ModuleFile};
 
 pub use archive::Member;
@@ -79,11 +79,11 @@ pub enum Kind {
     Core,
     /// A file with debug information only, as written by `objcopy --only-keep-debug`.
     DebugInformation,
-    /// Anything that linkers do not create for Linux.
+    /// A type that linkers do not create for Linux.
     Unknown,
 }
 
-/// What an ELF file contains about the variable.
+/// An ELF file's facts about the variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspection {
     /// The kind of file.
@@ -136,13 +136,7 @@ pub struct Entry {
 impl Contents {
     /// Inspects the file at `path`, on the reader's side, for the variable `name`.
     pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
-        let io = |source| Error::Io {
-            path: path.into(),
-            source,
-        };
-        let Some(file) = open_regular(path).map_err(io)? else {
-            return Err(Error::NotRegularFile { path: path.into() });
-        };
+        let file = require_regular(path)?;
         Self::of(&file, name).map_err(|reason| Error::Elf {
             path: path.into(),
             reason,
@@ -294,10 +288,10 @@ fn kind(elf: &Elf<'_>, sections: &[Section]) -> Kind {
 
 fn needed(elf: &Elf<'_>) -> Result<Vec<String>, ElfError> {
     let needed = elf.needed(MAX_NEEDED + 1)?;
-    match needed.len() {
-        0..=MAX_NEEDED => Ok(needed),
-        _ => Err(ElfError::Malformed("it needs more than 1024 libraries")),
+    if needed.len() > MAX_NEEDED {
+        return Err(ElfError::Malformed("it needs more than 1024 libraries"));
     }
+    Ok(needed)
 }
 
 fn made_by(elf: &Elf<'_>, sections: &[Section]) -> Result<Vec<String>, ElfError> {
@@ -320,9 +314,8 @@ fn in_code(
     let relocations = || sections.iter().filter(|it| it.kind == elf::SHT_RELA);
     let size = relocations().fold(0_u64, |sum, it| sum.saturating_add(it.size));
     if size > MAX_RELOCATIONS {
-        return Err(ElfError::Malformed(
-            "it has more than 512 MiB of relocations",
-        ));
+        let reason = "it has more than 512 MiB of relocations";
+        return Err(ElfError::Malformed(reason));
     }
     for section in relocations() {
         let code = sections.get(section.info as usize);
@@ -346,9 +339,8 @@ fn relaxed(elf: &Elf<'_>, module: &Module) -> Result<Relaxed, ElfError> {
     let mut all = Relaxed::default();
     let offset = module.symbol.definition().and_then(|(offset, _)| {
         let block = module.machine.executable_block(&module.tls?)?;
-        module
-            .executable
-            .then(|| block.wrapping_add_unsigned(offset))
+        let address = block.wrapping_add_unsigned(offset);
+        module.executable.then_some(address)
     });
     let slots: Vec<u64> = module.relocations.iter().map(|it| it.slot).collect();
     if offset.is_none() && slots.is_empty() {

@@ -1,7 +1,7 @@
 //! Another process, observed from outside: memory, mappings, ELF modules, thread-local variables,
 //! threads. This crate knows nothing of OpenTelemetry.
 //!
-//! What it provides:
+//! It provides:
 //! - one trait, [`Target`], for a running process ([`LiveProcess`]), a core file ([`CoreFile`]) and
 //!   a hand-made process for tests ([`TargetImage`]): code written for one works for all;
 //! - reads of memory that return everything or an error ([`Memory`]), and mappings that are
@@ -83,11 +83,10 @@ pub mod tls;
 pub use core_file::CoreFile;
 pub use device::Device;
 pub use error::Error;
-pub use file::FileBytes;
 pub use file_cache::{Fact, FileCache};
 pub use machine::{Access, Machine, TlsSegment};
 pub use mappings::{Mapping, Permissions};
-pub use memory::{Memory, MemoryError, Omission, ProcessMemory};
+pub use memory::{FileBytes, Memory, MemoryError, Omission, ProcessMemory};
 pub use module::{Module, ModuleFile};
 pub use modules::{LoadedModule, Modules};
 pub use process::{Process, Thread};

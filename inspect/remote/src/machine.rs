@@ -26,7 +26,7 @@ pub struct TlsSegment {
     pub alignment: u64,
 }
 
-/// How code accesses a thread-local variable.
+/// The access model of code for a thread-local variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Through a TLS descriptor.

@@ -83,9 +83,8 @@ pub trait Memory {
     /// unspecified after an error.
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
 
-    /// Forgets what was read before and is kept, if there is such: the next read is of the memory as it is
-    /// then. For what other threads may have changed between two reads. Memory that reads other memory forgets
-    /// what that keeps, too.
+    /// Drops cached contents, also those of the memory that this reads through: the next read
+    /// returns the current contents, which other threads may have changed.
     fn forget(&self) {}
 
     /// Reads one byte.
@@ -119,17 +118,14 @@ pub trait Memory {
     /// Reads `length` bytes, at most `limit`. The length may come from the target; the limit must
     /// not.
     fn read_vec(&self, address: u64, length: u64, limit: usize) -> Result<Vec<u8>, MemoryError> {
-        let fits = usize::try_from(length)
-            .ok()
-            .filter(|length| *length <= limit);
-        let Some(length) = fits else {
+        if length > limit as u64 {
             return Err(MemoryError::Limit {
                 address,
                 length,
                 limit,
             });
-        };
-        let mut bytes = vec![0; length];
+        }
+        let mut bytes = vec![0; length as usize];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
@@ -156,7 +152,6 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Wraps an open `/proc/PID/mem`.
     pub(crate) fn new(file: File) -> Self {
         ProcessMemory { file }
     }
@@ -171,15 +166,13 @@ impl Memory for ProcessMemory {
                 .checked_add(done as u64)
                 .filter(|at| *at <= i64::MAX as u64)
             else {
-                // pread does not accept negative offsets, and there is no user memory at these
-                // addresses.
+                // pread rejects negative offsets, and user memory ends below these addresses.
                 return Err(MemoryError::Unmapped { address, length });
             };
             match self.file.read_at(&mut buffer[done..], at) {
                 // fs/proc/base.c, mem_rw: 0 when the address space has no users left.
                 Ok(0) => return Err(MemoryError::Gone { address }),
-                // A short read stops before an unreadable page; the next iteration returns the
-                // error.
+                // A short read stops before an unreadable page: the next read returns the error.
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -196,6 +189,26 @@ impl Memory for ProcessMemory {
             }
         }
         Ok(())
+    }
+}
+
+/// A file's bytes, read with pread: if the target truncates the file, a read ends early, whereas a
+/// mapping of it would crash the reader.
+#[derive(Debug, Clone, Copy)]
+pub struct FileBytes<'a>(pub &'a File);
+
+impl Memory for FileBytes<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        let read = self.0.read_exact_at(buffer, address);
+        read.map_err(|error| match error.raw_os_error() {
+            Some(errno) => MemoryError::System {
+                address,
+                length,
+                errno,
+            },
+            None => MemoryError::Unmapped { address, length },
+        })
     }
 }
 
@@ -220,11 +233,8 @@ impl Image {
 
     /// Maps 64-bit integers at `address`, in the machine's byte order.
     pub fn map_u64(&mut self, address: u64, values: &[u64]) -> &mut Self {
-        let bytes: Vec<u8> = values
-            .iter()
-            .flat_map(|value| value.to_ne_bytes())
-            .collect();
-        self.map(address, bytes)
+        let bytes = values.iter().flat_map(|value| value.to_ne_bytes());
+        self.map(address, bytes.collect::<Vec<u8>>())
     }
 }
 

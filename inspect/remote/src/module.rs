@@ -2,7 +2,7 @@
 //! defines or uses one thread-local variable.
 
 use std::fs::File;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use object::elf;
 
 use crate::Error;
 use crate::arch::TlsRelocation;
-use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
-use crate::file::FileBytes;
+use crate::elf::{Elf, ElfError, FoundSymbol, Segment, Source};
+use crate::file::require_regular;
 use crate::file_cache::{MAX_READ, read_within};
 use crate::libc;
 pub use crate::machine::{Access, Machine, TlsSegment};
-use crate::memory::Image;
+use crate::memory::{FileBytes, Image};
 
-pub use crate::file::{open_by_build_id, open_mapped, open_regular};
+pub use crate::file::{open_mapped, open_regular};
 
 /// Maximum number of relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;
@@ -39,11 +39,12 @@ pub struct ModuleFile {
     pub tls: Option<TlsSegment>,
     /// The first PT_LOAD segment.
     pub(crate) first_load: Segment,
-    /// The first one with code, which determines the load bias.
+    /// The first segment with code, which determines the load bias.
     pub(crate) first_code: Segment,
-    /// The address after the last one of the PT_LOAD segments.
+    /// The end of the last PT_LOAD segment.
     pub(crate) end: u64,
-    pub(crate) jump_relocations: (u64, u64),
+    /// The addresses of DT_JMPREL.
+    pub(crate) jump_relocations: Range<u64>,
     pub(crate) libc: libc::FileFacts,
 }
 
@@ -54,8 +55,8 @@ pub struct Module {
     pub file: Arc<ModuleFile>,
     /// Its symbol for the variable.
     pub symbol: Symbol,
-    /// How its code accesses the variable, as far as the dynamic linker is involved. Empty for a
-    /// module without references, and for an executable whose accesses were relaxed to local exec.
+    /// The slots through which its code accesses the variable. Empty for a module without
+    /// references, and for an executable whose accesses were relaxed to local exec.
     pub relocations: Vec<Relocation>,
 }
 
@@ -131,44 +132,38 @@ impl Symbol {
 impl ModuleFile {
     pub(crate) fn of(elf: &Elf<'_>) -> Result<Self, ElfError> {
         let soname = elf.soname()?;
-        let DynamicTable {
-            jump_relocations,
-            jump_relocations_size,
-            flags_1,
-            debug,
-            ..
-        } = elf.table;
-        let pie = flags_1 & elf::DF_1_PIE.0 != 0;
+        let table = &elf.table;
+        let jump_relocations = table.jump_relocations;
+        let pie = table.flags_1 & elf::DF_1_PIE.0 != 0;
         let is_static = !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie);
+        let first_code = elf.loads.iter().find(|load| load.executable);
+        let ends = elf
+            .loads
+            .iter()
+            .map(|load| load.address.saturating_add(load.memory_size));
         Ok(ModuleFile {
             machine: elf.machine(),
             // For linkers before DF_1_PIE (binutils 2.26), PT_INTERP is not sufficient: glibc's
             // libc.so has it, and so has every library linked by gold or mold through musl-gcc,
             // which always passes --dynamic-linker.
-            executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && debug),
+            executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && table.debug),
             dynamic: elf.dynamic.is_some(),
             interpreter: elf.interpreter,
             libc: libc::FileFacts::read(elf, soname.as_deref(), is_static)?,
             soname,
             tls: elf.tls(),
             first_load: elf.loads.first().copied().unwrap_or_default(),
-            first_code: elf
-                .loads
-                .iter()
-                .find(|load| load.executable)
-                .copied()
-                .unwrap_or_default(),
-            end: elf
-                .loads
-                .iter()
-                .map(|load| load.address.saturating_add(load.memory_size))
-                .max()
-                .unwrap_or(0),
-            jump_relocations: (
-                jump_relocations,
-                jump_relocations.saturating_add(jump_relocations_size),
-            ),
+            first_code: first_code.copied().unwrap_or_default(),
+            end: ends.max().unwrap_or(0),
+            jump_relocations: jump_relocations
+                ..jump_relocations.saturating_add(table.jump_relocations_size),
         })
+    }
+
+    /// Returns whether an address of the process lies within the module loaded at `bias`.
+    pub(crate) fn contains(&self, bias: u64, address: u64) -> bool {
+        let start = bias.wrapping_add(self.first_load.address);
+        (start..bias.wrapping_add(self.end)).contains(&address)
     }
 }
 
@@ -176,29 +171,20 @@ impl Module {
     /// Reads the facts about the thread-local variable `name` in the ELF file at `path`, on the
     /// reader's side.
     pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
-        let io = |source| Error::Io {
-            path: path.into(),
-            source,
-        };
-        let elf = |reason: String| Error::Elf {
-            path: path.into(),
-            reason,
-        };
-        let Some(file) = open_regular(path).map_err(io)? else {
-            return Err(Error::NotRegularFile { path: path.into() });
-        };
-        match Self::read(Source::File(&FileBytes(&file)), name).map_err(elf)? {
-            Some(module) => Ok(module),
-            None => Err(elf("it is not an ELF file".to_string())),
-        }
+        let file = require_regular(path)?;
+        let module = Self::read(Source::File(&FileBytes(&file)), name);
+        module
+            .and_then(|module| module.ok_or_else(|| "it is not an ELF file".to_string()))
+            .map_err(|reason| Error::Elf {
+                path: path.into(),
+                reason,
+            })
     }
 
     /// Reads the facts from an open file, see [`Self::open`]. `None` if it is not a readable ELF
     /// file.
     pub fn of_file(file: &File, name: &str) -> Option<Self> {
-        Self::read(Source::File(&FileBytes(file)), name)
-            .ok()
-            .flatten()
+        Self::read(Source::File(&FileBytes(file)), name).ok()?
     }
 
     /// Reads the facts from the bytes of an ELF file, see [`Self::open`]. `None` if they are not a
@@ -206,7 +192,7 @@ impl Module {
     pub fn from_bytes(bytes: &[u8], name: &str) -> Option<Self> {
         let mut image = Image::new();
         image.map(0, bytes);
-        Self::read(Source::File(&image), name).ok().flatten()
+        Self::read(Source::File(&image), name).ok()?
     }
 
     /// Reads the facts from a module, within the limit for one file.
@@ -214,7 +200,6 @@ impl Module {
         Self::read_within(MAX_READ, source, name).0
     }
 
-    /// See [`read_within`].
     pub(crate) fn read_within(
         limit: u64,
         source: Source<'_>,
@@ -227,26 +212,23 @@ impl Module {
 
     /// The facts about the variable in `elf`, whose facts as a file are given.
     pub(crate) fn of(elf: &Elf<'_>, file: Arc<ModuleFile>, name: &str) -> Result<Self, ElfError> {
+        let local = |found: FoundSymbol| Symbol::Local {
+            offset: found.value,
+            size: found.size,
+        };
         let found = elf.dynamic_symbol(name.as_bytes())?;
         let symbol = match found {
             Some(found) if found.defined && found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
-            Some(found) if found.defined && found.local => Symbol::Local {
-                offset: found.value,
-                size: found.size,
-            },
+            Some(found) if found.defined && found.local => local(found),
             Some(found) if found.defined => Symbol::Exported {
                 offset: found.value,
                 size: found.size,
             },
             Some(_) => Symbol::Undefined,
             None if elf.tls.is_none() => Symbol::Absent,
-            None => match elf.static_tls_symbol(name.as_bytes())? {
-                Some(found) => Symbol::Local {
-                    offset: found.value,
-                    size: found.size,
-                },
-                None => Symbol::Absent,
-            },
+            None => elf
+                .static_tls_symbol(name.as_bytes())?
+                .map_or(Symbol::Absent, local),
         };
         let relocations = match symbol {
             Symbol::NotThreadLocal | Symbol::Absent => Vec::new(),
@@ -279,9 +261,14 @@ pub fn code_build_id(file: &File) -> Option<Vec<u8>> {
     elf.build_id().ok()?
 }
 
-/// The headers of a file that may be any file: a target or a recording has chosen its path. Files of size 0
-/// are not read: those of the kernel in /proc have it, and a line read from `/proc/kmsg` is gone for all
-/// other readers.
+/// Opens the file at `path`, on the reader's side, if it has this build ID.
+pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
+    let file = open_regular(path).ok()??;
+    (self::build_id(&file)? == build_id).then_some(file)
+}
+
+/// Reads the headers of any file: a target or a recording has chosen its path. Files of size 0,
+/// such as those in /proc, are not read: a line read from `/proc/kmsg` is gone for other readers.
 fn headers<'f>(bytes: &'f FileBytes<'_>) -> Option<Elf<'f>> {
     let has_content = bytes.0.metadata().is_ok_and(|found| found.len() > 0);
     has_content.then(|| Elf::read_headers(Source::File(bytes)).ok())??

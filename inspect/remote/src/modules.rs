@@ -20,7 +20,8 @@ use open::OpenFile;
 pub(crate) use open::OpenFiles;
 pub(crate) use scan::{MAX_COST, Place, visit};
 
-/// An ELF module, and where a process has loaded it.
+/// An ELF module that a process has loaded, and its address. Methods that read its file return
+/// [`Error::Elf`] if that is not possible.
 #[derive(Debug, Clone)]
 pub struct LoadedModule {
     /// The file that it was loaded from.
@@ -46,9 +47,7 @@ pub struct LoadedModule {
 impl LoadedModule {
     /// Returns whether an address of the process lies within the module.
     pub fn contains(&self, address: u64) -> bool {
-        let start = self.bias.wrapping_add(self.file.first_load.address);
-        let end = self.bias.wrapping_add(self.file.end);
-        (start..end).contains(&address)
+        self.file.contains(self.bias, address)
     }
 
     /// A fact about the module's file: computed by `read` the first time, and stored in the
@@ -67,15 +66,12 @@ impl LoadedModule {
         name: &str,
         read: impl FnOnce(&Elf<'_>) -> Result<T, ElfError>,
     ) -> Result<Arc<T>, Error> {
-        let fact = match self.facts.get(name) {
-            Some(known) => known,
-            None => {
-                let (result, _) = self.read_within(target, read);
-                let fact = result.map(|fact| fact.map(Arc::new));
-                self.facts.keep(name, &fact);
-                fact
-            }
-        };
+        let fact = self.facts.get(name).unwrap_or_else(|| {
+            let (result, _) = self.read_within(target, read);
+            let fact = result.map(|fact| fact.map(Arc::new));
+            self.facts.keep(name, &fact);
+            fact
+        });
         self.readable(fact)
     }
 
@@ -88,8 +84,7 @@ impl LoadedModule {
         self.readable(self.read_within(target, read).0)
     }
 
-    /// The definition of `name` in its symbol tables: `.dynsym`, or else `.symtab`. Computed once
-    /// per file.
+    /// The definition of `name` in `.dynsym`, or else in `.symtab`. Computed once per file.
     pub fn symbol(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         let symbol: Arc<Option<ElfSymbol>> =
             self.fact(target, name, |elf| elf.symbol(name.as_bytes()))?;
@@ -106,8 +101,9 @@ impl LoadedModule {
         Ok(symbol.0)
     }
 
-    /// The definition of `name` in `.dynsym`. If a program does not export it: in its `.symtab`, unless the names
-    /// there take more than 4 MiB, which would take tens of milliseconds. Computed once per file.
+    /// The definition of `name` in `.dynsym`. If a program does not export it: in its `.symtab`,
+    /// unless the names there have more than 4 MiB, a search of tens of milliseconds. Computed once
+    /// per file.
     pub fn defined(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         const MAX_NAMES: u64 = 4 << 20;
         struct Defined(Option<ElfSymbol>);
@@ -171,7 +167,7 @@ impl LoadedModule {
     }
 }
 
-/// The modules that a process has loaded. They keep the files open that were read last, at most four.
+/// The modules that a process has loaded. At most four of their files, those read last, stay open.
 #[derive(Debug)]
 pub struct Modules {
     /// The modules that could be read, in address order.
@@ -205,15 +201,15 @@ impl Modules {
         Self::read_wanted(target, cache, &|name, _| wanted(name))
     }
 
-    /// Reads only the modules of the C library, recognized by their names: itself, its library of threads before
-    /// glibc 2.34, and its dynamic linker. A static program has none.
+    /// Reads only the modules of the C library, recognized by their names: itself, its library of
+    /// threads before glibc 2.34, and its dynamic linker. A static program has none.
     pub fn read_c_library(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
         Self::read_named(target, cache, &libc::is_c_library)
     }
 
-    /// [`Self::read_named`], and other modules that define a symbol ([`LoadedModule::defined`]). Only files of at
-    /// least these sizes, in bytes, are opened to find out. If one of them cannot be read, it is not among the
-    /// unreadable ones.
+    /// [`Self::read_named`], and other modules that define one of `symbols`
+    /// ([`LoadedModule::defined`]). A file is opened to find out only if it has at least the size
+    /// given with the symbol, in bytes; if it cannot be read, it is not listed as unreadable.
     pub fn read_named_or_defining(
         target: &dyn Target,
         cache: &FileCache,
@@ -230,9 +226,8 @@ impl Modules {
             };
             named(module.name.as_bytes()) || symbols.iter().any(defines)
         });
-        modules
-            .unreadable
-            .retain(|(name, _)| named(name.as_bytes()));
+        let unreadable = &mut modules.unreadable;
+        unreadable.retain(|(name, _)| named(name.as_bytes()));
         Ok(modules)
     }
 
@@ -257,7 +252,7 @@ impl Modules {
         })
     }
 
-    /// The cache of facts about files with which they were read, to read other modules of the process.
+    /// The cache with which they were read.
     pub fn cache(&self) -> &FileCache {
         &self.cache
     }
@@ -285,34 +280,32 @@ impl Modules {
         Ok(None)
     }
 
-    /// Where the threads store their values of `pthread_setspecific`; `None` if the C library is
-    /// unknown or does not describe it.
+    /// Locates the threads' values of `pthread_setspecific`; `None` if the C library is unknown or
+    /// does not describe them.
     pub fn pthread_keys(&self, target: &dyn Target) -> Result<Option<PthreadKeys>, Error> {
         let machine = target.machine();
         if self.c_library() == Some(CLibrary::Musl) {
             return Ok(PthreadKeys::of_musl(machine));
         }
-        let Some(table) = self.thread_db(target)? else {
-            return Ok(None);
-        };
-        let keys = self.address_of(target, "__pthread_keys");
-        Ok(keys.and_then(|(_, keys)| PthreadKeys::of_glibc(&table, machine, keys)))
+        let table = self.thread_db(target)?;
+        Ok(table.and_then(|table| {
+            let (_, keys) = self.address_of(target, "__pthread_keys")?;
+            PthreadKeys::of_glibc(&table, machine, keys)
+        }))
     }
 
-    /// From a thread's thread pointer to the address that `pthread_self` returns in it, in bytes; `None` if the C
-    /// library is unknown or does not describe it.
+    /// The distance from a thread's thread pointer to the address that `pthread_self` returns in it,
+    /// in bytes; `None` if the C library is unknown or does not describe it.
     pub fn pthread_self(&self, target: &dyn Target) -> Result<Option<i64>, Error> {
         let machine = target.machine();
-        Ok(match self.c_library() {
-            Some(CLibrary::Musl) => musl::pthread_self(machine),
-            _ => match self.thread_db(target)? {
-                Some(table) => glibc::pthread_self(&table, machine),
-                None => None,
-            },
-        })
+        if self.c_library() == Some(CLibrary::Musl) {
+            return Ok(musl::pthread_self(machine));
+        }
+        let table = self.thread_db(target)?;
+        Ok(table.and_then(|table| glibc::pthread_self(&table, machine)))
     }
 
-    /// Where the process stores its list of threads.
+    /// Locates the process's lists of threads.
     pub fn thread_lists(&self, machine: Machine) -> ThreadLists {
         ThreadLists::of(self.loaded.iter().map(|it| (it.bias, &*it.file)), machine)
     }

@@ -1,11 +1,11 @@
-//! Why the kernel refuses access to another process, and what would allow it.
+//! Explains why the kernel refuses access to another process, and names what would allow it.
 
 use std::fs;
 
 /// The number of CAP_SYS_PTRACE (capabilities(7), include/uapi/linux/capability.h).
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// What the reader itself may do.
+/// The reader's own rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Own {
     root: bool,

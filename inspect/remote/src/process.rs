@@ -1,5 +1,4 @@
-//! A process, read through `/proc`: everything that is read there about a process or its threads,
-//! relative to a descriptor of the process's directory.
+//! Reads a process and its threads through `/proc`, relative to a descriptor of its directory.
 
 mod fork;
 mod search;
@@ -34,8 +33,8 @@ pub use status::Status;
 
 /// Maximum number of bytes read of a `/proc` file whose length the target controls.
 const STATUS_LIMIT: u64 = 64 * 1024;
-/// More than the size of `comm`, in bytes: a name of at most 63 (fs/proc/array.c, `proc_task_name`), and the end of the
-/// line.
+/// More than the size of `comm`, in bytes: a name of at most 63 (fs/proc/array.c,
+/// `proc_task_name`), and the end of the line.
 const NAME_SIZE: usize = 128;
 
 /// Maximum number of bytes read of the list of one thread's children: as many as there can be
@@ -62,16 +61,10 @@ pub struct Thread {
 /// The IDs of all existing processes.
 pub fn processes() -> Result<Vec<i32>, Error> {
     let path = Path::new("/proc");
-    let mut directory = Dir::open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
-        .map_err(|errno| Error::Io {
-            path: path.into(),
-            source: errno.into(),
-        })?;
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    let mut directory = Dir::open(path, flags, Mode::empty()).map_err(Error::io(path))?;
     let numbers: Result<Vec<i32>, Errno> = numbers(&mut directory).collect();
-    numbers.map_err(|errno| Error::Io {
-        path: path.into(),
-        source: errno.into(),
-    })
+    numbers.map_err(Error::io(path))
 }
 
 /// The entries of a directory whose names are numbers, and errors of reading it.
@@ -94,10 +87,7 @@ impl Process {
         match open(&path, flags, Mode::empty()) {
             Ok(directory) => Ok(Process { pid, directory }),
             Err(Errno::ENOENT) => Err(Error::NoSuchProcess { pid }),
-            Err(errno) => Err(Error::Io {
-                path,
-                source: errno.into(),
-            }),
+            Err(errno) => Err(Error::io(path)(errno)),
         }
     }
 
@@ -120,11 +110,9 @@ impl Process {
     fn name_of(&self, entry: &str) -> Result<OsString, Error> {
         let mut buffer = [0; NAME_SIZE];
         // A single read returns all of it.
-        let size = self
-            .open_entry(entry)
-            .and_then(|file| file.read_at(&mut buffer, 0))
-            .map_err(|error| self.error(entry, "read /proc", error))?;
-        let text = &buffer[..size];
+        let file = self.open_entry(entry);
+        let size = file.and_then(|file| file.read_at(&mut buffer, 0));
+        let text = &buffer[..size.map_err(|error| self.error(entry, "read /proc", error))?];
         let name = text.strip_suffix(b"\n").unwrap_or(text);
         Ok(OsString::from_vec(name.to_vec()))
     }
@@ -224,21 +212,17 @@ impl Process {
     /// The existing processes that its threads have started. Empty if the kernel does not list them
     /// (CONFIG_PROC_CHILDREN).
     pub fn children(&self) -> Vec<i32> {
-        let list = |tid| {
-            self.read_entry(&format!("task/{tid}/children"), MAX_CHILDREN)
-                .ok()
-        };
-        let lists = self
-            .thread_ids()
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(list);
-        let pids = |list: Vec<u8>| {
-            let list = String::from_utf8_lossy(&list).into_owned();
-            let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok());
-            pids.collect::<Vec<i32>>()
-        };
-        lists.flat_map(pids).collect()
+        let mut children = Vec::new();
+        for tid in self.thread_ids().unwrap_or_default() {
+            let list = self.read_entry(&format!("task/{tid}/children"), MAX_CHILDREN);
+            let list = list.unwrap_or_default();
+            let pids = String::from_utf8_lossy(&list);
+            children.extend(
+                pids.split_whitespace()
+                    .filter_map(|pid| pid.parse::<i32>().ok()),
+            );
+        }
+        children
     }
 
     /// The control groups that it is in, one per line (cgroups(7)).
@@ -254,11 +238,8 @@ impl Process {
         let bytes = self.read_entry(&entry, limit as u64)?;
         let pairs = bytes.split(|byte| *byte == 0).filter_map(|entry| {
             let equals = entry.iter().position(|byte| *byte == b'=')?;
-            let (name, value) = (&entry[..equals], &entry[equals + 1..]);
-            Some((
-                OsString::from_vec(name.to_vec()),
-                OsString::from_vec(value.to_vec()),
-            ))
+            let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+            Some((text(&entry[..equals]), text(&entry[equals + 1..])))
         });
         Ok(pairs.collect())
     }
@@ -268,7 +249,7 @@ impl Process {
     #[doc(alias = "kcmp")]
     pub fn shares_memory_with(&self, other: &Process) -> Option<bool> {
         const KCMP_VM: i32 = 1;
-        // SAFETY: this form of kcmp takes only numbers.
+        // SAFETY: with KCMP_VM, kcmp(2) takes only numbers and accesses no memory of this process.
         let order =
             unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, self.pid, other.pid, KCMP_VM, 0, 0) };
         // The IDs may have been reused.
@@ -368,22 +349,17 @@ impl Process {
         }
         let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
         let root = format!("{}root", self.task_prefix());
-        let paths = [
-            Path::new(&root).join(relative),
-            Path::new("/").join(relative),
-        ];
-        paths
-            .iter()
-            .find_map(|path| self.open_regular(path, &is_mapped))
+        [&root, "/"]
+            .into_iter()
+            .find_map(|root| self.open_regular(&Path::new(root).join(relative), &is_mapped))
     }
 
     /// Opens a file that the process has written, at a path in its own file system, relative to its
     /// root. The path must lead to a regular file of the process's user, or of root. Symbolic links
     /// stay below the root.
     pub fn open_own_file(&self, path: &Path) -> Option<File> {
-        let root = self
-            .open_path(Path::new("root"), OFlag::O_PATH | OFlag::O_DIRECTORY)
-            .ok()?;
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        let root = self.open_path(Path::new("root"), flags).ok()?;
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_IN_ROOT);
@@ -410,11 +386,8 @@ impl Process {
     /// The prefix of `/proc` entries of a running thread: empty for the thread-group leader, the
     /// directory of another thread if the leader has exited.
     fn task_prefix(&self) -> String {
-        if self.has_memory("") {
-            String::new()
-        } else {
-            self.other_task().unwrap_or_default()
-        }
+        let other = (!self.has_memory("")).then(|| self.other_task());
+        other.flatten().unwrap_or_default()
     }
 
     /// The directory of a running thread, if the thread-group leader has exited.
@@ -429,10 +402,9 @@ impl Process {
         // Not listed first: the list may not end.
         self.visit_thread_ids(&mut |tid| {
             found = Some(format!("task/{tid}/")).filter(|prefix| self.has_memory(prefix));
-            match found {
-                Some(_) => ControlFlow::Break(()),
-                None => ControlFlow::Continue(()),
-            }
+            found
+                .as_ref()
+                .map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
         })
         .ok()?;
         found
@@ -466,13 +438,8 @@ impl Process {
     }
 
     fn open_path(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
-        openat(
-            &self.directory,
-            path,
-            flags | OFlag::O_CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(io::Error::from)
+        let flags = flags | OFlag::O_CLOEXEC;
+        Ok(openat(&self.directory, path, flags, Mode::empty())?)
     }
 
     fn read_entry(&self, entry: &str, limit: u64) -> Result<Vec<u8>, Error> {
@@ -494,10 +461,7 @@ impl Process {
                 action,
                 hint: permission::hint(),
             },
-            _ => Error::Io {
-                path: format!("/proc/{pid}/{entry}").into(),
-                source,
-            },
+            _ => Error::io(format!("/proc/{pid}/{entry}"))(source),
         }
     }
 }
@@ -514,10 +478,8 @@ fn is_own_proc() -> bool {
 }
 
 fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(nix::libc::ENOENT | nix::libc::ESRCH)
-    )
+    let errno = error.raw_os_error();
+    matches!(errno, Some(nix::libc::ENOENT | nix::libc::ESRCH))
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use tracee::{MAX_PAUSE, Outcome, Poll, Stop};
 /// Maximum timeout; longer ones are shortened. A caller can pass one that does not fit into an
 /// [`Instant`].
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How long to wait for the end of a thread that was killed while it was stopped.
+/// The time to wait for the end of a thread that was killed while it was stopped.
 const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -59,7 +59,7 @@ pub struct Stopped {
     registers: Registers,
     resumed: bool,
     traced: Option<Traced>,
-    /// Not `Send`, not `Sync`.
+    /// Makes this neither `Send` nor `Sync`.
     bound: PhantomData<*const ()>,
 }
 
@@ -118,11 +118,9 @@ impl Stopped {
             Outcome::Stopped(stop) => {
                 then();
                 let stopped = Self::new(pid, tid, stop, traced)?;
-                if belongs {
-                    Ok(stopped)
-                } else {
-                    Err(Error::NoSuchThread { pid, tid })
-                }
+                belongs
+                    .then_some(stopped)
+                    .ok_or(Error::NoSuchThread { pid, tid })
             }
             Outcome::Gone => Err(Error::NoSuchThread { pid, tid }),
             Outcome::Executed(stop) => {
@@ -184,14 +182,11 @@ impl Stopped {
     /// data read from it may be wrong. Dropping does the same without the error.
     #[doc(alias = "PTRACE_DETACH")]
     pub fn resume(mut self) -> Result<(), Error> {
-        if self.release() {
-            Ok(())
-        } else {
-            Err(Error::NoSuchThread {
-                pid: self.pid,
-                tid: self.tid,
-            })
-        }
+        let (pid, tid) = (self.pid, self.tid);
+        let is_alive = self.release();
+        is_alive
+            .then_some(())
+            .ok_or(Error::NoSuchThread { pid, tid })
     }
 
     /// Resumes the thread; false if it was killed while it was stopped.
@@ -211,12 +206,8 @@ impl Stopped {
         let deadline = Instant::now() + DEATH_TIMEOUT;
         match tracee::wait_for_stop(self.pid, self.tid, deadline) {
             Outcome::Gone => {}
-            Outcome::Executed(stop) => {
-                let _ = tracee::detach(self.pid, stop.signal);
-            }
-            Outcome::Stopped(stop) => {
-                let _ = tracee::detach(self.tid, stop.signal);
-            }
+            Outcome::Executed(stop) => drop(tracee::detach(self.pid, stop.signal)),
+            Outcome::Stopped(stop) => drop(tracee::detach(self.tid, stop.signal)),
             Outcome::Late(tid) => {
                 if let Some(traced) = self.traced.take() {
                     LATE.with_borrow_mut(|late| late.push((self.pid, tid, traced)));
@@ -242,17 +233,15 @@ pub fn resume_late() -> bool {
         match tracee::poll(pid, tid) {
             Poll::Stopped(stop) => drop(Stopped::new(pid, tid, stop, traced)),
             Poll::Gone => {}
-            Poll::Running => {
-                LATE.with_borrow_mut(|late| late.push((pid, tid, traced)));
-            }
+            Poll::Running => LATE.with_borrow_mut(|late| late.push((pid, tid, traced))),
         }
     }
     LATE.with_borrow(|late| !late.is_empty())
 }
 
-/// Takes what [`suspend`] must not count as resumed until this OS thread has exited: the kernel
-/// resumes late threads only then. If dropping them suspended this process before, they would stay
-/// traced, and stop as soon as they wake.
+/// Takes the threads that [`suspend`] must not count as resumed until this OS thread has exited: the
+/// kernel resumes late threads only then. If dropping them suspended this process before, they would
+/// stay traced, and stop as soon as they wake.
 ///
 /// For the end of an OS thread that stops threads, which returns it; drop it after joining the OS
 /// thread, which exits even if this process is suspended. [`on_own_thread`] does this.
@@ -311,11 +300,15 @@ pub fn check_traceable(process: &Process) -> Result<(), Error> {
     // No thread has ID 0.
     match tracee::seize(0) {
         Err(Errno::ESRCH) => Ok(()),
-        Ok(()) | Err(_) => Err(Error::NotPermitted {
-            pid,
-            action: "stop a thread",
-            hint: permission::hint(),
-        }),
+        Ok(()) | Err(_) => Err(not_permitted(pid)),
+    }
+}
+
+fn not_permitted(pid: i32) -> Error {
+    Error::NotPermitted {
+        pid,
+        action: "stop a thread",
+        hint: permission::hint(),
     }
 }
 
@@ -342,15 +335,8 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
             pid,
             reason: "it is a kernel thread, which has no thread pointer",
         },
-        Errno::EPERM | Errno::EACCES => Error::NotPermitted {
-            pid,
-            action: "stop a thread",
-            hint: permission::hint(),
-        },
-        errno => Error::Io {
-            path: format!("/proc/{pid}/task/{tid}").into(),
-            source: errno.into(),
-        },
+        Errno::EPERM | Errno::EACCES => not_permitted(pid),
+        errno => Error::io(format!("/proc/{pid}/task/{tid}"))(errno),
     }
 }
 

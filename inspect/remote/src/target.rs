@@ -52,13 +52,13 @@ pub trait Target: Memory {
         Ok(layout.finish())
     }
 
-    /// Why mappings of files may be missing, as a sentence without a full stop. `None` if none are
-    /// missing.
+    /// The reason why mappings of files may be missing, as a sentence without a full stop. `None` if
+    /// none are missing.
     fn unlisted(&self) -> Option<String> {
         None
     }
 
-    /// When to give up reading. `None`, the default, is never.
+    /// The time after which reading is given up. `None`, the default, is never.
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -106,7 +106,7 @@ pub trait Target: Memory {
         Ok(())
     }
 
-    /// What is known about one of its threads without stopping it.
+    /// The facts about one of its threads that are known without stopping it.
     ///
     /// # Errors
     /// [`Error::NoSuchThread`] if it has exited, or never existed.
@@ -172,14 +172,8 @@ impl CodeLayoutBuilder {
     /// Adds a mapping of a file; only executable ones count.
     pub(crate) fn add(&mut self, mapping: &Mapping<'_>) {
         if mapping.permissions.execute {
-            let Mapping {
-                start,
-                end,
-                device,
-                inode,
-                ..
-            } = mapping;
-            (start, end, device, inode).hash(&mut self.0);
+            let it = mapping;
+            (it.start, it.end, it.device, it.inode).hash(&mut self.0);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Where a thread-local variable is in a process.
+//! Resolves a thread-local variable to its address in each thread of a process.
 //!
 //! Every module that refers to the variable has a slot that the dynamic linker filled when it bound
 //! the reference. The slots show which definition is in use, and whether its storage is static or
@@ -32,7 +32,7 @@ const MAX_DEFINITIONS: usize = 256;
 /// has one or two.
 const MAX_SLOTS: usize = 1 << 16;
 
-/// Where each thread keeps the variable.
+/// The kind of a variable's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// At a fixed distance from the thread pointer, in every thread.
@@ -46,7 +46,7 @@ pub enum Storage {
 pub struct TlsVariable {
     /// Name of the mapping of the module that defines it.
     pub module: OsString,
-    /// How code accesses it.
+    /// The access model of the code that uses it.
     pub access: Access,
     /// True if it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub exported: bool,
@@ -55,12 +55,12 @@ pub struct TlsVariable {
     registration: Option<Registration>,
 }
 
-/// How to get from the thread pointer to the variable.
+/// The location of the variable, relative to the thread pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// At this offset from the thread pointer, in bytes.
+    /// An offset from the thread pointer, in bytes.
     Static(i64),
-    /// In the block of a module, which the thread's dynamic thread vector (DTV) points to.
+    /// The block of a module, which the thread's dynamic thread vector (DTV) points to.
     Dynamic {
         /// The C library that the vector belongs to.
         library: CLibrary,
@@ -86,7 +86,7 @@ pub struct Resolution {
     /// True if a module defines the variable, but its location is unknown: unreadable, or not bound
     /// yet.
     pub unplaced: bool,
-    /// Where the process stores its list of threads.
+    /// The location of the process's list of threads.
     pub threads: ThreadLists,
     /// The code that was mapped when this was resolved, see [`Target::code_layout`].
     pub layout: Option<CodeLayout>,
@@ -108,7 +108,6 @@ pub fn resolve_sized(
     name: &str,
     size: u64,
 ) -> Result<Resolution, Error> {
-    let expected = size;
     let TlsModules {
         loaded,
         mut unreadable,
@@ -116,36 +115,10 @@ pub fn resolve_sized(
     } = tls_modules(target, cache, name)?;
     let library = FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc));
     let tls_modules = glibc_tls_modules(target, &loaded, &mut unreadable);
-
-    let mut skipped = 0;
-    let mut unplaced = false;
-    let mut definitions = Vec::new();
-    for loaded in &loaded {
-        let Some((offset, size)) = loaded.module.symbol.definition() else {
-            if loaded.module.symbol == Symbol::NotThreadLocal {
-                let reason = format!("it defines {name}, but not as a thread-local variable");
-                unreadable.push((loaded.name.clone(), reason));
-            }
-            continue;
-        };
-        if definitions.len() == MAX_DEFINITIONS {
-            skipped += 1;
-            continue;
-        }
-        if size != expected {
-            let reason = format!("it defines a variable of {size} bytes instead of {expected}");
-            unplaced = true;
-            unreadable.push((loaded.name.clone(), reason));
-            continue;
-        }
-        match definition(loaded, (offset, size), target.machine(), &tls_modules) {
-            Ok(definition) => definitions.push(definition),
-            Err(reason) => {
-                unplaced = true;
-                unreadable.push((loaded.name.clone(), reason));
-            }
-        }
-    }
+    let found = definitions(target, &loaded, name, size, &tls_modules);
+    let (mut definitions, mut skipped) = (found.usable, found.skipped);
+    let unplaced = found.unplaced;
+    unreadable.extend(found.unreadable);
     let mut slots = 0;
     for referrer in &loaded {
         slots += referrer.module.relocations.len();
@@ -195,12 +168,62 @@ pub fn resolve_sized(
     Ok(resolution)
 }
 
-/// The offset from the thread pointer, in bytes, of a module's own variable, 8 bytes, whose address its code gets
-/// through the slot at the address `slot`: a pair of words for `__tls_get_addr` (general dynamic) on x86-64, a TLS
-/// descriptor on aarch64. `None` if the dynamic linker has not filled it, or the storage is not static.
+/// The definitions of a variable in the modules of a process.
+#[derive(Default)]
+struct Definitions<'l> {
+    usable: Vec<Definition<'l>>,
+    /// True if a module defines it at an unknown location.
+    unplaced: bool,
+    unreadable: Vec<(OsString, String)>,
+    /// Number of definitions above the limit.
+    skipped: usize,
+}
+
+fn definitions<'l>(
+    target: &dyn Target,
+    loaded: &'l [Loaded],
+    name: &str,
+    expected: u64,
+    tls_modules: &[glibc::TlsModule],
+) -> Definitions<'l> {
+    let mut found = Definitions::default();
+    for loaded in loaded {
+        let Some((offset, size)) = loaded.module.symbol.definition() else {
+            if loaded.module.symbol == Symbol::NotThreadLocal {
+                let reason = format!("it defines {name}, but not as a thread-local variable");
+                found.unreadable.push((loaded.name.clone(), reason));
+            }
+            continue;
+        };
+        if found.usable.len() == MAX_DEFINITIONS {
+            found.skipped += 1;
+            continue;
+        }
+        let result = if size == expected {
+            definition(loaded, (offset, size), target.machine(), tls_modules)
+        } else {
+            Err(format!(
+                "it defines a variable of {size} bytes instead of {expected}"
+            ))
+        };
+        match result {
+            Ok(definition) => found.usable.push(definition),
+            Err(reason) => {
+                found.unplaced = true;
+                found.unreadable.push((loaded.name.clone(), reason));
+            }
+        }
+    }
+    found
+}
+
+/// Resolves a module's own variable of 8 bytes to its offset from the thread pointer, in bytes,
+/// from the slot at the address `slot` that its code uses: a pair of words for `__tls_get_addr`
+/// (general dynamic) on x86-64, a TLS descriptor on aarch64. `None` if the dynamic linker has not
+/// filled it, or the storage is not static.
 ///
-/// It needs no symbol, and of `modules` only the one that contains the slot, the C library and the dynamic linker:
-/// [`resolve`] reads the files of all modules.
+/// This needs no symbol, and of `modules` only the one with the slot, the C library and the dynamic
+/// linker, whereas [`resolve`] reads the files of all modules.
 pub fn resolve_slot(
     target: &dyn Target,
     modules: &Modules,
@@ -286,10 +309,8 @@ fn variable(
             return Err("the process does not show yet where the variable is");
         }
     };
-    let own = module
-        .relocations
-        .first()
-        .map(|relocation| relocation.access);
+    let own = module.relocations.iter().map(|it| it.access);
+    let access = definition.accesses.iter().copied().chain(own).next();
     let unreferenced = if module.executable {
         Access::LocalExec
     } else {
@@ -297,12 +318,7 @@ fn variable(
     };
     Ok(TlsVariable {
         module: definition.loaded.name.clone(),
-        access: definition
-            .accesses
-            .first()
-            .copied()
-            .or(own)
-            .unwrap_or(unreferenced),
+        access: access.unwrap_or(unreferenced),
         exported: matches!(module.symbol, Symbol::Exported { .. }),
         place,
         machine: module.machine,
@@ -311,7 +327,7 @@ fn variable(
 }
 
 impl TlsVariable {
-    /// One at this offset from the thread pointer, in bytes, of which nothing else is known: for hand-made images.
+    /// Creates a variable at this offset from the thread pointer, in bytes, for hand-made images.
     #[must_use]
     pub fn at_offset(machine: Machine, offset: i64) -> Self {
         Self {
@@ -324,7 +340,7 @@ impl TlsVariable {
         }
     }
 
-    /// Where each thread keeps it.
+    /// The kind of its storage.
     pub fn storage(&self) -> Storage {
         match self.place {
             Place::Static(_) => Storage::Static,
@@ -332,7 +348,7 @@ impl TlsVariable {
         }
     }
 
-    /// How to get to it, for code that cannot call [`Self::address`]: a kernel program.
+    /// Its location, for code that cannot call [`Self::address`], such as an eBPF program.
     pub fn place(&self) -> Place {
         self.place
     }

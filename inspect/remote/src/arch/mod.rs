@@ -1,4 +1,4 @@
-//! What differs between processor architectures: one folder each, with the same file names.
+//! Differences between processor architectures: one folder each, with the same file names.
 
 pub(crate) mod aarch64;
 pub(crate) mod x86_64;
@@ -34,16 +34,16 @@ pub(crate) struct RelocationNumbers {
     block_offset: u32,
 }
 
-/// How often a linker has replaced a TLS descriptor in code, by what.
+/// The number of TLS descriptors that a linker has replaced in code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Relaxed {
-    /// By the offset from the thread pointer.
+    /// Replaced by the offset from the thread pointer.
     pub to_local_exec: usize,
-    /// By a load of that offset from the global offset table.
+    /// Replaced by a load of that offset from the global offset table.
     pub to_initial_exec: usize,
 }
 
-/// How the notes of a core file describe a thread.
+/// The layout of a thread's notes in a core file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StatusLayout {
     /// Bytes of NT_PRSTATUS.
@@ -58,17 +58,16 @@ pub(crate) struct StatusLayout {
     pub(crate) link: Option<usize>,
 }
 
-/// Where the thread pointer is.
+/// The note with the thread pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThreadPointerNote {
-    /// In NT_PRSTATUS, at this offset in bytes.
+    /// NT_PRSTATUS has it at this offset in bytes.
     Status(usize),
-    /// In a note of its own, of this type.
+    /// A note of this type has only it.
     Own(elf::NoteType),
 }
 
 impl Machine {
-    /// How its core files describe a thread.
     pub(crate) fn status_layout(self) -> Option<StatusLayout> {
         match self {
             Machine::X86_64 => Some(x86_64::core_notes::STATUS),
@@ -91,7 +90,7 @@ impl Machine {
         numbers.is_some_and(|numbers| numbers.block_offset == number)
     }
 
-    /// What readelf calls the relocation that an access model leaves to the dynamic linker.
+    /// The name in readelf of the relocation that an access model leaves to the dynamic linker.
     pub fn relocation_name(self, access: Access) -> Option<&'static str> {
         let names = match self {
             Machine::X86_64 => x86_64::relocation::NAMES,
@@ -165,7 +164,7 @@ impl Machine {
         }
     }
 
-    /// Where the executable's TLS block starts, counted from the thread pointer.
+    /// The start of the executable's TLS block, as an offset from the thread pointer.
     pub(crate) fn executable_block(self, tls: &TlsSegment) -> Option<i64> {
         match self {
             Machine::X86_64 => Some(x86_64::tls::executable_block(tls)),
@@ -174,7 +173,7 @@ impl Machine {
         }
     }
 
-    /// Where a module's TLS block starts, counted from the thread pointer, given glibc's
+    /// The start of a module's TLS block, as an offset from the thread pointer, given glibc's
     /// `l_tls_offset`.
     pub(crate) fn glibc_block(self, l_tls_offset: u64) -> Option<i64> {
         match self {

@@ -1,12 +1,11 @@
 //! Finds the files that a process had mapped on the reader's machine.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::module;
+use crate::module::{self, open_regular};
 
 /// The kernel's suffix for the name of a deleted file.
 const DELETED: &[u8] = b" (deleted)";
@@ -17,7 +16,7 @@ const DELETED: &[u8] = b" (deleted)";
 pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
     places(root, name, build_id)
         .iter()
-        .filter_map(|path| open(path))
+        .filter_map(|path| open_regular(path).ok()?)
         .find(|file| module::code_build_id(file).as_deref() == Some(build_id))
 }
 
@@ -49,20 +48,6 @@ fn places(root: &Path, name: &[u8], build_id: &[u8]) -> Vec<PathBuf> {
 
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Opens a regular file. Other files are not opened, because that can have side effects.
-fn open(path: &Path) -> Option<File> {
-    let is_file = |metadata: fs::Metadata| metadata.is_file();
-    if !fs::metadata(path).is_ok_and(is_file) {
-        return None;
-    }
-    let file = File::options()
-        .read(true)
-        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
-        .open(path)
-        .ok()?;
-    file.metadata().is_ok_and(is_file).then_some(file)
 }
 
 #[cfg(test)]

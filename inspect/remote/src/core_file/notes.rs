@@ -33,7 +33,7 @@ const PROCESS_NAME: usize = 40;
 const PROCESS_NAME_SIZE: usize = 16;
 /// The entry of the auxiliary vector with the address of the program headers (<elf.h>).
 const AT_PHDR: u64 = 3;
-/// The one with the address of the vDSO.
+/// The entry with the address of the vDSO.
 const AT_SYSINFO_EHDR: u64 = 33;
 
 /// A thread in a core file.
@@ -54,7 +54,7 @@ pub struct CoreThread {
 pub(crate) struct MappedFile {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// In bytes.
+    /// Offset in the file, in bytes.
     pub(crate) offset: u64,
     /// Start of its name in [`Notes::names`]: the same for consecutive mappings of one file.
     pub(crate) name: u32,
@@ -62,7 +62,6 @@ pub(crate) struct MappedFile {
     pub(crate) name_length: u16,
 }
 
-/// The contents of the notes.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     pub(crate) threads: Vec<CoreThread>,
@@ -70,7 +69,6 @@ pub(crate) struct Notes {
     pub(crate) comm: Option<Vec<u8>>,
     /// The address at which the program headers are loaded.
     pub(crate) program_headers: Option<u64>,
-    /// The address of the vDSO.
     pub(crate) vdso: Option<u64>,
     /// Sorted by their addresses; `None` without NT_FILE.
     pub(crate) mapped: Option<Vec<MappedFile>>,
@@ -114,11 +112,8 @@ impl Notes {
             let (name_size, size) = (u64::from(name_size?), u64::from(size?));
             let start = (at + 12).checked_add(name_size.next_multiple_of(4))?;
             let next = start.checked_add(size.next_multiple_of(4))?;
-            let note = Note {
-                start,
-                size,
-                kind: NoteType(kind?),
-            };
+            let kind = NoteType(kind?);
+            let note = Note { start, size, kind };
             // Debuggers add notes with their own names.
             let owner = match name_size {
                 5 => bytes.array::<5>(at + 12)? == *b"CORE\0",
@@ -129,9 +124,7 @@ impl Notes {
                 self.take(bytes, note, machine)?;
             }
             // A note whose contents are not needed may still be truncated.
-            if start.checked_add(size)? > bytes.end {
-                return None;
-            }
+            (start.checked_add(size)? <= bytes.end).then_some(())?;
             at = next;
         }
         Some(())
@@ -214,8 +207,8 @@ impl Notes {
         if count > MAX_MAPPED || name_at > end {
             return None;
         }
-        // The names are at a second position in the note.
-        let mut names = bytes.again();
+        // Names are read in turn with the entries, from another part of the note.
+        let mut names = Bytes::new(bytes.file, bytes.end);
         let (mut last, mut last_length) = (0, 0);
         let mapped = self.mapped.insert(Vec::new());
         for index in 0..count {
@@ -276,17 +269,11 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// The same bytes, with a separate buffer.
-    fn again(&self) -> Self {
-        Bytes::new(self.file, self.end)
-    }
-
     /// The buffered bytes from `at` on, at least `length` bytes. `None` beyond the end.
     fn from(&mut self, at: u64, length: usize) -> Option<&[u8]> {
-        let end = at.checked_add(length as u64)?;
-        if end > self.end {
-            return None;
-        }
+        let end = at
+            .checked_add(length as u64)
+            .filter(|end| *end <= self.end)?;
         if at < self.at || end > self.at + self.buffer.len() as u64 {
             let size = CHUNK.max(length as u64).min(self.end - at);
             self.buffer.resize(size as usize, 0);

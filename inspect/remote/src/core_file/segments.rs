@@ -8,9 +8,8 @@ use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
 
 use crate::Permissions;
 use crate::elf::{read_struct, read_structs};
-use crate::file::FileBytes;
 use crate::machine::Machine;
-use crate::memory::{MemoryError, Omission};
+use crate::memory::{FileBytes, MemoryError, Omission};
 
 /// Maximum number of mappings: eight times the kernel's default limit (`vm.max_map_count`).
 const MAX_SEGMENTS: u64 = 1 << 19;
@@ -54,14 +53,14 @@ pub(crate) struct Segments {
     pub(crate) expected_size: u64,
 }
 
-/// What a core file contains at an address.
+/// The part of a core file that describes an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coverage {
-    /// This many bytes, at this offset in the file.
+    /// The file has this many bytes at this offset.
     At { offset: u64, length: u64 },
-    /// Nothing, up to this address, although it was mapped.
+    /// The address was mapped, but its contents were not written up to this address.
     LeftOut(u64),
-    /// It is not mentioned, up to this address.
+    /// No program header covers the addresses up to this one.
     NotMentioned(u64),
 }
 
@@ -159,17 +158,16 @@ impl Segments {
     pub(crate) fn coverage(&self, address: u64) -> Coverage {
         let Some(load) = self.load(address) else {
             let next = self.loads.partition_point(|load| load.start <= address);
-            return Coverage::NotMentioned(
-                self.loads.get(next).map_or(u64::MAX, |load| load.start),
-            );
+            let next = self.loads.get(next).map_or(u64::MAX, |load| load.start);
+            return Coverage::NotMentioned(next);
         };
         let skip = address - load.start;
-        match load.file_size.checked_sub(skip) {
-            None | Some(0) => Coverage::LeftOut(load.end()),
-            Some(length) => match load.offset.checked_add(skip) {
-                Some(offset) => Coverage::At { offset, length },
-                None => Coverage::LeftOut(load.end()),
-            },
+        match (
+            load.file_size.checked_sub(skip),
+            load.offset.checked_add(skip),
+        ) {
+            (Some(length @ 1..), Some(offset)) => Coverage::At { offset, length },
+            _ => Coverage::LeftOut(load.end()),
         }
     }
 }

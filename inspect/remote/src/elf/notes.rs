@@ -8,7 +8,7 @@ use super::{Elf, ElfError, Source, read_struct};
 /// Maximum number of bytes of notes read; a linker writes about a hundred.
 const MAX_NOTES: u64 = 64 * 1024;
 /// Maximum size of a build ID, in bytes. Linkers write at most 20.
-const MAX_BUILD_ID: u64 = 64;
+const MAX_BUILD_ID: usize = 64;
 
 impl Elf<'_> {
     /// The build ID, which the linker derives from the module's contents (NT_GNU_BUILD_ID).
@@ -30,9 +30,7 @@ impl Elf<'_> {
                 if note.n_type.get(LE) == elf::NT_GNU_BUILD_ID
                     && self.memory().read_vec(name_at, name_size, 4).as_deref() == Ok(b"GNU\0")
                 {
-                    let id = self
-                        .memory()
-                        .read_vec(id_at, id_size, MAX_BUILD_ID as usize)?;
+                    let id = self.memory().read_vec(id_at, id_size, MAX_BUILD_ID)?;
                     return Ok((!id.is_empty()).then_some(id));
                 }
                 // Entries of a segment with an alignment of 8 are padded to 8 bytes.

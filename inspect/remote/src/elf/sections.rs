@@ -108,7 +108,7 @@ impl Elf<'_> {
         sections.get(names)
     }
 
-    /// The first section of each of these names, if the file has one. Names are read at once, where
+    /// Returns the first section of each of these names. Names are read at once, where
     /// [`Self::section_named`] takes a read for each section.
     pub fn sections_named<const N: usize>(
         &self,
@@ -165,9 +165,8 @@ impl Elf<'_> {
     /// The first `limit` bytes of a section.
     pub fn section_bytes(&self, section: &Section, limit: u64) -> Result<Vec<u8>, ElfError> {
         let size = section.size.min(limit);
-        Ok(self
-            .memory()
-            .read_vec(section.offset, size, size as usize)?)
+        let bytes = self.memory().read_vec(section.offset, size, size as usize);
+        Ok(bytes?)
     }
 
     /// Calls `visit` with the type and the symbol index of every relocation in a section.
@@ -210,19 +209,14 @@ impl Elf<'_> {
         };
         let entry = size_of::<Dyn64<LE>>() as u64;
         let size = dynamic.file_size.min(MAX_DYNAMIC as u64 * entry);
-        let bytes = self
-            .memory()
-            .read_vec(dynamic.offset, size, size as usize)?;
+        let file = self.memory();
+        let bytes = file.read_vec(dynamic.offset, size, size as usize)?;
         let entries = structs::<Dyn64<LE>>(&bytes[..bytes.len() - bytes.len() % entry as usize]);
         let mut names = Vec::new();
         for entry in entries.iter().filter(|it| it.d_tag.get(LE) == tag) {
             let offset = entry.d_val.get(LE);
-            let length = self
-                .table
-                .strings_size
-                .saturating_sub(offset)
-                .min(MAX_STRING);
-            let mut name = vec![0; length as usize];
+            let length = self.table.strings_size.saturating_sub(offset);
+            let mut name = vec![0; length.min(MAX_STRING) as usize];
             self.read_at(self.table.strings.saturating_add(offset), &mut name)?;
             names.push(text(&name));
             if names.len() == most {
@@ -279,8 +273,7 @@ impl Elf<'_> {
         if strings.size > MAX_STRINGS {
             return Err(Malformed("a string table has more than 512 MiB"));
         }
-        let mut spelling = name.to_vec();
-        spelling.push(0);
+        let spelling = [name, b"\0"].concat();
         let finder = Finder::new(&spelling);
         let mut found = Vec::new();
         let mut start = 0;
@@ -308,8 +301,8 @@ impl Elf<'_> {
         const GLOBAL: u16 = 1;
         /// Maximum number of versions of a library; glibc has about forty.
         const MAX_VERSIONS: usize = 4096;
-        /// Not for programs that are linked from now on.
-        const OLD: u16 = 0x8000;
+        /// VERSYM_HIDDEN: the linker does not bind new references to this version.
+        const HIDDEN: u16 = 0x8000;
 
         let of_kind = |kind| sections.iter().find(|section| section.kind == kind);
         let (Some(numbers), Some(definitions)) =
@@ -318,7 +311,8 @@ impl Elf<'_> {
             return Ok(None);
         };
         let file = self.memory();
-        let number = file.read_u16(numbers.offset.saturating_add(2 * u64::from(symbol)))? & !OLD;
+        let at = numbers.offset.saturating_add(2 * u64::from(symbol));
+        let number = file.read_u16(at)? & !HIDDEN;
         if number <= GLOBAL {
             return Ok(None);
         }

@@ -1,10 +1,10 @@
 //! Symbol lookup by name.
 
 use object::LittleEndian as LE;
-use object::elf::{self, SectionHeader64, Sym64, SymbolType};
+use object::elf::{self, Sym64, SymbolType};
 
 use super::ElfError::Malformed;
-use super::{CHUNK, Elf, ElfError, Source, chunks, read_structs, structs};
+use super::{CHUNK, Elf, ElfError, Source, chunks, structs};
 
 /// Maximum number of links of a hash chain that are followed; linkers create short chains.
 const MAX_CHAIN: u64 = 1 << 12;
@@ -22,7 +22,7 @@ pub struct ElfSymbol {
     pub value: u64,
     /// Size in bytes (`st_size`).
     pub size: u64,
-    /// Its kind.
+    /// Variable, function or thread-local variable.
     pub kind: SymbolKind,
     /// True if it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub dynamic: bool,
@@ -70,8 +70,7 @@ impl Elf<'_> {
             return Ok(None);
         };
         let named = self.symbols_named(&sections, table, name)?;
-        // A global definition, if there is one: other object files may have local symbols with the
-        // name.
+        // Other object files may have local symbols with the name.
         let defined = || named.iter().filter(|symbol| symbol.defined);
         let found = defined().find(|symbol| !symbol.local);
         Ok(found.or_else(|| defined().next()).map(|found| ElfSymbol {
@@ -93,7 +92,7 @@ impl Elf<'_> {
     /// The definition of `name` in `.dynsym`. This is a lookup in a hash table, unlike in
     /// `.symtab`.
     pub fn exported_symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
-        let found = self.dynamic_symbol(name)?.filter(|found| found.defined);
+        let found = self.dynamic_symbol(name)?.filter(|it| it.defined);
         Ok(found.map(|found| ElfSymbol {
             value: found.value,
             size: found.size,
@@ -123,14 +122,8 @@ impl Elf<'_> {
         let at = self.table.gnu_hash;
         let mut head = [0; 16];
         self.read_at(at, &mut head)?;
-        let word = |index: usize| {
-            u64::from(u32::from_le_bytes([
-                head[4 * index],
-                head[4 * index + 1],
-                head[4 * index + 2],
-                head[4 * index + 3],
-            ]))
-        };
+        let words = head.as_chunks::<4>().0;
+        let word = |index: usize| u64::from(u32::from_le_bytes(words[index]));
         let (buckets, first, bloom_words, bloom_shift) = (word(0), word(1), word(2), word(3));
         if buckets == 0 || bloom_words == 0 || bloom_shift >= 32 {
             return Err(Malformed(
@@ -207,10 +200,8 @@ impl Elf<'_> {
     ) -> Result<Option<FoundSymbol>, ElfError> {
         let size = size_of::<Sym64<LE>>() as u64;
         let mut bytes = [0; size_of::<Sym64<LE>>()];
-        self.read_at(
-            self.table.symbols.wrapping_add(size.wrapping_mul(index)),
-            &mut bytes,
-        )?;
+        let at = self.table.symbols.wrapping_add(size.wrapping_mul(index));
+        self.read_at(at, &mut bytes)?;
         let [symbol] = structs::<Sym64<LE>>(&bytes) else {
             return Ok(None);
         };
@@ -221,10 +212,7 @@ impl Elf<'_> {
     fn is_named(&self, symbol: &Sym64<LE>, name: &[u8]) -> Result<bool, ElfError> {
         let offset = u64::from(symbol.st_name.get(LE));
         let length = name.len() as u64 + 1;
-        if offset
-            .checked_add(length)
-            .is_none_or(|end| end > self.table.strings_size)
-        {
+        if offset + length > self.table.strings_size {
             return Ok(false);
         }
         let mut bytes = vec![0; name.len() + 1];
@@ -302,39 +290,23 @@ impl Elf<'_> {
         let Source::File(file) = self.source else {
             return Ok(());
         };
-        let (at, count) = (
-            self.header.e_shoff.get(LE),
-            usize::from(self.header.e_shnum.get(LE)),
-        );
-        let size = usize::from(self.header.e_shentsize.get(LE));
-        if at == 0 || size != size_of::<SectionHeader64<LE>>() {
-            return Ok(());
-        }
-        let sections: Vec<SectionHeader64<LE>> = read_structs(file, at, count)?;
-        let Some(table) = sections
-            .iter()
-            .find(|it| it.sh_type.get(LE) == elf::SHT_SYMTAB)
-        else {
+        let sections = self.sections()?;
+        let Some(table) = sections.iter().find(|it| it.kind == elf::SHT_SYMTAB) else {
             return Ok(());
         };
-        let Some(strings) = sections.get(table.sh_link.get(LE) as usize) else {
+        let Some(strings) = sections.get(table.link as usize) else {
             return Err(Malformed("its .symtab has no string table"));
         };
-        let (strings_at, strings_size) = (strings.sh_offset.get(LE), strings.sh_size.get(LE));
         let entry = size_of::<Sym64<LE>>() as u64;
         let mut buffer = vec![0; longest + 1];
         let mut goes_on = true;
         let mut compared = 0;
-        chunks(table.sh_size.get(LE), entry, |skip, length| {
-            let bytes = file.read_vec(
-                table.sh_offset.get(LE).wrapping_add(skip),
-                length,
-                CHUNK as usize,
-            )?;
-            for symbol in structs::<Sym64<LE>>(&bytes) {
+        chunks(table.size, entry, |skip, length| {
+            let at = table.offset.wrapping_add(skip);
+            for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
                 let local = FoundSymbol::new(0, symbol);
                 let offset = u64::from(symbol.st_name.get(LE));
-                let left = strings_size.saturating_sub(offset).min(longest as u64 + 1);
+                let left = strings.size.saturating_sub(offset).min(longest as u64 + 1);
                 if !goes_on || local.kind != kind || !local.defined || left == 0 {
                     continue;
                 }
@@ -343,7 +315,7 @@ impl Elf<'_> {
                     return Err(TOO_MANY_COMPARED);
                 }
                 let name = &mut buffer[..left as usize];
-                file.read(strings_at.wrapping_add(offset), name)?;
+                file.read(strings.offset.wrapping_add(offset), name)?;
                 if let Some(end) = name.iter().position(|byte| *byte == 0) {
                     goes_on = visit(local, &name[..end]);
                 }

@@ -73,13 +73,10 @@ pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Content
             start: at + HEADER as u64,
             size: length,
         };
-        at = part
-            .start
-            .checked_add(length)
-            .filter(|end| *end <= size)
-            .ok_or(ElfError::Malformed(
-                "it is truncated, within a member of the archive",
-            ))?
+        let end = part.start.checked_add(length).filter(|end| *end <= size);
+        let truncated = "it is truncated, within a member of the archive";
+        at = end
+            .ok_or(ElfError::Malformed(truncated))?
             .next_multiple_of(2);
         match &header[..16] {
             [b'/', b'/', ..] => names = part.read_vec(0, length, MAX_NAMES)?,

@@ -30,12 +30,7 @@ impl Other {
             let line = String::from_utf8_lossy(line);
             return Self::Script(line.trim().to_owned());
         }
-        let linker_script = [
-            &b"/* GNU ld script"[..],
-            b"INPUT",
-            b"GROUP",
-            b"OUTPUT_FORMAT",
-        ];
+        let linker_script: [&[u8]; 4] = [b"/* GNU ld script", b"INPUT", b"GROUP", b"OUTPUT_FORMAT"];
         if linker_script.iter().any(|words| start.starts_with(words)) {
             return Self::LinkerScript;
         }

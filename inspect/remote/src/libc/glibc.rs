@@ -25,8 +25,9 @@ const ENTRY: u64 = 16;
 /// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
 const UNALLOCATED: u64 = u64::MAX;
 
-/// What `pthread_self` returns, from the thread pointer: the address of `struct pthread`, which begins at the
-/// thread pointer on x86-64, and ends at it elsewhere. `None` if the table lacks its size.
+/// The result of `pthread_self`, as an offset from the thread pointer: the address of `struct
+/// pthread`, which begins at the thread pointer on x86-64, and ends at it elsewhere. `None` if the
+/// table lacks its size.
 pub(crate) fn pthread_self(table: &ThreadDb, machine: Machine) -> Option<i64> {
     match machine {
         Machine::X86_64 => Some(0),

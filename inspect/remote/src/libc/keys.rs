@@ -13,16 +13,16 @@ const KEYS_PER_BLOCK: u64 = 32;
 const GLIBC_KEYS: u32 = 1024;
 const MUSL_KEYS: u32 = 128;
 
-/// Where the threads of a process store their values of `pthread_setspecific`.
+/// The location of the values of `pthread_setspecific` in a process's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PthreadKeys(KeyLayout);
 
-/// Where each C library stores these values, for programs that read threads without
-/// [`PthreadKeys::get`], such as those in the kernel. All sizes and offsets are in bytes.
+/// The layout of these values in each C library, for code that cannot call [`PthreadKeys::get`],
+/// such as eBPF programs. All sizes and offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyLayout {
-    /// In blocks of 32 keys: nptl/pthread_getspecific.c.
+    /// glibc stores them in blocks of 32 keys (nptl/pthread_getspecific.c).
     #[non_exhaustive]
     Glibc {
         /// From the thread pointer to the pointers to blocks of keys.
@@ -43,7 +43,7 @@ pub enum KeyLayout {
         /// Offset in such an element of the key's sequence number.
         key_sequence: u64,
     },
-    /// In an array: src/thread/pthread_getspecific.c.
+    /// musl stores them in an array (src/thread/pthread_getspecific.c).
     #[non_exhaustive]
     Musl {
         /// From the thread pointer to the pointer to the values.
@@ -66,23 +66,20 @@ impl PthreadKeys {
     /// The layout that a glibc describes in its table; `keys` is the address of `__pthread_keys`.
     /// `None` if the table lacks an entry.
     pub(crate) fn of_glibc(table: &ThreadDb, machine: Machine, keys: u64) -> Option<Self> {
-        let layout = || {
-            let specific = table.offset("pthread_specific")?;
-            Some(KeyLayout::Glibc {
-                blocks: glibc::pthread_self(table, machine)?.wrapping_add_unsigned(specific),
-                entries: table.offset("pthread_key_data_level2_data")?,
-                entry_size: table.size_of("pthread_key_data")?,
-                entry_sequence: table.offset("pthread_key_data_seq")?,
-                entry_data: table.offset("pthread_key_data_data")?,
-                keys,
-                key_size: table.size_of("pthread_key_struct")?,
-                key_sequence: table.offset("pthread_key_struct_seq")?,
-            })
-        };
-        layout().map(Self)
+        let specific = table.offset("pthread_specific")?;
+        Some(Self(KeyLayout::Glibc {
+            blocks: glibc::pthread_self(table, machine)?.wrapping_add_unsigned(specific),
+            entries: table.offset("pthread_key_data_level2_data")?,
+            entry_size: table.size_of("pthread_key_data")?,
+            entry_sequence: table.offset("pthread_key_data_seq")?,
+            entry_data: table.offset("pthread_key_data_data")?,
+            keys,
+            key_size: table.size_of("pthread_key_struct")?,
+            key_sequence: table.offset("pthread_key_struct_seq")?,
+        }))
     }
 
-    /// Where the values are.
+    /// The layout, for code that cannot call [`Self::get`].
     #[must_use]
     pub const fn layout(&self) -> KeyLayout {
         self.0

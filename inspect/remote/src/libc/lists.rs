@@ -1,4 +1,4 @@
-//! Where glibc stores its lists of threads, and the layout of a thread's control block.
+//! glibc's lists of threads, and the layout of a thread's control block.
 
 use super::thread_db::{MAX_NAME, ThreadDb};
 use crate::elf::{Elf, ElfError};

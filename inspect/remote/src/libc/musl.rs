@@ -18,8 +18,8 @@ pub(crate) fn is_name(soname: &[u8]) -> bool {
     soname == SONAME || soname.starts_with(SONAME_PREFIX)
 }
 
-/// What `pthread_self` returns, from the thread pointer: the address of `struct pthread`, which is 200 bytes
-/// long on aarch64. `None` on an unknown architecture.
+/// The result of `pthread_self`, as an offset from the thread pointer: the address of `struct
+/// pthread`, which has 200 bytes on aarch64. `None` on an unknown architecture.
 pub(crate) fn pthread_self(machine: Machine) -> Option<i64> {
     match machine {
         Machine::X86_64 => Some(0),

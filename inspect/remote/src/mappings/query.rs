@@ -11,15 +11,15 @@ use nix::errno::Errno;
 use super::{Mapping, Permissions};
 use crate::Device;
 
-/// What a mapping must have to be returned, and the properties of a returned mapping.
+/// Flags that select mappings, and describe a returned one.
 pub(crate) mod flags {
     pub(crate) const READABLE: u64 = 1;
     pub(crate) const WRITABLE: u64 = 2;
     pub(crate) const EXECUTABLE: u64 = 4;
     pub(super) const SHARED: u64 = 8;
-    /// If the address is not mapped, the next mapping after it counts.
+    /// Returns the next mapping if the address is not mapped.
     pub(super) const COVERING_OR_NEXT: u64 = 0x10;
-    /// It has a file; shared anonymous memory has one that cannot be opened.
+    /// Selects mappings of files; the file of shared anonymous memory cannot be opened.
     pub(crate) const FILE_BACKED: u64 = 0x20;
 }
 
@@ -84,7 +84,7 @@ impl<'f> Query<'f> {
         Ok(self.ask(address, wanted, 0)?.map(|(mapping, _)| mapping))
     }
 
-    /// The same with its name, which is empty if it is longer than the requested maximum.
+    /// [`Self::next`] with the name, which is empty if it is longer than the requested maximum.
     pub(crate) fn next_named(
         &mut self,
         address: u64,
@@ -108,20 +108,21 @@ impl<'f> Query<'f> {
         wanted: u64,
         name_size: usize,
     ) -> Result<Option<(Mapping<'static>, usize)>, Errno> {
+        let name_at = if name_size == 0 {
+            0
+        } else {
+            self.name.as_mut_ptr() as u64
+        };
         let mut query = ProcmapQuery {
             size: size_of::<ProcmapQuery>() as u64,
             query_flags: wanted,
             query_addr: address,
             vma_name_size: name_size as u32,
-            vma_name_addr: if name_size == 0 {
-                0
-            } else {
-                self.name.as_mut_ptr() as u64
-            },
+            vma_name_addr: name_at,
             ..ProcmapQuery::default()
         };
-        // SAFETY: the kernel fills in the structure, whose size is passed, and at most
-        // `vma_name_size` bytes of the name, which is that large.
+        // SAFETY: `query` lives through the call and says its own size; the kernel writes at most
+        // `vma_name_size` bytes to `self.name`, whose length both callers pass, or 0.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
             Ok(_) => {}
             Err(Errno::ENOENT) => return Ok(None),

@@ -28,17 +28,17 @@ pub struct NameFilter<'a> {
     pub names: &'a [&'a [u8]],
     /// The maximum number of mappings returned; the rest are ignored.
     pub limit: usize,
-    /// How the mappings are scanned.
+    /// The limits of the scan.
     pub options: ScanOptions,
 }
 
-/// How the mappings of a process are scanned.
+/// The limits of a scan of a process's mappings.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScanOptions {
     /// Abandon the scan of a process that has more mappings than this. The kernel does not say how
     /// many mappings a `PROCMAP_QUERY` skipped, so a limit makes the scan read the text.
     pub max_mappings: Option<u64>,
-    /// When to abandon the scan.
+    /// The time at which to abandon the scan.
     pub deadline: Option<Instant>,
     /// Read the text of `/proc/PID/maps` even where the kernel supports `PROCMAP_QUERY`.
     pub text: bool,
@@ -88,7 +88,7 @@ pub struct Search<'a> {
 #[derive(Debug)]
 enum Rest {
     Found(Vec<NamedMapping>),
-    /// What remains to be scanned: all of an open `/proc/PID/maps` except what was visited.
+    /// An open `/proc/PID/maps` that remains to be scanned, except for the visited ranges.
     NotYet(File, Visited),
 }
 
@@ -152,12 +152,8 @@ impl<'a> Search<'a> {
                     if filter.is_possible(&mapping)
                         && let Some(named) = query.next_named(mapping.start, only)?
                     {
-                        let to = if is_writable_file(&named) {
-                            &mut found
-                        } else {
-                            &mut others
-                        };
-                        filter.keep(&named, to);
+                        let is_first = is_writable_file(&named);
+                        filter.keep(&named, if is_first { &mut found } else { &mut others });
                     }
                     address = mapping.end;
                     if !in_one_walk {
@@ -187,12 +183,15 @@ impl<'a> Search<'a> {
         let (mut writable_files, mut rest) = (Vec::new(), Vec::new());
         let mut lines = NamedLines::new(filter.names);
         let scan = lines.read(maps, &filter.options, &mut |mapping| {
-            let to = if is_writable_file(mapping) {
-                &mut writable_files
-            } else {
-                &mut rest
-            };
-            filter.keep(mapping, to);
+            let is_first = is_writable_file(mapping);
+            filter.keep(
+                mapping,
+                if is_first {
+                    &mut writable_files
+                } else {
+                    &mut rest
+                },
+            );
         })?;
         Ok(match scan {
             // The thread has exited.
@@ -295,10 +294,10 @@ pub(crate) fn anonymous_memory_has_names() -> bool {
     const PR_SET_VMA_ANON_NAME: u64 = 0;
     static HAS_NAMES: OnceLock<bool> = OnceLock::new();
     *HAS_NAMES.get_or_init(|| {
-        // SAFETY: names nothing, because the range is empty. Errors other than EINVAL
-        // (kernel/sys.c, prctl_set_vma) are inconclusive.
+        // SAFETY: the address range is empty and the name is null: no memory is accessed or named.
         let answer =
             unsafe { nix::libc::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, 0_u64, 0_u64, 0_u64) };
+        // Errors other than EINVAL (kernel/sys.c, prctl_set_vma) are inconclusive.
         answer == 0 || Errno::last() != Errno::EINVAL
     })
 }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use crate::file::FileBytes;
 use crate::file_cache::FileKey;
+use crate::memory::FileBytes;
 use crate::threads::{PagedMemory, Pages};
 
 /// Maximum number of files: a runtime's facts are from its program, its library and the C library.
@@ -45,9 +45,8 @@ impl OpenFiles {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = files.iter().position(|file| file.key == key)?;
         let open = files.remove(index);
-        FileKey::of(&open.file)
-            .is_ok_and(|now| now == key)
-            .then_some(open)
+        let is_unchanged = FileKey::of(&open.file).is_ok_and(|now| now == key);
+        is_unchanged.then_some(open)
     }
 
     /// Keeps a file, in place of the one that was used least recently.

@@ -1,4 +1,4 @@
-//! Finding the modules among the mappings of a process.
+//! Finds the modules among the mappings of a process.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -25,13 +25,7 @@ const MAX_NAMES: usize = 8 << 20;
 /// large browser's tables: about half a second of work. Cached facts cost nothing.
 pub(crate) const MAX_COST: u64 = 1 << 30;
 
-fn deadline_passed(target: &dyn Target) -> Error {
-    let name = target.name().to_string_lossy().into_owned();
-    let action = "all of its modules were read";
-    Error::Deadline { name, action }
-}
-
-/// Where a module is, and its file's facts.
+/// The mappings of a module, and its file's facts.
 pub(crate) struct Place {
     run: Run,
     /// The load bias.
@@ -41,7 +35,6 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The name of its mapping.
     pub(crate) fn name(&self) -> OsString {
         OsString::from_vec(self.run.name.clone())
     }
@@ -62,7 +55,7 @@ impl Place {
     }
 }
 
-/// Consecutive mappings of one file: what a dynamic linker creates for a module. There may be
+/// Consecutive mappings of one file, as a dynamic linker creates them for a module. There may be
 /// memory without a file (zeroed data) between them.
 #[derive(Debug)]
 struct Run {
@@ -153,9 +146,56 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     Ok((runs, skipped, layout.finish()))
 }
 
-/// Calls `keep` with each module of the process that `wanted` wants, by its name and the size of its mappings,
-/// and a fact about its file, which `read` looks up or computes within its cost. The last files stay in `open`.
-/// Returns the modules that could not be read, and the layout.
+/// A fact about a module's file, and the cost of reading it.
+struct Read<T> {
+    facts: FileFacts,
+    key: Option<FileKey>,
+    fact: Fact<T>,
+    cost: u64,
+}
+
+/// Reads a fact from the module's file, or from the loaded memory if the file cannot be opened.
+fn read_fact<T>(
+    target: &dyn Target,
+    run: &Run,
+    cache: &FileCache,
+    open: &OpenFiles,
+    read: &impl Fn(&FileFacts, Source<'_>) -> (Fact<T>, u64),
+) -> Read<T> {
+    let range = (run.start, run.end);
+    let file = target.mapped_file(range, &run.name, run.device, run.inode);
+    let (facts, key, (fact, cost)) = match file.map(OpenFile::of) {
+        Ok(Ok(mut file)) => {
+            let key = file.key;
+            let facts = cache.facts(key);
+            let fact = file.read(|bytes| read(&facts, Source::File(bytes)));
+            open.keep(file);
+            (facts, Some(key), fact)
+        }
+        Ok(Err(error)) => (FileFacts::default(), None, (Err(error.to_string()), 0)),
+        // Deleted or replaced, and no permission for map_files: the loaded memory has the same
+        // data, except for .symtab.
+        Err(why) => {
+            let facts = FileFacts::default();
+            let (fact, cost) = read(&facts, Source::Loaded(target, run.start));
+            let fact = fact.map_err(|error| match why {
+                Some(why) => format!("{why}, and {error}"),
+                None => error,
+            });
+            (facts, None, (fact, cost))
+        }
+    };
+    Read {
+        facts,
+        key,
+        fact,
+        cost,
+    }
+}
+
+/// Calls `keep` with each module for whose name and size of mappings `wanted` returns true, and a
+/// fact about its file, which `read` looks up or computes, with its cost. The files read last stay
+/// in `open`. Returns the modules that could not be read, with the reason, and the layout.
 pub(crate) fn visit<T: AsRef<ModuleFile>>(
     limit: u64,
     target: &dyn Target,
@@ -169,53 +209,31 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
     let unlisted = target.unlisted().map(|why| (target.name(), why));
     let mut unreadable = Vec::from_iter(unlisted);
     let mut total_cost = 0_u64;
-    let is_late = || {
-        let deadline = target.deadline();
-        deadline.is_some_and(|deadline| Instant::now() >= deadline)
-    };
     for run in runs {
         if !wanted(&run.name, run.last_end.saturating_sub(run.start)) {
             continue;
         }
-        if is_late() {
-            return Err(deadline_passed(target));
+        if target
+            .deadline()
+            .is_some_and(|deadline| Instant::now() >= deadline)
+        {
+            let name = target.name().to_string_lossy().into_owned();
+            let action = "all of its modules were read";
+            return Err(Error::Deadline { name, action });
         }
         if total_cost > limit {
             skipped += 1;
             continue;
         }
-        let range = (run.start, run.end);
-        let file = target.mapped_file(range, &run.name, run.device, run.inode);
-        let (facts, key, (fact, cost)) = match file {
-            Ok(file) => match OpenFile::of(file) {
-                Ok(mut file) => {
-                    let key = file.key;
-                    let facts = cache.facts(key);
-                    let fact = file.read(|bytes| read(&facts, Source::File(bytes)));
-                    open.keep(file);
-                    (facts, Some(key), fact)
-                }
-                Err(error) => (FileFacts::default(), None, (Err(error.to_string()), 0)),
-            },
-            // Deleted or replaced, and no permission for map_files: the loaded memory has the same
-            // data, except for .symtab.
-            Err(why) => {
-                let facts = FileFacts::default();
-                let (fact, cost) = read(&facts, Source::Loaded(target, run.start));
-                let fact = fact.map_err(|error| match why {
-                    Some(why) => format!("{why}, and {error}"),
-                    None => error,
-                });
-                (facts, None, (fact, cost))
-            }
-        };
-        total_cost = total_cost.saturating_add(cost);
-        match fact {
+        let found = read_fact(target, &run, cache, open, &read);
+        total_cost = total_cost.saturating_add(found.cost);
+        match found.fact {
             Ok(Some(fact)) => {
                 let module: &ModuleFile = (*fact).as_ref();
-                let (Some((start, offset)), code) = (run.code, module.first_code) else {
+                let Some((start, offset)) = run.code else {
                     continue;
                 };
+                let code = module.first_code;
                 // The page of the file in which the segment starts is mapped with it.
                 let before = code.offset.saturating_sub(offset);
                 if before >= code.alignment.max(0x1000) || offset >= code.file_end() {
@@ -225,8 +243,8 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
                 let place = Place {
                     run,
                     bias,
-                    facts,
-                    key,
+                    facts: found.facts,
+                    key: found.key,
                 };
                 keep(place, fact);
             }

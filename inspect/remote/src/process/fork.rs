@@ -1,4 +1,4 @@
-//! What a forked child inherits, from `/proc/PID/smaps`.
+//! Finds out whether a forked child inherits a mapping, from `/proc/PID/smaps`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::time::Instant;
@@ -7,7 +7,7 @@ use super::Process;
 use crate::Error;
 use crate::mappings::is_clock_check_due;
 
-/// Maximum number of bytes read of it: about 20,000 mappings, which take the kernel about a second.
+/// Maximum number of bytes read of `smaps`: about 20,000 mappings, which take the kernel about a second.
 const LIMIT: u64 = 16 << 20;
 
 impl Process {

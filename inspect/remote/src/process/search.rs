@@ -28,9 +28,8 @@ impl Process {
     /// Continues a search with all other mappings: mappings without a file, and ones that are not
     /// writable.
     pub fn search_others(&self, search: Search<'_>) -> Result<Scan<Vec<NamedMapping>>, Error> {
-        search
-            .others()
-            .map_err(|error| self.error("maps", "read the mappings", error))
+        let others = search.others();
+        others.map_err(|error| self.error("maps", "read the mappings", error))
     }
 
     /// Calls `visit` for each executable mapping of a file, without its name.
@@ -93,10 +92,7 @@ impl Process {
         mut read: impl FnMut(File) -> io::Result<T>,
         is_nothing: impl Fn(&io::Result<T>) -> bool,
     ) -> Result<T, Error> {
-        let mut read = |prefix: &str| {
-            let maps = self.open_entry(&format!("{prefix}maps"))?;
-            read(maps)
-        };
+        let mut read = |prefix: &str| read(self.open_entry(&format!("{prefix}maps"))?);
         let mut whole = read("");
         if is_nothing(&whole)
             && let Some(prefix) = self.other_task()
@@ -107,7 +103,7 @@ impl Process {
     }
 }
 
-/// Which mappings of files are visited.
+/// The mappings of files that are visited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Files {
     /// Executable mappings, without their names.

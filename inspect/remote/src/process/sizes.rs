@@ -62,19 +62,16 @@ impl SizesFile {
         // Seven numbers of at most 20 digits.
         let mut text = [0; 160];
         let pid = self.pid;
-        let io = |source: io::Error| Error::Io {
-            path: format!("/proc/{pid}/statm").into(),
-            source,
-        };
+        let failed = |error: io::Error| Error::io(format!("/proc/{pid}/statm"))(error);
         let length = loop {
             match self.file.read_at(&mut text, 0) {
                 Ok(length) => break length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if super::is_gone(&error) => return Err(Error::NoSuchProcess { pid }),
-                Err(error) => return Err(io(error)),
+                Err(error) => return Err(failed(error)),
             }
         };
-        Sizes::parse(&text[..length]).ok_or_else(|| io(io::ErrorKind::InvalidData.into()))
+        Sizes::parse(&text[..length]).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
     }
 }
 

@@ -111,12 +111,12 @@ impl Stat {
         ticks.checked_mul(TICK)
     }
 
-    /// When it started, in ticks since boot.
+    /// The time of its start, in ticks since boot.
     pub fn start(&self) -> Option<u64> {
         self.number(22)
     }
 
-    /// How long ago it started, with the resolution of clock ticks. `None` if the kernel does not say.
+    /// The time since its start, with the resolution of clock ticks. `None` if it is not known.
     pub fn age(&self) -> Option<Duration> {
         let start = self.start()?.checked_mul(TICK)?;
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;

@@ -12,10 +12,10 @@ static TRACED: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// True if this process is being suspended.
 static SUSPENDING: AtomicBool = AtomicBool::new(false);
-/// How to suspend this process.
+/// Suspends this process, see [`set_action`].
 static ACTION: OnceLock<fn()> = OnceLock::new();
 
-/// How often to check whether the process was suspended and has continued.
+/// The interval of checks whether the process was suspended and has continued.
 const PERIOD: Duration = Duration::from_millis(1);
 
 thread_local! {
@@ -77,7 +77,7 @@ impl Traced {
 
     /// Counts the thread as no longer traced, after the OS thread that traced it was joined.
     pub(super) fn forget_joined(self) {
-        // Dropping it takes this away again: the thread was never this OS thread's.
+        // Dropping it subtracts this again: the thread was never this OS thread's.
         OWN.set(OWN.get() + 1);
     }
 }

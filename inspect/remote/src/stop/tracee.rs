@@ -52,7 +52,7 @@ type Request = c_int;
 type Request = libc::c_uint;
 
 fn ptrace(request: Request, tid: i32, data: usize) -> Result<(), Errno> {
-    // SAFETY: these requests (SEIZE, INTERRUPT, DETACH) take only numbers.
+    // SAFETY: the callers below pass SEIZE, INTERRUPT or DETACH, which take only numbers.
     let result = unsafe { libc::ptrace(request, tid, std::ptr::null_mut::<c_void>(), data) };
     Errno::result(result).map(drop)
 }
@@ -95,13 +95,13 @@ pub(super) fn poll(pid: i32, tid: i32) -> Poll {
 
 /// A tracee's `si_code` and `si_status`, without waiting; `None` if its state has not changed.
 fn wait(tid: i32, flags: c_int) -> Result<Option<(c_int, c_int)>, Errno> {
-    // SAFETY: an all-zero siginfo_t is a valid value.
+    // SAFETY: siginfo_t consists of integers, unions of them and pointers: all-zero is valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = flags | libc::WNOHANG | libc::__WALL;
-    // SAFETY: info is a siginfo_t that is valid during the call.
+    // SAFETY: `info` lives through the call, and waitid(2) writes nothing but a siginfo_t.
     let result = unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
     Errno::result(result)?;
-    // SAFETY: waitid fills in the fields of SIGCHLD; without a change of state they stay zero.
+    // SAFETY: waitid(2) fills in the union's SIGCHLD fields; without a change of state they stay 0.
     let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok((found != 0).then_some((info.si_code, status)))
 }
@@ -154,21 +154,11 @@ impl Stop {
     /// `status` is signal + event × 256 (ptrace(2), "Stopped states").
     fn from_status(status: c_int) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
-        match (event, signal) {
-            // This tracer's interrupt, or a stop of the whole process: no signal is being
-            // delivered.
-            (libc::PTRACE_EVENT_STOP, signal) => Stop {
-                signal: 0,
-                group_stop: signal != libc::SIGTRAP,
-            },
-            (0, signal) => Stop {
-                signal,
-                group_stop: false,
-            },
-            _ => Stop {
-                signal: 0,
-                group_stop: false,
-            },
+        Stop {
+            // An event is this tracer's interrupt, or a stop of the whole process: no signal is
+            // being delivered.
+            signal: if event == 0 { signal } else { 0 },
+            group_stop: event == libc::PTRACE_EVENT_STOP && signal != libc::SIGTRAP,
         }
     }
 }

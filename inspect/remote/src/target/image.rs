@@ -71,10 +71,7 @@ impl Target for TargetImage {
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
-        mappings::walk(self.maps.as_bytes(), visit).map_err(|source| Error::Io {
-            path: "maps".into(),
-            source,
-        })
+        mappings::walk(self.maps.as_bytes(), visit).map_err(Error::io("maps"))
     }
 
     fn mapped_file(

@@ -41,7 +41,7 @@ impl<'p> LiveProcess<'p> {
     /// Reads `/proc/PID/maps` as text, see [`ScanOptions::text`].
     #[must_use]
     pub fn with_maps_as_text(self, maps_as_text: bool) -> Self {
-        LiveProcess {
+        Self {
             maps_as_text,
             ..self
         }

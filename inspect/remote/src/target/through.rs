@@ -1,4 +1,4 @@
-//! A target whose memory is read in another way.
+//! A target with replaced memory.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,14 +11,14 @@ use crate::mappings::{Mapping, Walk};
 use crate::memory::MemoryError;
 use crate::{Device, Error, Memory};
 
-/// A target, of which other memory is read than its own, such as pages of it that are known already.
+/// A target with other memory than its own, such as pages of it that were read before.
 pub struct Through<'t> {
     target: &'t dyn Target,
     memory: &'t dyn Memory,
 }
 
 impl<'t> Through<'t> {
-    /// The target, with this memory.
+    /// Replaces the memory of `target`.
     pub fn new(target: &'t dyn Target, memory: &'t dyn Memory) -> Self {
         Self { target, memory }
     }

@@ -85,7 +85,7 @@ impl Batch {
         }
     }
 
-    /// Removes everything.
+    /// Removes all ranges.
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.bytes.clear();
@@ -114,7 +114,7 @@ pub struct NotedMemory<'m> {
     bytes: &'m [u8],
     memory: &'m dyn Memory,
     noted: RefCell<Vec<MemoryRange>>,
-    /// What is in the batch does not count any more.
+    /// True if reads no longer use the batch.
     is_forgotten: Cell<bool>,
 }
 
@@ -128,24 +128,19 @@ impl NotedMemory<'_> {
 impl Memory for NotedMemory<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         self.noted.borrow_mut().push((address, buffer.len()));
-        let pieces = if self.is_forgotten.get() {
-            &[]
-        } else {
-            self.pieces
-        };
-        let known = pieces.iter().find_map(|piece| {
+        let known = |piece: &Piece| {
             let skip = usize::try_from(address.checked_sub(piece.address)?).ok()?;
             let start = piece.start.checked_add(skip)?;
             let end = start.checked_add(buffer.len())?;
             (end <= piece.end).then(|| self.bytes.get(start..end))?
-        });
-        match known {
-            Some(bytes) => {
-                buffer.copy_from_slice(bytes);
-                Ok(())
-            }
-            None => self.memory.read(address, buffer),
+        };
+        if !self.is_forgotten.get()
+            && let Some(bytes) = self.pieces.iter().find_map(known)
+        {
+            buffer.copy_from_slice(bytes);
+            return Ok(());
         }
+        self.memory.read(address, buffer)
     }
 
     fn forget(&self) {

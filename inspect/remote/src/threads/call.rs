@@ -39,20 +39,21 @@ impl Call {
             *values.get_mut(count)? = u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()?;
             count += 1;
         }
-        let (arguments, registers) = match count {
-            2 => ([0; 6], [values[0], values[1]]),
-            8 => {
-                let (arguments, registers) = values.split_at(6);
-                (arguments.try_into().ok()?, registers.try_into().ok()?)
-            }
+        // Outside a system call, there are no arguments.
+        match count {
+            2 => values.copy_within(..2, 6),
+            8 => {}
             _ => return None,
-        };
-        let [stack_pointer, instruction_pointer] = registers;
+        }
         Some(Self {
             number,
-            arguments,
-            stack_pointer,
-            instruction_pointer,
+            arguments: if count == 8 {
+                *values.first_chunk()?
+            } else {
+                [0; 6]
+            },
+            stack_pointer: values[6],
+            instruction_pointer: values[7],
         })
     }
 
@@ -99,20 +100,22 @@ fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
 }
 
 fn socket_timeout(pid: i32, descriptor: c_long, option: c_int) -> Result<libc::timeval, Errno> {
-    // SAFETY: the call takes only numbers.
-    let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: the kernel has just created this descriptor, and no other code uses it.
-    let process = unsafe { OwnedFd::from_raw_fd(Errno::result(process)? as c_int) };
-    // SAFETY: the call takes only numbers.
-    let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), descriptor, 0) };
-    // SAFETY: as above.
-    let copy = unsafe { OwnedFd::from_raw_fd(Errno::result(copy)? as c_int) };
+    let owned = |result: c_long| {
+        let descriptor = Errno::result(result)? as c_int;
+        // SAFETY: both calls below return a new descriptor, which no other code owns.
+        Ok::<_, Errno>(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    };
+    // SAFETY: pidfd_open(2) takes only numbers.
+    let process = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let process = process.as_raw_fd();
+    // SAFETY: pidfd_getfd(2) takes only numbers.
+    let copy = owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, descriptor, 0) })?;
     let mut timeout = libc::timeval {
         tv_sec: 0,
         tv_usec: 0,
     };
     let mut size = size_of::<libc::timeval>() as libc::socklen_t;
-    // SAFETY: both are valid during the call, and the size is the value's.
+    // SAFETY: `timeout` and `size` live through the call, and `size` is the size of `timeout`.
     let result = unsafe {
         libc::getsockopt(
             copy.as_raw_fd(),

@@ -1,10 +1,10 @@
-//! Where a process stores its list of threads.
+//! Locates a process's list of threads.
 
 use crate::libc::{CLibrary, FileFacts, ThreadLayout};
 use crate::machine::Machine;
 use crate::module::ModuleFile;
 
-/// Where a process stores its list of threads, according to its files.
+/// The location of a process's list of threads, according to its files.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadLists {
     pub(super) machine: Option<Machine>,

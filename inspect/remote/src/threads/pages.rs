@@ -9,29 +9,29 @@ use crate::{Memory, MemoryError};
 const PAGE: usize = 4096;
 /// Maximum number of pages: 1 MiB.
 const MAX_PAGES: usize = 256;
-/// Maximum size of a read that pages are read for, in bytes. What is larger is read once.
+/// Maximum size of a read through pages, in bytes; larger reads are not cached.
 const MAX_READ: usize = 1024;
 
-/// Pages of a process's memory, each as it was when a part of it was read first. Threads of one process have
-/// much in common, and their own structures are close to each other: one read takes the place of many.
+/// Cached pages of a process's memory. Threads of one process share much data, and their own
+/// structures are close to each other, so that one read replaces many.
 #[derive(Debug, Default)]
 pub struct Pages {
-    /// Positions in `bytes`, by their addresses. Pages that could not be read have none.
+    /// Positions in `bytes` by address; `None` for pages that could not be read.
     known: HashMap<u64, Option<usize>>,
-    /// Grows, and is kept for other pages: memory that is new has to be filled with zeros.
+    /// Never shrinks, because new memory has to be filled with zeros.
     bytes: Vec<u8>,
     used: usize,
 }
 
 impl Pages {
-    /// Removes everything.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.known.clear();
         self.used = 0;
     }
 
-    /// The page at this address, which is a multiple of its size. `None` if it cannot be read, or there is no
-    /// room for it.
+    /// Returns the page at this address, a multiple of [`PAGE`]. `None` if it cannot be read, or the
+    /// cache is full.
     fn page(&mut self, memory: &dyn Memory, address: u64) -> Option<&[u8]> {
         let known = match self.known.get(&address) {
             Some(known) => *known,
@@ -39,9 +39,9 @@ impl Pages {
             None => {
                 let (start, end) = (self.used, self.used + PAGE);
                 if self.bytes.len() < end {
-                    // Room for all, so that nothing is moved when it grows. What is not used takes no memory.
-                    self.bytes
-                        .reserve_exact(MAX_PAGES * PAGE - self.bytes.len());
+                    // Address space for all pages avoids moves; unused pages take no memory.
+                    let missing = MAX_PAGES * PAGE - self.bytes.len();
+                    self.bytes.reserve_exact(missing);
                     self.bytes.resize(end, 0);
                 }
                 let read = memory.read(address, &mut self.bytes[start..end]);
@@ -56,7 +56,7 @@ impl Pages {
         self.bytes.get(known?..)?.get(..PAGE)
     }
 
-    /// Copies bytes out of their pages. False if one of these cannot be used.
+    /// Copies bytes from their pages. False if one of these is not available.
     fn copy(&mut self, memory: &dyn Memory, address: u64, buffer: &mut [u8]) -> bool {
         let (mut at, mut rest) = (address, buffer);
         while !rest.is_empty() {
@@ -66,7 +66,7 @@ impl Pages {
                 return false;
             };
             now.copy_from_slice(&page[offset..offset + now.len()]);
-            // In the last page of the address space, there is nothing left.
+            // Wraps only at the end of the address space, when `rest` is empty.
             at = at.wrapping_add(now.len() as u64);
             rest = later;
         }
@@ -74,7 +74,7 @@ impl Pages {
     }
 }
 
-/// Memory of which [`Pages`] are kept.
+/// Memory that is read through [`Pages`].
 #[derive(Debug)]
 pub struct PagedMemory<'m, M> {
     memory: &'m M,
@@ -82,7 +82,7 @@ pub struct PagedMemory<'m, M> {
 }
 
 impl<'m, M: Memory> PagedMemory<'m, M> {
-    /// Memory of which these pages are known already.
+    /// Reads `memory` through `pages`.
     pub fn new(memory: &'m M, pages: &'m mut Pages) -> Self {
         let pages = RefCell::new(pages);
         Self { memory, pages }

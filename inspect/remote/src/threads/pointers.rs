@@ -1,4 +1,4 @@
-//! Thread pointers from the C library's list of threads, without stopping threads.
+//! Finds thread pointers in the C library's list of threads, without stopping threads.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ pub struct ThreadPointers {
 /// The kind of control block at a thread pointer.
 #[derive(Debug, Clone, Copy)]
 enum Shape {
-    /// With the distance from the thread pointer down to the `struct pthread`.
+    /// glibc's, with the distance from the thread pointer down to the `struct pthread`.
     Glibc(ThreadLayout, u64),
     Musl,
 }
@@ -158,8 +158,8 @@ impl Walk<'_> {
         while at != head && self.left > 0 {
             self.left -= 1;
             match self.glibc_thread(at) {
-                // The list is being changed.
                 Ok(node) if node.previous == before => (before, at) = (at, node.next),
+                // The list is being changed.
                 _ => break,
             }
         }

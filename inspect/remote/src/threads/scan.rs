@@ -16,7 +16,7 @@ const MAX_OF_MAPPING: u64 = 1 << 20;
 const MAX_MAPPINGS: usize = 4096;
 /// Number of bytes read at a time.
 const CHUNK: usize = 64 << 10;
-/// If one page of a chunk cannot be read, others may be readable.
+/// Unit in which a chunk is read if it cannot be read as a whole.
 const PAGE: usize = 4096;
 
 /// The kind of control block that was found.
@@ -50,10 +50,9 @@ pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option
             found = scan.range(mapping.start, mapping.end);
         }
         if found.is_some() || scan.left == 0 || visited >= MAX_MAPPINGS {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
+            return ControlFlow::Break(());
         }
+        ControlFlow::Continue(())
     });
     walked.ok().and(found.or(scan.abandoned))
 }

@@ -25,14 +25,14 @@ const SYSCALL_SIZE: usize = 256;
 /// Maximum number of bytes read of `status`; its line of groups has no other limit.
 const STATUS_SIZE: u64 = 64 * 1024;
 
-/// How to prove that a thread slept.
+/// The evidence that a thread slept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// By the third number of `schedstat`, which counts how often the thread was put on a CPU: read
+    /// The third number of `schedstat`, which counts how often the thread was put on a CPU, read
     /// before `syscall` and after the memory. It increases before the thread executes a user
     /// instruction. Needs CONFIG_SCHED_INFO.
     Schedstat,
-    /// By `syscall` and the context switches in `status`, both before and after the memory. Works
+    /// `syscall` and the context switches in `status`, read both before and after the memory. Works
     /// on every kernel and takes about three times as long.
     Status,
 }
@@ -44,9 +44,9 @@ pub struct ThreadFiles {
     syscall: File,
     schedstat: Option<File>,
     status: Option<File>,
-    /// How often the thread had been put on a CPU when it was last found asleep.
+    /// The count of `schedstat` when the thread was last found asleep.
     asleep_at: Option<u64>,
-    /// How often it had been put on a CPU since, if it was not asleep throughout.
+    /// The count read since, if the thread was not asleep throughout.
     ran_at: Option<u64>,
 }
 
@@ -60,10 +60,7 @@ impl ThreadFiles {
         let times = schedstat.as_ref().and_then(|file| times_run(file).ok());
         // Zero: the kernel does not count.
         let ran_at = times.filter(|times| *times != 0);
-        let status = match ran_at {
-            Some(_) => None,
-            None => Some(open("status")?),
-        };
+        let status = ran_at.is_none().then(|| open("status")).transpose()?;
         Ok(Self {
             syscall,
             schedstat: schedstat.filter(|_| status.is_none()),
@@ -108,7 +105,7 @@ impl ThreadFiles {
         Ok(result.flatten())
     }
 
-    /// Calls `read` with what the kernel reports of the sleep.
+    /// Calls `read` with the kernel's report on the sleep.
     fn read_report_asleep<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> io::Result<Option<T>> {
         self.asleep_at = None;
         let before = self.ran_at.take();
@@ -159,7 +156,7 @@ impl ThreadFiles {
         Ok(Call::parse(read_whole(&self.syscall, &mut buffer)?))
     }
 
-    /// What the kernel reports of a thread's sleep; `None` if the thread is running.
+    /// The kernel's report on the thread's sleep; `None` if the thread is running.
     fn sleep<'b>(&self, buffer: &'b mut [u8]) -> io::Result<Option<&'b [u8]>> {
         let text = read_whole(&self.syscall, buffer)?;
         // A number, or −1 outside a system call.
@@ -167,10 +164,10 @@ impl ThreadFiles {
         Ok(text.first().is_some_and(is_asleep).then_some(text))
     }
 
-    /// [`Self::sleep`], and how often the thread had been put on a CPU before: `before`, if that was read already.
-    /// The counter must be read before the kernel reports that the thread is off the run queue. In
-    /// the opposite order, a thread that runs between the two is not detected. `None` if the thread is running, or
-    /// the kernel does not count.
+    /// [`Self::sleep`], and the count of `schedstat` before it: `before`, if that was read already.
+    /// The count must be read before the kernel reports that the thread is off the run queue: in the
+    /// opposite order, a thread that runs between the two is not detected. `None` if the thread is
+    /// running, or the kernel does not count.
     fn counted_sleep<'b>(
         &self,
         schedstat: &File,
@@ -216,7 +213,8 @@ impl ThreadFiles {
 /// Maximum number of threads whose files a process should keep open: as many as take half of the
 /// soft limit (RLIMIT_NOFILE), with two files per thread.
 pub fn max_kept() -> usize {
-    getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| {
+    let limits = getrlimit(Resource::RLIMIT_NOFILE);
+    limits.map_or(0, |(soft, _)| {
         usize::try_from(soft / 4).unwrap_or(usize::MAX)
     })
 }
@@ -227,7 +225,7 @@ fn read_whole<'b>(file: &File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
     Ok(&buffer[..size])
 }
 
-/// How often the thread was put on a CPU (kernel/sched/stats.h, `sched_info_arrive`).
+/// Reads how often the thread was put on a CPU (kernel/sched/stats.h, `sched_info_arrive`).
 fn times_run(schedstat: &File) -> io::Result<u64> {
     let mut buffer = [0; SCHEDSTAT_SIZE];
     let text = read_whole(schedstat, &mut buffer)?;
@@ -252,9 +250,8 @@ fn switches(status: &File, text: &mut Vec<u8>) -> io::Result<Option<u64>> {
 fn sum_of_switches(status: &[u8]) -> Option<u64> {
     let field = |name: &[u8]| {
         let mut lines = status.split(|byte| *byte == b'\n');
-        lines
-            .find_map(|line| line.strip_prefix(name))
-            .map(<[u8]>::trim_ascii)
+        let value = lines.find_map(|line| line.strip_prefix(name));
+        value.map(<[u8]>::trim_ascii)
     };
     let is_running = field(b"State:")?.first()? == &b'R';
     let voluntary = number(field(b"voluntary_ctxt_switches:")?)?;

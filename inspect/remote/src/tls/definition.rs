@@ -14,7 +14,7 @@ pub(super) struct Definition<'a> {
     pub(super) offset: u64,
     /// Offset of the variable from the thread pointer, if its storage is static.
     pub(super) fixed: Option<i64>,
-    /// Module id and generation.
+    /// Module ID and, if known, generation.
     pub(super) module: Option<(u64, Option<u64>)>,
     /// Access models of the references that are bound to it, its own module's first.
     pub(super) accesses: Vec<Access>,
@@ -56,16 +56,12 @@ pub(super) fn definition<'a>(
 ) -> Result<Definition<'a>, String> {
     let module = &loaded.module;
     if module.machine != machine {
-        return Err(format!(
-            "it was built for another machine ({:?})",
-            module.machine
-        ));
+        let machine = module.machine;
+        return Err(format!("it was built for another machine ({machine:?})"));
     }
-    let Some(tls) = module.tls.filter(|tls| {
-        offset
-            .checked_add(size)
-            .is_some_and(|end| end <= tls.memory_size)
-    }) else {
+    let end = offset.checked_add(size);
+    let is_inside = |size: u64| end.is_some_and(|end| end <= size);
+    let Some(tls) = module.tls.filter(|tls| is_inside(tls.memory_size)) else {
         return Err("its definition is outside its thread-local storage".to_string());
     };
     let known = tls_modules.iter().find(|known| known.bias == loaded.bias);
@@ -84,9 +80,7 @@ pub(super) fn definition<'a>(
         module: known.map(|known| (known.id, Some(known.generation))),
         accesses: Vec::new(),
         bound_elsewhere: false,
-        registration: known
-            .filter(|_| !executable)
-            .and_then(|known| known.registration),
+        registration: known.and_then(|it| it.registration.filter(|_| !executable)),
     })
 }
 
@@ -100,14 +94,9 @@ pub(super) fn bind(
     library: Option<CLibrary>,
 ) -> Result<(), MemoryError> {
     let mut missing = Ok(());
-    let own = definitions
-        .iter()
-        .position(|it| std::ptr::eq(it.loaded, referrer));
-    let only = if definitions.len() == 1 {
-        Some(0)
-    } else {
-        None
-    };
+    let is_own = |it: &Definition<'_>| std::ptr::eq(it.loaded, referrer);
+    let own = definitions.iter().position(is_own);
+    let only = (definitions.len() == 1).then_some(0);
     for relocation in &referrer.module.relocations {
         let location = match slot(memory, referrer, relocation, library) {
             Ok(Some(location)) => location,
@@ -120,7 +109,8 @@ pub(super) fn bind(
         let target = if relocation.named {
             let known = definitions.iter().position(|it| it.is_at(location));
             let unplaced = |index: &usize| {
-                definitions[*index].module.is_none() && definitions[*index].fixed.is_none()
+                let definition = &definitions[*index];
+                definition.module.is_none() && definition.fixed.is_none()
             };
             // Another offset belongs to another definition, of a module that could not be read.
             let possible = |index: &usize| match location {

@@ -34,11 +34,8 @@ impl Loaded {
         }
     }
 
-    /// Returns whether an address of the process lies within the module.
     pub(super) fn contains(&self, address: u64) -> bool {
-        let start = self.bias.wrapping_add(self.module.first_load.address);
-        let end = self.bias.wrapping_add(self.module.end);
-        (start..end).contains(&address)
+        self.module.file.contains(self.bias, address)
     }
 }
 
@@ -71,33 +68,23 @@ fn tls_modules_within(
             return (known, 0);
         }
         facts.compute(name, source, |elf| {
-            let file = match facts.get(FILE) {
-                Some(Ok(Some(file))) => file,
-                _ => {
-                    let file = Arc::new(ModuleFile::of(elf)?);
-                    facts.keep(FILE, &Ok(Some(file.clone())));
-                    file
-                }
-            };
+            if let Some(Ok(Some(file))) = facts.get(FILE) {
+                return Module::of(elf, file, name);
+            }
+            let file = Arc::new(ModuleFile::of(elf)?);
+            facts.keep(FILE, &Ok(Some(file.clone())));
             Module::of(elf, file, name)
         })
     };
-    let all = &|_: &[u8], _| true;
-    let (unreadable, layout) = visit(
-        limit,
-        target,
-        cache,
-        &OpenFiles::default(),
-        all,
-        read,
-        |place: Place, module: Arc<Module>| {
-            loaded.push(Loaded {
-                module,
-                bias: place.bias,
-                name: place.name(),
-            });
-        },
-    )?;
+    let keep = |place: Place, module: Arc<Module>| {
+        loaded.push(Loaded {
+            module,
+            bias: place.bias,
+            name: place.name(),
+        });
+    };
+    let open = OpenFiles::default();
+    let (unreadable, layout) = visit(limit, target, cache, &open, &|_, _| true, read, keep)?;
     Ok(TlsModules {
         loaded,
         unreadable,

@@ -7,7 +7,7 @@ use crate::machine::Access;
 use crate::memory::{MemoryError, Omission};
 use crate::module::Relocation;
 
-/// Where a reference leads, according to the dynamic linker.
+/// The variable that a reference is bound to, according to the dynamic linker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Location {
     /// Offset from the thread pointer.
@@ -25,11 +25,9 @@ pub(super) enum Location {
 fn sense<T>(read: Result<T, MemoryError>) -> Result<Option<T>, MemoryError> {
     match read {
         Ok(value) => Ok(Some(value)),
-        Err(MemoryError::NotInCore {
-            why: Omission::NotMentioned,
-            ..
-        }) => Ok(None),
-        Err(error @ MemoryError::NotInCore { .. }) => Err(error),
+        Err(error @ MemoryError::NotInCore { why, .. }) if why != Omission::NotMentioned => {
+            Err(error)
+        }
         Err(_) => Ok(None),
     }
 }
@@ -53,20 +51,18 @@ pub(super) fn slot(
             (first != 0 || zero).then_some(Location::Static(first as i64))
         }
         Access::GeneralDynamic | Access::LocalDynamic => {
-            let offset = match relocation.access {
-                Access::LocalDynamic => {
-                    let definition = referrer.module.symbol.definition();
-                    definition.map(|(offset, _)| offset)
-                }
-                _ => second()?,
+            let offset = if relocation.access == Access::LocalDynamic {
+                let definition = referrer.module.symbol.definition();
+                definition.map(|(offset, _)| offset)
+            } else {
+                second()?
             };
-            offset
-                .filter(|_| first != 0)
-                .map(|offset| Location::Dynamic {
-                    module: first,
-                    offset,
-                    generation: None,
-                })
+            let location = offset.map(|offset| Location::Dynamic {
+                module: first,
+                offset,
+                generation: None,
+            });
+            location.filter(|_| first != 0)
         }
         Access::Tlsdesc => {
             let (resolver, Some(argument)) = (first, second()?) else {
@@ -74,10 +70,9 @@ pub(super) fn slot(
             };
             // Until lazy binding has run (glibc before 2.35) the resolver is the module's own
             // stub, and the argument is the relocation.
-            let (start, end) = referrer.module.jump_relocations;
-            let lazy = argument
-                .checked_sub(referrer.bias)
-                .is_some_and(|argument| (start..end).contains(&argument));
+            let stubs = &referrer.module.jump_relocations;
+            let relocation = argument.checked_sub(referrer.bias);
+            let lazy = relocation.is_some_and(|address| stubs.contains(&address));
             if resolver == 0 || lazy || referrer.contains(resolver) {
                 return Ok(None);
             }

@@ -31,7 +31,7 @@ fn library(access: Access) -> Loaded {
         first_load: Segment::default(),
         first_code: Segment::default(),
         end: 0x5000,
-        jump_relocations: (0x600, 0x660),
+        jump_relocations: 0x600..0x660,
         libc: FileFacts::default(),
     };
     let module = Module {

@@ -14,7 +14,7 @@ pub struct Registers {
 
 impl Default for Registers {
     fn default() -> Self {
-        // SAFETY: user_regs_struct is all integers.
+        // SAFETY: all fields of user_regs_struct are integers, for which zero is valid.
         Registers {
             general: unsafe { std::mem::zeroed() },
             thread_pointer: 0,
@@ -75,7 +75,7 @@ impl Registers {
         false
     }
 
-    /// Not called, see [`Self::is_interrupted_call`].
+    /// Never called, see [`Self::is_interrupted_call`].
     pub(crate) fn restart_call(&self, _tid: i32) -> Result<(), Errno> {
         Ok(())
     }
@@ -87,7 +87,8 @@ fn read_set<T>(tid: i32, set: usize, registers: &mut T) -> Result<usize, Errno> 
         iov_base: (&raw mut *registers).cast(),
         iov_len: size_of::<T>(),
     };
-    // SAFETY: vector describes a T, all integers, that lives through the call.
+    // SAFETY: `vector` has the address and size of `registers`, which lives through the call; the
+    // callers pass integers and structs of integers: the kernel may write any bytes of them.
     let result = unsafe {
         libc::ptrace(
             libc::PTRACE_GETREGSET,

@@ -1,4 +1,4 @@
-//! What a linker leaves of a TLS descriptor where none is needed (ELF for the Arm 64-bit
+//! Recognizes the code that a linker puts in place of a TLS descriptor (ELF for the Arm 64-bit
 //! Architecture, "Relaxation of TLS descriptors").
 //!
 //! `adrp; ldr; add; blr` becomes `movz x0, #high, lsl #16; movk x0, #low; nop; nop` (local exec) or

@@ -12,7 +12,7 @@ pub(crate) const NUMBERS: RelocationNumbers = RelocationNumbers {
     block_offset: elf::R_AARCH64_TLS_DTPREL.0,
 };
 
-/// What readelf calls them: descriptor, module id, offset from the thread pointer.
+/// Their names in readelf: descriptor, module ID, offset from the thread pointer.
 pub(crate) const NAMES: [&str; 3] = [
     "R_AARCH64_TLSDESC",
     "R_AARCH64_TLS_DTPMOD64",

@@ -1,4 +1,4 @@
-//! Where thread-local storage lies.
+//! Addresses of thread-local storage.
 
 use crate::Memory;
 use crate::machine::TlsSegment;

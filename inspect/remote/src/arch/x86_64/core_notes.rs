@@ -1,4 +1,4 @@
-//! Where a core file's notes keep a thread's registers.
+//! The layout of a thread's registers in a core file's notes.
 
 use crate::arch::{StatusLayout, ThreadPointerNote};
 

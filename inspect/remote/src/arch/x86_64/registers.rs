@@ -15,7 +15,7 @@ pub struct Registers(libc::user_regs_struct);
 
 impl Default for Registers {
     fn default() -> Self {
-        // SAFETY: user_regs_struct is all integers.
+        // SAFETY: all fields of user_regs_struct are integers, for which zero is valid.
         Registers(unsafe { std::mem::zeroed() })
     }
 }
@@ -28,7 +28,8 @@ impl Registers {
             iov_base: (&raw mut registers.0).cast(),
             iov_len: size_of::<libc::user_regs_struct>(),
         };
-        // SAFETY: vector describes a user_regs_struct that lives through the call.
+        // SAFETY: `vector` has the address and size of `registers.0`, which lives through the call
+        // and is all integers: the kernel may write any bytes of it.
         let result = unsafe {
             libc::ptrace(
                 libc::PTRACE_GETREGSET,
@@ -86,23 +87,17 @@ impl Registers {
         self.0.rax as i64 == -i64::from(libc::EINTR) && call >= 0 && call != libc::SYS_close
     }
 
-    /// Has the kernel restart the call when the thread leaves the stop, unless a signal with a
+    /// Makes the kernel restart the call when the thread leaves the stop, unless a signal with a
     /// handler is pending: then EINTR is the right answer. The kernel checks the result
     /// after the stop (arch/x86/kernel/signal.c, `arch_do_signal_or_restart` and `handle_signal`),
     /// so that it decides, without a race, and puts back the call's number and the instruction
     /// pointer itself.
     pub(crate) fn restart_call(&self, tid: i32) -> Result<(), Errno> {
-        let result = -ERESTARTNOHAND;
-        // SAFETY: PTRACE_POKEUSER takes an offset into the tracee's `struct user`, whose first
-        // member are the registers, and a number.
-        let done = unsafe {
-            libc::ptrace(
-                libc::PTRACE_POKEUSER,
-                tid,
-                std::mem::offset_of!(libc::user_regs_struct, rax) as *mut c_void,
-                result,
-            )
-        };
+        // The registers are the first member of `struct user`.
+        let offset = std::mem::offset_of!(libc::user_regs_struct, rax) as *mut c_void;
+        // SAFETY: PTRACE_POKEUSER takes an offset in the tracee's `struct user` and a number, and
+        // accesses no memory of this process.
+        let done = unsafe { libc::ptrace(libc::PTRACE_POKEUSER, tid, offset, -ERESTARTNOHAND) };
         Errno::result(done).map(drop)
     }
 }

@@ -1,5 +1,5 @@
-//! What a linker leaves of a TLS descriptor where none is needed (System V ABI, AMD64 supplement,
-//! "Thread-Local Storage", GNU2 dialect).
+//! Recognizes the code that a linker puts in place of a TLS descriptor (System V ABI, AMD64
+//! supplement, "Thread-Local Storage", GNU2 dialect).
 //!
 //! `lea variable@tlsdesc(%rip), %rax; call *(%rax)` becomes `mov $offset, %rax` (local exec) or
 //! `mov slot(%rip), %rax` (initial exec), and in the call's place `xchg %ax, %ax`, which no compiler

@@ -12,7 +12,7 @@ pub(crate) const NUMBERS: RelocationNumbers = RelocationNumbers {
     block_offset: elf::R_X86_64_DTPOFF64.0,
 };
 
-/// What readelf calls them: descriptor, module id, offset from the thread pointer.
+/// Their names in readelf: descriptor, module ID, offset from the thread pointer.
 pub(crate) const NAMES: [&str; 3] = ["R_X86_64_TLSDESC", "R_X86_64_DTPMOD64", "R_X86_64_TPOFF64"];
 
 /// The access model of code before it is linked.

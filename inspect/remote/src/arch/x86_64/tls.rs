@@ -1,4 +1,4 @@
-//! Where thread-local storage lies.
+//! Addresses of thread-local storage.
 
 use crate::machine::TlsSegment;
 
