@@ -9,7 +9,7 @@ const CONTAINER_ID: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Facts {
-    /// When it started, in clock ticks after boot; 0 if it has ended.
+    /// The time of its start, in clock ticks after boot; 0 if it has ended.
     pub start_ticks: u64,
     /// Its command name in the kernel; `None` if it has ended.
     pub comm: Option<String>,
@@ -25,26 +25,21 @@ impl Facts {
     pub fn of(process: &remote::Process) -> Self {
         let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
         let executable = process.executable();
+        let start = process.stat().ok().and_then(|stat| stat.start());
+        let groups = process.control_groups();
         Self {
-            start_ticks: process
-                .stat()
-                .ok()
-                .and_then(|stat| stat.start())
-                .unwrap_or_default(),
+            start_ticks: start.unwrap_or_default(),
             comm: process.comm().ok().map(|comm| lossy(&comm)),
             executable: executable.map_or(String::new(), |path| lossy(path.as_os_str())),
-            container_id: process
-                .control_groups()
-                .ok()
-                .as_deref()
-                .and_then(container_id),
+            container_id: groups.ok().as_deref().and_then(container_id),
         }
     }
 }
 
 /// Docker, containerd, CRI-O and Podman name a container's group by its ID, 64 hexadecimal digits,
-/// with or without a prefix and suffix: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`. The process that
-/// monitors a container has a group of that ID, too, and is not in the container: `crio-conmon-ID.scope`.
+/// with or without a prefix and suffix: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`. The
+/// process that monitors a container is not in it, but its group has that ID, too:
+/// `crio-conmon-ID.scope`.
 fn container_id(groups: &str) -> Option<String> {
     let mut names = groups.rsplit(['/', ':', '\n']);
     names.find_map(|name| {

@@ -1,15 +1,15 @@
 //! Tracks processes over time: which processes exist, what they publish, when to scan each again,
 //! what changed, and when they end.
 //!
-//! What it provides:
+//! It provides:
 //! - [`Tracker`] polls processes that have run, with a back-off, and reports changes. Samplers are
 //!   built on it: processes that are not sampled cost nothing.
 //! - [`Watch`] polls every process on the machine with one system call each, and reports processes
 //!   that publish, update and withdraw a process context, and that end.
 //! - Both only use memory for processes that exist, so they can run for days.
 //!
-//! It must be called regularly, and needs the right to read the processes (`CAP_SYS_PTRACE`, or the
-//! same user where ptrace is not restricted). It does not read threads (`otelctx-reader`) or take
+//! Both must be called regularly, and need the right to read the processes (`CAP_SYS_PTRACE`, or the
+//! same user where ptrace is not restricted). They do not read threads (`otelctx-reader`) or take
 //! samples (`otelctx-sampler`).
 //!
 //! ```no_run
@@ -35,6 +35,6 @@ mod tracker;
 mod watch;
 
 pub use facts::Facts;
-pub use process::{ThreadStatus, TrackedProcess};
-pub use tracker::{Budget, Change, Event, Options, Tracked, Tracker};
+pub use process::{Change, Options, ThreadStatus, TrackedProcess};
+pub use tracker::{Budget, Event, Tracked, Tracker};
 pub use watch::Watch;

@@ -1,4 +1,4 @@
-//! One tracked process: what it publishes, and whether that changed since the last poll.
+//! One tracked process: its context, and the changes since the last poll.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,14 +13,72 @@ use reader::{
 use remote::process::{Sizes, SizesFile};
 
 use crate::schedule::{Backoff, wait_after};
-use crate::{Change, Options};
 
+/// Default interval between scans of a process that seems unchanged. A scan takes as long as
+/// reading its `/proc/PID/maps`, about 40 µs for a small process.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// A poll that exceeds [`Options::scan_timeout`] is aborted, and the next one is allowed this many
 /// times as much: a busy machine is slow for every process, and no process may stay unread because
 /// of that.
 const TIMEOUT_FACTOR: u32 = 4;
 /// The maximum timeout. Polls of this length delay other processes, for at most 1/50 of the time.
 const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How processes are tracked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// How each of them is read.
+    pub reader: reader::Options,
+    /// True to determine whether the contexts of their threads can be read. Default: false.
+    pub threads: bool,
+    /// Skip the scan of a process without a context while the amount of its mapped memory is
+    /// unchanged. A process that starts to publish maps memory for it, so this misses only contexts
+    /// in memory that was mapped before, or that replaces memory of the same size; they are found
+    /// after [`Options::rescan_interval`]. Default: true.
+    pub trust_sizes: bool,
+    /// Interval between scans of a process that seems unchanged. Default: 30 s.
+    pub rescan_interval: Duration,
+    /// Timeout of the scan of one process. A scan that exceeds it is aborted; the next one of that
+    /// process may take four times as long, up to 1 s. Default: no limit.
+    pub scan_timeout: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            reader: reader::Options::default(),
+            threads: false,
+            trust_sizes: true,
+            rescan_interval: RESCAN_INTERVAL,
+            scan_timeout: None,
+        }
+    }
+}
+
+/// A change of a process since it was last polled.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Change {
+    /// It publishes a context. If it published one before, it has executed another program or
+    /// published again.
+    Published(Arc<ProcessContext>),
+    /// It has updated its context.
+    Updated(Arc<ProcessContext>),
+    /// Its context cannot be read. Reported again if the reason changes.
+    Broken(Broken),
+    /// It has withdrawn its context.
+    Withdrawn,
+    /// Its threads are read in another way, or can no longer be read: [`TrackedProcess::threads`].
+    Threads,
+    /// All its threads have ended. The process stays tracked until its parent has waited for it.
+    /// Reported only if it published before.
+    Exited,
+    /// It has ended, and is no longer tracked.
+    Ended,
+    /// It cannot be read. Reported again if the reason changes.
+    Failed(Error),
+}
 
 /// A process that is polled for changes until it has ended.
 #[derive(Debug)]
@@ -32,7 +90,7 @@ pub struct TrackedProcess {
     sizes: Sizes,
     /// True if the mappings may have changed since the last scan.
     needs_scan: bool,
-    /// When its mappings were last scanned, and how long that took.
+    /// Start and duration of the last scan of its mappings.
     last_scan: Option<(Instant, Duration)>,
     /// Minimum timeout of a poll, after polls that timed out.
     min_timeout: Duration,
@@ -62,7 +120,7 @@ enum ContextStatus {
     Failed(String),
 }
 
-/// True if the contexts of a process's threads can be read.
+/// The readability of the contexts of a process's threads.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ThreadStatus {
@@ -70,13 +128,13 @@ pub enum ThreadStatus {
     Unknown,
     /// They can be read.
     Readable(ThreadVariables),
-    /// The process publishes none in thread-local variables: one of its runtimes may read what it publishes.
+    /// The process publishes none in thread-local variables: one of its runtimes may read others.
     NotPublished,
     /// They cannot be read: this step failed.
     Unreadable(ReadStep),
 }
 
-/// True if a process is still the same one.
+/// The result of a poll: whether the process still exists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Presence {
     Present,
@@ -101,7 +159,7 @@ impl ThreadStatus {
         }
     }
 
-    /// The threads of a process that could not be opened: what it has published is unknown.
+    /// The status of a process that could not be opened.
     pub(crate) fn of_unopened(error: &Error) -> Self {
         Self::Unreadable(match error {
             Error::Remote(remote::Error::NoSuchProcess { .. }) => ReadStep::Process,
@@ -170,7 +228,7 @@ impl TrackedProcess {
         self.reader.as_ref()
     }
 
-    /// The same, for calls that change what is cached.
+    /// [`Self::reader`], for calls that change its caches.
     pub fn reader_mut(&mut self) -> Option<&mut reader::Process> {
         self.reader.as_mut()
     }
@@ -225,10 +283,10 @@ impl TrackedProcess {
     pub fn refresh_context(&mut self) -> Option<&Arc<ProcessContext>> {
         let (status, change) = match self.reader.as_mut()?.poll_context() {
             Poll::Same => return self.context(),
-            Poll::Updated(context) => (
-                ContextStatus::Published(context.clone()),
-                Change::Updated(context),
-            ),
+            Poll::Updated(context) => {
+                let change = Change::Updated(context.clone());
+                (ContextStatus::Published(context), change)
+            }
             Poll::Broken(why) => (ContextStatus::Broken(why.clone()), Change::Broken(why)),
             Poll::Unknown => return None,
         };

@@ -1,4 +1,4 @@
-//! When to poll each process: a back-off for each process, and a queue of due processes.
+//! Schedules polls: a back-off for each process, and a queue of due processes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ const SLOW_SCAN_THRESHOLD: Duration = Duration::from_millis(5);
 /// millions of mappings take 2 % of one CPU.
 const SLOW_SCAN_FACTOR: u32 = 50;
 
-/// How long to wait after work that took this long; zero if it was not slow.
+/// The time to wait after work of this duration; zero if it was not slow.
 #[must_use]
 pub fn wait_after(took: Duration) -> Duration {
     wait_after_slower_than(SLOW_SCAN_THRESHOLD, took)
@@ -30,8 +30,8 @@ pub fn wait_after_slower_than(threshold: Duration, took: Duration) -> Duration {
     }
 }
 
-/// When to repeat work that may find nothing new: each time it finds nothing, the interval doubles,
-/// from 20 ms to 2 s.
+/// Schedules work that may find nothing new: each time it finds nothing, the interval doubles, from
+/// 20 ms to 2 s.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Instant,
@@ -58,7 +58,7 @@ impl Backoff {
         self.next = self.earliest;
     }
 
-    /// When the work is due next.
+    /// The time at which the work is due next.
     #[must_use]
     pub fn due(&self) -> Instant {
         self.next
@@ -118,8 +118,8 @@ impl Queue {
     /// Drops stale entries if there are too many, to bound the queue.
     pub(crate) fn shrink(&mut self, processes: usize, is_valid: impl Fn(i32, u64) -> bool) {
         if self.heap.len() > 2 * processes + STALE_ENTRIES {
-            self.heap
-                .retain(|Reverse((_, ticket, pid))| is_valid(*pid, *ticket));
+            let heap = &mut self.heap;
+            heap.retain(|Reverse((_, ticket, pid))| is_valid(*pid, *ticket));
         }
     }
 

@@ -1,56 +1,20 @@
-//! All tracked processes, and when each is polled.
+//! All tracked processes, polled in turn.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use reader::{Broken, Error, FileCache, ProcessContext};
+use reader::{Error, FileCache};
 
-use crate::process::{Presence, ThreadStatus, TrackedProcess};
+use crate::process::{Change, Options, Presence, ThreadStatus, TrackedProcess};
 use crate::schedule::{Backoff, Queue};
 
-/// How often to remove processes that were reported as exiting and have ended.
+/// Interval of removing processes that were reported as exiting and have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
 /// One sweep in this many covers all processes: with ptrace no exits are reported, and the kernel's
 /// events can be lost.
 const FULL_SWEEP: u32 = 50;
-/// Default interval between scans of a process that seems unchanged. A scan takes as long as
-/// reading its `/proc/PID/maps`, about 40 µs for a small process.
-const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
-
-/// How processes are tracked.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Options {
-    /// How to read each of them.
-    pub reader: reader::Options,
-    /// True if to determine if the contexts of their threads can be read. Default: false.
-    pub threads: bool,
-    /// Skip the scan of a process without a context while the amount of its mapped memory is
-    /// unchanged. A process that starts to publish maps memory for it, so this misses only contexts
-    /// in memory that was mapped before, or that replaces memory of the same size; they are found
-    /// after [`Options::rescan_interval`]. Default: true.
-    pub trust_sizes: bool,
-    /// Interval between scans of a process that seems unchanged. Default: 30 s.
-    pub rescan_interval: Duration,
-    /// Timeout of the scan of one process. A scan that exceeds it is aborted; the next one of that
-    /// process may take four times as long, up to 1 s. Default: no limit.
-    pub scan_timeout: Option<Duration>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            reader: reader::Options::default(),
-            threads: false,
-            trust_sizes: true,
-            rescan_interval: RESCAN_INTERVAL,
-            scan_timeout: None,
-        }
-    }
-}
 
 /// A change of a tracked process.
 #[derive(Debug)]
@@ -58,32 +22,8 @@ impl Default for Options {
 pub struct Event {
     /// The process.
     pub pid: i32,
-    /// What changed.
+    /// The change.
     pub change: Change,
-}
-
-/// What has changed since a process was last polled.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Change {
-    /// It publishes a context. If it published one before, it has executed another program or
-    /// published again.
-    Published(Arc<ProcessContext>),
-    /// It has updated its context.
-    Updated(Arc<ProcessContext>),
-    /// Its context cannot be read. Reported again if the reason changes.
-    Broken(Broken),
-    /// It has withdrawn its context.
-    Withdrawn,
-    /// Its threads are read in another way, or can no longer be read: [`TrackedProcess::threads`].
-    Threads,
-    /// All its threads have ended. The process stays tracked until its parent has waited for it.
-    /// Reported only if it published before.
-    Exited,
-    /// It has ended, and is no longer tracked.
-    Ended,
-    /// It cannot be read. Reported again if the reason changes.
-    Failed(Error),
 }
 
 /// Limits of one call of [`Tracker::poll_due`].

@@ -1,19 +1,17 @@
-//! Call frame information: from the entries of `.eh_frame` and `.debug_frame` to rules.
+//! Converts the entries of `.eh_frame` and `.debug_frame`, call frame information, to rules.
 //!
 //! Lengths and the order of entries are read here, so that a damaged entry costs no other one;
 //! `gimli` decodes the entries.
 
 use foldhash::HashMap;
-use gimli::{
-    BaseAddresses, CommonInformationEntry, EndianSlice, LittleEndian, UnwindContext, UnwindOffset,
-    UnwindSection,
-};
+use gimli::{BaseAddresses, CommonInformationEntry, UnwindContext, UnwindOffset, UnwindSection};
 
 use crate::arch::Architecture;
 use crate::converter::{Converter, Storage};
 use crate::error::Error;
 use crate::functions::{Function, Functions, Source};
 use crate::rule::{Cfa, Rule};
+use crate::tables::Bytes;
 use crate::writer::{Counts, Writer};
 
 /// Maximum number of rows that are evaluated of one file, four times what LLVM's library has.
@@ -24,10 +22,9 @@ const MAX_INSTRUCTIONS: u64 = 64 << 20;
 /// Common entries that are kept decoded; a linker writes one for each personality routine.
 const MAX_COMMON: usize = 4096;
 
-pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Common<'a> = CommonInformationEntry<Bytes<'a>>;
 
-/// What remains of the work that one file may cause.
+/// The work that one file may still cause.
 #[derive(Debug)]
 pub(crate) struct Budget {
     rows: u64,
@@ -137,9 +134,8 @@ where
         let common = &mut self.common;
         let partial = self
             .section
-            .partial_fde_from_offset(&self.bases, offset.into())
-            .ok()?;
-        let function = partial.parse(|section, bases, at| {
+            .partial_fde_from_offset(&self.bases, offset.into());
+        let function = partial.ok()?.parse(|section, bases, at| {
             if common.len() >= MAX_COMMON {
                 common.clear();
             }
@@ -166,12 +162,9 @@ where
         budget.take_instructions(size as u64)?;
         let tracks_base = writer.tracks_base;
         let mut converter = Converter::new(&self.section, self.architecture, &entry, tracks_base);
-        let mut rows = match entry.rows(&self.section, &self.bases, &mut self.context) {
-            Ok(rows) => rows,
-            Err(_) => {
-                writer.counts.damaged += 1;
-                return writer.write(from, Rule::Gap);
-            }
+        let Ok(mut rows) = entry.rows(&self.section, &self.bases, &mut self.context) else {
+            writer.counts.damaged += 1;
+            return writer.write(from, Rule::Gap);
         };
         let mut at = from;
         loop {
@@ -189,17 +182,13 @@ where
             if start >= function.end {
                 return Ok(());
             }
-            // Also for rows that are not written: what the later ones mean depends on them.
+            // Also for rows that are not written: the meaning of later ones depends on them.
             let rule = converter.rule(row);
             if end > at && end > start {
                 match rule {
                     Some(Rule::Frame(frame)) => {
-                        let register = match frame.cfa {
-                            Cfa::Register { register, .. } => Some(register),
-                            _ => None,
-                        };
-                        writer.needs_base |=
-                            register.is_some() && register == self.architecture.base;
+                        writer.needs_base |= matches!(frame.cfa, Cfa::Register { register, .. }
+                            if Some(register) == self.architecture.base);
                     }
                     Some(_) => {}
                     None => writer.counts.unsupported += 1,
@@ -214,9 +203,9 @@ where
 /// The head of an entry.
 #[derive(Debug)]
 struct Entry {
-    /// First byte behind it; may lie behind the section.
+    /// Its end, which may lie behind the section.
     end: usize,
-    /// `None`: it is a terminator.
+    /// `None` for a terminator.
     id: Option<u64>,
     is_long: bool,
 }

@@ -1,4 +1,4 @@
-//! The code of a process: what is mapped executable, and which rows are about it.
+//! The executable mappings of a process, and the rules of their code.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ pub struct CodeMapping {
     pub start: u64,
     /// First address behind it.
     pub end: u64,
-    /// What is added to addresses of the file to get those of the process. 0 without rules.
+    /// The difference between addresses in the process and in the file. 0 without rules.
     pub bias: u64,
-    /// Its rules; the error says why it has none, and is `None` for code that no file provides.
+    /// Its rules, or the reason why it has none: `None` for code that no file provides.
     pub rules: Result<FileRules, Option<Error>>,
 }
 
@@ -44,7 +44,7 @@ impl From<Arc<FileRows>> for FileRules {
 }
 
 impl FileRules {
-    /// The rules of a file, or of a module that is loaded, made as [`MakeRules`] says.
+    /// Reads the rules of a file, or of a module that is loaded.
     ///
     /// # Errors
     /// When there are no usable tables, or they exceed a limit.
@@ -70,14 +70,14 @@ impl FileRules {
     }
 }
 
-/// When rules are made of unwind tables.
+/// The time at which unwind tables are converted to rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MakeRules {
-    /// Of whole files, before the first stack is walked: about 100 ns a row, some ten milliseconds a library.
-    /// Every look-up is fast then.
+    /// Converts whole files before the first stack is walked, about 100 ns a row, some ten
+    /// milliseconds a library. Every look-up is fast then.
     Before,
-    /// Of each function when a stack first needs it: for a few stacks.
+    /// Converts a function when a stack first needs it: for a few stacks.
     OnDemand,
 }
 
@@ -90,8 +90,7 @@ pub struct CodeMap {
 }
 
 impl CodeMap {
-    /// Reads what a process has mapped: one walk over its mappings, and the tables of each file that is
-    /// not in the cache.
+    /// Reads the mappings of a process, and the tables of each file that is not in the cache.
     ///
     /// # Errors
     /// When the mappings cannot be read, or the target's deadline has passed.
@@ -141,27 +140,19 @@ impl CodeMap {
                 None => Err(None),
             };
             let segments = rules.as_ref().ok().map(FileRules::segments);
-            let bias = segments.and_then(|segments| {
-                if place.is_vdso {
-                    segments.bias(start, 0)
-                } else {
-                    segments.bias(start, place.offset)
-                }
-            });
+            let offset = if place.is_vdso { 0 } else { place.offset };
+            let bias = segments.and_then(|segments| segments.bias(start, offset));
             map.mappings.push(CodeMapping {
                 start,
                 end,
                 bias: bias.unwrap_or_default(),
-                rules: match bias {
-                    Some(_) => rules,
-                    None => rules.and(Err(None)),
-                },
+                rules: rules.and_then(|rules| bias.map(|_| rules).ok_or(None)),
             });
         }
         Ok(map)
     }
 
-    /// A map of mappings in address order that do not overlap: others are dropped.
+    /// Creates a map from mappings in address order; those that overlap earlier ones are dropped.
     pub fn of(mappings: impl IntoIterator<Item = CodeMapping>) -> Self {
         let mut map = CodeMap::default();
         for mapping in mappings {
@@ -198,7 +189,6 @@ impl CodeMapping {
     }
 }
 
-/// An executable mapping as it is found.
 struct Place {
     range: (u64, u64),
     offset: u64,

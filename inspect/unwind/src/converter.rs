@@ -6,12 +6,12 @@ use gimli::{
 };
 
 use crate::arch::Architecture;
-use crate::cfi::Bytes;
 use crate::expression::{self, Value};
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
+use crate::tables::Bytes;
 
-/// Where `gimli` keeps the rules of a row. Architectures have at most 33 registers of interest;
-/// compilers remember one state, sometimes two.
+/// Storage for `gimli`'s rows. Architectures have at most 33 registers of interest; compilers remember
+/// one state, sometimes two.
 #[derive(Debug)]
 pub(crate) struct Storage;
 
@@ -28,7 +28,7 @@ pub(crate) struct Converter<'s, S> {
     /// The column of the return address: some helpers of aarch64 return by another register than x30.
     return_column: gimli::Register,
     tracks_base: bool,
-    /// Where the frame pointer was saved while that was at or above the stack pointer, from the CFA.
+    /// The last offset from the CFA of a saved frame pointer that was not below the stack pointer.
     saved: Option<i32>,
 }
 
@@ -53,7 +53,7 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
     pub(crate) fn rule(&mut self, row: &UnwindTableRow<usize, Storage>) -> Option<Rule> {
         let architecture = self.architecture;
         if self.is_signal {
-            // Whatever its tables say: what the kernel saves is more than they tell.
+            // Its tables describe only part of the registers that the kernel saves.
             return Some(Rule::Context {
                 register: architecture.stack_pointer,
                 offset: architecture.signal_context,
@@ -130,9 +130,9 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
         })
     }
 
-    /// In an epilogue the frame pointer is restored already while the tables still say where it was
-    /// saved, which is below the stack pointer by then: a signal may overwrite that. A function that
-    /// saves it below the stack pointer (the red zone) has no row in which it was above.
+    /// Handles epilogues: the frame pointer is already restored while the tables still refer to its
+    /// saved value, which is below the stack pointer by then, where a signal may overwrite it. A
+    /// function that saves it below the stack pointer (in the red zone) has no row with it above.
     fn saved(&mut self, cfa: Cfa, offset: i32) -> Saved {
         let Cfa::Register {
             register,
@@ -179,8 +179,8 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
         })
     }
 
-    /// `setcontext` and `swapcontext` take the stack pointer from a `ucontext_t`, whose address is the
-    /// CFA then.
+    /// Recognizes `setcontext` and `swapcontext`, which take the stack pointer from a `ucontext_t`,
+    /// whose address is the CFA.
     fn context(&self, row: &UnwindTableRow<usize, Storage>) -> Option<Rule> {
         let layout = &self.architecture.context;
         let CfaRule::RegisterAndOffset { register, offset } = *row.cfa() else {
@@ -204,7 +204,7 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
         })
     }
 
-    /// `longjmp` has taken all that it needs into registers, and its CFA is where that was.
+    /// Recognizes `longjmp`, which has loaded all values that it needs into registers.
     fn jump(
         stack_pointer: &RegisterRule<usize>,
         frame_pointer: &RegisterRule<usize>,

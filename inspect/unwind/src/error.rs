@@ -1,6 +1,6 @@
 use otelctx_remote::elf::ElfError;
 
-/// Why a file has no rows.
+/// The reason why a file has no rows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,7 +16,7 @@ pub enum Error {
     /// It has more functions, code or unwind tables than a limit allows.
     #[error("its {what} exceed the limit of {limit}")]
     Limit {
-        /// What exceeds the limit, in the plural: `rows`.
+        /// The name of the limited items, in the plural: `rows`.
         what: &'static str,
         /// The maximum number.
         limit: u64,
@@ -27,7 +27,7 @@ pub enum Error {
         /// Entries in the tables.
         entries: u64,
     },
-    /// It has none.
+    /// The file has no unwind tables.
     #[error("it has no unwind tables")]
     NoTables,
 }

@@ -7,7 +7,7 @@ const MAX_LENGTH: usize = 64;
 /// Values on the stack of an expression.
 const MAX_DEPTH: usize = 8;
 
-/// What an expression computes. Registers are DWARF's numbers.
+/// The value of an expression. Registers are DWARF's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value {
     Constant(i64),
@@ -28,7 +28,7 @@ pub(crate) enum Value {
     },
 }
 
-/// `None` if it computes something else.
+/// Returns the value of an expression; `None` if a [`Value`] cannot express it.
 pub(crate) fn evaluate(code: &[u8]) -> Option<Value> {
     if code.len() > MAX_LENGTH {
         return None;
@@ -116,19 +116,12 @@ fn plt(code: &[u8]) -> Option<u8> {
     const RSP: u8 = op::DW_OP_breg7.0;
     const RIP: u8 = op::DW_OP_breg16.0;
     let head = [RSP, 8, RIP, 0, op::DW_OP_lit15.0, op::DW_OP_and.0];
-    let tail = [
-        op::DW_OP_ge.0,
-        op::DW_OP_lit3.0,
-        op::DW_OP_shl.0,
-        op::DW_OP_plus.0,
-    ];
-    let literal = code.strip_prefix(&head)?.strip_suffix(&tail)?;
-    match *literal {
-        [literal] => literal
-            .checked_sub(op::DW_OP_lit0.0)
-            .filter(|literal| *literal < 16),
-        _ => None,
-    }
+    let tail = [op::DW_OP_ge, op::DW_OP_lit3, op::DW_OP_shl, op::DW_OP_plus].map(|it| it.0);
+    let [literal] = code.strip_prefix(&head)?.strip_suffix(&tail)? else {
+        return None;
+    };
+    let number = literal.checked_sub(op::DW_OP_lit0.0);
+    number.filter(|number| *number < 16)
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {

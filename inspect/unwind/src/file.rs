@@ -21,7 +21,7 @@ const MAX_PAGE: u64 = 64 * 1024;
 /// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
 const MAX_VDSO: u64 = 64 * 1024;
 
-/// An ELF file's unwind tables as they are in the file: all that its rows depend on.
+/// An ELF file's unwind tables, unconverted: everything that its rows depend on.
 ///
 /// Two files with equal tables (the same library in two containers) have equal rows. Comparing hashes is
 /// enough if the hasher has a random seed, which the author of a hostile file cannot know.
@@ -51,14 +51,14 @@ impl UnwindTables {
 
     /// Makes the rows: about 100 ns a row. Their rules go into `dictionary`.
     ///
-    /// Damaged entries, and what rules cannot express, become gaps and are counted.
+    /// Damaged entries and inexpressible rows become gaps and are counted.
     ///
     /// # Errors
     /// When there are no usable tables, or they exceed a limit.
     pub fn rows(&self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
-        // Without tables, it has its entry point or first returns, if they are known, and its linkage stubs.
+        // A file without tables has at most its entry point, first returns and linkage stubs.
         let has_start = self.tables.entry_size > 0 || !self.tables.first_returns.is_empty();
         if !counts.has_tables() && (rows.is_empty() || !has_start) {
             return Err(Error::NoTables);
@@ -84,9 +84,9 @@ impl UnwindTables {
         dictionary: &Dictionary,
     ) -> Option<FunctionRows> {
         let architecture = Architecture::of(self.machine)?;
-        let code = &self.code.0;
+        let (tables, code) = (&self.tables, &self.code.0);
         maker::function_at(
-            &self.tables,
+            tables,
             header,
             architecture,
             code,
@@ -106,10 +106,10 @@ impl UnwindTables {
 pub struct CodeSegments(Vec<Segment>);
 
 impl CodeSegments {
-    /// The load bias of an executable mapping at `start` that shows the file from `offset` on.
+    /// Returns the load bias of an executable mapping at `start` of the file from `offset` on.
     ///
-    /// Segments can share a page of the file, which is mapped for each of them: only the segment that
-    /// starts in the very page that the mapping starts with tells.
+    /// Segments can share a page of the file, which is mapped for each of them: the segment that
+    /// starts in the first page of the mapping is the right one.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
         let begins = |segment: &&Segment| segment.offset / PAGE * PAGE == offset;
         let contains = |segment: &&Segment| {
@@ -129,12 +129,11 @@ impl CodeSegments {
         Some(loaded.wrapping_sub(segment.address))
     }
 
-    /// From where on the mappings of a loaded file show it, in bytes, with pages of this size: one for each segment.
+    /// Returns the file offset of the mapping of each segment, in bytes, with pages of this size.
     pub fn mapped_offsets(&self, page_size: u64) -> impl Iterator<Item = u64> {
         let page = page_size.max(PAGE);
-        self.0
-            .iter()
-            .map(move |segment| segment.offset / page * page)
+        let segments = self.0.iter();
+        segments.map(move |segment| segment.offset / page * page)
     }
 }
 
@@ -190,7 +189,7 @@ impl FileRows {
         &self.rows
     }
 
-    /// What making them came to.
+    /// The counters of the conversion.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -200,7 +199,7 @@ impl FileRows {
         self.dictionary.rule(self.rows.rule_at(address))
     }
 
-    /// The file's executable segments, which tell where it is loaded.
+    /// The file's executable segments, from which its load bias follows.
     pub fn segments(&self) -> &CodeSegments {
         &self.code
     }
@@ -223,10 +222,8 @@ impl Memory for Shifted<'_> {
         let size = end.saturating_sub(start).min(MAX_VDSO);
         let behind = address.checked_add(buffer.len() as u64);
         if behind.is_none_or(|behind| behind > size) {
-            return Err(MemoryError::Unmapped {
-                address,
-                length: buffer.len(),
-            });
+            let length = buffer.len();
+            return Err(MemoryError::Unmapped { address, length });
         }
         self.memory.read(start + address, buffer)
     }

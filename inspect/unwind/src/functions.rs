@@ -8,7 +8,7 @@ use crate::rows::MAX_CODE;
 /// Maximum number of functions in one file: six times what LLVM's library, the largest at hand, has.
 const MAX_FUNCTIONS: usize = 1 << 20;
 
-/// Where a function's rules come from. The first goes first where two are about the same code.
+/// The source of a function's rules. For code with several, the first one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
     EhFrame,
@@ -23,12 +23,12 @@ pub(crate) enum Source {
 pub(crate) struct Function {
     pub(crate) start: u64,
     pub(crate) source: Source,
-    /// Where its entry is in the section; for stubs, which section.
+    /// The offset of its entry in the section; for stubs, the index of the section.
     pub(crate) offset: usize,
     pub(crate) end: u64,
 }
 
-/// Functions as they are found.
+/// Collects functions.
 #[derive(Debug)]
 pub(crate) struct Functions<'a> {
     /// Executable segments.
@@ -53,21 +53,19 @@ impl<'a> Functions<'a> {
         let start = start.unwrap_or_default();
         let end = self.segments.iter().map(end).max().unwrap_or_default();
         if end > i64::MAX as u64 {
-            return Err(
-                ElfError::Malformed("a segment is outside of what programs can map").into(),
-            );
+            let reason = "a segment is outside of what programs can map";
+            return Err(ElfError::Malformed(reason).into());
         }
-        if end - start <= MAX_CODE {
-            Ok(start)
-        } else {
-            Err(Error::Limit {
+        if end - start > MAX_CODE {
+            return Err(Error::Limit {
                 what: "bytes of code",
                 limit: MAX_CODE,
-            })
+            });
         }
+        Ok(start)
     }
 
-    /// Takes a function, as far as it is in an executable segment; false if it is in none.
+    /// Adds the part of a function that is in an executable segment; false if there is none.
     pub(crate) fn add(
         &mut self,
         source: Source,

@@ -1,13 +1,13 @@
-//! Stacks of programs that keep no frame pointers, from another process.
+//! Unwinds stacks of programs without frame pointers, from another process.
 //!
-//! What it does for you:
+//! This crate
 //! - turns the unwind tables of an ELF file (`.eh_frame`, `.debug_frame`, linkage stubs, signal
 //!   frames) into [`Rows`] of four bytes, once a file, for any number of processes ([`FileRows`]);
-//! - finds which rows are about which code of a process ([`CodeMap`]);
-//! - walks from a thread's [`Registers`] to where it started ([`walk`]), over any
-//!   [`Memory`](otelctx_remote::Memory), and says why the stack ended ([`StackEnd`]).
+//! - finds the rows of each executable mapping of a process ([`CodeMap`]);
+//! - walks from a thread's [`Registers`] to its first function ([`walk`]), over any
+//!   [`Memory`](otelctx_remote::Memory), and reports why the stack ended ([`StackEnd`]).
 //!
-//! What it does not do: stop the thread or make sure that it sleeps, or find names.
+//! It does not stop the thread or ensure that it sleeps, and does not find names.
 //!
 //! It is not made for finding variables. Of a caller's registers, only the stack and frame pointer are
 //! found (and rbx, where assembly needs it): this is what makes a row small.

@@ -4,17 +4,17 @@ use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian};
 use otelctx_remote::elf::Segment;
 
 use crate::arch::Architecture;
-use crate::cfi::{Budget, Bytes, Table};
+use crate::cfi::{Budget, Table};
 use crate::error::Error;
 use crate::functions::{Function, Functions, Source};
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
-use crate::tables::Tables;
+use crate::tables::{Bytes, Tables};
 use crate::writer::{Counts, Writer};
 
 /// Bytes between two functions that are alignment: the first one's last rule covers them.
 const MAX_ALIGNMENT: u64 = 15;
-/// Bytes from the entry point on that belong to it, where the tables do not say what is there but what comes next.
+/// Maximum size of the code at the entry point, if the tables do not describe it, but the code after it.
 const MAX_ENTRY: u64 = 256;
 
 /// Makes the rows of a file.
@@ -62,7 +62,7 @@ pub(crate) fn make(
     };
     maker.write(&mut writer)?;
     if writer.needs_base {
-        // A dynamic linker, most likely. Where rbx is makes more rules, which others do without.
+        // A dynamic linker, most likely. Rules with rbx are more, so other files do without them.
         writer = Writer::new(start, dictionary);
         (writer.tracks_base, writer.counts) = (true, counts);
         maker.write(&mut writer)?;
@@ -92,16 +92,14 @@ fn eh_frame<'a>(
 
 /// The rows of one function.
 pub(crate) struct FunctionRows {
-    /// Its first address.
     pub(crate) start: u64,
-    /// The first address behind it.
     pub(crate) end: u64,
     pub(crate) rows: Rows,
 }
 
-/// Makes the rows of the function at an address. `header` is the contents of `.eh_frame_hdr`, a sorted table
-/// of functions (Linux Standard Base, Exception Frames). `None` if that has no such function, or making the
-/// rows exceeds a limit.
+/// Makes the rows of the function at an address. `header` is the contents of `.eh_frame_hdr`, a sorted
+/// table of functions (Linux Standard Base, Exception Frames). `None` if it has no such function, or
+/// the rows exceed a limit.
 pub(crate) fn function_at(
     tables: &Tables,
     header: &[u8],
@@ -127,12 +125,12 @@ pub(crate) fn function_at(
         return None;
     }
     let mut writer = Writer::new(function.start, dictionary);
-    // Where rbx is makes more rules, but a callee may need it, and these are few functions.
+    // Rules with rbx are more, but a callee may need it, and these are few functions.
     writer.tracks_base = true;
-    eh_frame
-        .evaluate(&function, function.start, budget, &mut writer)
+    let written = eh_frame.evaluate(&function, function.start, budget, &mut writer);
+    written
+        .and_then(|()| writer.write(function.end, Rule::Gap))
         .ok()?;
-    writer.write(function.end, Rule::Gap).ok()?;
     let (rows, _) = writer.finish();
     Some(FunctionRows {
         start: function.start,
@@ -141,7 +139,6 @@ pub(crate) fn function_at(
     })
 }
 
-/// All that rules are made of.
 struct Maker<'a> {
     eh_frame: Table<'a, EhFrame<Bytes<'a>>>,
     debug_frame: Table<'a, DebugFrame<Bytes<'a>>>,
@@ -176,17 +173,14 @@ impl Maker<'_> {
             }
             covered = function.end;
             match function.source {
-                Source::EhFrame => {
-                    self.eh_frame
-                        .evaluate(&function, from, &mut budget, writer)?;
-                }
+                Source::EhFrame => self.eh_frame.evaluate(&function, from, &mut budget, writer),
                 Source::DebugFrame => {
                     self.debug_frame
-                        .evaluate(&function, from, &mut budget, writer)?;
+                        .evaluate(&function, from, &mut budget, writer)
                 }
-                Source::Entry => writer.write(from, Rule::End)?,
-                Source::Stubs => self.stubs(&function, from, writer)?,
-            }
+                Source::Entry => writer.write(from, Rule::End),
+                Source::Stubs => self.stubs(&function, from, writer),
+            }?;
         }
         writer.write(covered, Rule::Gap)
     }

@@ -17,10 +17,10 @@ const MAX_HEADER: u64 = 16 << 20;
 /// Number of functions from which on the rows of the whole file are made.
 const MAX_FUNCTIONS: usize = 4096;
 
-/// The rules of a file's code, made of each function when it is first asked for.
+/// The rules of a file's code; those of a function are made when it is first needed.
 ///
-/// `.eh_frame_hdr` has the functions in order. What it does not have (stubs, code of `.debug_frame`) takes
-/// the rows of the whole file.
+/// `.eh_frame_hdr` has the functions in order. Code that is not in it (stubs, code of `.debug_frame`)
+/// needs the rows of the whole file.
 #[derive(Debug)]
 pub(crate) struct RulesOnDemand {
     tables: UnwindTables,
@@ -32,9 +32,8 @@ pub(crate) struct RulesOnDemand {
 
 #[derive(Debug, Default)]
 struct Made {
-    /// By the functions' first addresses, with those behind them.
+    /// End and rows of functions, by their first addresses.
     functions: BTreeMap<u64, (u64, Rows)>,
-    /// What the functions may still cost.
     budget: Budget,
     /// The rows of the whole file, once they were needed.
     whole: Option<Result<FileRows, Error>>,
@@ -82,9 +81,8 @@ impl RulesOnDemand {
             return self.dictionary.rule(rows.rule_at(address));
         }
         if whole.is_none() && functions.len() < MAX_FUNCTIONS {
-            let found = self
-                .tables
-                .function_at(address, &self.header, budget, &self.dictionary);
+            let (header, dictionary) = (&self.header, &self.dictionary);
+            let found = self.tables.function_at(address, header, budget, dictionary);
             if let Some(FunctionRows { start, end, rows }) = found {
                 let rule = self.dictionary.rule(rows.rule_at(address));
                 functions.insert(start, (end, rows));
@@ -92,9 +90,8 @@ impl RulesOnDemand {
             }
         }
         let whole = whole.get_or_insert_with(|| self.tables.rows(&self.dictionary));
-        whole
-            .as_ref()
-            .map_or(Rule::Gap, |rows| rows.rule_at(address))
+        let rows = whole.as_ref();
+        rows.map_or(Rule::Gap, |rows| rows.rule_at(address))
     }
 
     pub(crate) fn segments(&self) -> &CodeSegments {

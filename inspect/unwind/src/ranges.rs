@@ -7,17 +7,19 @@ use std::ops::Range;
 pub struct FreeRanges(Vec<Range<u32>>);
 
 impl FreeRanges {
-    /// All of this range is free.
+    /// Creates one free range.
     pub fn new(all: Range<u32>) -> Self {
         Self(vec![all])
     }
 
-    /// The first number of `count` that are free and follow each other; the first such range. They are
-    /// taken. `None` if there are none.
+    /// Allocates `count` consecutive numbers, first fit. Returns the first one.
     pub fn take(&mut self, count: u32) -> Option<u32> {
         let at = self.0.iter().position(|free| free.len() as u32 >= count)?;
         let start = self.0[at].start;
-        self.take_from(at, count);
+        self.0[at].start += count;
+        if self.0[at].is_empty() {
+            self.0.remove(at);
+        }
         Some(start)
     }
 
@@ -34,13 +36,6 @@ impl FreeRanges {
     /// Returns whether exactly this range is free.
     pub(crate) fn is(&self, all: &Range<u32>) -> bool {
         self.0[..] == [all.clone()]
-    }
-
-    fn take_from(&mut self, at: usize, count: u32) {
-        self.0[at].start += count;
-        if self.0[at].is_empty() {
-            self.0.remove(at);
-        }
     }
 
     /// Frees a range that was taken.

@@ -16,8 +16,8 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// The instruction and the stack pointer: all that is known of a thread that sleeps. `None` if no
-    /// stacks are unwound on this machine.
+    /// The registers of a sleeping thread, of which only two are known. `None` if no stacks are unwound
+    /// on this machine.
     pub fn new(machine: Machine, instruction_pointer: u64, stack_pointer: u64) -> Option<Self> {
         let architecture = Architecture::of(machine)?;
         let mut registers = Registers {
@@ -72,8 +72,8 @@ impl Registers {
 
     /// The stack pointer.
     pub fn stack_pointer(&self) -> u64 {
-        self.get(self.architecture.stack_pointer)
-            .unwrap_or_default()
+        let value = self.get(self.architecture.stack_pointer);
+        value.unwrap_or_default()
     }
 
     pub(crate) fn frame_pointer(&self) -> Option<u64> {

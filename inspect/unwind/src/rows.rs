@@ -1,4 +1,4 @@
-//! Rows: from which address on which rule holds.
+//! Rows: the address from which on a rule holds.
 //!
 //! A row takes four bytes: the low half of its address and the index of its rule, in two arrays, so
 //! that a search touches half of the memory. A third array has the number of the first row of each
@@ -27,10 +27,8 @@ impl Rows {
     /// The index of the rule that holds at an address.
     pub fn rule_at(&self, address: u64) -> RuleIndex {
         let page = (address / PAGE_SIZE).checked_sub(self.first_page);
-        let rows = page
-            .and_then(|page| usize::try_from(page).ok())
-            .and_then(|page| self.page(page));
-        let Some(rows) = rows else {
+        let page = page.and_then(|page| usize::try_from(page).ok());
+        let Some(rows) = page.and_then(|page| self.page(page)) else {
             return GAP;
         };
         let low = (address % PAGE_SIZE) as u16;
@@ -92,19 +90,19 @@ impl Rows {
     }
 }
 
-/// Takes rows in address order.
+/// Builds [`Rows`] in address order.
 #[derive(Debug)]
 pub(crate) struct Builder {
     first_page: u64,
     pages: Vec<u32>,
     low: Vec<u16>,
     rules: Vec<RuleIndex>,
-    /// The rule that holds at the end of what there is.
+    /// The rule that holds after the last row.
     current: RuleIndex,
 }
 
 impl Builder {
-    /// Takes rows from `start` on. The caller limits the distance to [`MAX_CODE`].
+    /// Starts at `start`. The caller limits the distance to [`MAX_CODE`].
     pub(crate) fn new(start: u64) -> Self {
         Builder {
             first_page: start / PAGE_SIZE,
@@ -115,19 +113,20 @@ impl Builder {
         }
     }
 
-    /// From `address` on, `rule` holds. Addresses must not descend.
+    /// Adds a rule that holds from `address` on. Addresses must not descend.
     pub(crate) fn push(&mut self, address: u64, rule: RuleIndex) {
         if rule == self.current {
             return;
         }
         let low = (address % PAGE_SIZE) as u16;
         self.advance(address / PAGE_SIZE, low == 0);
-        let in_page = self.low.len() > self.pages.last().map_or(0, |first| *first as usize);
-        if in_page && self.low.last() == Some(&low) {
+        if self.is_in_page() && self.low.last() == Some(&low) {
             // The row before holds for no byte.
             self.low.pop();
             self.rules.pop();
-            self.current = self.before();
+            // The previous row of this page holds again.
+            let last = self.rules.last().filter(|_| self.is_in_page());
+            self.current = last.copied().unwrap_or(GAP);
         }
         if rule != self.current {
             self.low.push(low);
@@ -136,14 +135,9 @@ impl Builder {
         }
     }
 
-    /// The rule that the last row leaves in force.
-    fn before(&self) -> RuleIndex {
-        let in_page = self.low.len() > self.pages.last().map_or(0, |first| *first as usize);
-        if in_page {
-            self.rules.last().copied().unwrap_or(GAP)
-        } else {
-            GAP
-        }
+    /// Returns whether the current page has rows.
+    fn is_in_page(&self) -> bool {
+        self.low.len() > self.pages.last().map_or(0, |first| *first as usize)
     }
 
     /// Starts pages up to number `page`. A row carries the current rule over into each of them, but

@@ -1,4 +1,4 @@
-//! What holds at one address: how to find the caller's frame from there.
+//! Rules that find the caller's frame from one address.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -11,14 +11,14 @@ pub const MAX_RULES: usize = 16_384;
 /// leaves room for others. The largest programs have some 700.
 pub(crate) const MAX_RULES_OF_FILE: usize = 2_048;
 
-/// How to find the caller's frame.
+/// Finds the caller's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Rule {
-    /// The tables say nothing.
+    /// No table describes the code.
     #[default]
     Gap,
-    /// The tables say what no other rule can express. Unlike in a gap, the frame pointer is no help:
-    /// they would count from it.
+    /// The tables have a rule that no other variant can express. Unlike in a gap, the frame pointer is
+    /// no help: the tables would use it.
     Unsupported,
     /// There is no caller: this is where the thread started.
     End,
@@ -29,45 +29,45 @@ pub enum Rule {
     Context {
         /// DWARF number of the register that the structure's address is computed from.
         register: u8,
-        /// What is added to the register, in bytes.
+        /// The offset of the structure from the register, in bytes.
         offset: i32,
-        /// A signal came between two instructions: the address in the context is not that behind a
-        /// call.
+        /// True if a signal came between two instructions: the address in the context is not a return
+        /// address.
         signal: bool,
     },
 }
 
-/// How to find the caller's frame from a function's.
+/// Finds the caller's frame from a function's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FrameRule {
     /// The canonical frame address (CFA): the caller's stack pointer.
     pub cfa: Cfa,
     /// The caller's frame pointer.
     pub frame_pointer: Saved,
-    /// The caller's rbx. [`Saved::Unknown`] unless some function of the file counts from it: only
-    /// assembly does, most of all what glibc's dynamic linker resolves symbols with.
+    /// The caller's rbx. [`Saved::Unknown`] unless some function of the file computes its CFA from it,
+    /// as only assembly does, such as the symbol resolver of glibc's dynamic linker.
     pub base: Saved,
-    /// Where the function returns to.
+    /// The address in the caller.
     pub return_address: ReturnAddress,
 }
 
-/// How to compute a CFA. Registers are DWARF's numbers, offsets are in bytes.
+/// Computes a CFA. Registers are DWARF's numbers, offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cfa {
     /// `register + offset`
     Register {
         /// The register.
         register: u8,
-        /// What is added.
+        /// The addend.
         offset: i32,
     },
     /// `*(register + offset) + addend`: realigned stacks, and assembly that saves the stack pointer.
     Memory {
         /// The register.
         register: u8,
-        /// What is added to it.
+        /// The addend to the register.
         offset: i32,
-        /// What is added to the value in memory.
+        /// The addend to the value in memory.
         addend: i32,
     },
     /// An entry of an x86-64 procedure linkage table: `rsp + 8`, or `rsp + 16` once the entry, which is
@@ -78,31 +78,31 @@ pub enum Cfa {
     },
 }
 
-/// Where the caller's frame pointer is.
+/// The location of the caller's frame pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Saved {
-    /// Still in the register.
+    /// The register still has it.
     Same,
-    /// In memory, at this offset from the CFA.
+    /// Memory at this offset from the CFA.
     AtCfa(i32),
-    /// In memory, at this offset from the frame pointer: realigned stacks.
+    /// Memory at this offset from the frame pointer: realigned stacks.
     AtFramePointer(i32),
-    /// In the register of this DWARF number.
+    /// The register with this DWARF number.
     Register(u8),
-    /// Not to be found.
+    /// The value is lost.
     Unknown,
 }
 
-/// Where the return address is.
+/// The location of the return address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReturnAddress {
-    /// In memory, at this offset from the CFA.
+    /// Memory at this offset from the CFA.
     AtCfa(i32),
-    /// In the register of this DWARF number.
+    /// The register with this DWARF number.
     Register(u8),
 }
 
-/// A rule's place in a [`Dictionary`].
+/// A rule's index in a [`Dictionary`].
 pub type RuleIndex = u16;
 
 /// The index of [`Rule::Gap`] in every dictionary.
@@ -110,12 +110,11 @@ pub const GAP: RuleIndex = 0;
 /// The index of [`Rule::Unsupported`] in every dictionary.
 pub(crate) const UNSUPPORTED: RuleIndex = 1;
 
-/// The rules of any number of files, each once: a row needs two bytes to name its rule.
-///
-/// It only grows, up to [`MAX_RULES`].
+/// The distinct rules of any number of files, at most [`MAX_RULES`]: a row needs two bytes for its
+/// rule. Rules are never removed.
 #[derive(Debug)]
 pub struct Dictionary {
-    /// Tells one from another: rows are kept beside the file, for one dictionary.
+    /// Distinguishes dictionaries: cached rows belong to one of them.
     id: u64,
     rules: RwLock<Rules>,
 }
@@ -127,7 +126,7 @@ struct Rules {
 }
 
 impl Dictionary {
-    /// A dictionary with the two rules that no file has to add.
+    /// Creates a dictionary with [`Rule::Gap`] and [`Rule::Unsupported`].
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let dictionary = Dictionary {
@@ -150,7 +149,7 @@ impl Dictionary {
         rules.by_index.len()
     }
 
-    /// Returns whether it has none: it always has two.
+    /// Always false: it has two rules from the start.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -162,7 +161,7 @@ impl Dictionary {
         rule.copied().unwrap_or_default()
     }
 
-    /// The index of a rule if it is there, or if there is room for it.
+    /// Returns the index of a rule, which is added if there is room for it.
     pub(crate) fn intern(&self, rule: Rule) -> Option<RuleIndex> {
         if let Some(index) = self.find(rule) {
             return Some(index);

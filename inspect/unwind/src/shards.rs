@@ -1,4 +1,4 @@
-//! Rows of many files in pieces of 1 MiB, as a kernel program searches them.
+//! Rows of many files in pieces of 1 MiB, as an eBPF program searches them.
 //!
 //! Older kernels limit the value of a map to about 1 MiB, and charge a map when it is made: rows are in
 //! shards of that size, which are made on demand. The page indexes of all files are in an array of their
@@ -15,19 +15,19 @@ pub const SHARD_ROWS: u32 = 1 << 18;
 /// and without them.
 pub const FILLER: u16 = u16::MAX;
 
-/// Which rows of which shards are free.
+/// The free rows of all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shards {
     free: Vec<FreeRanges>,
 }
 
-/// Where the rows of one file are.
+/// The location of the rows of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// The first row of each page, then one past the last row: shard × [`SHARD_ROWS`] + row. A page whose
     /// successor starts in another shard ends with its own shard.
     pub pages: Vec<u32>,
-    /// What to write where.
+    /// The parts in each shard.
     pub pieces: Vec<Piece>,
 }
 
@@ -38,14 +38,14 @@ pub struct Piece {
     pub shard: u32,
     /// Number of the first row in it.
     pub at: u32,
-    /// Which rows of the file.
+    /// The rows of the file.
     pub rows: Range<usize>,
-    /// How many rows behind them repeat the last rule, with [`FILLER`] for an address.
+    /// The number of rows behind them that repeat the last rule, with [`FILLER`] for an address.
     pub filler: u32,
 }
 
 impl Shards {
-    /// `max` free shards, but no more than have 2³² rows.
+    /// Creates `max` free shards, with less than 2³² rows in all.
     pub fn new(max: u32) -> Self {
         let max = max.min(u32::MAX / SHARD_ROWS);
         Self {
@@ -81,8 +81,8 @@ impl Shards {
         Some(Placement { pages, pieces })
     }
 
-    /// Places pages from this one on: as many as there is room for, in another shard than `former`. Returns
-    /// the next page that is not placed.
+    /// Places as many pages as possible, from `page` on, in one shard other than `former`. Returns also
+    /// the next page to place.
     fn place_pages(
         &mut self,
         rows: &Rows,

@@ -1,6 +1,6 @@
 //! The sections of an ELF file that rows are made of.
 
-use gimli::{BaseAddresses, LittleEndian};
+use gimli::{BaseAddresses, EndianSlice, LittleEndian};
 use otelctx_remote::elf::{Elf, ElfError, Section, Segment};
 
 use crate::arch::Architecture;
@@ -26,6 +26,9 @@ const STUBS: [&[u8]; 6] = [
     b".fini",
 ];
 
+/// The bytes of a section.
+pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+
 /// The sections that rows are made of.
 #[derive(Debug, Default, Hash)]
 pub(crate) struct Tables {
@@ -37,10 +40,10 @@ pub(crate) struct Tables {
     pub(crate) got: u64,
     /// Address of the entry point.
     pub(crate) entry: u64,
-    /// How many bytes from there on are surely its own; 0 if that is not known.
+    /// The size of the code there, in bytes; 0 if it is not known.
     pub(crate) entry_size: u64,
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
-    /// Where first functions of threads return to, in a C library without tables.
+    /// Return addresses of threads' first functions, in a C library without tables.
     pub(crate) first_returns: Vec<u64>,
 }
 
@@ -83,9 +86,9 @@ impl Tables {
     }
 }
 
-/// Where musl calls `main` and the functions of threads: it passes their results to `exit` and `pthread_exit`
-/// (src/env/__libc_start_main.c, src/thread/pthread_create.c). It is built without tables, but for some functions that
-/// were written in assembly.
+/// Finds the return addresses of `main` and threads' first functions in musl, which passes their
+/// results to `exit` and `pthread_exit` (src/env/__libc_start_main.c, src/thread/pthread_create.c).
+/// musl is built without tables, except for some assembly functions.
 fn first_returns(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) -> Vec<u64> {
     let size = tables.eh_frame.as_ref().map_or(0, |(_, bytes)| bytes.len());
     let address = |name| Some(elf.exported_symbol(name).ok()??.value);
@@ -94,10 +97,10 @@ fn first_returns(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) ->
     if size > MAX_EH_FRAME || tables.debug_frame.is_some() || !is_c_library() {
         return found;
     }
-    let ends: Vec<u64> = [&b"exit"[..], b"pthread_exit"]
+    let ends = [&b"exit"[..], b"pthread_exit"]
         .into_iter()
-        .filter_map(address)
-        .collect();
+        .filter_map(address);
+    let ends: Vec<u64> = ends.collect();
     let mut left = MAX_CODE;
     for segment in elf.loads().iter().filter(|it| it.executable) {
         let mut code = vec![0; segment.file_size.min(left) as usize];
@@ -123,14 +126,11 @@ fn eh_frame_of_segments(elf: &Elf<'_>) -> Result<Option<(u64, Vec<u8>)>, Error> 
         return Err(ElfError::Malformed("its .eh_frame_hdr is malformed").into());
     };
     let end = |load: &Segment| load.address.saturating_add(load.file_size);
-    let load = elf
-        .loads()
-        .iter()
-        .find(|load| (load.address..end(load)).contains(&address));
-    let Some(load) = load else {
+    let mut loads = elf.loads().iter();
+    let Some(load) = loads.find(|load| (load.address..end(load)).contains(&address)) else {
         return Err(ElfError::Malformed("its .eh_frame is in no segment").into());
     };
-    // What follows in the segment is more than the table, which a terminator ends.
+    // The segment goes on after the table, which a terminator ends.
     let mut bytes = vec![0; (end(load) - address).min(MAX_SECTION) as usize];
     elf.read_at(address, &mut bytes)?;
     let length = terminated(&bytes);

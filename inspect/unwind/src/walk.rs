@@ -1,4 +1,4 @@
-//! The walk from a thread's registers to where it started.
+//! Walks the stack from a thread's registers to its first function.
 
 use otelctx_remote::{Memory, MemoryError};
 
@@ -6,11 +6,11 @@ use crate::code::CodeMap;
 use crate::registers::Registers;
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
-/// Frames of one stack that are kept unless asked otherwise. The deepest of real programs have some
-/// 200; recursions have no end.
+/// Default maximum number of frames of one stack. The deepest of real programs have some 200;
+/// recursions have no end.
 pub const MAX_FRAMES: usize = 512;
-/// Changes from one stack to another in one walk, other than by signal handlers: programs that grow
-/// their stack by pieces (rustc) make a few.
+/// Maximum number of changes from one stack to another in one walk, other than by signal handlers:
+/// programs that grow their stack by pieces (rustc) make a few.
 const MAX_SWITCHES: usize = 64;
 /// Bytes of the code that calls `rt_sigreturn`.
 const SIGRETURN: usize = 9;
@@ -24,28 +24,28 @@ const WINDOW: u64 = 4096;
 pub struct Frame {
     /// The address of the instruction that runs next in it. In a caller that is the return address.
     pub address: u64,
-    /// The frame has called the one before it: its call is the instruction before `address`, which may
-    /// be another function's first one. Names are those of `address - 1` then.
+    /// True if the frame has called the previous one: the call is the instruction before `address`,
+    /// which may be another function's first one, so resolve the name of `address - 1`.
     pub is_caller: bool,
-    /// The frame was found by the frame pointer, for lack of tables. It may be wrong: such a frame can
-    /// be that of a caller further up.
+    /// True if the frame was found by the frame pointer, because there are no tables. It may be wrong:
+    /// callers may have been skipped.
     pub by_frame_pointer: bool,
 }
 
-/// Why a stack ended.
+/// The reason why a stack ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StackEnd {
-    /// Its last frame is the one that the thread started with.
+    /// The last frame is the thread's first function.
     #[error("it reached the start")]
     Start,
     /// There are no tables for the last frame's code, and no frame pointer.
     #[error("no unwind tables")]
     NoRows,
-    /// The last frame's tables say what is not supported.
+    /// The last frame's tables have an unsupported rule.
     #[error("unwind tables of a kind that is not supported")]
     Unsupported,
-    /// The last frame's tables need a register whose value is not known.
+    /// The last frame's tables need a register whose value is unknown.
     #[error("a register that the unwind tables need is not known")]
     UnknownRegister,
     /// Memory of the last frame cannot be read.
@@ -62,8 +62,8 @@ pub enum StackEnd {
     Limit,
 }
 
-/// Finds the frames of a thread, from the innermost one out, and says why the stack ended. `frames` gets
-/// at most `limit` of them.
+/// Finds the frames of a thread, from the innermost one out, and returns why the stack ended. `frames`
+/// gets at most `limit` of them.
 pub fn walk(
     registers: &Registers,
     code: &CodeMap,
@@ -116,7 +116,7 @@ impl Walk<'_> {
                 offset,
                 signal,
             } => (self.context(register, offset)?, !signal, false),
-            // C libraries without tables, and the vDSO of aarch64, have no other sign of it.
+            // In C libraries without tables, and the vDSO of aarch64, only the code shows it.
             Rule::Gap if self.is_in(self.registers.architecture.sigreturn, SIGRETURN) => {
                 let architecture = self.registers.architecture;
                 let context = self.context(architecture.stack_pointer, architecture.signal_context);
@@ -129,18 +129,14 @@ impl Walk<'_> {
             },
         };
         let address = caller.instruction_pointer;
-        if self
-            .code
-            .at(address.wrapping_sub(is_caller.into()))
-            .is_none()
-        {
-            return Err(
-                if self.is_in(self.registers.architecture.starts, MAX_REACH) {
-                    StackEnd::Start
-                } else {
-                    StackEnd::NotExecutable(address)
-                },
-            );
+        let called = address.wrapping_sub(is_caller.into());
+        if self.code.at(called).is_none() {
+            let is_start = self.is_in(self.registers.architecture.starts, MAX_REACH);
+            return Err(if is_start {
+                StackEnd::Start
+            } else {
+                StackEnd::NotExecutable(address)
+            });
         }
         self.registers = caller;
         self.frame = Frame {
@@ -152,9 +148,8 @@ impl Walk<'_> {
     }
 
     fn register(&self, register: u8) -> Result<u64, StackEnd> {
-        self.registers
-            .get(register)
-            .ok_or(StackEnd::UnknownRegister)
+        let value = self.registers.get(register);
+        value.ok_or(StackEnd::UnknownRegister)
     }
 
     fn by_rule(&mut self, rule: FrameRule) -> Result<Registers, StackEnd> {
@@ -176,11 +171,8 @@ impl Walk<'_> {
             }
             Cfa::Plt { pushed_at } => {
                 let offset = self.registers.instruction_pointer % 16;
-                let pushed = offset >= pushed_at.into();
-                (
-                    stack_pointer.wrapping_add(if pushed { 16 } else { 8 }),
-                    true,
-                )
+                let size = if offset >= pushed_at.into() { 16 } else { 8 };
+                (stack_pointer.wrapping_add(size), true)
             }
         };
         let keeps_stack = matches!(rule.return_address, ReturnAddress::Register(_));
@@ -253,17 +245,15 @@ impl Walk<'_> {
         // From the earliest start of a sequence to the end of the latest.
         let start = self.frame.address.wrapping_sub(reach as u64 - 1);
         let (skipped, there) = self.code_at(start, &mut there[..2 * reach]);
-        let starts = |code: &[u8]| {
+        sequences.iter().any(|code| {
             let places = there.windows(code.len());
-            places
-                .take(reach.saturating_sub(skipped))
-                .any(|it| it == code)
-        };
-        sequences.iter().any(|code| starts(code))
+            let mut places = places.take(reach.saturating_sub(skipped));
+            places.any(|it| it == *code)
+        })
     }
 
-    /// Reads less than a page of code: what is there of it, and how many bytes are missing before. The pages
-    /// before and behind need not be mapped.
+    /// Reads less than a page of code. Returns the part that is mapped, and the number of bytes that
+    /// are missing before it: either of the pages may not be mapped.
     fn code_at<'b>(&self, start: u64, buffer: &'b mut [u8]) -> (usize, &'b [u8]) {
         let in_page = (WINDOW - start % WINDOW) as usize;
         let (first, second) = buffer.split_at_mut(in_page.min(buffer.len()));
@@ -280,14 +270,15 @@ impl Walk<'_> {
         (skipped, &buffer[skipped..end])
     }
 
-    /// The rule of the frame, if the thread was interrupted where a function has none yet, or none any more.
+    /// The rule of the frame, if the thread was interrupted before a function has built it, or after it
+    /// was removed.
     fn without_frame(&self) -> Option<Rule> {
         if self.frame.is_caller {
             return None;
         }
         let (memory, address) = (self.stack.memory, self.frame.address);
         let mut next = [0; 8];
-        // No more than is on the page: the next one may not be there.
+        // The next page may not be mapped.
         let size = (WINDOW - address % WINDOW).min(next.len() as u64);
         memory.read(address, &mut next[..size as usize]).ok()?;
         let before = |bytes: &mut [u8]| {
@@ -317,8 +308,8 @@ impl Walk<'_> {
         Ok(self.registers.caller(return_address, cfa, frame_pointer))
     }
 
-    /// The caller by the frame pointer: it points to its own former value, and the return address
-    /// follows, on x86-64 and on aarch64.
+    /// Finds the caller by the frame pointer, which points to its former value and the return address,
+    /// on x86-64 and on aarch64.
     fn by_frame_pointer(&mut self) -> Result<Registers, StackEnd> {
         let pointer = self.registers.frame_pointer().ok_or(StackEnd::NoRows)?;
         if pointer == 0 && self.frame.by_frame_pointer {
@@ -335,7 +326,7 @@ impl Walk<'_> {
     }
 }
 
-/// Memory that was read already. Stacks are walked upwards, a page at a time.
+/// The page read last. Stacks are walked upwards.
 struct Window<'a> {
     memory: &'a dyn Memory,
     start: u64,

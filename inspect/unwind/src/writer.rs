@@ -1,4 +1,4 @@
-//! From rules in address order to rows.
+//! Converts rules in address order to rows.
 
 use foldhash::HashMap;
 
@@ -9,10 +9,10 @@ use crate::rule::{Cfa, Dictionary, GAP, MAX_RULES_OF_FILE, Rule, RuleIndex, Save
 /// Maximum number of rows of one file: 16 MiB of them.
 const MAX_ROWS: usize = 4 << 20;
 
-/// Rules of which the place is known without a search.
+/// Number of rules whose index is cached.
 const RECENT: usize = 1024;
 
-/// What making rows of a file came to.
+/// The counters of converting a file's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counts {
@@ -26,22 +26,22 @@ pub struct Counts {
     pub truncated: u64,
     /// Entries whose code is not in an executable segment.
     pub misplaced: u64,
-    /// Entries for code that another entry is about as well, and did not get.
+    /// Entries whose code another entry describes, too, which was used.
     pub overlapping: u64,
-    /// Rows that say what rules cannot express.
+    /// Rows that rules cannot express.
     pub unsupported: u64,
     /// Rows for whose rules the dictionary has no room.
     pub dictionary_full: u64,
 }
 
 impl Counts {
-    /// Returns whether there is anything in the tables, be it damaged.
+    /// Returns whether the tables have any entry, even a damaged one.
     pub(crate) fn has_tables(&self) -> bool {
         self.entries > 0 || self.truncated > 0
     }
 }
 
-/// Takes rules in address order.
+/// Writes rows from rules in address order.
 #[derive(Debug)]
 pub(crate) struct Writer<'a> {
     dictionary: &'a Dictionary,
@@ -49,18 +49,17 @@ pub(crate) struct Writer<'a> {
     /// Some of `indexes`: a few rules make up most rows, and hashing them would take a sixth of the
     /// time.
     recent: Box<[(Rule, RuleIndex); RECENT]>,
-    /// Rules that the dictionary did not have before.
+    /// Number of rules that the dictionary did not have before.
     added: usize,
     builder: Builder,
-    /// True if rules say where rbx is.
+    /// True if rules include rbx.
     pub(crate) tracks_base: bool,
-    /// Some rule counts from rbx.
+    /// True if some CFA depends on rbx.
     pub(crate) needs_base: bool,
     pub(crate) counts: Counts,
 }
 
 impl<'a> Writer<'a> {
-    /// For code from `start` on.
     pub(crate) fn new(start: u64, dictionary: &'a Dictionary) -> Self {
         Writer {
             dictionary,
@@ -74,7 +73,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// From `address` on, `rule` holds.
+    /// Adds a rule that holds from `address` on.
     pub(crate) fn write(&mut self, address: u64, rule: Rule) -> Result<(), Error> {
         let index = self.index(rule);
         self.builder.push(address, index);
@@ -119,7 +118,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Where a rule is in [`Writer::recent`]: compilers' rules differ by multiples of a register's size.
+/// The index of a rule in [`Writer::recent`]: compilers' rules differ by multiples of a register's size.
 fn place(rule: Rule) -> usize {
     let Rule::Frame(frame) = rule else {
         return 0;
@@ -133,8 +132,6 @@ fn place(rule: Rule) -> usize {
         Saved::AtCfa(offset) => words(offset),
         _ => 0,
     };
-    let place = cfa
-        .wrapping_add(register << 7)
-        .wrapping_add(frame_pointer << 5);
-    place % RECENT
+    let place = cfa.wrapping_add(register << 7);
+    place.wrapping_add(frame_pointer << 5) % RECENT
 }

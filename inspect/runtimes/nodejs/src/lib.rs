@@ -1,5 +1,5 @@
-//! Reads which context each thread of Node.js works on, in any process: of programs that publish in the way of
-//! the Node.js part of OTEP 4947, where a context belongs to an asynchronous call and not to a thread.
+//! Reads the active context of each Node.js thread, in any process that publishes as the Node.js part
+//! of OTEP 4947 says, where a context belongs to an asynchronous call and not to a thread.
 
 mod process;
 mod step;
@@ -15,15 +15,15 @@ use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 use process::NodeProcess;
 use walk::{PUBLISHED_SIZE, RecordPlace};
 
-/// Node.js.
+/// The Node.js runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
     files: FileCache,
 }
 
 impl Node {
-    /// Node.js in a process whose addon keeps its structure at this offset from the thread pointer, in bytes. For
-    /// tests and fuzzing, where there are no modules to search for it.
+    /// Node.js in a process whose addon has its structure at this offset from the thread pointer, in
+    /// bytes. For tests and fuzzing, where there are no modules to search.
     #[must_use]
     pub fn at(target: &dyn Target, offset: i64) -> Arc<dyn RuntimeProcess> {
         let addon = TlsVariable::at_offset(target.machine(), offset);
@@ -36,14 +36,15 @@ impl Runtime for Node {
         "nodejs"
     }
 
-    /// Addons are libraries with this extension, whatever their name. The others know the version.
+    /// Addons are libraries with the extension `.node`. The other files have the version.
     fn is_candidate(&self, file_name: &[u8]) -> bool {
         file_name.ends_with(b".node")
             || file_name.starts_with(b"node")
             || file_name.starts_with(b"libnode")
     }
 
-    /// A single executable application is a copy of Node.js with any name. The smallest Node.js has twice as much code.
+    /// A single executable application is a copy of Node.js with any name. The smallest Node.js has
+    /// twice as much code as this limit.
     fn embedded(&self) -> Option<Embedded> {
         const START: &str = "_ZN4node5StartEiPPc";
         Some(Embedded::new(START, 32 << 20))
@@ -73,11 +74,11 @@ impl Runtime for Node {
     }
 }
 
-/// `process.version` without its `v`: the first member, a `std::string`, of what Node.js knows about itself
-/// (`node::per_process::metadata`, src/node_metadata.h). `None` for one that does not export it.
+/// `process.version` without its `v`, from `node::per_process::metadata` (src/node_metadata.h), whose
+/// first member is this `std::string`. `None` if it is not exported.
 fn version(target: &dyn Target, modules: &Modules) -> Option<String> {
     const METADATA: &str = "_ZN4node11per_process8metadataE";
-    /// `25.10.123-nightly20261122abcdef0123` is longer than any of a release.
+    /// Nightly builds have the longest versions: `25.10.123-nightly20261122abcdef0123`.
     const MAX: u64 = 40;
     let address = modules.loaded.iter().find_map(|module| {
         let symbol = module.exported(target, METADATA).ok()??;

@@ -12,18 +12,15 @@ use otelctx_reader::runtime::{
 };
 use otelctx_reader::sample::Found;
 
-use crate::step::{self, Part};
+use crate::step::{self, MAX_ADDONS, Part};
 use crate::walk::{Broken, RecordPlace, Walked, walk};
-
-/// Maximum number of addons that are read. A program has one, that of a vendor beside it, or several versions of one.
-pub(crate) const MAX_ADDONS: usize = 4;
 
 /// Node.js in one process.
 #[derive(Debug)]
 pub(crate) struct NodeProcess {
     /// The variables of its addons, at most [`MAX_ADDONS`].
     addons: Vec<TlsVariable>,
-    /// Number of addons beyond that.
+    /// Number of other addons.
     skipped: usize,
     place: RecordPlace,
     version: Option<String>,
@@ -48,8 +45,8 @@ impl NodeProcess {
         }
     }
 
-    /// What one addon says about a thread. `None` if the thread executes no JavaScript, or the addon publishes
-    /// nothing now.
+    /// Reads a thread's context from one addon. `None` if the thread executes no JavaScript, or the
+    /// addon publishes nothing now.
     fn read(
         &self,
         memory: &dyn Memory,
@@ -76,7 +73,8 @@ impl NodeProcess {
                 }
             }
         }
-        // A record is being changed, or the garbage collector has moved a key but not what refers to it.
+        // A record is being changed, or the garbage collector has moved a key but not updated all
+        // references to it.
         found.is_settled = !matches!(name, "not_in_frame" | "invalid");
         if found.record.is_none() {
             found.facts = vec![("state".into(), Value::String(name.into()))];
@@ -108,7 +106,7 @@ impl RuntimeProcess for NodeProcess {
         schema.is_nodejs()
     }
 
-    /// By the first addon with a valid record; if none has one, by the first that publishes.
+    /// Prefers the first addon with a valid record to the first one that publishes.
     fn thread(
         &self,
         target: &dyn Target,
@@ -146,7 +144,7 @@ impl RuntimeProcess for NodeProcess {
     }
 }
 
-/// A record, at most of the size that OTEP 4947 recommends.
+/// Reads a record, up to the size that OTEP 4947 recommends.
 fn read_record(memory: &dyn Memory, address: u64) -> Result<Vec<u8>, RuntimeError> {
     let mut bytes = vec![0; record::RECOMMENDED_SIZE];
     let size = runtime::read_record(memory, address, &mut bytes)?;

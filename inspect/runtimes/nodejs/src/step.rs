@@ -1,13 +1,15 @@
-//! What the eBPF sampler reads of a thread: the configuration of its step (`bpf/nodejs.step.h`) for a process,
-//! and what the step adds to a sample.
+//! The configuration of the eBPF sampler's step (`bpf/nodejs.step.h`) for a process, and the part
+//! that the step adds to a sample.
 
 use otelctx_reader::format::record::RECOMMENDED_SIZE;
 use otelctx_reader::remote::tls::{CLibrary, Place, TlsVariable};
 use otelctx_reader::runtime::{KernelStep, RuntimeError};
 
-use crate::process::MAX_ADDONS;
 use crate::walk::{Broken, RecordPlace};
 
+/// Maximum number of addons that are read. A program has one, that of a vendor beside it, or several
+/// versions of one.
+pub(crate) const MAX_ADDONS: usize = 4;
 /// Words of a `struct place`.
 const VARIABLE_WORDS: usize = 7;
 
@@ -25,7 +27,7 @@ pub(crate) fn kernel_step(addons: &[TlsVariable], place: RecordPlace) -> KernelS
         RecordPlace::Compressed => (3, 0, 0),
     };
     let mut words: Vec<u64> = addons.iter().flat_map(variable).collect();
-    // The storage of the others is 0: none.
+    // A place of zeros has no storage.
     words.resize(MAX_ADDONS * VARIABLE_WORDS, 0);
     words.extend([kind, in_object, in_native]);
     let configuration = words.into_iter().flat_map(u64::to_ne_bytes).collect();
@@ -63,7 +65,7 @@ fn variable(variable: &TlsVariable) -> [u64; VARIABLE_WORDS] {
     ]
 }
 
-/// What the step adds to a sample.
+/// The part of a sample that the step adds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
     /// The thread executes no JavaScript that publishes.
@@ -78,8 +80,6 @@ pub(crate) enum Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// # Errors
-    /// If the step could not follow what the addon publishes, or the part is cut short.
     pub(crate) fn read(part: &'a [u8]) -> Result<Self, RuntimeError> {
         if part.is_empty() {
             return Ok(Self::Nothing);

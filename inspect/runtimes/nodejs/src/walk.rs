@@ -1,10 +1,11 @@
-//! From the thread-local structure that a Node.js addon publishes to the record of the active context.
+//! Walks from the thread-local structure that a Node.js addon publishes to the record of the active
+//! context.
 //!
-//! Node.js keeps the value of each `AsyncLocalStorage` in a map that V8 carries from one asynchronous call to
-//! the next (`AsyncContextFrame`, lib/internal/async_context_frame.js). The structure says where the isolate has
-//! that map, which key in it is the addon's, and where an object of the addon has its record. V8's heap is read
-//! as it is between two instructions of the isolate's thread: objects that the garbage collector moves are found
-//! by their forwarding addresses.
+//! Node.js keeps the value of each `AsyncLocalStorage` in a map that V8 passes from one asynchronous
+//! call to the next (`AsyncContextFrame`, lib/internal/async_context_frame.js). The structure has the
+//! address of that map, the addon's key in it, and the offset of the record in an object of the addon.
+//! V8's heap is read as it is between two instructions of the isolate's thread: objects that the
+//! garbage collector moves are found by their forwarding addresses.
 
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{Memory, MemoryError};
@@ -25,47 +26,47 @@ const MAX_CHAIN: usize = 64;
 const HEADER_WORDS: u64 = 5;
 /// Words of an entry: key, value, and the index of the next entry in the bucket.
 const ENTRY_WORDS: u64 = 3;
-/// How many words the smallest map has, which are read at once: V8 makes none for fewer than four entries, in two
-/// buckets (`OrderedHashTable::kInitialCapacity`). It may end with its page.
+/// Size of the smallest map in words, which are read at once: V8 makes none for fewer than four
+/// entries, in two buckets (`OrderedHashTable::kInitialCapacity`). It may end with its page.
 const SMALLEST: usize = (HEADER_WORDS + 2 + 4 * ENTRY_WORDS) as usize;
-/// Where a `JSMap` has its table, in words (src/objects/js-collection.h).
+/// Offset of the table in a `JSMap`, in words (src/objects/js-collection.h).
 const MAP_TABLE: usize = 3;
-/// How many words are read of a `JSMap` and what follows it. That is mostly its table: V8 allocates them in this order,
-/// the map with room for more fields at first.
+/// Number of words read from the start of a `JSMap`, in one read with its table, which mostly follows
+/// it: V8 allocates them in this order, the map with room for more fields at first.
 const WITH_TABLE: usize = 38;
 
 /// The structure, as the addon publishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// Address of the isolate's word with the map; 0 while nothing may be used.
+    /// Address of the isolate's word with the map; 0 while the structure must not be used.
     cped_slot: u64,
     /// Address of a slot with the key, which the garbage collector updates.
     als_handle: u64,
     /// The key's hash.
     als_identity_hash: i32,
-    /// Where an object of the addon has the address of its record, in bytes; 0 in older addons.
+    /// Offset of the record's address in an object of the addon, in bytes; 0 in older addons.
     record_slot_offset: u8,
     /// `undefined` as a tagged word, or, in older addons, the address of a slot with it.
     undefined: u64,
 }
 
-/// How an object of the addon leads to its record.
+/// The location of a record's address, from an object of the addon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordPlace {
-    /// At the offset that the structure has. If it has one, no other counts.
+    /// The structure has the offset, which has precedence over all others.
     Published,
-    /// At this offset in the object, in bytes.
+    /// The object has it at this offset, in bytes.
     InObject(u64),
-    /// In a native object, whose address is at one offset in the object, at another offset in that.
+    /// A native object has it at offset `native`; its address is at offset `object` in the object.
     InNative { object: u64, native: u64 },
     /// Pointers in V8's heap are compressed to four bytes, which is not supported.
     Compressed,
 }
 
 impl RecordPlace {
-    /// By the attributes of the process context: older addons publish the offsets there. Those of
-    /// `@datadog/pprof` 5.18 have a native object, those of 5.19 the object alone. The first draft of the schema had
-    /// names of its own, and the record's address at a fixed offset in the native object.
+    /// Reads the attributes of the process context, in which older addons publish the offsets.
+    /// `@datadog/pprof` 5.18 has a native object, 5.19 only the object. The first draft of the schema
+    /// had other names, and the record's address at a fixed offset in the native object.
     pub(crate) fn announced(attributes: &Attributes) -> Self {
         let number = |name: &str| {
             let (_, value) = attributes.iter().find(|(key, _)| key == name)?;
@@ -77,23 +78,20 @@ impl RecordPlace {
         };
         let wrapped = number("threadlocal.wrapped_object_offset");
         let native = number("threadlocal.native_wrap_fields_offset");
-        let sizes = [
+        for name in [
             "threadlocal.tagged_size",
             "threadlocal.nodejs_v1.tagged_size",
-        ];
-        let mut sizes = sizes.into_iter().filter_map(number);
-        if sizes.any(|size| size != SIZE_OF_WORD) {
-            return Self::Compressed;
+        ] {
+            if number(name).is_some_and(|size| size != SIZE_OF_WORD) {
+                return Self::Compressed;
+            }
         }
         const DRAFT: &str = "threadlocal.nodejs_v1.wrapped_object_offset";
         if let Some(object) = number(DRAFT) {
             return Self::InNative { object, native: 24 };
         }
-        match (
-            number("threadlocal.js_object_record_offset"),
-            wrapped,
-            native,
-        ) {
+        let in_object = number("threadlocal.js_object_record_offset");
+        match (in_object, wrapped, native) {
             (Some(offset), ..) => Self::InObject(offset),
             (None, Some(object), Some(native)) => Self::InNative { object, native },
             _ => Self::Published,
@@ -101,18 +99,18 @@ impl RecordPlace {
     }
 }
 
-/// What the walk has come to.
+/// The result of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Walked {
     /// The addon has closed its gate, or has not opened it yet.
     Unpublished,
     /// No asynchronous context is active.
     NoFrame,
-    /// The active one has no value of the addon.
+    /// The active context has no value of the addon.
     NotInFrame,
-    /// Its value is `undefined`: the context was left.
+    /// The addon's value is `undefined`: the context was left.
     Detached,
-    /// The object has given its record back.
+    /// The object has freed its record.
     TornDown,
     /// The address of the record.
     Record(u64),
@@ -286,7 +284,7 @@ impl Heap<'_> {
         let words = self.words::<WITH_TABLE>(start_of_map);
         let table = match &words {
             Ok(words) => words[MAP_TABLE],
-            // Less than that may be left of what is mapped.
+            // The mapping may end before that.
             Err(_) => self.field(Step::Frame, map, 8 * MAP_TABLE as u64)?,
         };
         let start = untagged(Step::Table, table)?;

@@ -36,7 +36,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     address_mask: (1 << 48) - 1,
     vendor: gimli::Vendor::AArch64,
     stubs: stubs::rules,
-    // There, no program is known whose entry point has no unwind tables.
+    // On aarch64, no program is known whose entry point has no unwind tables.
     entry: |_| 0,
     first_returns,
 };

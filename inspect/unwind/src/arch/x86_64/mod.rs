@@ -48,9 +48,8 @@ fn entry(code: &[u8]) -> usize {
     let size = if behind_mark.starts_with(&[0x31, 0xed]) {
         // call of an address, or of a pointer in the GOT; hlt
         let calls = |it: &[u8]| it[1] == 0xe8 || it[..2] == [0xff, 0x15];
-        let place = behind_mark
-            .windows(7)
-            .position(|it| it[6] == 0xf4 && calls(it));
+        let is_end = |it: &[u8]| it[6] == 0xf4 && calls(it);
+        let place = behind_mark.windows(7).position(is_end);
         place.map(|place| place + 7)
     } else if behind_mark.starts_with(&[0x48, 0x31, 0xed]) {
         // and $-16, %rsp; call
@@ -83,11 +82,8 @@ fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
             matches!(it, [.., 0xff, 0x10..=0x13 | 0x16..=0x17 | 0xd0..=0xd7])
                 || matches!(it, [.., 0xff, 0x50..=0x53 | 0x55..=0x57, _])
         });
-        found.extend(
-            called
-                .filter(|_| is_call)
-                .map(|it| start.wrapping_add(it.len() as u64)),
-        );
+        let called = called.filter(|_| is_call);
+        found.extend(called.map(|it| start.wrapping_add(it.len() as u64)));
     }
 }
 

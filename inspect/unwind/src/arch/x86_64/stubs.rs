@@ -29,7 +29,7 @@ pub(super) fn rules(bytes: &[u8], address: u64, write: &mut Write<'_>) -> Result
     let mut address = address;
     let mut in_mold_header = false;
     for entry in bytes.chunks(ENTRY) {
-        // What calls the dynamic linker comes first: an entry has pushed its number before.
+        // The header, which calls the dynamic linker, comes first: an entry has pushed its number.
         if entry.starts_with(&PUSH_GOT) {
             write(address, above_stack_pointer(8))?;
             write(address + 6, above_stack_pointer(16))?;
@@ -81,9 +81,7 @@ fn function(bytes: &[u8], address: u64, write: &mut Write<'_>) -> Result<(), Err
         return Ok(());
     };
     write(address, above_stack_pointer(0))?;
-    write(
-        address + (reserve + RESERVE.len()) as u64,
-        above_stack_pointer(8),
-    )?;
+    let reserved = address + (reserve + RESERVE.len()) as u64;
+    write(reserved, above_stack_pointer(8))?;
     write(address + release as u64 + 4, above_stack_pointer(0))
 }
