@@ -1,4 +1,4 @@
-//! Memory that is read in large pieces: thread states lie close to each other, and each read is a system
+//! Reads memory in large pieces: thread states are close to each other, and each read is a system
 //! call.
 
 use std::cell::RefCell;
@@ -12,19 +12,17 @@ const MIN_PIECE: u64 = 4 << 10;
 /// Maximum number of pieces that are kept, the last ones that were read.
 const MAX_PIECES: usize = 16;
 
-/// Memory as it was when a piece of it was read first.
+/// Memory with cached pieces.
 pub(crate) struct Ahead<'m> {
     memory: &'m dyn Memory,
-    /// By their addresses.
+    /// Addresses and contents.
     pieces: RefCell<Vec<(u64, Vec<u8>)>>,
 }
 
 impl<'m> Ahead<'m> {
     pub(crate) fn new(memory: &'m dyn Memory) -> Self {
-        Self {
-            memory,
-            pieces: RefCell::default(),
-        }
+        let pieces = RefCell::default();
+        Self { memory, pieces }
     }
 
     /// Reads the largest piece around an address that can be read, if there is one.
@@ -63,7 +61,7 @@ impl Memory for Ahead<'_> {
         }
         match found {
             Some(bytes) => buffer.copy_from_slice(&bytes),
-            // It is in two pieces, or is not readable.
+            // The range is in two pieces, or is not readable.
             None => self.memory.read(address, buffer)?,
         }
         Ok(())

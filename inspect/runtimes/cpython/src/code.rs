@@ -13,7 +13,7 @@ use crate::layout::{CodeOffsets, Layout, TextLayout};
 use crate::lines;
 use crate::structure::Structure;
 
-/// Where the bytes of Python 2's `PyStringObject` start: `ob_sval`.
+/// `PyStringObject.ob_sval` of Python 2: the bytes.
 const STRING: u64 = 36;
 
 /// Maximum number of characters kept of a name.
@@ -26,12 +26,12 @@ const MAX_LINE_TABLE: usize = 64 << 10;
 /// Maximum memory of the functions kept of one process, and of all processes, in bytes.
 const MAX_MEMORY: usize = 8 << 20;
 const MAX_TOTAL: usize = 64 << 20;
-/// Memory of the functions that is every process's own, so that the last ones keep some, too.
+/// Memory of the functions that every process may use, even if [`MAX_TOTAL`] is exceeded.
 const MIN_MEMORY: usize = 128 << 10;
 /// Maximum number of lines kept of one process.
 const MAX_LINES: usize = 64 << 10;
-/// Maximum work for one process a second, in bytes that are read of its functions or searched for a line: some
-/// 50 ms. A process could otherwise keep a reader from all others.
+/// Maximum work for one process a second, in bytes that are read of its functions or searched for a
+/// line: some 50 ms. A process could otherwise keep the reader from reading others.
 const MAX_WORK: usize = 16 << 20;
 
 /// A code object.
@@ -50,13 +50,8 @@ impl Code {
     fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<Self, RuntimeError> {
         let code = &layout.code;
         let qualified_name = code.qualified_name.unwrap_or(code.name);
-        let fields = [
-            code.filename,
-            code.name,
-            qualified_name,
-            code.first_line,
-            code.line_table,
-        ];
+        let (name, lines) = (code.name, code.line_table);
+        let fields = [code.filename, name, qualified_name, code.first_line, lines];
         let structure = Structure::read(memory, address, &fields)?;
         let text = |offset, limit| text(memory, layout, structure.pointer(offset), limit);
         Ok(Self {
@@ -77,12 +72,8 @@ impl Code {
 
     /// The line of the instruction at this offset, in bytes; 0 if it has none.
     fn line(&self, at: i64) -> u32 {
-        lines::line(
-            self.offsets.line_format,
-            &self.line_table,
-            self.first_line,
-            at,
-        )
+        let format = self.offsets.line_format;
+        lines::line(format, &self.line_table, self.first_line, at)
     }
 
     fn memory(&self) -> usize {
@@ -92,14 +83,14 @@ impl Code {
     }
 }
 
-/// The code objects of one process that were read before.
+/// The cached code objects of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Codes {
-    /// By address and [`Identity::hash`]: they may have been freed.
+    /// Code objects by address and [`Identity::hash`]: they may have been freed.
     known: HashMap<(u64, u64), Arc<Code>>,
-    /// Memory of these, in bytes.
+    /// Memory of `known`, in bytes.
     memory: usize,
-    /// That of all processes.
+    /// Memory of all processes, in bytes.
     total: Arc<AtomicUsize>,
     /// Lines by the address of a [`Code`] here, and the offset of an instruction.
     lines: HashMap<(usize, i64), u32>,
@@ -116,14 +107,11 @@ struct Work {
 }
 
 impl Work {
-    /// Adds work. False if there was too much already.
+    /// Adds work. False if the limit is exceeded.
     fn add(&mut self, bytes: usize) -> bool {
         let is_over = |since: Instant| since.elapsed() >= Duration::from_secs(1);
         if self.since.is_none_or(is_over) {
-            *self = Self {
-                since: Some(Instant::now()),
-                bytes: 0,
-            };
+            (self.since, self.bytes) = (Some(Instant::now()), 0);
         }
         self.bytes = self.bytes.saturating_add(bytes);
         self.bytes <= MAX_WORK
@@ -229,7 +217,7 @@ impl Codes {
             || self.memory + added > MIN_MEMORY
                 && self.total.load(Ordering::Relaxed) + added > MAX_TOTAL;
         if is_full || self.known.contains_key(&key) {
-            // Their addresses are those of other functions from now on.
+            // Other functions may get their addresses, which are keys of `lines`.
             self.lines.clear();
             self.known.clear();
             self.total.fetch_sub(self.memory, Ordering::Relaxed);
@@ -301,22 +289,18 @@ pub(crate) fn text(
     match (is_compact, kind) {
         (1, 1) => Ok(characters(1)?.into_iter().map(char::from).collect()),
         (1, 2) => {
-            let units = characters(2)?;
-            let units = units
-                .chunks_exact(2)
-                .map(|unit| u16::from_ne_bytes([unit[0], unit[1]]));
-            let decoded = char::decode_utf16(units);
-            Ok(decoded
-                .map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER))
-                .collect())
+            let bytes = characters(2)?;
+            let units = bytes.as_chunks().0.iter();
+            let decoded = char::decode_utf16(units.map(|unit| u16::from_ne_bytes(*unit)));
+            let text = decoded.map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER));
+            Ok(text.collect())
         }
         (1, 4) => {
-            let units = characters(4)?;
-            let units = units.chunks_exact(4);
-            let units = units.map(|unit| u32::from_ne_bytes([unit[0], unit[1], unit[2], unit[3]]));
-            Ok(units
-                .map(|it| char::from_u32(it).unwrap_or(char::REPLACEMENT_CHARACTER))
-                .collect())
+            let bytes = characters(4)?;
+            let units = bytes.as_chunks().0.iter();
+            let decoded = units.map(|unit| char::from_u32(u32::from_ne_bytes(*unit)));
+            let text = decoded.map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER));
+            Ok(text.collect())
         }
         _ => {
             let reason = format!("there is no string at {address:#x}");

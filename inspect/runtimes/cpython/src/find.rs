@@ -1,11 +1,9 @@
 //! Finds CPython among the modules of a process: its version and its variables.
 
-use std::ffi::{OsStr, OsString};
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use otelctx_reader::remote::libc::is_c_library;
 use otelctx_reader::remote::tls::{self, Place};
@@ -14,23 +12,18 @@ use otelctx_reader::runtime::RuntimeError;
 
 use crate::code::Codes;
 use crate::getter::{Getter, Returned};
-use crate::interpreter;
 use crate::layout::{Layout, UsedOffsets};
-use crate::process::{NativeCode, PythonProcess};
+use crate::process::PythonProcess;
 use crate::step;
-use crate::threads::{OwnState, StateCache, Variables};
+use crate::symbols::{FUNCTION, Symbols};
+use crate::threads::{OwnState, Variables};
 use crate::version::Version;
 
-/// Number of bytes that are read of a text that may be a version.
-const MAX_VERSION: usize = 8;
 /// `Py_tss_t._key`.
 const TSS_KEY: u64 = 4;
 
-/// Maximum number of interpreters that libraries of a process contain, each of which knows nothing of the others.
+/// Maximum number of independent interpreters that libraries of a process contain.
 const MAX_PROCESSES: usize = 8;
-
-/// A function of every version.
-pub(crate) const FUNCTION: &str = "Py_GetVersion";
 
 /// Returns whether a file of this name is part of PyPy: `pypy3.11`, `libpypy3.11-c.so`.
 pub(crate) fn is_pypy(file_name: &[u8]) -> bool {
@@ -47,40 +40,35 @@ pub(crate) fn find(
     memory: &Arc<AtomicUsize>,
 ) -> Result<Option<PythonProcess>, RuntimeError> {
     let found = modules.loaded.iter();
-    let mut found: Vec<_> = found
-        .filter_map(|module| Symbols::of(target, module))
-        .collect();
-    // Of an executable and its library, one defines the interpreter. The other may have copies of its variables.
+    let found = found.filter_map(|module| Symbols::of(target, module));
+    let mut found: Vec<_> = found.collect();
+    // Of an executable and its library, one defines the interpreter. The other may have copies of its
+    // variables.
     found.sort_by_key(|module| module.code(FUNCTION).is_none());
-    // Extension modules may have loaded a library that the program does not use: it has an interpreter of its own.
+    // Extension modules may have loaded a library with an own interpreter, which the program does not
+    // use.
     let mut first = None;
     let mut used: Vec<(u64, PythonProcess)> = Vec::new();
     for module in found {
-        // A copy of the variables of one that is known.
+        // The module has only copies of variables.
         if !used.is_empty() && module.code(FUNCTION).is_none() {
             continue;
         }
         let process = module.process(modules.cache(), memory);
-        let interpreters = |process: &PythonProcess| {
+        let interpreters = process.as_ref().ok().and_then(|process| {
             let interpreters = target.read_u64(process.variables.interpreters);
             interpreters.ok().filter(|first| *first != 0)
-        };
-        match process {
-            Ok(process) => match interpreters(&process) {
-                Some(first) if used.iter().all(|(known, _)| *known != first) => {
-                    used.push((first, process));
+        });
+        match (process, interpreters) {
+            (Ok(process), Some(interpreters)) => {
+                if used.iter().all(|(known, _)| *known != interpreters) {
+                    used.push((interpreters, process));
                     if used.len() == MAX_PROCESSES {
                         break;
                     }
                 }
-                Some(_) => {}
-                None => {
-                    first.get_or_insert(Ok(process));
-                }
-            },
-            Err(error) => {
-                first.get_or_insert(Err(error));
             }
+            (process, _) => drop(first.get_or_insert(process)),
         }
     }
     let mut used = used.into_iter().map(|(_, process)| process);
@@ -111,67 +99,17 @@ pub(crate) fn at(
     let layout = Layout::of(target, version, Some(runtime))?;
     let at = |offset: u64| runtime.wrapping_add(offset);
     let offsets = layout.runtime;
-    Ok(PythonProcess {
-        version,
-        layout,
-        variables: Variables {
-            interpreters: offsets.map_or(runtime, |offsets| at(offsets.interpreters)),
-            current: offsets.and_then(|offsets| offsets.current.map(at)),
-            thread_current: None,
-            thread_id: 0,
-            own: None,
-        },
-        states: StateCache::default(),
-        module: OsString::new(),
-        files: FileCache::default(),
-        code: OnceLock::new(),
-        codes: Mutex::new(Codes::default()),
-        step: None,
-        others: Vec::new(),
-    })
+    let variables = Variables {
+        interpreters: offsets.map_or(runtime, |offsets| at(offsets.interpreters)),
+        current: offsets.and_then(|offsets| offsets.current.map(at)),
+        thread_current: None,
+        thread_id: 0,
+        own: None,
+    };
+    Ok(PythonProcess::new(version, layout, variables))
 }
 
-/// The code of the interpreter, of this version, that the module with this name defines.
-pub(crate) fn code(
-    target: &dyn Target,
-    files: &FileCache,
-    name: &OsStr,
-    version: Version,
-) -> Option<NativeCode> {
-    let is_it = |other: &[u8]| other == name.as_bytes();
-    let modules = Modules::read_named(target, files, &is_it).ok()?;
-    let mut modules = modules.loaded.iter();
-    let symbols = modules.find_map(|module| Symbols::of(target, module))?;
-    Some(NativeCode {
-        interpreter: symbols.interpreter(version),
-        gil: interpreter::gil_code(target, symbols.module),
-    })
-}
-
-/// The module that defines the interpreter.
-struct Symbols<'s> {
-    target: &'s dyn Target,
-    module: &'s LoadedModule,
-    /// Address of `_PyRuntime`, which exists from 3.7 on.
-    runtime: Option<u64>,
-    /// True if the module exports the interpreter's functions.
-    is_exported: bool,
-}
-
-impl<'s> Symbols<'s> {
-    fn of(target: &'s dyn Target, module: &'s LoadedModule) -> Option<Self> {
-        let mut symbols = Self {
-            target,
-            module,
-            runtime: None,
-            is_exported: matches!(module.exported(target, FUNCTION), Ok(Some(_))),
-        };
-        symbols.runtime = symbols.address("_PyRuntime");
-        let is_old = || symbols.address("_PyThreadState_Current").is_some();
-        (symbols.runtime.is_some() || is_old()).then_some(symbols)
-    }
-
-    /// The interpreter.
+impl Symbols<'_> {
     fn process(
         &self,
         files: &FileCache,
@@ -185,12 +123,8 @@ impl<'s> Symbols<'s> {
         let layout = Layout::of(self.target, version, self.runtime)?;
         let variables = match (layout.runtime, self.runtime) {
             (Some(offsets), Some(runtime)) => {
-                let offsets = layout.checked(
-                    version,
-                    self.target.machine(),
-                    offsets,
-                    self.used_offsets(runtime),
-                )?;
+                let (machine, used) = (self.target.machine(), self.used_offsets(runtime));
+                let offsets = layout.checked(version, machine, offsets, used)?;
                 let at = |offset: u64| runtime.wrapping_add(offset);
                 Variables {
                     interpreters: at(offsets.interpreters),
@@ -210,7 +144,7 @@ impl<'s> Symbols<'s> {
                 thread_current: None,
                 thread_id: self.thread_id(files)?,
                 own: match version.series() {
-                    // Its keys are those of a list of its own.
+                    // Its keys are in an own list.
                     (2, _) => None,
                     _ => self.own_state(version, files, None),
                 },
@@ -219,76 +153,31 @@ impl<'s> Symbols<'s> {
         let code_type = self.address("PyCode_Type");
         Ok(PythonProcess {
             step: code_type.and_then(|code_type| step::kernel_step(&layout, &variables, code_type)),
-            version,
-            layout,
-            variables,
-            states: StateCache::default(),
             module: self.module.name.clone(),
             files: files.clone(),
-            code: OnceLock::new(),
             codes: Mutex::new(Codes::new(memory.clone())),
-            others: Vec::new(),
+            ..PythonProcess::new(version, layout, variables)
         })
     }
 
-    /// The address of a variable or function.
-    fn address(&self, name: &str) -> Option<u64> {
-        self.code(name).map(|code| code.start)
-    }
-
-    fn code(&self, name: &str) -> Option<Range<u64>> {
-        // The symbol table of a program that exports its symbols has no others that are needed, and takes long to
-        // search.
-        let symbol = if self.is_exported {
-            self.module.exported(self.target, name).ok()??
-        } else {
-            self.module.defined(self.target, name).ok()??
-        };
-        let start = self.module.bias.wrapping_add(symbol.value);
-        Some(start..start.saturating_add(symbol.size))
-    }
-
-    fn getter(&self, name: &str) -> Option<Getter> {
-        let code = self.code(name)?;
-        Getter::read(self.target, code.start, code.end - code.start).ok()
-    }
-
-    fn version(&self) -> Result<Version, RuntimeError> {
-        if let Some(version) = self.address("Py_Version") {
-            let hex = self.target.read_u64(version)?;
-            return Version::of_hex(hex).ok_or_else(|| {
-                RuntimeError::new(format!("its version, {hex:#x}, is not one of CPython's"))
-            });
+    /// The address of the variable that a function returns.
+    fn returned_from(&self, name: &str) -> Option<u64> {
+        match self.getter(name)?.result? {
+            Returned::Value(value) => value.read_from,
+            Returned::ThreadLocal(_) | Returned::AtCalled(_) => None,
         }
-        // Before 3.11, only this function uses it.
-        let getter = self.getter(FUNCTION).unwrap_or_default();
-        let parse = |address: &u64| {
-            let mut text = [0; MAX_VERSION];
-            self.target.read(*address, &mut text).ok()?;
-            Version::parse(&text)
-        };
-        let version = getter.constants.iter().find_map(parse);
-        version.ok_or_else(|| RuntimeError::new("its version is unknown"))
     }
 
     /// Before 3.7, the address of the pointer to the first interpreter.
     fn interpreters(&self) -> Result<u64, RuntimeError> {
-        let head = self.getter("PyInterpreterState_Head");
-        let head = head.and_then(|getter| match getter.result? {
-            Returned::Value(value) => value.read_from,
-            Returned::ThreadLocal(_) | Returned::AtCalled(_) => None,
-        });
+        let head = self.returned_from("PyInterpreterState_Head");
         let head = head.or_else(|| self.module.address_of(self.target, "interp_head").ok()?);
         head.ok_or_else(|| RuntimeError::new("its list of interpreters was not found"))
     }
 
     /// Offsets in `_PyRuntime`, which is at `runtime`, that functions use.
     fn used_offsets(&self, runtime: u64) -> UsedOffsets {
-        let current = self.getter("_PyThreadState_UncheckedGet");
-        let current = current.and_then(|getter| match getter.result? {
-            Returned::Value(value) => value.read_from,
-            Returned::ThreadLocal(_) | Returned::AtCalled(_) => None,
-        });
+        let current = self.returned_from("_PyThreadState_UncheckedGet");
         let key = self.getter("PyGILState_GetThisThreadState");
         let key = key.and_then(|getter| used_key(&getter));
         let offset = |address: u64| address.wrapping_sub(runtime);
@@ -298,7 +187,7 @@ impl<'s> Symbols<'s> {
         }
     }
 
-    /// Where threads store their thread states. `known` is the address of the `Py_tss_t` by the
+    /// Locates the thread states that threads store. `known` is the address of the `Py_tss_t` by the
     /// layout, which may differ between versions with the same minor number.
     fn own_state(
         &self,
@@ -308,7 +197,7 @@ impl<'s> Symbols<'s> {
     ) -> Option<OwnState> {
         let getter = self.getter("PyGILState_GetThisThreadState");
         let getter = getter.unwrap_or_default();
-        // There is no key any more.
+        // A thread-local variable replaced the key.
         if version.series() >= (3, 15) {
             let offset = self.thread_local(files, "_Py_tss_gilstate", &getter)?;
             return Some(OwnState::ThreadLocal(offset));
@@ -334,12 +223,10 @@ impl<'s> Symbols<'s> {
         if let Some(Returned::ThreadLocal(offset)) = getter.result {
             return Some(offset);
         }
-        // In a shared library, the function calls the dynamic linker with a slot. A symbol is not always there, and
-        // takes the files of all modules to find.
+        // In a shared library, the function calls the dynamic linker with a slot. The variable's symbol
+        // may be missing, and resolving it reads the files of all modules.
         let slot = getter.argument.and_then(|slot| {
-            let own = self.module.name.as_bytes();
-            let wanted = |name: &[u8]| name == own || is_c_library(name);
-            let modules = Modules::read_named(self.target, files, &wanted).ok()?;
+            let modules = self.c_library(files).ok()?;
             let offset = tls::resolve_slot(self.target, &modules, slot.number).ok()??;
             Some(match getter.result {
                 Some(Returned::AtCalled(displacement)) => offset.wrapping_add(displacement),
@@ -347,12 +234,10 @@ impl<'s> Symbols<'s> {
             })
         });
         slot.or_else(|| {
-            let variable = tls::resolve(self.target, files, name).ok()?;
-            let mut variables = variable.variables.iter();
-            match variables
-                .find(|variable| variable.module == self.module.name)?
-                .place()
-            {
+            let resolution = tls::resolve(self.target, files, name).ok()?;
+            let mut variables = resolution.variables.iter();
+            let own = variables.find(|variable| variable.module == self.module.name);
+            match own?.place() {
                 Place::Static(offset) => Some(offset),
                 Place::Dynamic { .. } => None,
             }
@@ -368,7 +253,7 @@ impl<'s> Symbols<'s> {
 
     /// See [`Variables::thread_id`].
     fn thread_id(&self, files: &FileCache) -> Result<i64, RuntimeError> {
-        // By every C library there.
+        // Every C library of x86-64 uses the thread pointer.
         if self.target.machine() == Machine::X86_64 {
             return Ok(0);
         }
@@ -376,25 +261,12 @@ impl<'s> Symbols<'s> {
         let thread_id = libraries.pthread_self(self.target)?;
         thread_id.ok_or_else(|| RuntimeError::new("its C library is unknown"))
     }
-
-    /// The code of the evaluation loop, in one or several parts.
-    fn interpreter(&self, version: Version) -> Vec<Range<u64>> {
-        let name = match version.series() {
-            (2, _) => "PyEval_EvalFrameEx",
-            _ => "_PyEval_EvalFrameDefault",
-        };
-        let Some(code) = self.code(name) else {
-            return Vec::new();
-        };
-        let has_table = version.series() >= (3, 14);
-        interpreter::parts(self.target, self.module, name, &code, has_table)
-    }
 }
 
 /// The address of the key that `PyGILState_GetThisThreadState` uses.
 fn used_key(getter: &Getter) -> Option<u64> {
     let argument = getter.argument?;
-    // The key itself, or a `Py_tss_t`.
+    // The argument is the key, or a `Py_tss_t`.
     let tss = || argument.number.wrapping_add(TSS_KEY);
     Some(argument.read_from.unwrap_or_else(tss))
 }
@@ -403,9 +275,9 @@ fn used_key(getter: &Getter) -> Option<u64> {
 mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeSet;
+    use std::ffi::{OsStr, OsString};
     use std::fs::File;
     use std::ops::ControlFlow;
-    use std::os::unix::ffi::OsStrExt;
 
     use otelctx_fixtures::Target as Program;
     use otelctx_fixtures::python::{Interpreter, Linkage};

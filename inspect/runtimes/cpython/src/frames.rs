@@ -7,7 +7,7 @@ use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, RuntimeStack};
 use otelctx_reader::sample::{FrameKind, NamedFrame};
 
 use crate::code::{Code, Codes};
-use crate::layout::{CallEnd, Instruction, Layout, TopFrame};
+use crate::layout::{CallEnd, GENERATOR_STATE, Instruction, Layout, TopFrame};
 use crate::step::Part;
 use crate::structure::Structure;
 
@@ -15,15 +15,13 @@ use crate::structure::Structure;
 const MAX_STEPS: usize = 4 * MAX_FRAMES;
 /// `FRAME_OWNED_BY_GENERATOR`.
 const OWNED_BY_GENERATOR: u8 = 1;
-/// `PyGenObject.gi_frame_state`, a byte, from the frame that is part of the generator: `FRAME_EXECUTING`
-/// is 0.
-pub(crate) const GENERATOR_STATE: u64 = 0_u64.wrapping_sub(5);
 /// More than a thread state takes in 3.11 and 3.12, in bytes.
 const MAX_STATE: u64 = 1024;
 /// From 3.14 on, the low bits of a pointer to an object are flags.
 const TAG: u64 = 3;
 
-/// greenlet's library, on which gevent and eventlet are based; its name had no underscore before greenlet 1.0.
+/// The library of greenlet, on which gevent and eventlet are based. Before greenlet 1.0, its name had no
+/// underscore.
 const SWITCHING_LIBRARIES: [&str; 2] = ["_greenlet.", "greenlet."];
 
 /// The frames of the thread with this thread state. `interpreter` is the code that executes them.
@@ -64,7 +62,7 @@ pub(crate) fn stack(
                 if is_right.is_ok() || !before.is_outside {
                     is_right = walk.read(before.innermost, Some(before));
                 }
-                // If the innermost call is not known, neither is that it is the only one.
+                // If the innermost call is unknown, it may not be the only one.
                 is_right = is_right.map(|is_right| is_right && !before.is_outside);
             }
             if !is_right.map_err(RuntimeError::in_a_change)? {
@@ -77,9 +75,9 @@ pub(crate) fn stack(
 }
 
 /// A call of the interpreter in 3.11 and 3.12, by its `_PyCFrame`. The interpreter stores the address of
-/// the innermost one before its contents: those of an earlier call may still be there. They are those of
-/// a call if its outermost frame has the caller's frame before it, and so on to the outermost call.
-/// Otherwise, the call has no frames yet. Later versions have the frames alone, which are stored in order.
+/// the innermost one before its contents, which may still be those of an earlier call. They are valid if
+/// the call's outermost frame has the caller's frame before it, and so on to the outermost call.
+/// Otherwise, the call has no frames yet. Later versions have only frames, which are stored in order.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     /// Its innermost frame.
@@ -90,9 +88,9 @@ struct Call {
     caller: Option<u64>,
     /// The address of the thread state, and the offset of `current_frame` in a `_PyCFrame`.
     place: (u64, u64),
-    /// How many calls it is from the innermost one.
+    /// The number of calls inside of this one.
     depth: u32,
-    /// True if it is no call, because the stack ends before it.
+    /// True if this is past the outermost call.
     is_outside: bool,
 }
 
@@ -109,8 +107,8 @@ impl Call {
         let innermost = memory.read_u64(at)?;
         // `previous`
         let before = memory.read_u64(at.wrapping_add(8))?;
-        // The thread state contains the first one, which has no frames. Each greenlet has another one,
-        // before which is that.
+        // The first `_PyCFrame` is part of the thread state and has no frames. Each greenlet has an own
+        // one, whose `previous` is the first.
         let is_in_state = |address: u64| address.wrapping_sub(thread_state) < MAX_STATE;
         let is_first = is_in_state(address) || is_in_state(before);
         Ok(Self {
@@ -141,8 +139,8 @@ struct Walk<'w> {
 }
 
 impl Walk<'_> {
-    /// Reads the frames from the innermost one on, of this call where it is known. False if they are not
-    /// those of the thread.
+    /// Reads the frames from the innermost one on; `call` is its call, if that is known. False if they
+    /// are not those of the thread.
     fn read(&mut self, innermost: u64, mut call: Option<Call>) -> Result<bool, RuntimeError> {
         let (mut next, mut frames, mut count) = (innermost, Vec::new(), 0);
         let (mut is_complete, mut has_generator) = (true, false);
@@ -170,7 +168,7 @@ impl Walk<'_> {
                     return Ok(false);
                 } else {
                     // An exception is raised in a generator that delegates to another one: 3.11 does
-                    // not enter the interpreter for that, and the frame has the mark of when it did.
+                    // not enter the interpreter for that, and the frame has its mark of an earlier call.
                     is_complete = false;
                 }
             }
@@ -194,7 +192,7 @@ impl Walk<'_> {
     }
 }
 
-/// The frames that the kernel's step has read of a thread.
+/// Converts the frames that the eBPF step has read of a thread.
 pub(crate) fn sampled(
     memory: &dyn Memory,
     layout: &Layout,
@@ -225,10 +223,10 @@ pub(crate) fn sampled(
     stack
 }
 
-/// In the place of the offset of an instruction in a code object: its address is not there. No line has it.
+/// Stands for the offset of an instruction outside of its code object, which has no line.
 const ELSEWHERE: u32 = u32::MAX;
 
-/// The offset of an instruction among the instructions, in bytes, from that in the code object.
+/// Converts the offset of an instruction in the code object to that among the instructions, in bytes.
 fn position(layout: &Layout, sampled: u32) -> i64 {
     match layout.frame.instruction {
         Instruction::Last { unit, .. } => i64::from(sampled.cast_signed()) * i64::from(unit),
@@ -259,7 +257,7 @@ fn unknown() -> NamedFrame {
 }
 
 struct Step {
-    /// `None` for one that only marks the end of a call.
+    /// `None` for a frame that only marks the end of a call.
     frame: Option<NamedFrame>,
     ends_call: bool,
     is_generator: bool,
@@ -309,10 +307,7 @@ fn read(
     })
 }
 
-/// The function of a frame that no thread may have: one of a suspended generator.
-///
-/// # Errors
-/// If there is no frame.
+/// Reads the function of any frame, such as that of a suspended generator.
 pub(crate) fn function(
     memory: &dyn Memory,
     layout: &Layout,
@@ -355,7 +350,7 @@ fn function_of(
     Ok(named(&code, line))
 }
 
-/// The offsets of what is needed of a frame.
+/// The offsets of the fields of a frame that are read.
 fn fields(layout: &Layout) -> [u64; 7] {
     let frame = &layout.frame;
     let (at, traced) = match frame.instruction {
@@ -366,20 +361,12 @@ fn fields(layout: &Layout) -> [u64; 7] {
         CallEnd::Every => at,
         CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
     };
-    let (trace, traced_line) = traced.unwrap_or((at, at));
+    let (trace, line) = traced.unwrap_or((at, at));
     let copy = frame.copy.unwrap_or(at);
-    [
-        frame.previous,
-        frame.code,
-        at,
-        mark,
-        trace,
-        traced_line,
-        copy,
-    ]
+    [frame.previous, frame.code, at, mark, trace, line, copy]
 }
 
-/// Where the instructions of a code object are: in the object, or the copy with this number, see
+/// The address of the instructions of a code object: in the object, or the copy with this number, see
 /// [`CodeOffsets::copies`](crate::layout::CodeOffsets).
 fn instructions(
     memory: &dyn Memory,

@@ -1,9 +1,8 @@
-//! Short functions of the interpreter, decoded to find the variables that they use. They are
-//! exported where the variables are not.
+//! Decodes short exported functions of the interpreter to find the variables that they use, which are
+//! not exported.
 //!
-//! A function is followed in a straight line, as if no conditional jump were taken, with the values
-//! that are known from the code and from the process's memory, such as addresses in a global offset
-//! table.
+//! A function is executed in a straight line, as if no conditional jump were taken, with values from
+//! the code and from the process's memory, such as addresses in a global offset table.
 
 mod aarch64;
 mod x86_64;
@@ -23,19 +22,19 @@ pub(crate) struct Value {
     pub(crate) read_from: Option<u64>,
 }
 
-/// What a function returns.
+/// The result of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
     /// A value that is the same for all threads.
     Value(Value),
     /// A thread-local variable, at this offset from the thread pointer.
     ThreadLocal(i64),
-    /// The variable at this offset from the address that the only function that it calls returns: a thread-local one,
-    /// in the local-dynamic model.
+    /// The variable at this offset from the result of its only call: a thread-local variable in the
+    /// local-dynamic model.
     AtCalled(i64),
 }
 
-/// The contents of a register, where they are known.
+/// The known contents of a register.
 #[derive(Clone, Copy, Debug)]
 enum RegisterContents {
     Value(Value),
@@ -43,9 +42,9 @@ enum RegisterContents {
     ThreadPointer(i64),
     /// The thread-local variable at this offset from the thread pointer.
     ThreadLocal(i64),
-    /// The address at this offset from what the only call has returned.
+    /// The address at this offset from the result of the only call.
     Called(i64),
-    /// The variable there.
+    /// The variable at this offset from the result of the only call.
     AtCalled(i64),
 }
 
@@ -67,12 +66,12 @@ impl RegisterContents {
     }
 }
 
-/// What a function does.
+/// The facts about a decoded function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Getter {
     /// The first argument of the first function that it calls, or jumps to at its end.
     pub(crate) argument: Option<Value>,
-    /// What it returns, if it calls none, or a variable at the address that its only call returns.
+    /// Its result, if it calls no function, or if the result is [`Returned::AtCalled`].
     pub(crate) result: Option<Returned>,
     /// The addresses and numbers that it uses.
     pub(crate) constants: Vec<u64>,
@@ -93,7 +92,7 @@ impl Getter {
     }
 }
 
-/// How code gets to another address.
+/// The ways in which code continues at another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     Call,
@@ -130,7 +129,6 @@ impl Code {
         Ok(Self::new(target.machine(), range.start, bytes))
     }
 
-    /// Instructions that start at this address.
     pub(crate) const fn new(machine: Machine, start: u64, bytes: Vec<u8>) -> Self {
         Self {
             machine,
@@ -139,7 +137,7 @@ impl Code {
         }
     }
 
-    /// Where it jumps to, inside of it or not.
+    /// Its jumps and calls, inside of it or not.
     pub(crate) fn jumps(&self) -> Vec<Jump> {
         match self.machine {
             Machine::X86_64 => x86_64::jumps(&self.bytes, self.start),

@@ -1,4 +1,4 @@
-//! What tells a code object from another one that later has the same address.
+//! Distinguishes a code object from another one that later has the same address.
 
 use otelctx_reader::remote::{Memory, MemoryError};
 
@@ -6,30 +6,30 @@ use crate::layout::{Layout, ObjectLayout, TextLayout};
 
 /// The words of a code object that are compared, from its type on.
 const WORDS: usize = 16;
-/// How many of them are hashed side by side, as in `bpf/cpython.step.h`.
+/// Number of hashes that the words are distributed over, as in `bpf/cpython.step.h`.
 const LANES: usize = 4;
 /// 2^64 divided by the golden ratio.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-/// The offset of a string's flags, from 3.3 on, of which one says that it is ASCII.
+/// The offset of a string's flags, from 3.3 on, among them the one of an ASCII string.
 const FLAGS: u64 = 32;
 const IS_ASCII: u8 = 0x40;
 /// Maximum number of characters that are compared.
 const CHARACTERS: usize = 48;
-/// Nothing of a string that is on the next page is compared: it may not be there.
+/// The part of a string on the next page is not compared: the page may not be mapped.
 const PAGE: u64 = 4096;
 
-/// A code object, as it was at one moment.
+/// The state of a code object at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// The address of its type.
     pub(crate) object_type: u64,
-    /// True if it has not been freed: the allocator overwrites the first word with a pointer to the
-    /// next free object, and nothing else. That is the number of references; in free-threaded
-    /// builds there are two other numbers, which remain 0.
+    /// True if it has not been freed: the allocator overwrites the first word, the number of
+    /// references, with a pointer to the next free object. Free-threaded builds have two other numbers,
+    /// which remain 0.
     pub(crate) is_alive: bool,
-    /// A hash of what it contains, the same as in `bpf/cpython.step.h`: the words that do not change,
-    /// and up to 3.11 the beginning of its name, because objects of the same shape can have the same
-    /// words, one after the other. Later versions number their code objects.
+    /// A hash of its contents, the same as in `bpf/cpython.step.h`: the words that do not change, and up
+    /// to 3.11 the beginning of its name, because later objects of the same shape can have the same
+    /// words. Later versions number their code objects.
     pub(crate) hash: u64,
 }
 
@@ -63,7 +63,7 @@ impl Identity {
         Ok(Self {
             object_type: words[0],
             is_alive: match layout.object {
-                // `ob_refcnt` has 32 bits from 3.12 on, and others above in 3.14. No address has only these.
+                // `ob_refcnt` has 32 bits from 3.12 on, with others above in 3.14. No address looks so.
                 ObjectLayout::Counted => head[0] as u32 != 0 && head[0] >> 32 & 0xffff == 0,
                 // `ob_ref_local`, and `ob_ref_shared` without its two flags.
                 ObjectLayout::FreeThreaded => head[1] >> 32 != 0 || head[2] >> 2 != 0,
@@ -103,7 +103,7 @@ fn text(memory: &dyn Memory, layout: TextLayout, address: u64, hash: u64) -> u64
     }
     let (head, characters) = bytes.split_at(HEAD);
     let at = |offset: u64| &head[offset.wrapping_sub(layout.start()) as usize % HEAD..];
-    // Of a longer one, the lower half.
+    // The lower half is enough.
     let length = at(TextLayout::LENGTH).first_chunk();
     let length = length
         .map_or(0, |length| u32::from_ne_bytes(*length))

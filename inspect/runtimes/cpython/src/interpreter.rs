@@ -1,6 +1,6 @@
-//! Parts of the evaluation loop that have no symbol: compilers move code that is rarely executed away from the
-//! function that has its name. From 3.14 on, it can also be a function for each instruction of Python, in a table, each
-//! of which jumps to the next.
+//! Finds parts of the evaluation loop without symbols: compilers move rarely executed code away from
+//! the function with the symbol. From 3.14 on, the loop can also be a table of functions, one for each
+//! instruction of Python, each of which jumps to the next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::getter::{Code, Jump, Leaving};
 
 /// Number of instructions in the table.
 const TABLE: usize = 256;
-/// Maximum size of the functions in the table together, in bytes: ten times what they take.
+/// Maximum size of the functions in the table together, in bytes: ten times the actual size.
 const MAX_SIZE: u64 = 1 << 20;
-/// Maximum size of all code that is searched for parts of the loop, in bytes: five times what the largest takes.
+/// Maximum size of all code that is searched for parts of the loop, in bytes: five times the largest.
 const MAX_LOOP: u64 = 1 << 20;
-/// Maximum number of functions that jumps of the loop are looked up in.
+/// Maximum number of functions that are looked up for jumps of the loop.
 const MAX_LOOKUPS: usize = 256;
 /// Maximum number of parts: compilers make two.
 const MAX_PARTS: usize = 16;
@@ -24,8 +24,8 @@ const MAX_PARTS: usize = 16;
 /// Parts of a function, at addresses in the module.
 struct Parts(Vec<Range<u64>>);
 
-/// All parts of the function `name` at `code`, which executes Python: native frames in any of them are calls of the
-/// interpreter. With `has_table`, the functions in its table of instructions, too.
+/// Finds all parts of the function `name` at `code`, which executes Python: native frames in any of
+/// them are calls of the interpreter. With `has_table`, the functions in its table of instructions, too.
 pub(crate) fn parts(
     target: &dyn Target,
     module: &LoadedModule,
@@ -54,8 +54,8 @@ pub(crate) fn parts(
     parts
 }
 
-/// The functions in the table of instructions that the code uses, which are in one place. `None` if the table has
-/// places within these parts instead.
+/// Finds the functions in the table of instructions that the code uses, which are adjacent. `None` if
+/// the table has addresses within these parts instead.
 fn table(
     target: &dyn Target,
     module: &LoadedModule,
@@ -81,9 +81,9 @@ fn table(
     found.max_by_key(|functions| functions.end - functions.start)
 }
 
-/// The code and its other parts: compilers move away what is rarely executed (`.cold`), and so do tools that optimize
-/// linked programs, in several pieces. The code jumps into each of them, and it jumps back. A function that the code
-/// jumps to at its end does not, except to the start of the code.
+/// Finds the other parts of the code: compilers, and tools that optimize linked programs, move rarely
+/// executed code away (`.cold`), in several pieces. The code jumps into each piece, and the piece jumps
+/// back. A function that the code jumps to at its end does not, except to the start of the code.
 fn parts_in(elf: &Elf<'_>, code: Range<u64>) -> Vec<Range<u64>> {
     let mut left = MAX_LOOP;
     let mut jumps = |code: &Range<u64>| {
@@ -97,7 +97,7 @@ fn parts_in(elf: &Elf<'_>, code: Range<u64>) -> Vec<Range<u64>> {
     };
     let mut targets = jumps(&code).unwrap_or_default();
     let mut parts = vec![code];
-    // Functions that have not jumped back yet, with their jumps: they may do so by way of another part.
+    // Functions without a jump back to known parts, and their jumps: they may jump to another part.
     let mut others: Vec<(Range<u64>, Vec<u64>)> = Vec::new();
     let mut lookups = 0;
     while let Some(target) = targets.pop() {
@@ -138,33 +138,31 @@ fn parts_in(elf: &Elf<'_>, code: Range<u64>) -> Vec<Range<u64>> {
     parts
 }
 
-/// The code that takes the GIL, or passes it on and waits until another thread has it: threads that wait for
-/// it are in there. By symbols, these are the functions `take_gil` and `drop_gil`. In a stripped file, or where
-/// compilers have made copies, exported functions call or contain the code. 2.7 has no such functions: its
+/// Finds the code that takes the GIL, or passes it on and waits until another thread has it, in which
+/// threads wait for it: the functions `take_gil` and `drop_gil`. In a stripped file, or where compilers
+/// have made copies, exported functions call or contain the code. 2.7 has no such functions: its
 /// evaluation loop calls the functions for all locks.
 pub(crate) fn gil_code(target: &dyn Target, module: &LoadedModule) -> Arc<[Range<u64>]> {
-    let part = |symbol: ElfSymbol| {
-        let start = module.bias.wrapping_add(symbol.value);
-        start..start.saturating_add(symbol.size)
-    };
     let named = ["take_gil", "drop_gil"].into_iter();
-    let named = named.filter_map(|name| module.symbol(target, name).ok()?.map(part));
+    let named = named.filter_map(|name| Some(range(module, module.symbol(target, name).ok()??)));
     let mut parts: Vec<Range<u64>> = named.chain(exported_gil_code(target, module)).collect();
     parts.sort_unstable_by_key(|part| (part.start, part.end));
     parts.dedup();
     parts.into()
 }
 
-/// Maximum number of functions that an exported one leads to.
+/// The addresses of a symbol in the process.
+fn range(module: &LoadedModule, symbol: ElfSymbol) -> Range<u64> {
+    let start = module.bias.wrapping_add(symbol.value);
+    start..start.saturating_add(symbol.size)
+}
+
+/// Maximum number of functions that are found from an exported one.
 const MAX_FUNCTIONS: usize = 64;
 
-/// The same by the exported functions alone.
+/// [`gil_code`] without the symbols of `.symtab`.
 fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u64>> {
-    let exported = |name| {
-        let symbol = module.exported(target, name).ok()??;
-        let start = module.bias.wrapping_add(symbol.value);
-        Some(start..start.saturating_add(symbol.size))
-    };
+    let exported = |name| Some(range(module, module.exported(target, name).ok()??));
     let locks = ["PyThread_acquire_lock", "PyThread_release_lock"].map(exported);
     let users = [
         "PyEval_RestoreThread",
@@ -176,7 +174,7 @@ fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u6
     for code in users.into_iter().filter_map(exported) {
         let mut found = called(target, module, &code, &[Leaving::Call, Leaving::Jump]);
         let mut index = 0;
-        // Some only set an argument and jump to the next.
+        // Some functions only set an argument and jump to the next.
         while index < found.len() && found.len() < MAX_FUNCTIONS {
             let next = called(target, module, &found[index], &[Leaving::Jump]);
             let next = next.into_iter().filter(|next| !found.contains(next));
@@ -191,8 +189,7 @@ fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u6
     parts
 }
 
-/// The functions of the module that the code leads to in these ways: by a call, or a jump at its end, by which the
-/// other function takes its place in stacks.
+/// Finds the functions of the module that the code calls, or jumps to at its end.
 fn called(
     target: &dyn Target,
     module: &LoadedModule,
@@ -262,7 +259,7 @@ fn function_at(elf: &Elf<'_>, address: u64) -> Result<Option<Range<u64>>, ElfErr
     };
     let start = relative(header.address, word(entry(index))?);
     let description = relative(header.address, word(entry(index).wrapping_add(4))?);
-    // After its length and the offset of what it has in common with others.
+    // After its length and the offset of its common entry.
     let first = description.wrapping_add(8);
     if relative(first, word(first)?) != start {
         return Ok(None);

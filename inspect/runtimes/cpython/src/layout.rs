@@ -1,4 +1,4 @@
-//! Where each version of CPython keeps its data: offsets in its structures, in bytes.
+//! The structures of each version of CPython: offsets in bytes.
 //!
 //! Up to 3.12 they are in `offsets.csv`. It was made with the interpreters' own headers
 //! (`offsetof` and `sizeof`, compiled for x86-64), one row per version and field. Later versions
@@ -14,6 +14,10 @@ use otelctx_reader::runtime::RuntimeError;
 use crate::version::Version;
 
 pub(crate) use check::UsedOffsets;
+
+/// `PyGenObject.gi_frame_state`, a byte, from the frame that is part of the generator, from 3.11 on:
+/// `FRAME_EXECUTING` is 0 up to 3.14.
+pub(crate) const GENERATOR_STATE: u64 = 0_u64.wrapping_sub(5);
 
 /// The offsets of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,19 +62,19 @@ pub(crate) struct ThreadOffsets {
     /// `thread_id`: the value of `pthread_self`.
     pub(crate) id: u64,
     pub(crate) frame: TopFrame,
-    /// `cframe`, from 3.10 to 3.12: the address of what the innermost call of the interpreter has on its C stack or, without
-    /// one, of a field of the thread state.
+    /// `cframe`, from 3.10 to 3.12: the address of the structure of the innermost call of the interpreter
+    /// on its C stack or, without a call, of a field of the thread state.
     pub(crate) call: Option<u64>,
     /// `state`, an `int`, in free-threaded builds: 1 while the thread is attached.
     pub(crate) attached: Option<u64>,
 }
 
-/// Where a thread state has its innermost frame.
+/// The location of a thread's innermost frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TopFrame {
-    /// In the thread state: `frame`, or from 3.13 on `current_frame`.
+    /// `frame` of the thread state, or from 3.13 on `current_frame`.
     Direct(u64),
-    /// 3.11 and 3.12: in a `_PyCFrame` on the C stack.
+    /// In 3.11 and 3.12, a field of a `_PyCFrame` on the C stack.
     CFrame {
         /// `PyThreadState.cframe`.
         cframe: u64,
@@ -79,7 +83,7 @@ pub(crate) enum TopFrame {
     },
 }
 
-/// How to tell who holds the GIL.
+/// The variable with the holder of the GIL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gil {
     /// Up to 3.11, a variable has the thread state that holds it.
@@ -108,7 +112,7 @@ pub(crate) enum ObjectLayout {
 }
 
 impl ObjectLayout {
-    /// `sizeof(PyObject)`: where `PyVarObject.ob_size` is, and the length of every text.
+    /// `sizeof(PyObject)`, the offset of `PyVarObject.ob_size`, and of the length of every text.
     pub(crate) const fn size(self) -> u64 {
         match self {
             Self::Counted => 16,
@@ -139,13 +143,13 @@ pub(crate) struct FrameOffsets {
     pub(crate) previous: u64,
     pub(crate) code: u64,
     pub(crate) instruction: Instruction,
-    /// `tlbc_index`, an `int`, in free-threaded builds from 3.14 on: which copy of the instructions the
-    /// thread executes.
+    /// `tlbc_index`, an `int`, in free-threaded builds from 3.14 on: the number of the copy of the
+    /// instructions that the thread executes.
     pub(crate) copy: Option<u64>,
     pub(crate) end: CallEnd,
 }
 
-/// How a frame says where it is in its code.
+/// The field of a frame with its position in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instruction {
     /// Up to 3.10, `f_lasti` is its offset, an `int`.
@@ -162,12 +166,12 @@ pub(crate) enum Instruction {
     Address(u64),
 }
 
-/// How the last frame of a call of the interpreter is marked.
+/// The mark of the last frame of a call of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallEnd {
     /// Up to 3.10, each frame is a call.
     Every,
-    /// In 3.11, it is marked itself.
+    /// In 3.11, the frame has a mark.
     Flag {
         /// `is_entry`, a `bool`.
         is_entry: u64,
@@ -197,11 +201,11 @@ pub(crate) struct CodeOffsets {
     /// `co_code_adaptive`, from 3.11 on: its instructions, which are part of the object.
     pub(crate) instructions: Option<u64>,
     /// `co_tlbc`, in free-threaded builds from 3.14 on: the address of the number of copies of the
-    /// instructions, and of the copies' addresses. The first one is that which is part of the object.
+    /// instructions and the copies' addresses. The first one is part of the object.
     pub(crate) copies: Option<u64>,
-    /// True if it has a number of its own, `co_version`, among the first 16 words: from 3.12 on.
+    /// True if it has a unique number, `co_version`, among the first 16 words: from 3.12 on.
     pub(crate) is_numbered: bool,
-    /// Which of the first 16 words, from `ob_type` on, change while the object lives: a bit each.
+    /// A bit for each of the first 16 words, from `ob_type` on, that changes while the object lives.
     pub(crate) changing_words: u16,
 }
 
@@ -218,7 +222,7 @@ pub(crate) enum LineFormat {
     Locations,
 }
 
-/// How a string is stored.
+/// The layout of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextLayout {
     /// `PyStringObject` of Python 2: the length is at offset 16, the bytes are at 36.
@@ -228,9 +232,9 @@ pub(crate) enum TextLayout {
     Unicode {
         /// The number of bits of `interned`.
         interned: u8,
-        /// `sizeof(PyASCIIObject)`: where ASCII characters start.
+        /// `sizeof(PyASCIIObject)`: the offset of ASCII characters.
         ascii: u64,
-        /// `sizeof(PyCompactUnicodeObject)`: where others start.
+        /// `sizeof(PyCompactUnicodeObject)`: the offset of others.
         other: u64,
     },
 }
@@ -238,10 +242,10 @@ pub(crate) enum TextLayout {
 impl TextLayout {
     /// The offset of the length.
     pub(crate) const LENGTH: u64 = 16;
-    /// How much is read of a string before its characters, to compare it.
+    /// Number of bytes before the characters that are compared.
     pub(crate) const HEAD: usize = 32;
 
-    /// Where this starts.
+    /// The offset of the bytes that are compared.
     pub(crate) fn start(self) -> u64 {
         self.first_character().saturating_sub(Self::HEAD) as u64
     }
@@ -287,10 +291,8 @@ impl Layout {
             None => None,
         };
         found.or_else(|| table::layout(version)).ok_or_else(|| {
-            let known = [&table::SERIES[..], &debug_offsets::SERIES].concat();
-            let known = known
-                .iter()
-                .map(|(major, minor)| format!("{major}.{minor}"));
+            let known = table::SERIES.iter().chain(&debug_offsets::SERIES);
+            let known = known.map(|(major, minor)| format!("{major}.{minor}"));
             let known = known.collect::<Vec<_>>().join(", ");
             let reason = format!("version {version} is not supported, only {known}");
             RuntimeError::new(reason)

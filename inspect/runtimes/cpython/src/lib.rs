@@ -1,6 +1,6 @@
-//! Reads CPython from outside: which thread state each thread has, whether it holds the GIL, and
-//! the functions that it executes, with their files and lines. It runs nothing in the process, and
-//! needs no debug information: it knows the structures of each version.
+//! Reads CPython from outside: each thread's thread state, the holder of the GIL, and the functions
+//! that threads execute, with their files and lines. It runs nothing in the process, and needs no
+//! debug information: it knows the structures of each version.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -23,6 +23,7 @@ mod lines;
 mod process;
 mod step;
 mod structure;
+mod symbols;
 mod tasks;
 #[cfg(test)]
 mod test_process;
@@ -35,7 +36,7 @@ use std::sync::atomic::AtomicUsize;
 use otelctx_reader::remote::{Memory, Modules, Target};
 use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 
-/// CPython.
+/// The CPython runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Python {
     /// Memory of the functions of all processes, in bytes.
@@ -72,7 +73,7 @@ impl Runtime for Python {
     fn embedded(&self) -> Option<Embedded> {
         // A program may have a copy of the interpreter's variables, but not of its functions. The smallest
         // interpreter has twice as much code.
-        Some(Embedded::new(find::FUNCTION, 1 << 20))
+        Some(Embedded::new(symbols::FUNCTION, 1 << 20))
     }
 
     fn probe(
@@ -85,7 +86,7 @@ impl Runtime for Python {
     }
 }
 
-/// The thread states of a process, without what the threads execute.
+/// The thread states of a process, without their functions.
 ///
 /// ```no_run
 /// # fn list(target: &dyn otelctx_reader::remote::Target) -> Result<(), Box<dyn std::error::Error>> {
@@ -111,8 +112,8 @@ impl ThreadStates {
         Ok(find::find(target, modules, &Arc::default())?.map(Self))
     }
 
-    /// The addresses of the thread states (`PyThreadState *`) that there are now, in any order. Threads that
-    /// run meanwhile may add some and remove others.
+    /// The addresses of the current thread states (`PyThreadState *`), in any order. Running threads may
+    /// add and remove some meanwhile.
     ///
     /// # Errors
     /// If the process has more than 16,384, or its memory cannot be read or is inconsistent.

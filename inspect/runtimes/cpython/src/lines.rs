@@ -1,13 +1,13 @@
-//! Tables of lines: which line an instruction belongs to.
+//! Tables of lines.
 
 use crate::layout::LineFormat;
 
 /// Bytes of an instruction, from 3.6 on.
 const INSTRUCTION: i64 = 2;
 
-/// The line of the instruction at offset `at` in its code, in bytes; 0 if it has none. A negative
-/// offset is that of a frame that has not started yet. Until the first instruction with a line, which makes the
-/// function's cells for example, it is the function's first line.
+/// The line of the instruction at offset `at` in its code, in bytes; 0 if it has none. A frame that has
+/// not started has a negative offset. Instructions before the first one with a line, which for example
+/// make the function's cells, have the function's first line.
 pub(crate) fn line(format: LineFormat, table: &[u8], first: i32, at: i64) -> u32 {
     let line = match format {
         _ if at < 0 => Some(i64::from(first)),

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{FileCache, Target};
@@ -13,10 +13,10 @@ use otelctx_reader::runtime::{
 use otelctx_reader::sample::Found;
 
 use crate::code::Codes;
-use crate::find;
 use crate::frames;
 use crate::layout::{Layout, ObjectLayout};
 use crate::step::Part;
+use crate::symbols::{NativeCode, native_code};
 use crate::tasks;
 use crate::threads::{self, Resolved, StateCache, Variables};
 use crate::version::Version;
@@ -28,10 +28,10 @@ pub(crate) struct PythonProcess {
     pub(crate) layout: Layout,
     pub(crate) variables: Variables,
     pub(crate) states: StateCache,
-    /// The module that defines it, by the name of its mapping, and facts about that.
+    /// The name of the mapping of the module that defines it.
     pub(crate) module: OsString,
     pub(crate) files: FileCache,
-    /// Found if native stacks are read, too: thousands of instructions are decoded for it.
+    /// Found only if native stacks are read: this decodes thousands of instructions.
     pub(crate) code: OnceLock<NativeCode>,
     pub(crate) codes: Mutex<Codes>,
     pub(crate) step: Option<KernelStep>,
@@ -39,16 +39,23 @@ pub(crate) struct PythonProcess {
     pub(crate) others: Vec<PythonProcess>,
 }
 
-/// Code of the interpreter that is recognized in native stacks.
-#[derive(Debug, Default)]
-pub(crate) struct NativeCode {
-    /// The evaluation loop.
-    pub(crate) interpreter: Vec<Range<u64>>,
-    /// The code that takes the GIL.
-    pub(crate) gil: Arc<[Range<u64>]>,
-}
-
 impl PythonProcess {
+    /// CPython without a file and a step.
+    pub(crate) fn new(version: Version, layout: Layout, variables: Variables) -> Self {
+        Self {
+            version,
+            layout,
+            variables,
+            states: StateCache::default(),
+            module: OsString::new(),
+            files: FileCache::default(),
+            code: OnceLock::new(),
+            codes: Mutex::default(),
+            step: None,
+            others: Vec::new(),
+        }
+    }
+
     /// `None` if there is no GIL.
     fn gil(&self, is_held: Option<bool>) -> Option<Gil> {
         let code = self.code.get().map(|code| code.gil.clone());
@@ -60,16 +67,9 @@ impl PythonProcess {
         target: &dyn Target,
         thread: ThreadView,
     ) -> Result<Option<Resolved>, RuntimeError> {
-        let (layout, variables) = (&self.layout, &self.variables);
+        let (layout, variables, states) = (&self.layout, &self.variables, &self.states);
         let is_on_stack = |address| is_on_stack(target, thread, address);
-        threads::resolve(
-            target,
-            layout,
-            variables,
-            &self.states,
-            thread,
-            &is_on_stack,
-        )
+        threads::resolve(target, layout, variables, states, thread, &is_on_stack)
     }
 
     fn thread_of_one(
@@ -82,13 +82,9 @@ impl PythonProcess {
         };
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
-        known.stack = frames::stack(
-            target,
-            &self.layout,
-            &mut codes,
-            resolved.thread_state,
-            self.interpreter(),
-        )?;
+        let (layout, interpreter) = (&self.layout, self.interpreter());
+        let state = resolved.thread_state;
+        known.stack = frames::stack(target, layout, &mut codes, state, interpreter)?;
         // In 3.11 and 3.12, its innermost call may have just begun.
         known.is_settled = !(known.stack.is_truncated && known.stack.calls.is_empty());
         known.gil = self.gil(resolved.holding.gil);
@@ -118,13 +114,13 @@ impl RuntimeProcess for PythonProcess {
 
     fn find_code(&self, target: &dyn Target) {
         self.code.get_or_init(|| {
-            let code = find::code(target, &self.files, &self.module, self.version);
+            let code = native_code(target, &self.files, &self.module, self.version);
             code.unwrap_or_default()
         });
         self.others.iter().for_each(|other| other.find_code(target));
     }
 
-    /// Of a thread that several interpreters know, what the one knows whose GIL it holds, or else the first one.
+    /// Of several interpreters that know the thread, prefers the one whose GIL it holds.
     fn thread(
         &self,
         target: &dyn Target,
@@ -201,25 +197,23 @@ impl RuntimeProcess for PythonProcess {
         let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
         known.stack = frames::sampled(target, &self.layout, &mut codes, &part, interpreter);
         known.gil = self.gil(part.holds_gil);
-        known.facts = holding_facts(part.holds_gil, None)
-            .chain([("thread_state".into(), address(part.thread_state))])
-            .collect();
+        let state = [("thread_state".into(), address(part.thread_state))];
+        known.facts = holding_facts(part.holds_gil, None).chain(state).collect();
         Ok(Some(known))
     }
 }
 
-/// Returns whether the stack of a thread contains an address. `None` if that is unknown. The C
-/// library has what a thread pointer points to at the end of the stack that it has made, and that
-/// of the first thread is the kernel's.
+/// Returns whether the stack of a thread contains an address. `None` if that is unknown. The C library
+/// puts the thread control block at the end of each stack except that of the first thread, which the
+/// kernel creates.
 fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<bool> {
     let is_first = target.pid() == Some(thread.tid);
     // Mappings have names in a running process, and registers are known in a core file.
-    let inside = match is_first {
-        true => target
-            .thread(thread.tid)
-            .ok()
-            .and_then(|it| Some(it.registers?.stack_pointer)),
-        false => Some(thread.thread_pointer),
+    let inside = if is_first {
+        let registers = target.thread(thread.tid).ok().and_then(|it| it.registers);
+        registers.map(|it| it.stack_pointer)
+    } else {
+        Some(thread.thread_pointer)
     };
     let mut stack = None;
     let walk = target.mappings(&mut |mapping| {
@@ -230,19 +224,16 @@ fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<
         };
         if is_it {
             stack = Some(range);
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
+            return ControlFlow::Break(());
         }
+        ControlFlow::Continue(())
     });
     walk.ok()?;
-    let stack = stack?;
-    let end = if is_first {
-        stack.end
-    } else {
-        thread.thread_pointer
-    };
-    Some((stack.start..end).contains(&address))
+    let mut stack = stack?;
+    if !is_first {
+        stack.end = thread.thread_pointer;
+    }
+    Some(stack.contains(&address))
 }
 
 fn address(address: u64) -> Value {
@@ -260,13 +251,9 @@ fn holding_facts(
 fn facts(resolved: &Resolved) -> Attributes {
     let holding = resolved.holding;
     let mut facts: Attributes = holding_facts(holding.gil, holding.is_attached).collect();
-    facts.extend([
-        ("thread_state".into(), address(resolved.thread_state)),
-        (
-            "source".into(),
-            Value::String(resolved.source.name().into()),
-        ),
-    ]);
+    let source = Value::String(resolved.source.name().into());
+    facts.push(("thread_state".into(), address(resolved.thread_state)));
+    facts.push(("source".into(), source));
     if !resolved.candidates.is_empty() {
         let candidates = resolved.candidates.iter().map(|state| address(*state));
         facts.push(("candidates".into(), Value::Array(candidates.collect())));

@@ -1,21 +1,20 @@
-//! What the eBPF sampler reads of a thread: the configuration of its step (`bpf/cpython.step.h`) for a
-//! process, and what the step adds to a sample.
+//! The configuration of the eBPF sampler's step (`bpf/cpython.step.h`) for a process, and the part that
+//! the step adds to a sample.
 
 use otelctx_reader::remote::libc::KeyLayout;
 use otelctx_reader::runtime::{KernelStep, MAX_FRAMES, RuntimeError};
 
-use crate::frames::GENERATOR_STATE;
 use crate::identity::name_word;
-use crate::layout::{CallEnd, Gil, Instruction, Layout, TextLayout, TopFrame};
+use crate::layout::{CallEnd, GENERATOR_STATE, Gil, Instruction, Layout, TextLayout, TopFrame};
 use crate::threads::{OwnState, Variables};
 
-/// In the place of an offset: the version does not have the field.
+/// Stands for the offset of a field that the version does not have.
 const NO_FIELD: u64 = u64::MAX;
 
 /// Number of bytes of a generator before its frame that are read, in 3.11.
 const GENERATOR_START: u64 = 0_u64.wrapping_sub(8);
 
-/// The step and its configuration for a process. `None` if frames cannot be read by it.
+/// The step and its configuration for a process. `None` if it cannot read the frames.
 pub(crate) fn kernel_step(
     layout: &Layout,
     variables: &Variables,
@@ -64,10 +63,10 @@ pub(crate) fn kernel_step(
     Some(KernelStep::new("cpython", configuration))
 }
 
-/// Threads do not store their states, such as in 2.7, or in an unknown way: the step asks for them.
+/// Threads do not store their states, as in 2.7, or in an unknown way: the step requests them.
 const UNKNOWN_PLACE: [u64; 7] = [0, 0, 0, 0, NO_FIELD, 0, 0];
 
-/// How the step gets to what a thread stores.
+/// The location of the state that a thread stores.
 fn own_state(own: OwnState) -> Option<[u64; 7]> {
     let (key, keys) = match own {
         OwnState::ThreadLocal(offset) => return Some([0, 0, 0, 0, offset.cast_unsigned(), 0, 0]),
@@ -98,7 +97,7 @@ fn own_state(own: OwnState) -> Option<[u64; 7]> {
     }
 }
 
-/// What the step has to know of frames and code objects.
+/// The layout of frames and code objects.
 fn frame(layout: &Layout) -> Option<[u64; 21]> {
     let frame = &layout.frame;
     let (position, is_int) = match frame.instruction {
@@ -119,17 +118,14 @@ fn frame(layout: &Layout) -> Option<[u64; 21]> {
     let copy = frame.copy.unwrap_or(position);
     let fields = [frame.previous, frame.code, position, mark, owner, copy];
     let first = fields.into_iter().min()?;
-    // In 3.11, it is before the frame.
+    // In 3.11, the state of a generator is read with its frame, which comes after it.
     let (start, generator_state) = match frame.end {
-        CallEnd::Flag { .. } => (
-            GENERATOR_START,
-            GENERATOR_STATE.wrapping_sub(GENERATOR_START),
-        ),
+        CallEnd::Flag { .. } => (GENERATOR_START, GENERATOR_STATE - GENERATOR_START),
         _ => (first, NO_FIELD),
     };
     let size = (fields.into_iter().max()? + 8).wrapping_sub(start);
     let at = |field: u64| field.wrapping_sub(start);
-    // A power of two, which the step has room for.
+    // The step has room for a power of two.
     if size >= 128 {
         return None;
     }
@@ -168,7 +164,7 @@ fn frame(layout: &Layout) -> Option<[u64; 21]> {
     ])
 }
 
-/// What the step adds to a sample.
+/// The part of a sample that the step adds.
 pub(crate) struct Part<'a> {
     pub(crate) thread_state: u64,
     /// `None` if there is no GIL, or that is unknown.
@@ -179,7 +175,7 @@ pub(crate) struct Part<'a> {
     frames: &'a [u8],
 }
 
-/// A frame in it.
+/// A frame in a [`Part`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SampledFrame {
     /// The address of its code object.
@@ -188,17 +184,14 @@ pub(crate) struct SampledFrame {
     pub(crate) identity: u64,
     /// Bytes from the start of the code object to the instruction; up to 3.10, `f_lasti`.
     pub(crate) position: u32,
-    /// True if it is the outermost one of a call of the interpreter.
+    /// True for the outermost frame of a call of the interpreter.
     pub(crate) is_entry: bool,
-    /// True if it is no function, and only marks the end of such a call.
+    /// True for a frame without a function, which only marks the end of such a call.
     pub(crate) is_shim: bool,
 }
 
 impl<'a> Part<'a> {
-    /// `None` for a thread that has no thread state.
-    ///
-    /// # Errors
-    /// If the part is cut short.
+    /// `None` for a thread without a thread state; an error if the part is truncated.
     pub(crate) fn read(part: &'a [u8]) -> Result<Option<Self>, RuntimeError> {
         if part.is_empty() {
             return Ok(None);
@@ -226,22 +219,19 @@ impl<'a> Part<'a> {
         const ENTRY: u32 = 1;
         const SHIM: u32 = 2;
         let (frames, _) = self.frames.as_chunks::<24>();
-        frames
-            .iter()
-            .take(MAX_FRAMES)
-            .skip(self.first)
-            .map(|bytes| {
-                let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
-                let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
-                let flags = half(5);
-                SampledFrame {
-                    code: word(0),
-                    identity: word(1),
-                    position: half(4),
-                    is_entry: flags & ENTRY != 0,
-                    is_shim: flags & SHIM != 0,
-                }
-            })
+        let frames = frames.iter().take(MAX_FRAMES).skip(self.first);
+        frames.map(|bytes| {
+            let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
+            let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
+            let flags = half(5);
+            SampledFrame {
+                code: word(0),
+                identity: word(1),
+                position: half(4),
+                is_entry: flags & ENTRY != 0,
+                is_shim: flags & SHIM != 0,
+            }
+        })
     }
 }
 

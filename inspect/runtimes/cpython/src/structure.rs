@@ -38,16 +38,12 @@ impl Structure {
     fn array<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut array = [0; N];
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        if let Some(bytes) = start
-            .checked_add(N)
-            .and_then(|end| self.bytes.get(start..end))
-        {
+        if let Some(bytes) = self.bytes.get(start..start.saturating_add(N)) {
             array.copy_from_slice(bytes);
         }
         array
     }
 }
 
-/// Maximum number of bytes that are read of one structure: larger than every offset of a field that
-/// is needed in one piece with others.
+/// Maximum number of bytes that are read of one structure: fields with larger offsets are read alone.
 const MAX_SIZE: usize = 4096;

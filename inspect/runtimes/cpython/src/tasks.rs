@@ -1,7 +1,8 @@
-//! asyncio's tasks: what each awaits, and its context, which no thread has while the task is suspended.
+//! asyncio's tasks, with the object that each awaits, and its context, which no thread has while the task
+//! is suspended.
 //!
-//! Only tasks in C are known, and subclasses of them, which is what `asyncio.Task` is. Threads change them
-//! while they hold the GIL, so all of them must be stopped or asleep.
+//! Only tasks in C are supported, as `asyncio.Task` is, and subclasses of them. Threads change tasks
+//! while they hold the GIL, so all threads must be stopped or asleep.
 
 mod context;
 mod coroutine;
@@ -29,8 +30,8 @@ use crate::version::Version;
 /// Maximum number of interpreters, and of thread states of each.
 const MAX_INTERPRETERS: usize = 1024;
 const MAX_THREADS: usize = 16 * 1024;
-/// Maximum number of reads of memory for all tasks of a process, which is stopped meanwhile: twice as many as
-/// [`MAX_TASKS`] with twenty frames each take.
+/// Maximum number of reads of memory for all tasks of a process, which is stopped meanwhile: twice the
+/// number for [`MAX_TASKS`] with twenty frames each.
 const MAX_READS: u64 = 4 << 20;
 /// Maximum number of tasks that are shown to wait for the same one.
 const MAX_WAITING: usize = 64;
@@ -51,20 +52,16 @@ pub(crate) fn visit(
     visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
 ) -> Result<(), RuntimeError> {
     if layout.object != ObjectLayout::Counted {
-        return Err(RuntimeError::new(
-            "where free-threaded builds keep their tasks is not known",
-        ));
+        let reason = "where free-threaded builds keep their tasks is not known";
+        return Err(RuntimeError::new(reason));
     }
-    let runtime = layout
-        .runtime
-        .map(|offsets| interpreters.wrapping_sub(offsets.interpreters));
-    match layout::find(target, version, runtime)? {
-        Some(found) => {
-            let memory = Limited::new(target, MAX_READS, target.deadline());
-            visit_all(&memory, layout, found, codes, interpreters, visit)
-        }
-        None => Ok(()),
-    }
+    let runtime = layout.runtime;
+    let runtime = runtime.map(|offsets| interpreters.wrapping_sub(offsets.interpreters));
+    let Some(found) = layout::find(target, version, runtime)? else {
+        return Ok(());
+    };
+    let memory = Limited::new(target, MAX_READS, target.deadline());
+    visit_all(&memory, layout, found, codes, interpreters, visit)
 }
 
 /// [`visit`] with a known layout.
@@ -129,7 +126,7 @@ fn chain(
 #[derive(Debug, Default)]
 struct Missing {
     count: u64,
-    /// Why the first one was not.
+    /// The reason for the first one.
     why: Option<RuntimeError>,
 }
 
@@ -158,7 +155,6 @@ struct Tasks<'t> {
     found: TaskLayout,
     codes: &'t mut Codes,
     missing: Missing,
-    /// Tasks that were visited.
     visited: HashSet<u64>,
     /// Tasks that threads execute.
     running: HashSet<u64>,
@@ -169,7 +165,7 @@ impl Tasks<'_> {
         self.objects.memory
     }
 
-    /// Those of an interpreter from 3.14 on.
+    /// Visits the tasks of an interpreter from 3.14 on.
     fn in_rings(
         &mut self,
         interpreter: u64,
@@ -196,7 +192,7 @@ impl Tasks<'_> {
             // Null before the module is used.
             while next != head && next != 0 {
                 let task = next.wrapping_sub(node);
-                // Of one that cannot be read, neither can the next be known.
+                // Without its node, the next task cannot be found.
                 if self.objects.kind(task)? != Kind::Task {
                     let reason = format!("there is no task at {task:#x}");
                     return Err(RuntimeError::new(reason));
@@ -210,7 +206,7 @@ impl Tasks<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Those of an interpreter up to 3.13, and others than asyncio's own later.
+    /// Visits the tasks of an interpreter up to 3.13; later, those that are not asyncio's own.
     fn in_set(
         &mut self,
         interpreter: u64,
@@ -234,9 +230,8 @@ impl Tasks<'_> {
             return Ok(ControlFlow::Continue(()));
         };
         if let Some(current) = self.objects.get(globals, keys, "_current_tasks")? {
-            let running = self.objects.items(current, keys)?;
-            self.running
-                .extend(running.into_iter().map(|(_, task)| task));
+            let running = self.objects.items(current, keys)?.into_iter();
+            self.running.extend(running.map(|(_, task)| task));
         }
         let (tasks, unknown) = self.objects.weak_set(set, attributes, keys)?;
         for task in tasks {
@@ -289,23 +284,17 @@ impl Tasks<'_> {
                 return Err(RuntimeError::new(reason));
             }
             _ => {
-                return Err(RuntimeError::new(format!(
-                    "there is no task at {address:#x}"
-                )));
+                let reason = format!("there is no task at {address:#x}");
+                return Err(RuntimeError::new(reason));
             }
         }
-        let mut fields = vec![
-            0,
-            offsets.state,
-            offsets.waiter,
-            offsets.coroutine,
-            offsets.context,
-        ];
+        let mut fields = vec![0, offsets.state, offsets.waiter, offsets.coroutine];
+        fields.push(offsets.context);
         if let Some(AwaitedBy { object, is_set }) = offsets.awaited_by {
             fields.extend([object, is_set]);
         }
         let structure = Structure::read(self.memory(), address, &fields)?;
-        // Of a freed object, the memory may still be there. Without a coroutine, it was just created.
+        // The memory of a freed object may still be readable. A new task has no coroutine yet.
         let coroutine = structure.pointer(offsets.coroutine);
         if structure.pointer(0) == 0 || structure.int(offsets.state) != 0 || coroutine == 0 {
             return Ok(None);
@@ -318,7 +307,7 @@ impl Tasks<'_> {
             codes: self.codes,
         };
         let chain = if is_running {
-            // A thread shows its frames; it may be about to enter or leave it.
+            // The thread has its frames; it may be about to enter or leave the task.
             Chain::default()
         } else {
             reader.chain(coroutine)?
@@ -338,8 +327,8 @@ impl Tasks<'_> {
             (false, 0) => "ready",
             (false, _) => "waiting",
         };
-        task.facts
-            .push(("state".into(), Value::String(state.into())));
+        let fact = Value::String(state.into());
+        task.facts.push(("state".into(), fact));
         if state == "waiting" {
             self.add_awaited(&mut task, waiter)?;
         }
@@ -360,7 +349,8 @@ impl Tasks<'_> {
         Ok(Some(task))
     }
 
-    /// Adds what a task waits for: the address and name of another task, or the class of something else.
+    /// Adds the object that a task waits for: the address and name of another task, or the class of
+    /// another object.
     fn add_awaited(&mut self, task: &mut Task, waiter: u64) -> Result<(), RuntimeError> {
         let object_type = self.memory().read_u64(waiter.wrapping_add(TYPE))?;
         let name = match self.objects.kind_of(object_type)? {
@@ -380,7 +370,7 @@ impl Tasks<'_> {
         Ok(())
     }
 
-    /// Adds which tasks wait for a task: their addresses and names, and how many there are besides.
+    /// Adds the tasks that wait for a task: their addresses and names, and the number of others.
     fn add_awaiting(&mut self, task: &mut Task, object: u64, is_set: bool) {
         let (mut all, mut omitted) = match (object, is_set) {
             (0, _) => return,
@@ -410,7 +400,7 @@ impl Tasks<'_> {
         }
     }
 
-    /// The name of a task that waits for another one. `None` if it is a future that is no task.
+    /// The name of a task that waits for another one. `None` if it is a future but not a task.
     fn waiting(&mut self, address: u64) -> Result<Option<String>, RuntimeError> {
         let Kind::Task = self.objects.kind(address)? else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Thread states: which one a thread has, and whether it holds the GIL.
+//! Finds a thread's thread state, and the holder of the GIL.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,12 +22,13 @@ const MAX_THREADS: usize = 16 * 1024;
 const MAX_STATES: usize = 64;
 /// `_Py_THREAD_ATTACHED`.
 const ATTACHED: u32 = 1;
-/// Attempts to read the list, which other threads may change at the same time. One in twenty fails where ten threads
-/// stay and others start and end all the time.
+/// Attempts to read the list, which other threads may change at the same time. One in twenty fails while
+/// ten threads stay and others start and end all the time.
 const MAX_TRIES: usize = 10;
-/// Attempts to read a list that is too long: the change of another thread may only have led back to its beginning.
+/// Attempts to read a list that is too long: the change of another thread may have led back to its
+/// beginning.
 const MAX_LONG_TRIES: usize = 3;
-/// How long a list that is too long is not read again: other threads of the process would only find that out again.
+/// The time until a list that is too long is read again, for any thread of the process.
 const BACK_OFF: Duration = Duration::from_secs(1);
 
 /// Variables of the interpreter.
@@ -40,22 +41,21 @@ pub(crate) struct Variables {
     /// From 3.12 on, the offset from the thread pointer, in bytes, of the pointer to the thread state
     /// that the thread uses now. It is null while the thread has released the GIL.
     pub(crate) thread_current: Option<i64>,
-    /// From a thread's thread pointer to its ID, what `pthread_self` returns in it, in bytes.
+    /// The distance from a thread's thread pointer to its ID, the result of `pthread_self`, in bytes.
     pub(crate) thread_id: i64,
-    /// Where each thread stores its thread state.
     pub(crate) own: Option<OwnState>,
 }
 
-/// Where each thread stores its thread state.
+/// The location in which each thread stores its thread state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnState {
-    /// By a key of the C library.
+    /// A key of the C library.
     Key {
         /// Address of the key, an `int`.
         address: u64,
         keys: PthreadKeys,
     },
-    /// From 3.15 on, in a thread-local variable, at this offset from the thread pointer.
+    /// From 3.15 on, a thread-local variable at this offset from the thread pointer.
     ThreadLocal(i64),
 }
 
@@ -69,12 +69,12 @@ pub(crate) struct Resolved {
     pub(crate) candidates: Vec<u64>,
 }
 
-/// True if a thread has the right to execute Python.
+/// A thread's right to execute Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     /// True if it holds the GIL. `None` if there is none.
     pub(crate) gil: Option<bool>,
-    /// In free-threaded builds, whether it is attached to its interpreter: it is not while it waits, or
+    /// In free-threaded builds, true if it is attached to its interpreter: it is not while it waits, or
     /// executes C code that does not need the interpreter.
     pub(crate) is_attached: Option<bool>,
 }
@@ -86,14 +86,14 @@ impl Holding {
     }
 }
 
-/// How a thread state was found.
+/// The source of a thread state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// It holds the GIL, according to the interpreter, or is attached.
+    /// The interpreter: the state holds the GIL or is attached.
     Current,
-    /// In the thread's own data (`PyGILState_GetThisThreadState`).
+    /// The thread's own data (`PyGILState_GetThisThreadState`).
     ThreadSpecific,
-    /// In the list of all thread states.
+    /// The list of all thread states.
     List,
 }
 
@@ -107,7 +107,7 @@ impl Source {
     }
 }
 
-/// The thread states of a process when their list was read last, so that it is not read again for each
+/// The list of a process's thread states as it was read last, so that it is not read again for each
 /// thread.
 #[derive(Debug, Default)]
 pub(crate) struct StateCache(Mutex<CachedStates>);
@@ -115,28 +115,28 @@ pub(crate) struct StateCache(Mutex<CachedStates>);
 #[derive(Debug, Default)]
 struct CachedStates {
     list: Option<Arc<StateList>>,
-    /// The address of a state that has the GIL, and whether `list` had it when it was read for that.
+    /// The address of a state that has the GIL, and true if `list` contained it.
     holder: Option<(u64, bool)>,
-    /// When the list was found to be too long, and the error.
+    /// The time at which the list was found to be too long, and the error.
     too_long: Option<(Instant, RuntimeError)>,
 }
 
 impl CachedStates {
-    /// What was read, if no interpreter has a newer state.
+    /// The cached list, if no interpreter has a newer state.
     fn list(&self, newest: &[Option<State>]) -> Option<&Arc<StateList>> {
         self.list.as_ref().filter(|list| list.newest == newest)
     }
 }
 
-/// Why the thread state of a thread was not found.
+/// The reason why the thread state of a thread was not found.
 #[derive(Debug)]
 enum Failure {
-    /// It may be found at once: other threads change the list.
+    /// Other threads change the list: retry at once.
     Changing(RuntimeError),
-    /// There are too many: to read them again would take as long.
+    /// There are too many: reading them again would take as long.
     Limit(RuntimeError),
-    /// There seem to be too many in the list of all thread states. It may be found at once, too: where states are
-    /// removed and others added while it is read, it may seem to lead back to its start.
+    /// There seem to be too many in the list of all thread states: retry at once. While states are removed
+    /// and added, the list may seem to lead back to its start.
     TooLong(RuntimeError),
 }
 
@@ -157,17 +157,17 @@ impl From<MemoryError> for Failure {
 /// The thread states of a process.
 #[derive(Debug)]
 struct StateList {
-    /// The newest one of each interpreter: others are inserted before it.
+    /// The newest state of each interpreter: new ones are inserted before it.
     newest: Vec<Option<State>>,
-    /// By [`State::thread`], the newest first, at most [`MAX_STATES`] each.
+    /// States by [`State::thread`], the newest first, at most [`MAX_STATES`] each.
     by_thread: HashMap<u64, Vec<State>>,
 }
 
-/// True if the stack of the thread that is searched contains an address. `None` if that is unknown.
+/// Returns whether the thread's stack contains an address. `None` if that is unknown.
 pub(crate) type IsOnStack<'s> = &'s dyn Fn(u64) -> Option<bool>;
 
-/// Finds the thread state of a thread. `None` if it has none. `is_on_stack` is asked where the thread may execute with a
-/// state that it does not store.
+/// Finds the thread state of a thread. `None` if it has none. `is_on_stack` is called if the thread may
+/// execute with a state that it does not store.
 ///
 /// # Errors
 /// If the thread states cannot be read.
@@ -278,7 +278,7 @@ struct Search<'s> {
 impl Search<'_> {
     fn resolve(&self) -> Result<Option<Resolved>, Failure> {
         let interpreters = self.interpreters()?;
-        let stored = self.thread_specific()?;
+        let stored = self.stored(self.thread.thread_pointer)?;
         let own = stored.and_then(|address| self.check(address, &interpreters));
         let unstored = self.unstored(&interpreters)?;
         // With several interpreters, a thread may have several thread states.
@@ -296,13 +296,13 @@ impl Search<'_> {
         let mut found = self.list(&interpreters)?;
         let own = own.or_else(|| {
             let state = self.lent(stored?, &interpreters)?;
-            // That thread may have one in the place of a freed one.
+            // The other thread may have one at the address of a freed one.
             let pointer = self.thread_pointer(&state);
             let is_its_own = self.stored(pointer).is_ok_and(|it| it == stored);
             (!is_its_own).then_some(state)
         });
-        // The main interpreter is the last one. Of one interpreter, a thread has the newest state: a child
-        // process of 2.7 keeps those of its parent's other threads, whose IDs its own can have.
+        // The main interpreter is the last one. A thread uses its newest state of an interpreter: a child
+        // process of 2.7 keeps states of its parent's other threads, whose IDs its own threads can have.
         let age = |state: &State| interpreters.iter().position(|it| *it == state.interpreter);
         found.sort_by_key(|state| std::cmp::Reverse(age(state)));
         if let Some(holder) = unstored {
@@ -317,9 +317,9 @@ impl Search<'_> {
         let mut usable = Vec::new();
         for state in lent.into_iter().chain(own_once).chain(found) {
             let holding = self.holding(&state)?;
-            // It stores the state that it uses after it takes the GIL, and before it gives it up.
+            // The thread stores its state after it takes the GIL, and before it releases it.
             let may_use = used.is_none_or(|used| used == state.address) || own == Some(state);
-            // Else another thread executes with it.
+            // Otherwise, another thread executes with the state.
             if may_use || !holding.is_current() {
                 usable.push((state, holding));
             }
@@ -348,8 +348,8 @@ impl Search<'_> {
         self.memory.read_u64(at).map(Some)
     }
 
-    /// The thread state at this address, if it is one that another thread has created: 3.12 executes a subinterpreter
-    /// with it in any thread. It is in the list, which has been read, as that thread's.
+    /// The thread state at this address, if another thread has created it: 3.12 executes a subinterpreter
+    /// with it in any thread. The list, which has been read, has it under the other thread.
     fn lent(&self, address: u64, interpreters: &[u64]) -> Option<State> {
         let state = self.state(address).ok()?;
         let is_known = self.variables.thread_current.is_some();
@@ -357,12 +357,8 @@ impl Search<'_> {
             return None;
         }
         let cache = self.cache.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let states = cache
-            .list
-            .as_ref()
-            .and_then(|it| it.by_thread.get(&state.thread));
-        let is_listed = states.is_some_and(|states| states.contains(&state));
-        is_listed.then_some(state)
+        let states = cache.list.as_ref()?.by_thread.get(&state.thread)?;
+        states.contains(&state).then_some(state)
     }
 
     /// The addresses of all interpreters.
@@ -375,9 +371,8 @@ impl Search<'_> {
                 return Err(Failure::Limit(RuntimeError::new(reason)));
             }
             interpreters.push(next);
-            next = self
-                .memory
-                .read_u64(next.wrapping_add(self.layout.interpreter.next))?;
+            let at = next.wrapping_add(self.layout.interpreter.next);
+            next = self.memory.read_u64(at)?;
         }
         Ok(interpreters)
     }
@@ -386,12 +381,7 @@ impl Search<'_> {
         State::read(self.memory, self.layout, address)
     }
 
-    /// What the thread has stored, if it has.
-    fn thread_specific(&self) -> Result<Option<u64>, MemoryError> {
-        self.stored(self.thread.thread_pointer)
-    }
-
-    /// What the thread with this thread pointer has stored, if it has.
+    /// The state that the thread with this thread pointer has stored, if any.
     fn stored(&self, pointer: u64) -> Result<Option<u64>, MemoryError> {
         match self.variables.own {
             None => Ok(None),
@@ -413,7 +403,7 @@ impl Search<'_> {
         is_own.then_some(state)
     }
 
-    /// What `pthread_self` returns in the thread.
+    /// The result of `pthread_self` in the thread.
     fn thread_id(&self) -> u64 {
         let pointer = self.thread.thread_pointer;
         pointer.wrapping_add_signed(self.variables.thread_id)
@@ -480,9 +470,8 @@ impl Search<'_> {
     fn current(&self, list: &StateList, interpreters: &[u64]) -> Option<Vec<State>> {
         let states = list.by_thread.get(&self.thread_id());
         let states = states.into_iter().flatten();
-        states
-            .map(|state| self.check(state.address, interpreters))
-            .collect()
+        let checked = states.map(|state| self.check(state.address, interpreters));
+        checked.collect()
     }
 
     fn read_list(
@@ -563,9 +552,8 @@ fn holds_gil(
             }
             // -1 until it is initialized.
             let is_locked = structure.int(locked) == 1;
-            Ok(Some(
-                is_locked && structure.pointer(last_holder) == state.address,
-            ))
+            let is_last_holder = structure.pointer(last_holder) == state.address;
+            Ok(Some(is_locked && is_last_holder))
         }
     }
 }

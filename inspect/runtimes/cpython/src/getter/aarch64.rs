@@ -35,7 +35,7 @@ enum Instruction {
     IndirectJump(Leaving),
     /// RET, RETAA, RETAB.
     Return,
-    /// Any other: it changes up to two registers.
+    /// Another instruction, which changes up to two registers.
     Other { to: [usize; 2] },
 }
 
@@ -214,9 +214,8 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
                 return getter;
             }
             _ => {
-                getter
-                    .constants
-                    .extend(registers.execute(memory, instruction));
+                let constant = registers.execute(memory, instruction);
+                getter.constants.extend(constant);
                 continue;
             }
         };
@@ -237,7 +236,7 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
 
 /// See [`Code::jumps`](super::Code::jumps).
 pub(super) fn jumps(code: &[u8], address: u64) -> Vec<Jump> {
-    let jumps = Instruction::all(code, address).filter_map(|instruction| match instruction {
+    let jumps = Instruction::all(code, address).filter_map(|it| match it {
         Instruction::Jump(jump) => Some(jump),
         _ => None,
     });
@@ -248,10 +247,9 @@ pub(super) fn jumps(code: &[u8], address: u64) -> Vec<Jump> {
 pub(super) fn constants(code: &[u8], address: u64) -> Vec<u64> {
     let mut registers = Registers::default();
     let nothing = Image::new();
-    let instructions = Instruction::all(code, address);
-    instructions
-        .filter_map(|instruction| registers.execute(&nothing, instruction))
-        .collect()
+    let constants =
+        Instruction::all(code, address).filter_map(|it| registers.execute(&nothing, it));
+    constants.collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Instructions of x86-64.
+//! The instructions of x86-64.
 
 use std::collections::HashMap;
 
@@ -24,9 +24,8 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
                 registers = Registers::default();
                 if !has_called {
                     getter.argument = argument;
-                    registers
-                        .0
-                        .insert(Register::RAX, RegisterContents::Called(0));
+                    let result = RegisterContents::Called(0);
+                    registers.0.insert(Register::RAX, result);
                 }
                 has_called = true;
             }
@@ -37,9 +36,8 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
                 return getter;
             }
             FlowControl::Return => {
-                let result = registers
-                    .get(Register::RAX)
-                    .and_then(RegisterContents::returned);
+                let result = registers.get(Register::RAX);
+                let result = result.and_then(RegisterContents::returned);
                 let is_of_call = matches!(result, Some(Returned::AtCalled(_)));
                 getter.result = result.filter(|_| is_of_call || !has_called);
                 return getter;
@@ -75,15 +73,18 @@ pub(super) fn constants(code: &[u8], address: u64) -> Vec<u64> {
 fn of_instruction(instruction: &Instruction) -> impl Iterator<Item = u64> + use<> {
     let memory = instruction.is_ip_rel_memory_operand();
     let memory = memory.then(|| instruction.ip_rel_memory_address());
-    let is_number = |kind| {
-        matches!(
-            kind,
-            OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64
-        )
-    };
-    let number = (instruction.op_count() == 2 && is_number(instruction.op1_kind()))
-        .then(|| instruction.immediate(1));
+    let is_number = instruction.op_count() == 2 && is_immediate(instruction.op1_kind());
+    let number = is_number.then(|| instruction.immediate(1));
     memory.into_iter().chain(number)
+}
+
+fn is_immediate(kind: OpKind) -> bool {
+    let kinds = [
+        OpKind::Immediate32,
+        OpKind::Immediate64,
+        OpKind::Immediate32to64,
+    ];
+    kinds.contains(&kind)
 }
 
 /// The contents of the registers, by their 64-bit names.
@@ -129,7 +130,7 @@ impl Registers {
         match instruction.op1_kind() {
             OpKind::Register => self.get(instruction.op1_register()),
             OpKind::Memory => match (self.address(instruction)?, target.size()) {
-                // The first word that the thread pointer leads to is its own address (ELF Handling for
+                // The first word at the thread pointer is its own address (ELF Handling for
                 // Thread-Local Storage, variant II).
                 (RegisterContents::ThreadPointer(0), 8) => Some(RegisterContents::ThreadPointer(0)),
                 (RegisterContents::ThreadPointer(offset), 8) => {
@@ -149,14 +150,13 @@ impl Registers {
                 }
                 _ => None,
             },
-            OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
-                Some(RegisterContents::constant(instruction.immediate(1)))
+            kind => {
+                is_immediate(kind).then(|| RegisterContents::constant(instruction.immediate(1)))
             }
-            _ => None,
         }
     }
 
-    /// Only of the thread pointer and an offset.
+    /// Adds an offset to the thread pointer; other sums are unknown.
     fn sum(
         &self,
         memory: &dyn Memory,

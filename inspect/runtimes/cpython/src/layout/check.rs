@@ -1,5 +1,5 @@
-//! Checks that a version has the offsets of another one with the same minor number: those of
-//! `_PyRuntime` have differed between them, the others have not.
+//! Checks that a version has the offsets of another one with the same minor number: only those of
+//! `_PyRuntime` have differed between such versions.
 
 use otelctx_reader::remote::Machine;
 use otelctx_reader::runtime::RuntimeError;
@@ -50,19 +50,23 @@ impl Layout {
                 tss_key: used.tss_key,
                 ..offsets
             }),
-            Some(_) => Err(RuntimeError::new(format!(
-                "version {version} is not supported: its layout is not that of {row}"
-            ))),
-            None => Err(RuntimeError::new(format!(
-                "version {version} is not supported: its layout cannot be compared with that of {row}"
-            ))),
+            _ => {
+                let why = if found.is_some() {
+                    "is not"
+                } else {
+                    "cannot be compared with"
+                };
+                Err(RuntimeError::new(format!(
+                    "version {version} is not supported: its layout {why} that of {row}"
+                )))
+            }
         }
     }
 }
 
-/// The offsets of the same version on aarch64, where a `pthread_mutex_t` takes 48 bytes instead of 40: two
-/// of them, of the GIL, are before the others from 3.7 to 3.11. In 3.12 they are behind, and from 3.13 on, versions describe
-/// themselves.
+/// The offsets of the same version on aarch64, where a `pthread_mutex_t` takes 48 bytes instead of 40:
+/// from 3.7 to 3.11, two of them, of the GIL, come before the other fields, and in 3.12 after them. From
+/// 3.13 on, versions describe themselves.
 fn offsets_of_aarch64(
     row: Version,
     offsets: RuntimeOffsets,

@@ -23,8 +23,7 @@ const MAX_SMALL: u64 = 2048;
 /// Minor versions whose shape is known.
 pub(super) const SERIES: [(u8, u8); 3] = [(3, 13), (3, 14), (3, 15)];
 
-/// Where the blocks of a version start, and fields whose place in their block differs: numbers of
-/// words.
+/// The starts of a version's blocks, and fields whose index in their block differs: numbers of words.
 struct Shape {
     /// `ceval_gil`, then `gil_runtime_state`, `…_enabled`, `…_locked`, `…_holder`.
     gil: usize,
@@ -38,7 +37,7 @@ struct Shape {
     free_threaded: FreeThreaded,
 }
 
-/// What free-threaded builds have in addition.
+/// Properties of free-threaded builds.
 struct FreeThreaded {
     /// `PyThreadState.state`, which no version describes: its offset in bytes, the same on all 64-bit
     /// architectures.
@@ -98,7 +97,7 @@ fn shape(series: (u8, u8)) -> Option<Shape> {
     }
 }
 
-/// The first words, of which the meaning is the same in all versions.
+/// The first words, which are the same in all versions.
 const VERSION: usize = 1;
 const FREE_THREADED: usize = 2;
 const RUNTIME: usize = 3;
@@ -123,9 +122,8 @@ pub(super) fn layout(
     }
     let words = words.map(u64::from_ne_bytes);
     if Version::of_hex(words[VERSION]) != Some(version) {
-        return Err(RuntimeError::new(
-            "its debug offsets are those of another version",
-        ));
+        let reason = "its debug offsets are those of another version";
+        return Err(RuntimeError::new(reason));
     }
     read(&words, &shape, version).map(Some)
 }
@@ -174,6 +172,28 @@ fn expected_text(object: ObjectLayout, free_threaded: Option<&FreeThreaded>) -> 
     }
 }
 
+/// Reads the offsets of the GIL, from the word `gil` of the interpreter's block on.
+fn gil(block: &Block<'_>, gil: usize, is_free_threaded: bool) -> Result<Gil, RuntimeError> {
+    // An interpreter contains a lock, but may use that of another one.
+    let lock = block.pointer(gil + 1)?;
+    let of_lock = |index| {
+        let offset = block.pointer(gil + index)?.checked_sub(lock);
+        let offset = offset.filter(|offset| *offset < MAX_SMALL);
+        offset.ok_or_else(|| impossible(lock))
+    };
+    // Unlike the others, this offset is relative to the lock.
+    let enabled = is_free_threaded.then_some(block.words[gil + 2]);
+    if let Some(offset) = enabled.filter(|offset| *offset >= MAX_SMALL) {
+        return Err(impossible(offset));
+    }
+    Ok(Gil::OfInterpreter {
+        gil: block.pointer(gil)?,
+        locked: of_lock(3)?,
+        last_holder: of_lock(4)?,
+        enabled,
+    })
+}
+
 fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout, RuntimeError> {
     let runtime = Block::at(words, RUNTIME, MAX_LARGE)?;
     let interpreter = Block::at(words, INTERPRETER, MAX_LARGE)?;
@@ -190,16 +210,6 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
         return Err(RuntimeError::new("its objects have an unknown layout"));
     }
     let copies = free_threaded.filter(|it| it.has_copies);
-    // An interpreter contains a lock, but may use that of another one.
-    let gil = shape.gil - INTERPRETER;
-    let lock = interpreter.pointer(gil + 1)?;
-    let of_lock = |index| {
-        let offset = interpreter.pointer(gil + index)?;
-        let offset = offset
-            .checked_sub(lock)
-            .filter(|offset| *offset < MAX_SMALL);
-        offset.ok_or_else(|| impossible(lock))
-    };
     let text = TextLayout::Unicode {
         interned: free_threaded.map_or(2, |it| it.interned),
         ascii: unicode.words[3],
@@ -228,16 +238,11 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
             id: thread.pointer(shape.thread_id - shape.thread)?,
             attached: free_threaded.map(|it| it.attached),
         },
-        gil: Gil::OfInterpreter {
-            gil: interpreter.pointer(gil)?,
-            locked: of_lock(3)?,
-            last_holder: of_lock(4)?,
-            // Unlike the others, this one is counted from the lock itself.
-            enabled: match free_threaded.map(|_| interpreter.words[gil + 2]) {
-                Some(offset) if offset >= MAX_SMALL => return Err(impossible(offset)),
-                enabled => enabled,
-            },
-        },
+        gil: gil(
+            &interpreter,
+            shape.gil - INTERPRETER,
+            free_threaded.is_some(),
+        )?,
         object,
         frame: FrameOffsets {
             previous: frame.pointer(1)?,

@@ -8,7 +8,7 @@ use crate::version::Version;
 
 /// Lines of `version,field,offset`, after a header.
 const OFFSETS: &str = include_str!("offsets.csv");
-/// Minor versions whose layouts are made of the table.
+/// Minor versions in the table.
 pub(super) const SERIES: [(u8, u8); 8] = [
     (2, 7),
     (3, 6),
@@ -37,15 +37,13 @@ pub(super) fn layout(version: Version) -> Option<Layout> {
         let is_same = row.series() == version.series();
         is_same.then(|| row.micro.abs_diff(version.micro))
     };
-    let nearest = lines
+    let rows = lines
         .iter()
         .filter_map(|(row, ..)| Some((distance(row)?, *row)));
-    let (_, nearest) = nearest.min_by_key(|(distance, _)| *distance)?;
-    let rows = lines.iter().filter(|(row, ..)| *row == nearest);
-    build(
-        &Row(rows.map(|(_, field, offset)| (*field, *offset)).collect()),
-        Version::parse(nearest.as_bytes())?,
-    )
+    let (_, nearest) = rows.min_by_key(|(distance, _)| *distance)?;
+    let fields = lines.iter().filter(|(row, ..)| *row == nearest);
+    let fields = fields.map(|(_, field, offset)| (*field, *offset));
+    build(&Row(fields.collect()), Version::parse(nearest.as_bytes())?)
 }
 
 /// The offsets of one version.
@@ -125,7 +123,7 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
             is_numbered: series >= (3, 12),
             // Include/cpython/code.h: `co_zombieframe` and `co_weakreflist`; in 3.11 `co_warmup`.
             changing_words: match series {
-                // The last word is not part of it.
+                // The last word is not part of the object.
                 (2, _) => 7 << 13,
                 (3, 0..=7) => 3 << 14,
                 (3, 8..=10) => 1 << 15,

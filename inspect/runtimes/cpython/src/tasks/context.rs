@@ -1,8 +1,8 @@
 //! The thread context in a task's `contextvars.Context`.
 //!
-//! The package `otelctx` keeps what it publishes in a context variable: an `otelctx.Context`, or an
-//! `otelctx.Entry` with one and a context of OpenTelemetry. Both start with a mark and an address, for
-//! readers: that of the record, and that of the `otelctx.Context` (`publish/python/src/outside.rs`).
+//! The package `otelctx` has its context in a context variable: an `otelctx.Context`, or an
+//! `otelctx.Entry` with one and a context of OpenTelemetry. For readers, both start with a mark and an
+//! address: of the record, and of the `otelctx.Context` (`publish/python/src/outside.rs`).
 
 use otelctx_reader::runtime::RuntimeError;
 
@@ -17,15 +17,15 @@ const VARIABLE: &str = "otelctx";
 /// `ctx_vars` of `PyContext`, and `h_root` of `PyHamtObject` (`pycore_context.h`, `pycore_hamt.h`).
 const VARIABLES: u64 = 24;
 const ROOT: u64 = 16;
-/// `ob_size` of nodes; the pairs of a key and a value of a bitmap or collision node; the children of an array
-/// node.
+/// `ob_size` of nodes; the pairs of a key and a value of a bitmap or collision node; the children of an
+/// array node.
 const SIZE: u64 = 16;
 const PAIRS: u64 = 32;
 const CHILDREN: u64 = 16;
-/// The number of these.
+/// Maximum number of pairs of a bitmap node, and number of children of an array node.
 const MAX_PAIRS: u64 = 32;
-/// Maximum depth of the tree: hashes have 32 bits, of which each level takes five, and one level has those of
-/// the same hash.
+/// Maximum depth of the tree: hashes have 32 bits, of which each level takes five, and one level has
+/// keys with the same hash.
 const MAX_DEPTH: u32 = 8;
 /// Maximum number of nodes that are read of a context: one of a program with a thousand variables has fewer.
 const MAX_NODES: usize = 256;
@@ -55,12 +55,8 @@ pub(super) fn record(objects: &mut Objects<'_>, context: u64) -> Result<Option<u
             }
             Kind::BitmapNode | Kind::CollisionNode => {
                 let count = objects.memory.read_u64(node.wrapping_add(SIZE))?;
-                let limit = if kind == Kind::BitmapNode {
-                    2 * MAX_PAIRS
-                } else {
-                    1024
-                };
-                if count > limit {
+                let is_bitmap = kind == Kind::BitmapNode;
+                if count > if is_bitmap { 2 * MAX_PAIRS } else { 1024 } {
                     return Err(RuntimeError::new("its context is malformed"));
                 }
                 objects.words(node.wrapping_add(PAIRS), count)?
@@ -82,7 +78,7 @@ pub(super) fn record(objects: &mut Objects<'_>, context: u64) -> Result<Option<u
     Ok(None)
 }
 
-/// The address of the record in the value of a variable, 0 if there is none. `None` if it is another variable.
+/// The address of the record in the value of a variable, 0 if there is none. `None` for another variable.
 fn of_value(
     objects: &mut Objects<'_>,
     variable: u64,
@@ -111,11 +107,9 @@ fn of_value(
 /// The address in an object of the package.
 fn marked(objects: &Objects<'_>, object: u64, mark: [u8; 8]) -> Result<u64, RuntimeError> {
     let structure = Structure::read(objects.memory, object, &[TYPE, FIRST, FIRST + 8])?;
-    if structure.pointer(FIRST) == u64::from_ne_bytes(mark) {
-        Ok(structure.pointer(FIRST + 8))
-    } else {
-        Err(RuntimeError::new(
-            "its context is of another version of the package otelctx",
-        ))
+    if structure.pointer(FIRST) != u64::from_ne_bytes(mark) {
+        let reason = "its context is of another version of the package otelctx";
+        return Err(RuntimeError::new(reason));
     }
+    Ok(structure.pointer(FIRST + 8))
 }

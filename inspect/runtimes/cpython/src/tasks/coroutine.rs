@@ -1,4 +1,4 @@
-//! The frames of suspended coroutines: what each awaits, until something that is no coroutine.
+//! The frames of suspended coroutines, each of which awaits the next one.
 
 use otelctx_reader::remote::Memory;
 use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError};
@@ -8,7 +8,7 @@ use super::layout::{Generator, Stack};
 use super::objects::{FIRST, Kind, Objects};
 use crate::code::Codes;
 use crate::frames;
-use crate::layout::{Instruction, Layout};
+use crate::layout::{GENERATOR_STATE, Instruction, Layout};
 use crate::structure::Structure;
 
 /// Maximum number of values on the stack of a frame, with its variables.
@@ -21,7 +21,7 @@ const YIELD_FROM: u8 = 72;
 pub(super) struct Chain {
     /// The frames, innermost first.
     pub(super) frames: Vec<NamedFrame>,
-    /// True if one of its coroutines is executed now: its frames are those of a thread.
+    /// True if one of its coroutines is executed now: a thread has its frames.
     pub(super) is_executing: bool,
     /// True if the outermost one has ended.
     pub(super) has_ended: bool,
@@ -29,11 +29,11 @@ pub(super) struct Chain {
     pub(super) is_truncated: bool,
 }
 
-/// A frame of a generator.
+/// The state of a generator.
 enum State {
     Executing,
     Ended,
-    /// The address of its frame, and of the object that it awaits, if it awaits one.
+    /// Suspended, with the addresses of its frame and of the object that it awaits, if any.
     Suspended {
         frame: u64,
         awaits: Option<u64>,
@@ -49,16 +49,13 @@ pub(super) struct Reader<'r, 'm> {
 }
 
 impl Reader<'_, '_> {
-    /// The chain from a coroutine on.
-    ///
-    /// # Errors
-    /// If the outermost one cannot be read. If another one cannot, the chain is truncated there.
+    /// Reads the chain from a coroutine on. If an inner one cannot be read, the chain is truncated.
     pub(super) fn chain(&mut self, coroutine: u64) -> Result<Chain, RuntimeError> {
         let mut chain = Chain::default();
         let mut next = Some(coroutine);
         let mut visited = Vec::new();
         while let Some(address) = next {
-            // One that awaits itself, by way of others, could not be suspended.
+            // A coroutine that awaits itself could not be suspended.
             if visited.contains(&address) || visited.len() == MAX_FRAMES {
                 chain.is_truncated = true;
                 break;
@@ -77,12 +74,12 @@ impl Reader<'_, '_> {
         Ok(chain)
     }
 
-    /// Adds the frame of an object, if it is a coroutine. Returns what it awaits.
+    /// Adds the frame of an object, if it is a coroutine. Returns the object that it awaits.
     fn step(&mut self, address: u64, chain: &mut Chain) -> Result<Option<u64>, RuntimeError> {
         match self.objects.kind(address)? {
             Kind::Coroutine | Kind::Generator => {}
             Kind::Wrapper => return Ok(Some(self.memory().read_u64(address.wrapping_add(FIRST))?)),
-            // Something else that can be awaited: its frames are unknown.
+            // Another awaitable, whose frames are unknown.
             _ => return Ok(None),
         }
         match self.state(address)? {
@@ -115,7 +112,7 @@ impl Reader<'_, '_> {
             } => {
                 let frame = address.wrapping_add(frame);
                 let mut state = [0];
-                let at = frame.wrapping_add(frames::GENERATOR_STATE);
+                let at = frame.wrapping_add(GENERATOR_STATE);
                 self.memory().read(at, &mut state)?;
                 let state = i8::from_ne_bytes(state);
                 let has_more = match (states.awaits, state) {
@@ -134,8 +131,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// In 3.11 and 3.12: whether the instruction after that of a suspended frame, `RESUME`, has the argument
-    /// of one after `yield from` (2) or `await` (3).
+    /// Returns whether the next instruction of a suspended frame, `RESUME`, has the argument after `yield
+    /// from` (2) or `await` (3). For 3.11 and 3.12.
     fn resumes_what_it_awaits(&self, frame: u64) -> Result<bool, RuntimeError> {
         let Instruction::Address(at) = self.layout.frame.instruction else {
             return Ok(false);
@@ -146,7 +143,7 @@ impl Reader<'_, '_> {
         Ok(next[1] & 3 >= 2)
     }
 
-    /// What a suspended frame awaits, from 3.11 on: a value on its stack.
+    /// The object that a suspended frame awaits, from 3.11 on: a value on its stack.
     fn top(&self, frame: u64, stack: Stack) -> Result<u64, RuntimeError> {
         /// Low bits of a reference, from 3.14 on.
         const TAG: u64 = 3;
@@ -155,9 +152,8 @@ impl Reader<'_, '_> {
         let structure = Structure::read(self.memory(), frame, &[Stack::TOP])?;
         let (count, least) = match stack {
             Stack::Count { locals } => {
-                let code = self
-                    .memory()
-                    .read_u64(frame.wrapping_add(self.layout.frame.code))?;
+                let code = frame.wrapping_add(self.layout.frame.code);
+                let code = self.memory().read_u64(code)?;
                 let locals = Structure::read(self.memory(), code, &[locals])?.int(locals);
                 let count = u64::try_from(structure.int(Stack::TOP)).map_err(|_| wrong())?;
                 (count, u64::try_from(locals).map_err(|_| wrong())?)
@@ -170,13 +166,11 @@ impl Reader<'_, '_> {
         if count <= least || count > MAX_VALUES {
             return Err(wrong());
         }
-        let value = self
-            .memory()
-            .read_u64(values.wrapping_add(8 * (count - 1)))?;
-        Ok(value & !TAG)
+        let top = values.wrapping_add(8 * (count - 1));
+        Ok(self.memory().read_u64(top)? & !TAG)
     }
 
-    /// Up to 3.10. `f_valuestack` and `f_stacktop` are at the same place in each version.
+    /// [`Self::state`] up to 3.10. `f_valuestack` and `f_stacktop` have the same offsets in each version.
     fn of_object(
         &self,
         address: u64,
@@ -223,10 +217,8 @@ impl Reader<'_, '_> {
             let code = inner.pointer(self.layout.frame.code).wrapping_add(code);
             let bytes = self.memory().read_u64(code)?.wrapping_add(BYTES);
             let next = u64::from(last.unsigned_abs()) * u64::from(unit.unsigned_abs()) + 2;
-            let mut instruction = [0];
-            self.memory()
-                .read(bytes.wrapping_add(next), &mut instruction)?;
-            if instruction == [YIELD_FROM] && top > inner.pointer(BOTTOM) {
+            let instruction = self.memory().read_u8(bytes.wrapping_add(next))?;
+            if instruction == YIELD_FROM && top > inner.pointer(BOTTOM) {
                 awaits = Some(self.memory().read_u64(top.wrapping_sub(8))?);
             }
         }

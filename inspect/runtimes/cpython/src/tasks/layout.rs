@@ -1,8 +1,8 @@
-//! Where each version of CPython keeps the tasks of asyncio: offsets in its structures, in bytes.
+//! The structures of asyncio's tasks in each version of CPython: offsets in bytes.
 //!
 //! From 3.14 on, asyncio's module in C describes itself: `_AsyncioDebug`, in a section of its own
-//! (`Modules/_asynciomodule.c`). Up to 3.13, these are facts about each version, of that module and of the
-//! interpreter's headers (`Include/internal/pycore_interp.h`, `pycore_genobject.h` and `pycore_frame.h`,
+//! (`Modules/_asynciomodule.c`). Up to 3.13, the offsets are from that module and the interpreter's headers
+//! (`Include/internal/pycore_interp.h`, `pycore_genobject.h` and `pycore_frame.h`,
 //! `Include/frameobject.h`), for x86-64. A task counts only if its type has the expected name and size.
 
 use otelctx_reader::remote::{FileCache, Memory, Modules, Target};
@@ -28,8 +28,8 @@ pub(super) struct TaskLayout {
     pub(super) generator: Generator,
 }
 
-/// The `WeakSet` of tasks, a variable of the module `asyncio.tasks`. From 3.14 on, of tasks that are not
-/// asyncio's own in C.
+/// The `WeakSet` of tasks, a variable of the module `asyncio.tasks`. From 3.14 on, it has only tasks that
+/// are not asyncio's own in C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WeakSet {
     /// The dictionary of modules, in `PyInterpreterState`.
@@ -39,26 +39,27 @@ pub(super) struct WeakSet {
     pub(super) keys: Keys,
 }
 
-/// Rings of tasks of the threads and, for those of threads that have ended, of the interpreter.
+/// Rings of tasks: one of each thread and, for threads that have ended, one of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rings {
-    /// In `PyInterpreterState`, and in a thread state.
+    /// The ring in `PyInterpreterState`.
     pub(super) interpreter: u64,
+    /// The ring in a thread state.
     pub(super) thread: u64,
-    /// In a task.
+    /// The node in a task.
     pub(super) node: u64,
     /// The task that a thread runs, in its thread state.
     pub(super) running: u64,
 }
 
-/// Where an object in Python has its attributes.
+/// The location of the attributes of an object in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attributes {
-    /// Up to 3.10: in a dictionary, whose address is at the offset that its type says (`tp_dictoffset`).
+    /// Up to 3.10, a dictionary, whose address is at an offset from its type (`tp_dictoffset`).
     Dictionary,
-    /// In 3.11, the address of the values, and that of the dictionary, are before the object.
+    /// In 3.11, the addresses of the values and of the dictionary are before the object.
     Two,
-    /// In 3.12, one of them: that of the values less one, which makes it odd.
+    /// In 3.12, only one of them: the address of the values less one, which makes it odd.
     One,
     /// From 3.13 on, the values are after the object, if there is no dictionary.
     Inline,
@@ -69,7 +70,7 @@ pub(super) enum Attributes {
 pub(super) enum Keys {
     /// Up to 3.10: `dk_size`, and keys with their hashes.
     Sized,
-    /// From 3.11 on: `dk_log2_index_bytes`, and strings without them.
+    /// From 3.11 on: `dk_log2_index_bytes`, and strings without hashes.
     Logarithmic,
 }
 
@@ -88,7 +89,7 @@ pub(super) struct TaskOffsets {
     pub(super) awaited_by: Option<AwaitedBy>,
 }
 
-/// What awaits a task.
+/// The tasks that await a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AwaitedBy {
     /// `task_awaited_by`: null, a task, or a set of them.
@@ -97,17 +98,17 @@ pub(super) struct AwaitedBy {
     pub(super) is_set: u64,
 }
 
-/// Where a generator or a coroutine (`PyGenObject`) has its frame, and that its stack of values.
+/// The locations of the frame of a generator or coroutine (`PyGenObject`), and of its stack of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generator {
-    /// Up to 3.10: an object of its own.
+    /// Up to 3.10, the frame is an own object.
     Object {
         /// `f_stackdepth` and `f_state` in 3.10; before, `f_stacktop` is null while it is executed.
         depth_and_state: Option<(u64, u64)>,
         /// `co_code`, in the code object.
         code: u64,
     },
-    /// From 3.11 on: within it.
+    /// From 3.11 on, the frame is part of the generator.
     Embedded {
         frame: u64,
         states: States,
@@ -115,12 +116,13 @@ pub(super) enum Generator {
     },
 }
 
-/// `gi_frame_state`, a byte. Other states are those of one that has ended.
+/// Values of `gi_frame_state`, a byte. With all others, the generator has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct States {
     pub(super) created: i8,
     pub(super) suspended: i8,
-    /// Suspended by what it waits for. `None` up to 3.12, where its instructions say that.
+    /// The range of states of a generator that awaits an object. `None` up to 3.12, whose instructions
+    /// show it.
     pub(super) awaits: Option<(i8, i8)>,
     pub(super) executing: i8,
 }
@@ -128,12 +130,12 @@ pub(super) struct States {
 /// The stack of values of an `_PyInterpreterFrame`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// Up to 3.13: `stacktop`, the number of values in `localsplus`, of which this number in the code object
-    /// are variables.
+    /// Up to 3.13: `stacktop`, the number of values in `localsplus`. The code object has the number of
+    /// variables among them at the offset `locals`.
     Count { locals: u64 },
-    /// From 3.14 on: its end, `stackpointer`.
+    /// From 3.14 on: `stackpointer`, its end.
     End {
-        /// How many values are above that which is awaited: in 3.15, what it is sent.
+        /// Number of values above the awaited object: in 3.15, the value that is sent to it.
         above: u64,
     },
 }
@@ -204,13 +206,14 @@ pub(super) fn known(series: (u8, u8)) -> Option<TaskLayout> {
         (3, 12) => (Attributes::One, Keys::Logarithmic),
         _ => (Attributes::Inline, Keys::Logarithmic),
     };
+    let set = WeakSet {
+        modules,
+        variable,
+        attributes,
+        keys,
+    };
     Some(TaskLayout {
-        set: WeakSet {
-            modules,
-            variable,
-            attributes,
-            keys,
-        },
+        set,
         rings: None,
         task: TaskOffsets {
             size,
@@ -249,7 +252,7 @@ fn generator(series: (u8, u8)) -> Generator {
         (3, 12) => embedded(72, -2, None, Stack::Count { locals: 72 }),
         (3, 13) => embedded(72, -3, Some((-1, -1)), Stack::Count { locals: 72 }),
         (3, 14) => embedded(72, -3, Some((-1, -1)), Stack::End { above: 0 }),
-        // Another thread may read what it waits for: FRAME_SUSPENDED_YIELD_FROM_LOCKED.
+        // FRAME_SUSPENDED_YIELD_FROM_LOCKED, while another thread reads the awaited object.
         _ => embedded(72, 0, Some((2, 3)), Stack::End { above: 1 }),
     }
 }
@@ -282,13 +285,12 @@ fn described(
         has_module |= name.windows(10).any(|part| part == b"/_asyncio.");
     }
     if has_module {
-        Err(RuntimeError::new(
+        return Err(RuntimeError::new(
             "asyncio's module does not say where its tasks are: its file has no section .AsyncioDebug",
-        ))
-    } else {
-        // Neither are there tasks in C.
-        Ok(layout(series, modules, None, NO_TASKS))
+        ));
     }
+    // Without the module, there are no tasks in C.
+    Ok(layout(series, modules, None, NO_TASKS))
 }
 
 /// Reads the `_AsyncioDebug` at an address.
@@ -333,9 +335,8 @@ pub(super) fn describes(
         && within(thread, 16, thread_size, MAX_SMALL)
         && within(running, 8, thread_size, MAX_SMALL);
     if !is_known {
-        return Err(RuntimeError::new(
-            "asyncio's module describes its tasks in an unknown way",
-        ));
+        let reason = "asyncio's module describes its tasks in an unknown way";
+        return Err(RuntimeError::new(reason));
     }
     let rings = Rings {
         interpreter,
@@ -343,6 +344,7 @@ pub(super) fn describes(
         node,
         running,
     };
+    let object = awaited_by;
     let task = TaskOffsets {
         size,
         state: is_task - 4,
@@ -350,10 +352,7 @@ pub(super) fn describes(
         coroutine,
         name: Some(name),
         context: name + 8,
-        awaited_by: Some(AwaitedBy {
-            object: awaited_by,
-            is_set,
-        }),
+        awaited_by: Some(AwaitedBy { object, is_set }),
     };
     Ok(layout(series, modules, Some(rings), task))
 }

@@ -1,4 +1,4 @@
-//! Memory of which only so much is read, and not after a deadline.
+//! Memory with a limited number of reads and a deadline.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use otelctx_reader::runtime::RuntimeError;
 /// Number of reads after which the time is checked.
 const READS: u64 = 256;
 
-/// Memory that cannot be read any more after a number of reads or a deadline.
+/// Memory that fails after a number of reads or a deadline.
 pub(super) struct Limited<'m> {
     memory: &'m dyn Memory,
     limit: u64,
@@ -29,21 +29,20 @@ impl<'m> Limited<'m> {
         }
     }
 
-    /// # Errors
-    /// If it cannot be read any more.
+    /// Returns an error if the limit or the deadline has been reached.
     pub(super) fn check(&self) -> Result<(), RuntimeError> {
-        match (self.is_late.get(), self.left.get()) {
-            (true, _) => Err(RuntimeError::new("the deadline has passed")),
-            (false, 0) => {
-                let limit = self.limit;
-                let reason = format!("reading its tasks takes more than {limit} reads");
-                Err(RuntimeError::new(reason))
-            }
-            (false, _) => Ok(()),
+        if self.is_late.get() {
+            return Err(RuntimeError::new("the deadline has passed"));
         }
+        if self.left.get() == 0 {
+            let limit = self.limit;
+            let reason = format!("reading its tasks takes more than {limit} reads");
+            return Err(RuntimeError::new(reason));
+        }
+        Ok(())
     }
 
-    /// The result of something that was read, unless it is an error because of the limit.
+    /// Replaces an error with the one of [`Self::check`], if there is one.
     pub(super) fn or_limit<T>(&self, result: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
         result.or_else(|error| self.check().and(Err(error)))
     }

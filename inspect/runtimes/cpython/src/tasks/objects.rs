@@ -1,4 +1,4 @@
-//! Objects of the target, by their types' names.
+//! Reads objects of the target. The names of their types distinguish them.
 
 use std::collections::HashMap;
 
@@ -29,19 +29,19 @@ const MAX_BASES: usize = 64;
 const MAX_TYPE_NAME: usize = 128;
 /// Maximum number of types that are kept.
 const MAX_TYPES: usize = 4096;
-/// Maximum number of entries of a dictionary or set, used or not: four times as many as tasks are kept.
+/// Maximum number of entries of a dictionary or set, used or not: four times the number of tasks kept.
 const MAX_ENTRIES: u64 = 64 << 10;
 /// Maximum number of characters of a name.
 const MAX_NAME: u64 = 512;
 
-/// Objects that are distinguished.
+/// The kind of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Task,
     Coroutine,
     Generator,
-    /// What is returned by `__await__` of a coroutine, or by methods of an asynchronous generator: the object
-    /// that it belongs to is its first field.
+    /// The result of `__await__` of a coroutine, or of methods of an asynchronous generator: its first
+    /// field is the object that it belongs to.
     Wrapper,
     Dictionary,
     Set,
@@ -80,16 +80,13 @@ impl<'m> Objects<'m> {
         }
     }
 
-    /// What the object at an address is.
-    ///
-    /// # Errors
-    /// If its type cannot be read.
+    /// The kind of the object at an address.
     pub(super) fn kind(&mut self, address: u64) -> Result<Kind, RuntimeError> {
         let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
         self.kind_of(object_type)
     }
 
-    /// What the objects of a type are.
+    /// The kind of the objects of a type.
     pub(super) fn kind_of(&mut self, object_type: u64) -> Result<Kind, RuntimeError> {
         if let Some(known) = self.kinds.get(&object_type) {
             return Ok(known.clone());
@@ -140,15 +137,12 @@ impl<'m> Objects<'m> {
             let fields = [TYPE_NAME, TYPE_SIZE, TYPE_BASE];
             let structure = Structure::read(self.memory, next, &fields)?;
             if self.c_string(structure.pointer(TYPE_NAME))? == "_asyncio.Task" {
-                let size = structure.pointer(TYPE_SIZE);
-                return if size == self.task_size {
-                    Ok(true)
-                } else {
-                    Err(RuntimeError::new(format!(
-                        "its tasks have an unknown layout: {size} bytes, not {}",
-                        self.task_size
-                    )))
+                let (size, expected) = (structure.pointer(TYPE_SIZE), self.task_size);
+                let unknown = || {
+                    let sizes = format!("{size} bytes, not {expected}");
+                    RuntimeError::new(format!("its tasks have an unknown layout: {sizes}"))
                 };
+                return (size == expected).then_some(true).ok_or_else(unknown);
             }
             next = structure.pointer(TYPE_BASE);
         }
@@ -156,7 +150,7 @@ impl<'m> Objects<'m> {
     }
 
     fn c_string(&self, address: u64) -> Result<String, RuntimeError> {
-        // It may be at the end of what is readable.
+        // The string may be at the end of readable memory.
         const PIECE: u64 = 32;
         let mut bytes = Vec::new();
         while bytes.len() < MAX_TYPE_NAME {
@@ -172,25 +166,23 @@ impl<'m> Objects<'m> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Checks what an object is.
+    /// Checks the kind of an object.
     pub(super) fn expect(&mut self, address: u64, kind: &Kind) -> Result<(), RuntimeError> {
         let found = self.kind(address)?;
-        if found == *kind {
-            Ok(())
-        } else {
-            Err(RuntimeError::new(format!(
+        let unexpected = || {
+            RuntimeError::new(format!(
                 "the object at {address:#x} is not the expected one: {found:?}, not {kind:?}"
-            )))
-        }
+            ))
+        };
+        (found == *kind).then_some(()).ok_or_else(unexpected)
     }
 
-    /// A string.
     pub(super) fn string(&mut self, address: u64) -> Result<String, RuntimeError> {
         self.expect(address, &Kind::Text)?;
         code::text(self.memory, self.layout, address, MAX_NAME)
     }
 
-    /// The name of a task, which from 3.13 on may be a number that no one has asked for as a string.
+    /// The name of a task. From 3.13 on, it is a number until the program requests it as a string.
     pub(super) fn task_name(&mut self, address: u64) -> Result<String, RuntimeError> {
         /// `PyLongObject.long_value` of 3.12: the number of digits in bits 3 and up, then digits of 30 bits.
         const TAG: u64 = 16;
@@ -268,12 +260,11 @@ impl<'m> Objects<'m> {
         let entries = self.words(address.wrapping_add(start), count * words)?;
         let entries = entries.chunks_exact(words as usize);
         let pairs = entries.map(|entry| (entry[words as usize - 2], entry[words as usize - 1]));
-        Ok(pairs
-            .filter(|(key, value)| *key != 0 && *value != 0)
-            .collect())
+        let used = pairs.filter(|(key, value)| *key != 0 && *value != 0);
+        Ok(used.collect())
     }
 
-    /// The objects in a set, and how many more it has than are read: those after the first 1,024 entries.
+    /// The objects among the first 1,024 entries of a set, and the number of others.
     pub(super) fn set(&mut self, address: u64) -> Result<(Vec<u64>, u64), RuntimeError> {
         const MAX_SMALL_SET: u64 = 1024;
         /// The hash of a deleted entry.
@@ -294,7 +285,7 @@ impl<'m> Objects<'m> {
         Ok((all, others))
     }
 
-    /// The objects that a `WeakSet` refers to, and how many others it has, of which nothing is known.
+    /// The objects that a `WeakSet` refers to, and the number of others, which are unknown.
     pub(super) fn weak_set(
         &mut self,
         address: u64,
@@ -313,7 +304,7 @@ impl<'m> Objects<'m> {
             let entries = self.words(structure.pointer(TABLE), count * 2)?;
             let before = found.len();
             for entry in entries.chunks_exact(2) {
-                // A deleted entry has a key of another type, and so have those of `_iterating`.
+                // Deleted entries have keys of another type, and so have entries of `_iterating`.
                 if entry[0] == 0 || self.kind(entry[0]) != Ok(Kind::WeakReference) {
                     continue;
                 }
@@ -327,22 +318,24 @@ impl<'m> Objects<'m> {
         Ok((found, unknown))
     }
 
-    /// The sets that a `WeakSet` has: `data`, and, where it has no dictionary of its own, `_iterating`.
+    /// The sets of a `WeakSet`: `data` and, unless it has an own dictionary, `_iterating`.
     fn sets_of(
         &mut self,
         address: u64,
         attributes: Attributes,
         keys: Keys,
     ) -> Result<Vec<u64>, RuntimeError> {
-        /// It has four attributes.
+        /// Number of its attributes.
         const COUNT: u64 = 4;
         /// `_dictvalues` of 3.13 starts with four bytes, the first of which is the number of values that fit.
         const HEADER: u64 = 8;
+        let no_data = || RuntimeError::new("its set of tasks has no data");
         let before = |words: u64| self.memory.read_u64(address.wrapping_sub(8 * words));
         let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
-        let header = match attributes {
-            Attributes::Inline => HEADER,
-            _ => 0,
+        let header = if attributes == Attributes::Inline {
+            HEADER
+        } else {
+            0
         };
         let (mut values, dictionary) = match attributes {
             Attributes::Dictionary => {
@@ -366,8 +359,7 @@ impl<'m> Objects<'m> {
             // `ma_values`
             values = self.memory.read_u64(dictionary.wrapping_add(40))?;
             if values == 0 {
-                let set = self.get(dictionary, keys, "data")?;
-                let set = set.ok_or_else(|| RuntimeError::new("its set of tasks has no data"))?;
+                let set = self.get(dictionary, keys, "data")?.ok_or_else(no_data)?;
                 self.expect(set, &Kind::Set)?;
                 return Ok(vec![set]);
             }
@@ -379,10 +371,9 @@ impl<'m> Objects<'m> {
             }
         }
         if sets.is_empty() {
-            Err(RuntimeError::new("its set of tasks has no data"))
-        } else {
-            Ok(sets)
+            return Err(no_data());
         }
+        Ok(sets)
     }
 
     /// Words of memory; the caller limits their number.

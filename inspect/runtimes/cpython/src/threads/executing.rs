@@ -1,5 +1,5 @@
-//! Up to 3.11, which thread executes with the thread state that has the GIL. A thread can execute with any: that of another
-//! interpreter, or one that another thread has created, whose ID it has.
+//! Finds the thread that executes with the thread state that has the GIL, up to 3.11. A thread can execute
+//! with any state: that of another interpreter, or one that has the ID of another thread, which created it.
 
 use std::sync::PoisonError;
 
@@ -12,7 +12,7 @@ use crate::layout::Gil;
 const MAX_STATE: u64 = 1024;
 
 impl Search<'_> {
-    /// The state that has the GIL, unless it is the one that its thread stores: then that thread executes with it.
+    /// The state that has the GIL, unless its thread stores it: then that thread executes with it.
     pub(super) fn unstored(&self, interpreters: &[u64]) -> Result<Option<State>, Failure> {
         let (Gil::Current, Some(current)) = (self.layout.gil, self.variables.current) else {
             return Ok(None);
@@ -46,7 +46,7 @@ impl Search<'_> {
         {
             return Ok(is_listed);
         }
-        // One that was read before may have the state still.
+        // A list that was read before may still have the state.
         let list = self.read_again(&mut cache, interpreters, newest)?;
         let mut states = list.by_thread.values().flatten();
         let is_listed = states.any(|listed| listed.address == state.address);
@@ -54,8 +54,8 @@ impl Search<'_> {
         Ok(is_listed)
     }
 
-    /// Where it is unknown what threads store: whether this is another state than the oldest interpreter's newest one of
-    /// its thread.
+    /// Returns whether this is another state than the newest one of its thread in the oldest interpreter.
+    /// For versions whose stored states are unknown.
     fn is_additional(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
         if interpreters.len() <= 1 {
             return Ok(false);
@@ -70,9 +70,9 @@ impl Search<'_> {
         Ok(oldest.is_some_and(|oldest| oldest.address != state.address))
     }
 
-    /// The thread's state while the GIL's holder is `holder`, which no thread stores. `states` are those of the thread, and
-    /// the first one is its own. They are not wrong where `holder` is the thread's, but then they lack the innermost
-    /// functions.
+    /// Finds the thread's state while the GIL's holder is `holder`, which no thread stores. `states` are
+    /// those of the thread, its own first. If the thread executes with `holder`, they are right, but lack
+    /// the innermost functions.
     pub(super) fn beside(
         &self,
         holder: &State,
@@ -108,7 +108,7 @@ impl Search<'_> {
             return Ok(None);
         };
         let call = self.memory.read_u64(state.address.wrapping_add(call))?;
-        // The thread state itself has that which is none.
+        // A field of the thread state stands for no call.
         if call.wrapping_sub(state.address) < MAX_STATE {
             return Ok(None);
         }
