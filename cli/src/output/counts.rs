@@ -4,14 +4,16 @@ use otelctx_profile::sample::{Counts, ReadStep, StackEnd};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-/// All counters (docs/json.md).
-#[derive(Debug, Serialize)]
+/// Serializes all counters, in the order of docs/json.md.
+#[derive(Serialize)]
+#[serde(remote = "Counts")]
 pub(crate) struct CountsJson {
     attached: u64,
     detached: u64,
     not_published: u64,
     invalid: u64,
-    unreadable: StepsJson,
+    #[serde(serialize_with = "by_step")]
+    unreadable: [u64; ReadStep::ALL.len()],
     lost: u64,
     not_traceable: u64,
     outside_namespace: u64,
@@ -21,7 +23,8 @@ pub(crate) struct CountsJson {
     dropped_processes: u64,
     lost_mappings: u64,
     complete_stacks: u64,
-    incomplete_stacks: StackEndsJson,
+    #[serde(serialize_with = "by_end")]
+    incomplete_stacks: [u64; StackEnd::INCOMPLETE.len()],
     dropped_names: u64,
     damaged_jit_dumps: u64,
     unread_name_files: u64,
@@ -57,60 +60,16 @@ pub(crate) fn share(number: u64, all: u64) -> String {
     }
 }
 
-impl CountsJson {
-    pub(crate) fn of(counts: &Counts) -> Self {
-        Self {
-            attached: counts.attached,
-            detached: counts.detached,
-            not_published: counts.not_published,
-            invalid: counts.invalid,
-            unreadable: StepsJson(counts.unreadable),
-            lost: counts.lost,
-            not_traceable: counts.not_traceable,
-            outside_namespace: counts.outside_namespace,
-            truncated_records: counts.truncated_records,
-            unknown_keys: counts.unknown_keys,
-            not_utf8: counts.not_utf8,
-            dropped_processes: counts.dropped_processes,
-            lost_mappings: counts.lost_mappings,
-            complete_stacks: counts.complete_stacks,
-            incomplete_stacks: StackEndsJson(counts.incomplete_stacks),
-            dropped_names: counts.dropped_names,
-            damaged_jit_dumps: counts.damaged_jit_dumps,
-            unread_name_files: counts.unread_name_files,
-            stale_name_files: counts.stale_name_files,
-            dropped_files: counts.dropped_files,
-            truncated_stacks: counts.truncated_stacks,
-            truncated_runtime_stacks: counts.truncated_runtime_stacks,
-            unnamed_functions: counts.unnamed_functions,
-            missing_stacks: counts.missing_stacks,
-            incomplete_steps: counts.incomplete_steps,
-            unresolved_threads: counts.unresolved_threads,
-            context_conflicts: counts.context_conflicts,
-        }
-    }
+fn by_step<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    named(&ReadStep::ALL.map(ReadStep::name), counts, serializer)
 }
 
-/// A counter by the name of each step.
-#[derive(Debug)]
-struct StepsJson([u64; ReadStep::ALL.len()]);
-
-impl Serialize for StepsJson {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let names = ReadStep::ALL.map(ReadStep::name);
-        named(&names, &self.0, serializer)
-    }
-}
-
-/// A counter by the name of each end of an incomplete stack.
-#[derive(Debug)]
-struct StackEndsJson([u64; StackEnd::INCOMPLETE.len()]);
-
-impl Serialize for StackEndsJson {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let names = StackEnd::INCOMPLETE.map(StackEnd::name);
-        named(&names, &self.0, serializer)
-    }
+fn by_end<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    named(
+        &StackEnd::INCOMPLETE.map(StackEnd::name),
+        counts,
+        serializer,
+    )
 }
 
 fn named<S: Serializer>(names: &[&str], counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use otelctx_reader::remote::{Access, Storage};
 
-/// How the code accesses the variable.
+/// Describes how the code accesses the variable.
 pub(crate) fn access(access: Access) -> &'static str {
     match access {
         Access::Tlsdesc => "tlsdesc",
@@ -15,7 +15,7 @@ pub(crate) fn access(access: Access) -> &'static str {
     }
 }
 
-/// Where each thread keeps the variable.
+/// Describes where each thread keeps the variable.
 pub(crate) fn storage(storage: Storage) -> &'static str {
     match storage {
         Storage::Static => "static",
@@ -52,7 +52,7 @@ pub(crate) fn grouped(number: usize) -> String {
     text
 }
 
-/// How the user can run this program: as it was called.
+/// Returns the command that the user called this program by, for hints.
 pub(crate) fn own_name() -> String {
     let called = std::env::args_os().next().unwrap_or_default();
     if called.is_empty() {
@@ -70,6 +70,12 @@ pub(crate) fn argument(text: &str) -> String {
         return text.to_owned();
     }
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// A bar of this length, in eighths of a column.
+pub(crate) fn bar(eighths: usize) -> String {
+    let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
+    "█".repeat(eighths / 8) + rest
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{ContextId, Found, Sample, ThreadId};
+use otelctx_profile::sample::{Catalog, ContextId, Found, Sample, ThreadId};
 use otelctx_reader::format::TraceId;
 use otelctx_sampler::Method;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::command::filter::ROUTE;
 use crate::command::record::output::Written;
 
-/// The whole answer.
+/// The JSON object that `demo --json` prints.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) pid: i32,
@@ -41,19 +41,19 @@ pub(super) struct Report {
     pub(super) files: Vec<Written>,
 }
 
-/// One route, or `None` for work outside of requests.
+/// A route; its name is `None` for work outside of requests.
 #[derive(Debug, Serialize)]
 pub(super) struct Route {
     pub(super) route: Option<String>,
     pub(super) samples: usize,
     pub(super) cpu_ms: f64,
-    /// Of the service's CPU time, from 0 to 1.
+    /// Its share of the service's CPU time, from 0 to 1.
     pub(super) share: f64,
     /// Number of distinct traces that were sampled.
     pub(super) traces: usize,
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Trace {
     pub(super) trace_id: String,
@@ -64,7 +64,7 @@ pub(super) struct Trace {
     pub(super) threads: usize,
 }
 
-/// One thread of the service.
+/// A thread of the service.
 #[derive(Debug, Serialize)]
 pub(super) struct Thread {
     pub(super) tid: i32,
@@ -110,34 +110,46 @@ struct Work<'r> {
     last: Option<(u64, ContextId)>,
 }
 
-impl Report {
-    /// Adds up.
-    pub(super) fn of(pid: i32, method: &Method, recorded: &Recording) -> Self {
-        let catalog = &recorded.catalog;
-        let route_of = |context: ContextId| {
-            let attributes = &catalog.context_facts(context).attributes;
-            let route = attributes.iter().rfind(|(key, _)| key == ROUTE);
-            route.map(|(_, value)| value.as_str())
-        };
-        let mut routes: BTreeMap<Option<&str>, usize> = BTreeMap::new();
-        let mut traces: HashMap<TraceId, Request<'_>> = HashMap::new();
-        let mut threads: BTreeMap<ThreadId, Work<'_>> = BTreeMap::new();
+/// The samples of a recording, added up.
+#[derive(Default)]
+struct Tally<'r> {
+    routes: BTreeMap<Option<&'r str>, usize>,
+    traces: HashMap<TraceId, Request<'r>>,
+    threads: BTreeMap<ThreadId, Work<'r>>,
+}
+
+impl<'r> Tally<'r> {
+    fn of(recorded: &'r Recording) -> Self {
+        let mut tally = Self::default();
         for sample in &recorded.samples {
             let context = context_of(sample);
-            let route = context.and_then(route_of);
-            *routes.entry(route).or_default() += 1;
-            let thread = threads.entry(sample.thread).or_default();
+            let route = context.and_then(|context| route_of(&recorded.catalog, context));
+            *tally.routes.entry(route).or_default() += 1;
+            let thread = tally.threads.entry(sample.thread).or_default();
             thread.samples += 1;
             *thread.routes.entry(route).or_default() += 1;
             if let Some(context) = context {
                 thread.last = thread.last.max(Some((sample.time, context)));
-                let trace = catalog.context_facts(context).trace_id;
-                let request = traces.entry(trace).or_default();
+                let trace = recorded.catalog.context_facts(context).trace_id;
+                let request = tally.traces.entry(trace).or_default();
                 request.route = route;
                 request.samples += 1;
                 request.threads.insert(sample.thread);
             }
         }
+        tally
+    }
+}
+
+impl Report {
+    /// Creates the report on process `pid`, without files.
+    pub(super) fn of(pid: i32, method: &Method, recorded: &Recording) -> Self {
+        let catalog = &recorded.catalog;
+        let Tally {
+            routes,
+            traces,
+            threads,
+        } = Tally::of(recorded);
         let period_ns = recorded.period.get();
         let milliseconds = |samples: usize| samples as f64 * period_ns as f64 / 1e6;
         let samples = recorded.samples.len();
@@ -180,7 +192,7 @@ impl Report {
                 last: work.last.map(|(_, context)| {
                     let facts = catalog.context_facts(context);
                     Last {
-                        route: route_of(context).map(str::to_owned),
+                        route: route_of(catalog, context).map(str::to_owned),
                         trace_id: facts.trace_id.to_string(),
                         span_id: facts.span_id.to_string(),
                     }
@@ -211,6 +223,12 @@ impl Report {
             files: Vec::new(),
         }
     }
+}
+
+fn route_of(catalog: &Catalog, context: ContextId) -> Option<&str> {
+    let attributes = &catalog.context_facts(context).attributes;
+    let route = attributes.iter().rfind(|(key, _)| key == ROUTE);
+    route.map(|(_, value)| value.as_str())
 }
 
 fn context_of(sample: &Sample) -> Option<ContextId> {

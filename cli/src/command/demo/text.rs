@@ -6,14 +6,12 @@ use super::report::{Report, Route, Thread, Trace};
 use super::service::WORKERS;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Terminal, escape};
-use crate::output::text::{grouped, own_name};
+use crate::output::text::{self, grouped, own_name};
 
 /// Maximum length of a bar, in columns.
 const BAR: usize = 28;
 /// Columns of the rest of the table with bars.
 const BESIDE_BAR: usize = 50;
-/// Block characters for fractions of a column.
-const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// Work outside of requests.
 const NO_ROUTE: &str = "(none)";
 /// The number of costliest traces to show, before one of each other route.
@@ -22,7 +20,7 @@ const TRACES: usize = 3;
 /// The service is gone when this is read.
 const TRY: [&str; 4] = ["ps", "top", "dump PID", "record -p PID -d 5 -o out.svg"];
 
-/// What is about to happen.
+/// Renders the lines that are printed before the recording.
 pub(super) fn head(pid: i32, duration: Duration) -> String {
     format!(
         "A shop with {WORKERS} workers and 3 routes, recorded from outside for {} s (pid {pid})\n\n",
@@ -30,7 +28,6 @@ pub(super) fn head(pid: i32, duration: Duration) -> String {
     )
 }
 
-/// What has happened.
 pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     let bar = terminal
         .width()
@@ -180,7 +177,7 @@ fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }
 
-/// To a tenth where that matters.
+/// Formats a time, with a tenth where that matters.
 fn milliseconds(milliseconds: f64) -> String {
     match milliseconds {
         few if few < 10.0 => format!("{few:.1} ms"),
@@ -190,8 +187,7 @@ fn milliseconds(milliseconds: f64) -> String {
 
 /// A bar of up to `width` columns, to an eighth of a column.
 fn bar(part: f64, width: usize) -> String {
-    let eighths = (part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
-    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+    text::bar((part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize)
 }
 
 #[cfg(test)]

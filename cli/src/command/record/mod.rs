@@ -17,8 +17,9 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use otelctx_profile::sample::{GilState, Sample};
-use otelctx_profile::{Options, Profile};
+use otelctx_profile::{Options, Parts, Profile, Recording};
 use otelctx_sampler::{Method, Targets};
+use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
@@ -112,7 +113,6 @@ Examples:
   otelctx record --all --otlp http://localhost:4317  send to a collector over gRPC
   otelctx report profile.otlp                        show the recording as tables";
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     output::check(&arguments.output)?;
     let targets = if arguments.all {
@@ -134,9 +134,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     interrupt::report_loss(true);
     interrupt::catch().map_err(Error::Interrupt)?;
     let (recorded, method, child) = record(arguments, targets, setup)?;
-    let mut before = Before::default();
-    let mut contexts = Contexts::default();
-    let mut summary = Summary::new(
+    let summary = Summary::new(
         method,
         recorded.incomplete_stacks,
         recorded.incomplete_steps,
@@ -146,47 +144,75 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     if arguments.no_symbols {
         symbols = symbols.without_functions();
     }
-    let mut outputs: Option<Outputs> = None;
-    let mut collector = collector;
-    let mut sent: Option<Delivery> = None;
-    let mut failed: Vec<Error> = recorded.failure.map(Error::SpoolFull).into_iter().collect();
-    let (clock, samples) = (recorded.parts.clock(), recorded.parts.samples());
-    for part in recorded.parts {
-        let mut part = match part {
-            Ok(part) => part,
-            Err(error) => {
-                failed.push(Error::Spool(error));
-                break;
-            }
-        };
-        before.add(&part, arguments);
-        let filtered = arguments.filter.keep(&mut part);
-        let gil = GilSamples::of_part(&part);
-        if arguments.gil {
-            before.add_gil(gil);
-            let is_held = |sample: &Sample| sample.gil == Some(GilState::Held);
-            part.samples.retain(is_held);
-        }
-        contexts.add(&part);
-        summary.add(&part, gil, filtered);
-        let profile = Profile::new(part, &mut symbols);
-        let outputs = outputs.get_or_insert_with(|| {
-            let mut options = Options::default();
-            options.by = output::root(arguments.by.as_deref(), &profile);
-            options
-                .attribute_prefix
-                .clone_from(&arguments.attribute_prefix);
-            Outputs::new(options, &arguments.output, clock, samples)
-        });
-        outputs.add(&profile);
-        if let Some(collector) = &mut collector {
-            match collector.send(&profile, outputs.options()) {
-                Ok(delivery) => match &mut sent {
-                    Some(sent) => sent.add(&delivery),
-                    None => sent = Some(delivery),
-                },
-                Err(error) => {
-                    failed.push(error);
+    let mut writer = Writer {
+        arguments,
+        before: Before::default(),
+        contexts: Contexts::default(),
+        summary,
+        outputs: None,
+        collector,
+        sent: None,
+        failed: recorded.failure.map(Error::SpoolFull).into_iter().collect(),
+    };
+    writer.add_all(recorded.parts, &mut symbols);
+    for failure in symbols.failures() {
+        let failure = failure.to_string();
+        // Standard error may be closed.
+        let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
+    }
+    let printed = writer.finish(child.is_some());
+    // Last, so that nothing is lost if the user interrupts a command that does not end.
+    let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
+    printed?;
+    Ok(if writer.failed.is_empty() {
+        status
+    } else {
+        Status::CouldNotRun
+    })
+}
+
+/// Writes and sends a recording part by part, and keeps the facts for its closing lines.
+struct Writer<'a> {
+    arguments: &'a Arguments,
+    before: Before,
+    contexts: Contexts,
+    summary: Summary,
+    /// `None` before the first part.
+    outputs: Option<Outputs>,
+    collector: Option<Collector>,
+    sent: Option<Delivery>,
+    failed: Vec<Error>,
+}
+
+impl Writer<'_> {
+    /// Filters, writes and sends the parts, until one cannot be read back.
+    fn add_all(&mut self, parts: Parts, symbols: &mut Symbols) {
+        let (clock, samples) = (parts.clock(), parts.samples());
+        for part in parts {
+            let mut part = match part {
+                Ok(part) => part,
+                Err(error) => return self.failed.push(Error::Spool(error)),
+            };
+            self.filter(&mut part);
+            let profile = Profile::new(part, symbols);
+            let arguments = self.arguments;
+            let outputs = self.outputs.get_or_insert_with(|| {
+                let mut options = Options::default();
+                options.by = output::root(arguments.by.as_deref(), &profile);
+                options
+                    .attribute_prefix
+                    .clone_from(&arguments.attribute_prefix);
+                Outputs::new(options, &arguments.output, clock, samples)
+            });
+            outputs.add(&profile);
+            let Some(collector) = &mut self.collector else {
+                continue;
+            };
+            match (collector.send(&profile, outputs.options()), &mut self.sent) {
+                (Ok(delivery), Some(sent)) => sent.add(&delivery),
+                (Ok(delivery), sent) => *sent = Some(delivery),
+                (Err(error), _) => {
+                    self.failed.push(error);
                     if arguments.output.is_empty() {
                         outputs.add_file(&profile, &send::kept());
                     }
@@ -194,66 +220,70 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             }
         }
     }
-    for failure in symbols.failures() {
-        let failure = failure.to_string();
-        // Standard error may be closed.
-        let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
+
+    /// Drops the samples of a part that were not requested, and counts the others.
+    fn filter(&mut self, part: &mut Recording) {
+        self.before.add(part, self.arguments);
+        let filtered = self.arguments.filter.keep(part);
+        let gil = GilSamples::of_part(part);
+        if self.arguments.gil {
+            self.before.add_gil(gil);
+            let is_held = |sample: &Sample| sample.gil == Some(GilState::Held);
+            part.samples.retain(is_held);
+        }
+        self.contexts.add(part);
+        self.summary.add(part, gil, filtered);
     }
-    let mut finished = outputs.map(Outputs::finish).unwrap_or_default();
-    interrupt::report_loss(false);
-    failed.append(&mut finished.failed);
-    let written = &finished.written;
-    let explanation = before
-        .explanation(summary.samples(), arguments)
-        .or_else(|| contexts.lacking(arguments.by.as_deref()));
-    let text = if arguments.json {
-        json::render(&summary.json(written, sent.as_ref()))
-    } else {
-        let files = written
-            .iter()
-            .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
-        let sent = sent.map_or_else(String::new, |delivery| delivery.line());
-        summary.text() + &files.collect::<String>() + &sent
-    };
-    let printed = match &child {
-        // Standard output is the command's, and may be a pipe to another program.
-        Some(_) if !arguments.json => {
-            // There is nowhere to report a failure.
+
+    /// Writes the files of all parts, and prints the closing lines: on standard error if standard output is a command's.
+    fn finish(&mut self, is_command: bool) -> Result<(), Error> {
+        let arguments = self.arguments;
+        let outputs = self.outputs.take();
+        let mut finished = outputs.map(Outputs::finish).unwrap_or_default();
+        interrupt::report_loss(false);
+        self.failed.append(&mut finished.failed);
+        let written = &finished.written;
+        let text = if arguments.json {
+            json::render(&self.summary.json(written, self.sent.as_ref()))
+        } else {
+            let files = written
+                .iter()
+                .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
+            let sent = self.sent.as_ref().map(Delivery::line).unwrap_or_default();
+            self.summary.text() + &files.collect::<String>() + &sent
+        };
+        let printed = if is_command && !arguments.json {
+            // Standard output may be a pipe to another program. There is nowhere to report a failure.
             let _ = io::stderr().write_all(text.as_bytes());
             Ok(())
+        } else {
+            terminal::print(&text).map_err(Error::Output)
+        };
+        if let [file, ..] = &written[..]
+            && arguments.no_symbols
+            && self.summary.samples() > 0
+            && output::take_names_later(&arguments.output)
+        {
+            let message = "functions in files have no names yet";
+            let (program, file) = (own_name(), argument(&file.path));
+            let hint = format!("`{program} symbolize {file}` adds them");
+            terminal::complain(message, Some(&hint));
         }
-        _ => terminal::print(&text).map_err(Error::Output),
-    };
-    if let [file, ..] = &written[..]
-        && arguments.no_symbols
-        && summary.samples() > 0
-        && output::take_names_later(&arguments.output)
-    {
-        let message = "functions in files have no names yet";
-        let hint = format!(
-            "`{} symbolize {}` adds them",
-            own_name(),
-            argument(&file.path)
-        );
-        terminal::complain(message, Some(&hint));
+        let explanation = self
+            .before
+            .explanation(self.summary.samples(), arguments)
+            .or_else(|| self.contexts.lacking(arguments.by.as_deref()));
+        if let Some(explanation) = explanation {
+            terminal::complain(&explanation.message, Some(&explanation.hint));
+        }
+        if let Some(line) = finished.kept_line() {
+            terminal::complain(&line, None);
+        }
+        for error in &self.failed {
+            terminal::complain(&error.to_string(), error.hint().as_deref());
+        }
+        printed
     }
-    if let Some(explanation) = explanation {
-        terminal::complain(&explanation.message, Some(&explanation.hint));
-    }
-    if let Some(line) = finished.kept_line() {
-        terminal::complain(&line, None);
-    }
-    for error in &failed {
-        terminal::complain(&error.to_string(), error.hint().as_deref());
-    }
-    // Last, so that nothing is lost if the user interrupts a command that does not end.
-    let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
-    printed?;
-    Ok(if failed.is_empty() {
-        status
-    } else {
-        Status::CouldNotRun
-    })
 }
 
 /// Samples until the recording ends. Returns the command as well, if one was started.

@@ -33,7 +33,6 @@ const UNNAMED: [(FrameKind, &str, &str); 3] = [
     (FrameKind::BEAM, "Erlang", "erl +JPperf true"),
 ];
 
-/// Facts about the recording.
 pub(super) struct Summary {
     samples: usize,
     /// Number of samples with a context.
@@ -50,14 +49,13 @@ pub(super) struct Summary {
     method: Method,
     /// Counters of all samples, including those dropped by a filter.
     counts: Counts,
-    /// Where incomplete stacks ended, most samples first.
+    /// The ends of incomplete stacks, most samples first.
     incomplete_stacks: Vec<IncompleteStacks>,
-    /// Why samples lack what runtimes add, most samples first.
+    /// The reasons why samples lack the parts of runtimes, most samples first.
     incomplete_steps: Vec<IncompleteSteps>,
 }
 
 impl Summary {
-    /// Creates a summary without samples.
     pub(super) fn new(
         method: Method,
         incomplete_stacks: Vec<IncompleteStacks>,
@@ -79,15 +77,14 @@ impl Summary {
         }
     }
 
-    /// Adds a part of the recording, the states of its samples before `--gil` removed any, and the number of samples that
-    /// a filter has removed before that.
+    /// Adds a part of the recording. `gil` are the states of its samples before `--gil` removed any, `filtered` is the
+    /// number of samples that a filter has removed before that.
     pub(super) fn add(&mut self, part: &Recording, gil: GilSamples, filtered: usize) {
         self.gil += gil;
         self.filtered += filtered;
-        let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
         self.samples += part.samples.len();
-        self.attached += part.samples.iter().filter(is_attached).count();
         for sample in &part.samples {
+            self.attached += usize::from(matches!(sample.found, Found::Attached(_)));
             let innermost = part.catalog.frames(sample.user_stack).next();
             if let Some(Frame::Named(frame)) = innermost
                 && frame.is_unnamed()
@@ -109,12 +106,11 @@ impl Summary {
         self.counts += part.counts;
     }
 
-    /// Number of samples.
     pub(super) fn samples(&self) -> usize {
         self.samples
     }
 
-    /// One line, and others if anything is missing.
+    /// Returns one line, and others if anything is missing.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "{} of {}{} in {:.1} s: {} with a trace context, {} lost\n",
@@ -141,9 +137,11 @@ impl Summary {
             );
         }
         let mut counted = String::new();
-        let missing = missing(&self.counts);
-        if !missing.is_empty() {
-            counted += &format!("  missing: {}\n", missing.join(", "));
+        let mut missing = Missing(Vec::new());
+        missing.add_contexts(&self.counts);
+        missing.add_names_and_stacks(&self.counts);
+        if !missing.0.is_empty() {
+            counted += &format!("  missing: {}\n", missing.0.join(", "));
         }
         counted += &self.steps();
         counted += &self.stacks();
@@ -202,19 +200,16 @@ impl Summary {
             return String::new();
         };
         let is_counted = |it: &&IncompleteStacks| it.end != StackEnd::Limit;
-        let mut places = Vec::new();
-        for place in self.incomplete_stacks.iter().filter(is_counted) {
-            if places.len() == MAX_PLACES {
-                break;
-            }
+        let places = self.incomplete_stacks.iter().filter(is_counted);
+        let places = places.take(MAX_PLACES).map(|place| {
             let module = match place.module.as_str() {
                 "" => "unknown code",
                 module => module,
             };
             let (share, module) = (share(place.samples, all), escape(module));
-            places.push(format!("{share} in {module} ({})", place.end));
-        }
-        let places = places.join(", ");
+            format!("{share} in {module} ({})", place.end)
+        });
+        let places = places.collect::<Vec<_>>().join(", ");
         format!("  {total} of stacks incomplete: {places}\n")
     }
 
@@ -235,131 +230,155 @@ impl Summary {
                 Method::Ebpf => "ebpf",
                 _ => "ptrace",
             },
-            counts: CountsJson::of(&self.counts),
-            incomplete_stacks: self.incomplete_stacks.iter().map(place_json).collect(),
-            incomplete_steps: self.incomplete_steps.iter().map(step_json).collect(),
+            counts: self.counts,
+            incomplete_stacks: self
+                .incomplete_stacks
+                .iter()
+                .map(|place| PlaceJson {
+                    module: &place.module,
+                    reason: place.end.name(),
+                    samples: place.samples,
+                })
+                .collect(),
+            incomplete_steps: self
+                .incomplete_steps
+                .iter()
+                .map(|step| StepJson {
+                    runtime: step.runtime,
+                    reason: &step.reason,
+                    samples: step.samples,
+                })
+                .collect(),
             files,
             sent,
         }
     }
 }
 
-/// Describes each counter that is not zero, except those of complete samples and of lost samples.
-fn missing(counts: &Counts) -> Vec<String> {
-    let mut missing = Vec::new();
-    let mut add = |number: u64, one: &str, many: &str| {
+/// A description of each counter that is not zero, except those of complete samples and of lost samples.
+struct Missing(Vec<String>);
+
+impl Missing {
+    fn add(&mut self, number: u64, one: &str, many: &str) {
         if number > 0 {
-            missing.push(count(number as usize, one, many));
+            self.0.push(count(number as usize, one, many));
         }
-    };
-    let unreadable = counts.unreadable.iter().zip(ReadStep::ALL);
-    let steps = unreadable.filter(|(number, _)| **number > 0);
-    let steps: Vec<_> = steps
-        .map(|(number, step)| format!("{step}: {}", grouped(*number as usize)))
-        .collect();
-    let steps = steps.join(", ");
-    add(
-        counts.unreadable_samples(),
-        &format!("unreadable context ({steps})"),
-        &format!("unreadable contexts ({steps})"),
-    );
-    add(
-        counts.not_traceable,
-        "skipped sample of a process that cannot be traced",
-        "skipped samples of processes that cannot be traced",
-    );
-    add(
-        counts.outside_namespace,
-        "skipped sample of a process outside of this PID namespace",
-        "skipped samples of processes outside of this PID namespace",
-    );
-    add(counts.invalid, "invalid record", "invalid records");
-    add(
-        counts.truncated_records,
-        "truncated record",
-        "truncated records",
-    );
-    add(
-        counts.unknown_keys,
-        "skipped attribute with an unknown key",
-        "skipped attributes with an unknown key",
-    );
-    add(
-        counts.not_utf8,
-        "skipped attribute that is not UTF-8",
-        "skipped attributes that are not UTF-8",
-    );
-    add(
-        counts.dropped_processes,
-        "dropped process beyond 16,384",
-        "dropped processes beyond 16,384",
-    );
-    add(
-        counts.lost_mappings,
-        "lost report of a mapping",
-        "lost reports of mappings",
-    );
-    add(
-        counts.dropped_names,
-        "dropped name of a generated function",
-        "dropped names of generated functions",
-    );
-    add(
-        counts.damaged_jit_dumps,
-        "damaged jitdump file",
-        "damaged jitdump files",
-    );
-    add(
-        counts.unread_name_files,
-        "unread rest of a file with names of generated functions",
-        "unread rests of files with names of generated functions",
-    );
-    add(
-        counts.stale_name_files,
-        "file with names of an earlier process's functions",
-        "files with names of earlier processes' functions",
-    );
-    add(
-        counts.dropped_files,
-        "dropped file beyond 512",
-        "dropped files beyond 512",
-    );
-    add(
-        counts.truncated_stacks,
-        "truncated stack",
-        "truncated stacks",
-    );
-    add(
-        counts.truncated_runtime_stacks,
-        "truncated stack of a runtime",
-        "truncated stacks of a runtime",
-    );
-    add(
-        counts.unnamed_functions,
-        "frame without its function's name",
-        "frames without their functions' names",
-    );
-    add(
-        counts.missing_stacks,
-        "sample without its stack",
-        "samples without their stacks",
-    );
-    add(
-        counts.incomplete_steps,
-        "sample without a runtime's part",
-        "samples without a runtime's part",
-    );
-    add(
-        counts.unresolved_threads,
-        "sample of a thread without a known state yet",
-        "samples of threads without a known state yet",
-    );
-    add(
-        counts.context_conflicts,
-        "sample whose native context and runtime's context differ",
-        "samples whose native context and runtime's context differ",
-    );
-    missing
+    }
+
+    /// Adds what is missing of contexts and processes.
+    fn add_contexts(&mut self, counts: &Counts) {
+        let unreadable = counts.unreadable.iter().zip(ReadStep::ALL);
+        let steps = unreadable.filter(|(number, _)| **number > 0);
+        let steps: Vec<_> = steps
+            .map(|(number, step)| format!("{step}: {}", grouped(*number as usize)))
+            .collect();
+        let steps = steps.join(", ");
+        self.add(
+            counts.unreadable_samples(),
+            &format!("unreadable context ({steps})"),
+            &format!("unreadable contexts ({steps})"),
+        );
+        self.add(
+            counts.not_traceable,
+            "skipped sample of a process that cannot be traced",
+            "skipped samples of processes that cannot be traced",
+        );
+        self.add(
+            counts.outside_namespace,
+            "skipped sample of a process outside of this PID namespace",
+            "skipped samples of processes outside of this PID namespace",
+        );
+        self.add(counts.invalid, "invalid record", "invalid records");
+        self.add(
+            counts.truncated_records,
+            "truncated record",
+            "truncated records",
+        );
+        self.add(
+            counts.unknown_keys,
+            "skipped attribute with an unknown key",
+            "skipped attributes with an unknown key",
+        );
+        self.add(
+            counts.not_utf8,
+            "skipped attribute that is not UTF-8",
+            "skipped attributes that are not UTF-8",
+        );
+        self.add(
+            counts.dropped_processes,
+            "dropped process beyond 16,384",
+            "dropped processes beyond 16,384",
+        );
+    }
+
+    /// Adds what is missing of mappings, names, stacks and the parts of runtimes.
+    fn add_names_and_stacks(&mut self, counts: &Counts) {
+        self.add(
+            counts.lost_mappings,
+            "lost report of a mapping",
+            "lost reports of mappings",
+        );
+        self.add(
+            counts.dropped_names,
+            "dropped name of a generated function",
+            "dropped names of generated functions",
+        );
+        self.add(
+            counts.damaged_jit_dumps,
+            "damaged jitdump file",
+            "damaged jitdump files",
+        );
+        self.add(
+            counts.unread_name_files,
+            "unread rest of a file with names of generated functions",
+            "unread rests of files with names of generated functions",
+        );
+        self.add(
+            counts.stale_name_files,
+            "file with names of an earlier process's functions",
+            "files with names of earlier processes' functions",
+        );
+        self.add(
+            counts.dropped_files,
+            "dropped file beyond 512",
+            "dropped files beyond 512",
+        );
+        self.add(
+            counts.truncated_stacks,
+            "truncated stack",
+            "truncated stacks",
+        );
+        self.add(
+            counts.truncated_runtime_stacks,
+            "truncated stack of a runtime",
+            "truncated stacks of a runtime",
+        );
+        self.add(
+            counts.unnamed_functions,
+            "frame without its function's name",
+            "frames without their functions' names",
+        );
+        self.add(
+            counts.missing_stacks,
+            "sample without its stack",
+            "samples without their stacks",
+        );
+        self.add(
+            counts.incomplete_steps,
+            "sample without a runtime's part",
+            "samples without a runtime's part",
+        );
+        self.add(
+            counts.unresolved_threads,
+            "sample of a thread without a known state yet",
+            "samples of threads without a known state yet",
+        );
+        self.add(
+            counts.context_conflicts,
+            "sample whose native context and runtime's context differ",
+            "samples whose native context and runtime's context differ",
+        );
+    }
 }
 
 #[derive(Serialize)]
@@ -371,7 +390,8 @@ struct SummaryJson<'s> {
     duration_ns: u64,
     period_ns: u64,
     method: &'static str,
-    counts: CountsJson,
+    #[serde(with = "CountsJson")]
+    counts: Counts,
     incomplete_stacks: Vec<PlaceJson<'s>>,
     incomplete_steps: Vec<StepJson<'s>>,
     files: &'s [Written],
@@ -385,27 +405,11 @@ struct PlaceJson<'s> {
     samples: u64,
 }
 
-fn place_json(place: &IncompleteStacks) -> PlaceJson<'_> {
-    PlaceJson {
-        module: &place.module,
-        reason: place.end.name(),
-        samples: place.samples,
-    }
-}
-
 #[derive(Serialize)]
 struct StepJson<'s> {
     runtime: &'static str,
     reason: &'s str,
     samples: u64,
-}
-
-fn step_json(step: &IncompleteSteps) -> StepJson<'_> {
-    StepJson {
-        runtime: step.runtime,
-        reason: &step.reason,
-        samples: step.samples,
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Without a terminal: prints a table or a line of JSON every interval.
+//! `top` without a terminal: prints a table or a line of JSON every interval.
 
 use std::time::{Duration, Instant, SystemTime};
 
+use otelctx_profile::sample::Counts;
 use otelctx_sampler::INTERVAL;
 use serde::Serialize;
 
@@ -18,7 +19,7 @@ use crate::output::terminal::{self, Style, Terminal};
 use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
 
-/// How long a table waits for names.
+/// The time that a table waits for names.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prints the samples of each interval.
@@ -131,7 +132,7 @@ fn table(
     text + "\n"
 }
 
-/// One line of JSON, see docs/json.md.
+/// The JSON object of one interval, on one line (docs/json.md).
 #[derive(Serialize)]
 struct Report<'r> {
     time: String,
@@ -143,7 +144,8 @@ struct Report<'r> {
     with_context: u64,
     gil: GilSamples,
     lost: u64,
-    counts: CountsJson,
+    #[serde(with = "CountsJson")]
+    counts: Counts,
     by: &'static str,
     attribute: Option<&'r str>,
     rows: Vec<ReportRow<'r>>,
@@ -196,7 +198,7 @@ fn line_of_json(
         with_context: attached.map(|(_, samples)| samples).sum(),
         gil,
         lost: window.counts().lost,
-        counts: CountsJson::of(&window.counts()),
+        counts: window.counts(),
         by: match by {
             By::Thread => "thread",
             By::Attribute(_) => "attribute",

@@ -7,25 +7,25 @@ use unicode_width::UnicodeWidthStr;
 use super::rows::{By, Row};
 use crate::output::table::{Align, MAX_WIDTH};
 use crate::output::terminal::{cut, escape};
+use crate::output::text;
 
 /// Spaces between two columns.
 const GAP: usize = 2;
 /// Widths that texts are cut to: first, and if that is not enough.
 const PREFERRED_WIDTH: usize = 12;
 const MIN_WIDTH: usize = 8;
-/// From here on a column is expendable before others are cut to less than [`PREFERRED_WIDTH`].
+/// Columns that are expendable by at least this are dropped before others are cut to less than [`PREFERRED_WIDTH`].
 const EXTRA: u8 = 6;
 /// Length of the longest bar.
 const BAR: usize = 10;
 
-/// One column.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
     pub(super) head: String,
     pub(super) align: Align,
     /// Escaped for a terminal, one per row.
     pub(super) cells: Vec<String>,
-    /// In terminal columns.
+    /// The width in terminal columns.
     pub(super) width: usize,
     /// Widths that it may be cut to before and after the columns of at least [`EXTRA`] are dropped.
     preferred: usize,
@@ -67,12 +67,7 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
     let bar = || text("", 9, &|row| bar(row.samples, most));
     let service = |expendable| text("SERVICE", expendable, &service);
     let thread = || text("THREAD", 0, &|row| row.name());
-    let value = |expendable| {
-        let head = attribute.to_owned();
-        text(&head, expendable, &|row| {
-            row.value.clone().unwrap_or_default()
-        })
-    };
+    let value = |row: &Row| row.value.clone().unwrap_or_default();
     // A truncated ID cannot be searched.
     let whole = |column: Column| Column {
         preferred: column.width,
@@ -82,9 +77,9 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
     let span = || whole(text("SPAN", 8, &|row| span(row)));
     let threads = || number("THREADS", 3, &|row| row.threads.to_string());
     let traces = |expendable| number("TRACES", expendable, &|row| row.traces.to_string());
-    let with_value = |mut columns: Vec<Column>, at: usize, expendable| {
+    let with_value = |mut columns: Vec<Column>, at: usize| {
         if !attribute.is_empty() {
-            columns.insert(at, value(expendable));
+            columns.insert(at, text(attribute, 1, &value));
         }
         columns
     };
@@ -103,11 +98,11 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
                 trace(),
                 span(),
             ];
-            with_value(columns, 6, 1)
+            with_value(columns, 6)
         }
         By::Attribute(name) => {
             let name = text(name, 0, &|row| row.name());
-            let columns = [
+            vec![
                 cpu(),
                 bar(),
                 name,
@@ -115,25 +110,24 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
                 traces(2),
                 service(5),
                 trace(),
-            ];
-            columns.into()
+            ]
         }
         By::Trace => {
             let name = whole(text("TRACE", 0, &|row| row.name()));
             let spans = number("SPANS", 7, &|row| row.spans.to_string());
             let columns = vec![cpu(), bar(), name, threads(), spans, service(5)];
-            with_value(columns, 3, 1)
+            with_value(columns, 3)
         }
         By::Process => {
             let name = text("SERVICE", 0, &|row| row.name());
             let pid = number("PID", 2, &|row| id(row.thread.process.pid));
             let columns = vec![cpu(), bar(), pid, name, threads(), traces(4), trace()];
-            with_value(columns, 6, 1)
+            with_value(columns, 6)
         }
         By::Function => {
             let name = text("FUNCTION", 0, &|row| row.name());
             let columns = vec![cpu(), bar(), name, threads(), traces(4), service(5)];
-            with_value(columns, 3, 1)
+            with_value(columns, 3)
         }
     }
 }
@@ -201,13 +195,7 @@ fn id(id: i32) -> String {
 
 /// A bar, full for the row with the most.
 fn bar(samples: u64, most: u64) -> String {
-    let eighths = (samples * 8 * BAR as u64).div_ceil(most.max(1)) as usize;
-    let part = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'][eighths % 8];
-    let mut bar = "█".repeat(eighths / 8);
-    if !eighths.is_multiple_of(8) {
-        bar.push(part);
-    }
-    bar
+    text::bar((samples * 8 * BAR as u64).div_ceil(most.max(1)) as usize)
 }
 
 /// Narrows and drops columns until they fit in `width`. Columns that are not expendable stay even if they

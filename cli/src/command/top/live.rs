@@ -81,15 +81,12 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
                             }
                             Action::Show => {}
                         }
-                        changed = true;
-                        break;
                     }
-                    Event::Resize(..) => {
-                        changed = true;
-                        break;
-                    }
-                    _ => {}
+                    Event::Resize(..) => {}
+                    _ => continue,
                 }
+                changed = true;
+                break;
             }
             if state.paused {
                 feed.skip();
@@ -112,7 +109,7 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
     }
 }
 
-/// What to show now.
+/// Collects the content of the view.
 fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> Shown {
     let window = &feed.window;
     state.keys = attribute_keys(window);
