@@ -33,7 +33,7 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     if SEEN.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
         return end(signal);
     }
-    // SAFETY: the kernel passes a valid structure to a handler with SA_SIGINFO.
+    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO (sigaction(2)), as `catch` installs this one.
     let code = unsafe { (*info).si_code };
     // sigaction(2): positive codes are the kernel's, which sends for the terminal.
     let sign = if code > 0 { -1 } else { 1 };
@@ -46,25 +46,25 @@ fn end(signal: libc::c_int) {
     if IS_ENDING.swap(true, Ordering::Relaxed) {
         return;
     }
-    // SAFETY: getpid(2), write(2), signal(2) and raise(3) are async-signal-safe (signal-safety(7)); the text is
-    // static. The signal is blocked during the handler, and arrives when it returns.
-    unsafe {
-        // A worker process inherits the handlers; its parent reports.
-        if UNWRITTEN.load(Ordering::Relaxed) == libc::getpid() {
-            libc::write(libc::STDERR_FILENO, LOST.as_ptr().cast(), LOST.len());
-        }
-        libc::signal(signal, libc::SIG_DFL);
-        libc::raise(signal);
+    // SAFETY: getpid(2) has no conditions and is async-signal-safe (signal-safety(7)).
+    let pid = unsafe { libc::getpid() };
+    // A worker process inherits the handlers; its parent reports.
+    if UNWRITTEN.load(Ordering::Relaxed) == pid {
+        // SAFETY: write(2) is async-signal-safe and reads as many bytes as the static text has.
+        unsafe { libc::write(libc::STDERR_FILENO, LOST.as_ptr().cast(), LOST.len()) };
     }
+    // SAFETY: signal(2) is async-signal-safe, and the default action runs no code.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // SAFETY: raise(3) is async-signal-safe. The signal is blocked during the handler, and arrives when it returns.
+    unsafe { libc::raise(signal) };
 }
 
-/// From now on, a second signal reports that the recording is lost; `false` ends that.
+/// Makes a second signal report that the recording is lost; `false` ends that.
 pub(crate) fn report_loss(is_unwritten: bool) {
     let pid = std::process::id() as i32;
     UNWRITTEN.store(if is_unwritten { pid } else { 0 }, Ordering::Relaxed);
 }
 
-/// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caught {
     pub(crate) signal: Signal,
@@ -72,7 +72,6 @@ pub(crate) struct Caught {
     pub(crate) by_terminal: bool,
 }
 
-/// The signal that arrived, if any.
 pub(crate) fn caught() -> Option<Caught> {
     let number = CAUGHT.load(Ordering::Relaxed);
     let signal = Signal::try_from(number.abs()).ok()?;
@@ -82,21 +81,33 @@ pub(crate) fn caught() -> Option<Caught> {
     })
 }
 
-/// From now on the first of each of the signals is only recorded; a second one ends the process as usual, see
-/// also [`report_loss`].
-/// An ignored signal, as in a shell's background job or under `nohup`, stays ignored.
+/// Catches the signals: the first of each is only recorded, a second one ends the process as usual, see also
+/// [`report_loss`]. An ignored signal, as in a shell's background job or under `nohup`, stays ignored.
 pub(crate) fn catch() -> io::Result<()> {
     let noted = SigAction::new(
         SigHandler::SigAction(note),
         SaFlags::SA_SIGINFO,
         SigSet::empty(),
     );
-    for signal in SIGNALS {
-        // SAFETY: the handler accesses atomics, and calls functions that are async-signal-safe.
-        let before = unsafe { sigaction(signal, &noted) }?;
+    // SAFETY: `note` and what it calls only access atomics and call functions that are async-signal-safe.
+    unsafe { catch_unless_ignored(&SIGNALS, &noted) }
+}
+
+/// Sets the action of those of the signals that are not ignored.
+///
+/// # Safety
+///
+/// The action's handler must be async-signal-safe (signal-safety(7)).
+pub(crate) unsafe fn catch_unless_ignored(
+    signals: &[Signal],
+    action: &SigAction,
+) -> io::Result<()> {
+    for signal in signals {
+        // SAFETY: the caller ensures that the handler is async-signal-safe.
+        let before = unsafe { sigaction(*signal, action) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {
-            // SAFETY: that was there before.
-            unsafe { sigaction(signal, &before) }?;
+            // SAFETY: ignoring a signal runs no code.
+            unsafe { sigaction(*signal, &before) }?;
         }
     }
     Ok(())
@@ -105,19 +116,18 @@ pub(crate) fn catch() -> io::Result<()> {
 /// Restores the default for SIGCHLD. A parent that ignores it passes that on, and then the exit status
 /// of a child is lost (wait(2)).
 pub(crate) fn reset_sigchld() {
-    // SAFETY: the default runs no code.
+    // SAFETY: a handler must be async-signal-safe; the default runs no code.
     let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
 }
 
 /// Ignores Ctrl-C, which a terminal sends to every process of a command: the parent handles it.
 pub(crate) fn ignore_ctrl_c() -> io::Result<()> {
     let ignored = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-    // SAFETY: ignoring runs no code.
+    // SAFETY: a handler must be async-signal-safe; ignoring a signal runs no code.
     unsafe { sigaction(Signal::SIGINT, &ignored) }?;
     Ok(())
 }
 
-/// Returns whether one of the signals has arrived.
 pub(crate) fn is_caught() -> bool {
     CAUGHT.load(Ordering::Relaxed) != 0
 }

@@ -16,13 +16,15 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use otelctx_reader::remote::stop::suspend;
 
+use crate::interrupt;
+
 /// The signals that suspend a job: Ctrl-Z, and reading from or writing to the terminal in the
 /// background.
 const SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
-/// How long to wait for the worker process to be suspended. It stops a target's thread for less
+/// The time to wait for the worker process to be suspended. It stops a target's thread for less
 /// time, unless a page of that target never arrives.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to check whether it is suspended.
+/// The interval of checks whether it is suspended.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// The signal that suspends this process.
@@ -37,15 +39,8 @@ const IS_WORKER: i32 = -1;
 pub(crate) fn catch() -> io::Result<()> {
     suspend::set_action(suspend_now);
     let caught = SigAction::new(SigHandler::Handler(handle), SaFlags::SA_RESTART, all());
-    for signal in SIGNALS {
-        // SAFETY: the handler calls only what is async-signal-safe: system calls and atomics.
-        let before = unsafe { sigaction(signal, &caught) }?;
-        if matches!(before.handler(), SigHandler::SigIgn) {
-            // SAFETY: it was in place before.
-            unsafe { sigaction(signal, &before) }?;
-        }
-    }
-    Ok(())
+    // SAFETY: `handle` and what it calls only store to atomics and make system calls.
+    unsafe { interrupt::catch_unless_ignored(&SIGNALS, &caught) }
 }
 
 fn all() -> SigSet {
@@ -137,7 +132,7 @@ fn suspend_now() {
 /// The kernel ignores the signal if no process could continue this one (an orphaned process group).
 fn take_default_action(signal: Signal) {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default runs no code.
+    // SAFETY: a handler must be async-signal-safe; the default runs no code.
     let Ok(before) = (unsafe { sigaction(signal, &default) }) else {
         return;
     };
@@ -150,7 +145,7 @@ fn take_default_action(signal: Signal) {
     if unblocked.is_ok() {
         let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
     }
-    // SAFETY: it was in place before.
+    // SAFETY: this action was in place before; who set it ensured that its handler is async-signal-safe.
     let _ = unsafe { sigaction(signal, &before) };
 }
 

@@ -35,9 +35,10 @@ fn since_epoch(time: SystemTime) -> (libc::time_t, u32) {
 type Convert = unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm;
 
 fn broken_down(seconds: libc::time_t, convert: Convert) -> libc::tm {
-    // SAFETY: all fields are numbers and a pointer, for which zeroes are values.
+    // SAFETY: all fields of `tm` are numbers and a pointer, for which zeroes are valid values.
     let mut at: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: reads the first and writes the second; it leaves `at` alone if the year does not fit.
+    // SAFETY: both callers pass gmtime_r or localtime_r, which read a time_t and write a tm: these are references to one
+    // of each. If the year does not fit, `at` keeps its zeroes.
     unsafe { convert(&raw const seconds, &raw mut at) };
     at
 }

@@ -40,7 +40,7 @@ impl Terminal {
         }
     }
 
-    /// Without colours, for tests.
+    /// Creates a terminal without colours, for tests.
     #[cfg(test)]
     pub(crate) fn with_width(width: Option<usize>) -> Self {
         Self {
@@ -144,7 +144,8 @@ pub(crate) fn columns(file: BorrowedFd<'_>) -> Option<usize> {
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // SAFETY: TIOCGWINSZ writes one winsize, and `size` is one.
+    // SAFETY: TIOCGWINSZ writes one winsize to its argument (ioctl_tty(2)), and `size`, which nothing else uses during the
+    // call, is one.
     let answer = unsafe { libc::ioctl(file.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
     // A terminal without a known size reports 0.
     (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())

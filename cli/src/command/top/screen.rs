@@ -76,7 +76,7 @@ extern "C" fn note(signal: libc::c_int) {
 
 /// Maximum number of keys that wait to be handled.
 const MAX_EVENTS: usize = 64;
-/// How often the thread that reads keys checks whether the view has ended.
+/// The interval at which the thread that reads keys checks whether the view has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Reads keys and changes of size in a thread of its own, until the view has ended: where the terminal disappears
@@ -101,7 +101,7 @@ fn read_events(
     Ok(receiver)
 }
 
-/// What has come already, if anything has.
+/// Returns an event that has already arrived, if there is one.
 fn next_event() -> io::Result<Option<Event>> {
     if event::poll(Duration::ZERO)? {
         event::read().map(Some)
@@ -120,13 +120,6 @@ fn is_there(keyboard: &OwnedFd, timeout: Duration) -> bool {
     !polled[0].revents().is_some_and(|it| it.intersects(gone))
 }
 
-fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
-    let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: `note` does nothing but store to an atomic; the default runs no code.
-    unsafe { sigaction(signal, &action) }?;
-    Ok(())
-}
-
 impl Screen {
     /// Switches the terminal to the view.
     pub(super) fn enter() -> io::Result<Self> {
@@ -138,8 +131,11 @@ impl Screen {
                 before(panic);
             }));
         });
+        let handler = SigHandler::Handler(note);
+        let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
         for signal in [Signal::SIGTSTP, Signal::SIGCONT] {
-            handle(signal, SigHandler::Handler(note))?;
+            // SAFETY: a handler must be async-signal-safe (signal-safety(7)); `note` only stores to atomics.
+            unsafe { sigaction(signal, &action) }?;
         }
         let area = area()?;
         // As crossterm does.
@@ -173,7 +169,6 @@ impl Screen {
         execute!(io::stdout(), Clear(ClearType::All))
     }
 
-    /// The current size.
     pub(super) fn area(&mut self) -> io::Result<Rect> {
         if area()? != self.area {
             self.clear()?;
