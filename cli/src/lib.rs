@@ -72,7 +72,7 @@ enum Status {
 }
 
 impl Status {
-    /// All but [`Self::Ended`].
+    /// The states with a fixed exit status: all but [`Self::Ended`].
     const ALL: [Self; 3] = [Self::Done, Self::FoundProblem, Self::CouldNotRun];
 
     /// The exit status.
@@ -91,7 +91,7 @@ impl Status {
     }
 }
 
-/// What the program that assembles the command brings: language runtimes, and what reads them in the kernel.
+/// The parts that the program which assembles the command adds: language runtimes, and what reads them in the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     /// The language runtimes to support.

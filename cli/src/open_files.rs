@@ -1,4 +1,4 @@
-//! How many files this process may have open.
+//! Raises the number of files that this process may have open.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

@@ -1,4 +1,4 @@
-//! Where function names are searched beside the programs themselves.
+//! The places beside the programs themselves where function names are searched.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a sampler cannot do on this kernel, in one line each.
+//! Describes each limit of a sampler on this kernel in one line.
 
 use otelctx_sampler::{Method, Sampler};
 

@@ -1,4 +1,4 @@
-//! One file or directory for each subcommand, and what several of them share.
+//! The subcommands, each in a file or directory, and the modules that several of them share.
 
 pub(crate) mod check;
 mod child;

@@ -37,7 +37,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let by = arguments.by.as_deref().unwrap_or(ROUTE);
     let report = match arguments.file.to_str() {
@@ -72,10 +71,7 @@ fn tables(report: &Report, by: &str, rows: usize, terminal: &Terminal) -> String
     if let Some(line) = GilSamples::of_report(report).line() {
         text += &format!("{line}\n");
     }
-    let most = match rows {
-        0 => usize::MAX,
-        rows => rows,
-    };
+    let most = if rows == 0 { usize::MAX } else { rows };
     let mut section = |head: &str, all: usize, table: String| {
         text.push_str(&format!("\n{}\n", terminal.paint(Style::Bold, head)));
         text.push_str(&table);

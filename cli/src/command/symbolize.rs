@@ -18,7 +18,7 @@ use crate::{Status, open_files};
 
 /// Maximum number of lines about files that were not found.
 const MAX_MISSING: usize = 20;
-/// The same about files that have no names: most programs of a distribution are stripped.
+/// Maximum number of lines about files that have no names: most programs of a distribution are stripped.
 const MAX_WITHOUT_NAMES: usize = 5;
 
 /// Add function names to a recording, also on another machine
@@ -70,7 +70,6 @@ struct ListedFile {
     addresses: usize,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let output = arguments.output.as_ref().unwrap_or(&arguments.file);
     if let Some(path) = &arguments.output

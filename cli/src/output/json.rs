@@ -1,4 +1,4 @@
-//! One JSON value on standard output, described in docs/json.md.
+//! Writes one JSON value to standard output, described in docs/json.md.
 
 use std::io::{self, Write};
 
@@ -57,7 +57,7 @@ impl Write for Harmless<'_> {
 /// `{"error": "…"}`: it exists and cannot be read.
 #[derive(Debug, Serialize)]
 pub(crate) struct Unreadable {
-    /// What was being read, what was found, what to do.
+    /// The message: what was being read, what was found, and what to do.
     pub(crate) error: String,
 }
 

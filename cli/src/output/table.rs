@@ -36,7 +36,7 @@ impl<const N: usize> Table<N> {
         Self { columns, widths }
     }
 
-    /// The same with minimum widths, for rows that are not known yet.
+    /// Sets minimum widths, for rows that are not known yet.
     pub(crate) fn at_least(mut self, widths: [usize; N]) -> Self {
         for (width, least) in self.widths.iter_mut().zip(widths) {
             *width = least.max(*width);

@@ -20,12 +20,12 @@ const DIRECTORY: &str = "otelctx-demo";
 /// Maximum number to append.
 const MAX_SUFFIX: u32 = 1000;
 
-/// Where to write.
+/// The directory to write to.
 #[derive(Debug)]
 pub(super) enum Files {
-    /// In the given directory.
+    /// The directory that the user named.
     Named(PathBuf),
-    /// In a new directory.
+    /// A new directory.
     New,
 }
 

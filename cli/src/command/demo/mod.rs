@@ -28,7 +28,7 @@ use report::Report;
 
 /// Samples per second on each CPU: a request of 10 ms gets a few.
 const FREQUENCY: u32 = 999;
-/// The same where each sample stops a thread, so that the service has time to work.
+/// Sampling frequency where each sample stops a thread, so that the service has time to work.
 const FREQUENCY_STOPPING: u32 = 249;
 
 /// Start a small service that publishes its contexts, and record it from outside
@@ -61,7 +61,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let files = Files::plan(arguments.output.as_deref())?;
     // Started here and not on a thread: the service ends when the thread that started it does.

@@ -20,7 +20,7 @@ struct Child {
     names: Vec<String>,
 }
 
-/// What to do about the children of these processes that are not recorded, if there are any. Children that
+/// Returns a hint about the children of these processes that are not recorded, if there are any. Children that
 /// started later than this command are recorded.
 pub(super) fn hint(targets: &[i32]) -> Option<String> {
     let targets: Vec<i32> = targets

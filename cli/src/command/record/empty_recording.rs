@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use otelctx_profile::sample::{ContextId, Counts, Found};
+use otelctx_profile::sample::{ContextId, Counts, Found, Sample};
 use otelctx_profile::{GIL_ATTRIBUTE, Recording};
 
 use super::gil::GilSamples;
@@ -16,7 +16,7 @@ const MAX_LISTED: usize = 5;
 /// Maximum number of services, and of values, that are kept.
 const MAX_NAMES: usize = 1024;
 
-/// What is missing from a recording, and what to do.
+/// A sentence that says what is missing from a recording, and one that says what to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::command) struct Explanation {
     pub(in crate::command) message: String,
@@ -30,14 +30,12 @@ pub(super) struct Before {
     counts: Counts,
     /// Samples that the other filters keep, with `--gil`.
     gil: GilSamples,
-    /// Sampled services.
     services: BTreeSet<String>,
     /// Sampled values of the first resource attribute of `--filter`.
     values: BTreeSet<String>,
 }
 
 impl Before {
-    /// Adds a part of the recording.
     pub(super) fn add(&mut self, part: &Recording, arguments: &Arguments) {
         for (_, facts) in part.catalog.processes() {
             let service = string(&facts.resource, "service.name");
@@ -63,7 +61,7 @@ impl Before {
         self.gil += samples;
     }
 
-    /// Why no samples, or none with a trace, are left.
+    /// Explains why no samples, or none with a trace, are left.
     pub(super) fn explanation(&self, kept: usize, arguments: &Arguments) -> Option<Explanation> {
         if self.samples == 0 && self.counts.not_traceable > self.counts.lost {
             return Some(Explanation {
@@ -94,14 +92,15 @@ impl Before {
         (silent && !arguments.all).then(|| Explanation {
             message: "no sample has a trace: no sampled process publishes readable thread contexts"
                 .to_owned(),
-            hint: if arguments.command.is_empty() {
-                format!("`{} check PID` explains what is missing", own_name())
-            } else {
-                format!(
-                    "`{} check PID` explains what is missing, while the command runs",
-                    own_name()
-                )
-            },
+            hint: format!(
+                "`{} check PID` explains what is missing{}",
+                own_name(),
+                if arguments.command.is_empty() {
+                    ""
+                } else {
+                    ", while the command runs"
+                }
+            ),
         })
     }
 
@@ -188,17 +187,16 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    /// Adds a part of the recording.
     pub(super) fn add(&mut self, part: &Recording) {
-        let mut contexts = HashSet::new();
         if part.samples.iter().any(|it| it.gil.is_some()) {
             self.any = true;
             self.attributes.insert(GIL_ATTRIBUTE.to_owned());
         }
-        contexts.extend(part.samples.iter().filter_map(|it| match it.found {
+        let attached = |it: &Sample| match it.found {
             Found::Attached(context) => Some(context),
             _ => None,
-        }));
+        };
+        let contexts: HashSet<ContextId> = part.samples.iter().filter_map(attached).collect();
         self.any |= !contexts.is_empty();
         let attributes = |id: &ContextId| &part.catalog.context_facts(*id).attributes;
         for (key, _) in contexts.iter().flat_map(attributes) {
@@ -233,15 +231,10 @@ pub(in crate::command) fn lacking(
 
 /// The first few names.
 fn list(names: &BTreeSet<String>) -> String {
-    let some: Vec<String> = names
-        .iter()
-        .take(MAX_LISTED)
-        .map(|it| argument(it))
-        .collect();
-    let more = if names.len() > MAX_LISTED {
-        ", …"
-    } else {
-        ""
-    };
-    format!("{}{more}", some.join(", "))
+    let listed = names.iter().take(MAX_LISTED).map(|it| argument(it));
+    let mut listed: Vec<String> = listed.collect();
+    if names.len() > MAX_LISTED {
+        listed.push("…".to_owned());
+    }
+    listed.join(", ")
 }

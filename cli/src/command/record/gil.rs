@@ -15,7 +15,7 @@ pub(in crate::command) struct GilSamples {
     pub(super) held: u64,
     pub(super) waiting: u64,
     pub(super) released: u64,
-    /// Of other threads.
+    /// Samples of other threads.
     pub(super) none: u64,
 }
 
@@ -29,7 +29,6 @@ impl GilSamples {
         counts
     }
 
-    /// The counts of a recorded file.
     pub(in crate::command) fn of_report(report: &Report) -> Self {
         let mut counts = Self::default();
         let states = GilState::ALL.into_iter().zip(&report.by_gil);
@@ -40,7 +39,6 @@ impl GilSamples {
         counts
     }
 
-    /// Adds samples in a state.
     pub(in crate::command) fn add(&mut self, state: Option<GilState>, samples: u64) {
         *self.of(state) += samples;
     }
@@ -60,7 +58,6 @@ impl GilSamples {
         all.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// All samples.
     pub(super) fn all(self) -> u64 {
         self.threads().saturating_add(self.none)
     }

@@ -51,7 +51,7 @@ pub(in crate::command) struct Outputs {
     options: Options,
     paths: Vec<PathBuf>,
     parts: usize,
-    /// For the formats with one file for all parts.
+    /// The contents of files in formats with one file for all parts.
     aggregate: Aggregate,
     /// Samples of all parts.
     samples: usize,
@@ -196,7 +196,6 @@ fn has_content(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
 }
 
-/// A part of a recording without samples.
 fn without_samples(clock: Clock) -> Recording {
     Recording {
         catalog: Catalog::new(),
@@ -219,7 +218,6 @@ pub(in crate::command) fn write(
     outputs.finish()
 }
 
-/// A file that was written.
 #[derive(Debug, serde::Serialize)]
 pub(in crate::command) struct Written {
     /// Its path, as requested.

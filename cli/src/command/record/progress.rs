@@ -9,7 +9,7 @@ use otelctx_profile::sample::Counts;
 use crate::output::terminal::{columns, cut};
 use crate::output::text::grouped;
 
-/// How often the line is updated.
+/// The time between two updates of the line.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The line; empty if standard error is not a terminal.
@@ -31,7 +31,6 @@ impl Progress {
         }
     }
 
-    /// Shows the progress of the recording.
     pub(super) fn show(&mut self, counts: &Counts) {
         let now = Instant::now();
         if !self.shown || now < self.next {
@@ -47,7 +46,6 @@ impl Progress {
         let _ = write!(io::stderr(), "\r\x1b[K{line}");
     }
 
-    /// Clears the line.
     pub(super) fn clear(&self) {
         if self.shown {
             let _ = write!(io::stderr(), "\r\x1b[K");

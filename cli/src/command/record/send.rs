@@ -22,7 +22,6 @@ pub(super) struct To {
     otlp_protocol: Option<Protocol>,
 }
 
-/// A collector to send a profile to.
 pub(super) struct Collector {
     endpoint: Endpoint,
     exporter: Exporter,
@@ -46,7 +45,6 @@ impl Collector {
         Ok(Some(Self { endpoint, exporter }))
     }
 
-    /// Sends the profile.
     pub(super) fn send(&mut self, profile: &Profile, options: &Options) -> Result<Delivery, Error> {
         let sent = self.exporter.send(profile, options).map_err(Box::new)?;
         complain_of(&sent);
@@ -59,7 +57,7 @@ impl Collector {
     }
 }
 
-/// What the collector accepted.
+/// The messages that the collector accepted.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct Delivery {
     url: String,
@@ -75,7 +73,6 @@ impl Delivery {
         self.bytes += other.bytes;
     }
 
-    /// A summary in one line.
     pub(super) fn line(&self) -> String {
         let url = escape(&self.url);
         if self.messages == 0 {
@@ -102,8 +99,7 @@ fn complain_of(sent: &Sent) {
     }
 }
 
-/// Where to keep a profile that was not sent and for which no file was requested: an unused file
-/// name.
+/// Returns an unused file name, for a profile that was not sent and for which no file was requested.
 pub(super) fn kept() -> PathBuf {
     format!("unsent-{}.otlp", std::process::id()).into()
 }

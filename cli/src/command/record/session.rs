@@ -1,4 +1,4 @@
-//! One recording, from start to end.
+//! Runs a recording from start to end.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -18,11 +18,11 @@ use crate::error::Error;
 use crate::output::terminal;
 use crate::{Setup, interrupt};
 
-/// What to sample, and how.
+/// The targets and the method of a recording.
 #[derive(Debug)]
 pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
-    /// Which of the targets were given by their ID: the others may end before sampling starts.
+    /// The targets that were given by their ID: the others may end before sampling starts.
     pub(in crate::command) given: Vec<i32>,
     /// True if the target is a command that is about to start.
     pub(in crate::command) is_command: bool,
@@ -30,7 +30,7 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) frequency: u32,
     /// The frequency to use with ptrace, where each sample stops a thread.
     pub(in crate::command) ptrace_frequency: u32,
-    /// Use ptrace even where eBPF is permitted.
+    /// True to use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
     pub(in crate::command) setup: Setup,
     /// Samples are spooled to a file next to this one.
@@ -46,7 +46,7 @@ pub(in crate::command) struct Session {
     method: Method,
     period: NonZeroU64,
     duration: Option<Duration>,
-    /// When it started: `CLOCK_MONOTONIC` in nanoseconds, and the time since the Unix epoch.
+    /// The time at which it started: `CLOCK_MONOTONIC` in nanoseconds, and since the Unix epoch.
     start: u64,
     start_unix: Duration,
 }
@@ -87,7 +87,6 @@ impl Session {
         })
     }
 
-    /// The sampling method.
     pub(in crate::command) fn method(&self) -> &Method {
         &self.method
     }
@@ -154,10 +153,10 @@ pub(in crate::command) struct Recorded {
     pub(in crate::command) parts: Parts,
     /// The files of the sampled code.
     pub(in crate::command) files: ModuleFiles,
-    /// Where stacks ended that do not reach the start of their thread.
+    /// The ends of stacks that do not reach the start of their thread.
     pub(in crate::command) incomplete_stacks: Vec<IncompleteStacks>,
-    /// Why samples lack what runtimes add.
+    /// The reasons why samples lack the parts of runtimes.
     pub(in crate::command) incomplete_steps: Vec<IncompleteSteps>,
-    /// Why the recording ended early, if it did.
+    /// The error that ended the recording early, if one did.
     pub(in crate::command) failure: Option<io::Error>,
 }

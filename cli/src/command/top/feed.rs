@@ -1,4 +1,4 @@
-//! From the sampler to the window.
+//! Moves samples from the sampler to the window.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::output::terminal::escape;
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
-/// But not before it has served this many samples: of 127 new frames each, these take 20 MB.
+/// A catalog is not replaced before it has served this many samples: of 127 new frames each, these take 20 MB.
 const MIN_SAMPLES: u64 = 2_000;
 /// Maximum length of a process's name, in characters.
 const MAX_NAME: usize = 256;
@@ -46,7 +46,7 @@ struct Interned {
 }
 
 impl<'c> Feed<'c> {
-    /// With a window of `length` nanoseconds.
+    /// Creates a feed whose window has `length` nanoseconds.
     pub(super) fn new(sampler: Sampler, filter: &'c Filter, length: u64) -> Self {
         Self {
             // The first samples are older than this call.
@@ -62,19 +62,20 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// How many of the window's stacks are incomplete, and the most frequent reason. `None` with a filter: the counters are
-    /// of all samples.
+    /// Returns the share of the window's stacks that are incomplete, and the most frequent reason. `None` with a filter:
+    /// the counters are of all samples.
     pub(super) fn incomplete_stacks(&self) -> Option<String> {
         let counts = self.window.counts();
-        let share = self
-            .filter
-            .is_empty()
-            .then(|| incomplete_stacks(&counts))??;
+        if !self.filter.is_empty() {
+            return None;
+        }
+        let share = incomplete_stacks(&counts)?;
         let reason = most_frequent_end(&counts)?;
         Some(format!("{share} of stacks incomplete (most: {reason})"))
     }
 
-    /// How many of the window's samples lack the part of a language runtime, and why. `None` with a filter, likewise.
+    /// Returns how many of the window's samples lack the part of a language runtime, and why. `None` with a filter,
+    /// likewise.
     pub(super) fn incomplete_steps(&self) -> Option<String> {
         let counts = self.filter.is_empty().then(|| self.window.counts())?;
         let reasons = self.sampler.incomplete_steps();

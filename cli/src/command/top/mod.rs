@@ -96,7 +96,7 @@ Examples:
   otelctx top -- ./app --option value     a command, from its first instruction
   otelctx top --json --iterations 1       one table, for a script";
 
-/// What rows are grouped by.
+/// The property that rows are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Group {
     Thread,
@@ -119,7 +119,7 @@ struct Plan {
     cpus: usize,
     /// True if threads are stopped to sample them.
     is_stopping: bool,
-    /// What cannot be sampled as well as on other kernels.
+    /// Descriptions of what is not sampled as well as on other kernels.
     limits: Vec<String>,
     /// The command, if one was started.
     child: Option<Child>,
@@ -146,7 +146,6 @@ impl Plan {
     }
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     let pids = arguments.select.processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;

@@ -27,7 +27,7 @@ struct Spot {
 }
 
 /// A request about one module.
-struct Question {
+struct Request {
     module: Module,
     process: ProcessFacts,
     mapping: Option<Mapping>,
@@ -46,7 +46,7 @@ pub(super) struct Names {
     known: HashMap<Spot, Option<String>>,
     /// Addresses without a name so far, each with a mapping that it is in.
     wanted: HashMap<Spot, (ProcessId, Option<Mapping>)>,
-    questions: Sender<(u32, Vec<Question>)>,
+    requests: Sender<(u32, Vec<Request>)>,
     answers: Receiver<Answer>,
     waiting: bool,
     next: Instant,
@@ -55,15 +55,15 @@ pub(super) struct Names {
 impl Names {
     pub(super) fn new(files: ModuleFiles) -> Self {
         let symbols = Symbols::new().files(files);
-        let (questions, asked) = channel::<(u32, Vec<Question>)>();
+        let (requests, received) = channel::<(u32, Vec<Request>)>();
         let (answer, answers) = channel();
         // Without the thread, addresses stay without names.
         let _ = std::thread::Builder::new()
             .name("otelctx-names".into())
             .spawn(move || {
-                for (generation, questions) in asked {
+                for (generation, requests) in received {
                     let start = Instant::now();
-                    let names = questions.into_iter();
+                    let names = requests.into_iter();
                     let names = names.flat_map(|it| find(it, &symbols)).collect();
                     let took = start.elapsed();
                     let answer = answer.send(Answer {
@@ -80,7 +80,7 @@ impl Names {
             generation: 0,
             known: HashMap::new(),
             wanted: HashMap::new(),
-            questions,
+            requests,
             answers,
             waiting: false,
             next: Instant::now(),
@@ -183,8 +183,8 @@ impl Names {
             }
         }
         if !self.waiting && !self.wanted.is_empty() && Instant::now() >= self.next {
-            let questions = self.questions(catalog);
-            self.waiting = self.questions.send((generation, questions)).is_ok();
+            let requests = self.requests(catalog);
+            self.waiting = self.requests.send((generation, requests)).is_ok();
         }
         new
     }
@@ -200,10 +200,10 @@ impl Names {
     }
 
     /// The requests, by module.
-    fn questions(&mut self, catalog: &Catalog) -> Vec<Question> {
-        let mut by_module: HashMap<Option<ModuleId>, Question> = HashMap::new();
+    fn requests(&mut self, catalog: &Catalog) -> Vec<Request> {
+        let mut by_module: HashMap<Option<ModuleId>, Request> = HashMap::new();
         for (spot, (process, mapping)) in self.wanted.drain() {
-            let question = by_module.entry(spot.module).or_insert_with(|| Question {
+            let request = by_module.entry(spot.module).or_insert_with(|| Request {
                 module: match spot.module {
                     Some(module) => catalog.module_facts(module).clone(),
                     None => Module::kernel(),
@@ -215,7 +215,7 @@ impl Names {
                 mapping,
                 spots: Vec::new(),
             });
-            question.spots.push(spot);
+            request.spots.push(spot);
         }
         by_module.into_values().collect()
     }
@@ -231,13 +231,13 @@ fn file(module: &Module) -> String {
     }
 }
 
-fn find(question: Question, symbols: &Symbols) -> Vec<(Spot, Option<String>)> {
-    let Question {
+fn find(request: Request, symbols: &Symbols) -> Vec<(Spot, Option<String>)> {
+    let Request {
         module,
         process,
         mapping,
         spots,
-    } = question;
+    } = request;
     let query = SymbolQuery::new(&module, &process).mapped(mapping.as_ref());
     let addresses: Vec<u64> = spots.iter().map(|spot| spot.address).collect();
     let functions = symbols.clone().functions(query, &addresses);

@@ -6,12 +6,13 @@ use std::collections::{HashMap, HashSet};
 use otelctx_profile::GIL_ATTRIBUTE as GIL;
 use otelctx_reader::format::hexadecimal;
 
-use super::window::{Context, OTHERS, Process, Shared, Stacks, Thread, Window, Work};
+use super::window::{Context, OTHERS, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::ROUTE;
 
-/// What rows are grouped by.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The property that rows are grouped by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum By {
+    #[default]
     Thread,
     /// The values of this attribute.
     Attribute(String),
@@ -20,7 +21,7 @@ pub(super) enum By {
     Function,
 }
 
-/// What the samples of a row have in common.
+/// The value that the samples of a row have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
     /// Process, its start time, thread.
@@ -38,9 +39,10 @@ pub(super) enum Key {
     Others,
 }
 
-/// How rows are ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The order of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sort {
+    #[default]
     Cpu,
     Name,
     Threads,
@@ -84,7 +86,7 @@ pub(super) struct Row {
     pub(super) spans: usize,
     /// Samples by stacks, in descending order.
     pub(super) stacks: Vec<(Stacks, u64)>,
-    /// Every thread and every context of its samples, in no order.
+    /// All threads and all contexts of its samples, in no order.
     pub(super) all_threads: Vec<Shared<Thread>>,
     pub(super) all_works: Vec<Work>,
 }
@@ -94,7 +96,7 @@ impl Row {
         self.work.context()
     }
 
-    /// The name that is shown.
+    /// Returns the name that is shown.
     pub(super) fn name(&self) -> String {
         match &self.key {
             Key::Thread(..) => self.thread.name.clone(),
@@ -168,8 +170,8 @@ pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
     }
 }
 
-/// Every attribute key in the window: the route first, then in alphabetical order. The state of interpreters' locks
-/// comes last.
+/// Returns the attribute keys in the window: the route first, then in alphabetical order. The state of interpreters'
+/// locks comes last.
 pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
     let contexts = window.cells().filter_map(|(cell, _)| cell.work.context());
     let keys: HashSet<&str> = contexts
@@ -186,13 +188,10 @@ pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
 }
 
 fn thread_key(thread: &Thread) -> Key {
-    let Process {
-        pid, start_ticks, ..
-    } = thread.process;
     if thread.is_others() {
         Key::Others
     } else {
-        Key::Thread(pid, start_ticks, thread.tid)
+        Key::Thread(thread.process.pid, thread.process.start_ticks, thread.tid)
     }
 }
 
@@ -237,19 +236,12 @@ impl Group<'_> {
         let value = most(self.values.into_iter(), |value| (*value).to_owned()).map(str::to_owned);
         let order = |thread: &Shared<Thread>| (thread.process.pid, thread.tid);
         let processes: HashSet<Key> = self.threads.keys().map(|it| process_key(it)).collect();
-        let count = self
-            .threads
-            .keys()
-            .map(|it| thread_key(it))
-            .collect::<HashSet<_>>();
+        let threads: HashSet<Key> = self.threads.keys().map(|it| thread_key(it)).collect();
         // Ties are broken by a fixed order, so that the view is steady.
-        let order_of_work = |work: &Work| {
-            let context = work.context();
-            (
-                context.is_some(),
-                context.map(|context| (context.trace, context.span)),
-            )
-        };
+        let order_of_work = |work: &&Work| work.context().map(|it| (it.trace, it.span));
+        // A context, if there is any: the counts show the rest.
+        let works = self.works.iter().map(|(work, samples)| (work, *samples));
+        let attached = works.filter(|(work, _)| work.context().is_some());
         let mut stacks: Vec<_> = self.stacks.into_iter().collect();
         stacks.sort_unstable_by_key(|(stacks, samples)| {
             (Reverse(*samples), stacks.user, stacks.kernel)
@@ -257,21 +249,15 @@ impl Group<'_> {
         Row {
             key,
             samples: self.samples,
-            // A context, if there is any: the counts show the rest.
-            work: most(
-                self.works
-                    .iter()
-                    .filter(|(work, _)| work.context().is_some())
-                    .map(|(work, samples)| (work.clone(), *samples)),
-                order_of_work,
-            )
-            .or_else(|| self.works.keys().next().cloned())
-            .expect("a group has a sample"),
+            work: most(attached, order_of_work)
+                .or_else(|| self.works.keys().next())
+                .expect("a group has a sample")
+                .clone(),
             all_works: self.works.into_keys().collect(),
             all_threads: self.threads.keys().cloned().collect(),
             thread: most(self.threads.into_iter(), order).expect("a group has a sample"),
             value,
-            threads: count.len(),
+            threads: threads.len(),
             processes: processes.len(),
             traces: traces.len(),
             spans: spans.len(),

@@ -8,8 +8,8 @@ use super::window::{Context, Thread};
 /// Maximum length of a filter, in characters.
 const MAX_FILTER: usize = 100;
 
-/// What the user has selected.
-#[derive(Clone, Debug)]
+/// The user's selections.
+#[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub(super) by: By,
     /// The attribute in its own column, and of [`By::Attribute`]; empty for none.
@@ -26,7 +26,6 @@ pub(super) struct State {
     pub(super) typing: bool,
     pub(super) details: bool,
     pub(super) help: bool,
-    /// The selected row.
     selected: Option<Key>,
     /// Its index, or its last one.
     pub(super) at: Option<usize>,
@@ -34,7 +33,7 @@ pub(super) struct State {
     pub(super) top: usize,
 }
 
-/// What to do after a key.
+/// The effect of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Compute the rows again.
@@ -50,18 +49,7 @@ impl State {
         Self {
             by,
             attribute,
-            is_chosen: false,
-            keys: Vec::new(),
-            sort: Sort::Cpu,
-            reversed: false,
-            paused: false,
-            filter: String::new(),
-            typing: false,
-            details: false,
-            help: false,
-            selected: None,
-            at: None,
-            top: 0,
+            ..Self::default()
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the screen shows.
+//! Draws the view.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -11,7 +11,7 @@ use super::state::State;
 use crate::output::terminal::{cut, escape};
 use crate::output::text::{count, grouped, own_name};
 
-/// What there is to show.
+/// The content of the view.
 #[derive(Debug)]
 pub(super) struct Shown {
     /// The rows that match the filter, in order.
@@ -26,9 +26,9 @@ pub(super) struct Shown {
     pub(super) lost: u64,
     /// Samples of processes that cannot be traced.
     pub(super) not_traceable: u64,
-    /// How many stacks are incomplete, and why.
+    /// The share of stacks that are incomplete, and the most frequent reason.
     pub(super) incomplete: Option<String>,
-    /// What cannot be sampled, or not as well as on other kernels; empty for nothing.
+    /// The limits of sampling on this kernel; empty without any.
     pub(super) limits: String,
     /// Innermost frames of the selected row's most frequent stack, and its number of samples.
     pub(super) stack: Option<(Vec<String>, u64)>,
@@ -164,10 +164,12 @@ impl Paint<'_> {
             self.text(layout.head, &full, style);
         }
         if shown.rows.is_empty() {
-            let text = match state.filter.is_empty() {
-                true if shown.share.wall == 0 => "sampling …",
-                true => "nothing ran in this window",
-                false => "no row matches the filter",
+            let text = if !state.filter.is_empty() {
+                "no row matches the filter"
+            } else if shown.share.wall == 0 {
+                "sampling …"
+            } else {
+                "nothing ran in this window"
             };
             if height > 0 {
                 self.text(first, text, Style::new());
@@ -187,18 +189,13 @@ impl Paint<'_> {
             }
             let y = first + at as u16;
             let chosen = state.at == Some(row);
-            let text = line(&columns, Some(row), true);
-            let style = if chosen {
-                Modifier::REVERSED.into()
-            } else {
-                Style::new()
-            };
-            let width = usize::from(self.area.width);
-            let text = if chosen {
-                text.clone() + &" ".repeat(width.saturating_sub(text.width()))
-            } else {
-                text
-            };
+            let mut text = line(&columns, Some(row), true);
+            let mut style = Style::new();
+            if chosen {
+                style = Modifier::REVERSED.into();
+                let width = usize::from(self.area.width);
+                text += &" ".repeat(width.saturating_sub(text.width()));
+            }
             self.text(y, &text, style);
             if let Some((x, at)) = bar.filter(|_| !chosen) {
                 let green = self.coloured(Color::Green);

@@ -27,7 +27,6 @@ const MAX_TOTAL_CELLS: usize = 8 * MAX_CELLS;
 /// Name of everything that is counted together.
 pub(super) const OTHERS: &str = "(others)";
 
-/// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: i32,
@@ -50,7 +49,6 @@ impl Process {
     }
 }
 
-/// A thread of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Thread {
     pub(super) process: Process,
@@ -76,7 +74,6 @@ impl Thread {
     }
 }
 
-/// The context that was attached to a thread.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Context {
     pub(super) trace: [u8; 16],
@@ -103,14 +100,8 @@ impl Context {
 }
 
 /// An interned value, compared by its address.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Shared<T>(Rc<T>);
-
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
 
 impl<T> Deref for Shared<T> {
     type Target = T;
@@ -153,7 +144,7 @@ impl<T: Eq + Hash> Interner<T> {
     }
 }
 
-/// What a thread was working on.
+/// The context that a thread was working for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Work {
     Attached(Shared<Context>),
@@ -161,7 +152,7 @@ pub(super) enum Work {
     Nothing,
     /// Invalid or unreadable.
     Unreadable,
-    /// Not kept.
+    /// A context that is not kept, as there are too many.
     Others,
 }
 
@@ -205,14 +196,14 @@ impl Cell {
 }
 
 /// Samples of a period of time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Slice {
     /// Start and end, in nanoseconds.
     start: u64,
     end: u64,
     cells: HashMap<Cell, u64>,
     samples: u64,
-    /// Of all samples, including the ones that a filter dropped.
+    /// Counters of all samples, including the ones that a filter dropped.
     counts: Counts,
 }
 
@@ -221,9 +212,7 @@ impl Slice {
         Self {
             start,
             end: start,
-            cells: HashMap::new(),
-            samples: 0,
-            counts: Counts::default(),
+            ..Self::default()
         }
     }
 }
@@ -323,7 +312,7 @@ impl Window {
         self.current = Slice::from(now);
     }
 
-    /// All cells; a cell occurs once in each slice.
+    /// Iterates over all cells; a cell occurs once in each slice.
     pub(super) fn cells(&self) -> impl Iterator<Item = (&Cell, u64)> {
         let cells = self.slices.iter().flat_map(|slice| &slice.cells);
         cells.map(|(cell, count)| (cell, *count))

@@ -21,7 +21,7 @@ use crate::interrupt;
 const NAME: &std::ffi::CStr = c"shop";
 /// Number of workers that run async tasks.
 const ASYNC_WORKERS: usize = 3;
-/// All workers: one more answers health checks.
+/// Number of all workers: one more answers health checks.
 pub(crate) const WORKERS: usize = ASYNC_WORKERS + 1;
 /// Maximum number of concurrent requests.
 const CLIENTS: usize = 6;
