@@ -24,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::elf::{Elf, ElfError, Segment, Source};
 use crate::file::open_regular;
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Walk};
+use crate::mappings::{Mapping, Visit, Walk};
 use crate::memory::{FileBytes, MemoryError, Omission};
 use crate::{Device, Error, Memory, Permissions, Target, ThreadInfo};
 pub use notes::CoreThread;
@@ -411,10 +411,7 @@ fn read_all(
 impl Target for CoreFile {
     /// A core file has no devices and inodes: the inode is a number for the name. Memory without a
     /// file has neither, and no name unless it is the vDSO.
-    fn mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<Walk, Error> {
+    fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error> {
         let mut walk = Walk::default();
         let mut headers = None;
         let mut visit = |mapping: &Mapping<'_>| {

@@ -56,10 +56,10 @@ pub enum ElfError {
 
 use ElfError::Malformed;
 
-/// Where the module's bytes are.
+/// The place of the module's bytes.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
-    /// In a file: addresses of the [`Memory`] are file offsets.
+    /// A file: addresses of the [`Memory`] are file offsets.
     File(&'a dyn Memory),
     /// Loaded, with its ELF header at this address.
     Loaded(&'a dyn Memory, u64),

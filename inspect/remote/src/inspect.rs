@@ -110,7 +110,7 @@ pub struct Inspection {
     pub block_offset: bool,
     /// Code sequences that linkers generate for relaxed TLS descriptors.
     pub relaxed: Relaxed,
-    /// For an object file: the access models of its code.
+    /// The access models of an object file's code.
     pub code: Vec<Access>,
     /// True if it contains gcc's intermediate code (-flto), which is not decoded.
     pub intermediate: bool,

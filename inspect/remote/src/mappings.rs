@@ -52,6 +52,9 @@ pub struct Mapping<'a> {
     pub name: &'a [u8],
 }
 
+/// Takes one mapping after another, until it breaks.
+pub type Visit<'v> = &'v mut (dyn FnMut(&Mapping<'_>) -> ControlFlow<()> + 'v);
+
 impl<'a> Mapping<'a> {
     /// Parses one line, without its newline. `None` if it is not a mapping.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
@@ -165,11 +168,7 @@ impl Parser {
 
     /// Parses the next piece, and calls `visit` for every line that it completes, until `visit`
     /// breaks.
-    pub fn feed(
-        &mut self,
-        mut piece: &[u8],
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> ControlFlow<()> {
+    pub fn feed(&mut self, mut piece: &[u8], visit: Visit<'_>) -> ControlFlow<()> {
         while let Some(newline) = piece.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = (&piece[..newline], &piece[newline + 1..]);
             piece = rest;
@@ -210,11 +209,7 @@ impl Parser {
         walk
     }
 
-    fn line(
-        walk: &mut Walk,
-        line: &[u8],
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> ControlFlow<()> {
+    fn line(walk: &mut Walk, line: &[u8], visit: Visit<'_>) -> ControlFlow<()> {
         let Some(mapping) = Mapping::parse(line) else {
             walk.malformed += 1;
             return ControlFlow::Continue(());
@@ -227,10 +222,7 @@ impl Parser {
 }
 
 /// Reads `maps` to its end, or until `visit` breaks.
-pub fn walk(
-    mut maps: impl Read,
-    visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-) -> io::Result<Walk> {
+pub fn walk(mut maps: impl Read, visit: Visit<'_>) -> io::Result<Walk> {
     let mut parser = Parser::new();
     let mut buffer = [0; 4096];
     loop {

@@ -215,7 +215,7 @@ impl Memory for FileBytes<'_> {
 /// Hand-made memory for tests: byte ranges at addresses.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
-    /// By start address; of overlapping ranges, the one with the highest start takes precedence.
+    /// The ranges by start address; of overlapping ones, the one with the highest start takes precedence.
     pieces: std::collections::BTreeMap<u64, Vec<u8>>,
 }
 

@@ -22,7 +22,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2, readlinkat};
 use nix::sys::stat::{Mode, fstat, fstatat};
 
-use crate::mappings::{self, Mapping, Walk};
+use crate::mappings::{self, Visit, Walk};
 use crate::memory::ProcessMemory;
 
 use crate::file::{is_mapped_file, reopen};
@@ -279,10 +279,7 @@ impl Process {
     ///
     /// Once the thread-group leader has exited, `/proc/PID/maps` is empty; another thread's is read
     /// then.
-    pub fn mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<Walk, Error> {
+    pub fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error> {
         let visited = Cell::new(false);
         self.read_maps(
             |maps| {

@@ -243,7 +243,7 @@ pub fn resume_late() -> bool {
 /// kernel resumes late threads only then. If dropping them suspended this process before, they would
 /// stay traced, and stop as soon as they wake.
 ///
-/// For the end of an OS thread that stops threads, which returns it; drop it after joining the OS
+/// An OS thread that stops threads calls this at its end and returns the result; drop that after joining the OS
 /// thread, which exits even if this process is suspended. [`on_own_thread`] does this.
 pub fn take_late() -> Late {
     Late(LATE.take())

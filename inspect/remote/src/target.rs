@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Walk};
+use crate::mappings::{Mapping, Visit, Walk};
 use crate::{Device, Error, Memory};
 pub use image::TargetImage;
 pub use live::LiveProcess;
@@ -25,10 +25,7 @@ pub use through::Through;
 /// it has loaded.
 pub trait Target: Memory {
     /// Calls `visit` for each mapping until it breaks, in address order.
-    fn mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<Walk, Error>;
+    fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error>;
 
     /// Calls `visit` for each mapping of a file, in address order. Executable mappings have their
     /// names; others may have none.

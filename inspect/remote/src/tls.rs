@@ -35,9 +35,9 @@ const MAX_SLOTS: usize = 1 << 16;
 /// The kind of a variable's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
-    /// At a fixed distance from the thread pointer, in every thread.
+    /// The storage is at a fixed distance from the thread pointer, in every thread.
     Static,
-    /// In a block that a thread allocates on first use.
+    /// The storage is in a block that a thread allocates on first use.
     Dynamic,
 }
 
@@ -353,8 +353,8 @@ impl TlsVariable {
         self.place
     }
 
-    /// Where the dynamic linker stores that the module is loaded, for a glibc that describes this
-    /// and a module that may be closed. If the words change, the variable does not exist any more.
+    /// The place where the dynamic linker stores that the module is loaded, for a glibc that describes
+    /// this and a module that may be closed. If the words change, the variable does not exist any more.
     pub fn registration(&self) -> Option<Registration> {
         self.registration
     }

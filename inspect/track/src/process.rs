@@ -24,11 +24,11 @@ const TIMEOUT_FACTOR: u32 = 4;
 /// The maximum timeout. Polls of this length delay other processes, for at most 1/50 of the time.
 const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How processes are tracked.
+/// Options of tracking processes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How each of them is read.
+    /// Options of reading each of them.
     pub reader: reader::Options,
     /// True to determine whether the contexts of their threads can be read. Default: false.
     pub threads: bool,
@@ -96,7 +96,6 @@ pub struct TrackedProcess {
     min_timeout: Duration,
     context: ContextStatus,
     threads: ThreadStatus,
-    /// The language runtimes in it.
     runtimes: Arc<[Present]>,
     /// A change that [`TrackedProcess::refresh_context`] found.
     unreported: Option<Change>,
@@ -124,7 +123,7 @@ enum ContextStatus {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ThreadStatus {
-    /// Not scanned yet.
+    /// The threads were not scanned yet.
     Unknown,
     /// They can be read.
     Readable(ThreadVariables),

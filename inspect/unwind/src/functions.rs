@@ -28,7 +28,6 @@ pub(crate) struct Function {
     pub(crate) end: u64,
 }
 
-/// Collects functions.
 #[derive(Debug)]
 pub(crate) struct Functions<'a> {
     /// Executable segments.

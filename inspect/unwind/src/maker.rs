@@ -17,7 +17,6 @@ const MAX_ALIGNMENT: u64 = 15;
 /// Maximum size of the code at the entry point, if the tables do not describe it, but the code after it.
 const MAX_ENTRY: u64 = 256;
 
-/// Makes the rows of a file.
 pub(crate) fn make(
     tables: &Tables,
     architecture: &'static Architecture,
@@ -90,7 +89,6 @@ fn eh_frame<'a>(
     Table::new(section, bytes, bases(tables), architecture)
 }
 
-/// The rows of one function.
 pub(crate) struct FunctionRows {
     pub(crate) start: u64,
     pub(crate) end: u64,

@@ -49,7 +49,6 @@ pub struct CoreThread {
     pub registers: Option<CallRegisters>,
 }
 
-/// A mapping of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MappedFile {
     pub(crate) start: u64,

@@ -99,7 +99,6 @@ impl Elf<'_> {
         Ok(headers.iter().map(section).collect())
     }
 
-    /// The section that holds the names of sections.
     fn section_names<'s>(&self, sections: &'s [Section]) -> Option<&'s Section> {
         let mut names = usize::from(self.header.e_shstrndx.get(LE).0);
         if names == usize::from(elf::SHN_XINDEX.0) {

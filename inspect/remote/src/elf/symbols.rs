@@ -42,7 +42,6 @@ pub enum SymbolKind {
     Other(u8),
 }
 
-/// A symbol that was found by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoundSymbol {
     /// Its index in `.dynsym`; 0 if it is from `.symtab`.

@@ -38,7 +38,7 @@ pub(crate) fn pthread_self(table: &ThreadDb, machine: Machine) -> Option<i64> {
 /// Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// In `_rtld_global`, the offset of the pointer to the first `dtv_slotinfo_list`.
+    /// The offset in `_rtld_global` of the pointer to the first `dtv_slotinfo_list`.
     list: u64,
     list_length: u64,
     list_next: u64,
@@ -90,11 +90,11 @@ pub(crate) struct TlsModule {
     pub(crate) bias: u64,
     /// `l_tls_offset`, if the module has static storage.
     pub(crate) static_offset: Option<u64>,
-    /// Where this was read.
+    /// The place that this was read from.
     pub(crate) registration: Option<Registration>,
 }
 
-/// Where glibc stores which module an index belongs to (`struct dtv_slotinfo`). It clears the map
+/// The place where glibc stores which module an index belongs to (`struct dtv_slotinfo`). It clears the map
 /// when it closes the module, and gives the next module another generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registration {

@@ -25,7 +25,7 @@ pub enum KeyLayout {
     /// glibc stores them in blocks of 32 keys (nptl/pthread_getspecific.c).
     #[non_exhaustive]
     Glibc {
-        /// From the thread pointer to the pointers to blocks of keys.
+        /// Offset from the thread pointer of the pointers to blocks of keys.
         blocks: i64,
         /// Offset in such a block of its entries.
         entries: u64,
@@ -46,7 +46,7 @@ pub enum KeyLayout {
     /// musl stores them in an array (src/thread/pthread_getspecific.c).
     #[non_exhaustive]
     Musl {
-        /// From the thread pointer to the pointer to the values.
+        /// Offset from the thread pointer of the pointer to the values.
         values: i64,
     },
 }

@@ -85,7 +85,6 @@ impl ThreadDb {
         self.sizes.get(name).copied().map(u64::from)
     }
 
-    /// Returns whether the file has no such table.
     pub(crate) fn is_empty(&self) -> bool {
         self.fields.is_empty()
     }

@@ -11,7 +11,7 @@ use super::{Process, is_gone};
 use crate::Error;
 use crate::mappings::query::{Query, flags};
 use crate::mappings::{
-    self, Mapping, NameFilter, NamedMapping, Scan, ScanOptions, Search, is_clock_check_due,
+    self, Mapping, NameFilter, NamedMapping, Scan, ScanOptions, Search, Visit, is_clock_check_due,
 };
 
 impl Process {
@@ -70,10 +70,7 @@ impl Process {
     }
 
     /// Calls `visit` for each executable mapping, of a file or not, with its name, until it breaks.
-    pub fn executable_mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<(), Error> {
+    pub fn executable_mappings(&self, visit: Visit<'_>) -> Result<(), Error> {
         let visited = Cell::new(false);
         let mut visit = |mapping: &Mapping<'_>| {
             visited.set(true);
@@ -179,10 +176,7 @@ fn query_files(
 }
 
 /// ESRCH if there is no memory.
-fn visit_executable(
-    maps: File,
-    visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-) -> io::Result<()> {
+fn visit_executable(maps: File, visit: Visit<'_>) -> io::Result<()> {
     let mut query = Query::with_paths(&maps);
     let mut address = 0;
     loop {

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 /// Number of threads that this process traces.
 static TRACED: AtomicUsize = AtomicUsize::new(0);
-/// True if suspending this process was requested.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
-/// True if this process is being suspended.
 static SUSPENDING: AtomicBool = AtomicBool::new(false);
 /// Suspends this process, see [`set_action`].
 static ACTION: OnceLock<fn()> = OnceLock::new();

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::{Target, ThreadInfo};
 use crate::machine::Machine;
-use crate::mappings::{self, Mapping, Walk};
+use crate::mappings::{self, Visit, Walk};
 use crate::memory::{Image, MemoryError};
 use crate::{Device, Error, Memory};
 
@@ -67,10 +67,7 @@ impl Memory for TargetImage {
 }
 
 impl Target for TargetImage {
-    fn mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<Walk, Error> {
+    fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error> {
         mappings::walk(self.maps.as_bytes(), visit).map_err(Error::io("maps"))
     }
 

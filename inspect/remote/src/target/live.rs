@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{CodeLayout, CodeLayoutBuilder, Target, ThreadInfo};
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Scan, ScanOptions, Walk};
+use crate::mappings::{Mapping, Scan, ScanOptions, Visit, Walk};
 use crate::memory::{MemoryError, ProcessMemory};
 use crate::{Device, Error, Memory, Process};
 
@@ -73,10 +73,7 @@ impl Memory for LiveProcess<'_> {
 }
 
 impl Target for LiveProcess<'_> {
-    fn mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<Walk, Error> {
+    fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error> {
         self.process.mappings(visit)
     }
 

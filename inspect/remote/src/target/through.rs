@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{CodeLayout, Target, ThreadInfo};
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Walk};
+use crate::mappings::{Mapping, Visit, Walk};
 use crate::memory::MemoryError;
 use crate::{Device, Error, Memory};
 
@@ -35,10 +35,7 @@ impl Memory for Through<'_> {
 }
 
 impl Target for Through<'_> {
-    fn mappings(
-        &self,
-        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
-    ) -> Result<Walk, Error> {
+    fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error> {
         self.target.mappings(visit)
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Definition<'a> {
     pub(super) accesses: Vec<Access>,
     /// True if references of its own module are bound to another definition.
     pub(super) bound_elsewhere: bool,
-    /// For a module that can be closed.
+    /// The registration of a module that can be closed.
     pub(super) registration: Option<glibc::Registration>,
 }
 

@@ -14,7 +14,6 @@ use crate::target::{CodeLayout, Target};
 #[derive(Debug, Clone)]
 pub(super) struct Loaded {
     pub(super) module: Arc<Module>,
-    /// The load bias.
     pub(super) bias: u64,
     /// The name of its mapping.
     pub(super) name: OsString,

@@ -34,7 +34,6 @@ const MAX_LINES: usize = 64 << 10;
 /// line: some 50 ms. A process could otherwise keep the reader from reading others.
 const MAX_WORK: usize = 16 << 20;
 
-/// A code object.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(crate) name: String,

@@ -124,7 +124,6 @@ impl Call {
         })
     }
 
-    /// The caller's call.
     fn caller(&self, memory: &dyn Memory) -> Result<Self, MemoryError> {
         Self::read(memory, self.place, self.before, self.depth + 1)
     }

@@ -209,7 +209,6 @@ pub(crate) struct CodeOffsets {
     pub(crate) changing_words: u16,
 }
 
-/// The format of a table of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineFormat {
     /// Up to 3.5: pairs of unsigned bytes, the increments of instruction offset and line.
@@ -222,7 +221,6 @@ pub(crate) enum LineFormat {
     Locations,
 }
 
-/// The layout of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextLayout {
     /// `PyStringObject` of Python 2: the length is at offset 16, the bytes are at 36.
@@ -240,7 +238,6 @@ pub(crate) enum TextLayout {
 }
 
 impl TextLayout {
-    /// The offset of the length.
     pub(crate) const LENGTH: u64 = 16;
     /// Number of bytes before the characters that are compared.
     pub(crate) const HEAD: usize = 32;

@@ -21,7 +21,6 @@ use crate::tasks;
 use crate::threads::{self, Resolved, StateCache, Variables};
 use crate::version::Version;
 
-/// CPython in one process.
 #[derive(Debug)]
 pub(crate) struct PythonProcess {
     pub(crate) version: Version,

@@ -24,12 +24,10 @@ impl Structure {
         u64::from_ne_bytes(self.array(offset))
     }
 
-    /// The `int` at such an offset.
     pub(crate) fn int(&self, offset: u64) -> i32 {
         i32::from_ne_bytes(self.array(offset))
     }
 
-    /// The byte at such an offset.
     pub(crate) fn byte(&self, offset: u64) -> u8 {
         let [byte] = self.array(offset);
         byte

@@ -38,6 +38,10 @@ const MAX_WAITING: usize = 64;
 /// `md_dict` of a module.
 const MODULE_DICTIONARY: u64 = 16;
 
+/// Takes one task after another, until it breaks.
+pub(crate) type Visit<'v> = &'v mut dyn FnMut(Task) -> ControlFlow<()>;
+type Visited = Result<ControlFlow<()>, RuntimeError>;
+
 /// Calls `visit` with each task until it breaks. `interpreters` is the address of the pointer to the first
 /// interpreter.
 ///
@@ -49,7 +53,7 @@ pub(crate) fn visit(
     layout: &Layout,
     codes: &mut Codes,
     interpreters: u64,
-    visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    visit: Visit<'_>,
 ) -> Result<(), RuntimeError> {
     if layout.object != ObjectLayout::Counted {
         let reason = "where free-threaded builds keep their tasks is not known";
@@ -71,7 +75,7 @@ fn visit_all(
     found: TaskLayout,
     codes: &mut Codes,
     interpreters: u64,
-    visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    visit: Visit<'_>,
 ) -> Result<(), RuntimeError> {
     let mut tasks = Tasks {
         limited: memory,
@@ -147,7 +151,6 @@ impl Missing {
     }
 }
 
-/// The tasks of a process.
 struct Tasks<'t> {
     limited: &'t Limited<'t>,
     objects: Objects<'t>,
@@ -166,12 +169,7 @@ impl Tasks<'_> {
     }
 
     /// Visits the tasks of an interpreter from 3.14 on.
-    fn in_rings(
-        &mut self,
-        interpreter: u64,
-        rings: Rings,
-        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, RuntimeError> {
+    fn in_rings(&mut self, interpreter: u64, rings: Rings, visit: Visit<'_>) -> Visited {
         let Rings {
             interpreter: of_interpreter,
             thread: of_thread,
@@ -207,11 +205,7 @@ impl Tasks<'_> {
     }
 
     /// Visits the tasks of an interpreter up to 3.13; later, those that are not asyncio's own.
-    fn in_set(
-        &mut self,
-        interpreter: u64,
-        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, RuntimeError> {
+    fn in_set(&mut self, interpreter: u64, visit: Visit<'_>) -> Visited {
         let WeakSet {
             modules,
             variable,
@@ -250,11 +244,7 @@ impl Tasks<'_> {
     ///
     /// # Errors
     /// If there are too many: a list may have no end.
-    fn visit(
-        &mut self,
-        address: u64,
-        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, RuntimeError> {
+    fn visit(&mut self, address: u64, visit: Visit<'_>) -> Visited {
         if self.visited.len() > MAX_TASKS {
             let reason = format!("there are more than {MAX_TASKS} tasks");
             return Err(RuntimeError::new(reason));

@@ -31,7 +31,6 @@ const MAX_LONG_TRIES: usize = 3;
 /// The time until a list that is too long is read again, for any thread of the process.
 const BACK_OFF: Duration = Duration::from_secs(1);
 
-/// Variables of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Variables {
     /// Address of the pointer to the first interpreter.
@@ -86,7 +85,6 @@ impl Holding {
     }
 }
 
-/// The source of a thread state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The interpreter: the state holds the GIL or is attached.
@@ -154,7 +152,6 @@ impl From<MemoryError> for Failure {
     }
 }
 
-/// The thread states of a process.
 #[derive(Debug)]
 struct StateList {
     /// The newest state of each interpreter: new ones are inserted before it.
@@ -242,7 +239,6 @@ fn resolved(
     }
 }
 
-/// A thread state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
     address: u64,
@@ -453,12 +449,10 @@ impl Search<'_> {
         Ok(list)
     }
 
-    /// The newest thread state of each interpreter.
     fn newest_of_each(&self, interpreters: &[u64]) -> Result<Vec<Option<State>>, MemoryError> {
         interpreters.iter().map(|it| self.newest(*it)).collect()
     }
 
-    /// The newest thread state of an interpreter.
     fn newest(&self, interpreter: u64) -> Result<Option<State>, MemoryError> {
         let first = interpreter.wrapping_add(self.layout.interpreter.threads);
         let first = self.memory.read_u64(first)?;

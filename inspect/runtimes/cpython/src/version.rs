@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A version of CPython.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version {
     pub(crate) major: u8,

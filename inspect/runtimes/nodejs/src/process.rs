@@ -15,7 +15,6 @@ use otelctx_reader::sample::Found;
 use crate::step::{self, MAX_ADDONS, Part};
 use crate::walk::{Broken, RecordPlace, Walked, walk};
 
-/// Node.js in one process.
 #[derive(Debug)]
 pub(crate) struct NodeProcess {
     /// The variables of its addons, at most [`MAX_ADDONS`].

@@ -99,7 +99,6 @@ impl RecordPlace {
     }
 }
 
-/// The result of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Walked {
     /// The addon has closed its gate, or has not opened it yet.
@@ -116,7 +115,6 @@ pub(crate) enum Walked {
     Record(u64),
 }
 
-/// A step of the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Published,

@@ -40,7 +40,6 @@ enum State {
     },
 }
 
-/// Reads coroutines.
 pub(super) struct Reader<'r, 'm> {
     pub(super) objects: &'r mut Objects<'m>,
     pub(super) layout: &'r Layout,

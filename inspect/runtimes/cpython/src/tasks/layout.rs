@@ -89,7 +89,6 @@ pub(super) struct TaskOffsets {
     pub(super) awaited_by: Option<AwaitedBy>,
 }
 
-/// The tasks that await a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AwaitedBy {
     /// `task_awaited_by`: null, a task, or a set of them.

@@ -34,7 +34,6 @@ const MAX_ENTRIES: u64 = 64 << 10;
 /// Maximum number of characters of a name.
 const MAX_NAME: u64 = 512;
 
-/// The kind of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Task,
@@ -80,13 +79,11 @@ impl<'m> Objects<'m> {
         }
     }
 
-    /// The kind of the object at an address.
     pub(super) fn kind(&mut self, address: u64) -> Result<Kind, RuntimeError> {
         let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
         self.kind_of(object_type)
     }
 
-    /// The kind of the objects of a type.
     pub(super) fn kind_of(&mut self, object_type: u64) -> Result<Kind, RuntimeError> {
         if let Some(known) = self.kinds.get(&object_type) {
             return Ok(known.clone());
