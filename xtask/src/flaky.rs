@@ -74,12 +74,11 @@ fn repeat(pattern: Option<&str>, repetitions: u32) -> Result<Outcome, String> {
     }
     drop(load);
     let line = format!("{passed} test programs, {repetitions} times; {before} had passed before");
-    let outcome = if failed.is_empty() {
+    if failed.is_empty() {
         Ok(Outcome::Passed(line))
     } else {
         Err(format!("{line}; failed: {}", failed.join("; ")))
-    };
-    outcome
+    }
 }
 
 /// The test programs by nextest's names for them.
