@@ -158,9 +158,8 @@ impl SleepingThreads {
         {
             let paged = PagedMemory::new(memory, &mut state.pages);
             let memory = state.batch.over(0..0, &paged);
-            let result = pointer
-                .is_of(&paged, cached.inner)
-                .then(|| read(&memory, pointer.address));
+            let is_same = pointer.is_of(&paged, cached.inner);
+            let result = is_same.then(|| read(&memory, pointer.address));
             if let Some(result) = result
                 && files.has_stayed_asleep().unwrap_or(false)
             {
