@@ -14,6 +14,7 @@ fn record(
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 1999;
     options.runtimes = Runtimes::new(vec![Arc::new(runtime)]);
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let mut sampler = Sampler::start(&options).unwrap();
     Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
