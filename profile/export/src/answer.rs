@@ -124,7 +124,7 @@ pub(crate) fn shown(text: &str) -> String {
     shown
 }
 
-/// Whether it is a control character, or changes the order of others.
+/// Whether a character controls a terminal, is invisible, or changes the order of others.
 fn is_disguise(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')

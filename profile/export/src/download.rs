@@ -117,11 +117,11 @@ pub enum DownloadError {
 }
 
 impl DownloadError {
-    /// Whether the next request to the server will hardly fare better.
+    /// Whether the next request to the server is likely to fail as well.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         match self {
-            // It costs nothing to ask for another file.
+            // The response had no content: asking for another file is cheap.
             Self::TooLarge { is_announced, .. } => !is_announced,
             Self::Status { status, .. } => !status.is_client_error(),
             _ => true,

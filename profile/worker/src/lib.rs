@@ -79,16 +79,16 @@ pub enum Failure {
 /// The error of fork(2).
 pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
     let parent = getpid();
-    // SAFETY: only this thread exists in the child. Another thread may have held locks: libc itself
-    // handles those of the allocator around a fork (glibc, malloc/arena.c; musl, fork/fork.c), and
-    // `work` takes no lock of this program.
+    // SAFETY: the child, which has this thread alone, must not wait for a lock that another thread held.
+    // libc releases those of the allocator (glibc, malloc/arena.c; musl, fork/fork.c); the caller ensures
+    // that `work` takes none of this program's.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child.as_raw()),
         ForkResult::Child => {
             let _ = set_pdeathsig(Signal::SIGKILL);
             // The parent may have ended before that.
             let status = if getppid() == parent { work() } else { 1 };
-            // SAFETY: it ends the process without running the parent's exit handlers.
+            // SAFETY: `_exit` has no condition. It does not run the parent's exit handlers.
             unsafe { nix::libc::_exit(status) }
         }
     }
@@ -151,10 +151,12 @@ fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, 
         if let Event::Output(_, bytes) = event {
             output.extend_from_slice(bytes);
         }
-        match () {
-            () if output.len() as u64 > limits.output => Break(Failure::OutputTooLarge),
-            () if Instant::now() >= end => Break(Failure::TimedOut),
-            () => Continue(true),
+        if output.len() as u64 > limits.output {
+            Break(Failure::OutputTooLarge)
+        } else if Instant::now() >= end {
+            Break(Failure::TimedOut)
+        } else {
+            Continue(true)
         }
     });
     match failure.unwrap_or(Some(Failure::NotStarted)) {
@@ -248,8 +250,8 @@ fn is_zombie(child: i32) -> bool {
     status.is_ok_and(|status| status != WaitStatus::StillAlive)
 }
 
-/// Whether the worker ended with status 0, as far as is known. A killed worker may wait for a file
-/// system forever; it is then left to init.
+/// Waits for a worker, and returns whether it ended with status 0, or with an unknown one. A killed worker
+/// may wait for a file system forever; it is then left to init.
 fn wait(child: Pid, has_closed_its_pipe: bool) -> bool {
     let flags = (!has_closed_its_pipe).then_some(WaitPidFlag::WNOHANG);
     let end = Instant::now() + KILL_TIMEOUT;

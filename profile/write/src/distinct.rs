@@ -1,26 +1,26 @@
-//! Counts different things in bounded memory.
+//! Counts distinct values in bounded memory.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::RandomState;
 
-/// Maximum number of things that are distinguished. A machine that builds programs starts thousands of processes a second.
+/// Maximum number of values that are distinguished. A machine that builds programs starts thousands of processes a second.
 const MAX: usize = 256 * 1024;
 
-/// How many different things were added, such as processes. Exact up to 262,144.
+/// Counts distinct values, such as processes. Exact up to 262,144.
 #[derive(Clone, Debug, Default)]
 pub struct DistinctCount {
-    /// Their hashes: of as many, it is 1 in 500 million that two are equal.
+    /// The values' hashes. With as many, two are equal with a probability of 1 in 500 million.
     known: HashSet<u64, RandomState>,
     hasher: RandomState,
     has_more: bool,
 }
 
 impl DistinctCount {
-    /// Adds a thing, unless it is known.
-    pub fn add(&mut self, thing: impl Hash) {
-        let hash = self.hasher.hash_one(thing);
+    /// Adds a value, unless it is known.
+    pub fn add(&mut self, value: impl Hash) {
+        let hash = self.hasher.hash_one(value);
         if self.known.len() < MAX {
             self.known.insert(hash);
         } else if !self.known.contains(&hash) {
@@ -28,13 +28,13 @@ impl DistinctCount {
         }
     }
 
-    /// How many there are, 262,144 at most.
+    /// The number of distinct values, 262,144 at most.
     #[must_use]
     pub fn get(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether there are more.
+    /// Whether there are more than [`get`](Self::get) returns.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.has_more

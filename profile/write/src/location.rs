@@ -48,7 +48,7 @@ pub enum Place {
     Runtime(FrameKind),
 }
 
-/// When code was mapped at addresses at which the process had other code before.
+/// The times at which processes mapped code over other code.
 #[derive(Debug, Default)]
 pub(crate) struct Remappings(HashMap<ProcessId, Vec<u64>, foldhash::fast::RandomState>);
 
@@ -61,8 +61,8 @@ impl Remappings {
         Self(catalog.processes().filter_map(times).collect())
     }
 
-    /// The number of times at which a process had mapped other code until `time`, and one more; 0 if it
-    /// never has. In one epoch, an address belongs to one mapping.
+    /// The epoch of a process at a time, in which an address belongs to one mapping: from 1; 0 if the
+    /// process never mapped code over other code.
     pub(crate) fn epoch(&self, process: ProcessId, time: u64) -> usize {
         let times = self.0.get(&process);
         times.map_or(0, |times| 1 + times.partition_point(|it| *it <= time))
@@ -100,10 +100,17 @@ fn remapping_times(process: &ProcessFacts) -> Vec<u64> {
 pub(crate) struct Locator {
     known: HashMap<Key, LocationIndex, foldhash::fast::RandomState>,
     locations: Vec<Location>,
-    /// What stands for the missing frames of incomplete stacks.
+    /// The locations that represent the missing frames of incomplete stacks.
     markers: HashMap<StackEnd, LocationIndex, foldhash::fast::RandomState>,
-    /// The query for the functions of each location.
-    questions: Vec<Option<Question>>,
+    /// The address to resolve of each location, if there is one.
+    unresolved: Vec<Option<UnresolvedAddress>>,
+}
+
+/// The locations of a recording, resolved.
+pub(crate) struct Resolved {
+    /// In the order of their indices.
+    pub(crate) locations: Vec<Location>,
+    pub(crate) identities: HashMap<ModuleId, Identity>,
 }
 
 /// Identifies a location. The process is part of it for native frames in a process: the same address
@@ -116,9 +123,9 @@ struct Key {
     code: Option<(ModuleId, u64)>,
 }
 
-/// A query for one address.
+/// An address whose functions are to be resolved.
 #[derive(Clone, Copy)]
-struct Question {
+struct UnresolvedAddress {
     process: ProcessId,
     module: ModuleId,
     address: u64,
@@ -164,7 +171,7 @@ impl Locator {
         stack.into()
     }
 
-    /// The location that stands for the missing frames of an incomplete stack.
+    /// The location that represents the missing frames of an incomplete stack.
     fn marker(&mut self, end: StackEnd) -> Option<LocationIndex> {
         if let Some(index) = self.markers.get(&end) {
             return Some(*index);
@@ -183,7 +190,7 @@ impl Locator {
         time: u64,
     ) -> LocationIndex {
         let frame = catalog.frame_facts(key.frame);
-        let (location, question) = match frame {
+        let (location, unresolved) = match frame {
             Frame::Named(named) => (named_location(named), None),
             Frame::Native { address, .. } => {
                 let instruction = frame.lookup_address().unwrap_or(*address);
@@ -199,84 +206,84 @@ impl Locator {
                     place,
                     functions: Arc::default(),
                 };
-                (
-                    location,
-                    question(catalog, kernel, process, place, instruction),
-                )
+                let module = match place {
+                    Place::Kernel => Some(kernel),
+                    Place::Mapped(mapping) => Some(mapping.module),
+                    Place::Unknown | Place::Runtime(_) => None,
+                };
+                let unresolved = module.map(|module| UnresolvedAddress {
+                    process,
+                    module,
+                    address: address_in_module(catalog, place, instruction),
+                });
+                (location, unresolved)
             }
         };
-        let index = self.push(location, question);
+        let index = self.push(location, unresolved);
         self.known.insert(key, index);
         index
     }
 
-    fn push(&mut self, location: Location, question: Option<Question>) -> LocationIndex {
+    fn push(&mut self, location: Location, unresolved: Option<UnresolvedAddress>) -> LocationIndex {
         let index = u32::try_from(self.locations.len()).expect("less than 2^32 locations");
-        self.questions.push(question);
+        self.unresolved.push(unresolved);
         self.locations.push(location);
         LocationIndex(index)
     }
 
     /// Resolves all addresses, with one query per module.
-    pub(crate) fn name(
-        self,
-        catalog: &Catalog,
-        symbolizer: &mut dyn Symbolizer,
-    ) -> (Vec<Location>, HashMap<ModuleId, Identity>) {
+    pub(crate) fn resolve(self, catalog: &Catalog, symbolizer: &mut dyn Symbolizer) -> Resolved {
         let mut locations = self.locations;
         let mut identities = HashMap::new();
-        let mut by_file: BTreeMap<_, Vec<(usize, Question)>> = BTreeMap::new();
-        for (index, question) in self.questions.into_iter().enumerate() {
-            let Some(question) = question else { continue };
-            let module = catalog.module_facts(question.module);
+        let mut by_file: BTreeMap<_, Vec<(usize, UnresolvedAddress)>> = BTreeMap::new();
+        for (index, address) in self.unresolved.into_iter().enumerate() {
+            let Some(address) = address else { continue };
+            let module = catalog.module_facts(address.module);
             // A file contains the same code in each process, and so does each of its copies; memory
             // without a file does not.
             let file = match &module.build_id[..] {
-                [] => (None, Some(question.module)),
+                [] => (None, Some(address.module)),
                 build_id => (Some(build_id), None),
             };
-            let own = (!module.is_shared()).then_some(question.process);
-            let questions: &mut Vec<_> = by_file.entry((file, own)).or_default();
-            questions.push((index, question));
+            let own = (!module.is_shared()).then_some(address.process);
+            let addresses: &mut Vec<_> = by_file.entry((file, own)).or_default();
+            addresses.push((index, address));
         }
-        for questions in by_file.into_values() {
-            let (
-                _,
-                Question {
-                    module, process, ..
-                },
-            ) = questions[0];
+        for unresolved in by_file.into_values() {
+            let UnresolvedAddress {
+                module, process, ..
+            } = unresolved[0].1;
             let process = catalog.process(process);
             let mapping = process.mappings.iter().rev().find(|it| it.module == module);
             let query = SymbolQuery::new(catalog.module_facts(module), process).mapped(mapping);
-            let mut addresses: Vec<u64> = questions.iter().map(|(_, it)| it.address).collect();
+            let mut addresses: Vec<u64> = unresolved.iter().map(|(_, it)| it.address).collect();
             // Thousands of processes may run the same code.
             addresses.sort_unstable();
             addresses.dedup();
-            let answers = symbolizer.functions(query, &addresses).into_iter();
-            let answers: Vec<Arc<[Function]>> = answers.map(Into::into).collect();
+            let functions = symbolizer.functions(query, &addresses).into_iter();
+            let functions: Vec<Arc<[Function]>> = functions.map(Into::into).collect();
             let identity = symbolizer.identity(query);
-            for (index, question) in questions {
-                let answer = addresses.binary_search(&question.address).ok();
-                if let Some(functions) = answer.and_then(|at| answers.get(at)) {
+            for (index, unresolved) in unresolved {
+                let position = addresses.binary_search(&unresolved.address).ok();
+                if let Some(functions) = position.and_then(|at| functions.get(at)) {
                     locations[index].functions = Arc::clone(functions);
                 }
-                let module = question.module;
-                identities.entry(module).or_insert_with(|| identity.clone());
+                let identity = || identity.clone();
+                identities.entry(unresolved.module).or_insert_with(identity);
             }
         }
-        (locations, identities)
+        Resolved {
+            locations,
+            identities,
+        }
     }
 }
 
 /// The location of a frame that needs no symbols.
 fn named_location(frame: &NamedFrame) -> Location {
     let name = frame.name();
-    let system_name = if name == frame.function {
-        ""
-    } else {
-        &frame.function
-    };
+    let is_qualified = name != frame.function;
+    let system_name = if is_qualified { &frame.function } else { "" };
     Location {
         address: 0,
         place: Place::Runtime(frame.kind),
@@ -289,27 +296,13 @@ fn named_location(frame: &NamedFrame) -> Location {
     }
 }
 
-/// The query for the functions at an instruction; none if its module is unknown.
-fn question(
-    catalog: &Catalog,
-    kernel: ModuleId,
-    process: ProcessId,
-    place: Place,
-    instruction: u64,
-) -> Option<Question> {
-    let (module, address) = match place {
-        Place::Kernel => (kernel, instruction),
+/// The address of an instruction, as a [`Symbolizer`] expects it.
+fn address_in_module(catalog: &Catalog, place: Place, instruction: u64) -> u64 {
+    match place {
         Place::Mapped(mapping) if catalog.module_facts(mapping.module).has_file() => {
             // The mapping comes from the target: the sum may overflow.
-            let offset = (instruction - mapping.start).wrapping_add(mapping.offset);
-            (mapping.module, offset)
+            (instruction - mapping.start).wrapping_add(mapping.offset)
         }
-        Place::Mapped(mapping) => (mapping.module, instruction),
-        Place::Unknown | Place::Runtime(_) => return None,
-    };
-    Some(Question {
-        process,
-        module,
-        address,
-    })
+        _ => instruction,
+    }
 }

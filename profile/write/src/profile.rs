@@ -11,7 +11,7 @@ use otelctx_sample::{
 };
 
 use crate::attributes::attributes;
-use crate::location::{Location, LocationIndex, Locator, Place, Remappings};
+use crate::location::{Location, LocationIndex, Locator, Place, Remappings, Resolved};
 use crate::{Clock, Identity, Recording, Symbolizer};
 
 /// A recording with its frames resolved and equal samples grouped.
@@ -28,12 +28,19 @@ pub struct Profile {
     kernel: ModuleId,
     locations: Vec<Location>,
     stacks: IndexSet<Box<[LocationIndex]>, foldhash::fast::RandomState>,
-    /// By module.
     identities: HashMap<ModuleId, Identity>,
 }
 
-/// Addresses have a meaning in their process only, and in an epoch of it: [`Remappings::epoch`].
-type StackKey = (ProcessId, usize, StackId, Option<StackEnd>, StackId);
+/// Identifies a resolved stack. Addresses have a meaning in their process only, and in an epoch of it.
+#[derive(PartialEq, Eq, Hash)]
+struct StackKey {
+    process: ProcessId,
+    /// [`Remappings::epoch`].
+    epoch: usize,
+    user: StackId,
+    end: Option<StackEnd>,
+    kernel: StackId,
+}
 
 /// Whether a sample is of time on a CPU or off-CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,16 +84,18 @@ impl Group<'_> {
     }
 }
 
-/// What equal samples have in common; the last two are the index of their stack and the CPU.
-type Key = (
-    ProcessId,
-    Kind,
-    ThreadId,
-    Option<ContextId>,
-    Option<GilState>,
-    usize,
-    u32,
-);
+/// The common data of equal samples, in the order by which they are sorted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    process: ProcessId,
+    kind: Kind,
+    thread: ThreadId,
+    context: Option<ContextId>,
+    gil: Option<GilState>,
+    /// The index of the stack.
+    stack: usize,
+    cpu: u32,
+}
 
 /// Maps each context, by index, to the first one that every format writes identically: they may
 /// differ in flags, in the order of attributes, and in attributes that [`attributes`] drops. A
@@ -99,8 +108,8 @@ fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
         if trace.is_zero() && span.is_zero() && context.attributes.is_empty() {
             return None;
         }
-        let said = (trace.to_bytes(), span.to_bytes(), attributes(context));
-        Some(*first.entry(said).or_insert(id))
+        let written = (trace.to_bytes(), span.to_bytes(), attributes(context));
+        Some(*first.entry(written).or_insert(id))
     });
     same.collect()
 }
@@ -127,14 +136,14 @@ impl Profile {
         let mut key = |sample: &Sample| {
             let process = catalog.thread_facts(sample.thread).process;
             let epoch = remappings.epoch(process, sample.time);
-            let stack = (
+            let stack = StackKey {
                 process,
                 epoch,
-                sample.user_stack,
-                sample.stack_end,
-                sample.kernel_stack,
-            );
-            let stack = known.entry(stack).or_insert_with(|| {
+                user: sample.user_stack,
+                end: sample.stack_end,
+                kernel: sample.kernel_stack,
+            };
+            let stack = *known.entry(stack).or_insert_with(|| {
                 let stack = locator.stack(&catalog, kernel, process, epoch, sample);
                 stacks.insert_full(stack).0
             });
@@ -146,16 +155,15 @@ impl Profile {
                 Found::Attached(context) => contexts[context.index()],
                 _ => None,
             };
-            let (stack, cpu) = (*stack, sample.cpu);
-            (
+            Key {
                 process,
                 kind,
-                sample.thread,
+                thread: sample.thread,
                 context,
-                sample.gil,
+                gil: sample.gil,
                 stack,
-                cpu,
-            )
+                cpu: sample.cpu,
+            }
         };
         samples.sort_by_cached_key(|sample| (key(sample), sample.time));
         let mut keys: Vec<(Key, usize)> = Vec::new();
@@ -166,7 +174,10 @@ impl Profile {
                 _ => keys.push((key, 1)),
             }
         }
-        let (locations, identities) = locator.name(&catalog, symbolizer);
+        let Resolved {
+            locations,
+            identities,
+        } = locator.resolve(&catalog, symbolizer);
         Self {
             catalog,
             samples,
@@ -267,17 +278,16 @@ impl Profile {
     pub fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         let mut samples = &self.samples[..];
         self.keys.iter().map(move |(key, count)| {
-            let (process, kind, thread, context, gil, stack, cpu) = *key;
             let (group, rest) = samples.split_at(*count);
             samples = rest;
             Group {
-                kind,
-                process,
-                thread,
-                cpu,
-                context,
-                gil,
-                stack: &self.stacks[stack],
+                kind: key.kind,
+                process: key.process,
+                thread: key.thread,
+                cpu: key.cpu,
+                context: key.context,
+                gil: key.gil,
+                stack: &self.stacks[key.stack],
                 samples: group,
             }
         })

@@ -170,9 +170,10 @@ impl<'d> Process<'d> {
         let is_from_environment = find(DETECTED).is_some();
         let is_detected = matches!((service, pid), (Some((name, _)), Some((id, _))) if name > id);
         let service = service.map_or(UNKNOWN_SERVICE, |(_, service)| service);
-        let shown = match is_from_environment {
-            true => format!("({service})").into(),
-            false => service.into(),
+        let shown = if is_from_environment {
+            format!("({service})").into()
+        } else {
+            service.into()
         };
         let program = service.strip_prefix(UNKNOWN_SERVICE);
         Self {
@@ -204,7 +205,6 @@ impl<'d> Process<'d> {
         }
     }
 
-    /// `name` with the process ID.
     fn with_pid(&self, name: &str) -> String {
         match self.pid {
             Some(pid) => format!("{name} {pid}"),
@@ -213,13 +213,12 @@ impl<'d> Process<'d> {
     }
 }
 
-/// The sum of a process.
 #[derive(Default)]
 struct ProcessSum {
     cost: Cost,
-    /// Of a process that has not published the name of its service: its command name with its ID.
+    /// The command name with the process ID, if the process has not published its service's name.
     command: Option<String>,
-    /// The same with the name of its program.
+    /// The program's name with the process ID, likewise.
     program: Option<String>,
 }
 
@@ -232,7 +231,7 @@ struct Sums<'d> {
     by_gil: [Cost; GilState::ALL.len()],
     by_attribute: HashMap<&'d str, Cost>,
     attributes: BTreeSet<&'d str>,
-    /// Whether samples of the current message use an entry of its dictionary's attributes.
+    /// For each attribute of the current message's dictionary, whether a sample uses it.
     used: Vec<bool>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
     by_function: HashMap<&'d str, FunctionCost>,
@@ -437,7 +436,7 @@ fn named_text<'d>(
 ) -> Option<(&'d str, &'d str)> {
     let key = entry(&dictionary.string_table, attribute.key_strindex)?;
     let record = key.strip_prefix(UPSTREAM_PREFIX);
-    // A record's attribute with this name does not stand for the state.
+    // A record's attribute with this name is not the state of the lock.
     let record = record.filter(|name| *name != GIL);
     let value = rules::text(dictionary, attribute.value.as_ref())?;
     Some((record.unwrap_or(key), value))

@@ -83,7 +83,7 @@ impl<'p> RecordedFile<'p> {
 #[doc(hidden)]
 pub fn unnamed_modules(bytes: &[u8]) -> Result<Vec<UnnamedModule>, String> {
     let data = decode(bytes)?;
-    // What others mean by an address may be something else.
+    // Other programs may write other addresses.
     if !data.iter().flat_map(scopes).all(|name| name == SCOPE) {
         return Err("another program than otelctx recorded it".to_owned());
     }
@@ -131,7 +131,7 @@ fn key(module: &UnnamedModule) -> ModuleKey {
     (module.path.clone(), build_id.clone(), *htlhash)
 }
 
-/// Collects modules.
+/// Modules with the offsets whose functions are unknown.
 #[derive(Default)]
 struct Modules(BTreeMap<ModuleKey, HashSet<u64, RandomState>>);
 
@@ -145,7 +145,7 @@ impl Modules {
             .iter()
             .flat_map(|it| frames(dictionary, it))
         {
-            if let Some((mapping, offset)) = question(dictionary, frame)
+            if let Some((mapping, offset)) = unresolved_address(dictionary, frame)
                 && let Some(Some(key)) = keys.get(mapping)
             {
                 match self.0.get_mut(key) {
@@ -174,7 +174,7 @@ impl Modules {
 fn module_at(dictionary: &proto::ProfilesDictionary, mapping: usize) -> Option<ModuleKey> {
     let mapping = dictionary.mapping_table.get(mapping)?;
     let path = entry(&dictionary.string_table, mapping.filename_strindex)?;
-    // What the kernel calls memory without a file.
+    // The kernel's names for memory without a file.
     if path.is_empty() || path.starts_with('[') || path.starts_with("//") {
         return None;
     }
@@ -203,15 +203,17 @@ fn bytes_of(digits: &str) -> Option<Vec<u8>> {
     rest.is_empty().then(|| pairs.iter().map(byte).collect())?
 }
 
-/// A frame: the index of its location, and whether it has called another one.
+/// A frame of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct FrameKey {
+    /// The index of its location.
     location: i32,
+    /// Whether it has called another frame, so that its address is a return address.
     is_caller: bool,
 }
 
-/// The frames of a stack, innermost first. The innermost one of the kernel and of the process have
-/// called none.
+/// The frames of a stack, innermost first. The innermost frames of the kernel and of the process are no
+/// callers.
 fn frames<'d>(
     dictionary: &'d proto::ProfilesDictionary,
     stack: &'d proto::Stack,
@@ -239,9 +241,11 @@ fn frame_type<'d>(
     })
 }
 
-/// The mapping and the offset in its file at which to look up the function of a frame; `None` if it is
-/// known or cannot be.
-fn question(dictionary: &proto::ProfilesDictionary, frame: FrameKey) -> Option<(usize, u64)> {
+/// The mapping of a frame's address and the offset in its file, if its functions are to be resolved.
+fn unresolved_address(
+    dictionary: &proto::ProfilesDictionary,
+    frame: FrameKey,
+) -> Option<(usize, u64)> {
     let location = entry(&dictionary.location_table, frame.location)?;
     let is_native = frame_type(dictionary, location) == Some(NATIVE);
     if !location.lines.is_empty() || !is_native || location.mapping_index <= 0 {
@@ -268,7 +272,7 @@ impl<'n> Names<'n> {
     }
 }
 
-/// A message with these names: its own bytes, but for the dictionary, which comes last.
+/// Adds names to a message: only its dictionary changes, and comes last.
 fn with_names(message: &[u8], names: &Names<'_>) -> Result<Vec<u8>, String> {
     let mut rest = message;
     let mut out = Vec::with_capacity(message.len());
@@ -296,7 +300,7 @@ fn with_names(message: &[u8], names: &Names<'_>) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// Tables without equal entries, as the data model wants them.
+/// The indexes of a dictionary's strings and functions: the data model allows no equal entries.
 #[derive(Default)]
 struct Interned {
     strings: HashMap<String, i32, RandomState>,
@@ -335,7 +339,7 @@ fn add_names(dictionary: &mut proto::ProfilesDictionary, names: &Names<'_>) {
                 continue;
             };
             let mut location = location.clone();
-            let functions = question(dictionary, frame).and_then(|(mapping, offset)| {
+            let functions = unresolved_address(dictionary, frame).and_then(|(mapping, offset)| {
                 let of_module = (*of_mapping.get(mapping)?)?;
                 of_module.get(&offset).copied()
             });

@@ -148,12 +148,12 @@ fn service_of(process: &ProcessFacts) -> Option<Cow<'_, str>> {
             Value::String(text) if key == SERVICE_NAME && !text.is_empty() => Some(text),
             _ => None,
         })?;
-    match process.published {
-        true => Some(service.into()),
-        // The specification's name for a service without a name says no more than the command name.
-        false if service.starts_with(UNKNOWN_SERVICE) => None,
-        false => Some(format!("({service})").into()),
+    if process.published {
+        return Some(service.into());
     }
+    // The specification's name for a service without a name says no more than the command name.
+    let is_unknown = service.starts_with(UNKNOWN_SERVICE);
+    (!is_unknown).then(|| format!("({service})").into())
 }
 
 /// The name of a process's service, or its command name.

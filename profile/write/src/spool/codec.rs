@@ -200,11 +200,26 @@ pub(super) fn read_module(bytes: &mut &[u8]) -> io::Result<Module> {
     })
 }
 
-/// A process; its mappings refer to modules by position.
+/// A process whose mappings are read separately: they refer to modules by position.
 pub(super) struct Process {
     pub(super) facts: ProcessFacts,
-    /// Start, end, offset, since; module.
-    pub(super) mappings: Vec<([u64; 4], usize)>,
+    pub(super) mappings: Vec<MappingEntry>,
+}
+
+/// A mapping that refers to a module by its position.
+pub(super) struct MappingEntry {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) offset: u64,
+    pub(super) since: u64,
+    pub(super) module: usize,
+}
+
+/// A thread that refers to a process by its position.
+pub(super) struct ThreadEntry {
+    pub(super) process: usize,
+    pub(super) tid: i32,
+    pub(super) name: String,
 }
 
 pub(super) fn read_process(bytes: &mut &[u8]) -> io::Result<Process> {
@@ -219,14 +234,15 @@ pub(super) fn read_process(bytes: &mut &[u8]) -> io::Result<Process> {
     let payload = Payload::decode(take_block(bytes)?);
     facts.resource = payload.map_err(|_| damaged())?.resource;
     facts.published = take::<1>(bytes)?[0] != 0;
-    let mut mappings = Vec::new();
-    for _ in 0..take_number(bytes)? {
-        let mut values = [0; 4];
-        for value in &mut values {
-            *value = take_u64(bytes)?;
-        }
-        mappings.push((values, take_number(bytes)?));
-    }
+    let mappings = take_list(bytes, |bytes| {
+        Ok(MappingEntry {
+            start: take_u64(bytes)?,
+            end: take_u64(bytes)?,
+            offset: take_u64(bytes)?,
+            since: take_u64(bytes)?,
+            module: take_number(bytes)?,
+        })
+    })?;
     Ok(Process { facts, mappings })
 }
 
@@ -235,10 +251,7 @@ pub(super) fn read_context(bytes: &mut &[u8]) -> io::Result<Context> {
     context.trace_id = TraceId::from_bytes(take(bytes)?);
     context.span_id = SpanId::from_bytes(take(bytes)?);
     context.trace_flags = TraceFlags(take::<1>(bytes)?[0]);
-    for _ in 0..take_number(bytes)? {
-        let name = take_text(bytes)?;
-        context.attributes.push((name, take_text(bytes)?));
-    }
+    context.attributes = take_list(bytes, |bytes| Ok((take_text(bytes)?, take_text(bytes)?)))?;
     Ok(context)
 }
 
@@ -260,11 +273,12 @@ pub(super) fn read_frame(bytes: &mut &[u8], kinds: &[FrameKind]) -> io::Result<F
     }))
 }
 
-/// Reads the thread's process, id and name.
-pub(super) fn read_thread(bytes: &mut &[u8]) -> io::Result<(usize, i32, String)> {
-    let process = take_number(bytes)?;
-    let tid = take_u32(bytes)?.cast_signed();
-    Ok((process, tid, take_text(bytes)?))
+pub(super) fn read_thread(bytes: &mut &[u8]) -> io::Result<ThreadEntry> {
+    Ok(ThreadEntry {
+        process: take_number(bytes)?,
+        tid: take_u32(bytes)?.cast_signed(),
+        name: take_text(bytes)?,
+    })
 }
 
 /// A catalog contains fewer than 2^32 entries of a kind.
@@ -292,13 +306,21 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> io::Result<[u8; N]> {
     Ok(*first)
 }
 
-/// Nothing, or one of these: its position and one more.
+/// Reads the position of one of `all`, from 1, or 0 for none.
 fn take_choice<T: Copy>(bytes: &mut &[u8], all: &[T]) -> io::Result<Option<T>> {
     let [number] = take::<1>(bytes)?;
     let chosen = number
         .checked_sub(1)
         .map(|index| all.get(usize::from(index)));
     chosen.map(|it| it.copied().ok_or_else(damaged)).transpose()
+}
+
+/// Reads entries that are preceded by their number.
+pub(super) fn take_list<T>(
+    bytes: &mut &[u8],
+    mut read: impl FnMut(&mut &[u8]) -> io::Result<T>,
+) -> io::Result<Vec<T>> {
+    (0..take_number(bytes)?).map(|_| read(bytes)).collect()
 }
 
 fn take_u32(bytes: &mut &[u8]) -> io::Result<u32> {

@@ -12,6 +12,7 @@ mod part;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -178,7 +179,7 @@ impl Spool {
             file: Some(self.file),
             segments: self.segments.into_iter(),
             last: Some(Last {
-                samples: (self.start, self.end),
+                samples: self.start..self.end,
                 buffer: self.buffer,
                 catalog: last,
             }),
@@ -196,7 +197,8 @@ impl Spool {
 /// The last segment, whose catalog is not in the file.
 #[derive(Debug)]
 struct Last {
-    samples: (u64, u64),
+    /// Their positions in the file.
+    samples: Range<u64>,
     /// Further samples, which are not in the file.
     buffer: Vec<u8>,
     catalog: Vec<u8>,
@@ -259,10 +261,10 @@ impl Parts {
                 self.file = None;
                 break;
             };
-            let catalog = self.bytes(segment.catalog, segment.end)?;
+            let catalog = self.bytes(segment.catalog..segment.end)?;
             let ids = part.add_catalog(&catalog, &self.kinds)?;
-            self.add_samples(&mut part, (segment.start, segment.catalog), &ids)?;
-            self.give_back(segment.start, segment.end);
+            self.add_samples(&mut part, segment.start..segment.catalog, &ids)?;
+            self.give_back(segment.start..segment.end);
         }
         let mut clock = self.rest;
         if self.last.is_some() {
@@ -282,34 +284,30 @@ impl Parts {
         })
     }
 
-    /// Adds the samples between two positions of the file.
-    fn add_samples(
-        &self,
-        part: &mut Part,
-        (mut from, to): (u64, u64),
-        ids: &part::Ids,
-    ) -> io::Result<()> {
-        let step = (BUFFER / SAMPLE_SIZE * SAMPLE_SIZE) as u64;
-        while from < to {
-            let until = to.min(from + step);
-            part.add_samples(&self.bytes(from, until)?, ids)?;
-            from = until;
+    /// Adds the samples in a range of the file.
+    fn add_samples(&self, part: &mut Part, range: Range<u64>, ids: &part::Ids) -> io::Result<()> {
+        let step = BUFFER / SAMPLE_SIZE * SAMPLE_SIZE;
+        for start in range.clone().step_by(step) {
+            let end = range.end.min(start + step as u64);
+            part.add_samples(&self.bytes(start..end)?, ids)?;
         }
         Ok(())
     }
 
-    fn bytes(&self, from: u64, to: u64) -> io::Result<Vec<u8>> {
+    fn bytes(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
         let file = self.file.as_ref().ok_or_else(codec::damaged)?;
-        let mut bytes = vec![0; (to - from) as usize];
-        file.read_exact_at(&mut bytes, from)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        file.read_exact_at(&mut bytes, range.start)?;
         Ok(bytes)
     }
 
-    /// If the file system does not support this, the space is returned at the end.
-    fn give_back(&self, from: u64, to: u64) {
+    /// Returns the space of a range of the file, if the file system supports it; otherwise all of it is
+    /// returned at the end.
+    fn give_back(&self, range: Range<u64>) {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let size = (range.end - range.start).cast_signed();
         if let Some(file) = &self.file {
-            let _ = fallocate(file, flags, from.cast_signed(), (to - from).cast_signed());
+            let _ = fallocate(file, flags, range.start.cast_signed(), size);
         }
     }
 }

@@ -1,21 +1,26 @@
 //! A part of a recording, combined from segments of the spool.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use foldhash::fast::RandomState;
 use otelctx_sample::{
-    Catalog, ContextId, Frame, FrameKind, Mapping, ModuleId, ProcessFacts, ProcessId, Sample,
-    StackId, ThreadId,
+    Catalog, ContextId, Found, Frame, FrameKind, Mapping, ModuleId, ProcessFacts, ProcessId,
+    Sample, StackId, ThreadId,
 };
 
 use super::codec::{
-    Entry, damaged, read_context, read_frame, read_module, read_process, read_sample, read_thread,
-    take_number,
+    Entry, MappingEntry, damaged, read_context, read_frame, read_module, read_process, read_sample,
+    read_thread, take_list, take_number,
 };
 
-/// Identifies a process: ID, start time, program.
-type Identity = (i32, u64, String);
+/// Identifies a process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ProcessKey {
+    pid: i32,
+    start_ticks: u64,
+    executable: String,
+}
 
 /// A catalog to which others are added.
 #[derive(Debug, Default)]
@@ -23,7 +28,7 @@ pub(super) struct Part {
     pub(super) catalog: Catalog,
     pub(super) samples: Vec<Sample>,
     /// The newest entry of each process.
-    processes: HashMap<Identity, ProcessId>,
+    processes: HashMap<ProcessKey, ProcessId>,
     /// The last known mapping at an address range.
     mapped: HashMap<(ProcessId, u64, u64), (u64, ModuleId), RandomState>,
 }
@@ -38,7 +43,7 @@ pub(super) struct Ids {
 
 /// Memory for each sample of a part, in bytes: itself, its sort key, and the key of its group.
 const SAMPLE_COST: usize = 160;
-/// How much larger than a part's catalog everything is that is resolved from it.
+/// Memory of everything that is resolved from a part's catalog, as a multiple of the catalog's.
 const CATALOG_FACTOR: usize = 5;
 
 impl Part {
@@ -50,16 +55,16 @@ impl Part {
     /// Adds the catalog of a segment.
     pub(super) fn add_catalog(&mut self, mut bytes: &[u8], kinds: &[FrameKind]) -> io::Result<Ids> {
         let bytes = &mut bytes;
-        let modules = list(bytes, |bytes| Ok(self.catalog.module(read_module(bytes)?)))?;
+        let modules = take_list(bytes, |bytes| Ok(self.catalog.module(read_module(bytes)?)))?;
         let mut processes = Vec::new();
-        let mut renewed = HashMap::new();
+        let mut renewed = HashSet::new();
         for _ in 0..take_number(bytes)? {
             let process = read_process(bytes)?;
-            let identity = identity(&process.facts);
+            let key = ProcessKey::of(&process.facts);
             // The first entry of a segment continues the last one of the previous segment; further
             // entries were added by an exec.
-            let known = self.processes.get(&identity).copied();
-            let is_first = renewed.insert(identity.clone(), ()).is_none();
+            let known = self.processes.get(&key).copied();
+            let is_first = renewed.insert(key.clone());
             let id = match known.filter(|_| is_first && process.facts.start_ticks > 0) {
                 Some(id) => {
                     let facts = self.catalog.process_mut(id);
@@ -71,33 +76,24 @@ impl Part {
                 }
                 None => self.catalog.add_process(process.facts),
             };
-            self.processes.insert(identity, id);
-            for ([start, end, offset, since], module) in process.mappings {
-                let module = *modules.get(module).ok_or_else(damaged)?;
-                let last = self.mapped.insert((id, start, end), (offset, module));
-                if last != Some((offset, module)) {
-                    self.catalog.process_mut(id).mappings.push(Mapping {
-                        start,
-                        end,
-                        offset,
-                        module,
-                        since,
-                    });
-                }
+            self.processes.insert(key, id);
+            for mapping in process.mappings {
+                let module = *modules.get(mapping.module).ok_or_else(damaged)?;
+                self.add_mapping(id, &mapping, module);
             }
             processes.push(id);
         }
-        let threads = list(bytes, |bytes| {
-            let (process, tid, name) = read_thread(bytes)?;
-            let process = *processes.get(process).ok_or_else(damaged)?;
-            Ok(self.catalog.thread(process, tid, &name))
+        let threads = take_list(bytes, |bytes| {
+            let thread = read_thread(bytes)?;
+            let process = *processes.get(thread.process).ok_or_else(damaged)?;
+            Ok(self.catalog.thread(process, thread.tid, &thread.name))
         })?;
-        let contexts = list(bytes, |bytes| {
+        let contexts = take_list(bytes, |bytes| {
             Ok(self.catalog.context(&read_context(bytes)?))
         })?;
-        let frames = list(bytes, |bytes| read_frame(bytes, kinds))?;
+        let frames = take_list(bytes, |bytes| read_frame(bytes, kinds))?;
         let mut stack: Vec<Frame> = Vec::new();
-        let stacks = list(bytes, |bytes| {
+        let stacks = take_list(bytes, |bytes| {
             stack.clear();
             for _ in 0..take_number(bytes)? {
                 let frame = frames.get(take_number(bytes)?).ok_or_else(damaged)?;
@@ -110,6 +106,27 @@ impl Part {
             contexts,
             stacks,
         })
+    }
+
+    /// Adds a mapping, unless it is the last known one at its addresses.
+    fn add_mapping(&mut self, process: ProcessId, mapping: &MappingEntry, module: ModuleId) {
+        let &MappingEntry {
+            start,
+            end,
+            offset,
+            since,
+            ..
+        } = mapping;
+        let last = self.mapped.insert((process, start, end), (offset, module));
+        if last != Some((offset, module)) {
+            self.catalog.process_mut(process).mappings.push(Mapping {
+                start,
+                end,
+                offset,
+                module,
+                since,
+            });
+        }
     }
 
     /// Adds samples of a segment.
@@ -127,9 +144,7 @@ fn sample(entry: &Entry, ids: &Ids) -> Option<Sample> {
     let found = entry.found.and_then(|context| {
         let id = ids.contexts.get(context);
         is_damaged = id.is_none();
-        id.map_or(otelctx_sample::Found::Detached, |id| {
-            otelctx_sample::Found::Attached(*id)
-        })
+        id.map_or(Found::Detached, |id| Found::Attached(*id))
     });
     (!is_damaged).then_some(Sample {
         time: entry.time,
@@ -144,13 +159,12 @@ fn sample(entry: &Entry, ids: &Ids) -> Option<Sample> {
     })
 }
 
-fn identity(facts: &ProcessFacts) -> Identity {
-    (facts.pid, facts.start_ticks, facts.executable.clone())
-}
-
-fn list<T>(
-    bytes: &mut &[u8],
-    mut read: impl FnMut(&mut &[u8]) -> io::Result<T>,
-) -> io::Result<Vec<T>> {
-    (0..take_number(bytes)?).map(|_| read(bytes)).collect()
+impl ProcessKey {
+    fn of(facts: &ProcessFacts) -> Self {
+        Self {
+            pid: facts.pid,
+            start_ticks: facts.start_ticks,
+            executable: facts.executable.clone(),
+        }
+    }
 }

@@ -129,14 +129,11 @@ impl Firefox {
             self.out.set_thread_name(track, &thread.name);
             return position;
         }
-        let (identity, process, tid, name) = match self.room.take(TRACK) {
-            true => (
-                identity,
-                super::name_of(facts),
-                thread.tid,
-                &thread.name[..],
-            ),
-            false => ((0, 0, String::new()), OTHER.into(), 0, OTHER),
+        let (identity, process, tid, name) = if self.room.take(TRACK) {
+            let process = super::name_of(facts);
+            (identity, process, thread.tid, &thread.name[..])
+        } else {
+            ((0, 0, String::new()), OTHER.into(), 0, OTHER)
         };
         let start = fx::Timestamp::from_nanos_since_reference(0);
         let (out, pid) = (&mut self.out, identity.0);
@@ -190,9 +187,10 @@ impl Firefox {
             let is_named = matches!(location.place, Place::Runtime(_));
             each_frame(part, location, |name| {
                 waits |= is_named && name == GilState::WAITING_FRAME;
-                let category = match waits {
-                    true => self.categories.waiting(&mut self.out),
-                    false => category,
+                let category = if waits {
+                    self.categories.waiting(&mut self.out)
+                } else {
+                    category
                 };
                 let frame = self.frame(thread, last, name, category);
                 is_whole &= frame.is_some();

@@ -109,10 +109,11 @@ fn field_size(tag: u32, size: usize) -> usize {
 fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourceProfiles {
     proto::ResourceProfiles {
         resource: Some(resource(profile, process)),
-        // Nobody knows which version a process's own attributes are of.
-        schema_url: match profile.process(process).resource.is_empty() {
-            true => SCHEMA_URL.to_owned(),
-            false => String::new(),
+        // The version of the conventions that a process's own attributes follow is unknown.
+        schema_url: if profile.process(process).resource.is_empty() {
+            SCHEMA_URL.to_owned()
+        } else {
+            String::new()
         },
         ..proto::ResourceProfiles::default()
     }

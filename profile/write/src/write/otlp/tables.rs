@@ -380,10 +380,8 @@ impl<'p> Tables<'p> {
             }
         }
         let (start, end, file_offset) = range(place);
-        let memory_start = match self.is_relative(place) {
-            true => file_offset,
-            false => start,
-        };
+        let is_relative = self.is_relative(place);
+        let memory_start = if is_relative { file_offset } else { start };
         let memory_limit = memory_start.saturating_add(end.saturating_sub(start));
         let entry = proto::Mapping {
             memory_start,
