@@ -243,6 +243,10 @@ impl Writer<'_> {
         interrupt::report_loss(false);
         self.failed.append(&mut finished.failed);
         let written = &finished.written;
+        let explanation = self
+            .before
+            .explanation(self.summary.samples(), arguments)
+            .or_else(|| self.contexts.lacking(arguments.by.as_deref()));
         let text = if arguments.json {
             json::render(&self.summary.json(written, self.sent.as_ref()))
         } else {
@@ -269,10 +273,6 @@ impl Writer<'_> {
             let hint = format!("`{program} symbolize {file}` adds them");
             terminal::complain(message, Some(&hint));
         }
-        let explanation = self
-            .before
-            .explanation(self.summary.samples(), arguments)
-            .or_else(|| self.contexts.lacking(arguments.by.as_deref()));
         if let Some(explanation) = explanation {
             terminal::complain(&explanation.message, Some(&explanation.hint));
         }
