@@ -733,7 +733,7 @@ const uint8_t *otelctx_shared_record(const struct otelctx_shared *shared);
  * If a context or a scope is attached, detaching that restores nothing then.
  *
  * OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
- * arguments change nothing.
+ * arguments change nothing; an ID of zero detaches the context.
  */
 enum otelctx_result otelctx_thread_set(const uint8_t *trace_id,
                                        const uint8_t *span_id,

@@ -7,7 +7,9 @@ use otelctx::{Attributes, TraceFlags, raw, thread_context};
 
 use crate::call::caught;
 use crate::context::attribute;
-use crate::error::{INTERNAL, INVALID_ARGUMENT, OK, THREAD_ENDING, TRUNCATED, otelctx_result};
+use crate::error::{
+    INTERNAL, INVALID_ARGUMENT, OK, THREAD_ENDING, TRUNCATED, ZERO_ID, otelctx_result,
+};
 use crate::key::otelctx_key;
 use crate::text::ids;
 
@@ -32,7 +34,7 @@ const MAX_ATTRIBUTES: usize = 612 / 2;
 /// If a context or a scope is attached, detaching that restores nothing then.
 ///
 /// OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
-/// arguments change nothing.
+/// arguments change nothing; an ID of zero detaches the context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_thread_set(
     trace_id: *const u8,
@@ -52,7 +54,12 @@ pub unsafe extern "C" fn otelctx_thread_set(
         };
         let ids = match ids(trace_id, span_id) {
             Ok(ids) => ids,
-            Err(code) => return code,
+            Err(code) => {
+                if code == ZERO_ID {
+                    thread_context().detach();
+                }
+                return code;
+            }
         };
         for it in attributes {
             if let Err(code) = attribute(it.key, it.value, it.length) {

@@ -44,7 +44,7 @@ impl ThreadContext {
     /// Replaces the context by one with these IDs and flags, and no attributes.
     ///
     /// # Errors
-    /// If an ID is zero; nothing changes then.
+    /// If an ID is zero; the context is detached then, so that nobody sees the work before.
     #[inline]
     pub fn set(
         self,
@@ -59,7 +59,7 @@ impl ThreadContext {
     /// Readers see all of it or nothing, unless `write` itself uses the thread's context.
     ///
     /// # Errors
-    /// If an ID is zero; nothing changes then, and `write` is not called.
+    /// Same as [`set`](Self::set); `write` is not called then.
     #[inline]
     pub fn set_with(
         self,
@@ -68,38 +68,40 @@ impl ThreadContext {
         flags: TraceFlags,
         write: impl FnOnce(&mut Attributes<'_>),
     ) -> Result<(), ZeroId> {
-        let (trace_id, span_id) = (trace_id.into(), span_id.into());
-        ZeroId::check(trace_id, span_id)?;
-        self.rewrite(trace_id, span_id, flags, write);
-        Ok(())
+        self.rewrite::<true>(trace_id.into(), span_id.into(), flags, write)
     }
 
     /// Replaces the context by one without IDs, with the attributes that `write` appends.
     pub fn set_attributes(self, write: impl FnOnce(&mut Attributes<'_>)) {
-        self.rewrite(TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE, write);
+        // Without IDs to check, it does not fail.
+        let _ = self.rewrite::<false>(TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE, write);
     }
 
     #[inline(always)]
-    fn rewrite(
+    fn rewrite<const HAS_IDS: bool>(
         self,
         trace_id: TraceId,
         span_id: SpanId,
         flags: TraceFlags,
         write: impl FnOnce(&mut Attributes<'_>),
-    ) {
+    ) -> Result<(), ZeroId> {
         // SAFETY: the state belongs to this thread, and only it changes the record.
         unsafe {
             let mut block = (*self.state).in_place_whole;
             if block.is_null() {
                 block = make(self.state);
                 if block.is_null() {
-                    return;
+                    return Ok(());
                 }
             }
             // If `write` panics, the record stays invalid.
             block.add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
             write_ids(block, trace_id, span_id);
+            if HAS_IDS && (trace_id.is_zero() || span_id.is_zero()) {
+                self.detach();
+                return ZeroId::check(trace_id, span_id);
+            }
             let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, 0);
             write(&mut attributes);
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
@@ -112,6 +114,7 @@ impl ThreadContext {
                 slot.write_volatile(block);
             }
         }
+        Ok(())
     }
 
     /// Appends an attribute. Readers see the whole attribute or nothing of it.
