@@ -2,14 +2,14 @@
 # tools.profiler:async-profiler 4.5 (Java) beside the JDK's own flight recorder.
 # async-profiler writes each thread's name as it is at the end: samples taken under an earlier name count for the last one,
 # and once main() has returned the main thread's samples are found under "DestroyJavaVM". JFR keeps the first name instead.
-# A good guess: a sample has the name its thread had then, so that pools that rename their threads by task can be told apart.
+# A good guess: a sample has the name its thread had then, which is why pools rename their threads by task.
 # Seen: "second" and "DestroyJavaVM" from async-profiler, "first" and "main" from JFR, of the same program.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-mvn --quiet --batch-mode -Dstyle.color=never -Dmaven.repo.local="$work/maven" dependency:copy \
-  -Dartifact=tools.profiler:async-profiler:4.5 -DoutputDirectory="$work" >/dev/null
+mvn --quiet --batch-mode -Dmaven.repo.local="$work/maven" dependency:copy \
+  -Dartifact=tools.profiler:async-profiler:4.5 -DoutputDirectory="$work" >mvn.log 2>&1 || { cat mvn.log; exit 1; }
 unzip -q async-profiler-4.5.jar 'linux-*/*'
 
 cat >Main.java <<'JAVA'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Go 1.26.8, iter.Pull and context.AfterFunc with the labels of runtime/pprof.
-# The sequence behind iter.Pull keeps the labels of whoever called Pull, although it runs only inside next(), as if called.
-# A function given to context.AfterFunc has the labels of whoever cancels, not of whoever registered it.
+# The sequence behind iter.Pull keeps the labels of the caller of Pull, although it runs only inside next(), as if called.
+# A function given to context.AfterFunc has the labels of the goroutine that cancels, not of the one that registered it.
 # A good guess: next() is a call, so its samples count for the request that calls it; callbacks belong to their registrant.
 # Seen: A, although B and C call next(); "canceller".
 set -euo pipefail

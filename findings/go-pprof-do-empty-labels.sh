@@ -2,7 +2,7 @@
 # Go 1.26.8, runtime/pprof.
 # pprof.Do sets the goroutine's labels from the context it is given, both on entry and when it returns. A library that calls
 # it with context.Background() wipes the caller's labels, and the caller runs on without any.
-# A good guess: Do adds its labels to the goroutine's and puts back those that were there before.
+# A good guess: Do adds its labels to the goroutine's and restores the earlier ones.
 # Seen: {"request":"7"}, then {"query":"q"}, then no labels although the outer Do has not returned.
 set -euo pipefail
 work=$(mktemp -d)

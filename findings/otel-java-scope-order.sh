@@ -9,10 +9,16 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-for jar in opentelemetry-context opentelemetry-common; do
-  mvn --quiet --batch-mode -Dstyle.color=never -Dmaven.repo.local="$work/maven" dependency:copy \
-    -Dartifact="io.opentelemetry:$jar:1.68.0" -DoutputDirectory="$work" >/dev/null
-done
+cat >pom.xml <<'POM'
+<project>
+  <modelVersion>4.0.0</modelVersion><groupId>finding</groupId><artifactId>finding</artifactId><version>1</version>
+  <dependencies><dependency>
+    <groupId>io.opentelemetry</groupId><artifactId>opentelemetry-context</artifactId><version>1.68.0</version>
+  </dependency></dependencies>
+</project>
+POM
+mvn --quiet --batch-mode -Dmaven.repo.local="$work/maven" dependency:copy-dependencies -DoutputDirectory="$work" >mvn.log 2>&1 ||
+  { cat mvn.log; exit 1; }
 
 cat >Main.java <<'JAVA'
 import io.opentelemetry.context.Context;

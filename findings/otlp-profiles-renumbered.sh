@@ -10,10 +10,17 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
 venv/bin/pip install --quiet --disable-pip-version-check opentelemetry-proto==1.45.2
-for artifact in jfr-converter:4.2 jfr-converter:4.5 async-profiler:4.5; do
-  mvn --quiet --batch-mode -Dstyle.color=never -Dmaven.repo.local="$work/maven" dependency:copy \
-    -Dartifact="tools.profiler:$artifact" -DoutputDirectory="$work" >/dev/null
-done
+item() { echo "<artifactItem><groupId>tools.profiler</groupId><artifactId>$1</artifactId><version>$2</version></artifactItem>"; }
+cat >pom.xml <<POM
+<project>
+  <modelVersion>4.0.0</modelVersion><groupId>finding</groupId><artifactId>finding</artifactId><version>1</version>
+  <build><plugins><plugin><artifactId>maven-dependency-plugin</artifactId><configuration>
+    <artifactItems>$(item jfr-converter 4.2; item jfr-converter 4.5; item async-profiler 4.5)</artifactItems>
+    <outputDirectory>.</outputDirectory>
+  </configuration></plugin></plugins></build>
+</project>
+POM
+mvn --quiet --batch-mode -Dmaven.repo.local="$work/maven" dependency:copy >mvn.log 2>&1 || { cat mvn.log; exit 1; }
 unzip -q async-profiler-4.5.jar 'linux-*/*'
 
 cat >Main.java <<'JAVA'

@@ -25,6 +25,7 @@ cat >main.py <<'PY'
 import lief
 from elftools.elf.elffile import ELFFile
 
+lief.logging.disable()
 for name in "exports", "imports":
     data = bytearray(open(f"{name}.so", "rb").read())
     elf = ELFFile(open(f"{name}.so", "rb"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # uvloop 0.23.0 beside asyncio of Python 3.11 to 3.13.
-# connection_lost after transport.close() runs in the context of whoever called close() under asyncio, and in the context in
+# connection_lost after transport.close() runs in the context of the caller of close() under asyncio, and in the context in
 # which the transport was made under uvloop.
 # A good guess: uvloop is a drop-in replacement, so what a callback starts has the same parent under both.
 # Seen: "closer" under asyncio, "creator" under uvloop.
