@@ -9,23 +9,26 @@ cp "$node" "$empty/usr/local/bin/node"
 npm=$(dirname "$(dirname "$(readlink -f "$(command -v npm)")")")
 cp -rL "$npm" "$empty/npm"
 
-unshare --pid --fork --kill-child --mount --mount-proc --root "$empty" sh -euc '
+unshare --pid --fork --kill-child --mount --mount-proc --root "$empty" \
+    env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -euc '
 version=$1
 cd /root
+mount -t sysfs sysfs /sys
 export DEBIAN_FRONTEND=noninteractive PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 dpkg --install "/files/otelctx_${version}_amd64.deb"
 test "$(otelctx --version)" = "otelctx $version"
-otelctx demo --duration 1 --output demo | grep http.route
+otelctx demo --duration 2 --output demo | grep /checkout
 test -s demo/*.svg
 test -s /usr/share/man/man1/otelctx-record.1*
 bash -c ". /usr/share/bash-completion/completions/otelctx; complete -p otelctx"
 dpkg --remove otelctx
+hash -r
 
 tar -xzf "/files/otelctx-$version-x86_64-linux.tar.gz"
 static="/root/otelctx-$version-x86_64-linux/otelctx"
 test "$("$static" --version)" = "otelctx $version"
-"$static" demo --duration 1 --output static-demo | grep http.route
+"$static" demo --duration 2 --output static-demo | grep /checkout
 
 pip install --quiet --no-index --find-links /files otelctx
 test "$(otelctx --version)" = "otelctx $version"
