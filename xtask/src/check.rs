@@ -2,14 +2,15 @@
 
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
-use crate::{circles, words};
+use crate::{api, circles, words};
 
-/// Runs format, vocabulary, circles of files, lints and unit tests, without anything that `setup` installs.
+/// Runs format, vocabulary, circles of files, lists of the public API, lints and unit tests, without anything that `setup` installs.
 pub(crate) fn run() -> Outcome {
     let mut report = Report::default();
     report.step("format", || cargo_step(&["fmt", "--all", "--check"]));
     report.step("words", words::run);
     report.step("circles", circles::run);
+    report.step("public API", || api::run(&[]));
     report.step("lints", || {
         cargo_step(&[
             "clippy",

@@ -46,7 +46,7 @@ pub struct Sweep<'s> {
 /// The way to read threads that are running.
 pub enum Mode<'s> {
     /// Each is stopped for a few microseconds. A stop is tied to the OS thread that calls [`Sweep::run`], which
-    /// must end soon after it if a stop can time out: see [`stop`](crate::remote::stop).
+    /// must end soon after it if stops have a timeout: see [`stop`](crate::remote::stop).
     Stop,
     /// They are not read: each has [`Error::NotAsleep`].
     Asleep,

@@ -3,7 +3,7 @@
 use crate::counts::Counts;
 use crate::nextest::Run;
 use crate::report::Outcome;
-use crate::{aarch64, fuzz, kernels, miri, msrv, node, package, python, unprivileged};
+use crate::{aarch64, fuzz, kernels, miri, msrv, node, package, python, unprivileged, workflows};
 
 /// A part, which runs alone.
 pub(crate) struct Part {
@@ -97,8 +97,8 @@ pub(crate) const PARTS: [Part; 12] = [
     },
     Part {
         name: "package",
-        what: "the published crates from their packaged files",
-        run: |_| vec![package::run()],
+        what: "the published crates from their packaged files, and the workflows",
+        run: |_| vec![package::run(), workflows::run()],
     },
 ];
 

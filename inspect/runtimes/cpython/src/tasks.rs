@@ -204,7 +204,7 @@ impl Tasks<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Visits the tasks of an interpreter up to 3.13; later, those that are not asyncio's own.
+    /// Visits the tasks of an interpreter up to 3.13; of a later one, the tasks that are not asyncio's own.
     fn in_set(&mut self, interpreter: u64, visit: Visit<'_>) -> Visited {
         let WeakSet {
             modules,

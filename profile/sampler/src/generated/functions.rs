@@ -106,7 +106,7 @@ impl Functions {
         last.is_some_and(|(_, known)| known.end > start)
     }
 
-    /// Adds a function in the place of those that it overlaps.
+    /// Adds a function in place of the functions that it overlaps.
     fn place(&mut self, start: u64, end: u64, frame: Frame, replaced: Between) {
         let earlier = self.remove_overlapping(start, end);
         // Samples come within milliseconds: one is enough.
