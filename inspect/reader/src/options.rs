@@ -24,7 +24,7 @@ pub struct Options {
     pub max_record: usize,
     /// Maximum time to wait for a thread to stop. 500 ms by default.
     pub stop_timeout: Duration,
-    /// Do not stop threads to read them: one that is not asleep is an [`Error::NotAsleep`].
+    /// Do not stop threads to read them: one that is not asleep is an [`Error::NotAsleep`](crate::Error::NotAsleep).
     pub never_stop: bool,
     /// The time after which no slow operation is started. None by default.
     pub deadline: Option<Instant>,

@@ -61,7 +61,7 @@
 //!   needs no borrow, and [`append_current`] adds facts that become known later. Sharing, attaching
 //!   and dropping a context take no lock.
 //! - **Lets libraries contribute.** [`ProcessContext::modify`] changes the context that the
-//!   application has published; [`ProcessContext::attributes`] takes an SDK's resource, with its
+//!   application has published; [`ProcessContext::with_attributes`] takes an SDK's resource, with its
 //!   types.
 //! - **Stays safe when misused.** Guards may be dropped in any order, and may be forgotten: a
 //!   forgotten guard never shows the context of another request, because its context is detached

@@ -46,7 +46,7 @@ impl Process {
         }
     }
 
-    /// The runtimes among [`Options::runtimes`] that the process contains. Probed again if
+    /// The runtimes among [`Options::runtimes`](crate::Options::runtimes) that the process contains. Probed again if
     /// libraries were loaded or unloaded.
     ///
     /// # Errors

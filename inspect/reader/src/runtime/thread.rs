@@ -61,7 +61,7 @@ pub enum Source {
 /// The reading of a thread by one runtime.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuntimeReading {
-    /// [`Runtime::name`].
+    /// [`Runtime::name`](super::Runtime::name).
     pub name: &'static str,
     /// The result, or the reason why the thread could not be read.
     pub thread: Result<RuntimeThread, RuntimeError>,
