@@ -8,16 +8,22 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::report::Outcome;
+use crate::report::{self, Outcome};
 use crate::workspace::root;
 
 /// The folders of the library crates.
 const CRATES: &str = "publish/format publish/otelctx publish/build publish/tracing \
     publish/opentelemetry inspect/remote inspect/reader inspect/track inspect/unwind profile/model \
-    profile/sampler profile/symbolize profile/write profile/export";
+    profile/sampler profile/symbolize profile/write profile/export profile/worker \
+    inspect/runtimes/cpython inspect/runtimes/nodejs cli";
 
 pub(crate) fn run(arguments: &[String]) -> Outcome {
-    match compare(arguments == ["--write"]) {
+    let write = match arguments {
+        [] => false,
+        [flag] if flag == "--write" => true,
+        _ => return Outcome::Failed("api takes no argument, or --write".into()),
+    };
+    match compare(write) {
         Ok(()) => Outcome::Passed("docs/api has the public items of the library crates".into()),
         Err(error) => Outcome::Failed(error),
     }
@@ -53,8 +59,7 @@ fn list(source: &str) -> Result<String, String> {
     let mut git = Command::new("git");
     git.current_dir(root())
         .args(["ls-files", "-co", "--exclude-standard", source]);
-    let output = git.output().map_err(|error| format!("git: {error}"))?;
-    let files = String::from_utf8_lossy(&output.stdout).into_owned();
+    let files = report::output(&mut git)?;
     let is_source = |file: &&str| file.ends_with(".rs") && !file.ends_with("/tests.rs");
     let mut files: Vec<&str> = files.lines().filter(is_source).collect();
     files.sort_unstable();

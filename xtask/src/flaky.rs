@@ -26,6 +26,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     let mut repetitions = REPETITIONS;
     for argument in arguments {
         match argument.parse() {
+            Ok(0) => return Outcome::Failed("a test runs at least once".into()),
             Ok(number) => repetitions = number,
             Err(_) if pattern.is_none() => pattern = Some(argument.as_str()),
             Err(_) => return Outcome::Failed("flaky takes a pattern and a number".into()),
@@ -38,51 +39,53 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 }
 
 fn repeat(pattern: Option<&str>, repetitions: u32) -> Result<Outcome, String> {
-    let programs = programs()?;
-    let tree = test::tree();
+    let tests = pattern.map_or_else(|| "all()".into(), |it| format!("test({it})"));
+    let tests = format!("{tests} & default()");
+    nextest::build(false)?;
+    let programs = programs(&tests)?;
+    let wanted = test::tree().map(|tree| format!("{tree} {repetitions}"));
+    let (start, mut counts) = (Instant::now(), Counts::default());
     let load = Load::start()?;
     let (mut passed, mut before, mut failed) = (0, 0, Vec::new());
     for program in programs {
         let stamp = stamp(&program);
-        let wanted = tree.as_ref().map(|tree| format!("{tree} {repetitions}"));
         let has_passed = fs::read_to_string(&stamp).ok();
         if pattern.is_none() && wanted.is_some() && has_passed == wanted {
             before += 1;
             continue;
         }
-        let tests = pattern.map_or_else(|| "all()".into(), |it| format!("test({it})"));
-        let filter = format!("binary_id(={program}) & {tests} & default()");
-        let (start, mut counts) = (Instant::now(), Counts::default());
-        let outcome = Run::repeated(&filter, repetitions).run(&mut counts);
-        if counts == Counts::default() && !matches!(outcome, Outcome::Failed(_)) {
-            continue;
-        }
-        println!("{program}: {outcome}");
-        match outcome {
-            Outcome::Failed(why) => failed.push(format!("{program}: {why}")),
-            _ => {
+        let filter = format!("binary_id(={program}) & {tests}");
+        match Run::repeated(&filter, repetitions).run_built(&mut counts) {
+            Ok(outcome) => {
+                println!("{program}: {repetitions} times: {outcome}");
                 passed += 1;
-                if let (None, Some(wanted)) = (pattern, wanted) {
+                if let (None, Some(wanted)) = (pattern, &wanted) {
                     let folder = stamp.parent().unwrap_or(&stamp);
                     // Without it, the program runs again.
                     let _ = fs::create_dir_all(folder).and_then(|()| fs::write(&stamp, wanted));
                 }
             }
+            Err(why) => {
+                println!("{program}: FAILED: {why}");
+                failed.push(program);
+            }
         }
-        let seconds = start.elapsed().as_secs();
-        println!("{program}: {repetitions} times in {seconds} s");
     }
     drop(load);
     let line = format!("{passed} test programs, {repetitions} times; {before} had passed before");
-    if failed.is_empty() {
-        Ok(Outcome::Passed(line))
+    let outcome = if failed.is_empty() {
+        Outcome::Passed(line)
     } else {
-        Err(format!("{line}; failed: {}", failed.join("; ")))
-    }
+        Outcome::Failed(format!("{line}; failed: {}", failed.join(", ")))
+    };
+    let part = format!("flaky {}", pattern.unwrap_or("all tests"));
+    let seconds = start.elapsed().as_secs();
+    test::note(&part, &outcome, &format!("{counts}; {outcome}"), seconds);
+    Ok(outcome)
 }
 
-/// The test programs by nextest's names for them.
-fn programs() -> Result<Vec<String>, String> {
+/// The test programs with tests that a filter selects, by nextest's names for them.
+fn programs(tests: &str) -> Result<Vec<String>, String> {
     let mut list = nextest::tool("cargo-nextest");
     list.args([
         "nextest",
@@ -91,14 +94,22 @@ fn programs() -> Result<Vec<String>, String> {
         "--locked",
         "--cargo-quiet",
     ]);
-    list.args(["--list-type=binaries-only", "--message-format=json"]);
+    list.args([
+        "--message-format=json",
+        "--ignore-default-filter",
+        "-E",
+        tests,
+    ]);
     let text = report::output(&mut list)?;
     let list: Value = serde_json::from_str(&text).map_err(|error| format!("nextest: {error}"))?;
-    let programs = list["rust-binaries"].as_object();
-    Ok(programs
-        .into_iter()
-        .flat_map(|it| it.keys().cloned())
-        .collect())
+    let is_selected = |test: &Value| test["filter-match"]["status"] == "matches";
+    let has_tests = |program: &Value| {
+        let tests = program["testcases"].as_object();
+        tests.is_some_and(|tests| tests.values().any(is_selected))
+    };
+    let programs = list["rust-suites"].as_object().into_iter().flatten();
+    let selected = programs.filter(|(_, program)| has_tests(program));
+    Ok(selected.map(|(name, _)| name.clone()).collect())
 }
 
 fn stamp(program: &str) -> PathBuf {

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::counts::Counts;
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, root, setup_dir, target_dir};
-use crate::{c, musl};
+use crate::{c, musl, setup};
 
 /// PyPI's packages of the tools for Cargo that the tests and checks use. They are of one build, and take seconds to install,
 /// where compiling cargo-nextest takes minutes.
@@ -41,7 +41,7 @@ pub(crate) fn setup() -> Result<(), String> {
     }
     println!("installing {wanted} into {}", folder.display());
     let _ = fs::remove_dir_all(&folder);
-    let mut pip = Command::new("python3");
+    let mut pip = Command::new(setup::python()?);
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
     pip.args(["--disable-pip-version-check", "--only-binary=:all:"]);
     pip.arg("--target").arg(&folder).args(PACKAGES);
@@ -106,8 +106,12 @@ impl<'a> Run<'a> {
     /// test would wait for the lock of another one's.
     pub(crate) fn run(&self, counts: &mut Counts) -> Outcome {
         let built = build(self.runs_all);
-        let outcome = built.and_then(|()| run(&mut self.command(), &report_file(), counts));
-        outcome.into()
+        built.and_then(|()| self.run_built(counts)).into()
+    }
+
+    /// As [`Run::run`], once [`build`] has built everything.
+    pub(crate) fn run_built(&self, counts: &mut Counts) -> Result<Outcome, String> {
+        run(&mut self.command(), &report_file(), counts)
     }
 
     fn command(&self) -> Command {
@@ -172,7 +176,7 @@ pub(crate) fn build_tests() -> Result<Outcome, String> {
 
 /// Builds what tests use of the workspace, with the features that it has in the tests, and the C library; where all tests
 /// run, also for musl.
-fn build(runs_all: bool) -> Result<(), String> {
+pub(crate) fn build(runs_all: bool) -> Result<(), String> {
     build_command()?;
     c::install(false, &c_library().join("Glibc"))?;
     if runs_all && musl::X86_64.rust().is_ok() {

@@ -33,6 +33,10 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     }
     let folder = target_dir().join("release-files");
     match make(&folder, only) {
+        // What is uploaded cannot be taken back.
+        Outcome::Passed(line) if !is_dry && !line.ends_with(" 0 skipped") => {
+            Outcome::Failed(format!("not published: {line}"))
+        }
         Outcome::Passed(_) if !is_dry => publish(&folder).into(),
         made => made,
     }
@@ -71,6 +75,10 @@ fn make(folder: &Path, only: &[String]) -> Outcome {
         ("checksums", &|| checksums(folder)),
         ("try", &|| attempt(folder)),
     ];
+    let is_unknown = |it: &&String| steps.iter().all(|(name, _)| name != it);
+    if let Some(unknown) = only.iter().find(is_unknown) {
+        return Outcome::Failed(format!("no step {unknown}"));
+    }
     if only.is_empty() {
         let _ = fs::remove_dir_all(folder);
     }
@@ -97,7 +105,10 @@ fn crates(folder: &Path) -> Result<Outcome, String> {
     let copied = copied();
     create_empty(&copied)?;
     let archive = copied.with_extension("tar");
-    git(&format!("archive --output {} HEAD", archive.display()))?;
+    let mut git = Command::new("git");
+    git.current_dir(root())
+        .args(["archive", "HEAD", "--output"]);
+    report::output(git.arg(&archive))?;
     let mut tar = Command::new("tar");
     report::output(tar.arg("-xf").arg(&archive).arg("-C").arg(&copied))?;
     for (_, crate_folder) in package::published()? {

@@ -562,7 +562,7 @@ fn npm(folder: &str, packages: &[&str]) -> Result<(), String> {
 
 /// A Python with pip. The system's own comes first: any user can run it, a version manager's lies
 /// in one user's home.
-fn python() -> Result<PathBuf, String> {
+pub(crate) fn python() -> Result<PathBuf, String> {
     let candidates = [Path::new("/usr/bin/python3"), Path::new("python3")];
     for candidate in candidates {
         let probe = "import pip, sys; print(sys.executable)";

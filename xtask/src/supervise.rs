@@ -1,7 +1,6 @@
 //! The CPU time of a task with all that it starts.
 
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -36,12 +35,8 @@ pub(crate) fn supervise(task: &str) -> Option<ExitCode> {
         }
     }
     if let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) {
-        let time = |it: nix::sys::time::TimeVal| {
-            let seconds = u64::try_from(it.tv_sec()).unwrap_or_default();
-            Duration::from_secs(seconds)
-        };
-        let total = time(usage.user_time()) + time(usage.system_time());
-        eprintln!("{task}: {} s of CPU time", total.as_secs());
+        let total = usage.user_time() + usage.system_time();
+        eprintln!("{task}: {} s of CPU time", total.tv_sec());
     }
     Some(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }

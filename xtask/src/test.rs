@@ -10,8 +10,8 @@ use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
 use crate::{bench, bpf, footprint, node, python, setup};
 
-use part::PARTS;
-pub(crate) use tested::tree;
+use part::{PARTS, Part};
+pub(crate) use tested::{note, tree};
 
 /// How many of the slowest tests are printed.
 const SLOWEST: usize = 20;
@@ -34,6 +34,11 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     }
     let mut counts = Counts::default();
     let mut report = Report::default();
+    let ran: Vec<_> = parts
+        .iter()
+        .flatten()
+        .map(|part: &&Part| part.name)
+        .collect();
     match parts {
         None if is_resumed => return Outcome::Failed("--resume goes with --all".into()),
         None => usual(&mut report, &mut counts),
@@ -50,10 +55,8 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         println!("  {seconds:>6.1} s  {test}");
     }
     println!("\nnot tested");
-    if !arguments.iter().any(|it| it == "--all") {
-        for part in &PARTS {
-            println!("  {} (cargo xtask test --all={})", part.what, part.name);
-        }
+    for part in PARTS.iter().filter(|part| !ran.contains(&part.name)) {
+        println!("  {} (cargo xtask test --all={})", part.what, part.name);
     }
     for line in counts.untested() {
         println!("  {line}");
@@ -78,9 +81,16 @@ fn usual(report: &mut Report, counts: &mut Counts) {
     report.step("documentation", || documentation(counts));
     report.step("features", || features(counts));
     report.step("python", || python::run(python::Selection::Usual, counts));
-    report.step("kernel programs", || bpf::run(&["--check".into()]));
-    report.step("footprint", footprint::run);
-    report.step("instructions", bench::instructions);
+    report.step("artifacts", || part::joined(artifacts()));
+}
+
+/// Checks of what is committed and of what applications carry: eBPF objects, dependencies, instruction counts.
+fn artifacts() -> Vec<Outcome> {
+    vec![
+        bpf::run(&["--check".into()]),
+        footprint::run(),
+        bench::instructions(),
+    ]
 }
 
 /// The examples in the documentation.

@@ -30,7 +30,7 @@ const EXCLUDED: [&str; 5] = [
     "otelctx-format",
 ];
 
-/// Tests that do not run, as a filter of nextest. Some build hundreds of programs, which differ by linker and access model, not by user.
+/// Filter of the tests that are skipped as `nobody`, because their result does not depend on the user. Some build hundreds of programs, which differ by linker and access model, not by user.
 /// Others read files, send to a server of their own, run the package's tests in each Node.js, or sample a runtime's programs,
 /// which root does without eBPF, too. The 10,000 dumps of `eintr` and the unit tests of `otelctx_python` repeat at length
 /// what other programs here cover.
@@ -67,6 +67,7 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
         let why = "others may not enter the checkout, and a mount namespace is refused";
         return Ok(Outcome::Skipped(why.into()));
     }
+    nextest::build_command()?;
     let home = Home::new()?;
     home.link_fixtures(&target);
     let tool = home.prepare()?;

@@ -40,8 +40,9 @@ pub(crate) fn setup_dir() -> PathBuf {
 
 /// Cargo's target folder.
 pub(crate) fn target_dir() -> PathBuf {
-    let folder = std::env::var_os("CARGO_TARGET_DIR");
-    folder.map_or(root().join("target"), PathBuf::from)
+    let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    // Cargo runs in the checkout's root, and tests in their packages.
+    root().join(folder)
 }
 
 /// The cargo that runs this task.

@@ -175,7 +175,7 @@ fn inspect(
     runtimes: &Runtimes,
     modules: FileCache,
 ) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
-    let sweep = Sweep::within(arguments.deadline);
+    let sweep = Sweep::within(arguments.deadline).with_max_bytes(usize::MAX);
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     options.deadline = Some(sweep.deadline());

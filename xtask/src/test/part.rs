@@ -98,32 +98,41 @@ pub(crate) const PARTS: [Part; 12] = [
     Part {
         name: "package",
         what: "the published crates from their packaged files, and the workflows",
-        run: |_| vec![package::run(), workflows::run()],
+        run: |_| {
+            let mut outcomes = super::artifacts();
+            outcomes.extend([package::run(), workflows::run()]);
+            outcomes
+        },
     },
 ];
 
 impl Part {
     /// Runs it.
-    pub(crate) fn run(&self, counts: &mut Counts) -> Outcome {
-        let (mut passed, mut skipped, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-        for outcome in (self.run)(counts) {
-            match outcome {
-                Outcome::Passed(line) => passed.push(line),
-                Outcome::Skipped(line) => skipped.push(line),
-                Outcome::Failed(line) => failed.push(line),
-            }
+    pub(super) fn run(&self, counts: &mut Counts) -> Outcome {
+        joined((self.run)(counts))
+    }
+}
+
+/// One outcome of several: it has passed if one of them has and none has failed, and names what was skipped.
+pub(super) fn joined(outcomes: Vec<Outcome>) -> Outcome {
+    let (mut passed, mut skipped, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Passed(line) => passed.push(line),
+            Outcome::Skipped(line) => skipped.push(format!("skipped: {line}")),
+            Outcome::Failed(line) => failed.push(line),
         }
-        if !failed.is_empty() {
-            return Outcome::Failed(failed.join("; "));
-        }
-        let is_skipped = passed.is_empty();
-        passed.append(&mut skipped);
-        let line = passed.join("; ");
-        if is_skipped {
-            Outcome::Skipped(line)
-        } else {
-            Outcome::Passed(line)
-        }
+    }
+    if !failed.is_empty() {
+        return Outcome::Failed(failed.join("; "));
+    }
+    let is_skipped = passed.is_empty();
+    passed.append(&mut skipped);
+    let line = passed.join("; ");
+    if is_skipped {
+        Outcome::Skipped(line)
+    } else {
+        Outcome::Passed(line)
     }
 }
 

@@ -44,7 +44,8 @@ const MAX_INSPECTED: usize = 16;
 ///
 /// `id` is that of the process or of one of its threads.
 pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<Answer, Error> {
-    let (deadline, sweep) = (Deadline::after(timeout), Sweep::within(timeout));
+    let deadline = Deadline::after(timeout);
+    let sweep = Sweep::within(timeout).with_max_bytes(usize::MAX);
     let mut options = Options::default();
     options.deadline = Some(deadline.end());
     // The variable is of interest even if the process context does not announce it.

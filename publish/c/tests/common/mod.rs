@@ -37,8 +37,10 @@ fn install(libc: Libc) -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("OTELCTX_C_LIBRARY") {
         let prefix = Path::new(&folder).join(format!("{libc:?}"));
         let is_there = prefix.join("lib/libotelctx.so").exists();
+        let may_lack = libc == Libc::Musl;
+        assert!(is_there || may_lack, "no {}", prefix.display());
         if !is_there && !tier::left_to_all("the C library for musl") {
-            panic!("no {}", prefix.display());
+            println!("skipped: there is no Rust for musl");
         }
         return is_there.then_some(prefix);
     }
