@@ -394,14 +394,17 @@ fn samples_of_a_process_that_frees_its_memory_at_its_end_are_its_own() {
     let mut record = command(&[&options[..], &copy].concat());
     // The name of an entry of its own would be another one.
     record.env("OTEL_SERVICE_NAME", "copies");
-    Answer::of(record.output().unwrap()).expect(0);
-    let folded = fs::read_to_string(&folded).unwrap();
-    if geteuid().is_root() {
-        assert!(folded.contains(";exit_mmap"), "{folded}");
-    }
-    let report = report(&path);
-    let processes = report["by_process"].as_array().unwrap();
-    assert_eq!(processes.len(), 1, "{report:#}");
+    let mut stacks = String::new();
+    // If the recorder reads the memory in that moment, the kernel frees it when the recorder has done so.
+    let is_seen = (0..20).any(|_| {
+        Answer::of(record.output().unwrap()).expect(0);
+        let report = report(&path);
+        let processes = report["by_process"].as_array().unwrap();
+        assert_eq!(processes.len(), 1, "{report:#}");
+        stacks = fs::read_to_string(&folded).unwrap();
+        stacks.contains(";exit_mmap") || !geteuid().is_root()
+    });
+    assert!(is_seen, "{stacks}");
 }
 
 #[test]

@@ -760,25 +760,28 @@ fn the_wrapper_for_cpp_has_every_function() {
     assert_eq!(missing, NOT_IN_CPP);
 }
 
+/// The rules of threads, signal handlers and forks stand once, before the functions, each of which has a comment.
 #[test]
-fn each_function_states_its_rules() {
+fn the_header_states_its_rules_once() {
     let header = std::fs::read_to_string(source("include/otelctx.h")).unwrap();
-    let mut comment = String::new();
-    let mut count = 0;
-    for line in header.lines() {
-        if line.starts_with("/**") {
-            comment.clear();
-        }
-        comment += line;
+    let (rules, items) = header.split_once("#ifndef OTELCTX_H").unwrap();
+    for rule in [" * - Threads. ", " * - Signal handlers ", " * - fork. "] {
+        assert_eq!(rules.matches(rule).count(), 1, "{rule}");
+    }
+    for repeated in ["Threads: ", "Signal handlers: ", "Fork: "] {
+        assert!(!items.contains(repeated), "{repeated}");
+    }
+    let (mut has_comment, mut count) = (false, 0);
+    for line in items.lines() {
         let is_function = line.starts_with(|first: char| first.is_ascii_lowercase())
             && !line.starts_with("typedef")
             && line.contains('(');
         if is_function {
             count += 1;
-            for rule in ["Threads: ", "Signal handlers: ", "Fork: "] {
-                assert!(comment.contains(rule), "{line} says nothing of {rule}");
-            }
+            assert!(has_comment, "{line} has no comment");
         }
+        // Of the item that follows it.
+        has_comment = line == " */" || line.starts_with("/**") && line.ends_with("*/");
     }
     assert!(count > 60, "{count}");
 }
