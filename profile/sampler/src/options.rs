@@ -38,7 +38,8 @@ pub struct Options {
     pub any_schema: bool,
     /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
-    /// The language runtimes to read in addition to native contexts. None by default.
+    /// The language runtimes to read in addition to native contexts. None by default. With eBPF, each needs its step in
+    /// [`Self::kernel_object`].
     pub runtimes: Runtimes,
     /// Load the eBPF programs of all runtimes at the start, and not when the first process needs one: for a
     /// program that is about to start, whose first samples would lack its runtime's part. It takes some tenths of a
