@@ -151,7 +151,7 @@ fn code_at_the_address_of_closed_code_has_its_own_names() {
     assert!(addresses.into_values().any(|count| count > 50));
     assert!(inside.len() > 50, "{}", inside.len());
     let share = named("plugins", &inside, wrong);
-    assert_eq!(wrong, 0);
+    assert_eq!(wrong, 0, "{answer:?}");
     // An emulated machine has one CPU, on which libraries are closed before the recorder runs: how many depends on its host.
     let least = if is_emulated() { 50 } else { 98 };
     assert!(share >= least, "{share} %");

@@ -68,6 +68,8 @@ pub(crate) struct CodeMappings {
     has_new_generated: bool,
     /// The process that this one started as a copy of, until its mappings are inherited.
     parent: Option<Fork>,
+    /// The kernel reports new mappings.
+    is_reported: bool,
     /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
     last_read: u64,
     reads: Backoff,
@@ -102,6 +104,7 @@ impl Default for CodeMappings {
             has_generated: false,
             has_new_generated: false,
             parent: None,
+            is_reported: false,
             last_read: 0,
             reads: Backoff::new(now),
             next_removal: now,
@@ -114,6 +117,7 @@ impl CodeMappings {
     pub(crate) fn forked(parent: i32, time: u64) -> Self {
         Self {
             parent: Some(Fork { parent, time }),
+            is_reported: true,
             ..Self::default()
         }
     }
@@ -132,6 +136,7 @@ impl CodeMappings {
             ranges: forked.ranges.clone(),
             has_generated: forked.has_generated,
             parent: forked.parent,
+            is_reported: true,
             ..Self::default()
         }
     }
@@ -141,8 +146,29 @@ impl CodeMappings {
         end.is_some_and(|end| self.ranges.contain(address, end))
     }
 
+    /// Adds a mapping that the kernel has reported, or that another process had.
     fn add(&mut self, new: Mapped) -> Added {
-        if new.start >= new.end || self.knows(&new) {
+        // One that was read before its report came has a later time than the report.
+        match self.known_since(&new) {
+            Some(since) if since <= new.since => Added::No,
+            _ => self.push(new),
+        }
+    }
+
+    /// Adds a mapping that was read at `now`. In the place of another one, the report of it is still to come, and no sample
+    /// so far is in it.
+    fn add_read(&mut self, mut new: Mapped, now: u64) -> Added {
+        if self.known_since(&new).is_some() {
+            return Added::No;
+        }
+        if self.is_reported && self.ranges.intersect(new.start, new.end) {
+            new.since = now;
+        }
+        self.push(new)
+    }
+
+    fn push(&mut self, new: Mapped) -> Added {
+        if new.start >= new.end {
             return Added::No;
         }
         if self.mappings.len() >= MAX_MAPPINGS {
@@ -164,24 +190,20 @@ impl CodeMappings {
         Added::Yes
     }
 
-    /// Returns true if the newest mapping at these addresses has the same content.
-    fn knows(&self, new: &Mapped) -> bool {
+    /// The time of the newest mapping at these addresses, if it has the same content.
+    fn known_since(&self, new: &Mapped) -> Option<u64> {
         if !self.ranges.contain(new.start, new.end) {
-            return false;
+            return None;
         }
         let overlaps = |known: &&Mapped| known.start < new.end && new.start < known.end;
-        self.mappings
-            .iter()
-            .rev()
-            .find(overlaps)
-            .is_some_and(|known| {
-                let distance = new.start.wrapping_sub(known.start);
-                let has_same_bytes = || new.offset.wrapping_sub(known.offset) == distance;
-                known.start <= new.start
-                    && new.end <= known.end
-                    && known.module == new.module
-                    && (!new.module.has_file() || has_same_bytes())
-            })
+        let known = self.mappings.iter().rev().find(overlaps)?;
+        let distance = new.start.wrapping_sub(known.start);
+        let has_same_bytes = || new.offset.wrapping_sub(known.offset) == distance;
+        let is_same = known.start <= new.start
+            && new.end <= known.end
+            && known.module == new.module
+            && (!new.module.has_file() || has_same_bytes());
+        is_same.then_some(known.since)
     }
 
     /// Applies a change that the kernel has reported. Returns false if there is no room for the mapping.
@@ -192,6 +214,7 @@ impl CodeMappings {
         process: Option<&remote::Process>,
         modules: &mut Modules,
     ) -> bool {
+        self.is_reported = true;
         match change {
             MemoryChange::Mapped(region) => {
                 let mapped = Mapped {
@@ -213,7 +236,10 @@ impl CodeMappings {
                 }
                 self.next.push_back(NextProgram {
                     reported: time,
-                    code: Self::default(),
+                    code: Self {
+                        is_reported: true,
+                        ..Self::default()
+                    },
                 });
                 true
             }
@@ -240,7 +266,10 @@ impl CodeMappings {
     /// reported until that time.
     pub(crate) fn exec(&mut self, time: u64) {
         let mut next = std::mem::take(&mut self.next);
-        *self = Self::default();
+        *self = Self {
+            is_reported: self.is_reported,
+            ..Self::default()
+        };
         let later = next.partition_point(|program| program.reported <= time);
         if let Some(program) = next.drain(..later).next_back() {
             *self = program.code;
@@ -370,20 +399,21 @@ impl CodeMappings {
 
     /// Reads the mappings, and adds the unknown ones. Returns true if there were any.
     pub(crate) fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
-        let since = std::mem::replace(&mut self.last_read, monotonic());
+        let now = monotonic();
+        let since = std::mem::replace(&mut self.last_read, now);
         let mut count = 0;
         let mut any = false;
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
-            let region = Region::of(mapping);
+            let module = modules.find(Some(process), Region::of(mapping));
             let mapped = Mapped {
                 start: mapping.start,
                 end: mapping.end,
                 offset: mapping.offset,
-                module: modules.find(Some(process), region),
+                module,
                 since,
             };
-            any |= self.add(mapped) == Added::Yes;
+            any |= self.add_read(mapped, now) == Added::Yes;
             count += 1;
             if count < MAX_MAPPINGS {
                 ControlFlow::Continue(())

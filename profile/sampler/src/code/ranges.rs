@@ -12,6 +12,11 @@ impl Ranges {
         before.is_some_and(|(_, known)| end <= *known)
     }
 
+    pub(super) fn intersect(&self, start: u64, end: u64) -> bool {
+        let before = self.0.range(..end).next_back();
+        before.is_some_and(|(_, known)| start < *known)
+    }
+
     pub(super) fn add(&mut self, mut start: u64, mut end: u64) {
         // Ranges that it touches are merged with it, from the last one on.
         while let Some((&first, &last)) = self.0.range(..=end).next_back()

@@ -68,6 +68,36 @@ fn code_that_is_mapped_again_is_one_mapping_and_other_code_is_another() {
     assert!(reported.code.contain(0x2fff) && !reported.code.contain(0x3000));
 }
 
+/// `/proc/PID/maps` shows code that is mapped in the place of other code before its report comes.
+#[test]
+fn code_that_is_read_before_its_report_comes_is_in_no_earlier_sample() {
+    let mut reported = Reported::new();
+    reported.map(0x1000, 0x3000, "a");
+    reported.map(0x1000, 0x3000, "b");
+    let Reported { code, modules, .. } = &mut reported;
+    let mut read = |start, path| {
+        let module = modules.find(None, region(start, start + 0x2000, path));
+        let (end, offset) = (start + 0x2000, 0x1000);
+        let new = Mapped {
+            start,
+            end,
+            offset,
+            module,
+            since: 0,
+        };
+        code.add_read(new, 25)
+    };
+    assert_eq!(read(0x1000, "a"), Added::Yes);
+    // Again; and where nothing was before, it may be from any time.
+    assert_eq!(read(0x1000, "a"), Added::No);
+    assert_eq!(read(0x8000, "c"), Added::Yes);
+    reported.time = 12;
+    reported.map(0x1000, 0x3000, "a");
+    reported.map(0x1000, 0x3000, "a");
+    let all = [("a", 10), ("b", 20), ("a", 25), ("c", 0), ("a", 22)];
+    assert_eq!(reported.all(), all);
+}
+
 /// The runtime that the mappings of a process show: its kind, its name, and that of a function without one.
 fn runtime(target: &Target) -> Option<(FrameKind, &'static str, String)> {
     let process = remote::Process::open(target.pid()).unwrap();
