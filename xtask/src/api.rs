@@ -4,10 +4,9 @@
 //! implementations and re-exports, by file. That takes 0.05 s; rustdoc's JSON, which `cargo-public-api` reads, needs
 //! nightly Rust and a build of all dependencies. An item that is `pub` in a private module and not exported is listed, too.
 
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 
+use crate::files::{read, write as write_file};
 use crate::report::{self, Outcome};
 use crate::workspace::root;
 
@@ -36,7 +35,7 @@ fn compare(write: bool) -> Result<(), String> {
         let path = root().join(format!("docs/api/{name}.txt"));
         let found = list(&format!("{folder}/src"))?;
         if write {
-            fs::write(&path, found).map_err(|error| format!("{}: {error}", path.display()))?;
+            write_file(&path, found)?;
             continue;
         }
         let committed = read(&path)?;
@@ -49,10 +48,6 @@ fn compare(write: bool) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn list(source: &str) -> Result<String, String> {
