@@ -1,6 +1,6 @@
 //! The result of reading one thread.
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_sample::Found;
 
 use crate::Error;
@@ -10,7 +10,7 @@ use crate::Error;
 #[non_exhaustive]
 pub struct Reading {
     /// The outcome.
-    pub outcome: Result<Found<Context>, Error>,
+    pub outcome: Result<Found<DecodedContext>, Error>,
     /// The reason if the thread was stopped.
     pub stop: Option<StopReason>,
 }

@@ -1,7 +1,7 @@
 //! Reads and decodes the record of a thread (OTEP 4947, "Reading").
 
 use otelctx_format::KeyMap;
-use otelctx_format::record::{self, Context};
+use otelctx_format::record::{self, DecodedContext};
 use otelctx_remote::{Memory, MemoryError};
 use otelctx_sample::Found;
 
@@ -14,7 +14,7 @@ pub(crate) fn decode(
     record: &[u8],
     keys: &KeyMap,
     newer_keys: impl FnOnce() -> Option<KeyMap>,
-) -> Found<Context> {
+) -> Found<DecodedContext> {
     let Ok(record) = record::decode(record) else {
         return Found::Invalid;
     };

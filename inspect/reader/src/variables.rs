@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use otelctx_format::record::{self, Context};
+use otelctx_format::record::{self, DecodedContext};
 use otelctx_format::{KeyMap, Schema};
 use otelctx_remote::tls::{Resolution, TlsVariable};
 use otelctx_remote::{Memory, MemoryError};
@@ -127,7 +127,7 @@ impl ThreadVariables {
         &self,
         record: Option<&[u8]>,
         newer_keys: impl FnOnce() -> Option<KeyMap>,
-    ) -> Found<Context> {
+    ) -> Found<DecodedContext> {
         match record {
             Some(record) => decode(record, &self.keys, newer_keys),
             None => Found::Detached,

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use otelctx_fixtures::{Compiler, CoreDirectory, Target};
 use otelctx_reader::format::process_context::Value;
-use otelctx_reader::format::record::Context;
+use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::remote::core_file::Missing;
 use otelctx_reader::remote::{Access, CoreFile, Storage};
 use otelctx_reader::{
@@ -42,7 +42,7 @@ impl Core {
     }
 
     /// Ids of its threads, and the context of each.
-    fn threads(&mut self) -> Vec<(i32, Result<Found<Context>, Error>)> {
+    fn threads(&mut self) -> Vec<(i32, Result<Found<DecodedContext>, Error>)> {
         let threads = self.process.threads().unwrap();
         threads.iter().map(|it| (it.tid(), it.context())).collect()
     }
@@ -133,7 +133,7 @@ fn assert_published(context: &ContextState) {
 }
 
 #[track_caller]
-fn assert_outcome(thread: &otelctx_fixtures::Thread, outcome: &Found<Context>) {
+fn assert_outcome(thread: &otelctx_fixtures::Thread, outcome: &Found<DecodedContext>) {
     match &thread.attached {
         None => assert_eq!(*outcome, Found::Detached, "{thread:?}"),
         Some(truth) => {

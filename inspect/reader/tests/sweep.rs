@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::{Compiler, Target as Program};
 use otelctx_reader::format::TraceId;
-use otelctx_reader::format::record::Context;
+use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::remote::mappings::Walk;
 use otelctx_reader::remote::{
     self, Device, LiveProcess, Mapping, Memory, MemoryError, Stopped, Target, TargetImage,
@@ -127,7 +127,7 @@ impl SnapshotSource for Numbered {
             return Err(Error::Snapshot { reason });
         }
         let thread = |tid: &i32| {
-            let mut context = Context::default();
+            let mut context = DecodedContext::default();
             context.trace_id = trace(*tid);
             ThreadSnapshot {
                 tid: *tid,

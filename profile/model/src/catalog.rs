@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 
 use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexSet};
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 
 use crate::frame::Frame;
 use crate::id::{ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadId};
@@ -127,7 +127,7 @@ impl Catalog {
     }
 
     /// The id of a context, added if new. Contexts are equal if their ids, flags and attributes are.
-    pub fn context(&mut self, context: &Context) -> ContextId {
+    pub fn context(&mut self, context: &DecodedContext) -> ContextId {
         let index = match self.contexts.get_index_of(&Borrowed(context)) {
             Some(index) => index,
             None => {
@@ -142,12 +142,12 @@ impl Catalog {
 
     /// The context with this id.
     #[must_use]
-    pub fn context_facts(&self, id: ContextId) -> &Context {
+    pub fn context_facts(&self, id: ContextId) -> &DecodedContext {
         &self.contexts[id.index()].0
     }
 
     /// All contexts, in the order of their ids.
-    pub fn contexts(&self) -> impl ExactSizeIterator<Item = (ContextId, &Context)> {
+    pub fn contexts(&self) -> impl ExactSizeIterator<Item = (ContextId, &DecodedContext)> {
         self.contexts
             .iter()
             .enumerate()
@@ -255,20 +255,20 @@ impl Catalog {
     }
 }
 
-/// A context, compared and hashed without [`Context::skipped`].
+/// A context, compared and hashed without [`DecodedContext::skipped`].
 #[derive(Debug)]
-struct Hashed(Context);
+struct Hashed(DecodedContext);
 
-struct Borrowed<'a>(&'a Context);
+struct Borrowed<'a>(&'a DecodedContext);
 
-fn same(one: &Context, other: &Context) -> bool {
+fn same(one: &DecodedContext, other: &DecodedContext) -> bool {
     one.trace_id == other.trace_id
         && one.span_id == other.span_id
         && one.trace_flags == other.trace_flags
         && one.attributes == other.attributes
 }
 
-fn hash<H: std::hash::Hasher>(context: &Context, state: &mut H) {
+fn hash<H: std::hash::Hasher>(context: &DecodedContext, state: &mut H) {
     use std::hash::Hash;
     context.trace_id.to_bytes().hash(state);
     context.span_id.to_bytes().hash(state);
@@ -310,8 +310,8 @@ mod tests {
 
     use super::*;
 
-    fn context(span: u8, route: &str) -> Context {
-        let mut context = Context::default();
+    fn context(span: u8, route: &str) -> DecodedContext {
+        let mut context = DecodedContext::default();
         context.trace_id = TraceId::from_bytes([1; 16]);
         context.span_id = SpanId::from_bytes([span; 8]);
         context.trace_flags = TraceFlags(1);

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use otelctx_sample::format::record::Context;
+use otelctx_sample::format::record::DecodedContext;
 
 /// The prefix that the OpenTelemetry eBPF profiler adds to the names of record attributes. Here it
 /// marks an attribute whose name is used by the profile itself, such as `thread.name`, is empty, or
@@ -32,7 +32,7 @@ pub const GIL: &str = "gil.state";
 
 /// A context's attributes, sorted by name. The last of several with the same name counts, as for a
 /// repeated key in a record.
-pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
+pub(crate) fn attributes(context: &DecodedContext) -> Vec<(&str, &str)> {
     let last_first = context.attributes.iter().rev();
     let mut attributes: Vec<_> = last_first
         .map(|(name, value)| (name.as_str(), value.as_str()))
@@ -43,7 +43,7 @@ pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
 }
 
 /// The value of one of [`attributes`].
-pub(crate) fn attribute<'c>(context: &'c Context, name: &str) -> Option<&'c str> {
+pub(crate) fn attribute<'c>(context: &'c DecodedContext, name: &str) -> Option<&'c str> {
     let mut last_first = context.attributes.iter().rev();
     let found = last_first.find(|(found, _)| found == name);
     found.map(|(_, value)| value.as_str())

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 
 use indexmap::IndexSet;
-use otelctx_sample::format::record::Context;
+use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::{
     Catalog, ContextId, Counts, Event, Found, GilState, Module, ModuleId, ProcessFacts, ProcessId,
     Sample, StackEnd, StackId, ThreadFacts, ThreadId,
@@ -254,7 +254,7 @@ impl Profile {
 
     /// The context of a group.
     #[must_use]
-    pub fn context(&self, id: ContextId) -> &Context {
+    pub fn context(&self, id: ContextId) -> &DecodedContext {
         self.catalog.context_facts(id)
     }
 

@@ -8,7 +8,7 @@ use std::io::Read;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::{NO_ATTRIBUTE, Report};
-use otelctx_profile::sample::format::record::Context;
+use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, GilState, NamedFrame, ProcessFacts, Sample,
 };
@@ -48,7 +48,7 @@ fn profile() -> Profile {
         named("work"),
         named("main"),
     ]);
-    let mut context = Context::default();
+    let mut context = DecodedContext::default();
     context.attributes = vec![("gil.state".into(), "mine".into())];
     let found = Found::Attached(catalog.context(&context));
     let kernel_stack = catalog.stack(&[]);

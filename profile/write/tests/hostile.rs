@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::{NO_ATTRIBUTE, Report};
 use otelctx_profile::sample::format::process_context::Value as Resource;
-use otelctx_profile::sample::format::record::Context;
+use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::{Event, Found, ProcessFacts, Sample};
 use otelctx_profile::{Format, NoSymbols, Options, Profile, rules};
 use prost::Message as _;
@@ -18,7 +18,7 @@ use shop::context;
 const UPSTREAM: &str = "process.context.label.";
 
 /// One sample of thread `thread` of process `process` for each context, and one without.
-fn profile(process: ProcessFacts, thread: &str, contexts: &[Context]) -> Profile {
+fn profile(process: ProcessFacts, thread: &str, contexts: &[DecodedContext]) -> Profile {
     let mut recording = shop::recording();
     let process = recording.catalog.add_process(process);
     let thread = recording.catalog.thread(process, 5, thread);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use common::{Built, Libc, compile, have, installed, package, root, source, threads};
 use otelctx_fixtures::{Target, cargo_built};
-use otelctx_reader::format::record::Context as Record;
+use otelctx_reader::format::record::DecodedContext as Record;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::{Options, Process};
 

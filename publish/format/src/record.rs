@@ -151,8 +151,8 @@ impl<'a> Record<'a> {
     /// Resolves the record to a context: names instead of indexes, only the last occurrence of each
     /// key, and counts of what was skipped.
     #[must_use]
-    pub fn resolve(&self, keys: &KeyMap) -> Context {
-        let mut context = Context {
+    pub fn resolve(&self, keys: &KeyMap) -> DecodedContext {
+        let mut context = DecodedContext {
             trace_id: self.header.trace_id,
             span_id: self.header.span_id,
             trace_flags: self.header.trace_flags,
@@ -211,10 +211,10 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// What a thread is working on, with names instead of indexes.
+/// A thread's context as read from its record: names instead of indexes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Context {
+pub struct DecodedContext {
     /// The trace, or zero.
     pub trace_id: TraceId,
     /// The span, or zero.

@@ -113,7 +113,7 @@ mod thread;
 pub use export::{is_exported, NotExported};
 pub use otelctx_format::environment::MalformedVariable;
 pub use otelctx_format::process_context::Value;
-pub use otelctx_format::record::{Context as DecodedContext, Skipped};
+pub use otelctx_format::record::{DecodedContext, Skipped};
 pub use otelctx_format::{ParseIdError, Schema, SpanId, TraceFlags, TraceId, ZeroId};
 pub use process_context::{Detect, ProcessContext, PublishError, Published};
 pub use thread::{

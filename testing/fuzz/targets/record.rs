@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use otelctx_format::record::{self, Appended, Context, HEADER_SIZE, Skipped};
+use otelctx_format::record::{self, Appended, DecodedContext, HEADER_SIZE, Skipped};
 use otelctx_format::{KeyMap, SpanId, TraceFlags, TraceId};
 
 /// Names and key map by their number.
@@ -43,8 +43,8 @@ fuzz_target!(|data: &[u8]| {
 });
 
 /// Reads the record as OTEP 4947 tells, with no thought of speed.
-fn expected(names: &[String], bytes: &[u8]) -> Context {
-    let mut context = Context::default();
+fn expected(names: &[String], bytes: &[u8]) -> DecodedContext {
+    let mut context = DecodedContext::default();
     context.trace_id = TraceId::from_bytes(bytes[..16].try_into().unwrap());
     context.span_id = SpanId::from_bytes(bytes[16..24].try_into().unwrap());
     context.trace_flags = TraceFlags(bytes[25]);
@@ -87,7 +87,7 @@ fn expected(names: &[String], bytes: &[u8]) -> Context {
 }
 
 /// Writes every entry again and reads what was written.
-fn rewrite(record: &record::Record<'_>, size: usize, keys: &KeyMap, context: &Context) {
+fn rewrite(record: &record::Record<'_>, size: usize, keys: &KeyMap, context: &DecodedContext) {
     let mut bytes = vec![0; size];
     let mut used = 0;
     let mut lost = 0;

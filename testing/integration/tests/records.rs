@@ -5,7 +5,7 @@ use std::process::Command;
 
 use otelctx_fixtures::Target;
 use otelctx_reader::format::TraceFlags;
-use otelctx_reader::format::record::{Context, Skipped};
+use otelctx_reader::format::record::{DecodedContext, Skipped};
 use otelctx_reader::{Error, Found, Options, Process};
 
 fn hostile(task: &str) -> (Target, Process) {
@@ -42,7 +42,7 @@ fn a_variable_that_points_at_no_record_is_an_error() {
 }
 
 /// The outcome of reading a target's only thread.
-fn only_thread(process: &mut Process) -> Result<Found<Context>, Error> {
+fn only_thread(process: &mut Process) -> Result<Found<DecodedContext>, Error> {
     let threads = process.threads().unwrap();
     assert_eq!(threads.len(), 1);
     threads[0].context()

@@ -6,7 +6,7 @@ mod stacks;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
-use otelctx_reader::format::record::{Context, Skipped};
+use otelctx_reader::format::record::{DecodedContext, Skipped};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::{ContextState, Found, ProcessContext, SYMBOL, ThreadVariables};
 use serde::Serialize;
@@ -283,7 +283,7 @@ struct ContextJson<'r> {
 }
 
 impl<'r> ContextJson<'r> {
-    fn of(context: &'r Context) -> Self {
+    fn of(context: &'r DecodedContext) -> Self {
         Self {
             trace_id: (!context.trace_id.is_zero()).then(|| context.trace_id.to_string()),
             span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use otelctx_reader::format::Schema;
-use otelctx_reader::format::record::Context;
+use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_reader::sweep::{Swept, ThreadReading};
 use otelctx_reader::{
@@ -60,7 +60,7 @@ pub(super) struct ThreadReport {
     pub(super) tid: i32,
     /// `None` if a core file does not contain it.
     pub(super) name: Option<OsString>,
-    pub(super) context: Result<Found<Context>, String>,
+    pub(super) context: Result<Found<DecodedContext>, String>,
     /// The reason if it was stopped.
     pub(super) stop: Option<StopReason>,
     /// Another source has a context with different IDs.

@@ -6,7 +6,7 @@ mod stacks;
 use std::io::{self, Write};
 
 use otelctx_reader::format::Schema;
-use otelctx_reader::format::record::{Context, Skipped};
+use otelctx_reader::format::record::{DecodedContext, Skipped};
 use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
 use super::model::{CoreReport, Report, Support};
@@ -259,7 +259,7 @@ fn word(text: &str) -> [String; 3] {
     [text.into(), String::new(), String::new()]
 }
 
-fn context_cells(context: &Context) -> [String; 3] {
+fn context_cells(context: &DecodedContext) -> [String; 3] {
     let id = |zero: bool, id: String| if zero { NO_ID.into() } else { id };
     let mut attributes: Vec<String> = context
         .attributes

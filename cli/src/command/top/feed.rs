@@ -219,7 +219,7 @@ impl Interned {
     }
 }
 
-fn context_of(context: &record::Context) -> Context {
+fn context_of(context: &record::DecodedContext) -> Context {
     Context {
         trace: context.trace_id.to_bytes(),
         span: context.span_id.to_bytes(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_remote::{Memory, Stopped, Through};
 use otelctx_sample::{Found, ReadStep};
 
@@ -16,9 +16,9 @@ use crate::{Error, StopReason, ThreadSupport, Unreadable};
 
 /// A process that publishes nothing natively is no error, and neither is one whose schema a runtime reads.
 fn not_published(
-    result: Result<Found<Context>, Error>,
+    result: Result<Found<DecodedContext>, Error>,
     runtimes: &[Present],
-) -> Result<Found<Context>, Error> {
+) -> Result<Found<DecodedContext>, Error> {
     match result {
         Err(error) if error.found::<()>() == Found::NotPublished => Ok(Found::NotPublished),
         Err(Error::Unreadable {

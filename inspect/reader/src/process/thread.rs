@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_remote as remote;
 use otelctx_sample::Found;
 use remote::threads::Batch;
@@ -123,7 +123,7 @@ impl<'p> Thread<'p> {
     ///
     /// # Errors
     /// If it cannot be stopped or read.
-    pub fn context(&self) -> Result<Found<Context>, Error> {
+    pub fn context(&self) -> Result<Found<DecodedContext>, Error> {
         self.read().outcome
     }
 
@@ -137,7 +137,7 @@ impl<'p> Thread<'p> {
         Reading { outcome, stop }
     }
 
-    fn read_noting(&self, stop: &mut Option<StopReason>) -> Result<Found<Context>, Error> {
+    fn read_noting(&self, stop: &mut Option<StopReason>) -> Result<Found<DecodedContext>, Error> {
         let variables = self.variables()?;
         let mut record = self.process.record_buffer();
         let size = self.with_pointer(stop, |memory, pointer| {
@@ -257,7 +257,7 @@ impl<'p> Thread<'p> {
         &self,
         variables: &ThreadVariables,
         record: Option<&[u8]>,
-    ) -> Found<Context> {
+    ) -> Found<DecodedContext> {
         // A key may have been registered since the key map was read.
         variables.decode(record, || self.process.newer_keys())
     }
@@ -278,7 +278,7 @@ impl StoppedThread<'_> {
     ///
     /// # Errors
     /// If its variable or record cannot be read, or the process publishes no thread contexts.
-    pub fn context(&mut self) -> Result<Found<Context>, Error> {
+    pub fn context(&mut self) -> Result<Found<DecodedContext>, Error> {
         let variables = self.thread.variables()?;
         let size = self.read(variables)?;
         Ok(self

@@ -1,6 +1,6 @@
 //! Chooses a thread's context from several sources.
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_sample::Found;
 
 use super::thread::{RuntimeReading, RuntimeThread};
@@ -11,7 +11,7 @@ use crate::{Error, StopReason};
 #[non_exhaustive]
 pub struct ThreadState {
     /// The native record; [`Found::NotPublished`] if the process publishes none.
-    pub native: Result<Found<Context>, Error>,
+    pub native: Result<Found<DecodedContext>, Error>,
     /// The runtimes' readings.
     pub runtimes: Vec<RuntimeReading>,
     /// The reason if the thread was stopped.
@@ -44,21 +44,21 @@ pub struct Chosen {
     /// The context of the most reliable source that has one. If none has one: the outcome of the
     /// native record, or, if no native contexts are published, that of the most reliable other
     /// source.
-    pub context: Found<Context>,
+    pub context: Found<DecodedContext>,
     /// Sources have contexts with different trace or span IDs.
     pub is_conflict: bool,
 }
 
 /// Chooses between sources: the native record, then data published by a runtime, then labels.
 #[must_use]
-pub fn choose(native: Found<Context>, runtimes: &[RuntimeReading]) -> Chosen {
+pub fn choose(native: Found<DecodedContext>, runtimes: &[RuntimeReading]) -> Chosen {
     let mut others: Vec<&RuntimeThread> = runtimes
         .iter()
         .filter_map(|reading| reading.thread.as_ref().ok())
         .filter(|thread| thread.context != Found::NotPublished)
         .collect();
     others.sort_by_key(|thread| thread.source);
-    let ids = |context: &Context| (context.trace_id, context.span_id);
+    let ids = |context: &DecodedContext| (context.trace_id, context.span_id);
     let attached = others.iter().filter_map(|thread| thread.context.attached());
     let mut all = native
         .attached()
@@ -87,14 +87,14 @@ mod tests {
     use super::*;
     use crate::runtime::Source;
 
-    fn context(id: u8) -> Found<Context> {
-        let mut context = Context::default();
+    fn context(id: u8) -> Found<DecodedContext> {
+        let mut context = DecodedContext::default();
         context.trace_id = TraceId::from_bytes([id; 16]);
         context.span_id = SpanId::from_bytes([id; 8]);
         Found::Attached(context)
     }
 
-    fn reading(source: Source, context: Found<Context>) -> RuntimeReading {
+    fn reading(source: Source, context: Found<DecodedContext>) -> RuntimeReading {
         RuntimeReading {
             name: "toy",
             thread: Ok(RuntimeThread::new(context, source)),

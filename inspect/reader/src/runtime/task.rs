@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use otelctx_format::process_context::{Attributes, Value};
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_remote::Target;
 use otelctx_sample::{Found, NamedFrame};
 
@@ -23,7 +23,7 @@ pub struct Task {
     /// The runtime's number for the task.
     pub id: u64,
     /// Its context.
-    pub context: Found<Context>,
+    pub context: Found<DecodedContext>,
     /// The address of the native record (OTEP 4947) that threads publish while they execute the task. If
     /// there is one, the reader decodes it, and it is `context`.
     pub record: Option<u64>,
@@ -101,7 +101,7 @@ impl TaskReading {
         name: &'static str,
         process: &dyn RuntimeProcess,
         target: &dyn Target,
-        decode: &mut dyn FnMut(u64) -> Found<Context>,
+        decode: &mut dyn FnMut(u64) -> Found<DecodedContext>,
     ) -> Self {
         let mut tasks = Vec::new();
         let mut bytes = 0;

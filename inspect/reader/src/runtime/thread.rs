@@ -1,7 +1,7 @@
 //! The reading of a thread by a runtime.
 
 use otelctx_format::process_context::Attributes;
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_remote::Target;
 use otelctx_sample::Found;
 
@@ -14,7 +14,7 @@ use super::{Present, RuntimeError, ThreadView};
 #[non_exhaustive]
 pub struct RuntimeThread {
     /// The context that the runtime shows. [`Found::NotPublished`] for a runtime without contexts.
-    pub context: Found<Context>,
+    pub context: Found<DecodedContext>,
     /// The source of `context`.
     pub source: Source,
     /// The bytes of a native record (OTEP 4947) that the runtime leads to in its own way. If there is one, the
@@ -34,7 +34,7 @@ pub struct RuntimeThread {
 impl RuntimeThread {
     /// Creates a thread with this context and its source, without frames, a global lock or other facts.
     #[must_use]
-    pub fn new(context: Found<Context>, source: Source) -> Self {
+    pub fn new(context: Found<DecodedContext>, source: Source) -> Self {
         Self {
             context,
             source,

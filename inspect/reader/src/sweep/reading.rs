@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_remote as remote;
 use otelctx_sample::{Found, NamedFrame};
 use remote::Stopped;
@@ -22,7 +22,7 @@ pub struct ThreadReading {
     /// core file does not contain it, or if it could not be read.
     pub name: Option<OsString>,
     /// Its context, chosen from all sources.
-    pub context: Result<Found<Context>, Error>,
+    pub context: Result<Found<DecodedContext>, Error>,
     /// Sources have contexts with different trace or span IDs.
     pub is_conflict: bool,
     /// The reading of each runtime that knows it.
@@ -68,7 +68,7 @@ impl ThreadReading {
     pub(super) fn new(
         tid: i32,
         name: Option<OsString>,
-        context: Result<Found<Context>, Error>,
+        context: Result<Found<DecodedContext>, Error>,
     ) -> Self {
         Self {
             tid,

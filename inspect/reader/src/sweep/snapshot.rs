@@ -1,6 +1,6 @@
 //! Contexts that are read while threads run.
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_sample::Found;
 
 use crate::{Error, Process, ThreadVariables};
@@ -27,5 +27,5 @@ pub struct ThreadSnapshot {
     /// Its name.
     pub name: String,
     /// The outcome of reading its context; never [`Found::NotPublished`].
-    pub context: Found<Context>,
+    pub context: Found<DecodedContext>,
 }

@@ -7,7 +7,7 @@ use aya::maps::{Array, MapData};
 use aya::programs::Iter;
 use aya::{Btf, Ebpf, EbpfLoader};
 use otelctx_reader as reader;
-use otelctx_sample::format::record::{self, Context};
+use otelctx_sample::format::record::{self, DecodedContext};
 use otelctx_sample::{Found, ReadStep};
 use reader::ThreadVariables;
 use reader::sweep::SnapshotSource;
@@ -183,7 +183,7 @@ fn decode(
     bytes: &[u8],
     process: &mut reader::Process,
     variables: &mut ThreadVariables,
-) -> Found<Context> {
+) -> Found<DecodedContext> {
     let Ok(record) = record::decode(bytes) else {
         return Found::Unreadable(ReadStep::Record);
     };

@@ -1,6 +1,6 @@
 //! Decodes the contexts of observed threads.
 
-use otelctx_sample::format::record::{self, Context};
+use otelctx_sample::format::record::{self, DecodedContext};
 use otelctx_sample::{Catalog, Counts, Found, ReadStep};
 use otelctx_track::{ThreadStatus, Tracked};
 
@@ -38,7 +38,7 @@ pub(super) fn found(
 }
 
 /// Decodes a record. A key may have been registered since the key map was read.
-fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<Context> {
+fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<DecodedContext> {
     let Record { serial, bytes } = record;
     let record = record::decode(bytes).ok()?;
     let keys = &mut tracked.data.keys;

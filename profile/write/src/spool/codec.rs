@@ -6,7 +6,7 @@
 use std::io;
 
 use otelctx_sample::format::process_context::Payload;
-use otelctx_sample::format::record::Context;
+use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_sample::{
     Catalog, Event, Found, Frame, FrameKind, GilState, Module, NamedFrame, ProcessFacts, ReadStep,
@@ -246,8 +246,8 @@ pub(super) fn read_process(bytes: &mut &[u8]) -> io::Result<Process> {
     Ok(Process { facts, mappings })
 }
 
-pub(super) fn read_context(bytes: &mut &[u8]) -> io::Result<Context> {
-    let mut context = Context::default();
+pub(super) fn read_context(bytes: &mut &[u8]) -> io::Result<DecodedContext> {
+    let mut context = DecodedContext::default();
     context.trace_id = TraceId::from_bytes(take(bytes)?);
     context.span_id = SpanId::from_bytes(take(bytes)?);
     context.trace_flags = TraceFlags(take::<1>(bytes)?[0]);

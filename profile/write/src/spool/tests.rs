@@ -3,7 +3,7 @@ mod formats;
 use std::fs::OpenOptions;
 
 use otelctx_sample::format::process_context::Value;
-use otelctx_sample::format::record::Context;
+use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceId};
 use otelctx_sample::{
     Event, Found, Frame, GilState, Mapping, Module, NamedFrame, ProcessFacts, ProcessId, ReadStep,
@@ -70,7 +70,7 @@ fn processes(catalog: &mut Catalog, published: bool) -> [ProcessId; 2] {
 
 /// The sample with this number, each with its own trace and stack.
 fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Sample {
-    let mut context = Context::default();
+    let mut context = DecodedContext::default();
     context.trace_id = TraceId::from_bytes(u128::from(number + 1).to_be_bytes());
     context.span_id = SpanId::from_bytes([9; 8]);
     context.attributes = vec![("http.route".into(), format!("/{number}"))];

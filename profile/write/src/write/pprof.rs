@@ -492,7 +492,7 @@ mod tests {
     use std::num::NonZeroU64;
 
     use flate2::read::GzDecoder;
-    use otelctx_sample::format::record::Context;
+    use otelctx_sample::format::record::DecodedContext;
     use otelctx_sample::format::{SpanId, TraceId};
     use otelctx_sample::{Catalog, Counts, Event, Found, ProcessFacts};
 
@@ -519,7 +519,7 @@ mod tests {
         let mut catalog = Catalog::new();
         let process = catalog.add_process(ProcessFacts::default());
         let sample = |trace: u64| {
-            let mut context = Context::default();
+            let mut context = DecodedContext::default();
             context.trace_id = TraceId::from_bytes(u128::from(trace + 1).to_be_bytes());
             context.span_id = SpanId::from_bytes([9; 8]);
             context.attributes = vec![("http.route".into(), "/cart".into())];

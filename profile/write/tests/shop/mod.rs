@@ -5,7 +5,7 @@
 use std::num::NonZeroU64;
 
 use otelctx_profile::sample::format::process_context::Value;
-use otelctx_profile::sample::format::record::Context;
+use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Mapping, Module, ModuleId, ProcessFacts, Sample,
@@ -67,8 +67,8 @@ impl Symbolizer for Names {
     }
 }
 
-pub(crate) fn context(trace: u8, span: u8, attributes: &[(&str, &str)]) -> Context {
-    let mut context = Context::default();
+pub(crate) fn context(trace: u8, span: u8, attributes: &[(&str, &str)]) -> DecodedContext {
+    let mut context = DecodedContext::default();
     context.trace_id = TraceId::from_bytes([trace; 16]);
     context.span_id = SpanId::from_bytes([span; 8]);
     context.attributes = attributes

@@ -306,7 +306,7 @@ unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
 ///
 /// `None` if nothing is attached, or the record is marked as invalid.
 #[must_use]
-pub fn visible_to_readers() -> Option<record::Context> {
+pub fn visible_to_readers() -> Option<record::DecodedContext> {
     // SAFETY: the slot contains a record of the size that it states (OTEP 4947). Only the record that
     // is rewritten in place may state any size.
     let bytes = unsafe {

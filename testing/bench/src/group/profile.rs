@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Instant;
 
-use otelctx_format::record::Context;
+use otelctx_format::record::DecodedContext;
 use otelctx_format::{SpanId, TraceId};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Mapping, Module, ProcessFacts, Sample,
@@ -128,8 +128,8 @@ fn recording() -> Recording {
     }
 }
 
-fn context(span: usize) -> Context {
-    let mut context = Context::default();
+fn context(span: usize) -> DecodedContext {
+    let mut context = DecodedContext::default();
     context.trace_id = TraceId::from_bytes((span as u128 / 10 + 1).to_be_bytes());
     context.span_id = SpanId::from_bytes((span as u64 + 1).to_be_bytes());
     context.attributes = [

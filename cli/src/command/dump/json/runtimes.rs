@@ -2,7 +2,7 @@
 
 use otelctx_reader::Found;
 use otelctx_reader::format::process_context::Attributes;
-use otelctx_reader::format::record::Context;
+use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::runtime::{RuntimeThread, Task, TaskReading};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -66,7 +66,7 @@ impl<'r> ThreadRuntimeJson<'r> {
         // It may have another interpreter than most.
         facts.retain(|(name, _)| !runtime.facts.iter().any(|own| own.0 == *name));
         facts.extend(runtime.facts.iter().cloned());
-        let is_other = |context: &&Context| match &thread.context {
+        let is_other = |context: &&DecodedContext| match &thread.context {
             Ok(Found::Attached(chosen)) => chosen != *context,
             _ => true,
         };

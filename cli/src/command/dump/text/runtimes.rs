@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use otelctx_reader::Found;
 use otelctx_reader::format::process_context::Attributes;
-use otelctx_reader::format::record::Context;
+use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::sample::NamedFrame;
 
 use super::super::model::Report;
@@ -99,7 +99,7 @@ fn facts(facts: &Attributes) -> String {
     facts.iter().map(|fact| format!("  {fact}")).collect()
 }
 
-fn context(found: &Found<Context>) -> String {
+fn context(found: &Found<DecodedContext>) -> String {
     match found.attached() {
         Some(context) => context_cells(context).join("  "),
         None if matches!(found, Found::Unreadable(_)) => "unreadable".to_owned(),

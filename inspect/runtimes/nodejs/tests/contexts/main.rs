@@ -15,7 +15,7 @@ use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, CoreDirectory, Node, STOP_TIMEOUT, Target, tier};
 use otelctx_reader::format::NODEJS_SYMBOL;
 use otelctx_reader::format::process_context::Value;
-use otelctx_reader::format::record::Context;
+use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::remote::tls::{Place, TlsVariable};
 use otelctx_reader::remote::{CoreFile, FileCache, tls};
 use otelctx_reader::runtime::{RuntimeReading, Runtimes};
@@ -41,7 +41,7 @@ fn open(pid: i32) -> Process {
 }
 
 /// As the program writes it: trace, span, flags, attributes.
-fn shown(context: &Context) -> String {
+fn shown(context: &DecodedContext) -> String {
     let mut words = vec![
         context.trace_id.to_string(),
         context.span_id.to_string(),
