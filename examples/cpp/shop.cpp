@@ -77,7 +77,7 @@ void serve(const std::atomic<bool> &ends, unsigned seed) {
 }  // namespace
 
 int main() {
-  auto published = otelctx::Process::detect().service_name("shop").publish();
+  auto published = otelctx::Process::detect().with_service_name("shop").publish();
   std::string why;
   if (!otelctx::is_exported(&why)) {
     std::fprintf(stderr, "thread contexts are not visible: %s\n", why.c_str());

@@ -20,7 +20,7 @@ int main() {
   if (!otelctx::is_exported(&why)) {
     std::fprintf(stderr, "thread contexts are not visible: %s\n", why.c_str());
   }
-  auto published = otelctx::Process::detect().service_name("shop").publish();
+  auto published = otelctx::Process::detect().with_service_name("shop").publish();
   static const otelctx::Key route("http.route");
 
   std::vector<std::thread> threads;

@@ -1,7 +1,7 @@
 /*
  * otelctx for C++17: otelctx.h with scopes. Header-only; link the same library.
  *
- *     auto published = otelctx::Process::detect().service_name("shop").publish();
+ *     auto published = otelctx::Process::detect().with_service_name("shop").publish();
  *     const otelctx::Key route("http.route");
  *
  *     otelctx::Context context(trace_id, span_id, OTELCTX_SAMPLED);
@@ -247,39 +247,41 @@ class Process {
   /** With what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other constants. */
   static Process detect(uint32_t detect = OTELCTX_DETECT_DEFAULT) {
     Process process(otelctx_process_detect(detect), true);
-    if ((detect & OTELCTX_DETECT_SDK) != 0) process.set("telemetry.sdk.language", "cpp");
+    if ((detect & OTELCTX_DETECT_SDK) != 0) process.with_attribute("telemetry.sdk.language", "cpp");
     return process;
   }
-  Process &&service_name(const std::string &name) && { return std::move(set("service.name", name)); }
-  Process &service_name(const std::string &name) & { return set("service.name", name); }
+  Process &&with_service_name(const std::string &name) && { return std::move(with_service_name(name)); }
+  Process &with_service_name(const std::string &name) & { return with_attribute("service.name", name); }
   /** Sets an attribute of the resource. */
-  Process &&set(const char *key, Value value) && { return std::move(set(key, std::move(value))); }
-  Process &set(const char *key, Value value) & {
+  Process &&with_attribute(const char *key, Value value) && {
+    return std::move(with_attribute(key, std::move(value)));
+  }
+  Process &with_attribute(const char *key, Value value) & {
     detail::check(otelctx_process_set(process_, key, value.release()));
     return *this;
   }
   /** Removes an attribute of the resource. */
-  Process &remove(const char *key) {
+  Process &without_attribute(const char *key) {
     detail::check(otelctx_process_remove(process_, key));
     return *this;
   }
   /** Sets an attribute of the process context itself. */
-  Process &set_context_attribute(const char *key, Value value) {
+  Process &with_context_attribute(const char *key, Value value) {
     detail::check(otelctx_process_set_context_attribute(process_, key, value.release()));
     return *this;
   }
   /** Sets an attribute of another schema of thread contexts; its name starts with `threadlocal.`. */
-  Process &set_schema_attribute(const char *key, Value value) {
+  Process &with_schema_attribute(const char *key, Value value) {
     detail::check(otelctx_process_set_schema_attribute(process_, key, value.release()));
     return *this;
   }
   /** Sets the announced schema of thread contexts: "tlsdesc_v1_dev" by default, "tls_v1", or another. */
-  Process &schema(const char *name) {
+  Process &with_schema(const char *name) {
     detail::check(otelctx_process_schema(process_, name));
     return *this;
   }
   /** Sets the maximum size of the encoded context in bytes. */
-  Process &max_size(size_t bytes) {
+  Process &with_max_size(size_t bytes) {
     detail::check(otelctx_process_max_size(process_, bytes));
     return *this;
   }

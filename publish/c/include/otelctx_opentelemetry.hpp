@@ -2,7 +2,7 @@
  * Publishes the active spans of opentelemetry-cpp, from version 1.0 on, in two lines, before the
  * first span. Readers read no threads of a process that publishes no process context:
  *
- *     auto published = otelctx::Process::detect().service_name("shop").publish();
+ *     auto published = otelctx::Process::detect().with_service_name("shop").publish();
  *     opentelemetry::context::RuntimeContext::SetRuntimeContextStorage(otelctx::storage());
  *
  * The API does not tell a span's name and attributes. A context can have attributes for readers:

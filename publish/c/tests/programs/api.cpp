@@ -48,19 +48,19 @@ int main() {
 
   const std::vector<int> ports{80, 443};
   auto process = otelctx::Process::detect();
-  process.service_name("cpp")
-      .set("ports", otelctx::Value::array(ports))
-      .set("nested", otelctx::Value::map().set("a", 1.5).set("b", true))
-      .set("bytes", otelctx::Value::bytes("\0\1", 2))
-      .set("signed", -7LL)
-      .set("size", ports.size())
-      .set("largest", uint64_t{INT64_MAX})
-      .set("small", uint8_t{200})
-      .set("float", 0.5f)
-      .set_context_attribute("own", false)
-      .set_schema_attribute("threadlocal.more", 2.5)
-      .schema("tls_v1")
-      .max_size(100000);
+  process.with_service_name("cpp")
+      .with_attribute("ports", otelctx::Value::array(ports))
+      .with_attribute("nested", otelctx::Value::map().set("a", 1.5).set("b", true))
+      .with_attribute("bytes", otelctx::Value::bytes("\0\1", 2))
+      .with_attribute("signed", -7LL)
+      .with_attribute("size", ports.size())
+      .with_attribute("largest", uint64_t{INT64_MAX})
+      .with_attribute("small", uint8_t{200})
+      .with_attribute("float", 0.5f)
+      .with_context_attribute("own", false)
+      .with_schema_attribute("threadlocal.more", 2.5)
+      .with_schema("tls_v1")
+      .with_max_size(100000);
   CHECK(otelctx::version() == std::string("0.1.0"));
   CHECK(!process.malformed_environment());
   auto published = process.publish();
@@ -72,10 +72,10 @@ int main() {
     CHECK(std::string(error.what()).find("otelctx_modify") != std::string::npos);
   }
   published.replace(process);
-  otelctx::modify([](otelctx::Process &context) { context.set("job.name", "nightly"); });
+  otelctx::modify([](otelctx::Process &context) { context.with_attribute("job.name", "nightly"); });
   try {
     otelctx::modify([](otelctx::Process &context) {
-      context.set("job.name", "lost");
+      context.with_attribute("job.name", "lost");
       throw 7;
     });
     CHECK(false);

@@ -83,7 +83,7 @@ static void attributes() {
 }
 
 int main() {
-  auto published = otelctx::Process::detect().service_name("spans").publish();
+  auto published = otelctx::Process::detect().with_service_name("spans").publish();
   context::RuntimeContext::SetRuntimeContextStorage(otelctx::storage({"tenant.id", "http.route"}));
   static const otelctx::Key route("http.route");
 

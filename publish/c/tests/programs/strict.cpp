@@ -22,8 +22,10 @@ int main(int count, char **) {
     return fail();
 #endif
   }
-  auto published = otelctx::Process().service_name("strict").publish();
-  otelctx::modify([](otelctx::Process &context) { context.set("job.name", "nightly").set("job.size", sizeof(int)); });
+  auto published = otelctx::Process().with_service_name("strict").publish();
+  otelctx::modify([](otelctx::Process &context) {
+    context.with_attribute("job.name", "nightly").with_attribute("job.size", sizeof(int));
+  });
   std::puts("ready");
   std::fflush(stdout);
   while (std::getchar() != EOF) continue;
