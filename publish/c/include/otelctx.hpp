@@ -43,7 +43,7 @@ inline namespace without_exceptions {
 using TraceId = std::array<uint8_t, 16>;
 using SpanId = std::array<uint8_t, 8>;
 
-/** Why something could not be set up. */
+/** Thrown by functions for set-up. */
 class Error : public std::runtime_error {
  public:
   explicit Error(const otelctx_error &error) : std::runtime_error(error.message), code_(error.code) {}
@@ -88,7 +88,7 @@ inline void check(otelctx_result code) {
   if (code != OTELCTX_OK) fail(Error(code));
 }
 
-/** An ID of these bytes; zeroes for null. */
+/** Returns the ID of these bytes; zeroes for null. */
 template <typename Id>
 Id id(const uint8_t *bytes) noexcept {
   Id id{};
@@ -124,9 +124,7 @@ class Owned {
 
 }  // namespace detail
 
-/**
- * Whether other processes can find this process's thread contexts. If not, `why` says how to fix it.
- */
+/** Returns whether other processes can find this process's thread contexts. If not, `why` says how to fix it. */
 inline bool is_exported(std::string *why = nullptr) {
   otelctx_error error;
   const bool exported = otelctx_is_exported(&error) == OTELCTX_OK;
@@ -134,7 +132,7 @@ inline bool is_exported(std::string *why = nullptr) {
   return exported;
 }
 
-/** The version of the library, such as "0.1.0". */
+/** Returns the version of the library, such as "0.1.0". */
 inline const char *version() noexcept { return otelctx_version(); }
 
 /** Withdraws the process context, unless records may refer to its keys; see otelctx_withdraw(). */
@@ -149,7 +147,7 @@ class Key {
     if (key_ == nullptr) detail::fail(Error(error));
   }
   const otelctx_key *get() const noexcept { return key_; }
-  /** The index in records; none until a process context with the key is published. */
+  /** Returns the index in records; none until a process context with the key is published. */
   std::optional<uint8_t> index() const noexcept {
     const int32_t index = otelctx_key_index(key_);
     if (index < 0) return std::nullopt;
@@ -242,9 +240,9 @@ class [[nodiscard]] Published {
 /** A process context to publish. */
 class Process {
  public:
-  /** Without attributes. */
+  /** Creates a process context without attributes. */
   Process() : process_(otelctx_process_new()), own_(process_) {}
-  /** With what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other constants. */
+  /** Creates one with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other constants. */
   static Process detect(uint32_t detect = OTELCTX_DETECT_DEFAULT) {
     Process process(otelctx_process_detect(detect), true);
     if ((detect & OTELCTX_DETECT_SDK) != 0) process.with_attribute("telemetry.sdk.language", "cpp");
@@ -285,7 +283,7 @@ class Process {
     detail::check(otelctx_process_max_size(process_, bytes));
     return *this;
   }
-  /** Why OTEL_RESOURCE_ATTRIBUTES was ignored, if it was. */
+  /** Returns why OTEL_RESOURCE_ATTRIBUTES was ignored, if it was. */
   std::optional<std::string> malformed_environment() const {
     otelctx_error error;
     if (otelctx_process_check_environment(process_, &error) == OTELCTX_OK) return std::nullopt;
@@ -354,7 +352,7 @@ class [[nodiscard]] Attached {
   Attached(const Attached &) = delete;
   Attached &operator=(const Attached &) = delete;
   ~Attached() { detach(); }
-  /** True if the context was attached: false if it was already, or belongs to another thread. */
+  /** False if the context was attached already, or belongs to another thread. */
   explicit operator bool() const noexcept { return context_ != nullptr; }
   void detach() noexcept {
     if (context_ != nullptr) otelctx_context_detach(std::exchange(context_, nullptr));
@@ -406,7 +404,7 @@ class Context {
  public:
   Context(const TraceId &trace_id, const SpanId &span_id, uint8_t flags = 0)
       : Context(otelctx_context_new(trace_id.data(), span_id.data(), flags), trace_id, span_id) {}
-  /** Without a trace, for attributes alone. */
+  /** Creates a context without a trace, for attributes alone. */
   Context() : Context(otelctx_context_new(nullptr, nullptr, 0)) {}
   otelctx_result append(const Key &key, std::string_view value) noexcept {
     return otelctx_context_append(get(), key.get(), value.data(), value.size());
@@ -425,9 +423,9 @@ class Context {
   }
   /** A temporary context is destroyed before the result. */
   Attached attach() && = delete;
-  /** A copy that any thread may attach. */
+  /** Returns a copy that any thread may attach. */
   SharedContext share() const;
-  /** A context with other IDs and the same attributes. */
+  /** Returns a context with other IDs and the same attributes. */
   Context copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
     return Context(otelctx_context_copy(get(), trace_id.data(), span_id.data(), flags), trace_id, span_id);
   }
@@ -460,12 +458,12 @@ class SharedContext {
   Context copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
     return Context(otelctx_shared_copy(get(), trace_id.data(), span_id.data(), flags), trace_id, span_id);
   }
-  /** Zeroes for an empty one, or without a trace. */
+  /** Returns the trace ID; zeroes for an empty context, or without a trace. */
   TraceId trace_id() const noexcept { return detail::id<TraceId>(otelctx_shared_trace_id(get())); }
   SpanId span_id() const noexcept { return detail::id<SpanId>(otelctx_shared_span_id(get())); }
   uint8_t flags() const noexcept { return otelctx_shared_flags(get()); }
   bool is_truncated() const noexcept { return otelctx_shared_is_truncated(get()); }
-  /** The bytes that readers find, in the layout of OTEP 4947. */
+  /** Returns the bytes that readers find, in the layout of OTEP 4947. */
   const uint8_t *record() const noexcept { return otelctx_shared_record(get()); }
   otelctx_shared *get() const noexcept { return shared_.get(); }
 
@@ -484,7 +482,7 @@ inline SharedContext swap_current(SharedContext context) noexcept {
   return SharedContext(otelctx_swap_current(context.shared_.release()));
 }
 
-/** The context that swap_current() made current, without what append_current() added. May be empty. */
+/** Returns the context that swap_current() made current, without what append_current() added. May be empty. */
 inline SharedContext shared_current() noexcept { return SharedContext(otelctx_shared_current()); }
 
 /** Appends an attribute to what the calling thread is working on. */
@@ -503,13 +501,13 @@ inline otelctx_result append(const Key &key, std::string_view value) noexcept {
   return otelctx_thread_append(key.get(), value.data(), value.size());
 }
 inline void detach() noexcept { otelctx_thread_detach(); }
-/** A mark for shrink_to(), in bytes. */
+/** Returns a mark for shrink_to(), in bytes. */
 inline size_t attributes_size() noexcept { return otelctx_thread_attributes_size(); }
 inline void shrink_to(size_t size) noexcept { otelctx_thread_shrink_to(size); }
 inline bool is_truncated() noexcept { return otelctx_thread_is_truncated(); }
-/** The record's 640 bytes, for language runtimes that write them. */
+/** Returns the record's 640 bytes, for language runtimes that write them. */
 inline uint8_t *record() noexcept { return otelctx_thread_record(); }
-/** Where readers find the pointer to the record, for language runtimes that write it. */
+/** Returns where readers find the pointer to the record, for language runtimes that write it. */
 inline void **slot() noexcept { return otelctx_thread_slot(); }
 
 }  // namespace thread
@@ -535,7 +533,7 @@ class DecodedContext {
     if (value == nullptr) return std::nullopt;
     return std::string(value, length);
   }
-  /** Names and values, in the order of the record. */
+  /** Returns names and values, in the order of the record. */
   std::vector<std::pair<std::string, std::string>> attributes() const {
     std::vector<std::pair<std::string, std::string>> found;
     const size_t count = otelctx_decoded_attributes(decoded_.get());

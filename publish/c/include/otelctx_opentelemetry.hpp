@@ -59,7 +59,7 @@ inline Attributes attributes_of(const opentelemetry::context::Context &context) 
 }  // namespace detail
 
 /**
- * A context with another attribute for readers, if storage() was given its name. Contexts that are derived
+ * Returns a context with another attribute for readers, if storage() was given its name. Contexts that are derived
  * from it, such as those of active spans, have it, too. It is not sent to other processes.
  */
 inline opentelemetry::context::Context with_attribute(opentelemetry::context::Context context,
@@ -127,7 +127,7 @@ class Storage : public opentelemetry::context::RuntimeContextStorage {
 };
 
 /**
- * The storage for RuntimeContext::SetRuntimeContextStorage(), around the default one. The names are those of
+ * Returns the storage for RuntimeContext::SetRuntimeContextStorage(), around the default one. The names are those of
  * attributes to show: few, and with few values.
  */
 inline opentelemetry::nostd::shared_ptr<opentelemetry::context::RuntimeContextStorage> storage(

@@ -6,7 +6,7 @@ use std::{mem, ptr};
 
 use otelctx::{Context, SpanId, TraceFlags, TraceId, raw};
 
-use crate::call::caught;
+use crate::call::{caught, code, pointer};
 use crate::error::{
     ATTACHED, INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
 };
@@ -57,8 +57,8 @@ impl Drop for Handles {
 }
 
 impl otelctx_context {
-    /// Creates a handle for a context of the calling thread; null while the thread ends.
-    pub(crate) fn handle(context: Context) -> *mut Self {
+    /// Creates a handle for a context of the calling thread; `None` while the thread ends.
+    pub(crate) fn handle(context: Context) -> Option<*mut Self> {
         let added = HANDLES.try_with(|handles| {
             let next = handles.0.get();
             let handle = Box::into_raw(Box::new(Self {
@@ -75,7 +75,7 @@ impl otelctx_context {
             handles.0.set(handle);
             handle
         });
-        added.unwrap_or(ptr::null_mut())
+        added.ok()
     }
 
     /// Takes a handle out of the calling thread's list.
@@ -100,24 +100,6 @@ impl otelctx_context {
                 (*previous).next = next;
             }
         }
-    }
-
-    /// Calls `f` with the context of a handle.
-    ///
-    /// # Safety
-    /// `handle` is null or not freed.
-    unsafe fn with(
-        handle: *const Self,
-        f: impl FnOnce(&Context) -> otelctx_result,
-    ) -> otelctx_result {
-        caught(INTERNAL, || {
-            // SAFETY: the caller passes null or a handle that is not freed; only the owning thread
-            // passes the check.
-            match unsafe { Self::own(handle) } {
-                Ok(own) => f(own),
-                Err(code) => code,
-            }
-        })
     }
 
     /// Returns the context of a handle of the calling thread.
@@ -169,21 +151,17 @@ impl otelctx_context {
     /// # Safety
     /// `handle` is null or not freed.
     unsafe fn replace(handle: *mut Self, f: impl FnOnce(Context) -> Context) -> otelctx_result {
-        caught(INTERNAL, || {
-            // SAFETY: the caller passes null or a handle that is not freed.
-            unsafe {
-                match Self::own(handle) {
-                    Err(code) => return code,
-                    Ok(own) if own.is_attached() == Some(true) => return ATTACHED,
-                    Ok(_) => {}
-                }
-                (*handle).owner.pause();
-                let emptied = Emptied(handle);
-                (*handle).context = (*handle).context.take().map(f);
-                mem::forget(emptied);
-                (*handle).owner.resume();
-                OK
+        // SAFETY: the caller passes null or a handle that is not freed.
+        code(|| unsafe {
+            if Self::own(handle)?.is_attached() == Some(true) {
+                return Err(ATTACHED);
             }
+            (*handle).owner.pause();
+            let emptied = Emptied(handle);
+            (*handle).context = (*handle).context.take().map(f);
+            mem::forget(emptied);
+            (*handle).owner.resume();
+            Ok(())
         })
     }
 }
@@ -211,16 +189,13 @@ pub unsafe extern "C" fn otelctx_context_new(
     span_id: *const u8,
     flags: u8,
 ) -> *mut otelctx_context {
-    caught(ptr::null_mut(), || {
+    pointer(|| {
         // SAFETY: C passes null or valid pointers (otelctx.h).
-        let context = match unsafe { ids(trace_id, span_id) } {
-            Ok(None) => Ok(Context::without_ids()),
-            Ok(Some((trace_id, span_id))) => Context::new(trace_id, span_id),
-            Err(_) => return ptr::null_mut(),
+        let context = match unsafe { ids(trace_id, span_id) }.ok()? {
+            None => Context::without_ids(),
+            Some((trace_id, span_id)) => Context::new(trace_id, span_id).ok()?,
         };
-        context.map_or(ptr::null_mut(), |context| {
-            otelctx_context::handle(context.with_flags(TraceFlags(flags)))
-        })
+        otelctx_context::handle(context.with_flags(TraceFlags(flags)))
     })
 }
 
@@ -252,7 +227,8 @@ pub unsafe extern "C" fn otelctx_context_free(context: *mut otelctx_context) -> 
 /// OTELCTX_ATTACHED if it is attached already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_attach(context: *mut otelctx_context) -> otelctx_result {
-    // SAFETY: C passes null or valid pointers (otelctx.h). Only the record's thread passes the check, and only while there is a context.
+    // SAFETY: C passes null or valid pointers (otelctx.h). Only the context's thread passes the check,
+    // and only while there is a context.
     unsafe {
         if let Err(code) = otelctx_context::check(context) {
             return code;
@@ -290,7 +266,7 @@ unsafe extern "C" fn attach_slowly(context: *mut otelctx_context) -> otelctx_res
 /// replaced it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_detach(context: *mut otelctx_context) -> otelctx_result {
-    // SAFETY: as for attaching.
+    // SAFETY: as for otelctx_context_attach().
     unsafe {
         if let Err(code) = otelctx_context::check(context) {
             return code;
@@ -334,40 +310,26 @@ pub unsafe extern "C" fn otelctx_context_append(
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        let (key, value) = match unsafe { attribute(key, value, length) } {
-            Ok(attribute) => attribute,
-            Err(code) => return code,
-        };
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe {
-            let own = match otelctx_context::own(context) {
-                Ok(own) => own,
-                Err(code) => return code,
-            };
-            let before = own.attributes_size();
-            if own.is_attached() != Some(false) {
-                own.append(key, value);
-            } else {
-                let result =
-                    otelctx_context::replace(context, |own| own.with_attribute(key, value));
-                if result != OK {
-                    return result;
-                }
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    code(|| unsafe {
+        let (key, value) = attribute(key, value, length)?;
+        let own = otelctx_context::own(context)?;
+        let before = own.attributes_size();
+        if own.is_attached() != Some(false) {
+            own.append(key, value);
+        } else {
+            match otelctx_context::replace(context, |own| own.with_attribute(key, value)) {
+                OK => {}
+                code => return Err(code),
             }
-            otelctx_context::own(context).map_or(INTERNAL, |own| appended(own, before, value))
+        }
+        let size = otelctx_context::own(context)?.attributes_size();
+        if size == before + 2 + value.len() {
+            Ok(())
+        } else {
+            Err(TRUNCATED)
         }
     })
-}
-
-/// Returns OK if the whole value was appended to a context that had this size.
-fn appended(context: &Context, before: usize, value: &str) -> otelctx_result {
-    if context.attributes_size() == before + 2 + value.len() {
-        OK
-    } else {
-        TRUNCATED
-    }
 }
 
 /// Replaces the IDs and flags of a context.
@@ -380,7 +342,7 @@ pub(crate) fn with_ids(mut context: Context, ids: Option<(TraceId, SpanId)>, fla
     context
 }
 
-/// Key and value of an attribute.
+/// Reads the key and value of an attribute.
 ///
 /// # Safety
 /// The pointers are null, or valid as otelctx.h requires.
@@ -389,10 +351,12 @@ pub(crate) unsafe fn attribute<'a>(
     value: *const c_char,
     length: usize,
 ) -> Result<(&'static otelctx::Key, &'a str), otelctx_result> {
-    // SAFETY: the caller ensures that c's promises.
+    // SAFETY: the caller ensures that the pointers are null or valid.
     unsafe {
-        let key = key::inner(key).ok_or(INVALID_ARGUMENT)?;
-        Ok((key, text(value, length)?))
+        Ok((
+            key::inner(key).ok_or(INVALID_ARGUMENT)?,
+            text(value, length)?,
+        ))
     }
 }
 
@@ -420,10 +384,10 @@ pub unsafe extern "C" fn otelctx_context_remove(
 ) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
-        match key::inner(key) {
-            Some(key) => otelctx_context::replace(context, |own| own.without_attribute(key)),
-            None => INVALID_ARGUMENT,
-        }
+        let Some(key) = key::inner(key) else {
+            return INVALID_ARGUMENT;
+        };
+        otelctx_context::replace(context, |own| own.without_attribute(key))
     }
 }
 
@@ -464,12 +428,7 @@ pub unsafe extern "C" fn otelctx_context_shrink_to(
     size: usize,
 ) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    unsafe {
-        otelctx_context::with(context, |own| {
-            own.shrink_to(size);
-            OK
-        })
-    }
+    code(|| unsafe { otelctx_context::own(context) }.map(|own| own.shrink_to(size)))
 }
 
 /// Returns whether a value was cut or an attribute left out since the context was created.
@@ -491,13 +450,10 @@ pub unsafe extern "C" fn otelctx_context_copy(
     flags: u8,
 ) -> *mut otelctx_context {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(ptr::null_mut(), || unsafe {
-        match (otelctx_context::own(context), ids(trace_id, span_id)) {
-            (Ok(own), Ok(ids)) => {
-                otelctx_context::handle(with_ids(own.to_shared().to_context(), ids, flags))
-            }
-            _ => ptr::null_mut(),
-        }
+    pointer(|| unsafe {
+        let own = otelctx_context::own(context).ok()?;
+        let ids = ids(trace_id, span_id).ok()?;
+        otelctx_context::handle(with_ids(own.to_shared().to_context(), ids, flags))
     })
 }
 
@@ -508,10 +464,8 @@ pub unsafe extern "C" fn otelctx_context_share(
     context: *const otelctx_context,
 ) -> *mut otelctx_shared {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(ptr::null_mut(), || unsafe {
-        let own = otelctx_context::own(context);
-        own.map_or(ptr::null_mut(), |own| shared::handle(own.to_shared()))
-    })
+    let own = || unsafe { otelctx_context::own(context) };
+    pointer(|| Some(shared::handle(own().ok()?.to_shared())))
 }
 
 #[cfg(test)]

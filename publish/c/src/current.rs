@@ -5,9 +5,9 @@ use std::ptr;
 
 use otelctx::{DecodedContext, raw};
 
-use crate::call::caught;
+use crate::call::{caught, code, pointer};
 use crate::context::attribute;
-use crate::error::{INTERNAL, OK, TRUNCATED, otelctx_result};
+use crate::error::{TRUNCATED, otelctx_result};
 use crate::key::otelctx_key;
 use crate::shared::{self, otelctx_shared};
 
@@ -19,10 +19,10 @@ use crate::shared::{self, otelctx_shared};
 /// returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *mut otelctx_shared {
-    caught(ptr::null_mut(), || {
-        // SAFETY: C gives its reference away.
+    pointer(|| {
+        // SAFETY: C passes null or a reference, and gives it away.
         let new = unsafe { shared::borrow(shared) }.map(std::mem::ManuallyDrop::into_inner);
-        raw::swap_current(new).map_or(ptr::null_mut(), shared::handle)
+        raw::swap_current(new).map(shared::handle)
     })
 }
 
@@ -46,13 +46,12 @@ pub unsafe extern "C" fn otelctx_append_current(
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
+    code(|| {
         // SAFETY: C passes null or valid pointers (otelctx.h).
-        match unsafe { attribute(key, value, length) } {
-            Ok((key, value)) if otelctx::append_current(key, value) => OK,
-            Ok(_) => TRUNCATED,
-            Err(code) => code,
-        }
+        let (key, value) = unsafe { attribute(key, value, length) }?;
+        otelctx::append_current(key, value)
+            .then_some(())
+            .ok_or(TRUNCATED)
     })
 }
 
@@ -67,32 +66,31 @@ pub struct otelctx_decoded {
 /// for tests. Null if nothing is attached.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_visible_to_readers() -> *mut otelctx_decoded {
-    caught(ptr::null_mut(), || {
-        otelctx::visible_to_readers().map_or(ptr::null_mut(), |decoded| {
-            Box::into_raw(Box::new(otelctx_decoded {
-                trace_id: decoded.trace_id.to_bytes(),
-                span_id: decoded.span_id.to_bytes(),
-                decoded,
-            }))
-        })
+    pointer(|| {
+        let decoded = otelctx::visible_to_readers()?;
+        Some(Box::into_raw(Box::new(otelctx_decoded {
+            trace_id: decoded.trace_id.to_bytes(),
+            span_id: decoded.span_id.to_bytes(),
+            decoded,
+        })))
     })
 }
 
-/// Returns the 16 bytes of the trace ID, until the copy is freed. Null for null.
+/// Returns the 16 bytes of the trace ID, until the copy is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_decoded_trace_id(decoded: *const otelctx_decoded) -> *const u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { decoded.as_ref() }.map_or(ptr::null(), |decoded| decoded.trace_id.as_ptr())
 }
 
-/// Returns the 8 bytes of the span ID, until the copy is freed. Null for null.
+/// Returns the 8 bytes of the span ID, until the copy is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_decoded_span_id(decoded: *const otelctx_decoded) -> *const u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { decoded.as_ref() }.map_or(ptr::null(), |decoded| decoded.span_id.as_ptr())
 }
 
-/// Returns the W3C trace flags. 0 for null.
+/// Returns the W3C trace flags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_decoded_flags(decoded: *const otelctx_decoded) -> u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).
@@ -108,18 +106,14 @@ pub unsafe extern "C" fn otelctx_decoded_attribute(
     length: *mut usize,
 ) -> *const c_char {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(ptr::null(), || unsafe {
-        let (Some(decoded), Ok(name)) = (decoded.as_ref(), crate::text::name(name)) else {
-            return ptr::null();
-        };
+    pointer(|| unsafe {
+        let (decoded, name) = (decoded.as_ref()?, crate::text::name(name).ok()?);
         let mut attributes = decoded.decoded.attributes.iter();
-        let Some((_, value)) = attributes.find(|(known, _)| known == name) else {
-            return ptr::null();
-        };
+        let (_, value) = attributes.find(|(known, _)| known == name)?;
         if !length.is_null() {
             length.write(value.len());
         }
-        value.as_ptr().cast()
+        Some(value.as_ptr().cast_mut().cast())
     })
 }
 
@@ -152,7 +146,7 @@ pub unsafe extern "C" fn otelctx_decoded_attribute_at(
     }
 }
 
-/// Returns the number of attributes. 0 for null.
+/// Returns the number of attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_decoded_attributes(decoded: *const otelctx_decoded) -> usize {
     // SAFETY: C passes null or valid pointers (otelctx.h).

@@ -1,15 +1,13 @@
 //! The context of each thread that is rewritten in place.
 
 use std::ffi::{c_char, c_void};
-use std::{ptr, slice};
+use std::slice;
 
 use otelctx::{Attributes, TraceFlags, raw, thread_context};
 
-use crate::call::caught;
+use crate::call::{caught, code, pointer};
 use crate::context::attribute;
-use crate::error::{
-    INTERNAL, INVALID_ARGUMENT, OK, THREAD_ENDING, TRUNCATED, ZERO_ID, otelctx_result,
-};
+use crate::error::{INVALID_ARGUMENT, THREAD_ENDING, TRUNCATED, ZERO_ID, otelctx_result};
 use crate::key::otelctx_key;
 use crate::text::ids;
 
@@ -44,27 +42,21 @@ pub unsafe extern "C" fn otelctx_thread_set(
     count: usize,
 ) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
+    code(|| unsafe {
         let attributes = if attributes.is_null() && count == 0 {
             &[]
         } else if attributes.is_null() || count > MAX_ATTRIBUTES {
-            return INVALID_ARGUMENT;
+            return Err(INVALID_ARGUMENT);
         } else {
             slice::from_raw_parts(attributes, count)
         };
-        let ids = match ids(trace_id, span_id) {
-            Ok(ids) => ids,
-            Err(code) => {
-                if code == ZERO_ID {
-                    thread_context().detach();
-                }
-                return code;
+        let ids = ids(trace_id, span_id).inspect_err(|code| {
+            if *code == ZERO_ID {
+                thread_context().detach();
             }
-        };
+        })?;
         for it in attributes {
-            if let Err(code) = attribute(it.key, it.value, it.length) {
-                return code;
-            }
+            attribute(it.key, it.value, it.length)?;
         }
         let context = thread_context();
         let write = |writer: &mut Attributes<'_>| {
@@ -81,11 +73,11 @@ pub unsafe extern "C" fn otelctx_thread_set(
             Some((trace, span)) => drop(context.set_with(trace, span, TraceFlags(flags), write)),
         }
         if raw::thread_record().is_none() {
-            THREAD_ENDING
+            Err(THREAD_ENDING)
         } else if context.is_truncated() {
-            TRUNCATED
+            Err(TRUNCATED)
         } else {
-            OK
+            Ok(())
         }
     })
 }
@@ -100,21 +92,18 @@ pub unsafe extern "C" fn otelctx_thread_append(
     value: *const c_char,
     length: usize,
 ) -> otelctx_result {
-    // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
-        let (key, value) = match attribute(key, value, length) {
-            Ok(attribute) => attribute,
-            Err(code) => return code,
-        };
+    code(|| {
+        // SAFETY: C passes null or valid pointers (otelctx.h).
+        let (key, value) = unsafe { attribute(key, value, length) }?;
         let context = thread_context();
         let before = context.attributes_size();
         context.append(key, value);
         if context.attributes_size() == before + 2 + value.len() {
-            OK
+            Ok(())
         } else if raw::thread_record().is_none() {
-            THREAD_ENDING
+            Err(THREAD_ENDING)
         } else {
-            TRUNCATED
+            Err(TRUNCATED)
         }
     })
 }
@@ -154,10 +143,7 @@ pub extern "C" fn otelctx_thread_is_truncated() -> bool {
 /// Null once the thread has freed its thread-local data.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_record() -> *mut u8 {
-    caught(ptr::null_mut(), || {
-        let record = raw::thread_record();
-        record.map_or(ptr::null_mut(), |record| record.as_ptr().cast())
-    })
+    pointer(|| Some(raw::thread_record()?.as_ptr().cast()))
 }
 
 /// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its

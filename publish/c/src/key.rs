@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use otelctx::Key;
 
-use crate::call::caught;
-use crate::error::{Failure, INTERNAL, failure, key_failure, otelctx_error, report};
+use crate::call::{caught, reported};
+use crate::error::{Failure, INTERNAL, failure, key_failure, otelctx_error};
 use crate::text::name;
 
 /// The name of an attribute of contexts, for example "http.route". It is valid until the process ends.
@@ -32,17 +32,15 @@ pub unsafe extern "C" fn otelctx_key_get(
     name_: *const c_char,
     error: *mut otelctx_error,
 ) -> *const otelctx_key {
-    caught(ptr::null(), || {
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        let found = unsafe { name(name_) }.map_err(failure).and_then(get);
-        let (key, result) = match found {
-            Ok(key) => (ptr::from_ref(key), Ok(())),
-            Err(failure) => (ptr::null(), Err(failure)),
-        };
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe { report(error, result) };
-        key
-    })
+    let mut key = ptr::null();
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe {
+        reported(error, || {
+            key = get(name(name_).map_err(failure)?)?;
+            Ok(())
+        });
+    }
+    key
 }
 
 fn get(name: &str) -> Result<&'static otelctx_key, Failure> {
@@ -61,7 +59,7 @@ fn get(name: &str) -> Result<&'static otelctx_key, Failure> {
                 Err(other) => known = other,
             }
         }
-        // SAFETY: as above.
+        // SAFETY: keys are never freed.
         let known = unsafe { &*known };
         if known.0.name() == name {
             if !new.is_null() {

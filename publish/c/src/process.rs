@@ -5,10 +5,10 @@ use std::ptr;
 
 use otelctx::{Detect, ProcessContext, Schema, Value};
 
-use crate::call::caught;
+use crate::call::{caught, pointer, reported};
 use crate::error::{
     Failure, INTERNAL, INVALID_ARGUMENT, MALFORMED_ENVIRONMENT, OK, failure, otelctx_error,
-    otelctx_result, report,
+    otelctx_result,
 };
 use crate::text::{bytes, name};
 use crate::value::{otelctx_value, take};
@@ -24,7 +24,7 @@ pub const OTELCTX_DETECT_COMMAND_ARGS: u32 = 4;
 pub const OTELCTX_DETECT_SDK: u32 = 8;
 /// Set a random `service.instance.id`, so that each forked child has its own.
 pub const OTELCTX_DETECT_INSTANCE_ID: u32 = 16;
-/// All of them but the arguments.
+/// All of these except the arguments.
 pub const OTELCTX_DETECT_DEFAULT: u32 = 27;
 
 /// A process context: the attributes of an OpenTelemetry resource, and attributes of the process
@@ -36,7 +36,7 @@ pub struct otelctx_process {
     context: ProcessContext,
     /// The first failure.
     problem: Option<Failure>,
-    /// Whether it belongs to otelctx_modify().
+    /// True for the context of a callback, which otelctx_modify() owns.
     lent: bool,
 }
 
@@ -58,10 +58,9 @@ impl otelctx_process {
 
     /// Returns the context, unless something failed.
     pub(crate) fn context(&self) -> Result<ProcessContext, Failure> {
-        match &self.problem {
-            None => Ok(self.context.clone()),
-            Some(problem) => Err(problem.clone()),
-        }
+        self.problem
+            .clone()
+            .map_or_else(|| Ok(self.context.clone()), Err)
     }
 
     fn into_raw(self) -> *mut Self {
@@ -100,9 +99,7 @@ impl otelctx_process {
 /// Creates a process context without attributes.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_process_new() -> *mut otelctx_process {
-    caught(ptr::null_mut(), || {
-        otelctx_process::new(ProcessContext::new()).into_raw()
-    })
+    pointer(|| Some(otelctx_process::new(ProcessContext::new()).into_raw()))
 }
 
 /// Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other
@@ -111,19 +108,18 @@ pub extern "C" fn otelctx_process_new() -> *mut otelctx_process {
 /// It reads the environment: no other thread may change it at the same time.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_process_detect(detect: u32) -> *mut otelctx_process {
-    caught(ptr::null_mut(), || {
-        let context = ProcessContext::detect_with(Detect {
+    pointer(|| {
+        let mut context = ProcessContext::detect_with(Detect {
             environment: detect & OTELCTX_DETECT_ENVIRONMENT != 0,
             process: detect & OTELCTX_DETECT_PROCESS != 0,
             command_args: detect & OTELCTX_DETECT_COMMAND_ARGS != 0,
             sdk: detect & OTELCTX_DETECT_SDK != 0,
             instance_id: detect & OTELCTX_DETECT_INSTANCE_ID != 0,
         });
-        let context = match detect & OTELCTX_DETECT_SDK {
-            0 => context,
-            _ => context.with_attribute("telemetry.sdk.language", "c"),
-        };
-        otelctx_process::new(context).into_raw()
+        if detect & OTELCTX_DETECT_SDK != 0 {
+            context = context.with_attribute("telemetry.sdk.language", "c");
+        }
+        Some(otelctx_process::new(context).into_raw())
     })
 }
 
@@ -134,18 +130,16 @@ pub unsafe extern "C" fn otelctx_process_check_environment(
     process: *const otelctx_process,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        let result = match unsafe { process.as_ref() } {
-            None => Err(failure(INVALID_ARGUMENT)),
-            Some(process) => match process.context.malformed_variable() {
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe {
+        reported(error, || {
+            let process = process.as_ref().ok_or_else(|| failure(INVALID_ARGUMENT))?;
+            match process.context.malformed_variable() {
                 None => Ok(()),
                 Some(malformed) => Err((MALFORMED_ENVIRONMENT, malformed.to_string())),
-            },
-        };
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe { report(error, result) }
-    })
+            }
+        })
+    }
 }
 
 /// Sets `service.name`.
@@ -179,7 +173,7 @@ unsafe fn set(
     key: *const c_char,
     value: impl FnOnce() -> Result<Value, otelctx_result>,
 ) -> otelctx_result {
-    // SAFETY: the caller ensures that c's promises.
+    // SAFETY: the caller ensures that the pointers are null or valid.
     unsafe { set_by(ProcessContext::with_attribute, process, key, value) }
 }
 
@@ -196,7 +190,7 @@ unsafe fn set_by<'a>(
     caught(INTERNAL, || {
         // C gives the value away in any case.
         let value = value();
-        // SAFETY: the caller ensures that c's promises.
+        // SAFETY: the caller ensures that the pointers are null or valid.
         unsafe {
             otelctx_process::change(process, key, |context| {
                 Ok(method(context, name(key)?, value?))

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use otelctx::{ProcessContext, PublishError, Published};
 
-use crate::call::caught;
+use crate::call::reported;
 use crate::error::{
-    BUSY, Failure, INTERNAL, INVALID_ARGUMENT, failure, otelctx_error, otelctx_result,
-    publish_failure, report,
+    BUSY, Failure, INVALID_ARGUMENT, failure, otelctx_error, otelctx_result, publish_failure,
 };
 use crate::process::otelctx_process;
 
@@ -72,22 +71,18 @@ pub unsafe extern "C" fn otelctx_publish(
     process: *const otelctx_process,
     error: *mut otelctx_error,
 ) -> *mut otelctx_published {
-    caught(ptr::null_mut(), || {
+    let mut published = ptr::null_mut();
+    let publish = || {
         // SAFETY: C passes null or valid pointers (otelctx.h).
-        let published = unsafe { context(process) }
-            .and_then(|context| context.publish().map_err(|error| publish_failure(&error)));
-        let (published, result) = match published {
-            Err(failure) => (ptr::null_mut(), Err(failure)),
-            Ok(guard) => {
-                let (user, guard) = (AtomicU32::new(0), UnsafeCell::new(guard));
-                let published = Box::new(otelctx_published { user, guard });
-                (Box::into_raw(published), Ok(()))
-            }
-        };
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe { report(error, result) };
-        published
-    })
+        let guard = unsafe { context(process) }?.publish();
+        let guard = guard.map_err(|error| publish_failure(&error))?;
+        let (user, guard) = (AtomicU32::new(0), UnsafeCell::new(guard));
+        published = Box::into_raw(Box::new(otelctx_published { user, guard }));
+        Ok(())
+    };
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { reported(error, publish) };
+    published
 }
 
 /// # Safety
@@ -111,15 +106,13 @@ pub unsafe extern "C" fn otelctx_replace(
     process: *const otelctx_process,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe {
-            let result = context(process).and_then(|context| {
-                otelctx_published::with(published, |guard| guard.replace(context))
-            });
-            report(error, result)
-        }
-    })
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe {
+        reported(error, || {
+            let context = context(process)?;
+            otelctx_published::with(published, |guard| guard.replace(context))
+        })
+    }
 }
 
 /// Changes a process context. See otelctx_modify().
@@ -140,17 +133,13 @@ pub unsafe extern "C" fn otelctx_modify(
     data: *mut c_void,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
-        let result = match change {
-            None => Err(failure(INVALID_ARGUMENT)),
-            Some(change) => modify(|process| {
-                // SAFETY: C passes null or valid pointers (otelctx.h).
-                unsafe { change(process, data) };
-            }),
-        };
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe { report(error, result) }
-    })
+    // SAFETY: C passes a function that takes these arguments, and null or a valid pointer (otelctx.h).
+    unsafe {
+        reported(error, || {
+            let change = change.ok_or_else(|| failure(INVALID_ARGUMENT))?;
+            modify(|process| change(process, data))
+        })
+    }
 }
 
 fn modify(mut change: impl FnMut(*mut otelctx_process)) -> Result<(), Failure> {
@@ -158,16 +147,9 @@ fn modify(mut change: impl FnMut(*mut otelctx_process)) -> Result<(), Failure> {
     let result = ProcessContext::modify(|before| {
         let mut process = otelctx_process::lend(before.clone());
         change(&raw mut process);
-        match process.context() {
-            Ok(context) => {
-                problem = None;
-                context
-            }
-            Err(failure) => {
-                problem = Some(failure);
-                before
-            }
-        }
+        let context = process.context();
+        problem = context.as_ref().err().cloned();
+        context.unwrap_or(before)
     });
     result.map_err(|error| publish_failure(&error))?;
     problem.map_or(Ok(()), Err)
@@ -188,13 +170,12 @@ pub unsafe extern "C" fn otelctx_republish_after_fork(
     published: *mut otelctx_published,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe {
-            let result = otelctx_published::with(published, Published::republish_after_fork);
-            report(error, result)
-        }
-    })
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe {
+        reported(error, || {
+            otelctx_published::with(published, Published::republish_after_fork)
+        })
+    }
 }
 
 /// Withdraws the process context, and frees the publication, also if it fails. If the context is not
@@ -206,18 +187,17 @@ pub unsafe extern "C" fn otelctx_unpublish(
     published: *mut otelctx_published,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    caught(INTERNAL, || {
-        let result = if published.is_null() {
-            Ok(())
-        } else {
-            // SAFETY: C passes a handle that is not freed yet (otelctx.h).
-            let published = unsafe { Box::from_raw(published) };
-            let unpublished = published.guard.into_inner().unpublish();
-            unpublished.map_err(|error| publish_failure(&error))
-        };
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe { report(error, result) }
-    })
+    let unpublish = || {
+        if published.is_null() {
+            return Ok(());
+        }
+        // SAFETY: C passes a handle that is not freed yet (otelctx.h).
+        let published = unsafe { Box::from_raw(published) };
+        let unpublished = published.guard.into_inner().unpublish();
+        unpublished.map_err(|error| publish_failure(&error))
+    };
+    // SAFETY: C passes null or valid pointers (otelctx.h).
+    unsafe { reported(error, unpublish) }
 }
 
 #[cfg(test)]

@@ -6,11 +6,9 @@ use std::ptr;
 
 use otelctx::{AttachedOwned, SharedContext, TraceId, raw};
 
-use crate::call::caught;
+use crate::call::{caught, code, pointer};
 use crate::context::{attribute, otelctx_context, with_ids};
-use crate::error::{
-    INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
-};
+use crate::error::{INVALID_ARGUMENT, NOT_ATTACHED, TRUNCATED, WRONG_THREAD, otelctx_result};
 use crate::key::otelctx_key;
 use crate::owner::serial;
 use crate::text::ids;
@@ -55,7 +53,7 @@ struct Scope {
 const _: () = assert!(size_of::<Scope>() <= size_of::<otelctx_scope>());
 const _: () = assert!(align_of::<Scope>() <= align_of::<otelctx_scope>());
 
-/// Adds a reference to a shared context, to be released as well. Null for null.
+/// Adds a reference to a shared context, to be released as well.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_retain(
     shared: *const otelctx_shared,
@@ -91,15 +89,13 @@ pub unsafe extern "C" fn otelctx_shared_attach(
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { (&raw mut (*scope).thread).write(0) };
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
-        let Some(own) = borrow(shared) else {
-            return INVALID_ARGUMENT;
-        };
+    code(|| unsafe {
+        let own = borrow(shared).ok_or(INVALID_ARGUMENT)?;
         scope.write(Scope {
             thread: serial(),
             guard: mem::MaybeUninit::new(own.attach_owned()),
         });
-        OK
+        Ok(())
     })
 }
 
@@ -108,14 +104,12 @@ pub unsafe extern "C" fn otelctx_shared_attach(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
-        if let Err(code) = check(scope) {
-            return code;
-        }
+    code(|| unsafe {
+        check(scope)?;
         let scope = scope.cast::<Scope>();
         (*scope).thread = 0;
         drop((*scope).guard.assume_init_read());
-        OK
+        Ok(())
     })
 }
 
@@ -132,17 +126,11 @@ pub unsafe extern "C" fn otelctx_scope_append(
     length: usize,
 ) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
-        let (key, value) = match check(scope).and_then(|()| attribute(key, value, length)) {
-            Ok(attribute) => attribute,
-            Err(code) => return code,
-        };
+    code(|| unsafe {
+        check(scope)?;
+        let (key, value) = attribute(key, value, length)?;
         let guard = (*scope.cast::<Scope>()).guard.assume_init_ref();
-        if guard.append(key, value) {
-            OK
-        } else {
-            TRUNCATED
-        }
+        guard.append(key, value).then_some(()).ok_or(TRUNCATED)
     })
 }
 
@@ -163,7 +151,7 @@ unsafe fn check(scope: *const otelctx_scope) -> Result<(), otelctx_result> {
 }
 
 /// Creates a context of the calling thread with these IDs and flags and the attributes of a shared
-/// one, for example for a child span. Null for null, if an ID is refused, and while the thread frees its thread-local
+/// one, for example for a child span. Null if an ID is refused, and while the thread frees its thread-local
 /// data.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_copy(
@@ -173,24 +161,20 @@ pub unsafe extern "C" fn otelctx_shared_copy(
     flags: u8,
 ) -> *mut otelctx_context {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(ptr::null_mut(), || unsafe {
-        match (borrow(shared), ids(trace_id, span_id)) {
-            (Some(shared), Ok(ids)) => {
-                otelctx_context::handle(with_ids(shared.to_context(), ids, flags))
-            }
-            _ => ptr::null_mut(),
-        }
+    pointer(|| unsafe {
+        let (shared, ids) = (borrow(shared)?, ids(trace_id, span_id).ok()?);
+        otelctx_context::handle(with_ids(shared.to_context(), ids, flags))
     })
 }
 
-/// Returns the 16 bytes of the trace ID, as long as a reference is held; zeroes for none. Null for null.
+/// Returns the 16 bytes of the trace ID, as long as a reference is held; zeroes for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_trace_id(shared: *const otelctx_shared) -> *const u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { borrow(shared) }.map_or(ptr::null(), |own| raw::record_of(&own))
 }
 
-/// Returns the 8 bytes of the span ID, as long as a reference is held; zeroes for none. Null for null.
+/// Returns the 8 bytes of the span ID, as long as a reference is held; zeroes for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -> *const u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h); in a record, the span ID follows the trace ID (OTEP 4947).
@@ -201,14 +185,14 @@ pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -
     }
 }
 
-/// Returns the W3C trace flags. 0 for null.
+/// Returns the W3C trace flags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_flags(shared: *const otelctx_shared) -> u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe { borrow(shared) }.map_or(0, |own| own.flags().0)
 }
 
-/// Returns whether a value was cut or an attribute left out when the context was made. False for null.
+/// Returns whether a value was cut or an attribute left out when the context was made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_is_truncated(shared: *const otelctx_shared) -> bool {
     // SAFETY: C passes null or valid pointers (otelctx.h).
@@ -216,8 +200,7 @@ pub unsafe extern "C" fn otelctx_shared_is_truncated(shared: *const otelctx_shar
 }
 
 /// Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a reference is held: for
-/// language runtimes that store the address where readers find it. They must not be changed. Null
-/// for null.
+/// language runtimes that store the address where readers find it. They must not be changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_record(shared: *const otelctx_shared) -> *const u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).

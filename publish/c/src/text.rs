@@ -10,7 +10,7 @@ use crate::error::{INVALID_ARGUMENT, INVALID_UTF8, ZERO_ID, otelctx_result};
 /// `OTELCTX_NUL_TERMINATED`.
 const NUL_TERMINATED: usize = usize::MAX;
 
-/// Bytes of C's.
+/// Reads bytes from C.
 ///
 /// # Safety
 /// `address` is null or has `length` bytes, which stay unchanged as long as the result is used.
@@ -25,18 +25,17 @@ pub(crate) unsafe fn bytes<'a>(
         return Err(INVALID_ARGUMENT);
     }
     if length == NUL_TERMINATED {
-        // SAFETY: C says that a zero byte ends it.
+        // SAFETY: the caller ensures that a zero byte ends it.
         return Ok(unsafe { CStr::from_ptr(address.cast()) }.to_bytes());
     }
     if length > isize::MAX as usize {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: the caller ensures that `address` is null or has `length` bytes, which stay unchanged
-    // as long as the result is used.
+    // SAFETY: the caller ensures that `address` has `length` bytes, which stay unchanged.
     Ok(unsafe { slice::from_raw_parts(address, length) })
 }
 
-/// Text of C's with its length.
+/// Reads text from C.
 ///
 /// # Safety
 /// Same as [`bytes`].
@@ -44,19 +43,17 @@ pub(crate) unsafe fn text<'a>(
     address: *const c_char,
     length: usize,
 ) -> Result<&'a str, otelctx_result> {
-    // SAFETY: the caller ensures that `address` is null or has `length` bytes, which stay unchanged
-    // as long as the result is used.
+    // SAFETY: the caller ensures what bytes() needs.
     let bytes = unsafe { bytes(address.cast(), length)? };
     str::from_utf8(bytes).map_err(|_| INVALID_UTF8)
 }
 
-/// Returns a name: text that a zero byte ends.
+/// Reads a name: text that a zero byte ends.
 ///
 /// # Safety
 /// Same as [`bytes`].
 pub(crate) unsafe fn name<'a>(address: *const c_char) -> Result<&'a str, otelctx_result> {
-    // SAFETY: the caller ensures that `address` is null or has `length` bytes, which stay unchanged
-    // as long as the result is used.
+    // SAFETY: the caller ensures what bytes() needs.
     unsafe { text(address, NUL_TERMINATED) }
 }
 
@@ -76,13 +73,9 @@ pub(crate) unsafe fn ids(
         (true, true) => Ok(None),
         (false, false) => {
             // SAFETY: the caller ensures the sizes, and arrays of bytes need no alignment.
-            let (trace_id, span_id) = unsafe {
-                (
-                    trace_id.cast::<[u8; 16]>().read(),
-                    span_id.cast::<[u8; 8]>().read(),
-                )
-            };
-            let (trace_id, span_id) = (trace_id.into(), span_id.into());
+            let trace_id = unsafe { *trace_id.cast::<[u8; 16]>() }.into();
+            // SAFETY: as for the trace ID.
+            let span_id = unsafe { *span_id.cast::<[u8; 8]>() }.into();
             ZeroId::check(trace_id, span_id).map_err(|_| ZERO_ID)?;
             Ok(Some((trace_id, span_id)))
         }

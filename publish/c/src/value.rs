@@ -1,12 +1,11 @@
 //! Values of attributes of the process context.
 
 use std::ffi::c_char;
-use std::ptr;
 
 use otelctx::Value;
 
-use crate::call::caught;
-use crate::error::{INTERNAL, INVALID_ARGUMENT, OK, otelctx_result};
+use crate::call::{caught, code, pointer};
+use crate::error::{INVALID_ARGUMENT, otelctx_result};
 use crate::text::{bytes, name, text};
 
 /// A value of an attribute of the process context. Functions that take a value into something else
@@ -21,10 +20,12 @@ pub struct otelctx_value {
 /// less, and publishing checks that.
 const MAX_DEPTH: usize = 128;
 
+/// Takes a value over from C and frees its handle.
+///
 /// # Safety
-/// `value` is null or C's, and C gives it away.
+/// `value` is null or a handle that C gives away.
 pub(crate) unsafe fn take(value: *mut otelctx_value) -> Option<Value> {
-    // SAFETY: the caller ensures that `value` is null or C's, and C gives it away.
+    // SAFETY: the caller ensures that C gives the handle away.
     (!value.is_null()).then(|| unsafe { Box::from_raw(value) }.value)
 }
 
@@ -40,27 +41,25 @@ pub unsafe extern "C" fn otelctx_value_string(
     length: usize,
 ) -> *mut otelctx_value {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(ptr::null_mut(), || unsafe {
-        text(string, length).map_or(ptr::null_mut(), |text| new(text, 0))
-    })
+    pointer(|| Some(new(unsafe { text(string, length) }.ok()?, 0)))
 }
 
 /// Creates a truth value.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_bool(value: bool) -> *mut otelctx_value {
-    caught(ptr::null_mut(), || new(value, 0))
+    pointer(|| Some(new(value, 0)))
 }
 
 /// Creates an integer.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_int(value: i64) -> *mut otelctx_value {
-    caught(ptr::null_mut(), || new(value, 0))
+    pointer(|| Some(new(value, 0)))
 }
 
 /// Creates a floating-point number.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_double(value: f64) -> *mut otelctx_value {
-    caught(ptr::null_mut(), || new(value, 0))
+    pointer(|| Some(new(value, 0)))
 }
 
 /// Creates a value of uninterpreted bytes. Null if the address is null and the length is not 0.
@@ -70,21 +69,19 @@ pub unsafe extern "C" fn otelctx_value_bytes(
     length: usize,
 ) -> *mut otelctx_value {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(ptr::null_mut(), || unsafe {
-        bytes(address, length).map_or(ptr::null_mut(), |bytes| new(bytes, 0))
-    })
+    pointer(|| Some(new(unsafe { bytes(address, length) }.ok()?, 0)))
 }
 
 /// Creates an empty array.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_array() -> *mut otelctx_value {
-    caught(ptr::null_mut(), || new(Value::Array(Vec::new()), 1))
+    pointer(|| Some(new(Value::Array(Vec::new()), 1)))
 }
 
 /// Creates an empty map.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_value_map() -> *mut otelctx_value {
-    caught(ptr::null_mut(), || new(Value::Map(Vec::new()), 1))
+    pointer(|| Some(new(Value::Map(Vec::new()), 1)))
 }
 
 /// Appends a value to an array, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is
@@ -94,16 +91,15 @@ pub unsafe extern "C" fn otelctx_value_push(
     array: *mut otelctx_value,
     value: *mut otelctx_value,
 ) -> otelctx_result {
+    let push = |array: &mut Value, value| {
+        let Value::Array(values) = array else {
+            return Err(INVALID_ARGUMENT);
+        };
+        values.push(value);
+        Ok(())
+    };
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
-        put(array, value, |array, value| match array {
-            Value::Array(values) => {
-                values.push(value);
-                OK
-            }
-            _ => INVALID_ARGUMENT,
-        })
-    })
+    code(|| unsafe { put(array, value, push) })
 }
 
 /// Sets a value of a map, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is no
@@ -115,20 +111,17 @@ pub unsafe extern "C" fn otelctx_value_set(
     value: *mut otelctx_value,
 ) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    caught(INTERNAL, || unsafe {
+    code(|| unsafe {
         put(map, value, |map, value| {
             let Value::Map(entries) = map else {
-                return INVALID_ARGUMENT;
+                return Err(INVALID_ARGUMENT);
             };
-            let key = match name(key) {
-                Ok(key) => key,
-                Err(code) => return code,
-            };
+            let key = name(key)?;
             match entries.iter_mut().find(|(known, _)| known == key) {
                 Some((_, known)) => *known = value,
                 None => entries.push((key.into(), value)),
             }
-            OK
+            Ok(())
         })
     })
 }
@@ -140,24 +133,20 @@ pub unsafe extern "C" fn otelctx_value_set(
 unsafe fn put(
     into: *mut otelctx_value,
     value: *mut otelctx_value,
-    f: impl FnOnce(&mut Value, Value) -> otelctx_result,
-) -> otelctx_result {
+    f: impl FnOnce(&mut Value, Value) -> Result<(), otelctx_result>,
+) -> Result<(), otelctx_result> {
     if into == value || value.is_null() {
-        return INVALID_ARGUMENT;
+        return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: the caller ensures that c's promises for both; two values of C's.
-    unsafe {
-        let value = Box::from_raw(value);
-        let depth = value.depth + 1;
-        if into.is_null() || depth > MAX_DEPTH {
-            return INVALID_ARGUMENT;
-        }
-        let result = f(&mut (*into).value, value.value);
-        if result == OK {
-            (*into).depth = (*into).depth.max(depth);
-        }
-        result
-    }
+    // SAFETY: the caller ensures that both are null or not freed, and they differ.
+    let (value, into) = unsafe { (Box::from_raw(value), into.as_mut()) };
+    let depth = value.depth + 1;
+    let into = into
+        .filter(|_| depth <= MAX_DEPTH)
+        .ok_or(INVALID_ARGUMENT)?;
+    f(&mut into.value, value.value)?;
+    into.depth = into.depth.max(depth);
+    Ok(())
 }
 
 /// Frees a value that nothing has taken over.
