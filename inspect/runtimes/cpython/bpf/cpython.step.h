@@ -6,10 +6,10 @@
  */
 
 #define PYTHON_FRAMES 127
-/* Of a code object, from its type on. */
+/* Number of words of a code object that are read, from its type on. */
 #define PYTHON_CODE_WORDS 16
 #define PYTHON_LANES 4
-/* By this many of the highest bits of a hash of their addresses, functions are kept. */
+/* Number of highest bits of the hash of an address by which functions are cached. */
 #define PYTHON_FUNCTION_BITS 2
 /* 2^64 divided by the golden ratio: its multiples differ in their highest bits. */
 #define PYTHON_FACTOR 0x9e3779b97f4a7c15ULL
@@ -24,7 +24,7 @@
 #define PYTHON_STATE_SIZE 1024
 /* No thread has more stack. Elsewhere are more than this many bytes before the stack of the first thread. */
 #define PYTHON_STACK_SIZE (64 << 20)
-/* Addresses from which a stack is started again. */
+/* Maximum number of addresses from which a stack is walked again. */
 #define PYTHON_RETRIES 8
 /* General registers, which are the first words of a program's context. */
 #if defined(__TARGET_ARCH_x86)
@@ -32,7 +32,7 @@
 #elif defined(__TARGET_ARCH_arm64)
 #define PYTHON_REGISTERS 31
 #endif
-/* Of a string: what ends where its characters start, and characters. */
+/* Size of the head of a string and its first characters; size of the head. */
 #define PYTHON_TEXT_SIZE 80
 #define PYTHON_TEXT_CHARACTERS 32
 #define PYTHON_TEXT_IS_ASCII 0x40
@@ -44,7 +44,7 @@ struct python_configuration {
      * GIL; PYTHON_NO_FIELD if that is unknown */
     __u64 thread_current;
     __u64 code_type; /* address of PyCode_Type */
-    __u64 thread_id; /* from the thread pointer to what pthread_self returns */
+    __u64 thread_id; /* from the thread pointer to the result of pthread_self */
     __u64 interpreters; /* address of the pointer to the first interpreter */
     /* Where threads store their states: by a key, as pthread_getspecific finds it, or in a variable at
      * `values`, which is PYTHON_NO_FIELD if that is unknown. */
@@ -59,7 +59,7 @@ struct python_configuration {
     __u64 state_thread;
     __u64 state_interpreter;
     __u64 state_frame; /* the innermost frame, or a _PyCFrame */
-    __u64 state_call; /* in 3.10 and 3.11, what the innermost call of the interpreter has on the C stack */
+    __u64 state_call; /* in 3.10 and 3.11, the address of the innermost call's structure on the C stack */
     /* in an interpreter, */
     __u64 interpreter_next;
     /* in it and its GIL, from 3.12 on, */
@@ -115,7 +115,7 @@ struct python_call {
     __u64 before; /* the caller's _PyCFrame */
     __u64 caller; /* the caller's frame */
     __u64 innermost; /* the innermost call's _PyCFrame */
-    __u64 retries[PYTHON_RETRIES]; /* what may be a _PyCFrame to start again from, in order; 0 after the last one */
+    __u64 retries[PYTHON_RETRIES]; /* possible _PyCFrames to walk again from, in order; 0 after the last one */
     __u32 tries;
     __u32 depth;
     __u32 is_outside; /* it is no call: the stack ends before it */
@@ -132,11 +132,11 @@ struct python_part {
     __u16 is_truncated;
     __u16 first; /* frames before this one are no part of the stack */
     struct python_frame frame[PYTHON_FRAMES];
-    /* What follows is not passed on. */
+    /* The rest is not passed on. */
     struct python_call call;
     __u64 next; /* the address of the next frame; 0 after the last one */
     __u64 is_listed; /* only the interpreter's list has the state */
-    /* Of the last frame that was read: its owner, and whether it is the outermost one of a call. */
+    /* The owner of the last frame that was read, and 1 if it is the outermost one of a call. */
     __u64 owner;
     __u64 ends;
     /* Functions that were identified in this sample: the last two of each hash. */
@@ -177,7 +177,7 @@ static __always_inline __u64 python_stored_state(const struct python_configurati
     return entry[1];
 }
 
-/* A state has what pthread_self returned in its thread. */
+/* Returns whether a state is the thread's: it has the result of pthread_self in its thread. */
 static __always_inline int python_is_of_thread(const struct python_configuration *python, __u64 state,
                                                __u64 tp)
 {
@@ -200,8 +200,8 @@ static __always_inline __u32 python_holds_gil(const struct python_configuration 
            !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
 }
 
-/* Whether the thread's stack has an address; -1 if that is unknown. The C library has what a thread pointer points to at
- * the end of the stack that it has made, and that of the first thread is the kernel's. */
+/* Returns whether the thread's stack contains an address; -1 if that is unknown. The C library puts the thread control
+ * block at the end of each stack that it creates; the kernel creates that of the first thread. */
 static __always_inline int python_is_on_stack(const struct thread_key *thread, __u64 tp, __u64 address)
 {
     struct task_struct *task = current_task();
@@ -214,8 +214,8 @@ static __always_inline int python_is_on_stack(const struct thread_key *thread, _
     return start <= address && address < end;
 }
 
-/* Up to 3.11, whether the thread executes with the state that has the GIL, which is not the one that its thread stores; -1
- * if that is unknown. 3.10 and 3.11 have the innermost call of the interpreter on the stack of the thread that executes. */
+/* Up to 3.11, returns whether the thread executes with the state that has the GIL, which no thread stores; -1 if unknown.
+ * 3.10 and 3.11 have the innermost call of the interpreter on the stack of the thread that executes. */
 static __always_inline int python_executes(const struct python_configuration *python,
                                            const struct thread_key *thread, __u64 state, __u64 tp)
 {
@@ -226,7 +226,7 @@ static __always_inline int python_executes(const struct python_configuration *py
     return python_is_on_stack(thread, tp, call);
 }
 
-/* With several interpreters, where it is unknown what threads store. */
+/* Returns whether there are several interpreters. Called if the states that threads store are unknown. */
 static __always_inline int python_has_several(const struct python_configuration *python)
 {
     __u64 interpreter, next;
@@ -234,8 +234,8 @@ static __always_inline int python_has_several(const struct python_configuration 
            !read_user(&next, sizeof next, interpreter + python->interpreter_next, 0) && next;
 }
 
-/* Up to 3.11, the state that has the GIL, if the thread executes with it; 0 if it does not, or that is unknown. It can be
- * that of another interpreter, or one that another thread has created, whose ID it has. */
+/* Up to 3.11, returns the state that has the GIL, if the thread executes with it; 0 if it does not, or if unknown. It can
+ * be that of another interpreter, or have the ID of another thread, which has created it. */
 static __always_inline __u64 python_holder(const struct python_configuration *python, struct python_part *part,
                                            const struct thread_key *thread, __u64 stored, __u64 tp)
 {
@@ -246,7 +246,7 @@ static __always_inline __u64 python_holder(const struct python_configuration *py
         read_user(&owner, sizeof owner, state + python->state_thread, 0))
         return 0;
     owner -= python->thread_id;
-    /* Where it is unknown what threads store, the recorder knows a thread's state, and of others nothing. */
+    /* If the states that threads store are unknown, the recorder knows only this thread's. */
     if (!python->key)
         is_stored = owner == tp ? thread_word(thread) == state : !python_has_several(python);
     else
@@ -256,7 +256,7 @@ static __always_inline __u64 python_holder(const struct python_configuration *py
     return executes == 1 ? state : 0;
 }
 
-/* From 3.12 on, the state that the thread uses now, which may be one of several; 0 if it uses none, or that is unknown. */
+/* From 3.12 on, returns the state that the thread uses now, which may be one of several; 0 for none, or if unknown. */
 static __always_inline __u64 python_used_state(const struct python_configuration *python,
                                                struct python_part *part, __u64 tp)
 {
@@ -266,8 +266,8 @@ static __always_inline __u64 python_used_state(const struct python_configuration
         return 0;
     int is_own = python_is_of_thread(python, state, tp);
     part->holds_gil = python_holds_gil(python, state);
-    /* It is the thread's that created it: in 3.12, another one may execute a subinterpreter with it. That one has the
-     * GIL then, according to its interpreter. */
+    /* It has the ID of the thread that created it: in 3.12, another thread may execute a subinterpreter with it. Then
+     * that one has the GIL, according to its interpreter. */
     return is_own || part->holds_gil == 1 ? state : 0;
 }
 
@@ -351,7 +351,7 @@ static __always_inline __u64 python_text(const struct python_configuration *pyth
     return hash;
 }
 
-/* A hash of what the code object contains; 0 if there is none. */
+/* Returns a hash of the contents of a code object; 0 if there is none. */
 static __always_inline __u64 python_identity(const struct python_configuration *python,
                                              struct python_part *part, __u64 code)
 {
@@ -374,7 +374,7 @@ static __always_inline __u64 python_identity(const struct python_configuration *
     return hash;
 }
 
-/* Reads a _PyCFrame, and which frame was the innermost one before it. */
+/* Reads a _PyCFrame, and the innermost frame of its caller. */
 static __always_inline int python_call(const struct python_configuration *python, struct python_call *call,
                                        __u64 state, __u64 c_frame)
 {
@@ -390,8 +390,8 @@ static __always_inline int python_call(const struct python_configuration *python
            read_user(&call->caller, sizeof call->caller, call->before + python->c_frame_current, 0);
 }
 
-/* Keeps what may be the _PyCFrame of the innermost call's caller: what that call has stored, and registers. Until shortly
- * before it is stored, it is in one of them. */
+/* Keeps possible _PyCFrames of the innermost call's caller: the one that the call has stored, and registers, one of
+ * which has it until shortly before it is stored. */
 static __always_inline void python_keep_retries(void *context, struct python_call *call)
 {
     const __u64 *registers = context;
@@ -410,7 +410,7 @@ static __always_inline void python_keep_retries(void *context, struct python_cal
     call->retries[count & (PYTHON_RETRIES - 1)] = 0;
 }
 
-/* The next address to start again from; 0 after the last one. */
+/* Returns the next address to walk again from; 0 after the last one. */
 static __always_inline __u64 python_next_retry(struct python_call *call)
 {
     __u64 next = call->tries++;
@@ -418,8 +418,8 @@ static __always_inline __u64 python_next_retry(struct python_call *call)
     return next < PYTHON_RETRIES ? call->retries[next & (PYTHON_RETRIES - 1)] : 0;
 }
 
-/* Where the instructions start that a frame executes: in its code object, or in the thread's copy of them. 0
- * if that cannot be read. */
+/* Returns the address of the instructions that a frame executes: in its code object, or in the thread's copy. 0
+ * if it cannot be read. */
 static __always_inline __u64 python_copy(const struct python_configuration *python,
                                          const struct python_part *part, __u64 code)
 {
@@ -433,7 +433,7 @@ static __always_inline __u64 python_copy(const struct python_configuration *pyth
     return start;
 }
 
-/* Reads the frame at `next`, and which one is next to it; 1 if there is none. */
+/* Reads the frame at `next`, and the address of the one after it; 1 if there is none. */
 static __always_inline int python_frame(const struct python_configuration *python, struct python_part *part,
                                         struct python_frame *frame)
 {
@@ -478,7 +478,7 @@ static __always_inline int python_frame(const struct python_configuration *pytho
     return !frame->identity;
 }
 
-/* Whether the end of a call fits the call; if it does, the caller's call is the next one. */
+/* Returns whether the end of a call fits the call; if it does, continues with the caller's call. */
 static __always_inline int python_fits(const struct python_configuration *python, struct python_part *part,
                                        struct python_frame *frame)
 {
@@ -508,7 +508,7 @@ static __always_inline enum python_outcome python_take(const struct python_confi
     struct python_frame *frame = &part->frame[index];
     int has_calls = python->c_frame_current != PYTHON_NO_FIELD;
     if (!part->next) {
-        /* If the innermost call is not known, neither is that it is the only one. */
+        /* If the innermost call is unknown, it may not be the only one. */
         if (has_calls ? call->is_outside && (!index || index != part->first) : part->ends)
             part->is_truncated = 0;
         /* From 3.12 on, the caller of a generator is stored after the generator's frame. */
@@ -549,7 +549,7 @@ static __always_inline long python_walk_frame(__u32 index, struct python_walk *w
         return 0;
     part->first = index + 1;
     call->depth = 0;
-    /* What is no _PyCFrame has no frame: the next one is tried. */
+    /* If this is not a _PyCFrame, it has no frame: the next address is tried. */
     part->next = 0;
     if (!call->tries)
         python_keep_retries(walk->context, call);

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Node.js: the context of the asynchronous call that the thread executes, by what an addon publishes. The walk is that
+/* Node.js: the context of the asynchronous call that the thread executes, as an addon publishes it. The walk is that
  * of ../src/walk.rs, which explains it; layouts are shared with ../src/step.rs.
  */
 
-/* Entries of a bucket that are read. */
+/* Maximum number of entries of a bucket that are read. */
 #define NODE_CHAIN 16
-/* Of a table, its beginning is read at once: as much as the smallest one has, which may end with its page. V8 makes
+/* Number of bytes of a table that are read at once: the size of the smallest one, which may end with its page. V8 makes
  * none for fewer than four entries, in two buckets (OrderedHashTable::kInitialCapacity): 5 + 2 + 4 * 3 words. */
 #define NODE_TABLE_SIZE 152
 /* The table mostly follows its map, which V8 allocates with room for more fields at first: both are read at once. */
 #define NODE_MAP_SIZE 304
 #define NODE_MAX_ENTRIES 65536
 #define NODE_RECORD_SIZE 640
-/* Of a record this much is read at once, as most have no more: one read costs what two bytes do. */
+/* Number of bytes of a record that are read at once. Most records have no more. */
 #define NODE_RECORD_FIRST 128
 #define NODE_TAG 1
 #define NODE_MAP_TABLE 24
 
 #define NODE_MAX_ADDONS 4
 
-/* Where an object has its record if the structure does not say so. */
+/* The place of a record in an object, if the structure does not have its offset. */
 enum node_place {
     NODE_PUBLISHED = 0,
     NODE_IN_OBJECT = 1,
@@ -43,7 +43,7 @@ struct node_published {
     __u64 undefined;
 };
 
-/* Of the part: as in ../src/step.rs. */
+/* The state of the part, as in ../src/step.rs. */
 enum node_state {
     NODE_NO_FRAME = 1,
     NODE_NOT_IN_FRAME = 2,
@@ -58,7 +58,7 @@ enum node_state {
 struct node_part {
     __u64 state;
     __u8 record[NODE_RECORD_SIZE];
-    /* What follows is not passed on. */
+    /* The rest is not passed on. */
     __u64 start; /* the table's address */
     __u64 table; /* its beginning, as an offset in `read` */
     __u8 read[512];
@@ -96,7 +96,7 @@ static __always_inline int node_table(struct node_part *part, __u64 map)
     if (!(map & NODE_TAG))
         return 1;
     if (read_user(part->read, NODE_MAP_SIZE, start, 0)) {
-        /* Less than that may be left of what is mapped. */
+        /* The mapping may end before that. */
         if (read_user(&table, sizeof table, start + NODE_MAP_TABLE, 0))
             return 1;
     } else {
@@ -178,7 +178,7 @@ static __always_inline enum node_state node_walk(const struct node_configuration
         offset = node->in_object;
     if (!offset || node_field(record, value, offset))
         return NODE_BROKEN;
-    /* What older addons publish is wrong from Node.js 23 on. */
+    /* The offset that older addons publish is wrong from Node.js 23 on. */
     if (is_old && !*record && offset == 24 && node_field(record, value, 32))
         return NODE_BROKEN;
     if (is_old && node->place == NODE_IN_NATIVE && *record &&
@@ -187,7 +187,7 @@ static __always_inline enum node_state node_walk(const struct node_configuration
     return *record ? NODE_RECORD : NODE_TORN_DOWN;
 }
 
-/* Reads the record of an addon; whether it has a valid one. The part's state says more. */
+/* Reads the record of an addon, and the state of the part. Returns whether there is a valid record. */
 static __always_inline int node_addon(struct part_head *part, const struct node_configuration *node,
                                       __u64 address)
 {
@@ -210,7 +210,7 @@ static __always_inline int node_addon(struct part_head *part, const struct node_
     to->state = NODE_BROKEN;
     __u64 have = NODE_RECORD_FIRST;
     if (read_user(to->record, NODE_RECORD_FIRST, record, 0)) {
-        /* It may be a short one at the end of what is mapped. */
+        /* It may be a short one at the end of a mapping. */
         have = RECORD_HEADER;
         if (read_user(to->record, RECORD_HEADER, record, 0))
             return 0;
@@ -233,7 +233,7 @@ static __always_inline int node_addon(struct part_head *part, const struct node_
     return 1;
 }
 
-/* As in user space: the first addon with a valid record; if none has one, the first that publishes. */
+/* As in user space, prefers the first addon with a valid record to the first one that publishes. */
 static __always_inline enum step_outcome nodejs_step(void *context __attribute__((unused)),
                                                      struct part_head *part,
                                                      const void *configuration,
