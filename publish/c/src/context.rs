@@ -43,8 +43,8 @@ impl Drop for Handles {
     fn drop(&mut self) {
         let mut handle = self.0.replace(ptr::null_mut());
         while !handle.is_null() {
-            // SAFETY: the list has the thread's handles that are not freed. After end(), another
-            // thread may free this one.
+            // SAFETY: the list has handles that are not freed. After end(), another thread may free
+            // this one.
             unsafe {
                 let next = (*handle).next;
                 // Dropping it detaches it.
@@ -107,8 +107,7 @@ impl otelctx_context {
     /// # Safety
     /// `handle` is null or not freed.
     unsafe fn own<'a>(handle: *const Self) -> Result<&'a Context, otelctx_result> {
-        // SAFETY: the caller passes null or a handle that is not freed; only the owning thread
-        // passes the check.
+        // SAFETY: the caller passes null or a handle that is not freed.
         unsafe {
             Self::check(handle)?;
             (*handle).context.as_ref().ok_or(WRONG_THREAD)
@@ -138,8 +137,8 @@ impl otelctx_context {
     /// `handle` is one of the calling thread, which uses its context for nothing else meanwhile.
     #[inline(always)]
     unsafe fn parts<'a>(handle: *mut Self) -> (&'a mut Context, *mut *mut u8) {
-        // SAFETY: the caller ensures that `handle` is one of the calling thread, which uses its
-        // context for nothing else meanwhile; a handle whose owner runs has a context.
+        // SAFETY: the caller passes a handle of its thread, which has a context while its owner
+        // runs.
         unsafe {
             let context = (*handle).context.as_mut();
             (context.unwrap_unchecked(), (*handle).slot)
@@ -249,7 +248,7 @@ pub unsafe extern "C" fn otelctx_context_attach(context: *mut otelctx_context) -
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn attach_slowly(context: *mut otelctx_context) -> otelctx_result {
-    // SAFETY: the caller ensures that the handle has a context.
+    // SAFETY: the caller passes a handle that has a context.
     caught(INTERNAL, || unsafe {
         let (own, slot) = otelctx_context::parts(context);
         if own.is_attached() == Some(true) {
@@ -286,7 +285,7 @@ pub unsafe extern "C" fn otelctx_context_detach(context: *mut otelctx_context) -
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn detach_slowly(context: *mut otelctx_context) -> otelctx_result {
-    // SAFETY: the caller ensures that the handle has a context.
+    // SAFETY: the caller passes a handle that has a context.
     caught(INTERNAL, || unsafe {
         let (own, slot) = otelctx_context::parts(context);
         if own.is_attached() == Some(false) {

@@ -132,8 +132,7 @@ pub(crate) unsafe fn report(
         Err(failure) => failure,
     };
     if !error.is_null() {
-        // SAFETY: the caller ensures that `error` is null or may be written; C may not have
-        // initialized it.
+        // SAFETY: the caller ensures that `error` may be written. C may not have initialized it.
         unsafe {
             (&raw mut (*error).code).write(code);
             let message = (&raw mut (*error).message).cast::<u8>();

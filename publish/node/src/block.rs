@@ -18,7 +18,7 @@ const FIRST_CAPACITY: usize = 64;
 /// Memory with a record. The object of the context has the address of the record.
 #[repr(C)]
 pub(crate) struct Block {
-    /// What the record belongs to.
+    /// The environment of the context.
     pub(crate) environment: *const Environment,
     /// The slot with the object, weak.
     pub(crate) object: GlobalSlot,
@@ -29,7 +29,7 @@ pub(crate) struct Block {
     // The record follows.
 }
 
-/// Where the record is, in bytes from the block's address.
+/// Offset of the record in a block, in bytes.
 const RECORD: usize = size_of::<Block>();
 
 /// The blocks of an environment.
@@ -79,8 +79,7 @@ impl Block {
     }
 
     /// # Safety
-    /// The block is from [`Self::new`] or [`Self::successor`], and no reader can find it;
-    /// so below, but for readers.
+    /// The block is from [`Self::new`] or [`Self::successor`], was not freed, and no reader can find it.
     pub(crate) unsafe fn free(block: *mut Self) {
         // SAFETY: it was allocated with this layout.
         unsafe { alloc::dealloc(block.cast(), Self::layout((*block).capacity)) };
@@ -99,9 +98,9 @@ impl Block {
     /// Size of the record, in bytes.
     ///
     /// # Safety
-    /// See [`Self::free`].
+    /// The block was not freed.
     pub(crate) unsafe fn size(block: *mut Self) -> usize {
-        // SAFETY: the caller ensures that see [`Self::free`].
+        // SAFETY: the caller passes a block that was not freed.
         let attributes: u16 =
             unsafe { ptr::read_unaligned(Self::record(block).add(offset::ATTRIBUTES_SIZE).cast()) };
         HEADER_SIZE + usize::from(attributes)
@@ -110,20 +109,18 @@ impl Block {
     /// Returns the record's bytes.
     ///
     /// # Safety
-    /// See [`Self::free`]; nothing changes the record while they are used.
+    /// The block was not freed; nothing changes the record while the bytes are used.
     pub(crate) unsafe fn bytes<'a>(block: *mut Self) -> &'a [u8] {
-        // SAFETY: the caller ensures that see [`Self::free`]; nothing changes the record while they
-        // are used; the record is within the block.
+        // SAFETY: the caller passes a block that was not freed, and keeps its record unchanged.
         unsafe { std::slice::from_raw_parts(Self::record(block), Self::size(block)) }
     }
 
     /// Appends attributes, if the block has room for them. Readers see the record before or after that.
     ///
     /// # Safety
-    /// See [`Self::free`].
+    /// The block was not freed.
     pub(crate) unsafe fn append(block: *mut Self, attributes: &[u8]) -> bool {
-        // SAFETY: the caller ensures that see [`Self::free`]; the new bytes are within the block,
-        // and readers skip them until the size has changed.
+        // SAFETY: the caller passes a block that was not freed; the new bytes are within it.
         unsafe {
             let size = Self::size(block);
             let new = size + attributes.len();
@@ -145,15 +142,14 @@ impl Block {
     /// its header at least, and these attributes behind them.
     ///
     /// # Safety
-    /// See [`Self::free`].
+    /// The block was not freed.
     pub(crate) unsafe fn successor(
         block: *mut Self,
         kept: usize,
         attributes: &[u8],
         blocks: &Blocks,
     ) -> *mut Self {
-        // SAFETY: the caller ensures that see [`Self::free`]; the new block has room for what is
-        // kept and the attributes.
+        // SAFETY: the caller passes a block that was not freed; the new one has room for all bytes.
         unsafe {
             let capacity = (2 * (*block).capacity)
                 .max(kept + attributes.len())
@@ -173,29 +169,25 @@ impl Block {
         }
     }
 
-    /// Has readers ignore the record.
+    /// Makes readers ignore the record.
     ///
     /// # Safety
-    /// See [`Self::free`].
+    /// The block was not freed.
     pub(crate) unsafe fn invalidate(block: *mut Self) {
-        // SAFETY: the caller ensures that see [`Self::free`].
+        // SAFETY: the caller passes a block that was not freed.
         unsafe { ptr::write_volatile(Self::record(block).add(offset::VALID), 0) };
     }
 
     /// Replaces the trace flags. A record without IDs has none.
     ///
     /// # Safety
-    /// See [`Self::free`].
+    /// The block was not freed.
     pub(crate) unsafe fn set_trace_flags(block: *mut Self, flags: u8) {
-        // SAFETY: the caller ensures that see [`Self::free`].
+        // SAFETY: the caller passes a block that was not freed.
         unsafe {
-            if Self::bytes(block)[..offset::VALID]
-                .iter()
-                .all(|byte| *byte == 0)
-            {
-                return;
+            if Self::bytes(block)[..offset::VALID] != [0; offset::VALID] {
+                ptr::write_volatile(Self::record(block).add(offset::TRACE_FLAGS), flags);
             }
-            ptr::write_volatile(Self::record(block).add(offset::TRACE_FLAGS), flags);
         }
     }
 }
@@ -208,10 +200,10 @@ impl Blocks {
     }
 
     /// # Safety
-    /// The block is in no list; it and all in this one are valid; so below.
+    /// The block is in no list; it and all blocks in this list are valid.
     pub(crate) unsafe fn add(&self, block: *mut Block) {
-        // SAFETY: the caller ensures that the block is in no list; it and all in this one are
-        // valid; so below.
+        // SAFETY: the caller passes a valid block that is in no list; all blocks in this list are
+        // valid.
         unsafe {
             (*block).previous = ptr::null_mut();
             let next = self.first.replace(block);
@@ -223,9 +215,9 @@ impl Blocks {
     }
 
     /// # Safety
-    /// See [`Self::add`]; the block is in this list.
+    /// The block is in this list, in which all blocks are valid.
     pub(crate) unsafe fn remove(&self, block: *mut Block) {
-        // SAFETY: the caller ensures that see [`Self::add`]; the block is in this list.
+        // SAFETY: the caller passes a block of this list, in which all blocks are valid.
         unsafe {
             let (previous, next) = ((*block).previous, (*block).next);
             if previous.is_null() {
@@ -242,7 +234,7 @@ impl Blocks {
     /// Takes a block from the list.
     ///
     /// # Safety
-    /// See [`Self::add`].
+    /// All blocks in this list are valid.
     pub(crate) unsafe fn pop(&self) -> Option<*mut Block> {
         let first = self.first.get();
         (!first.is_null()).then(|| {

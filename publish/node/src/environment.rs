@@ -348,8 +348,7 @@ unsafe fn with<const N: usize>(
     info: CallbackInfo,
     run: impl FnOnce(&Environment, Call, [Value; N]) -> Value,
 ) -> Value {
-    // SAFETY: the caller ensures that `env` and `info` are of the running callback, whose data is
-    // an environment.
+    // SAFETY: the caller passes those of the running callback, whose data is an environment.
     unsafe {
         let call = Call::new(env);
         match call.arguments(info) {

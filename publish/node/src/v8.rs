@@ -55,11 +55,11 @@ type FunctionTemplateNew = unsafe extern "C" fn(
 enum SetPointer {
     /// Up to Node.js 24.
     Plain(unsafe extern "C" fn(Local, c_int, *mut c_void)),
-    /// With an `EmbedderDataTypeTag`.
+    /// In later versions, with an `EmbedderDataTypeTag`.
     Tagged(unsafe extern "C" fn(Local, c_int, *mut c_void, u16)),
 }
 
-/// The functions.
+/// The functions of this process's V8.
 pub(crate) struct V8 {
     current_isolate: unsafe extern "C" fn() -> Isolate,
     current_context: unsafe extern "C" fn(Isolate) -> Local,
@@ -140,10 +140,10 @@ impl V8 {
     /// Returns the word that V8 carries from one asynchronous call to the next.
     ///
     /// # Safety
-    /// The thread runs in the isolate, in a callback of Node-API; so below.
+    /// The thread runs in the isolate, in a callback of Node-API.
     pub(crate) unsafe fn embedder_data(&self, isolate: Isolate) -> Option<usize> {
-        // SAFETY: the caller ensures that the thread runs in the isolate, in a callback of Node-
-        // API; so below; a handle is the address of a word.
+        // SAFETY: the caller runs in a callback of Node-API on the isolate's thread; a handle is an
+        // address.
         unsafe {
             let local = (self.embedder_data)(isolate);
             (!local.is_null()).then(|| *local)
@@ -156,8 +156,7 @@ impl V8 {
     /// # Safety
     /// See [`Self::embedder_data`].
     pub(crate) unsafe fn class(&self, isolate: Isolate) -> Option<(Local, Local)> {
-        // SAFETY: the caller ensures that see [`Self::embedder_data`]. Each handle is checked
-        // before its use.
+        // SAFETY: the caller runs in a callback of Node-API; each handle is checked before its use.
         unsafe {
             let none = ptr::null_mut();
             let template = (self.function_template_new)(
@@ -193,8 +192,7 @@ impl V8 {
     /// # Safety
     /// See [`Self::embedder_data`]; `template` is one, or the slot of one; `value` is a handle.
     pub(crate) unsafe fn is_instance(&self, template: Local, value: Local) -> bool {
-        // SAFETY: the caller ensures that see [`Self::embedder_data`]; `template` is one, or the
-        // slot of one; `value` is a handle.
+        // SAFETY: the caller runs in a callback of Node-API, and passes a template and a handle.
         !value.is_null() && unsafe { (self.has_instance)(template, value) }
     }
 
@@ -204,8 +202,7 @@ impl V8 {
     /// See [`Self::embedder_data`]; [`Self::is_instance`] is true for `object`, and the address is even.
     pub(crate) unsafe fn set_record(&self, object: Local, record: *mut u8) {
         let record = record.cast();
-        // SAFETY: the caller ensures that see [`Self::embedder_data`]; [`Self::is_instance`] is
-        // true for `object`, and the address is even.
+        // SAFETY: the caller runs in a callback of Node-API, and has checked the object's class.
         unsafe {
             match self.set_pointer {
                 SetPointer::Plain(set) => set(object, RECORD_FIELD, record),
@@ -217,8 +214,7 @@ impl V8 {
     /// # Safety
     /// See [`Self::embedder_data`]; `object` is a handle of an object.
     pub(crate) unsafe fn identity_hash(&self, object: Local) -> i32 {
-        // SAFETY: the caller ensures that see [`Self::embedder_data`]; `object` is a handle of an
-        // object.
+        // SAFETY: the caller runs in a callback of Node-API, and passes a handle of an object.
         unsafe { (self.identity_hash)(object) }
     }
 
@@ -227,7 +223,7 @@ impl V8 {
     /// # Safety
     /// See [`Self::embedder_data`]; `value` is a handle.
     pub(crate) unsafe fn globalize(&self, isolate: Isolate, value: Local) -> GlobalSlot {
-        // SAFETY: the caller ensures that see [`Self::embedder_data`]; `value` is a handle.
+        // SAFETY: the caller runs in a callback of Node-API, and passes a handle.
         unsafe { (self.globalize)(isolate, *value) }
     }
 
@@ -235,22 +231,21 @@ impl V8 {
     /// slot. Replaces an earlier callback.
     ///
     /// # Safety
-    /// The slot is one of [`Self::globalize`] that was not disposed of; so below.
+    /// The slot is one of [`Self::globalize`] that was not disposed of.
     pub(crate) unsafe fn make_weak(
         &self,
         slot: GlobalSlot,
         parameter: *mut c_void,
         callback: WeakCallback,
     ) {
-        // SAFETY: the caller ensures that the slot is one of [`Self::globalize`] that was not
-        // disposed of; so below.
+        // SAFETY: the caller passes a slot of `globalize` that was not disposed of.
         unsafe { (self.make_weak)(slot, parameter, callback, PARAMETER) }
     }
 
     /// # Safety
     /// See [`Self::make_weak`].
     pub(crate) unsafe fn dispose(&self, slot: GlobalSlot) {
-        // SAFETY: the caller ensures that see [`Self::make_weak`].
+        // SAFETY: the caller passes a slot of `globalize` that was not disposed of.
         unsafe { (self.dispose_global)(slot) }
     }
 }
@@ -266,7 +261,6 @@ unsafe fn function<F: Copy>(name: &'static CStr) -> Result<F, &'static str> {
     if address.is_null() {
         return Err(name.to_str().unwrap_or_default());
     }
-    // SAFETY: the caller ensures that `F` is the type of the function; a function's pointer has the
-    // size of its address.
+    // SAFETY: the caller ensures that `F` is the type of the function, a pointer.
     Ok(unsafe { mem::transmute_copy(&address) })
 }

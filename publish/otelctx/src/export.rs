@@ -137,10 +137,10 @@ mod own_modules {
 
     struct Search {
         variable: usize,
-        /// Of the module whose thread-local storage holds the variable.
+        /// The result for the module whose thread-local storage holds the variable.
         result: Option<Result<(), NotExported>>,
-        /// Of the module that this code is in, if that does not say where its storage is: glibc tells it for a module
-        /// that was loaded after the thread had started only once the thread has asked for such storage.
+        /// The result for this code's module if the address of its storage is unknown: glibc allocates that of a
+        /// module that was loaded after the thread had started only on first use.
         own: Option<Result<(), NotExported>>,
     }
 
@@ -225,10 +225,10 @@ mod own_modules {
         if let Some(name) = unsafe { library(info) } {
             return name.to_string_lossy().into_owned();
         }
-        match env::current_exe() {
-            Ok(path) => path.to_string_lossy().into_owned(),
-            Err(_) => "the executable".into(),
-        }
+        let path = env::current_exe();
+        path.map_or("the executable".into(), |path| {
+            path.to_string_lossy().into_owned()
+        })
     }
 
     struct Table {

@@ -135,8 +135,7 @@ unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut ()>()) };
     // SAFETY: the name is a C string.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: the caller ensures that `F` is the type of the function, for an address that is not
-    // null.
+    // SAFETY: the caller ensures that `F` is the type of the function.
     (!address.is_null()).then(|| unsafe { transmute_copy(&address) })
 }
 
@@ -157,7 +156,7 @@ impl Contextvars {
         count: usize,
         keywords: *mut PyObject,
     ) -> *mut PyObject {
-        // SAFETY: the caller ensures that the thread is attached; the arguments are those of
+        // SAFETY: the caller's thread is attached; the arguments are those of
         // `PyObject_Vectorcall`.
         unsafe {
             match self.call {
@@ -234,9 +233,8 @@ unsafe fn call_with_tuple(
     count: usize,
     keywords: *mut PyObject,
 ) -> *mut PyObject {
-    // SAFETY: the caller ensures that that of [`Contextvars::call`]. The values of the keywords
-    // follow the positional arguments. The tuple takes over a reference to each argument; the
-    // others are borrowed.
+    // SAFETY: the caller's thread is attached. The keywords' values follow the positional
+    // arguments. The tuple takes over a reference to each argument; the others are borrowed.
     unsafe {
         let positional = PyTuple_New(count as isize);
         if positional.is_null() {

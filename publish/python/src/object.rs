@@ -98,8 +98,8 @@ impl<F: Fields> Class<F> {
             flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_HAVE_GC) as u32,
             slots: slots.as_mut_ptr(),
         };
-        // SAFETY: the functions are those of the slots; the interpreter copies all but the methods,
-        // which are a static variable.
+        // SAFETY: the functions fit their slots; the interpreter copies all but the methods, which
+        // are static.
         let class = unsafe {
             let class = ffi::PyType_FromSpec(&raw mut specification);
             Bound::from_owned_ptr_or_err(py, class)?.cast_into::<PyType>()?

@@ -25,22 +25,16 @@ fn check_value(value: &Value, depth_left: u32, values_left: &mut u32) -> Result<
     *values_left = values_left
         .checked_sub(1)
         .ok_or(PublishError::TooManyValues)?;
-    let deeper = || depth_left.checked_sub(1).ok_or(PublishError::TooDeep);
-    match value {
-        Value::Array(items) => {
-            let deeper = deeper()?;
-            items
-                .iter()
-                .try_for_each(|item| check_value(item, deeper, values_left))
-        }
-        Value::Map(items) => {
-            let deeper = deeper()?;
-            items
-                .iter()
-                .try_for_each(|(_, item)| check_value(item, deeper, values_left))
-        }
-        _ => Ok(()),
+    let items: &mut dyn Iterator<Item = &Value> = match value {
+        Value::Array(items) => &mut items.iter(),
+        Value::Map(items) => &mut items.iter().map(|(_, item)| item),
+        _ => return Ok(()),
+    };
+    let depth_left = depth_left.checked_sub(1).ok_or(PublishError::TooDeep)?;
+    for item in items {
+        check_value(item, depth_left, values_left)?;
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -119,8 +119,7 @@ fn detach_out_of_order(record: &mut Context) {
 impl Drop for Attached<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the guard belongs to this thread, and so does the record, whose link is the
-        // record below it.
+        // SAFETY: guard and record belong to this thread; the record's link is the record below it.
         unsafe {
             if self.slot.read() == self.block {
                 self.slot.write_volatile(link(self.block).read());

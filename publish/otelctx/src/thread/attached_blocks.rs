@@ -33,7 +33,7 @@ const MAX_ATTACHED: usize = 1024;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Entry {
-    /// With a counted reference; null for none.
+    /// The record, with a counted reference; null for none.
     pub(super) block: *mut u8,
     /// The record below it in the chain, unless it has a copy.
     pub(super) below: *mut u8,
@@ -120,8 +120,7 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread, and `block` is a shared block with a reference.
     #[inline]
     pub(super) unsafe fn attach(state: *mut State, block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: the caller passes its thread's `state`, and `block` is a shared block with a
-        // reference; `at` is an index.
+        // SAFETY: the caller passes its thread's `state` and a counted block; `at` is an index.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -145,8 +144,7 @@ impl AttachedBlocks {
     /// # Safety
     /// The entry belongs to the calling thread.
     unsafe fn fill(entry: *mut Entry, block: *mut u8) {
-        // SAFETY: the caller ensures that the entry belongs to the calling thread; an idle block
-        // has a reference.
+        // SAFETY: the caller passes an entry of its thread; an idle block has a reference.
         unsafe {
             let idle = (*entry).block;
             (&raw mut (*entry).block).write_volatile(block);
@@ -161,8 +159,8 @@ impl AttachedBlocks {
     /// `state` belongs to the calling thread, and so does the entry.
     #[inline(always)]
     unsafe fn put_into_slot(state: *mut State, entry: *mut Entry) {
-        // SAFETY: the caller passes its thread's `state`, and so does the entry; the slot lives as
-        // long as its thread.
+        // SAFETY: the caller passes its thread's `state` and an entry of it; the slot lives as
+        // long.
         unsafe {
             let slot = found_slot(state);
             (*entry).below = slot.read();
@@ -176,8 +174,7 @@ impl AttachedBlocks {
     #[cold]
     #[inline(never)]
     unsafe fn attach_slowly(state: *mut State, mut block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: the caller passes its thread's `state`, and `block` is a shared block with a
-        // reference.
+        // SAFETY: the caller passes its thread's `state` and a counted block.
         unsafe {
             Self::prepare(state);
             let this = &raw mut (*state).shared;
@@ -202,19 +199,19 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and is [prepared](Self::prepare).
     pub(super) unsafe fn make_room(state: *mut State) -> bool {
-        // SAFETY: the caller passes its thread's `state`, and is prepared.
+        // SAFETY: the caller passes its thread's `state`.
         unsafe {
             let attached = Self::entries(&raw mut (*state).shared).count();
-            let is_full = attached >= MAX_ATTACHED;
             if attached >= INLINE && found_slot(state).read_volatile().is_null() {
                 Self::clear(state);
                 return true;
             }
-            if is_full {
-                state::clear_slot(state);
-                Self::clear(state);
+            if attached < MAX_ATTACHED {
+                return true;
             }
-            !is_full
+            state::clear_slot(state);
+            Self::clear(state);
+            false
         }
     }
 
@@ -223,8 +220,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and there is [room](Self::make_room).
     pub(super) unsafe fn add(state: *mut State, block: *mut u8) -> *mut Entry {
-        // SAFETY: the caller passes its thread's `state`, and there is room; `overflow` is null or
-        // came from Box.
+        // SAFETY: the caller passes its thread's `state`; `overflow` is null or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
             let at = (*this).next.wrapping_sub(1);
@@ -293,8 +289,7 @@ impl AttachedBlocks {
                 (*entry).copy
             };
             if chain::unlink(state, shown) {
-                let removed = Self::remove(state, entry);
-                removed.release(state);
+                Self::remove(state, entry).release(state);
             }
         }
     }
@@ -302,8 +297,7 @@ impl AttachedBlocks {
     /// # Safety
     /// `state` belongs to the calling thread, and `entry` is in use.
     unsafe fn remove(state: *mut State, entry: *mut Entry) -> Entry {
-        // SAFETY: the caller passes its thread's `state`, and `entry` is in use; `overflow` is null
-        // or came from Box.
+        // SAFETY: the caller passes its thread's `state` and an entry of it that is in use.
         unsafe {
             let this = &raw mut (*state).shared;
             let removed = *entry;
@@ -382,8 +376,7 @@ impl AttachedBlocks {
     /// `this` belongs to the calling thread, and its list does not change during the iteration.
     #[inline]
     pub(super) unsafe fn entries(this: *mut Self) -> impl Iterator<Item = *mut Entry> {
-        // SAFETY: the caller passes its thread's list, and its list does not change during the
-        // iteration; `overflow` is null or came from Box.
+        // SAFETY: the caller passes its thread's list, and does not change it meanwhile.
         unsafe {
             let (first, count) = match (*this).overflow.as_mut() {
                 None => (Self::entry(this, 0), (*this).next.saturating_sub(1)),
@@ -472,8 +465,7 @@ impl Entry {
     /// # Safety
     /// `state` belongs to the calling thread, and the entry is no longer in a list.
     pub(super) unsafe fn release(self, state: *mut State) {
-        // SAFETY: the caller passes its thread's `state`, and the entry is no longer in a list; the
-        // copy is a block of the thread's pool.
+        // SAFETY: the caller passes its thread's `state`; the copy is a block of the thread's pool.
         unsafe {
             if let Some(class) = pool::class_of(state, self.copy) {
                 pool::put(state, self.copy, class);

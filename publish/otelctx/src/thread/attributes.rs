@@ -31,8 +31,7 @@ impl Attributes<'_> {
     /// lifetime.
     #[inline(always)]
     pub(super) unsafe fn new(block: *mut u8, size: usize, used: usize) -> Self {
-        // SAFETY: the caller ensures that `block` points to a record of `size` bytes that only this
-        // thread changes during the writer's lifetime.
+        // SAFETY: the caller ensures that the record has `size` bytes.
         unsafe {
             let start = block.add(offset::ATTRIBUTES);
             Self {
@@ -109,7 +108,7 @@ impl Attributes<'_> {
         }
     }
 
-    /// Size of the attributes so far, in bytes.
+    /// Returns the size of the attributes so far, in bytes.
     #[inline(always)]
     pub(super) fn used(&self) -> usize {
         self.next as usize - self.start as usize
@@ -129,8 +128,7 @@ impl Attributes<'_> {
 /// Both buffers have `length` bytes and do not overlap.
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: the caller ensures that both buffers have `length` bytes and do not overlap; the two
-    // copies may overlap in the middle.
+    // SAFETY: the caller ensures that both buffers have `length` bytes.
     unsafe {
         match length {
             8..=16 => ends::<u64>(from, to, length),
@@ -148,8 +146,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 #[inline(always)]
 unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, length: usize) {
     let last = length - size_of::<T>();
-    // SAFETY: the caller ensures that both buffers have `length` bytes, which is at least the size
-    // of a `T`.
+    // SAFETY: the caller ensures that both buffers have at least the size of a `T`.
     unsafe {
         let first = from.cast::<T>().read_unaligned();
         let second = from.add(last).cast::<T>().read_unaligned();

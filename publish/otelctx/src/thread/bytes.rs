@@ -15,11 +15,8 @@ use otelctx_format::{SpanId, TraceFlags, TraceId};
 pub(super) unsafe fn write_ids(block: *mut u8, trace_id: TraceId, span_id: SpanId) {
     // SAFETY: the IDs lie within the smallest block.
     unsafe {
-        block
-            .add(offset::TRACE_ID)
-            .cast::<TraceId>()
-            .write(trace_id);
-        block.add(offset::SPAN_ID).cast::<SpanId>().write(span_id);
+        *block.add(offset::TRACE_ID).cast::<TraceId>() = trace_id;
+        *block.add(offset::SPAN_ID).cast::<SpanId>() = span_id;
     }
 }
 
@@ -50,7 +47,7 @@ pub(super) unsafe fn is_valid(block: *mut u8) -> bool {
     unsafe { block.add(offset::VALID).read() == VALID }
 }
 
-/// Size of the attributes in a record, in bytes.
+/// Returns the size of the attributes in a record, in bytes.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
@@ -69,11 +66,9 @@ pub(super) unsafe fn set_used(block: *mut u8, size: usize) {
     compiler_fence(Ordering::SeqCst);
     // SAFETY: the field is aligned to 2 bytes.
     unsafe {
-        block
-            .add(offset::ATTRIBUTES_SIZE)
-            .cast::<u16>()
-            .write_volatile(size as u16)
-    };
+        let field = block.add(offset::ATTRIBUTES_SIZE).cast::<u16>();
+        field.write_volatile(size as u16);
+    }
     // Later writes may be to bytes after the new end, which were part of the record before.
     compiler_fence(Ordering::SeqCst);
 }
@@ -159,8 +154,7 @@ pub(super) unsafe fn copy_attributes(from: *mut u8, to: *mut u8) {
 /// # Safety
 /// `block` is a record that does not change during the call.
 pub(super) unsafe fn debug(block: *mut u8, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // SAFETY: the caller ensures that `block` is a record that does not change during the call; a
-    // header is 28 bytes.
+    // SAFETY: the caller passes a record, which has a header of 28 bytes.
     let header = Header::decode(unsafe { &*block.cast() });
     f.debug_struct(name)
         .field("trace_id", &header.trace_id)

@@ -76,14 +76,8 @@ impl Context {
     #[inline]
     #[must_use]
     pub fn with_sampled(self, sampled: bool) -> Self {
-        let flags = self.flags_now();
-        let sampled_bit = TraceFlags::SAMPLED.0;
-        let bits = if sampled {
-            flags.0 | sampled_bit
-        } else {
-            flags.0 & !sampled_bit
-        };
-        self.with_flags(TraceFlags(bits))
+        let others = self.flags_now().0 & !TraceFlags::SAMPLED.0;
+        self.with_flags(TraceFlags(others | u8::from(sampled)))
     }
 
     /// Sets all W3C trace flags. A context without IDs has none.
@@ -162,12 +156,11 @@ impl Context {
             if attributes.is_truncated() {
                 self.mark_truncated();
             }
-            let used = attributes.used();
-            set_used(self.block(), used);
+            set_used(self.block(), attributes.used());
         }
     }
 
-    /// Size of the attributes, in bytes: a mark for [`shrink_to`](Self::shrink_to).
+    /// Returns the size of the attributes, in bytes: a mark for [`shrink_to`](Self::shrink_to).
     #[inline]
     #[must_use]
     pub fn attributes_size(&self) -> usize {
@@ -177,7 +170,7 @@ impl Context {
     /// Drops the attributes added since their size was `size` bytes. If `size` is in the middle of
     /// an attribute, that attribute is dropped, too. The context may be attached.
     pub fn shrink_to(&self, size: usize) {
-        // SAFETY: as for append().
+        // SAFETY: the block belongs to this context, and only its thread changes it.
         unsafe { shrink(self.block(), size) };
     }
 
@@ -375,8 +368,7 @@ impl Context {
 impl Drop for Context {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the block came from this thread's pool with this class: a record stays on its
-        // thread.
+        // SAFETY: a context stays on its thread, whose pool gave the block with this class.
         unsafe { pool::release(arch::state(), self.block(), self.class()) };
     }
 }

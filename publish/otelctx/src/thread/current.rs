@@ -62,8 +62,7 @@ pub fn swap_current(context: Option<SharedContext>) -> Option<SharedContext> {
 #[cold]
 #[inline(never)]
 unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedContext> {
-    // SAFETY: the caller passes its thread's `state`; `new` is null, or a shared block with a
-    // reference.
+    // SAFETY: the caller passes its thread's `state`, and null or a counted block.
     unsafe {
         if exit_has_begun(state) {
             if !new.is_null() {
@@ -109,8 +108,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedConte
 /// # Safety
 /// `state` belongs to the calling thread.
 unsafe fn take(state: *mut State) -> Entry {
-    // SAFETY: the caller passes its thread's `state`; a block without a reference of its own is
-    // kept by its owner.
+    // SAFETY: the caller passes its thread's `state`; an uncounted block is kept by its owner.
     unsafe {
         let current = std::mem::replace(&mut (*state).current, Entry::NONE);
         let is_unowned = std::mem::take(&mut (*state).current_is_unowned);
@@ -166,9 +164,8 @@ pub unsafe fn set_current(context: Option<&SharedContext>) {
 #[cold]
 #[inline(never)]
 unsafe fn set_slowly(state: *mut State, new: *mut u8) {
-    // SAFETY: the caller passes its thread's `state`; `new` is null, or a shared block that the
-    // caller of `set_current` keeps. The reference is dropped again, unless the thread has a copy
-    // instead.
+    // SAFETY: the caller passes its thread's `state`, and null or a block that set_current()'s
+    // caller keeps. The reference is dropped again, unless the thread has a copy instead.
     unsafe {
         if !new.is_null() {
             retain(new);

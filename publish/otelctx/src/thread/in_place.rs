@@ -14,8 +14,7 @@ use super::pool;
 use super::state::{self, exit_has_begun, State};
 use crate::arch;
 
-/// Bytes of attributes that the record has room for. A size that a language runtime has written
-/// may be larger.
+/// Maximum size of the record's attributes, in bytes. A language runtime may write a larger one.
 pub(super) const MAX_ATTRIBUTES_SIZE: usize = RECOMMENDED_SIZE - offset::ATTRIBUTES;
 
 /// Returns the calling thread's own context: a record of 640 bytes that is rewritten in place, for
@@ -147,7 +146,7 @@ impl ThreadContext {
         }
     }
 
-    /// Size of the attributes, in bytes: a mark for [`shrink_to`](Self::shrink_to).
+    /// Returns the size of the attributes, in bytes: a mark for [`shrink_to`](Self::shrink_to).
     #[inline]
     #[must_use]
     pub fn attributes_size(self) -> usize {
@@ -155,9 +154,10 @@ impl ThreadContext {
         unsafe {
             let block = (*self.state).in_place;
             if block.is_null() {
-                return 0;
+                0
+            } else {
+                used(block)
             }
-            used(block)
         }
     }
 

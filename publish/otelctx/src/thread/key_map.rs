@@ -42,7 +42,7 @@ pub(crate) fn adopt_key_map<'a>(other: impl Iterator<Item = &'a str>) -> bool {
         // SAFETY: the names of this copy are never freed.
         let moved = unsafe { NAMES[from].read() };
         for at in (position..from).rev() {
-            // SAFETY: as above.
+            // SAFETY: the names of this copy are never freed.
             NAMES[at + 1].write(unsafe { NAMES[at].read() });
         }
         NAMES[position].write(moved);

@@ -87,9 +87,10 @@ impl Key {
     /// [`KeyError`]. Using the key then only marks records as truncated.
     pub fn register(&self) -> Result<(), KeyError> {
         let registered = register(self.name, |_| self.name, |_| ());
-        let state = match registered {
-            Ok(_) => REGISTERED_KEY,
-            Err(_) => REFUSED,
+        let state = if registered.is_ok() {
+            REGISTERED_KEY
+        } else {
+            REFUSED
         };
         // Another thread may have set a later state; it then starts from here again.
         self.state.store(state, Ordering::Release);
@@ -192,7 +193,7 @@ pub(super) static NAMES: [Name; MAX_KEYS] = [const {
 /// Number of registered names. Updated after the name is stored, so that a process forked in
 /// between only counts complete names.
 pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
-/// How many of them were published with a process context.
+/// Number of names that were published with a process context.
 pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the registered names, in the order of their indexes. The caller holds the lock: the last
@@ -217,7 +218,7 @@ impl Name {
     pub(crate) unsafe fn read<'a>(&self) -> &'a str {
         let address = self.address.load(Ordering::Relaxed);
         let length = self.length.load(Ordering::Relaxed);
-        // SAFETY: as above.
+        // SAFETY: the caller ensures that the name was written and lives.
         unsafe { str::from_utf8_unchecked(slice::from_raw_parts(address, length)) }
     }
 

@@ -65,7 +65,7 @@ pub(super) unsafe fn next_free(block: *mut u8) -> *mut u8 {
 /// `block` is an invalid record, and belongs to this thread or is protected by a lock.
 #[inline]
 pub(super) unsafe fn set_next_free(block: *mut u8, next: *mut u8) {
-    // SAFETY: as above.
+    // SAFETY: NEXT is a multiple of 8 within the smallest block.
     unsafe { block.add(NEXT).cast::<*mut u8>().write(next) };
 }
 
@@ -118,8 +118,8 @@ pub(super) fn class_for(attributes: usize) -> usize {
 /// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: the caller passes its thread's `state`; a free block stores the address of the next
-    // one at NEXT.
+    // SAFETY: the caller passes its thread's `state`; a free block has the next one's address at
+    // NEXT.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = (*pool).free[class];
@@ -144,9 +144,10 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
         release_unreachable(state);
         let block = (*state).pool.free[class];
         if block.is_null() {
-            return add_chunk(state, class);
+            add_chunk(state, class)
+        } else {
+            block
         }
-        block
     }
 }
 
@@ -254,7 +255,7 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
     }
 }
 
-/// If the slot is empty, no publisher can restore anything: frees the forgotten blocks.
+/// Frees the forgotten blocks if the slot is empty, because no publisher can restore anything then.
 ///
 /// # Safety
 /// `state` belongs to the calling thread.

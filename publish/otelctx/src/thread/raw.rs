@@ -85,8 +85,7 @@ pub unsafe fn detach(context: &mut Context, slot: *mut *mut u8) {
 /// `slot` is as for [`attach`].
 #[inline(always)]
 pub unsafe fn try_attach(context: &mut Context, slot: *mut *mut u8) -> bool {
-    // SAFETY: the caller ensures that slot and context belong to this thread. An attached record is
-    // never below itself, so its link is not what the slot contains.
+    // SAFETY: the caller ensures that slot and context belong to this thread.
     unsafe {
         let again = link(context.block()).read() == slot.read();
         if again {
@@ -155,8 +154,8 @@ pub fn replace_by_copy(
 ) -> Result<(), ZeroId> {
     let (trace_id, span_id) = (trace_id.into(), span_id.into());
     ZeroId::check(trace_id, span_id)?;
-    // SAFETY: both handles have a reference. A new copy has only one, and without another reference no
-    // other thread reads or writes the record, nor is it attached.
+    // SAFETY: both handles have a reference. No other thread uses a record that has only one, nor
+    // is it attached.
     unsafe {
         let (block, from) = (context.block(), other.block());
         if shared_block::is_unshared(block, from) {

@@ -24,17 +24,15 @@ use crate::arch;
 /// Cloning, attaching and dropping take no lock.
 pub struct SharedContext(NonNull<u8>);
 
-// SAFETY: the bytes do not change after the record was made, and references are counted
-// atomically.
+// SAFETY: a shared record does not change, and its references are counted atomically.
 unsafe impl Send for SharedContext {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for SharedContext {}
 
 impl SharedContext {
     /// Creates a shared context with the bytes of a record of this size class.
     pub(super) fn copy(from: *mut u8, class: usize, truncated: bool) -> Self {
-        // SAFETY: the state belongs to this thread; the block is new, and as large as the other
-        // one.
+        // SAFETY: the state belongs to this thread; the block is new and as large.
         unsafe {
             let block = shared_block::allocate(arch::state(), class, truncated);
             copy(from, block);
@@ -241,8 +239,7 @@ impl Drop for AttachedShared<'_> {
 #[cold]
 #[inline(never)]
 unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
-    // SAFETY: the caller ensures that the block belongs to a guard of the calling thread that is
-    // being dropped.
+    // SAFETY: the caller passes its thread's `state` and a block of a guard that is being dropped.
     unsafe {
         if (*state).shared.generation() == generation {
             return AttachedBlocks::detach_out_of_order(state, block);

@@ -64,7 +64,7 @@ unsafe fn header(block: *mut u8) -> *mut Header {
 /// `block` is a shared one.
 #[inline]
 unsafe fn next(block: *mut u8) -> &'static AtomicPtr<u8> {
-    // SAFETY: as above; blocks are never returned to the allocator.
+    // SAFETY: each block has its header before it, and is never returned to the allocator.
     unsafe { &(*header(block)).next }
 }
 
@@ -90,8 +90,7 @@ pub(super) unsafe fn is_truncated(block: *mut u8) -> bool {
 /// Both are shared blocks with a reference, the first one the caller's.
 #[inline]
 pub(super) unsafe fn is_unshared(block: *mut u8, other: *mut u8) -> bool {
-    // SAFETY: the caller ensures that both are shared blocks with a reference, the first one the
-    // caller's.
+    // SAFETY: the caller passes two shared blocks with references.
     unsafe {
         (*header(block)).references.load(Ordering::Acquire) == 1 && class(block) >= class(other)
     }
@@ -235,8 +234,7 @@ unsafe fn free(state: *mut State, block: *mut u8) {
 #[cold]
 #[inline(never)]
 unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller passes its thread's `state`, and there are no references to `block`, and
-    // `class` is the block's.
+    // SAFETY: the caller passes its thread's `state` and an unreferenced block of this class.
     unsafe {
         next(block).store(ptr::null_mut(), Ordering::Relaxed);
         if exit_has_begun(state) {
@@ -266,8 +264,8 @@ unsafe fn give_back(first: *mut u8, class: usize) {
         list.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed)
     {
         head = now;
-        // SAFETY: the caller ensures that the blocks are free, have this size class, and no other
-        // code refers to them; the chain ends with null until it is linked.
+        // SAFETY: the caller passes a chain of free blocks that ends with null, to which no other
+        // code refers.
         unsafe {
             if last.is_null() {
                 last = first;

@@ -28,7 +28,7 @@ pub(crate) struct State {
     pub(super) free_shared: FreeBlocks,
     /// The record attached by [`super::swap_current`] or [`super::set_current`]. Nothing is below it.
     pub(super) current: Entry,
-    /// Whether `current` was set by [`super::set_current`], and has no reference.
+    /// True if `current` was set by [`super::set_current`], and has no reference.
     pub(super) current_is_unowned: bool,
     /// Releases the thread's data about shared records; null until it uses any, so that programs
     /// that never do are not linked with it.
@@ -62,7 +62,7 @@ impl State {
     };
 }
 
-/// This thread's slot.
+/// Returns this thread's slot.
 ///
 /// # Safety
 /// `state` belongs to the calling thread.
@@ -71,13 +71,13 @@ pub(super) unsafe fn slot(state: *mut State) -> *mut *mut u8 {
     // SAFETY: the caller passes its thread's `state`.
     let slot = unsafe { (*state).slot };
     if slot.is_null() {
-        // SAFETY: as above.
+        // SAFETY: the caller passes its thread's `state`.
         return unsafe { find_slot(state) };
     }
     slot
 }
 
-/// [`slot`], if it was called before on this thread.
+/// Returns [`slot`], if it was called before on this thread.
 ///
 /// # Safety
 /// `state` belongs to the calling thread.

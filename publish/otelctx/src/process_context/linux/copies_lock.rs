@@ -12,7 +12,7 @@ use super::errno;
 use super::foreign;
 use super::mapping::page_size;
 
-/// Where the lock is, for page sizes up to 64 KiB and address spaces from 39 bits.
+/// The lock's address, for page sizes up to 64 KiB and address spaces from 39 bits.
 #[cfg(target_pointer_width = "64")]
 const ADDRESS: usize = 0x6f_7465_0000;
 #[cfg(not(target_pointer_width = "64"))]
@@ -25,8 +25,8 @@ const MAGIC: u64 = 0x6f74_656c << 32;
 /// Number of attempts, 100 microseconds apart, while another copy holds the lock. It searches the
 /// process's mappings, which may be many.
 const MAX_TRIES: u32 = 10_000;
-/// The same while the mapping is not known to be the lock: another copy has just created or released it, or
-/// it is other code's.
+/// Number of attempts while the mapping is not known to be the lock: another copy has just created or
+/// released it, or it is other code's.
 const MAX_TRIES_UNKNOWN: u32 = 200;
 
 /// Holds the lock, if there is one, until dropped.

@@ -43,9 +43,9 @@ struct Next {
     context: ProcessContext,
     instance_id: Option<String>,
     payload: Vec<u8>,
-    /// Where in the payload [`ANY_PID`] ends, if the context has the pid.
+    /// The end of [`ANY_PID`] in the payload, if the context has the pid.
     pid_end: Option<usize>,
-    /// Where [`PLACEHOLDER`] ends in the payload, if the context has an instance ID of ours.
+    /// The end of [`PLACEHOLDER`] in the payload, if the context has a random instance ID.
     id_end: Option<usize>,
 }
 
@@ -188,11 +188,8 @@ impl Next {
             }
         }
         for (key, value) in &mut self.context.payload.resource {
-            match value {
-                Value::Int(number) if key == PID && *number == i64::from(ANY_PID) => {
-                    *number = pid.into();
-                }
-                _ => {}
+            if key == PID && *value == Value::from(ANY_PID) {
+                *value = pid.into();
             }
         }
         mem::swap(&mut publication.context, &mut self.context);

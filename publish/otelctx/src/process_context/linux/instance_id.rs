@@ -8,7 +8,7 @@ use crate::process_context::{ProcessContext, PublishError};
 
 pub(super) const INSTANCE_ID: &str = "service.instance.id";
 
-/// Same length as an ID.
+/// Placeholder for an ID, of the same length.
 pub(super) const PLACEHOLDER: &str = "________-____-____-____-____________";
 
 /// Sets the instance ID, if the context asks for one: the previous one, or a random one.

@@ -42,7 +42,7 @@ static FALLBACK_ERRNO: AtomicI32 = AtomicI32::new(0);
 /// Holds the lock until dropped.
 pub(super) struct Locked {
     pub(super) shared: &'static Shared,
-    /// Why the lock would not survive a fork, if so.
+    /// The failed call that made the lock one that does not survive a fork.
     pub(super) problem: Option<PublishError>,
 }
 
@@ -66,9 +66,7 @@ impl Locked {
         }
         Self { shared, problem }
     }
-}
 
-impl Locked {
     /// Takes the lock if it becomes free soon.
     pub(super) fn try_acquire() -> Option<Self> {
         let shared = shared();
@@ -121,21 +119,13 @@ fn shared() -> &'static Shared {
             FALLBACK_ERRNO.store(errno, Ordering::Relaxed);
             (&raw const FALLBACK).cast_mut()
         });
-        page = match PAGE.compare_exchange(
-            ptr::null_mut(),
-            own,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => own,
-            Err(first) => {
-                if !ptr::eq(own, &FALLBACK) {
-                    // SAFETY: no other code has the address of this page.
-                    unsafe { libc::munmap(own.cast(), page_size()) };
-                }
-                first
-            }
-        };
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let stored = PAGE.compare_exchange(ptr::null_mut(), own, success, failure);
+        page = stored.err().unwrap_or(own);
+        if page != own && !ptr::eq(own, &FALLBACK) {
+            // SAFETY: no other code has the address of this page.
+            unsafe { libc::munmap(own.cast(), page_size()) };
+        }
     }
     // SAFETY: the page is never unmapped.
     unsafe { &*page }

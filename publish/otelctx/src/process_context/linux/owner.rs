@@ -223,9 +223,8 @@ pub(crate) fn modify(
         let mut owner = lock();
         let publication = owner.publication().ok_or(PublishError::NotPublished)?;
         let timestamp = LAST_TIMESTAMP.load(Ordering::Relaxed);
-        match before.take() {
-            Some((seen, context)) if seen == timestamp => return publication.replace(context),
-            _ => {}
+        if let Some((_, context)) = before.take_if(|(seen, _)| *seen == timestamp) {
+            return publication.replace(context);
         }
         let context = publication.context.clone();
         drop(owner);
