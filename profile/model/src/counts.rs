@@ -45,9 +45,10 @@ pub struct Counts {
     pub missing_stacks: u64,
     /// Samples whose part from a language runtime is missing or incomplete.
     pub incomplete_steps: u64,
-    /// Samples without a runtime's part, because the state of their thread was not known yet: the sampler finds it
-    /// in the runtime's list of threads after the first sample. With eBPF, up to 8,192 threads at a time. Also samples
-    /// of a new process until its runtime is found.
+    /// Samples without a runtime's part, because the state of their thread was not known yet: the
+    /// sampler finds it in the runtime's list of threads after the first sample. With eBPF, up to
+    /// 8,192 threads at a time. Also samples of a new process until its runtime is found, and with
+    /// eBPF all samples of a process whose runtime's step is not in the kernel object.
     pub unresolved_threads: u64,
     /// Samples whose native context and runtime's context have different IDs.
     pub context_conflicts: u64,
@@ -124,7 +125,7 @@ impl Counts {
         }
     }
 
-    /// Counts what was skipped in one record.
+    /// Counts the data that was skipped in one record.
     pub fn add_skipped(&mut self, skipped: &Skipped) {
         self.unknown_keys += u64::from(skipped.unknown_key);
         self.not_utf8 += u64::from(skipped.not_utf8);

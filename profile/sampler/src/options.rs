@@ -46,7 +46,8 @@ pub struct Options {
     /// second. Default: false.
     pub load_all_runtimes: bool,
     /// The kernel programs with the steps of these runtimes: this crate's own have none. A runtime
-    /// without its step adds nothing to samples that are taken with eBPF.
+    /// without its step adds nothing to samples that are taken with eBPF: see
+    /// [`IncompleteSteps`](crate::IncompleteSteps).
     pub kernel_object: Option<KernelObject>,
     /// Size of each CPU's ring of samples, in bytes. Default: enough for one second.
     pub(crate) ring: Option<u64>,

@@ -10,6 +10,12 @@ use otelctx_reader::runtime::RuntimeError;
 const MAX_REASONS: usize = 32;
 
 /// Samples that lack the part of a runtime, for the same reason.
+///
+/// With eBPF, a runtime whose step is not in
+/// [`Options::kernel_object`](crate::Options::kernel_object) adds nothing, and has no entry. Its
+/// samples count in [`Counts::unresolved_threads`](otelctx_sample::Counts::unresolved_threads), or
+/// nowhere if it has no [`kernel_step`](otelctx_reader::runtime::RuntimeProcess::kernel_step) at
+/// all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IncompleteSteps {
