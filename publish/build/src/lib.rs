@@ -58,13 +58,13 @@ pub fn export() {
 #[derive(Clone, Copy, Debug)]
 struct Target {
     linux: bool,
-    /// Whether the C library is linked statically.
+    /// True if the C library is linked statically.
     crt_static: bool,
-    /// Whether the relocation model is `static`: no position-independent executable.
+    /// True if the relocation model is `static`: no position-independent executable.
     not_pie: bool,
 }
 
-/// Why the symbol cannot be exported.
+/// The reason why the symbol cannot be exported.
 #[derive(Debug, PartialEq)]
 enum Refusal {
     /// A static-pie executable linked with GNU ld.

@@ -19,7 +19,7 @@ pub(crate) enum Linker {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
     pub(crate) linker: Linker,
-    /// Whether the linker accepted the argument.
+    /// True if the linker accepted the argument.
     pub(crate) linked: bool,
 }
 
@@ -66,16 +66,14 @@ impl Linker {
     /// Returns the linker that a command runs, as rustc prints it. The last `-fuse-ld` wins, as
     /// with the C compilers. Without this option, their default is unknown: `cc` is assumed to run
     /// GNU ld.
-    fn of(link_args: &str) -> Self {
+    fn of<'a>(link_args: &'a str) -> Self {
         let mut arguments = arguments(link_args);
         let program = arguments.next().unwrap_or_default();
-        let chosen = arguments
-            .filter_map(|argument| {
-                ["-fuse-ld=", "--ld-path="]
-                    .iter()
-                    .find_map(|option| argument.strip_prefix(option))
-            })
-            .last();
+        let value = |argument: &'a str| {
+            let value = argument.strip_prefix("-fuse-ld=");
+            value.or_else(|| argument.strip_prefix("--ld-path="))
+        };
+        let chosen = arguments.filter_map(value).last();
         let path = Path::new(chosen.unwrap_or(program));
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if ["lld", "mold"].iter().any(|known| name.contains(known)) {

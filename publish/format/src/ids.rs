@@ -149,11 +149,8 @@ pub struct ParseIdError {
 
 impl fmt::Display for ParseIdError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "an id of {} hexadecimal digits was expected",
-            self.expected_digits
-        )
+        let digits = self.expected_digits;
+        write!(f, "an id of {digits} hexadecimal digits was expected")
     }
 }
 

@@ -24,7 +24,7 @@ pub const SYMBOL: &str = "otel_thread_ctx_v1";
 /// The thread-local symbol of the schema for Node.js, exported by an addon.
 pub const NODEJS_SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
 
-/// How the threads of a process, or other units of execution, carry their context.
+/// A way in which the threads of a process, or other units of execution, carry their context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Schema {
@@ -98,11 +98,8 @@ impl KeyMap {
     /// # Errors
     /// [`KeyMapError::TooMany`] if there are more than [`MAX_KEYS`].
     pub fn new<K: Into<String>>(keys: impl IntoIterator<Item = K>) -> Result<Self, KeyMapError> {
-        let keys: Vec<String> = keys
-            .into_iter()
-            .take(MAX_KEYS + 1)
-            .map(Into::into)
-            .collect();
+        let keys = keys.into_iter().take(MAX_KEYS + 1);
+        let keys: Vec<String> = keys.map(Into::into).collect();
         if keys.len() > MAX_KEYS {
             return Err(KeyMapError::TooMany);
         }
@@ -127,12 +124,8 @@ impl KeyMap {
             Value::String(name) => Ok(name.clone()),
             _ => Err(KeyMapError::NotAString { position }),
         };
-        items
-            .iter()
-            .enumerate()
-            .map(name)
-            .collect::<Result<_, _>>()
-            .map(|keys| Some(Self(keys)))
+        let keys = items.iter().enumerate().map(name);
+        Ok(Some(Self(keys.collect::<Result<_, _>>()?)))
     }
 
     /// Returns the name at `index`.
@@ -141,7 +134,7 @@ impl KeyMap {
         self.0.get(usize::from(index)).map(String::as_str)
     }
 
-    /// All names, in the order of their indexes.
+    /// Returns all names, in the order of their indexes.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.0
@@ -154,7 +147,7 @@ impl KeyMap {
     }
 }
 
-/// Why a [`KEY_MAP`] attribute is not a key map.
+/// The reason why a [`KEY_MAP`] attribute is not a key map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyMapError {

@@ -224,7 +224,7 @@ pub struct DecodedContext {
     /// Names and values, once for each key of the record. If the key map repeats a name, which
     /// writers must not do, so can this.
     pub attributes: Vec<(String, String)>,
-    /// What the record contains that is not part of this context.
+    /// Counts of what the record contains that is not part of this context.
     pub skipped: Skipped,
 }
 
@@ -248,7 +248,7 @@ impl Skipped {
     }
 }
 
-/// Why bytes are not a readable record.
+/// The reason why bytes are not a readable record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordError {
@@ -267,25 +267,21 @@ pub enum RecordError {
 impl fmt::Display for RecordError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooShort { size } => {
-                write!(
-                    f,
-                    "a context record has at least {HEADER_SIZE} bytes, found {size}"
-                )
-            }
-            Self::NotValid { valid } => {
-                write!(
-                    f,
-                    "the context record is marked not valid (its valid byte is {valid}, not 1)"
-                )
-            }
+            Self::TooShort { size } => write!(
+                f,
+                "a context record has at least {HEADER_SIZE} bytes, found {size}"
+            ),
+            Self::NotValid { valid } => write!(
+                f,
+                "the context record is marked not valid (its valid byte is {valid}, not 1)"
+            ),
         }
     }
 }
 
 impl core::error::Error for RecordError {}
 
-/// How much of an attribute [`append`] wrote.
+/// The part of an attribute that [`append`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Appended {

@@ -42,7 +42,7 @@ pub fn install<A: Into<String>>(
     }
 }
 
-/// What to publish. Created by [`install`].
+/// The publisher to install into a tracer provider. Created by [`install`].
 #[derive(Debug)]
 #[must_use = "nothing is published before build()"]
 pub struct Install {
@@ -58,7 +58,7 @@ pub struct Install {
 }
 
 impl Install {
-    /// Returns the provider's resource, which also becomes the process context.
+    /// Sets the provider's resource, which also becomes the process context.
     ///
     /// If the builder has one instead, it is published as well, but spans get more expensive: it
     /// comes from a span processor.
@@ -67,41 +67,40 @@ impl Install {
         self
     }
 
-    /// Returns the provider's sampler, instead of the one that `OTEL_TRACES_SAMPLER` names.
+    /// Sets the provider's sampler, instead of the one that `OTEL_TRACES_SAMPLER` names.
     pub fn with_sampler(mut self, sampler: impl Into<Box<dyn ShouldSample>>) -> Self {
         self.sampler = Some(sampler.into());
         self
     }
 
-    /// Returns the provider's ID generator, instead of the SDK's random one.
+    /// Sets the provider's ID generator, instead of the SDK's random one.
     pub fn with_id_generator(mut self, generator: impl IdGenerator + 'static) -> Self {
         self.id_generator = Some(Box::new(generator));
         self
     }
 
-    /// Also publishes the span's name, as an attribute with this name. Names of spans should be low
+    /// Publishes the span's name, too, as an attribute with this name. Names of spans should be low
     /// in number, see OpenTelemetry's specification.
     pub fn with_span_name(mut self, attribute: impl Into<String>) -> Self {
         self.span_name = Some(attribute.into());
         self
     }
 
-    /// Also publishes the ID of the local root span, the outermost span of the trace in this process,
+    /// Publishes the ID of the local root span, too: the outermost span of the trace in this process,
     /// in hexadecimal, as an attribute with this name.
     pub fn with_local_root_span_id(mut self, attribute: impl Into<String>) -> Self {
         self.local_root = Some(attribute.into());
         self
     }
 
-    /// Also publishes these entries of the context's baggage, as attributes of the same
-    /// names. A span's attribute of that name is not published.
+    /// Publishes these entries of the context's baggage, too, as attributes of the same names. A span's attribute of that name is not published.
     pub fn with_baggage<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.baggage = names.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Returns whether local root spans get the attribute `pyroscope.profile.id`, their own span
-    /// ID, by which Grafana finds a span's profile. On by default.
+    /// Sets whether local root spans get the attribute `pyroscope.profile.id`, their own span ID, by
+    /// which Grafana finds a span's profile. On by default.
     pub fn with_profile_id(mut self, profile_id: bool) -> Self {
         self.profile_id = profile_id;
         self
@@ -143,10 +142,9 @@ impl Install {
         let has_generator =
             self.id_generator.is_none() && !has_default_generator(&description, &defaults);
         if !has_sampler && !has_generator {
+            let generator = self.id_generator.unwrap_or(defaults.id_generator);
             builder = builder
-                .with_id_generator(Remembered(
-                    self.id_generator.unwrap_or(defaults.id_generator),
-                ))
+                .with_id_generator(Remembered(generator))
                 .with_sampler(Recording {
                     decide: self.sampler.unwrap_or(defaults.sampler),
                     published: Arc::new(published),
@@ -174,9 +172,8 @@ fn keys(names: Vec<String>) -> Vec<Key> {
 }
 
 fn key(name: String) -> Option<Key> {
-    let key = Key::from_string(name);
-    key.map_err(|error| problem::report(Problem::Key(error)))
-        .ok()
+    let report = |error| problem::report(Problem::Key(error));
+    Key::from_string(name).map_err(report).ok()
 }
 
 /// Returns whether a builder still has the default sampler.
@@ -189,10 +186,8 @@ fn has_default_sampler(description: &str, defaults: &Config) -> bool {
 
 /// Returns whether a builder still has the default ID generator.
 fn has_default_generator(description: &str, defaults: &Config) -> bool {
-    description.contains(&format!(
-        "id_generator: {:?}, span_limits: ",
-        defaults.id_generator
-    ))
+    let generator = &defaults.id_generator;
+    description.contains(&format!("id_generator: {generator:?}, span_limits: "))
 }
 
 /// Returns whether a builder has a resource. If its description changes, the resource comes from a

@@ -33,14 +33,14 @@ pub(crate) fn shared(context: &Context) -> Option<&SharedContext> {
     #[allow(ambiguous_wide_pointer_comparisons)] // With another table, the view is asked below.
     let is_ours = ptr::eq(view, ours as *const dyn ObserverContextView);
     if is_ours {
-        // SAFETY: the view has the table of functions of a `View`. Types share a table only if all functions are the
-        // same, and `as_any` of another type returns another `Any`.
+        // SAFETY: the view has the function table of a `View`. Types share one only if all functions
+        // are the same, and `as_any` of another type returns another `Any`.
         return Some(unsafe { &(*ours).0 });
     }
     Some(&view.as_any().downcast_ref::<View>()?.0)
 }
 
-/// What to publish of every context, whichever provider its span is from.
+/// The options for all contexts, whichever provider their spans are from.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) baggage: Vec<Key>,
@@ -161,11 +161,11 @@ fn publish(context: &Context) {
         return publish_without_view(context);
     }
     if AT_EXIT.try_with(|_| ()).is_ok() {
-        // SAFETY: OpenTelemetry's context has a handle, if there is something to publish. OpenTelemetry keeps it in its thread-local stack until it
-        // has called the observer for the next one, or drops the stack when the thread ends. The
-        // standard library drops thread-local variables in reverse order of their first use (which is how it is
-        // implemented: `sys::thread_local::destructors`), so `AT_EXIT` has detached it before:
-        // the stack is in use while this is called.
+        // SAFETY: OpenTelemetry's context has a handle. OpenTelemetry keeps the context in its
+        // thread-local stack until it has called the observer for the next one, or drops the stack
+        // when the thread ends. `AT_EXIT` has detached it before: the standard library drops
+        // thread-local variables in reverse order of their first use
+        // (`sys::thread_local::destructors`), and the stack is in use while this is called.
         unsafe { raw::set_current(shared) };
     }
 }

@@ -1,11 +1,11 @@
-//! What prevents contexts from being published.
+//! Problems that prevent contexts from being published.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use otelctx::{is_exported, KeyError, NotExported, PublishError};
 
-/// Why contexts are not published, or not all of what was asked for.
+/// The reason why contexts are not published, or not everything that was asked for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Problem {
@@ -62,9 +62,7 @@ impl std::error::Error for Problem {
             Self::Key(error) => Some(error),
             Self::ProcessContext(error) => Some(error),
             Self::NotExported(error) => Some(error),
-            Self::NotInstalled | Self::OtherObserver | Self::OwnSampler | Self::OtherOptions => {
-                None
-            }
+            _ => None,
         }
     }
 }
@@ -93,12 +91,11 @@ pub fn check() -> Result<(), Problem> {
 
 /// Notes that a provider was built.
 pub(crate) fn installed() {
-    {
-        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*state, State::NotInstalled) {
-            *state = State::Installed;
-        }
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if matches!(*state, State::NotInstalled) {
+        *state = State::Installed;
     }
+    drop(state);
     if let Err(error) = is_exported() {
         warn(&Problem::NotExported(error));
     }
@@ -114,7 +111,6 @@ pub(crate) fn report(problem: Problem) {
 }
 
 fn warn(problem: &Problem) {
-    let message = problem.to_string();
-    let message = message.as_str();
+    let message = &*problem.to_string();
     opentelemetry::otel_warn!(name: "otelctx.Install", message = message);
 }

@@ -23,11 +23,12 @@ pub(crate) fn publish(resource: &Resource) {
 }
 
 fn try_publish(resource: &Resource) -> Result<(), PublishError> {
-    let attributes: Vec<_> = resource
-        .iter()
-        .map(|(key, value)| (key.as_str().to_owned(), converted(value)))
-        .collect();
-    let add = |context: ProcessContext| context.with_attributes(attributes.iter().cloned());
+    let attributes = || {
+        resource
+            .iter()
+            .map(|(key, value)| (key.as_str(), converted(value)))
+    };
+    let add = |context: ProcessContext| context.with_attributes(attributes());
     let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
     match add(ProcessContext::new()).publish() {
         Ok(mut new) => {

@@ -16,7 +16,7 @@ use crate::{ids, started, truncated};
 /// The attribute that links a span to its profile in Grafana.
 const PROFILE_ID: &str = "pyroscope.profile.id";
 
-/// What to publish of a provider's spans.
+/// The attributes to publish of a provider's spans.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     pub(crate) attributes: Vec<Key>,
@@ -42,9 +42,8 @@ impl ShouldSample for Recording {
     ) -> SamplingResult {
         // Before another sampler can start spans of its own.
         let span = ids::take_new_span();
-        let mut result = self
-            .decide
-            .should_sample(parent, trace, name, kind, attributes, links);
+        let decide = &self.decide;
+        let mut result = decide.should_sample(parent, trace, name, kind, attributes, links);
         if span == SpanId::INVALID {
             return result;
         }
@@ -60,8 +59,9 @@ impl ShouldSample for Recording {
             _ => self.publish((trace, span, flags), local_parent, name, attributes),
         }
         if self.published.profile_id && local_parent.is_none() {
-            let id = KeyValue::new(PROFILE_ID, span.to_string());
-            result.attributes.push(id);
+            result
+                .attributes
+                .push(KeyValue::new(PROFILE_ID, span.to_string()));
         }
         result
     }
@@ -110,10 +110,8 @@ impl Recording {
             None => otelctx::Context::new(trace_id, span_id)
                 .map(|context| context.with_flags(converted(flags))),
         };
-        // An ID generator of the application's may give a trace ID of zero.
-        let Ok(context) = context else {
-            return;
-        };
+        // The application's ID generator may give a trace ID of zero.
+        let Ok(context) = context else { return };
         let context = own.fold(context, |context, (key, value)| {
             context.without_attribute(key).with_attribute(key, &value)
         });

@@ -35,7 +35,7 @@ pub fn is_exported() -> Result<(), NotExported> {
     Err(NotExported::Unsupported)
 }
 
-/// Why other processes cannot find this process's thread contexts, and how to fix it.
+/// The reason why other processes cannot find this process's thread contexts, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotExported {

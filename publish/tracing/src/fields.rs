@@ -12,16 +12,16 @@ use tracing_core::field::{Field, Visit};
 #[derive(Debug)]
 pub(crate) struct Fields {
     above: Option<Arc<Fields>>,
-    /// In the order of the layer's keys.
+    /// The values, in the order of the layer's keys.
     values: Mutex<Box<[Value]>>,
-    /// How often values were recorded after the start.
+    /// Number of times that values were recorded after the start.
     changes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Value {
     text: Option<Box<str>>,
-    /// Whether it was recorded after the start.
+    /// True if it was recorded after the start.
     is_late: bool,
 }
 
@@ -166,7 +166,7 @@ impl Visit for Visitor<'_> {
         self.take(field, || value.into());
     }
 
-    /// Numbers and truth values come this way, too.
+    /// Takes any other value, such as a number or a truth value.
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.take(field, || format!("{value:?}").into());
     }

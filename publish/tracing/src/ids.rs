@@ -1,4 +1,4 @@
-//! Where a span's IDs come from.
+//! The source of a span's IDs.
 
 use otelctx::{SpanId, TraceFlags, TraceId};
 use tracing_subscriber::registry::{LookupSpan, SpanRef};
@@ -52,19 +52,16 @@ impl Ids {
         if FROM_OPENTELEMETRY {
             return Self::NONE;
         }
-        let trace = parent.map_or_else(
-            || TraceId::from_bytes(fastrand::u128(1..=u128::MAX).to_be_bytes()),
-            |parent| parent.trace,
-        );
+        let random = || TraceId::from_bytes(fastrand::u128(1..=u128::MAX).to_be_bytes());
         Self {
-            trace,
+            trace: parent.map_or_else(random, |parent| parent.trace),
             span: SpanId::from_bytes(fastrand::u64(1..=u64::MAX).to_be_bytes()),
             flags: TraceFlags::SAMPLED,
         }
     }
 }
 
-/// Whether a version of OpenTelemetry has the IDs.
+/// True if the IDs are those of OpenTelemetry.
 pub(crate) const FROM_OPENTELEMETRY: bool = cfg!(any(
     feature = "opentelemetry_0_29",
     feature = "opentelemetry_0_30",

@@ -162,8 +162,8 @@ impl ContextLayer {
         }
     }
 
-    /// Replaces what the observer has published by a record with the late fields in place of their earlier values: appending
-    /// a field again leaves its earlier value where it is, until the record is full.
+    /// Replaces what the observer has published by a record with the late fields in place of their
+    /// earlier values: appending a field again leaves its earlier value, until the record is full.
     #[cold]
     fn rebuild(&self, fields: &Fields) {
         // Everything that is seen: the application may have appended values, too.
@@ -179,11 +179,12 @@ impl ContextLayer {
             // A guard has attached a context of the application's.
             return count(true);
         }
-        let kept = seen.attributes.into_iter();
-        let kept = kept.filter_map(|(name, value)| Some((Key::from_string(name).ok()?, value)));
-        let new = kept.fold(ids.context(), |new, (key, value)| {
-            new.with_attribute(&key, &value)
-        });
+        let mut new = ids.context();
+        for (name, value) in seen.attributes {
+            if let Ok(key) = Key::from_string(name) {
+                new = new.with_attribute(&key, &value);
+            }
+        }
         let new = fields.replace_late(&self.keys, new).share();
         count(new.is_truncated());
         drop(raw::swap_current(Some(new)));
@@ -205,13 +206,13 @@ where
         let Some(span) = context.span(id) else {
             return;
         };
-        let (parent, above) = span.parent().map_or((None, None), |parent| {
+        let parent = span.parent().and_then(|parent| {
             let extensions = parent.extensions();
-            let parent = self.of(&extensions);
-            parent.map_or((None, None), |parent| {
-                (Some(parent.ids), parent.fields.clone())
-            })
+            let parent = self.of(&extensions)?;
+            Some((parent.ids, parent.fields.clone()))
         });
+        let (parent, above) = parent.unzip();
+        let above = above.flatten();
         let declared = attributes.metadata().fields();
         let mut names = self.keys.iter().map(Key::name);
         let fields = if names.any(|name| declared.field(name).is_some()) {
@@ -260,10 +261,8 @@ where
             let mut extensions = entered.extensions_mut();
             let this = extensions.get_mut::<Span>();
             let this = this.filter(|this| Arc::ptr_eq(&this.keys, &self.keys));
-            let made = this.and_then(|this| {
-                let is_old = this.up_to_date(this.ids).is_none();
-                is_old.then(|| this.make(this.ids))
-            });
+            let old = this.filter(|this| this.up_to_date(this.ids).is_none());
+            let made = old.map(|this| this.make(this.ids));
             drop(extensions);
             if let Some(made) = made {
                 stack::replace(self.entered(&entered.id()), &made.context);

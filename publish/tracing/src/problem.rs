@@ -1,11 +1,11 @@
-//! What prevents spans from being published.
+//! Problems that prevent spans from being published.
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use otelctx::{integration, is_exported, KeyError, NotExported};
 
-/// Why spans are not published, or not all of their fields.
+/// The reason why spans are not published, or not all of their fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Problem {

@@ -22,8 +22,8 @@ pub const VERSION: u32 = 2;
 pub struct Header {
     /// Size of the payload, in bytes.
     pub payload_size: u32,
-    /// When the context was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`; 0 while
-    /// it is being written. Compare it for equality only: each update sets a different value.
+    /// The time of publishing, in nanoseconds of the publisher's `CLOCK_BOOTTIME`; 0 while it is
+    /// being written. Compare it for equality only: each update sets a different value.
     pub monotonic_published_at_ns: u64,
     /// Address of the payload in the publishing process.
     pub payload_address: u64,
@@ -77,7 +77,7 @@ fn words(bytes: &[u8; HEADER_SIZE]) -> [[u8; 8]; 4] {
     words
 }
 
-/// Why bytes are not a header of this version.
+/// The reason why bytes are not a header of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -97,11 +97,8 @@ impl fmt::Display for HeaderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Signature { found } => {
-                write!(
-                    f,
-                    "the signature is \"{}\", not \"OTEL_CTX\"",
-                    found.escape_ascii()
-                )
+                let found = found.escape_ascii();
+                write!(f, "the signature is \"{found}\", not \"OTEL_CTX\"")
             }
             Self::Version { found } => {
                 write!(

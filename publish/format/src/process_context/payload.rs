@@ -84,7 +84,7 @@ impl<T: Into<Value>> FromIterator<T> for Value {
     }
 }
 
-/// What a process publishes about itself.
+/// The facts that a process publishes about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Payload {
     /// The attributes of the OpenTelemetry resource, for example `service.name`.
@@ -94,10 +94,8 @@ pub struct Payload {
 }
 
 fn find<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a Value> {
-    attributes
-        .iter()
-        .find(|(name, _)| name == key)
-        .map(|(_, value)| value)
+    let mut attributes = attributes.iter();
+    attributes.find_map(|(name, value)| (name == key).then_some(value))
 }
 
 impl Payload {
@@ -163,9 +161,8 @@ impl Payload {
                 }
                 (CONTEXT_ATTRIBUTES, wire_type) => {
                     let attribute = message(&mut input, wire_type)?;
-                    payload
-                        .attributes
-                        .push(budget.key_value(attribute, MAX_DEPTH)?);
+                    let attribute = budget.key_value(attribute, MAX_DEPTH)?;
+                    payload.attributes.push(attribute);
                 }
                 (number, wire_type) => input.skip(number, wire_type, MAX_DEPTH)?,
             }
@@ -192,7 +189,7 @@ const ANY_BYTES: u32 = 7;
 /// `ArrayValue.values` and `KeyValueList.values`.
 const LIST_VALUES: u32 = 1;
 
-/// How many values and levels may still be decoded.
+/// The number of values that may still be decoded.
 struct Budget {
     values: u32,
 }
@@ -233,10 +230,8 @@ fn decode_resource(
 
 impl Budget {
     fn spend(&mut self, input: &Input<'_>) -> Result<(), PayloadError> {
-        match self.values.checked_sub(1) {
-            Some(left) => self.values = left,
-            None => return Err(input.error(PayloadErrorKind::TooManyValues)),
-        }
+        let left = self.values.checked_sub(1);
+        self.values = left.ok_or_else(|| input.error(PayloadErrorKind::TooManyValues))?;
         Ok(())
     }
 
@@ -328,9 +323,8 @@ impl Budget {
         depth: u32,
         mut each: impl FnMut(&mut Self, Input<'a>, u32) -> Result<(), PayloadError>,
     ) -> Result<(), PayloadError> {
-        let Some(deeper) = depth.checked_sub(1) else {
-            return Err(input.error(PayloadErrorKind::TooDeep));
-        };
+        let deeper = depth.checked_sub(1);
+        let deeper = deeper.ok_or_else(|| input.error(PayloadErrorKind::TooDeep))?;
         while !input.is_empty() {
             match input.key()? {
                 (LIST_VALUES, wire_type) => {
@@ -358,12 +352,12 @@ fn list_size(number: u32, attributes: &Attributes) -> usize {
 }
 
 fn key_value_size(key: &str, value: &Value) -> usize {
-    let key = if key.is_empty() {
-        0
+    let value = field_size(value_size(value));
+    if key.is_empty() {
+        value
     } else {
-        field_size(key.len())
-    };
-    key + field_size(value_size(value))
+        field_size(key.len()) + value
+    }
 }
 
 fn value_size(value: &Value) -> usize {
@@ -455,11 +449,11 @@ impl fmt::Display for Problem {
 pub struct PayloadError {
     /// The position of the error, in bytes from the payload's start.
     pub position: usize,
-    /// What is wrong at this position.
+    /// The defect at this position.
     pub kind: PayloadErrorKind,
 }
 
-/// What is wrong with a payload.
+/// The defect of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PayloadErrorKind {

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::payload::{PayloadError, PayloadErrorKind};
 
-/// How a field's value is encoded.
+/// The encoding of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WireType {
     Varint,
@@ -98,15 +98,11 @@ impl<'a> Input<'a> {
     /// Decodes a length-delimited value.
     pub(super) fn length_delimited(&mut self) -> Result<Input<'a>, PayloadError> {
         let start = *self;
-        let length = self.varint()?;
+        let length = usize::try_from(self.varint()?).ok();
         let position = self.position;
-        match usize::try_from(length)
-            .ok()
-            .and_then(|length| self.take(length).ok())
-        {
-            Some(rest) => Ok(Input { rest, position }),
-            None => Err(start.error(PayloadErrorKind::CutShort)),
-        }
+        let rest = length.and_then(|length| self.take(length).ok());
+        let rest = rest.ok_or_else(|| start.error(PayloadErrorKind::CutShort))?;
+        Ok(Input { rest, position })
     }
 
     pub(super) fn fixed64(&mut self) -> Result<u64, PayloadError> {

@@ -7,8 +7,7 @@ use otelctx_format::MAX_KEYS;
 
 use super::PublishError;
 
-/// Checks the attributes of a context. Names need no check for repetition: setting an attribute
-/// again replaces it.
+/// Checks the attributes of a context. Names are not repeated: setting an attribute replaces it.
 pub(super) fn check(resource: &Attributes, attributes: &Attributes) -> Result<(), PublishError> {
     // Without the schema and a full key map.
     let mut values_left = MAX_VALUES - MAX_KEYS as u32 - 2;
@@ -25,13 +24,13 @@ fn check_value(value: &Value, depth_left: u32, values_left: &mut u32) -> Result<
     *values_left = values_left
         .checked_sub(1)
         .ok_or(PublishError::TooManyValues)?;
-    let items: &mut dyn Iterator<Item = &Value> = match value {
-        Value::Array(items) => &mut items.iter(),
-        Value::Map(items) => &mut items.iter().map(|(_, item)| item),
+    let (items, pairs): (&[Value], &[(String, Value)]) = match value {
+        Value::Array(items) => (items, &[]),
+        Value::Map(pairs) => (&[], pairs),
         _ => return Ok(()),
     };
     let depth_left = depth_left.checked_sub(1).ok_or(PublishError::TooDeep)?;
-    for item in items {
+    for item in items.iter().chain(pairs.iter().map(|(_, item)| item)) {
         check_value(item, depth_left, values_left)?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use otelctx_format::process_context::Value;
 
 use super::{ProcessContext, PID, SERVICE_NAME};
 
-/// Which resource attributes to detect. Their names are those of the OpenTelemetry semantic
+/// The resource attributes to detect. Their names are those of the OpenTelemetry semantic
 /// conventions.
 ///
 /// ```
@@ -77,11 +77,8 @@ impl Detect {
             resource.push((PID.into(), pid.into()));
         }
         if self.command_args {
-            let mut args = Vec::new();
-            for arg in env::args_os() {
-                args.push(Value::from(arg.to_string_lossy().as_ref()));
-            }
-            resource.push(("process.command_args".into(), Value::Array(args)));
+            let args = env::args_os().map(|arg| Value::from(arg.to_string_lossy().as_ref()));
+            resource.push(("process.command_args".into(), args.collect()));
         }
         if self.environment {
             context.read_environment();

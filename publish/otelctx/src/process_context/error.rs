@@ -1,11 +1,11 @@
-//! Why a process context could not be published.
+//! The error of publishing a process context.
 
 use std::fmt;
 use std::io;
 
 use otelctx_format::process_context::{MAX_DEPTH, MAX_VALUES};
 
-/// Why a process context could not be published, updated or withdrawn.
+/// The reason why a process context could not be published, updated or withdrawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
@@ -99,11 +99,8 @@ impl fmt::Display for PublishError {
                 "there are more than {MAX_VALUES} values, which readers reject; publish fewer"
             ),
             Self::System { call, errno } => {
-                write!(
-                    f,
-                    "the process context was not published: {call}: {}",
-                    reason(errno)
-                )
+                let reason = reason(errno);
+                write!(f, "the process context was not published: {call}: {reason}")
             }
             Self::Invisible { memfd, naming } => write!(
                 f,

@@ -21,8 +21,8 @@ use crate::{arch, thread};
 const SERVICE_NAME: &str = "service.name";
 const PID: &str = "process.pid";
 
-/// What a process publishes about itself: the attributes of its OpenTelemetry resource, and
-/// attributes of the process context itself.
+/// A process context: the attributes of the process's OpenTelemetry resource, and attributes of the
+/// process context itself.
 ///
 /// Setting an attribute again replaces it. Attributes that are set take precedence over detected
 /// ones.
@@ -223,13 +223,10 @@ impl ProcessContext {
 
     /// Checks and encodes a context to publish.
     fn encode_checked(&mut self) -> Result<Vec<u8>, PublishError> {
-        let reserved = self
-            .payload
-            .attributes
-            .iter()
-            .find(|(key, _)| key.starts_with(THREADLOCAL));
-        if let Some((key, _)) = reserved {
-            return Err(PublishError::ReservedKey { key: key.clone() });
+        for (key, _) in &self.payload.attributes {
+            if key.starts_with(THREADLOCAL) {
+                return Err(PublishError::ReservedKey { key: key.clone() });
+            }
         }
         for (key, _) in &self.schema_attributes {
             if !key.starts_with(THREADLOCAL) || key == SCHEMA_VERSION || key == KEY_MAP {
@@ -249,11 +246,8 @@ impl ProcessContext {
             return;
         };
         for (key, value) in &mut self.payload.resource {
-            match value {
-                Value::Int(pid) if key == PID && *pid == detected.into() => {
-                    *pid = std::process::id().into();
-                }
-                _ => {}
+            if key == PID && matches!(value, Value::Int(pid) if *pid == i64::from(detected)) {
+                *value = std::process::id().into();
             }
         }
     }

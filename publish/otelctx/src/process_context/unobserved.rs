@@ -17,7 +17,7 @@ pub(crate) fn lock() -> Owner {
 }
 
 impl Owner {
-    /// No reader exists for the keys.
+    /// Does nothing but count: no reader exists for the keys.
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
     pub(crate) fn publish_keys(&mut self) -> Result<(), PublishError> {
         thread::mark_published(thread::registered_names().count());
@@ -25,7 +25,7 @@ impl Owner {
     }
 }
 
-/// Only checks the context.
+/// Checks the context.
 pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     context.encode_checked()?;
@@ -33,29 +33,29 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
     Ok(1)
 }
 
-/// Nobody can tell the difference.
+/// Returns true: nobody can tell the difference.
 pub(crate) fn is_published() -> bool {
     true
 }
 
-/// Only checks the context.
+/// Checks the context.
 pub(crate) fn update(_id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     publish(context)
 }
 
-/// Only checks the attributes that are set.
+/// Checks the attributes that are set.
 pub(crate) fn modify(
     change: &mut dyn FnMut(ProcessContext) -> ProcessContext,
 ) -> Result<(), PublishError> {
     change(ProcessContext::new()).encode_checked().map(drop)
 }
 
-/// Nothing to publish.
+/// Does nothing: children have nothing to publish.
 pub(crate) fn republish_after_fork(_id: u64) -> Result<(), PublishError> {
     Ok(())
 }
 
-/// Nothing to remove.
+/// Does nothing: there is nothing to remove.
 pub(crate) fn unpublish(_id: u64) -> Result<(), PublishError> {
     Ok(())
 }

@@ -19,7 +19,7 @@ use super::state::{slot, State};
 /// cycle. Anything deeper counts as unknown.
 const MAX_DEPTH: usize = 1 << 16;
 
-/// Which record is below another one.
+/// The record below another one.
 pub(super) enum Below {
     Nothing,
     /// The record that this location points to.

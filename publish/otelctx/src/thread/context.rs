@@ -20,7 +20,7 @@ use super::shared::SharedContext;
 use super::state::State;
 use crate::arch;
 
-/// What a thread is working on: a trace, a span, flags and attributes, ready to be attached.
+/// The work of a thread: a trace, a span, flags and attributes, ready to be attached.
 ///
 /// A context belongs to the thread that created it, and takes its memory from that thread's pool.
 /// Use [`SharedContext`] for several threads. The bytes that readers find are its *record*.

@@ -131,7 +131,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a [`Key`] cannot be used.
+/// The reason why a [`Key`] cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -146,7 +146,7 @@ pub enum KeyError {
     Update {
         /// The name.
         name: String,
-        /// What failed.
+        /// The failure.
         error: PublishError,
     },
 }

@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub(super) end_shared: Option<unsafe fn(*mut State)>,
 }
 
-/// How far the thread is in freeing its memory at its end.
+/// The progress of the thread in freeing its memory at its end.
 #[derive(Clone, Copy, PartialEq)]
 #[repr(u8)]
 pub(super) enum Exit {

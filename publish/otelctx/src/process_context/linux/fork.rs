@@ -179,16 +179,15 @@ impl Next {
             }
             write_over(own, id);
             for (key, value) in &mut self.context.payload.resource {
-                match value {
-                    Value::String(text) if key == INSTANCE_ID && text == PLACEHOLDER => {
-                        write_over(text, id)
+                if let (INSTANCE_ID, Value::String(text)) = (&**key, value) {
+                    if text == PLACEHOLDER {
+                        write_over(text, id);
                     }
-                    _ => {}
                 }
             }
         }
         for (key, value) in &mut self.context.payload.resource {
-            if key == PID && *value == Value::from(ANY_PID) {
+            if key == PID && matches!(value, Value::Int(pid) if *pid == i64::from(ANY_PID)) {
                 *value = pid.into();
             }
         }
