@@ -19,6 +19,22 @@ use crate::v8::{GlobalSlot, Isolate, Local, V8, WeakCallbackInfo};
 /// 255 bytes with its header, which JavaScript encodes before it knows whether there is room.
 const BUFFER_SIZE: usize = RECOMMENDED_SIZE + ENTRY_HEADER_SIZE + MAX_VALUE_SIZE;
 
+/// Returns a callback of JavaScript's that runs a function with the environment and the first arguments.
+macro_rules! callback {
+    ($run:path) => {{
+        unsafe extern "C" fn callback(env: Env, info: CallbackInfo) -> Value {
+            // SAFETY: Node-API calls this with the running environment.
+            let call = unsafe { Call::new(env) };
+            let Some((arguments, data)) = call.arguments(info) else {
+                return call.throw("Node-API failed");
+            };
+            // SAFETY: the function was made with its environment, which lives as long.
+            $run(unsafe { &*data.cast::<Environment>() }, call, arguments)
+        }
+        callback
+    }};
+}
+
 /// An environment. Functions of JavaScript's have its address; Node-API frees it when they are gone. It is shared: V8
 /// may collect contexts whenever a function of the environment calls V8 or Node-API.
 pub(crate) struct Environment {
@@ -28,7 +44,7 @@ pub(crate) struct Environment {
     template: GlobalSlot,
     /// The bytes of the buffer that JavaScript writes to.
     buffer: *const u8,
-    /// Where an object has the address of its record, in bytes.
+    /// Offset of the address of its record in an object, in bytes.
     record_offset: Cell<usize>,
     /// V8's `undefined`, which never moves.
     undefined: usize,
@@ -36,7 +52,7 @@ pub(crate) struct Environment {
     /// The slot of the `AsyncLocalStorage`; null until it is published.
     key: Cell<GlobalSlot>,
     blocks: Blocks,
-    /// Its end has begun: no record is made any more.
+    /// Set once its end has begun: no record is made any more.
     has_ended: Cell<bool>,
 }
 
@@ -82,18 +98,18 @@ impl Environment {
         environment.measure_record_offset(marker.cast())?;
 
         const FUNCTIONS: [(&CStr, Callback); 12] = [
-            (c"create", create),
-            (c"append", append),
-            (c"invalidate", invalidate),
-            (c"setTraceFlags", set_trace_flags),
-            (c"bytes", bytes),
-            (c"noteFrame", note_frame),
-            (c"verify", verify),
-            (c"open", open),
-            (c"registerKeys", register_keys),
-            (c"keys", keys),
-            (c"publish", publish),
-            (c"isPublished", is_published),
+            (c"create", callback!(create)),
+            (c"append", callback!(append)),
+            (c"invalidate", callback!(invalidate)),
+            (c"setTraceFlags", callback!(set_trace_flags)),
+            (c"bytes", callback!(bytes)),
+            (c"noteFrame", callback!(note_frame)),
+            (c"verify", callback!(verify)),
+            (c"open", callback!(open)),
+            (c"registerKeys", callback!(register_keys)),
+            (c"keys", callback!(keys)),
+            (c"publish", callback!(publish)),
+            (c"isPublished", callback!(is_published)),
         ];
         for (name, callback) in FUNCTIONS {
             // SAFETY: they expect the environment, which lives as long as JavaScript runs in it.
@@ -339,105 +355,66 @@ unsafe extern "C" fn collected(info: *const WeakCallbackInfo) {
     }
 }
 
-/// Runs a callback of JavaScript's with the environment and the first arguments.
-///
-/// # Safety
-/// `env` and `info` are of the running callback, whose data is an environment.
-unsafe fn with<const N: usize>(
-    env: Env,
-    info: CallbackInfo,
-    run: impl FnOnce(&Environment, Call, [Value; N]) -> Value,
-) -> Value {
-    // SAFETY: the caller passes those of the running callback, whose data is an environment.
-    unsafe {
-        let call = Call::new(env);
-        match call.arguments(info) {
-            Some((arguments, data)) => run(&*data.cast::<Environment>(), call, arguments),
-            None => call.throw("Node-API failed"),
-        }
-    }
-}
-
 const NO_CONTEXT: &str = "not a Context";
 
 /// `create(context, size)`: gives it the record in the buffer, with attributes of this size.
-unsafe extern "C" fn create(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [object, size]: [Value; 2]| {
-        let size = call.u32_of(size).unwrap_or(u32::MAX);
-        if environment.create(object, size as usize) {
-            ptr::null_mut()
-        } else {
-            call.throw_type_error(NO_CONTEXT)
-        }
-    };
-    // SAFETY: Node-API calls this with the data that `start` gave; so below.
-    unsafe { with(env, info, run) }
+fn create(environment: &Environment, call: Call, [object, size]: [Value; 2]) -> Value {
+    let size = call.u32_of(size).unwrap_or(u32::MAX);
+    if environment.create(object, size as usize) {
+        ptr::null_mut()
+    } else {
+        call.throw_type_error(NO_CONTEXT)
+    }
 }
 
 /// `append(context, size, replaces)`: appends the attributes in the buffer, of this size, or replaces all with them.
-unsafe extern "C" fn append(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [object, size, replaces]: [Value; 3]| {
-        let size = call
-            .u32_of(size)
-            .filter(|size| *size as usize <= MAX_ATTRIBUTES);
-        let replaces = call.bool_of(replaces) == Some(true);
-        if size.is_some_and(|size| environment.append(object, size as usize, replaces)) {
-            ptr::null_mut()
-        } else {
-            call.throw_type_error(NO_CONTEXT)
-        }
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn append(environment: &Environment, call: Call, [object, size, replaces]: [Value; 3]) -> Value {
+    let size = call
+        .u32_of(size)
+        .filter(|size| *size as usize <= MAX_ATTRIBUTES);
+    let replaces = call.bool_of(replaces) == Some(true);
+    if size.is_some_and(|size| environment.append(object, size as usize, replaces)) {
+        ptr::null_mut()
+    } else {
+        call.throw_type_error(NO_CONTEXT)
+    }
 }
 
 /// `invalidate(context)`
-unsafe extern "C" fn invalidate(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [object]: [Value; 1]| {
-        let Some(block) = environment.block(object) else {
-            return call.throw_type_error(NO_CONTEXT);
-        };
-        // SAFETY: the object has it.
-        unsafe { Block::invalidate(block) };
-        ptr::null_mut()
+fn invalidate(environment: &Environment, call: Call, [object]: [Value; 1]) -> Value {
+    let Some(block) = environment.block(object) else {
+        return call.throw_type_error(NO_CONTEXT);
     };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+    // SAFETY: the object has it.
+    unsafe { Block::invalidate(block) };
+    ptr::null_mut()
 }
 
 /// `setTraceFlags(context, flags)`
-unsafe extern "C" fn set_trace_flags(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [object, flags]: [Value; 2]| {
-        let flags = call
-            .u32_of(flags)
-            .and_then(|flags| u8::try_from(flags).ok());
-        let (Some(block), Some(flags)) = (environment.block(object), flags) else {
-            return call.throw_type_error(NO_CONTEXT);
-        };
-        // SAFETY: the object has it.
-        unsafe { Block::set_trace_flags(block, flags) };
-        ptr::null_mut()
+fn set_trace_flags(environment: &Environment, call: Call, [object, flags]: [Value; 2]) -> Value {
+    let flags = call
+        .u32_of(flags)
+        .and_then(|flags| u8::try_from(flags).ok());
+    let (Some(block), Some(flags)) = (environment.block(object), flags) else {
+        return call.throw_type_error(NO_CONTEXT);
     };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+    // SAFETY: the object has it.
+    unsafe { Block::set_trace_flags(block, flags) };
+    ptr::null_mut()
 }
 
 /// `bytes(context)`: writes the record's bytes to the buffer, and returns their number.
-unsafe extern "C" fn bytes(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [object]: [Value; 1]| {
-        let Some(block) = environment.block(object) else {
-            return call.throw_type_error(NO_CONTEXT);
-        };
-        // SAFETY: the object has it; the buffer has room for the longest record, and JavaScript does not run now.
-        unsafe {
-            let bytes = Block::bytes(block);
-            let to = environment.buffer.cast_mut();
-            ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-            call.number(bytes.len() as u32)
-        }
+fn bytes(environment: &Environment, call: Call, [object]: [Value; 1]) -> Value {
+    let Some(block) = environment.block(object) else {
+        return call.throw_type_error(NO_CONTEXT);
     };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+    // SAFETY: the object has it; the buffer has room for the longest record, and JavaScript does not run now.
+    unsafe {
+        let bytes = Block::bytes(block);
+        let to = environment.buffer.cast_mut();
+        ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        call.number(bytes.len() as u32)
+    }
 }
 
 /// Returns what is wrong, as a string; `undefined` if nothing is.
@@ -449,78 +426,50 @@ fn reason(call: Call, result: Result<(), String>) -> Value {
 }
 
 /// `noteFrame()`: notes where V8 can have the current asynchronous context.
-unsafe extern "C" fn note_frame(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, []: [Value; 0]| {
-        reason(call, environment.note_frame())
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn note_frame(environment: &Environment, call: Call, []: [Value; 0]) -> Value {
+    reason(call, environment.note_frame())
 }
 
 /// `verify(storage, context)`: whether readers find this context, which is the storage's value now.
-unsafe extern "C" fn verify(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [key, context]: [Value; 2]| {
-        let is_object = |value| call.type_of(value) == Some(value_type::OBJECT);
-        if !is_object(key) || !is_object(context) {
-            return call.throw_type_error(NO_CONTEXT);
-        }
-        reason(call, environment.verify(key.cast(), context))
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn verify(environment: &Environment, call: Call, [key, context]: [Value; 2]) -> Value {
+    let is_object = |value| call.type_of(value) == Some(value_type::OBJECT);
+    if !is_object(key) || !is_object(context) {
+        return call.throw_type_error(NO_CONTEXT);
+    }
+    reason(call, environment.verify(key.cast(), context))
 }
 
 /// `open(storage)`: publishes for this thread. Returns the storage that readers follow, or undefined.
-unsafe extern "C" fn open(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [key]: [Value; 1]| {
-        let is_object = call.type_of(key) == Some(value_type::OBJECT);
-        let published = is_object.then(|| environment.open(key.cast())).flatten();
-        // A value of Node-API is the address of a tagged word, as the slot of a global is.
-        published.map_or(ptr::null_mut(), <*mut usize>::cast)
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn open(environment: &Environment, call: Call, [key]: [Value; 1]) -> Value {
+    let is_object = call.type_of(key) == Some(value_type::OBJECT);
+    let published = is_object.then(|| environment.open(key.cast())).flatten();
+    // A value of Node-API is the address of a tagged word, as the slot of a global is.
+    published.map_or(ptr::null_mut(), <*mut usize>::cast)
 }
 
 /// `registerKeys(names, arePositional)`: returns their indexes.
-unsafe extern "C" fn register_keys(env: Env, info: CallbackInfo) -> Value {
-    let run = |_: &Environment, call: Call, [names, are_positional]: [Value; 2]| {
-        let are_positional = call.bool_of(are_positional) == Some(true);
-        match process::register_keys(call, names, are_positional) {
-            Ok(indexes) => call.array(indexes.into_iter().map(|index| call.number(index))),
-            Err(error) => call.throw(&error),
-        }
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn register_keys(_: &Environment, call: Call, [names, are_positional]: [Value; 2]) -> Value {
+    let are_positional = call.bool_of(are_positional) == Some(true);
+    match process::register_keys(call, names, are_positional) {
+        Ok(indexes) => call.array(indexes.into_iter().map(|index| call.number(index))),
+        Err(error) => call.throw(&error),
+    }
 }
 
 /// `isPublished()`: whether the process context is published.
-unsafe extern "C" fn is_published(env: Env, info: CallbackInfo) -> Value {
-    let run = |_: &Environment, call: Call, []: [Value; 0]| call.boolean(process::is_published());
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn is_published(_: &Environment, call: Call, []: [Value; 0]) -> Value {
+    call.boolean(process::is_published())
 }
 
 /// `keys()`: the names of the process, by their indexes.
-unsafe extern "C" fn keys(env: Env, info: CallbackInfo) -> Value {
-    let run = |_: &Environment, call: Call, []: [Value; 0]| {
-        call.array(process::keys().into_iter().map(|name| call.string(name)))
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+fn keys(_: &Environment, call: Call, []: [Value; 0]) -> Value {
+    call.array(process::keys().into_iter().map(|name| call.string(name)))
 }
 
 /// `publish(pairs)`
-unsafe extern "C" fn publish(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [pairs]: [Value; 1]| match process::publish(
-        call,
-        pairs,
-        environment.record_offset.get(),
-    ) {
+fn publish(environment: &Environment, call: Call, [pairs]: [Value; 1]) -> Value {
+    match process::publish(call, pairs, environment.record_offset.get()) {
         Ok(()) => ptr::null_mut(),
         Err(error) => call.throw(&error),
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
+    }
 }
