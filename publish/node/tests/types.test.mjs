@@ -42,8 +42,8 @@ function compareFunction(value, node, name) {
 const skip = typescript === undefined && 'there is no TypeScript'
 
 test('both kinds of modules have the same types', () => {
-  const [one, other] = ['index.d.ts', 'index.d.mts'].map((file) => readFileSync(join(folder, 'lib', file), 'utf8'))
-  assert.equal(one, other)
+  const lines = readFileSync(join(folder, 'lib/index.d.mts'), 'utf8').split('\n')
+  assert.deepEqual(lines.filter((line) => line !== '' && !line.startsWith('//')), ["export * from './index.js'"])
 })
 
 test('each name that is exported has a type, and each type of a value is that of a name', { skip }, async () => {
