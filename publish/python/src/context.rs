@@ -100,10 +100,8 @@ impl Context {
 /// Adds attributes to others; a key that is there already gets the new value.
 pub(crate) fn merge(mut attributes: Attributes, others: Attributes) -> Attributes {
     for (key, value) in others {
-        match attributes
-            .iter_mut()
-            .find(|(known, _)| known.name() == key.name())
-        {
+        let mut known = attributes.iter_mut();
+        match known.find(|(known, _)| known.name() == key.name()) {
             Some((_, known)) => *known = value,
             None => attributes.push((key, value)),
         }
@@ -131,9 +129,8 @@ impl Context {
             (None, None) => ([0; 16], [0; 8]),
             // A context has both or none.
             _ => {
-                return Err(PyValueError::new_err(
-                    "give trace_id and span_id, or neither",
-                ));
+                let message = "give trace_id and span_id, or neither";
+                return Err(PyValueError::new_err(message));
             }
         };
         let attributes = attributes_of(attributes)?;
@@ -199,14 +196,13 @@ impl Context {
         self.shared(py).is_truncated()
     }
 
-    /// For `copy` and `pickle`, which get to a context through a span that has it as an attribute.
+    /// Supports `copy` and `pickle`, which get to a context through a span that has it as an attribute.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Arguments<'py>)> {
-        let (is_zero, flags) = self
-            .content
-            .with(py, |it| (it.trace_id.is_zero(), it.flags.0));
-        let ids = (!is_zero).then(|| (self.trace_id(py), self.span_id(py)));
+        let has_ids = self.content.with(py, |it| !it.trace_id.is_zero());
+        let ids = has_ids.then(|| (self.trace_id(py), self.span_id(py)));
         let (trace_id, span_id) = ids.unzip();
-        let arguments = (trace_id, span_id, flags, self.attributes_dict(py)?);
+        let (flags, attributes) = (self.trace_flags(py), self.attributes_dict(py)?);
+        let arguments = (trace_id, span_id, flags, attributes);
         Ok((py.get_type::<Self>().into_any(), arguments))
     }
 
@@ -219,15 +215,15 @@ impl Context {
 /// Reads an ID: an int, hexadecimal digits, or bytes. Zero is invalid in W3C Trace Context.
 fn id<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; N]> {
     let bytes = bytes_of(name, value)?;
-    if bytes == [0; N] {
-        let zero = if N == 16 {
-            ZeroId::TraceId
-        } else {
-            ZeroId::SpanId
-        };
-        return Err(PyValueError::new_err(zero.to_string()));
+    if bytes != [0; N] {
+        return Ok(bytes);
     }
-    Ok(bytes)
+    let zero = if N == 16 {
+        ZeroId::TraceId
+    } else {
+        ZeroId::SpanId
+    };
+    Err(PyValueError::new_err(zero.to_string()))
 }
 
 fn bytes_of<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; N]> {
@@ -242,9 +238,8 @@ fn bytes_of<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u
     } else if let Ok(digits) = value.cast::<PyString>() {
         let digits = digits.to_string_lossy();
         let are_digits = digits.len() == 2 * N && digits.bytes().all(|it| it.is_ascii_hexdigit());
-        are_digits
-            .then(|| u128::from_str_radix(&digits, 16).ok())
-            .flatten()
+        let number = u128::from_str_radix(&digits, 16).ok();
+        number.filter(|_| are_digits)
     } else if let Ok(number) = value.cast::<PyInt>() {
         number.extract().ok()
     } else {
@@ -258,8 +253,10 @@ fn bytes_of<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u
     below.try_into().map_err(|_| wrong())
 }
 
+/// Returns the attributes in a dict.
+///
 /// # Errors
-/// A name is no string, or a value cannot be converted to one.
+/// If a name is no string, or a value cannot be converted to one.
 pub(crate) fn attributes_of(attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Attributes> {
     let mut result = Attributes::new();
     // A copy: another thread, or the method `__str__` of a value, may change the dict meanwhile.
@@ -317,11 +314,10 @@ pub(crate) fn register_keys(py: Python<'_>, names: Vec<String>) {
 #[inline]
 pub(crate) fn value_of<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a Context> {
     // Neither class can be subclassed.
-    if let Ok(context) = value.cast_exact::<Context>() {
-        return Some(context.get());
+    match value.cast_exact::<Context>() {
+        Ok(context) => Some(context.get()),
+        Err(_) => Some(Entry::class().fields(value)?.context.as_ref()?.get()),
     }
-    let entry = Entry::class().fields(value)?;
-    entry.context.as_ref().map(Py::get)
 }
 
 /// Returns the context in a value of the context variable, as an object.
@@ -394,10 +390,9 @@ fn set<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let context = context.cast_exact::<Context>()?;
     let contextvars = loaded()?;
     // OpenTelemetry's own context stays as it is.
-    let opentelemetry = contextvars.get(py).and_then(|value| {
-        let entry = Entry::class().fields(&value)?;
-        Some(entry.opentelemetry.clone_ref(py))
-    });
+    let opentelemetry = contextvars
+        .get(py)
+        .and_then(|value| Some(Entry::class().fields(&value)?.opentelemetry.clone_ref(py)));
     let token = match opentelemetry {
         None => contextvars.set(context.as_any())?,
         Some(opentelemetry) => {
@@ -427,12 +422,11 @@ pub(crate) fn current(py: Python<'_>) -> PyResult<Option<Bound<'_, Context>>> {
 /// Sets attributes of the attached context; returns whether there is one.
 #[pyfunction]
 pub(crate) fn update(attributes: &Bound<'_, PyDict>) -> PyResult<bool> {
-    let Some(context) = current(attributes.py())? else {
-        return Ok(false);
-    };
-    let py = attributes.py();
-    context.get().set(py, attributes_of(Some(attributes))?);
-    Ok(true)
+    let context = current(attributes.py())?;
+    if let Some(context) = &context {
+        context.get().update(attributes)?;
+    }
+    Ok(context.is_some())
 }
 
 /// Returns what readers see of the calling thread: the record in its slot.
@@ -496,7 +490,7 @@ impl Scope {
                     drop(used);
                     return Ok(());
                 }
-                // The token of another thread or task, which has entered the scope later.
+                // Another thread or task got this token: it has entered the scope later.
                 Err(refused) => error = refused,
             }
         }

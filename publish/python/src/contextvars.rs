@@ -43,13 +43,13 @@ pub(crate) struct Contextvars {
     pub(crate) exit: OnContext,
     /// A function of its own from 3.11 on; a macro before.
     call: Option<Call>,
-    /// Only from 3.14 on.
+    /// The function that adds a watcher; from 3.14 on.
     pub(crate) add_watcher: Option<AddWatcher>,
 }
 
 // SAFETY: the variable lives as long as the process, and is only used by attached threads.
 unsafe impl Send for Contextvars {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for Contextvars {}
 
 static CONTEXTVARS: OnceLock<Contextvars> = OnceLock::new();
@@ -62,12 +62,8 @@ pub(crate) fn load(py: Python<'_>) -> PyResult<&'static Contextvars> {
     if let Some(loaded) = CONTEXTVARS.get() {
         return Ok(loaded);
     }
-    let variable = py
-        .import("contextvars")?
-        .getattr("ContextVar")?
-        .call1(("otelctx",))?
-        .unbind()
-        .into_ptr();
+    let class = py.import("contextvars")?.getattr("ContextVar")?;
+    let variable = class.call1(("otelctx",))?.into_ptr();
     // SAFETY: the types are those of CPython's headers.
     let loaded = unsafe {
         Contextvars {
@@ -95,8 +91,8 @@ extern "C" fn ended() {
     }
 }
 
-/// # Errors
-/// If the interpreter that [`load`] was called in has ended. Objects of it are kept, as PyO3 keeps some, too.
+/// Checks that the interpreter that [`load`] was called in has not ended: objects of it are kept, as
+/// PyO3 keeps some, too.
 pub(crate) fn check_interpreter() -> PyResult<()> {
     match CONTEXTVARS.get() {
         Some(loaded) if loaded.interpreter.load(Ordering::Relaxed).is_null() => Err(
@@ -117,18 +113,23 @@ pub(crate) fn loaded() -> PyResult<&'static Contextvars> {
         .ok_or_else(|| PyImportError::new_err("import otelctx, not otelctx._otelctx"))
 }
 
+/// Returns the function of this name.
+///
+/// # Errors
+/// If there is none.
+///
 /// # Safety
 /// `F` is the type of the function.
 unsafe fn required<F: Copy>(name: &CStr) -> PyResult<F> {
     // SAFETY: the caller ensures that `F` is the type of the function.
     unsafe { find(name) }.ok_or_else(|| {
-        PyImportError::new_err(format!(
-            "otelctx needs CPython: no {}",
-            name.to_string_lossy()
-        ))
+        let name = name.to_string_lossy();
+        PyImportError::new_err(format!("otelctx needs CPython: no {name}"))
     })
 }
 
+/// Returns the function of this name, if there is one.
+///
 /// # Safety
 /// `F` is the type of the function.
 unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
@@ -226,7 +227,7 @@ unsafe extern "C-unwind" {
 /// [`Contextvars::call`] up to 3.10.
 ///
 /// # Safety
-/// The type of [`Contextvars::call`].
+/// Same as [`Contextvars::call`].
 unsafe fn call_with_tuple(
     function: *mut PyObject,
     arguments: *const *mut PyObject,

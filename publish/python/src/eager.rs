@@ -130,14 +130,14 @@ unsafe extern "C-unwind" fn init(
 #[derive(Clone, Copy)]
 struct Eager {
     context: *mut PyObject,
-    /// With the context.
+    /// The keywords of the call, with the context.
     keywords: *mut PyObject,
 }
 
-/// `None` if the task starts later.
+/// Returns what a task enters at once; `None` if it starts later.
 ///
 /// # Errors
-/// An exception is set.
+/// If an exception is set.
 ///
 /// # Safety
 /// The argument is an object or null.
@@ -158,9 +158,9 @@ fn context_and_keywords<'py>(
 ) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, PyDict>)>> {
     let py = keywords.py();
     let keywords = keywords.cast::<PyDict>()?;
-    match keywords.get_item(pyo3::intern!(py, "eager_start"))? {
-        Some(eager) if eager.is_truthy()? => {}
-        _ => return Ok(None),
+    let eager = keywords.get_item(pyo3::intern!(py, "eager_start"))?;
+    if !eager.map_or(Ok(false), |eager| eager.is_truthy())? {
+        return Ok(None);
     }
     let name = pyo3::intern!(py, "context");
     if let Some(given) = keywords.get_item(name)?

@@ -6,13 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
-/// Whether at most one thread runs in the interpreter at a time. The header of an object is a count of
+/// True if at most one thread runs in the interpreter at a time. The header of an object is a count of
 /// references and a type; free-threaded builds have more in it.
 pub(crate) const HAS_GIL: bool = size_of::<PyObject>() == 2 * size_of::<usize>();
 
 /// A value that attached threads share.
 pub(crate) struct Lock<T> {
-    /// Only used without a GIL.
+    /// Protects the content if there is no GIL.
     mutex: Mutex<()>,
     content: RefCell<T>,
 }

@@ -57,14 +57,14 @@ struct Relocation {
     addend: i64,
 }
 
-/// Where a library stores an address.
+/// The place where a library stores an address.
 struct Place {
     address: usize,
-    /// Whether the dynamic linker has made it read-only.
+    /// True if the dynamic linker has made it read-only.
     is_read_only: bool,
 }
 
-/// Where a library calls the functions.
+/// The places from which a library calls the functions.
 #[derive(Default)]
 struct Calls {
     enter: Vec<Place>,
@@ -73,7 +73,7 @@ struct Calls {
 
 /// The libraries of the process at the last scan.
 struct Libraries {
-    /// How many had been unloaded.
+    /// Number of libraries that had been unloaded.
     unloaded: u64,
     /// Libraries that need no more attention, by the addresses of their program headers.
     checked: BTreeSet<usize>,
@@ -115,13 +115,19 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
         // Another thread may be loading a library whose addresses the dynamic linker has yet to store. This waits until it
         // is loaded, and keeps it so.
         let open = |path: &CString| {
-            let path = if path.is_empty() {
-                ptr::null()
-            } else {
-                path.as_ptr()
-            };
+            let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+            let is_program = path.is_empty();
             // SAFETY: the path ends with a null byte.
-            unsafe { libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
+            unsafe {
+                libc::dlopen(
+                    if is_program {
+                        ptr::null()
+                    } else {
+                        path.as_ptr()
+                    },
+                    flags,
+                )
+            }
         };
         let opened = |(_, path): &(usize, CString)| NonNull::new(open(path));
         let handles: Vec<_> = scan.pending.iter().map(opened).collect();
@@ -196,7 +202,7 @@ impl Calls {
             unsafe { place.replace(exit as *const () as usize)? };
         }
         for place in &self.enter {
-            // SAFETY: as above.
+            // SAFETY: the library calls a function of this type by the address there.
             unsafe { place.replace(enter as *const () as usize)? };
         }
         Ok(())
@@ -229,8 +235,7 @@ impl Place {
         if self.is_read_only {
             protect(libc::PROT_READ | libc::PROT_WRITE)?;
         }
-        // SAFETY: the caller ensures that the library is loaded, and calls a function of the same
-        // type by the address; the dynamic linker aligns it, and threads read it at once.
+        // SAFETY: the caller ensures the function's type; the address is aligned and read at once.
         unsafe {
             AtomicUsize::from_ptr(self.address as *mut usize).store(function, Ordering::Release);
         }
@@ -277,22 +282,21 @@ unsafe extern "C" fn change(
     _size: usize,
     scan: *mut c_void,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the dynamic linker passes a library that is mapped during the call, and `scan`.
     unsafe {
         let (info, scan) = (&*info, &mut *scan.cast::<Scan<'_>>());
         let header = info.dlpi_phdr.addr();
         let path = CStr::from_ptr(info.dlpi_name);
         let is_it = |it: &(usize, CString)| it.0 == header && *it.1 == *path;
-        if scan.pending.iter().any(is_it) {
-            scan.libraries.checked.insert(header);
-            let (calls, addresses) = (calls(info), addresses(info));
-            if calls.are_of_this_interpreter(&addresses) {
-                match calls.replace() {
-                    Ok(()) => scan.libraries.watched.push(addresses),
-                    Err(error) => {
-                        scan.error = Some(format!("{}: {error}", path.to_string_lossy()));
-                    }
-                }
+        if !scan.pending.iter().any(is_it) {
+            return 0;
+        }
+        scan.libraries.checked.insert(header);
+        let (calls, addresses) = (calls(info), addresses(info));
+        if calls.are_of_this_interpreter(&addresses) {
+            match calls.replace() {
+                Ok(()) => scan.libraries.watched.push(addresses),
+                Err(error) => scan.error = Some(format!("{}: {error}", path.to_string_lossy())),
             }
         }
     }
@@ -386,7 +390,7 @@ unsafe fn functions(
     addresses: Range<usize>,
 ) -> impl Iterator<Item = (&'static CStr, usize)> {
     let (mut symbols, mut strings) = (0, 0);
-    // Of `DT_RELA` and `DT_JMPREL`: address and size.
+    // Addresses and sizes of `DT_RELA` and `DT_JMPREL`.
     let (mut data, mut calls) = ((0, 0), (0, 0));
     // SAFETY: the section ends with a null entry.
     unsafe {
@@ -420,7 +424,7 @@ unsafe fn functions(
     });
     let relocations = relocations.filter(|it| FUNCTION_ADDRESS.contains(&it.kind));
     relocations.map(move |relocation| {
-        // SAFETY: as above.
+        // SAFETY: the tables are those of the library.
         let name = unsafe {
             let symbol = (symbols as *const Symbol).add(relocation.symbol as usize);
             CStr::from_ptr((strings + (*symbol).name as usize) as *const c_char)

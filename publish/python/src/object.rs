@@ -28,7 +28,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The Rust fields of an object of such a class.
 pub(crate) trait Fields: Sized + Send + 'static {
-    /// With the module that it is found in.
+    /// The class's name, with the module that it is found in.
     const NAME: &CStr;
     const DOCUMENTATION: &CStr;
 
@@ -57,7 +57,7 @@ struct Kept<F> {
     count: usize,
 }
 
-// SAFETY: they contain nothing.
+// SAFETY: the objects that are kept have been released, and contain nothing.
 unsafe impl<F: Fields> Send for Kept<F> {}
 
 #[repr(C)]
@@ -148,11 +148,12 @@ impl<F: Fields> Class<F> {
         // The collector of free-threaded builds finds all objects that were not returned.
         HAS_GIL
             && self.kept.with(py, |kept| {
-                let place = kept.objects.get_mut(kept.count);
-                place
-                    .map(|place| *place = object)
-                    .inspect(|()| kept.count += 1)
-                    .is_some()
+                let has_room = kept.count < MAX_KEPT;
+                if has_room {
+                    kept.objects[kept.count] = object;
+                    kept.count += 1;
+                }
+                has_room
             })
     }
 

@@ -125,7 +125,7 @@ pub(crate) unsafe extern "C-unwind" fn opentelemetry_attach(
 #[derive(Clone, Copy)]
 enum Span {
     Absent,
-    /// Its [`Context`].
+    /// The span has this [`Context`].
     Known(*mut PyObject),
     /// It has none yet: the span, and [`Configuration::new_context`].
     New(*mut PyObject, *mut PyObject, &'static Contextvars),
@@ -133,6 +133,8 @@ enum Span {
     Failed,
 }
 
+/// Finds the span in a context of OpenTelemetry.
+///
 /// # Safety
 /// The argument is an object.
 unsafe fn span_in(py: Python<'_>, context: *mut PyObject) -> Span {
@@ -264,15 +266,10 @@ pub(crate) fn new_context<'py>(
     let Some((trace_id, span_id, flags)) = ids_of(span_context) else {
         return Ok(None);
     };
-    let parent = match span_of(parent) {
-        Some(parent) => known_context(&parent)?,
-        None => None,
-    };
+    let parent = span_of(parent).map_or(Ok(None), |parent| known_context(&parent))?;
     let inherited = parent.map(|parent| parent.get().attributes(py));
-    let attributes = merge(
-        inherited.unwrap_or_default(),
-        attributes_of(Some(attributes))?,
-    );
+    let own = attributes_of(Some(attributes))?;
+    let attributes = merge(inherited.unwrap_or_default(), own);
     let context = Bound::new(py, Context::with(trace_id, span_id, flags, attributes))?;
     // A span of another class may refuse the attribute. Its context is then created again when the
     // span is attached again.

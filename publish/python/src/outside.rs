@@ -18,7 +18,7 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    /// For a `Context`: the address of its record.
+    /// Creates the field of a `Context`, with the address of its record.
     pub(crate) fn of_context(context: &SharedContext) -> Self {
         Self {
             mark: *b"otelctx1",
@@ -26,7 +26,7 @@ impl Outside {
         }
     }
 
-    /// For an `Entry`: the address of its `Context`, or null.
+    /// Creates the field of an `Entry`, with the address of its `Context`, or null.
     pub(crate) fn of_entry(context: Option<*mut PyObject>) -> Self {
         let address = context.unwrap_or(ptr::null_mut());
         Self {

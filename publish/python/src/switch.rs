@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::context::{Context, value_of};
-use crate::contextvars::{self, context_of, is_entered, load, loaded};
+use crate::contextvars::{context_of, is_entered, load, loaded};
 use crate::thread;
 
 /// The C function behind `Context.run`, before [`run`] replaced it.
@@ -40,7 +40,7 @@ struct MethodDefinition {
     documentation: *const c_char,
 }
 
-/// Of CPython's `methodobject.h`; in the stable ABI from 3.10 on.
+/// The flag of CPython's `methodobject.h`; in the stable ABI from 3.10 on.
 const METH_FASTCALL: c_int = 0x80;
 
 static ORIGINAL_RUN: OnceLock<Run> = OnceLock::new();
@@ -117,26 +117,18 @@ pub(crate) fn publish_current(py: Python<'_>) {
 /// Replaces the function behind `Context.run`. A built-in method has its function in a structure of
 /// its type, which all bound methods refer to, too.
 fn replace_run(py: Python<'_>) -> PyResult<()> {
-    let method = py
-        .import("contextvars")?
-        .getattr("Context")?
-        .call0()?
-        .getattr("run")?;
+    let context = py.import("contextvars")?.getattr("Context")?.call0()?;
+    let method = context.getattr("run")?;
     // SAFETY: `m_ml` is the first field of a built-in method (`PyCFunctionObject`) after its header,
     // in all versions up to 3.13. The definition is a static variable of the interpreter.
-    let definition = unsafe {
-        method
-            .as_ptr()
-            .add(1)
-            .cast::<*mut MethodDefinition>()
-            .read()
-    };
-    // SAFETY: as above; the name is a C string.
+    let definition = unsafe { *method.as_ptr().add(1).cast::<*mut MethodDefinition>() };
+    // SAFETY: the definition is a static variable of the interpreter; the name is a C string.
     let (name, flags) = unsafe { (CStr::from_ptr((*definition).name), (*definition).flags) };
     if name != c"run" || flags != METH_FASTCALL | METH_KEYWORDS {
         return Err(PyImportError::new_err("Context.run is not CPython's"));
     }
-    // SAFETY: as above. Other threads may call the method at the same time, and read the field at once.
+    // SAFETY: the definition is static. Other threads may call the method meanwhile, and read the
+    // field at once.
     unsafe {
         let _ = ORIGINAL_RUN.set((*definition).function);
         let function = AtomicPtr::from_ptr((&raw mut (*definition).function).cast::<*mut ()>());
@@ -148,7 +140,7 @@ fn replace_run(py: Python<'_>) -> PyResult<()> {
 /// `Context.run(callable, *args, **kwargs)`, as CPython up to 3.13 implements it. Publishes the
 /// variable's value after entering and after leaving the context.
 ///
-/// It holds nothing that has a destructor while it calls the function ([`contextvars::Contextvars::call`]).
+/// It holds nothing that has a destructor while it calls the function ([`Contextvars::call`](crate::contextvars::Contextvars::call)).
 unsafe extern "C-unwind" fn run(
     context: *mut PyObject,
     arguments: *const *mut PyObject,
@@ -196,11 +188,8 @@ pub(crate) fn restore(py: Python<'_>, outer: usize) {
     }
     let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
     let context = value.as_ref().and_then(value_of);
-    thread::publish(
-        py,
-        context
-            .filter(|context| ptr::from_ref(*context).addr() == outer && are_greenlets_traced(py)),
-    );
+    let context = context.filter(|context| ptr::from_ref(*context).addr() == outer);
+    thread::publish(py, context.filter(|_| are_greenlets_traced(py)));
 }
 
 /// Publishes nothing for the calling thread, which will switch contexts where this module does not see it. Returns
@@ -262,19 +251,17 @@ fn is_covered(token: &Bound<'_, PyAny>) -> bool {
 #[cold]
 fn warn_unseen(py: Python<'_>) {
     if !WARNED.swap(true, Ordering::Relaxed) {
-        thread::warn(
-            py,
-            if is_reported() {
-                "otelctx publishes no contexts: the interpreter has no room for a context watcher"
-            } else {
-                "otelctx does not publish some contexts: native code switches \
-                between them, which only Python 3.14 and later report"
-            },
-        );
+        let message = if is_reported() {
+            "otelctx publishes no contexts: the interpreter has no room for a context watcher"
+        } else {
+            "otelctx does not publish some contexts: native code switches \
+             between them, which only Python 3.14 and later report"
+        };
+        thread::warn(py, message);
     }
 }
 
-/// For `greenlet.settrace`: publishes the value of the greenlet that the thread has switched to.
+/// Publishes the value of the greenlet that the thread has switched to, for `greenlet.settrace`.
 #[pyfunction]
 pub(crate) fn greenlets_switched(
     event: &Bound<'_, PyAny>,
@@ -310,9 +297,8 @@ impl Greenlets {
         if current.is(&self.tracer) || current.get_type().is(&self.chained) {
             return Ok(());
         }
-        py.import("otelctx._hooks")?
-            .call_method0("trace_greenlets")?;
-        Ok(())
+        let hooks = py.import("otelctx._hooks")?;
+        hooks.call_method0("trace_greenlets").map(drop)
     }
 }
 
@@ -324,15 +310,12 @@ fn are_greenlets_traced(py: Python<'_>) -> bool {
         return true;
     };
     let pending = PyErr::take(py);
-    let result = greenlets.trace(py);
-    let is_traced = result.is_ok();
-    if let Err(error) = result {
-        error.write_unraisable(py, None);
-    }
+    let traced = greenlets.trace(py);
+    let traced = traced.map_err(|error| error.write_unraisable(py, None));
     if let Some(pending) = pending {
         pending.restore(py);
     }
-    is_traced
+    traced.is_ok()
 }
 
 /// Notes that the program uses greenlets. `tracer` is [`greenlets_switched`], and `chained` the class
@@ -344,20 +327,18 @@ pub(crate) fn use_greenlets(
     tracer: Py<PyAny>,
     chained: Py<PyAny>,
 ) {
+    let greenlets = Greenlets {
+        get_trace,
+        tracer,
+        chained,
+    };
     // Only the first call counts.
-    let _ = GREENLETS.set(
-        py,
-        Greenlets {
-            get_trace,
-            tracer,
-            chained,
-        },
-    );
+    let _ = GREENLETS.set(py, greenlets);
 }
 
 /// Restores the value from before a token.
 pub(crate) fn reset(token: &Bound<'_, PyAny>) -> PyResult<()> {
-    let contextvars: &contextvars::Contextvars = loaded()?;
+    let contextvars = loaded()?;
     contextvars.reset(token)?;
     let value = contextvars.get(token.py());
     publish_value(token, value.as_ref().and_then(value_of))

@@ -1,4 +1,4 @@
-//! What this module knows of the calling thread.
+//! The state of this module for each thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_void};
@@ -15,7 +15,7 @@ thread_local! {
     /// The contexts that were entered, and will be left, where this module sees it, and what was
     /// [`published`] before each. Greenlets leave them in any order. Only compared.
     static ENTERED: RefCell<Vec<(*mut PyObject, usize)>> = const { RefCell::new(Vec::new()) };
-    /// Whether the thread's state in the interpreter has an object whose end is the state's end.
+    /// True if the thread's state in the interpreter has an object whose end is the state's end.
     static HAS_WITNESS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -104,12 +104,11 @@ pub(crate) fn pop(context: *mut PyObject) -> usize {
 
 /// Returns whether a context was entered where this module sees it.
 pub(crate) fn has_entered(context: *mut PyObject) -> bool {
-    ENTERED
-        .try_with(|entered| {
-            let entered = entered.borrow();
-            entered.iter().rev().any(|(known, _)| *known == context)
-        })
-        .unwrap_or(false)
+    let has_entered = ENTERED.try_with(|entered| {
+        let entered = entered.borrow();
+        entered.iter().rev().any(|(known, _)| *known == context)
+    });
+    has_entered.unwrap_or(false)
 }
 
 /// Logs a warning through Python's `logging`.
