@@ -94,11 +94,9 @@ unsafe fn attach_elsewhere(
     slot: *mut *mut u8,
     record: &mut Context,
 ) -> (*mut *mut u8, &mut Context) {
+    detach_out_of_order(record);
     // SAFETY: the caller ensures that the slot belongs to the calling thread.
-    unsafe {
-        detach_out_of_order(record);
-        link(record.block()).write(slot.read_volatile());
-    }
+    unsafe { link(record.block()).write(slot.read_volatile()) };
     (slot, record)
 }
 
@@ -108,11 +106,8 @@ unsafe fn attach_elsewhere(
 #[inline(never)]
 fn detach_out_of_order(record: &mut Context) {
     let state = arch::state();
-    // SAFETY: the state and the record belong to this thread.
-    unsafe {
-        if !chain::unlink(state, record.block()) {
-            record.leave_block(state);
-        }
+    if !chain::unlink(state, record.block()) {
+        record.leave_block(state);
     }
 }
 

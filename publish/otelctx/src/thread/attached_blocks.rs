@@ -20,7 +20,7 @@ use super::chain;
 use super::pool;
 use super::shared::SharedContext;
 use super::shared_block::{release, release_to_process, retain};
-use super::state::{self, exit_has_begun, found_slot, prepare_shared_exit, State};
+use super::state::{self, exit_has_begun, found_slot, prepare_shared_exit, ThreadState};
 
 /// Number of records in the list before it is moved to the heap. Scopes are rarely nested more
 /// deeply.
@@ -89,24 +89,16 @@ impl AttachedBlocks {
     }
 
     /// Prepares the list, and finds the slot.
-    ///
-    /// # Safety
-    /// `state` belongs to the calling thread.
-    pub(super) unsafe fn prepare(state: *mut State) {
-        // SAFETY: the caller passes its thread's `state`.
-        unsafe {
-            prepare_shared_exit(state);
-            state::slot(state);
-            Self::use_inline_entries(state);
-        }
+    pub(super) fn prepare(state: ThreadState) {
+        prepare_shared_exit(state);
+        state::slot(state);
+        Self::use_inline_entries(state);
     }
 
-    /// # Safety
-    /// Same as [`prepare`](Self::prepare).
-    unsafe fn use_inline_entries(state: *mut State) {
-        // SAFETY: the caller passes its thread's `state`.
+    fn use_inline_entries(state: ThreadState) {
+        // SAFETY: `state` is this thread's.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             if (*this).next == 0 && (*this).overflow.is_null() && !exit_has_begun(state) {
                 (*this).next = 1;
             }
@@ -117,14 +109,14 @@ impl AttachedBlocks {
     /// itself, a copy if it was already attached, or null if the list is full.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread, and `block` is a shared block with a reference.
+    /// `block` is a shared block with a reference.
     #[inline]
-    pub(super) unsafe fn attach(state: *mut State, block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: the caller passes its thread's `state` and a counted block; `at` is an index.
+    pub(super) unsafe fn attach(state: ThreadState, block: *mut u8) -> (*mut u8, u32) {
+        // SAFETY: the caller passes a counted block; `state` is this thread's, and `at` an index.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             let at = (*this).next.wrapping_sub(1);
-            let is_first = at == 0 && block != (*state).current.block;
+            let is_first = at == 0 && block != (*state.get()).current.block;
             if !is_first && (at >= INLINE || Self::is_attached(state, block)) {
                 return Self::attach_slowly(state, block);
             }
@@ -156,11 +148,10 @@ impl AttachedBlocks {
     }
 
     /// # Safety
-    /// `state` belongs to the calling thread, and so does the entry.
+    /// The entry belongs to the calling thread.
     #[inline(always)]
-    unsafe fn put_into_slot(state: *mut State, entry: *mut Entry) {
-        // SAFETY: the caller passes its thread's `state` and an entry of it; the slot lives as
-        // long.
+    unsafe fn put_into_slot(state: ThreadState, entry: *mut Entry) {
+        // SAFETY: the caller passes an entry of its thread, whose slot lives as long.
         unsafe {
             let slot = found_slot(state);
             (*entry).below = slot.read();
@@ -173,11 +164,11 @@ impl AttachedBlocks {
     /// Same as [`attach`](Self::attach).
     #[cold]
     #[inline(never)]
-    unsafe fn attach_slowly(state: *mut State, mut block: *mut u8) -> (*mut u8, u32) {
-        // SAFETY: the caller passes its thread's `state` and a counted block.
+    unsafe fn attach_slowly(state: ThreadState, mut block: *mut u8) -> (*mut u8, u32) {
+        // SAFETY: the caller passes a counted block; `state` is this thread's.
         unsafe {
             Self::prepare(state);
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             if !Self::make_room(state) {
                 // No guard of this thread has this generation, so it will leave the slot alone.
                 return (ptr::null_mut(), (*this).generation.wrapping_sub(1));
@@ -197,11 +188,11 @@ impl AttachedBlocks {
     /// case: the slot is empty then, unless it contains another publisher's record.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread, and is [prepared](Self::prepare).
-    pub(super) unsafe fn make_room(state: *mut State) -> bool {
-        // SAFETY: the caller passes its thread's `state`.
+    /// `state` is [prepared](Self::prepare).
+    pub(super) unsafe fn make_room(state: ThreadState) -> bool {
+        // SAFETY: `state` is this thread's.
         unsafe {
-            let attached = Self::entries(&raw mut (*state).shared).count();
+            let attached = Self::entries(state).count();
             if attached >= INLINE && found_slot(state).read_volatile().is_null() {
                 Self::clear(state);
                 return true;
@@ -218,11 +209,11 @@ impl AttachedBlocks {
     /// Adds an entry for a block. Takes over the reference.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread, and there is [room](Self::make_room).
-    pub(super) unsafe fn add(state: *mut State, block: *mut u8) -> *mut Entry {
-        // SAFETY: the caller passes its thread's `state`; `overflow` is null or came from Box.
+    /// There is [room](Self::make_room).
+    pub(super) unsafe fn add(state: ThreadState, block: *mut u8) -> *mut Entry {
+        // SAFETY: `state` is this thread's; `overflow` is null or came from Box.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             let at = (*this).next.wrapping_sub(1);
             if at < INLINE {
                 Self::set_next(this, at + 2);
@@ -233,7 +224,7 @@ impl AttachedBlocks {
             }
             if (*this).overflow.is_null() {
                 // There are none if `next` is zero; otherwise all are in use.
-                let entries: Vec<Entry> = Self::entries(this).map(|entry| *entry).collect();
+                let entries: Vec<Entry> = Self::entries(state).map(|entry| *entry).collect();
                 (*this).next = 0;
                 (*this).entries = [Entry::NONE; INLINE];
                 (*this).overflow = Box::into_raw(Box::new(entries));
@@ -249,14 +240,11 @@ impl AttachedBlocks {
 
     /// Detaches a block if it is in the slot and was attached last: the fast path of dropping a
     /// guard.
-    ///
-    /// # Safety
-    /// `state` belongs to the calling thread.
     #[inline(always)]
-    pub(super) unsafe fn detach(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: the caller passes its thread's `state`; `at` is an index.
+    pub(super) fn detach(state: ThreadState, block: *mut u8) -> bool {
+        // SAFETY: `state` is this thread's; `at` is an index.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             let at = (*this).next.wrapping_sub(2);
             if at >= INLINE {
                 return false;
@@ -275,12 +263,11 @@ impl AttachedBlocks {
     /// below another publisher's record, it stays in the list, which keeps it alive.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread.
-    pub(super) unsafe fn detach_out_of_order(state: *mut State, block: *mut u8) {
-        // SAFETY: the caller passes its thread's `state`.
+    /// The block belongs to a guard that is being dropped.
+    pub(super) unsafe fn detach_out_of_order(state: ThreadState, block: *mut u8) {
+        // SAFETY: `state` is this thread's.
         unsafe {
-            let this = &raw mut (*state).shared;
-            let Some(entry) = Self::find(this, block) else {
+            let Some(entry) = Self::find(state, block) else {
                 return;
             };
             let shown = if (*entry).copy.is_null() {
@@ -295,11 +282,11 @@ impl AttachedBlocks {
     }
 
     /// # Safety
-    /// `state` belongs to the calling thread, and `entry` is in use.
-    unsafe fn remove(state: *mut State, entry: *mut Entry) -> Entry {
-        // SAFETY: the caller passes its thread's `state` and an entry of it that is in use.
+    /// `entry` is in use.
+    unsafe fn remove(state: ThreadState, entry: *mut Entry) -> Entry {
+        // SAFETY: the caller passes an entry that is in use; `state` is this thread's.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             let removed = *entry;
             if (*this).overflow.is_null() {
                 let count = (*this).next - 1;
@@ -323,14 +310,11 @@ impl AttachedBlocks {
 
     /// Transfers the reference of an idle entry to the caller, if the block has such an entry at
     /// the next free position.
-    ///
-    /// # Safety
-    /// `state` belongs to the calling thread.
     #[inline]
-    pub(super) unsafe fn take_idle(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: the caller passes its thread's `state`; `at` is an index.
+    pub(super) fn take_idle(state: ThreadState, block: *mut u8) -> bool {
+        // SAFETY: `state` is this thread's; `at` is an index.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             let at = (*this).next.wrapping_sub(1);
             if at >= INLINE || (*Self::entry(this, at)).block != block {
                 return false;
@@ -348,53 +332,42 @@ impl AttachedBlocks {
     }
 
     /// Returns whether a block is already attached, by a guard or as the thread's current record.
-    ///
-    /// # Safety
-    /// `state` belongs to the calling thread.
     #[inline(never)]
-    pub(super) unsafe fn is_attached(state: *mut State, block: *mut u8) -> bool {
-        // SAFETY: the caller passes its thread's `state`.
-        unsafe {
-            let this = &raw mut (*state).shared;
-            block == (*state).current.block || Self::find(this, block).is_some()
-        }
+    pub(super) fn is_attached(state: ThreadState, block: *mut u8) -> bool {
+        // SAFETY: `state` is this thread's.
+        let current = unsafe { (*state.get()).current.block };
+        block == current || Self::find(state, block).is_some()
     }
 
     /// Finds the entry of a block.
-    ///
-    /// # Safety
-    /// `this` belongs to the calling thread.
     #[inline]
-    pub(super) unsafe fn find(this: *mut Self, block: *mut u8) -> Option<*mut Entry> {
-        // SAFETY: the caller passes its thread's list.
-        unsafe { Self::entries(this).find(|entry| (**entry).block == block) }
+    pub(super) fn find(state: ThreadState, block: *mut u8) -> Option<*mut Entry> {
+        // SAFETY: nothing changes the list meanwhile.
+        Self::entries(state).find(|entry| unsafe { (**entry).block == block })
     }
 
-    /// Returns the entries in use.
-    ///
-    /// # Safety
-    /// `this` belongs to the calling thread, and its list does not change during the iteration.
+    /// Returns the entries in use. They are valid until the list changes.
     #[inline]
-    pub(super) unsafe fn entries(this: *mut Self) -> impl Iterator<Item = *mut Entry> {
-        // SAFETY: the caller passes its thread's list, and does not change it meanwhile.
-        unsafe {
-            let (first, count) = match (*this).overflow.as_mut() {
+    pub(super) fn entries(state: ThreadState) -> impl Iterator<Item = *mut Entry> {
+        // SAFETY: `state` is this thread's; `overflow` is null or came from Box.
+        let (first, count) = unsafe {
+            let this = &raw mut (*state.get()).shared;
+            match (*this).overflow.as_mut() {
                 None => (Self::entry(this, 0), (*this).next.saturating_sub(1)),
                 Some(entries) => (entries.as_mut_ptr(), entries.len()),
-            };
-            (0..count).map(move |at| first.add(at))
-        }
+            }
+        };
+        (0..count).map(move |at| first.wrapping_add(at))
     }
 
     /// Removes all blocks, and starts a new generation, so that living guards restore nothing.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread. No record of this crate is in the slot or will be
-    /// restored by a guard.
-    pub(super) unsafe fn clear(state: *mut State) {
-        // SAFETY: the caller passes its thread's `state`.
+    /// No record of this crate is in the slot or will be restored by a guard.
+    pub(super) unsafe fn clear(state: ThreadState) {
+        // SAFETY: `state` is this thread's.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             (*this).generation = (*this).generation.wrapping_add(1);
             Self::take_all(state, |entry| entry.release(state));
         }
@@ -403,11 +376,11 @@ impl AttachedBlocks {
     /// Removes all entries, including idle ones, and passes their references to `each`.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread.
-    unsafe fn take_all(state: *mut State, each: impl Fn(Entry)) {
-        // SAFETY: the caller passes its thread's `state`; `overflow` is null or came from Box.
+    /// Same as [`clear`](Self::clear).
+    unsafe fn take_all(state: ThreadState, each: impl Fn(Entry)) {
+        // SAFETY: `state` is this thread's; `overflow` is null or came from Box.
         unsafe {
-            let this = &raw mut (*state).shared;
+            let this = &raw mut (*state.get()).shared;
             let overflow = std::mem::replace(&mut (*this).overflow, ptr::null_mut());
             for at in (0..INLINE).rev() {
                 let entry = Self::entry(this, at);
@@ -431,9 +404,9 @@ impl AttachedBlocks {
     /// it may restore an earlier one, so the references are leaked.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread, and its slot was [cleared](state::clear_slot).
-    pub(super) unsafe fn clear_at_exit(state: *mut State) {
-        // SAFETY: the caller passes its thread's `state`, and its slot was cleared.
+    /// The slot was [cleared](state::clear_slot).
+    pub(super) unsafe fn clear_at_exit(state: ThreadState) {
+        // SAFETY: the caller has cleared the slot; `state` is this thread's.
         unsafe {
             if !state::slot(state).read_volatile().is_null() {
                 Self::take_all(state, |_| ());
@@ -445,7 +418,7 @@ impl AttachedBlocks {
     #[inline(always)]
     unsafe fn set_next(this: *mut Self, next: usize) {
         compiler_fence(Ordering::SeqCst);
-        // SAFETY: `this` belongs to the calling thread.
+        // SAFETY: `this` is the calling thread's.
         unsafe { (&raw mut (*this).next).write_volatile(next) };
         compiler_fence(Ordering::SeqCst);
     }
@@ -463,9 +436,9 @@ impl Entry {
     /// Releases the blocks of the entry.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread, and the entry is no longer in a list.
-    pub(super) unsafe fn release(self, state: *mut State) {
-        // SAFETY: the caller passes its thread's `state`; the copy is a block of the thread's pool.
+    /// The entry is no longer in a list.
+    pub(super) unsafe fn release(self, state: ThreadState) {
+        // SAFETY: `state` is this thread's; the copy is a block of the thread's pool.
         unsafe {
             if let Some(class) = pool::class_of(state, self.copy) {
                 pool::put(state, self.copy, class);

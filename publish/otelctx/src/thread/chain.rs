@@ -13,7 +13,7 @@
 
 use super::attached_blocks::AttachedBlocks;
 use super::pool;
-use super::state::{slot, State};
+use super::state::{slot, ThreadState};
 
 /// Maximum number of records to follow, so that the search ends if another publisher has created a
 /// cycle. Anything deeper counts as unknown.
@@ -29,29 +29,23 @@ pub(super) enum Below {
 }
 
 /// Finds what is below a record in the chain.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
-    // SAFETY: the caller passes its thread's `state`.
+pub(super) fn below(state: ThreadState, record: *mut u8) -> Below {
+    // SAFETY: `state` is this thread's.
     unsafe {
-        if record.is_null() || record == (*state).current.block {
+        if record.is_null() || record == (*state.get()).current.block {
             Below::Nothing
         } else if pool::class_of(state, record).is_some() {
             Below::Link(pool::link(record))
         } else {
-            let entry = AttachedBlocks::find(&raw mut (*state).shared, record);
+            let entry = AttachedBlocks::find(state, record);
             entry.map_or(Below::Unknown, |entry| Below::Link(&raw mut (*entry).below))
         }
     }
 }
 
 /// Returns whether a record is in the chain; `None` if it may be below another publisher's record.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool> {
-    // SAFETY: the caller passes its thread's `state`; the links are those of records in the chain.
+pub(super) fn contains(state: ThreadState, record: *mut u8) -> Option<bool> {
+    // SAFETY: `state` is this thread's; the links are those of records in the chain.
     unsafe {
         let mut this = slot(state).read_volatile();
         for _ in 0..MAX_DEPTH {
@@ -69,12 +63,9 @@ pub(super) unsafe fn contains(state: *mut State, record: *mut u8) -> Option<bool
 }
 
 /// Removes a record from the chain if it is in it. Returns false if it may still be in it.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline(never)]
-pub(super) unsafe fn unlink(state: *mut State, record: *mut u8) -> bool {
-    // SAFETY: the caller passes its thread's `state`; the links are those of records in the chain.
+pub(super) fn unlink(state: ThreadState, record: *mut u8) -> bool {
+    // SAFETY: `state` is this thread's; the links are those of records in the chain.
     unsafe {
         let mut place = slot(state);
         for _ in 0..MAX_DEPTH {

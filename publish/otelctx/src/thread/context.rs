@@ -17,7 +17,7 @@ use super::keys::Key;
 use super::pool::{self, SIZES};
 use super::scope::InScope;
 use super::shared::SharedContext;
-use super::state::State;
+use super::state::ThreadState;
 use crate::arch;
 
 /// The work of a thread: a trace, a span, flags and attributes, ready to be attached.
@@ -227,8 +227,7 @@ impl Context {
     /// record of another publisher, which alone knows what is there.
     #[must_use]
     pub fn is_attached(&self) -> Option<bool> {
-        // SAFETY: the state belongs to this thread.
-        unsafe { chain::contains(arch::state(), self.block()) }
+        chain::contains(arch::state(), self.block())
     }
 
     /// Wraps a future so that this context is attached whenever it is polled. The result stays on
@@ -313,10 +312,7 @@ impl Context {
     }
 
     /// Moves to another block, because the old one may be below another publisher's record.
-    ///
-    /// # Safety
-    /// `state` belongs to the calling thread.
-    pub(super) unsafe fn leave_block(&mut self, state: *mut State) {
+    pub(super) fn leave_block(&mut self, state: ThreadState) {
         let (left, class) = (self.block(), self.class());
         // SAFETY: both blocks have the same size.
         unsafe {

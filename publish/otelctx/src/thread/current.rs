@@ -11,7 +11,7 @@ use super::keys::{published_names, Key};
 use super::pool::{self, SIZES};
 use super::shared::SharedContext;
 use super::shared_block::{release, retain};
-use super::state::{self, exit_has_begun, found_slot, is_own, State};
+use super::state::{self, exit_has_begun, found_slot, is_own, ThreadState};
 use crate::arch;
 
 /// Makes `context` what the calling thread is working on, and returns the previous context set by this
@@ -44,25 +44,25 @@ pub fn swap_current(context: Option<SharedContext>) -> Option<SharedContext> {
     let new = context.map_or(std::ptr::null_mut(), SharedContext::into_block);
     // SAFETY: the state and the slot belong to this thread, which owns one reference to each block.
     unsafe {
-        let old = (*state).current.block;
-        if !(*state).shared.is_ready_and_empty()
+        let old = (*state.get()).current.block;
+        if !(*state.get()).shared.is_ready_and_empty()
             || found_slot(state).read() != old
-            || (*state).current_is_unowned
+            || (*state.get()).current_is_unowned
         {
             return swap_slowly(state, new);
         }
-        (*state).current.block = new;
+        (*state.get()).current.block = new;
         found_slot(state).write_volatile(new);
         (!old.is_null()).then(|| SharedContext::from_block(old))
     }
 }
 
 /// # Safety
-/// `state` belongs to the calling thread; `new` is null, or a shared block with a reference.
+/// `new` is null, or a shared block with a reference.
 #[cold]
 #[inline(never)]
-unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedContext> {
-    // SAFETY: the caller passes its thread's `state`, and null or a counted block.
+unsafe fn swap_slowly(state: ThreadState, mut new: *mut u8) -> Option<SharedContext> {
+    // SAFETY: the caller passes null or a counted block; `state` is this thread's.
     unsafe {
         if exit_has_begun(state) {
             if !new.is_null() {
@@ -72,19 +72,19 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedConte
         }
         AttachedBlocks::prepare(state);
         // A guard would mistake the record for its own.
-        if AttachedBlocks::find(&raw mut (*state).shared, new).is_some() {
+        if AttachedBlocks::find(state, new).is_some() {
             let copy = SharedContext::copy_of(new);
             release(|| state, new);
             new = copy.into_block();
         }
         let slot = found_slot(state);
         let foreign = !is_own(state, slot.read_volatile());
-        if foreign && !(*state).current.block.is_null() {
+        if foreign && !(*state.get()).current.block.is_null() {
             // While the other publisher's record is in the slot: later, this could remove the new one.
             AttachedBlocks::make_room(state);
         }
         let old = take(state);
-        (*state).current.block = new;
+        (*state.get()).current.block = new;
         if !foreign || !new.is_null() {
             slot.write_volatile(new);
         }
@@ -104,14 +104,11 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedConte
 }
 
 /// Takes the current entry, with a reference to its block.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-unsafe fn take(state: *mut State) -> Entry {
-    // SAFETY: the caller passes its thread's `state`; an uncounted block is kept by its owner.
+fn take(state: ThreadState) -> Entry {
+    // SAFETY: `state` is this thread's; an uncounted block is kept by its owner.
     unsafe {
-        let current = std::mem::replace(&mut (*state).current, Entry::NONE);
-        let is_unowned = std::mem::take(&mut (*state).current_is_unowned);
+        let current = std::mem::replace(&mut (*state.get()).current, Entry::NONE);
+        let is_unowned = std::mem::take(&mut (*state.get()).current_is_unowned);
         if is_unowned && !current.block.is_null() {
             retain(current.block);
         }
@@ -145,34 +142,34 @@ pub unsafe fn set_current(context: Option<&SharedContext>) {
     let new = context.map_or(std::ptr::null_mut(), SharedContext::block);
     // SAFETY: the state and the slot belong to this thread.
     unsafe {
-        let old = (*state).current.block;
-        if !(*state).shared.is_ready_and_empty()
+        let old = (*state.get()).current.block;
+        if !(*state.get()).shared.is_ready_and_empty()
             || found_slot(state).read() != old
-            || !(old.is_null() || (*state).current_is_unowned)
+            || !(old.is_null() || (*state.get()).current_is_unowned)
         {
             return set_slowly(state, new);
         }
-        (*state).current.block = new;
-        (*state).current_is_unowned = true;
+        (*state.get()).current.block = new;
+        (*state.get()).current_is_unowned = true;
         found_slot(state).write_volatile(new);
     }
 }
 
 /// # Safety
-/// `state` belongs to the calling thread; `new` is null, or a shared block that the caller of
+/// `new` is null, or a shared block that the caller of
 /// [`set_current`] keeps.
 #[cold]
 #[inline(never)]
-unsafe fn set_slowly(state: *mut State, new: *mut u8) {
-    // SAFETY: the caller passes its thread's `state`, and null or a block that set_current()'s
-    // caller keeps. The reference is dropped again, unless the thread has a copy instead.
+unsafe fn set_slowly(state: ThreadState, new: *mut u8) {
+    // SAFETY: `new` is null, or set_current()'s caller keeps it. The reference is dropped again,
+    // unless the thread has a copy instead.
     unsafe {
         if !new.is_null() {
             retain(new);
         }
         drop(swap_slowly(state, new));
-        if !new.is_null() && (*state).current.block == new {
-            (*state).current_is_unowned = true;
+        if !new.is_null() && (*state.get()).current.block == new {
+            (*state.get()).current_is_unowned = true;
             release(|| state, new);
         }
     }
@@ -188,7 +185,7 @@ pub fn current() -> Option<SharedContext> {
     // SAFETY: the state belongs to this thread, and the block has a reference: this thread's, or one
     // that the caller of set_current() keeps.
     unsafe {
-        let block = (*arch::state()).current.block;
+        let block = (*arch::state().get()).current.block;
         (!block.is_null()).then(|| {
             retain(block);
             SharedContext::from_block(block)
@@ -212,16 +209,8 @@ pub fn append_current(key: &Key, value: &str) -> bool {
 }
 
 /// Adds an attribute to a shared record that a guard attached, if the record is in the slot.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn append_to_shared(
-    state: *mut State,
-    block: *mut u8,
-    key: &Key,
-    value: &str,
-) -> bool {
-    // SAFETY: the caller passes its thread's `state`; the slot contains a record or null.
+pub(super) fn append_to_shared(state: ThreadState, block: *mut u8, key: &Key, value: &str) -> bool {
+    // SAFETY: `state` is this thread's; the slot contains a record or null.
     unsafe {
         let attached = state::slot(state).read_volatile();
         !attached.is_null()
@@ -233,14 +222,14 @@ pub(super) unsafe fn append_to_shared(
 /// Adds an attribute to the record in the slot.
 ///
 /// # Safety
-/// `state` belongs to the calling thread, and `attached` is the content of its slot.
-unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str) -> bool {
-    // SAFETY: the caller passes its thread's `state`, and `attached` is the content of its slot.
+/// `attached` is the content of the thread's slot.
+unsafe fn append_to(state: ThreadState, attached: *mut u8, key: &Key, value: &str) -> bool {
+    // SAFETY: the caller passes the content of the slot; `state` is this thread's.
     unsafe {
         if attached.is_null() || !is_valid(attached) {
             return false;
         }
-        if attached == (*state).in_place {
+        if attached == (*state.get()).in_place {
             return thread_context().try_append(key, value);
         }
         let own = pool::class_of(state, attached);
@@ -270,14 +259,11 @@ unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str
 }
 
 /// Returns the entry whose shared record or copy this is.
-///
-/// # Safety
-/// `state` belongs to the calling thread, and `attached` is not null.
-unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
-    // SAFETY: the caller passes its thread's `state`, and `attached` is not null.
+fn holder(state: ThreadState, attached: *mut u8) -> Option<*mut Entry> {
+    // SAFETY: `state` is this thread's, and nothing changes its list meanwhile.
     unsafe {
-        AttachedBlocks::entries(&raw mut (*state).shared)
-            .chain([&raw mut (*state).current])
+        AttachedBlocks::entries(state)
+            .chain([&raw mut (*state.get()).current])
             .find(|entry| attached == (**entry).block || attached == (**entry).copy)
     }
 }
@@ -313,7 +299,7 @@ pub fn visible_to_readers() -> Option<record::DecodedContext> {
             return None;
         }
         let mut size = used(attached);
-        if attached == (*state).in_place {
+        if attached == (*state.get()).in_place {
             size = size.min(MAX_ATTRIBUTES_SIZE);
         }
         std::slice::from_raw_parts(attached, HEADER_SIZE + size)

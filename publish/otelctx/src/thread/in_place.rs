@@ -11,7 +11,7 @@ use super::attributes::Attributes;
 use super::bytes::{set_used, shrink, used, validate, write_ids};
 use super::keys::Key;
 use super::pool;
-use super::state::{self, exit_has_begun, State};
+use super::state::{self, exit_has_begun, ThreadState};
 use crate::arch;
 
 /// Maximum size of the record's attributes, in bytes. A language runtime may write a larger one.
@@ -35,7 +35,7 @@ pub fn thread_context() -> ThreadContext {
 /// See [`thread_context`].
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadContext {
-    state: *mut State,
+    state: ThreadState,
     thread: PhantomData<*mut u8>,
 }
 
@@ -86,7 +86,7 @@ impl ThreadContext {
     ) -> Result<(), ZeroId> {
         // SAFETY: the state belongs to this thread, and only it changes the record.
         unsafe {
-            let mut block = (*self.state).in_place_whole;
+            let mut block = (*self.state.get()).in_place_whole;
             if block.is_null() {
                 block = make(self.state);
                 if block.is_null() {
@@ -106,7 +106,7 @@ impl ThreadContext {
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
             validate(block, flags, used);
             if truncated {
-                (*self.state).in_place_whole = ptr::null_mut();
+                (*self.state.get()).in_place_whole = ptr::null_mut();
             }
             let slot = state::found_slot(self.state);
             if slot.read_volatile() != block {
@@ -127,7 +127,7 @@ impl ThreadContext {
     pub(super) fn try_append(self, key: &Key, value: &str) -> bool {
         // SAFETY: as for set_with().
         unsafe {
-            let mut block = (*self.state).in_place;
+            let mut block = (*self.state.get()).in_place;
             if block.is_null() {
                 block = make(self.state);
                 if block.is_null() {
@@ -140,7 +140,7 @@ impl ThreadContext {
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
             set_used(block, used);
             if truncated {
-                (*self.state).in_place_whole = ptr::null_mut();
+                (*self.state.get()).in_place_whole = ptr::null_mut();
             }
             used != before
         }
@@ -152,7 +152,7 @@ impl ThreadContext {
     pub fn attributes_size(self) -> usize {
         // SAFETY: as for set_with().
         unsafe {
-            let block = (*self.state).in_place;
+            let block = (*self.state.get()).in_place;
             if block.is_null() {
                 0
             } else {
@@ -166,7 +166,7 @@ impl ThreadContext {
     pub fn shrink_to(self, size: usize) {
         // SAFETY: as for set_with().
         unsafe {
-            let block = (*self.state).in_place;
+            let block = (*self.state.get()).in_place;
             if !block.is_null() {
                 shrink(block, size.min(MAX_ATTRIBUTES_SIZE));
             }
@@ -179,7 +179,7 @@ impl ThreadContext {
     pub fn detach(self) {
         // SAFETY: as for set_with().
         unsafe {
-            let block = (*self.state).in_place;
+            let block = (*self.state.get()).in_place;
             if block.is_null() {
                 return;
             }
@@ -197,36 +197,30 @@ impl ThreadContext {
     #[must_use]
     pub fn is_truncated(self) -> bool {
         // SAFETY: the state belongs to this thread.
-        unsafe { (*self.state).in_place != (*self.state).in_place_whole }
+        unsafe { (*self.state.get()).in_place != (*self.state.get()).in_place_whole }
     }
 }
 
 /// Returns the record's address, which is created if necessary; null once the thread's destructors have
 /// freed it.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn record(state: *mut State) -> *mut u8 {
+pub(super) fn record(state: ThreadState) -> *mut u8 {
     // SAFETY: the caller ensures that `state` belongs to this thread.
     unsafe {
-        if (*state).in_place.is_null() {
+        if (*state.get()).in_place.is_null() {
             make(state);
         }
-        (*state).in_place
+        (*state.get()).in_place
     }
 }
 
 /// Creates the record if necessary, and marks it as complete. Null once the thread's destructors
 /// have freed it.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
-unsafe fn make(state: *mut State) -> *mut u8 {
-    // SAFETY: the caller passes its thread's `state`.
+fn make(state: ThreadState) -> *mut u8 {
+    // SAFETY: `state` is this thread's.
     unsafe {
-        if (*state).in_place.is_null() && !exit_has_begun(state) {
+        if (*state.get()).in_place.is_null() && !exit_has_begun(state) {
             // The functions that write the record expect the slot's address to be cached.
             state::slot(state);
             let block = pool::allocate(state, pool::LARGEST);
@@ -234,9 +228,9 @@ unsafe fn make(state: *mut State) -> *mut u8 {
             pool::link(block).write(ptr::null_mut());
             // A record without a trace until it is set: append() may come first.
             write_ids(block, TraceId::ZERO, SpanId::ZERO);
-            (*state).in_place = block;
+            (*state.get()).in_place = block;
         }
-        (*state).in_place_whole = (*state).in_place;
-        (*state).in_place
+        (*state.get()).in_place_whole = (*state.get()).in_place;
+        (*state.get()).in_place
     }
 }

@@ -31,4 +31,4 @@ pub(crate) use keys::{mark_published, registered_names};
 pub use keys::{Key, KeyError};
 pub use scope::InScope;
 pub use shared::{AttachedOwned, AttachedShared, SharedContext};
-pub(crate) use state::State;
+pub(crate) use state::{State, ThreadState};

@@ -11,7 +11,7 @@ use std::sync::atomic::{compiler_fence, Ordering};
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 
 use super::chain;
-use super::state::{clear_slot, end_shared, exit_has_begun, prepare_exit, slot, State};
+use super::state::{clear_slot, end_shared, exit_has_begun, prepare_exit, slot, ThreadState};
 
 /// A cache line. Shared records are aligned to it; the format requires 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
@@ -113,15 +113,11 @@ pub(super) fn class_for(attributes: usize) -> usize {
 }
 
 /// Allocates a block, marked as invalid and without attributes.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline]
-pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: the caller passes its thread's `state`; a free block has the next one's address at
-    // NEXT.
+pub(super) fn allocate(state: ThreadState, class: usize) -> *mut u8 {
+    // SAFETY: `state` is this thread's; a free block has the next one's address.
     unsafe {
-        let pool = &raw mut (*state).pool;
+        let pool = &raw mut (*state.get()).pool;
         let mut block = (*pool).free[class];
         if block.is_null() {
             block = refill(state, class);
@@ -133,16 +129,13 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
 }
 
 /// Adds blocks to the (empty) free list of a size class; returns the first one.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
-unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: the caller passes its thread's `state`.
+fn refill(state: ThreadState, class: usize) -> *mut u8 {
+    // SAFETY: `state` is this thread's.
     unsafe {
         release_unreachable(state);
-        let block = (*state).pool.free[class];
+        let block = (*state.get()).pool.free[class];
         if block.is_null() {
             add_chunk(state, class)
         } else {
@@ -151,9 +144,7 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
     }
 }
 
-/// # Safety
-/// `state` belongs to the calling thread.
-unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
+fn add_chunk(state: ThreadState, class: usize) -> *mut u8 {
     // SAFETY: the layout has a size; each block lies within the chunk, after its first 64 bytes.
     unsafe {
         prepare_exit(state);
@@ -162,7 +153,7 @@ unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
         if chunk.is_null() {
             handle_alloc_error(CHUNK);
         }
-        let pool = &raw mut (*state).pool;
+        let pool = &raw mut (*state.get()).pool;
         let header = chunk.cast::<ChunkHeader>();
         header.write(ChunkHeader {
             next: (*pool).chunks,
@@ -201,10 +192,10 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
 /// Frees the block of a record. It is still attached if its guard was forgotten.
 ///
 /// # Safety
-/// `state` belongs to the calling thread, and the block came from [`allocate`] with this class.
+/// The block came from [`allocate`] with this class.
 #[inline]
-pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller passes its thread's `state` and a block from `allocate` with this class.
+pub(super) unsafe fn release(state: ThreadState, block: *mut u8, class: usize) {
+    // SAFETY: the caller passes a block from `allocate` with this class.
     unsafe {
         let attached = slot(state).read_volatile();
         let below = link(block).read();
@@ -221,8 +212,8 @@ pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
 /// Same as [`release`].
 #[cold]
 #[inline(never)]
-unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller passes its thread's `state` and a block from `allocate` with this class.
+unsafe fn release_attached(state: ThreadState, block: *mut u8, class: usize) {
+    // SAFETY: the caller passes a block from `allocate` with this class.
     unsafe {
         if chain::unlink(state, block) {
             put(state, block, class);
@@ -236,14 +227,14 @@ unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
 /// and is marked as invalid.
 ///
 /// # Safety
-/// `state` belongs to the calling thread, and the block came from [`allocate`].
+/// The block came from [`allocate`].
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
-    // SAFETY: the caller passes its thread's `state` and a block from `allocate`.
+pub(super) unsafe fn forget(state: ThreadState, block: *mut u8) {
+    // SAFETY: the caller passes a block from `allocate`; `state` is this thread's.
     unsafe {
         invalidate(block);
-        let pool = &raw mut (*state).pool;
+        let pool = &raw mut (*state.get()).pool;
         set_next_free(block, (*pool).forgotten);
         (*pool).forgotten = block;
         (*pool).forgotten_count += 1;
@@ -256,12 +247,9 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
 }
 
 /// Frees the forgotten blocks if the slot is empty, because no publisher can restore anything then.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline(never)]
-unsafe fn release_unreachable(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`.
+fn release_unreachable(state: ThreadState) {
+    // SAFETY: `state` is this thread's.
     unsafe {
         if slot(state).read_volatile().is_null() {
             release_forgotten(state);
@@ -270,14 +258,11 @@ unsafe fn release_unreachable(state: *mut State) {
 }
 
 /// Frees the forgotten blocks, because no publisher can restore them any more.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline(never)]
-pub(super) unsafe fn release_forgotten(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`; the blocks belong to the pool.
+pub(super) fn release_forgotten(state: ThreadState) {
+    // SAFETY: `state` is this thread's; the blocks belong to the pool.
     unsafe {
-        let pool = &raw mut (*state).pool;
+        let pool = &raw mut (*state.get()).pool;
         let mut block = std::mem::replace(&mut (*pool).forgotten, ptr::null_mut());
         (*pool).forgotten_count = 0;
         while !block.is_null() {
@@ -295,12 +280,12 @@ pub(super) unsafe fn release_forgotten(state: *mut State) {
 /// # Safety
 /// Same as [`release`].
 #[inline]
-pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller passes its thread's `state` and a block from `allocate` with this class.
+pub(super) unsafe fn put(state: ThreadState, block: *mut u8, class: usize) {
+    // SAFETY: the caller passes a block from `allocate` with this class.
     unsafe {
         invalidate(block);
         link(block).write(NEVER_ATTACHED);
-        let pool = &raw mut (*state).pool;
+        let pool = &raw mut (*state.get()).pool;
         set_next_free(block, (*pool).free[class]);
         (*pool).free[class] = block;
         (*pool).used -= 1;
@@ -312,13 +297,10 @@ pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
 
 /// Returns the size class of a block of this thread; `None` if the address is not a block of its
 /// pool.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usize> {
+pub(super) fn class_of(state: ThreadState, address: *mut u8) -> Option<usize> {
     // SAFETY: each chunk starts with its header.
     unsafe {
-        let mut chunk = (*state).pool.chunks;
+        let mut chunk = (*state.get()).pool.chunks;
         while !chunk.is_null() {
             if (address as usize).wrapping_sub(chunk as usize) < CHUNK_SIZE {
                 return Some((*chunk).class);
@@ -331,23 +313,19 @@ pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usi
 
 /// Once the thread's exit has begun: frees the chunks unless a block is still used by a record in a
 /// thread-local that is dropped later.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn free_if_unused(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`; no block is in use and the slot points to
-    // none of them.
+pub(super) fn free_if_unused(state: ThreadState) {
+    // SAFETY: `state` is this thread's; no block is in use, nor in the slot.
     unsafe {
-        if !exit_has_begun(state) || (*state).pool.used != 0 {
+        if !exit_has_begun(state) || (*state.get()).pool.used != 0 {
             return;
         }
         clear_slot(state);
         end_shared(state);
-        let mut chunk = (*state).pool.chunks;
-        (*state).pool.chunks = ptr::null_mut();
-        (*state).pool.free = [ptr::null_mut(); SIZES.len()];
+        let mut chunk = (*state.get()).pool.chunks;
+        (*state.get()).pool.chunks = ptr::null_mut();
+        (*state.get()).pool.free = [ptr::null_mut(); SIZES.len()];
         while !chunk.is_null() {
             let next = (*chunk).next;
             dealloc(chunk.cast(), CHUNK);

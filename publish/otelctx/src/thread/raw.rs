@@ -29,8 +29,7 @@ use crate::arch;
 #[doc(alias("otel_thread_ctx_v1", "custom_labels_current_set_v2"))]
 #[must_use]
 pub fn thread_slot() -> *mut *mut u8 {
-    // SAFETY: the state belongs to this thread.
-    unsafe { state::slot(arch::state()) }
+    state::slot(arch::state())
 }
 
 /// Returns the record of [`thread_context`](crate::thread_context), for language runtimes that write
@@ -53,8 +52,7 @@ pub fn thread_slot() -> *mut *mut u8 {
 /// unsound.
 #[must_use]
 pub fn thread_record() -> Option<NonNull<[u8; RECOMMENDED_SIZE]>> {
-    // SAFETY: the state belongs to this thread.
-    NonNull::new(unsafe { in_place::record(arch::state()) }.cast())
+    NonNull::new(in_place::record(arch::state()).cast())
 }
 
 /// Attaches a context without a guard, for languages without scopes; dropping the context detaches it.

@@ -15,7 +15,7 @@ use super::current;
 use super::keys::Key;
 use super::scope::InScope;
 use super::shared_block::{self, is_truncated, release_handle, retain};
-use super::state::{self, exit_has_begun, State};
+use super::state::{self, exit_has_begun, ThreadState};
 use crate::arch;
 
 /// An immutable context that is cheap to clone, and can be attached and dropped on any thread.
@@ -177,7 +177,7 @@ impl fmt::Debug for SharedContext {
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct AttachedShared<'a> {
-    state: *mut State,
+    state: ThreadState,
     /// The record, or a copy of it: a guard identifies its place by its record's address, so a
     /// context that is attached a second time is copied.
     block: *mut u8,
@@ -213,7 +213,7 @@ impl AttachedShared<'_> {
     pub fn append(&self, key: &Key, value: &str) -> bool {
         // SAFETY: the guard belongs to this thread.
         unsafe {
-            (*self.state).shared.generation() == self.generation
+            (*self.state.get()).shared.generation() == self.generation
                 && current::append_to_shared(self.state, self.block, key, value)
         }
     }
@@ -225,7 +225,7 @@ impl Drop for AttachedShared<'_> {
         // SAFETY: the guard belongs to this thread, and is dropped once.
         unsafe {
             let state = self.state;
-            if (*state).shared.generation() != self.generation
+            if (*state.get()).shared.generation() != self.generation
                 || !AttachedBlocks::detach(state, self.block)
             {
                 detach_slowly(state, self.block, self.generation);
@@ -238,10 +238,10 @@ impl Drop for AttachedShared<'_> {
 /// The block belongs to a guard of the calling thread that is being dropped.
 #[cold]
 #[inline(never)]
-unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
-    // SAFETY: the caller passes its thread's `state` and a block of a guard that is being dropped.
+unsafe fn detach_slowly(state: ThreadState, block: *mut u8, generation: u32) {
+    // SAFETY: the caller passes a block of a guard that is being dropped; `state` is this thread's.
     unsafe {
-        if (*state).shared.generation() == generation {
+        if (*state.get()).shared.generation() == generation {
             return AttachedBlocks::detach_out_of_order(state, block);
         }
         // The slot was empty when the list was cleared, so no later guard restores this record, and

@@ -15,7 +15,7 @@ use std::sync::atomic::{fence, AtomicPtr, AtomicUsize, Ordering};
 
 use super::attached_blocks::AttachedBlocks;
 use super::pool::{invalidate, ALIGN, SIZES};
-use super::state::{exit_has_begun, prepare_shared_exit, State};
+use super::state::{exit_has_begun, prepare_shared_exit, ThreadState};
 use crate::arch;
 
 /// The header before the bytes of a shared record.
@@ -124,7 +124,7 @@ pub(super) unsafe fn retain(block: *mut u8) {
 /// # Safety
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
-pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8) {
+pub(super) unsafe fn release(state: impl FnOnce() -> ThreadState, block: *mut u8) {
     // SAFETY: the caller passes a shared `block` with its reference.
     unsafe {
         if drop_reference(block) {
@@ -189,14 +189,11 @@ unsafe fn drop_reference(block: *mut u8) -> bool {
 }
 
 /// Allocates a block with one reference, marked as invalid.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline]
-pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) -> *mut u8 {
-    // SAFETY: the caller passes its thread's `state`.
+pub(super) fn allocate(state: ThreadState, class: usize, truncated: bool) -> *mut u8 {
+    // SAFETY: `state` is this thread's.
     unsafe {
-        let own = &raw mut (*state).free_shared;
+        let own = &raw mut (*state.get()).free_shared;
         let mut block = (*own).first[class];
         if block.is_null() {
             block = refill(state, class);
@@ -212,14 +209,14 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) 
 }
 
 /// # Safety
-/// `state` belongs to the calling thread, and there are no references to `block`.
+/// There are no references to `block`.
 #[inline]
-unsafe fn free(state: *mut State, block: *mut u8) {
-    // SAFETY: the caller passes its thread's `state`, and there are no references to `block`.
+unsafe fn free(state: ThreadState, block: *mut u8) {
+    // SAFETY: the caller passes an unreferenced block; `state` is this thread's.
     unsafe {
         invalidate(block);
         let class = class(block);
-        let own = &raw mut (*state).free_shared;
+        let own = &raw mut (*state.get()).free_shared;
         if (*own).first[class].is_null() || (*own).count[class] == MAX_KEPT {
             return free_slowly(state, block, class);
         }
@@ -233,15 +230,15 @@ unsafe fn free(state: *mut State, block: *mut u8) {
 /// Same as [`free`]; `class` is the block's.
 #[cold]
 #[inline(never)]
-unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
-    // SAFETY: the caller passes its thread's `state` and an unreferenced block of this class.
+unsafe fn free_slowly(state: ThreadState, block: *mut u8, class: usize) {
+    // SAFETY: the caller passes an unreferenced block; `state` is this thread's.
     unsafe {
         next(block).store(ptr::null_mut(), Ordering::Relaxed);
         if exit_has_begun(state) {
             return give_back(block, class);
         }
         prepare_shared_exit(state);
-        let own = &raw mut (*state).free_shared;
+        let own = &raw mut (*state.get()).free_shared;
         let full = std::mem::replace(&mut (*own).first[class], block);
         (*own).count[class] = 1;
         if !full.is_null() {
@@ -284,17 +281,14 @@ fn non_null(block: *mut u8) -> Option<*mut u8> {
 
 /// Takes a block from the process's list, and fills the thread's empty list with others from it; or
 /// allocates a new block.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
-unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
+fn refill(state: ThreadState, class: usize) -> *mut u8 {
     let block = FREE[class].swap(ptr::null_mut(), Ordering::Acquire);
     if block.is_null() {
         return allocate_new(class);
     }
-    // SAFETY: the caller passes its thread's `state`; only this thread has the chain now.
+    // SAFETY: `state` is this thread's; only this thread has the chain now.
     unsafe {
         let keep = if exit_has_begun(state) { 0 } else { MAX_KEPT };
         let (mut last, mut kept) = (block, 0);
@@ -308,7 +302,7 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
         if let Some(rest) = non_null(next(last).swap(ptr::null_mut(), Ordering::Relaxed)) {
             give_back(rest, class);
         }
-        let own = &raw mut (*state).free_shared;
+        let own = &raw mut (*state.get()).free_shared;
         (*own).first[class] = next(block).load(Ordering::Relaxed);
         (*own).count[class] = kept;
         if kept > 0 {
@@ -339,13 +333,10 @@ fn allocate_new(class: usize) -> *mut u8 {
 }
 
 /// Moves the free blocks of a thread that ends to the process's list.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn give_back_all(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`.
+pub(super) fn give_back_all(state: ThreadState) {
+    // SAFETY: `state` is this thread's.
     unsafe {
-        let own = &raw mut (*state).free_shared;
+        let own = &raw mut (*state.get()).free_shared;
         for class in 0..SIZES.len() {
             let first = std::mem::replace(&mut (*own).first[class], ptr::null_mut());
             (*own).count[class] = 0;

@@ -12,6 +12,25 @@ use super::pool::{self, Pool};
 use super::shared_block::{self, FreeBlocks};
 use crate::arch;
 
+/// The calling thread's [`State`]. It is not `Send`, so it never belongs to another thread.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct ThreadState(*mut State);
+
+impl ThreadState {
+    /// # Safety
+    /// `state` belongs to the calling thread.
+    #[inline(always)]
+    pub(crate) unsafe fn new(state: *mut State) -> Self {
+        Self(state)
+    }
+
+    #[inline(always)]
+    pub(super) fn get(self) -> *mut State {
+        self.0
+    }
+}
+
 /// A thread's state; all zeroes when the thread starts.
 #[repr(C)]
 pub(crate) struct State {
@@ -32,7 +51,7 @@ pub(crate) struct State {
     pub(super) current_is_unowned: bool,
     /// Releases the thread's data about shared records; null until it uses any, so that programs
     /// that never do are not linked with it.
-    pub(super) end_shared: Option<unsafe fn(*mut State)>,
+    pub(super) end_shared: Option<unsafe fn(ThreadState)>,
 }
 
 /// The progress of the thread in freeing its memory at its end.
@@ -63,48 +82,36 @@ impl State {
 }
 
 /// Returns this thread's slot.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline(always)]
-pub(super) unsafe fn slot(state: *mut State) -> *mut *mut u8 {
-    // SAFETY: the caller passes its thread's `state`.
-    let slot = unsafe { (*state).slot };
+pub(super) fn slot(state: ThreadState) -> *mut *mut u8 {
+    // SAFETY: `state` is this thread's.
+    let slot = unsafe { (*state.get()).slot };
     if slot.is_null() {
-        // SAFETY: the caller passes its thread's `state`.
-        return unsafe { find_slot(state) };
+        return find_slot(state);
     }
     slot
 }
 
 /// Returns [`slot`], if it was called before on this thread.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline(always)]
-pub(super) unsafe fn found_slot(state: *mut State) -> *mut *mut u8 {
-    // SAFETY: the caller passes its thread's `state`.
-    unsafe { (*state).slot }
+pub(super) fn found_slot(state: ThreadState) -> *mut *mut u8 {
+    // SAFETY: `state` is this thread's.
+    unsafe { (*state.get()).slot }
 }
 
-/// # Safety
-/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
-unsafe fn find_slot(state: *mut State) -> *mut *mut u8 {
+fn find_slot(state: ThreadState) -> *mut *mut u8 {
     let slot = arch::slot();
-    // SAFETY: the caller passes its thread's `state`.
-    unsafe { (*state).slot = slot };
+    // SAFETY: `state` is this thread's.
+    unsafe { (*state.get()).slot = slot };
     slot
 }
 
 /// Ensures that the thread's memory is freed when it ends.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn prepare_exit(state: *mut State) {
+pub(super) fn prepare_exit(state: ThreadState) {
     struct OnExit;
     impl Drop for OnExit {
         fn drop(&mut self) {
@@ -115,10 +122,10 @@ pub(super) unsafe fn prepare_exit(state: *mut State) {
     thread_local! {
         static ON_EXIT: OnExit = const { OnExit };
     }
-    // SAFETY: the caller passes its thread's `state`.
+    // SAFETY: `state` is this thread's.
     unsafe {
-        if (*state).exit == Exit::NotPrepared {
-            (*state).exit = Exit::Prepared;
+        if (*state.get()).exit == Exit::NotPrepared {
+            (*state.get()).exit = Exit::Prepared;
             // It can be destroyed already only if `exit` is `Begun`.
             let _ = ON_EXIT.try_with(|_| ());
         }
@@ -126,15 +133,15 @@ pub(super) unsafe fn prepare_exit(state: *mut State) {
 }
 
 /// # Safety
-/// `state` belongs to the calling thread, which is ending.
-unsafe fn begin_exit(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`, which is ending.
+/// The thread is ending.
+unsafe fn begin_exit(state: ThreadState) {
+    // SAFETY: `state` is this thread's; the caller ensures that it is ending.
     unsafe {
-        (*state).exit = Exit::Begun;
-        let in_place = (*state).in_place;
+        (*state.get()).exit = Exit::Begun;
+        let in_place = (*state.get()).in_place;
         if !in_place.is_null() {
-            (*state).in_place = ptr::null_mut();
-            (*state).in_place_whole = ptr::null_mut();
+            (*state.get()).in_place = ptr::null_mut();
+            (*state.get()).in_place_whole = ptr::null_mut();
             pool::release(state, in_place, pool::LARGEST);
         }
         clear_slot(state);
@@ -145,13 +152,10 @@ unsafe fn begin_exit(state: *mut State) {
 }
 
 /// [`prepare_exit`] for a thread that uses shared records.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`.
+pub(super) fn prepare_shared_exit(state: ThreadState) {
+    // SAFETY: `state` is this thread's.
     unsafe {
-        (*state).end_shared = Some(end_shared_records);
+        (*state.get()).end_shared = Some(end_shared_records);
         prepare_exit(state);
     }
 }
@@ -159,11 +163,11 @@ pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
 /// Releases the thread's data about shared records. Its slot was [cleared](clear_slot).
 ///
 /// # Safety
-/// `state` belongs to the calling thread, which is ending.
-pub(super) unsafe fn end_shared(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`, which is ending.
+/// The thread is ending.
+pub(super) unsafe fn end_shared(state: ThreadState) {
+    // SAFETY: `state` is this thread's; the caller ensures that it is ending.
     unsafe {
-        if let Some(end_shared) = (*state).end_shared {
+        if let Some(end_shared) = (*state.get()).end_shared {
             end_shared(state);
         }
     }
@@ -171,12 +175,12 @@ pub(super) unsafe fn end_shared(state: *mut State) {
 
 /// # Safety
 /// Same as [`end_shared`].
-unsafe fn end_shared_records(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`, which is ending.
+unsafe fn end_shared_records(state: ThreadState) {
+    // SAFETY: `state` is this thread's; the caller ensures that it is ending.
     unsafe {
         // If another publisher's record is in the slot, it may restore this one.
-        let mut current = std::mem::replace(&mut (*state).current, Entry::NONE);
-        if std::mem::take(&mut (*state).current_is_unowned) {
+        let mut current = std::mem::replace(&mut (*state.get()).current, Entry::NONE);
+        if std::mem::take(&mut (*state.get()).current_is_unowned) {
             current.block = ptr::null_mut();
         }
         if slot(state).read_volatile().is_null() {
@@ -188,12 +192,9 @@ unsafe fn end_shared_records(state: *mut State) {
 }
 
 /// Clears the slot unless it contains a record of another publisher.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline(never)]
-pub(super) unsafe fn clear_slot(state: *mut State) {
-    // SAFETY: the caller passes its thread's `state`.
+pub(super) fn clear_slot(state: ThreadState) {
+    // SAFETY: `state` is this thread's.
     unsafe {
         let slot = slot(state);
         let record = slot.read_volatile();
@@ -204,20 +205,13 @@ pub(super) unsafe fn clear_slot(state: *mut State) {
 }
 
 /// Returns whether the content of the slot is null or belongs to this copy of the crate.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
-pub(super) unsafe fn is_own(state: *mut State, record: *mut u8) -> bool {
-    // SAFETY: the caller passes its thread's `state`.
-    unsafe { !matches!(chain::below(state, record), Below::Unknown) }
+pub(super) fn is_own(state: ThreadState, record: *mut u8) -> bool {
+    !matches!(chain::below(state, record), Below::Unknown)
 }
 
 /// Returns whether our destructor of the thread has run.
-///
-/// # Safety
-/// `state` belongs to the calling thread.
 #[inline]
-pub(super) unsafe fn exit_has_begun(state: *mut State) -> bool {
-    // SAFETY: the caller passes its thread's `state`.
-    unsafe { (*state).exit == Exit::Begun }
+pub(super) fn exit_has_begun(state: ThreadState) -> bool {
+    // SAFETY: `state` is this thread's.
+    unsafe { (*state.get()).exit == Exit::Begun }
 }

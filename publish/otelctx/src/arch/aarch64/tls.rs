@@ -3,7 +3,7 @@
 //! Linkers recognize exactly this sequence (ELF for the Arm 64-bit Architecture, "Thread Local
 //! Storage") and relax it to initial-exec or local-exec in executables.
 
-use crate::thread::State;
+use crate::thread::ThreadState;
 
 /// True if other processes can find the variables of this module.
 pub(crate) const OBSERVED: bool = true;
@@ -59,6 +59,8 @@ pub(crate) fn slot() -> *mut *mut u8 {
 
 /// Returns the calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline(always)]
-pub(crate) fn state() -> *mut State {
-    thread_local_address!(concat!("otelctx_state_", env!("OTELCTX_TAG"))).cast()
+pub(crate) fn state() -> ThreadState {
+    let state = thread_local_address!(concat!("otelctx_state_", env!("OTELCTX_TAG")));
+    // SAFETY: the variable is the thread's own.
+    unsafe { ThreadState::new(state.cast()) }
 }

@@ -1,6 +1,6 @@
 //! Targets for which no thread-local variable is defined: private memory replaces it.
 
-use crate::thread::State;
+use crate::thread::{State, ThreadState};
 use std::cell::UnsafeCell;
 use std::ptr;
 
@@ -30,6 +30,7 @@ pub(crate) fn slot() -> *mut *mut u8 {
 
 /// Returns the calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline]
-pub(crate) fn state() -> *mut State {
-    VARIABLES.with(|variables| variables.state.get())
+pub(crate) fn state() -> ThreadState {
+    // SAFETY: the variable is the thread's own.
+    VARIABLES.with(|variables| unsafe { ThreadState::new(variables.state.get()) })
 }
