@@ -1,7 +1,9 @@
 //! Data that samples share, stored once.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexSet};
@@ -16,7 +18,7 @@ use crate::process::{Module, ProcessFacts};
 pub struct ThreadFacts {
     /// The process it belongs to.
     pub process: ProcessId,
-    /// Its id in the recorder's PID namespace.
+    /// Its ID in the recorder's PID namespace.
     pub tid: i32,
     /// Its most recent name.
     pub name: String,
@@ -28,7 +30,7 @@ pub struct Catalog {
     processes: Vec<ProcessFacts>,
     threads: Vec<ThreadFacts>,
     thread_ids: HashMap<(ProcessId, i32), ThreadId, RandomState>,
-    contexts: IndexSet<Hashed, RandomState>,
+    contexts: IndexSet<Hashed<DecodedContext>, RandomState>,
     frames: IndexSet<Frame, RandomState>,
     stacks: IndexSet<Box<[FrameId]>, RandomState>,
     /// Scratch buffer for the frames of the stack that is being interned.
@@ -74,7 +76,7 @@ impl Catalog {
         ProcessId::from_index(self.processes.len() - 1)
     }
 
-    /// The process with this id.
+    /// The process with this ID.
     #[must_use]
     pub fn process(&self, id: ProcessId) -> &ProcessFacts {
         &self.processes[id.index()]
@@ -85,13 +87,13 @@ impl Catalog {
         &mut self.processes[id.index()]
     }
 
-    /// All processes, in the order of their ids.
+    /// All processes, in the order of their IDs.
     pub fn processes(&self) -> impl ExactSizeIterator<Item = (ProcessId, &ProcessFacts)> {
         let id = |(index, facts)| (ProcessId::from_index(index), facts);
         self.processes.iter().enumerate().map(id)
     }
 
-    /// The id of thread `tid` of `process`, added if new. Its name becomes `name`: a thread has its
+    /// The ID of thread `tid` of `process`, added if new. Its name becomes `name`: a thread has its
     /// creator's name until it sets its own.
     pub fn thread(&mut self, process: ProcessId, tid: i32, name: &str) -> ThreadId {
         match self.thread_ids.entry((process, tid)) {
@@ -114,21 +116,21 @@ impl Catalog {
         }
     }
 
-    /// The thread with this id.
+    /// The thread with this ID.
     #[must_use]
     pub fn thread_facts(&self, id: ThreadId) -> &ThreadFacts {
         &self.threads[id.index()]
     }
 
-    /// All threads, in the order of their ids.
+    /// All threads, in the order of their IDs.
     pub fn threads(&self) -> impl ExactSizeIterator<Item = (ThreadId, &ThreadFacts)> {
         let id = |(index, facts)| (ThreadId::from_index(index), facts);
         self.threads.iter().enumerate().map(id)
     }
 
-    /// The id of a context, added if new. Contexts are equal if their ids, flags and attributes are.
+    /// The ID of a context, added if new. Contexts are equal if their IDs, flags and attributes are.
     pub fn context(&mut self, context: &DecodedContext) -> ContextId {
-        let index = match self.contexts.get_index_of(&Borrowed(context)) {
+        let index = match self.contexts.get_index_of(&Hashed(context)) {
             Some(index) => index,
             None => {
                 let text = context.attributes.iter();
@@ -140,21 +142,19 @@ impl Catalog {
         ContextId::from_index(index)
     }
 
-    /// The context with this id.
+    /// The context with this ID.
     #[must_use]
     pub fn context_facts(&self, id: ContextId) -> &DecodedContext {
         &self.contexts[id.index()].0
     }
 
-    /// All contexts, in the order of their ids.
+    /// All contexts, in the order of their IDs.
     pub fn contexts(&self) -> impl ExactSizeIterator<Item = (ContextId, &DecodedContext)> {
-        self.contexts
-            .iter()
-            .enumerate()
-            .map(|(index, hashed)| (ContextId::from_index(index), &hashed.0))
+        let contexts = self.contexts.iter().enumerate();
+        contexts.map(|(index, hashed)| (ContextId::from_index(index), &hashed.0))
     }
 
-    /// The id of a frame, added if new.
+    /// The ID of a frame, added if new.
     fn frame(&mut self, frame: &Frame) -> FrameId {
         let index = match self.frames.get_index_of(frame) {
             Some(index) => index,
@@ -166,13 +166,13 @@ impl Catalog {
         FrameId::from_index(index)
     }
 
-    /// The frame with this id.
+    /// The frame with this ID.
     #[must_use]
     pub fn frame_facts(&self, id: FrameId) -> &Frame {
         &self.frames[id.index()]
     }
 
-    /// All frames, in the order of their ids.
+    /// All frames, in the order of their IDs.
     pub fn all_frames(&self) -> impl ExactSizeIterator<Item = &Frame> {
         self.frames.iter()
     }
@@ -183,7 +183,7 @@ impl Catalog {
         self.frames.len()
     }
 
-    /// The id of a stack, innermost frame first, added if new.
+    /// The ID of a stack, innermost frame first, added if new.
     pub fn stack(&mut self, frames: &[Frame]) -> StackId {
         let mut ids = std::mem::take(&mut self.frame_ids);
         ids.clear();
@@ -207,7 +207,7 @@ impl Catalog {
         self.stack(&frames)
     }
 
-    /// The ids of a stack's frames, innermost first.
+    /// The IDs of a stack's frames, innermost first.
     #[must_use]
     pub fn frame_ids(&self, id: StackId) -> &[FrameId] {
         &self.stacks[id.index()]
@@ -218,12 +218,11 @@ impl Catalog {
         &self,
         id: StackId,
     ) -> impl DoubleEndedIterator<Item = &Frame> + ExactSizeIterator {
-        self.frame_ids(id)
-            .iter()
-            .map(|frame| self.frame_facts(*frame))
+        let ids = self.frame_ids(id).iter();
+        ids.map(|frame| self.frame_facts(*frame))
     }
 
-    /// All stacks, in the order of their ids.
+    /// All stacks, in the order of their IDs.
     pub fn stacks(&self) -> impl ExactSizeIterator<Item = &[FrameId]> {
         self.stacks.iter().map(|stack| &stack[..])
     }
@@ -234,7 +233,7 @@ impl Catalog {
         self.stacks.len()
     }
 
-    /// The id of a module, added if new.
+    /// The ID of a module, added if new.
     pub fn module(&mut self, module: Module) -> ModuleId {
         let size = ENTRY + module.path.len() + module.build_id.len();
         let (index, is_new) = self.modules.insert_full(module);
@@ -242,63 +241,51 @@ impl Catalog {
         ModuleId::from_index(index)
     }
 
-    /// The module with this id.
+    /// The module with this ID.
     #[must_use]
     pub fn module_facts(&self, id: ModuleId) -> &Module {
         &self.modules[id.index()]
     }
 
-    /// All modules, in the order of their ids.
+    /// All modules, in the order of their IDs.
     pub fn modules(&self) -> impl ExactSizeIterator<Item = (ModuleId, &Module)> {
         let id = |(index, module)| (ModuleId::from_index(index), module);
         self.modules.iter().enumerate().map(id)
     }
 }
 
-/// A context, compared and hashed without [`DecodedContext::skipped`].
+/// A context, or a reference to one, compared and hashed without [`DecodedContext::skipped`].
 #[derive(Debug)]
-struct Hashed(DecodedContext);
+struct Hashed<C>(C);
 
-struct Borrowed<'a>(&'a DecodedContext);
-
-fn same(one: &DecodedContext, other: &DecodedContext) -> bool {
-    one.trace_id == other.trace_id
-        && one.span_id == other.span_id
-        && one.trace_flags == other.trace_flags
-        && one.attributes == other.attributes
+/// The part of a context that is compared and hashed.
+fn key(context: &DecodedContext) -> impl PartialEq + Hash {
+    let (trace_id, span_id) = (context.trace_id.to_bytes(), context.span_id.to_bytes());
+    (
+        trace_id,
+        span_id,
+        context.trace_flags.0,
+        &context.attributes,
+    )
 }
 
-fn hash<H: std::hash::Hasher>(context: &DecodedContext, state: &mut H) {
-    use std::hash::Hash;
-    context.trace_id.to_bytes().hash(state);
-    context.span_id.to_bytes().hash(state);
-    context.trace_flags.0.hash(state);
-    context.attributes.hash(state);
-}
-
-impl PartialEq for Hashed {
+impl<C: Borrow<DecodedContext>> PartialEq for Hashed<C> {
     fn eq(&self, other: &Self) -> bool {
-        same(&self.0, &other.0)
+        key(self.0.borrow()) == key(other.0.borrow())
     }
 }
 
-impl Eq for Hashed {}
+impl Eq for Hashed<DecodedContext> {}
 
-impl std::hash::Hash for Hashed {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        hash(&self.0, state);
+impl<C: Borrow<DecodedContext>> Hash for Hashed<C> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        key(self.0.borrow()).hash(state);
     }
 }
 
-impl std::hash::Hash for Borrowed<'_> {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        hash(self.0, state);
-    }
-}
-
-impl Equivalent<Hashed> for Borrowed<'_> {
-    fn equivalent(&self, key: &Hashed) -> bool {
-        same(self.0, &key.0)
+impl Equivalent<Hashed<DecodedContext>> for Hashed<&DecodedContext> {
+    fn equivalent(&self, other: &Hashed<DecodedContext>) -> bool {
+        key(self.0) == key(&other.0)
     }
 }
 

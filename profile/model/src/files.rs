@@ -27,7 +27,7 @@ struct Files {
     by_key: HashMap<Key, Kept, RandomState>,
     /// Number of files that were added so far.
     added: u64,
-    /// Files for which there was no room, and whether they are needed.
+    /// Files for which there was no room, with true for needed ones.
     without_room: HashMap<Key, bool, RandomState>,
     /// Number of needed files among them.
     dropped: u64,
@@ -55,7 +55,7 @@ impl Key {
 #[derive(Debug)]
 struct Kept {
     file: Arc<File>,
-    /// When the file was opened. Only a file without a build ID is compared.
+    /// The file's version when it was opened. Only that of a file without a build ID is compared.
     version: Version,
     /// The number of files that were added until this one; `None` once it is needed.
     spare: Option<u64>,
@@ -69,7 +69,7 @@ fn version(found: &Metadata) -> Version {
 }
 
 impl ModuleFiles {
-    /// Whether the module's file is kept.
+    /// Returns true if the module's file is kept.
     #[must_use]
     pub fn contains(&self, module: &Module) -> bool {
         Key::of(module).is_some_and(|key| self.lock().by_key.contains_key(&key))
@@ -123,7 +123,7 @@ impl ModuleFiles {
         false
     }
 
-    /// Whether a file of the module was not kept because 512 others are needed.
+    /// Returns true if a file of the module was not kept because 512 others are needed.
     #[must_use]
     pub fn had_no_room(&self, module: &Module) -> bool {
         Key::of(module).is_some_and(|key| self.lock().without_room.contains_key(&key))
@@ -142,11 +142,8 @@ impl ModuleFiles {
         let key = Key::of(module)?;
         let files = self.lock();
         let kept = files.by_key.get(&key)?;
-        let is_same = || {
-            kept.file
-                .metadata()
-                .is_ok_and(|found| version(&found) == kept.version)
-        };
+        let found = || kept.file.metadata();
+        let is_same = || found().is_ok_and(|found| version(&found) == kept.version);
         (matches!(key, Key::BuildId(_)) || is_same()).then(|| Arc::clone(&kept.file))
     }
 

@@ -13,8 +13,8 @@ pub enum Frame {
     Native {
         /// An address in the process; in a kernel stack, in the kernel.
         address: u64,
-        /// Whether this is a return address, which may be the first address of the next function.
-        /// Otherwise it is the address of an instruction.
+        /// True for a return address, which may be the first address of the next function; false
+        /// for the address of an instruction.
         is_return_address: bool,
     },
     /// A function that its runtime has already named.
@@ -50,9 +50,9 @@ impl Frame {
         }
     }
 
-    /// Marks the frames that signal handlers return to as instructions: code of the kernel or of the C
-    /// library that ends a signal. No call leads there, so that its first address is not behind a call.
-    /// Each is the frame before an interrupted one, which must be marked already.
+    /// Marks the frames that signal handlers return to as instructions: code of the kernel or of
+    /// the C library that ends a signal. No call leads there, so its first address does not follow
+    /// a call. Each is the frame before an interrupted one, which must be marked already.
     pub fn mark_signal_returns(stack: &mut [Self]) {
         // From the innermost frame on, so that a frame that is marked here does not mark another one.
         for depth in 1..stack.len().saturating_sub(1) {
@@ -67,7 +67,7 @@ impl Frame {
         }
     }
 
-    /// Whether this is [`GilState::WAITING_FRAME`], which stands for taking an interpreter's lock.
+    /// Returns true for [`GilState::WAITING_FRAME`], which stands for taking an interpreter's lock.
     #[must_use]
     pub fn is_gil_wait(&self) -> bool {
         matches!(self, Self::Named(named) if named.function == GilState::WAITING_FRAME)
@@ -113,7 +113,7 @@ impl From<NamedFrame> for Frame {
 /// A function named by its runtime, and the position within it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NamedFrame {
-    /// What executes it.
+    /// The runtime that executes it.
     pub kind: FrameKind,
     /// The function's unqualified name: `checkout`.
     pub function: String,
@@ -126,7 +126,8 @@ pub struct NamedFrame {
 }
 
 impl NamedFrame {
-    /// Whether the function's name is unknown, and the runtime's replaces it, such as `[Python]`.
+    /// Returns true if the function's name is unknown, and the runtime's replaces it, such as
+    /// `[Python]`.
     #[must_use]
     pub fn is_unnamed(&self) -> bool {
         self.file.is_empty() && self.function.starts_with('[') && self.function.ends_with(']')
@@ -148,7 +149,7 @@ impl NamedFrame {
     }
 }
 
-/// What executes the code of a [`NamedFrame`]: the value of `profile.frame.type` in OTLP. The
+/// The runtime that executes a [`NamedFrame`]: the value of `profile.frame.type` in OTLP. The
 /// constants are the values of the semantic conventions; other runtimes use other values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrameKind(&'static str);

@@ -1,7 +1,7 @@
 //! The IDs by which samples refer to data in a [`Catalog`](crate::Catalog).
 
-macro_rules! id {
-    ($(#[$doc:meta])* $name:ident) => {
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident,)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(u32);
@@ -17,30 +17,20 @@ macro_rules! id {
                 Self(u32::try_from(index).expect("a catalog holds fewer than 2^32 entries of a kind"))
             }
         }
-    };
+    )*};
 }
 
-id!(
+ids! {
     /// A process running one program.
-    ProcessId
-);
-id!(
+    ProcessId,
     /// A thread of a process.
-    ThreadId
-);
-id!(
+    ThreadId,
     /// A thread context: IDs, flags and attributes.
-    ContextId
-);
-id!(
+    ContextId,
     /// A frame of a stack.
-    FrameId
-);
-id!(
+    FrameId,
     /// A list of frames, innermost first.
-    StackId
-);
-id!(
+    StackId,
     /// A file that code is mapped from.
-    ModuleId
-);
+    ModuleId,
+}

@@ -1,12 +1,11 @@
-//! What one sample of a thread yields: the values that samplers produce and profiles are made of.
+//! Samples of threads: the values that samplers produce and profiles are made of.
 //!
 //! A [`Sample`] is small and `Copy`. Data that many samples share is stored once in a [`Catalog`],
-//! and samples refer to it by id: the process with its resource and mappings, the thread with its
-//! name, the context, the stacks. Ids are assigned in order from 0 and stay valid: a catalog only
+//! and samples refer to it by ID: the process with its resource and mappings, the thread with its
+//! name, the context, the stacks. IDs are assigned in order from 0 and stay valid: a catalog only
 //! grows.
 //!
-//! A sample never fails: when the thread's context could not be read, the sample says why
-//! ([`Found`]).
+//! A sample never fails: if the thread's context could not be read, it has the reason ([`Found`]).
 //!
 //! A [`Symbolizer`] resolves the addresses of stacks to [`Function`]s.
 //!

@@ -99,35 +99,31 @@ impl ReadStep {
     /// Its name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
+        self.texts().0
+    }
+
+    /// Its name, and the message of its failure.
+    fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Resolve => "resolve",
-            Self::Access => "access",
-            Self::Thread => "thread",
-            Self::Memory => "memory",
-            Self::Variable => "variable",
-            Self::Record => "record",
-            Self::Verify => "verify",
-            Self::Process => "process",
+            Self::Resolve => ("resolve", "the variable is not resolved"),
+            Self::Access => ("access", "the access to the variable is not supported"),
+            Self::Thread => ("thread", "the thread could not be stopped"),
+            Self::Memory => ("memory", "the process's memory could not be opened"),
+            Self::Variable => ("variable", "the variable could not be read"),
+            Self::Record => ("record", "the record could not be read"),
+            Self::Verify => ("verify", "the record changed while it was read"),
+            Self::Process => ("process", "the process ended before it was scanned"),
         }
     }
 }
 
 impl fmt::Display for ReadStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Resolve => "the variable is not resolved",
-            Self::Access => "the access to the variable is not supported",
-            Self::Thread => "the thread could not be stopped",
-            Self::Memory => "the process's memory could not be opened",
-            Self::Variable => "the variable could not be read",
-            Self::Record => "the record could not be read",
-            Self::Verify => "the record changed while it was read",
-            Self::Process => "the process ended before it was scanned",
-        })
+        f.write_str(self.texts().1)
     }
 }
 
-/// Why a user stack ended.
+/// The reason why a user stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum StackEnd {
@@ -177,17 +173,22 @@ impl StackEnd {
     /// Its name in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
+        self.texts().0
+    }
+
+    /// Its name and its description.
+    const fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Start => "start",
-            Self::FramePointers => "frame_pointers",
-            Self::TooManyMappings => "too_many_mappings",
-            Self::TooManyTables => "too_many_tables",
-            Self::NoTables => "no_tables",
-            Self::TablesNotReady => "tables_not_ready",
-            Self::BadTables => "bad_tables",
-            Self::Unreadable => "unreadable",
-            Self::NotExecutable => "not_executable",
-            Self::Limit => "limit",
+            Self::Start => ("start", "complete"),
+            Self::FramePointers => ("frame_pointers", "walked by frame pointers"),
+            Self::TooManyMappings => ("too_many_mappings", "too many executable mappings"),
+            Self::TooManyTables => ("too_many_tables", "too many unwind tables"),
+            Self::NoTables => ("no_tables", "no unwind tables"),
+            Self::TablesNotReady => ("tables_not_ready", "unwind tables not ready yet"),
+            Self::BadTables => ("bad_tables", "unsupported or wrong unwind tables"),
+            Self::Unreadable => ("unreadable", "unreadable memory"),
+            Self::NotExecutable => ("not_executable", "return address is not code"),
+            Self::Limit => ("limit", "too many frames"),
         }
     }
 
@@ -206,18 +207,7 @@ impl StackEnd {
 
 impl fmt::Display for StackEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Start => "complete",
-            Self::FramePointers => "walked by frame pointers",
-            Self::TooManyMappings => "too many executable mappings",
-            Self::TooManyTables => "too many unwind tables",
-            Self::NoTables => "no unwind tables",
-            Self::TablesNotReady => "unwind tables not ready yet",
-            Self::BadTables => "unsupported or wrong unwind tables",
-            Self::Unreadable => "unreadable memory",
-            Self::NotExecutable => "return address is not code",
-            Self::Limit => "too many frames",
-        })
+        f.write_str(self.texts().1)
     }
 }
 

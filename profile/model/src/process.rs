@@ -10,13 +10,17 @@ fn value_memory(value: &Value) -> usize {
         Value::String(text) => text.len(),
         Value::Bytes(bytes) => bytes.len(),
         Value::Array(values) => values.iter().map(value_memory).sum(),
-        Value::Map(entries) => entries
-            .iter()
-            .map(|(name, value)| name.len() + value_memory(value))
-            .sum(),
+        Value::Map(entries) => attributes_memory(entries),
         _ => 0,
     };
     2 * size_of::<Value>() + beside
+}
+
+fn attributes_memory(attributes: &[(String, Value)]) -> usize {
+    let attributes = attributes.iter();
+    attributes
+        .map(|(name, value)| name.len() + value_memory(value))
+        .sum()
 }
 
 /// A process running one program: after an exec it is a new entry.
@@ -24,7 +28,7 @@ fn value_memory(value: &Value) -> usize {
 pub struct ProcessFacts {
     /// Its ID in the recorder's PID namespace.
     pub pid: i32,
-    /// When it started, in clock ticks after boot (`/proc/PID/stat`, field 22). Together with the
+    /// Its start time, in clock ticks after boot (`/proc/PID/stat`, field 22). Together with the
     /// PID, this identifies it even if the PID is reused.
     pub start_ticks: u64,
     /// Its command name (`/proc/PID/comm`), at most 15 bytes.
@@ -35,7 +39,7 @@ pub struct ProcessFacts {
     pub container_id: Option<String>,
     /// The resource that it publishes; if it publishes none, the one detected from its environment.
     pub resource: Vec<(String, Value)>,
-    /// Whether `resource` was published by the process itself.
+    /// True if the process itself has published `resource`.
     pub published: bool,
     /// Its executable mappings, in the order in which they were found. A later mapping replaces
     /// earlier ones at the same addresses, from its `since` on.
@@ -46,9 +50,8 @@ impl ProcessFacts {
     /// Estimated memory of these facts, in bytes.
     pub(crate) fn memory(&self) -> usize {
         let texts = self.comm.len() + self.executable.len();
-        let resource = self.resource.iter();
-        let resource = resource.map(|(name, value)| name.len() + value_memory(value));
-        size_of::<Self>() + texts + size_of_val(&self.mappings[..]) + resource.sum::<usize>()
+        let lists = size_of_val(&self.mappings[..]) + attributes_memory(&self.resource);
+        size_of::<Self>() + texts + lists
     }
 
     /// The file name of its executable; empty if unknown.
@@ -81,8 +84,8 @@ pub struct Mapping {
     pub offset: u64,
     /// The file.
     pub module: ModuleId,
-    /// When it was created, in nanoseconds of the recorder's `CLOCK_MONOTONIC`; if that is unknown, a
-    /// time at which it did not exist yet, or 0 if it was there when the process was first seen.
+    /// Its creation time, in nanoseconds of the recorder's `CLOCK_MONOTONIC`; if that is unknown, a
+    /// time at which it did not exist yet, or 0 if it existed when the process was first seen.
     pub since: u64,
 }
 
@@ -100,7 +103,6 @@ pub struct Module {
     pub inode: u64,
 }
 
-/// The path of the module that represents the kernel.
 const KERNEL: &str = "[kernel]";
 
 impl Module {
@@ -113,19 +115,19 @@ impl Module {
         }
     }
 
-    /// Whether this is the kernel.
+    /// Returns true for the kernel.
     #[must_use]
     pub fn is_kernel(&self) -> bool {
         !self.has_file() && self.path == KERNEL
     }
 
-    /// Whether it is a file. Otherwise it is the kernel, the vDSO, or anonymous memory.
+    /// Returns true for a file, false for the kernel, the vDSO, and anonymous memory.
     #[must_use]
     pub fn has_file(&self) -> bool {
         self.inode != 0 || !self.build_id.is_empty()
     }
 
-    /// Whether it contains the same code in every process: a file, or the kernel.
+    /// Returns true if it contains the same code in every process: a file, or the kernel.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.has_file() || self.is_kernel()

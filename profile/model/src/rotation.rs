@@ -28,7 +28,7 @@ impl Rotation {
         self.samples += samples;
     }
 
-    /// Whether the current catalog should be replaced now.
+    /// Returns true if the current catalog should be replaced now.
     #[must_use]
     pub fn is_due(&self, catalog: &Catalog) -> bool {
         self.samples >= self.min_samples && catalog.memory() > self.max_memory

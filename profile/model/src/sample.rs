@@ -7,13 +7,13 @@ use crate::outcome::{Found, StackEnd};
 /// One sample of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When it was taken, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
+    /// The time at which it was taken, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
     pub time: u64,
     /// The CPU that the thread ran on.
     pub cpu: u32,
     /// The thread, which names its process.
     pub thread: ThreadId,
-    /// What the thread was doing.
+    /// The event that caused it.
     pub event: Event,
     /// Its context.
     pub found: Found,
@@ -22,13 +22,13 @@ pub struct Sample {
     pub gil: Option<GilState>,
     /// The user-mode frames, innermost first.
     pub user_stack: StackId,
-    /// Why they end where they do. `None` if that is unknown, as where no stack was taken.
+    /// The reason why they end. `None` if that is unknown, for example because no stack was taken.
     pub stack_end: Option<StackEnd>,
     /// The kernel frames, innermost first; empty if the thread was in user mode.
     pub kernel_stack: StackId,
 }
 
-/// What a sampled thread was doing.
+/// The event that caused a sample of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
@@ -36,7 +36,7 @@ pub enum Event {
     OnCpu,
     /// It was scheduled again after being off-CPU.
     OffCpu {
-        /// How long it was off-CPU.
+        /// The time that it was off-CPU.
         nanoseconds: u64,
     },
 }

@@ -20,7 +20,7 @@ pub struct Function {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Identity {
-    /// The GNU build id; empty if it has none.
+    /// The GNU build ID; empty if it has none.
     pub build_id: Vec<u8>,
     /// The head-tail hash of the OpenTelemetry profiles specification
     /// (`process.executable.build_id.htlhash`): the first 16 bytes of the SHA-256 of the file's
@@ -46,7 +46,7 @@ impl Identity {
 pub struct UnnamedModule {
     /// Its path, as its process saw it.
     pub path: String,
-    /// What identifies it.
+    /// Its identity.
     pub identity: Identity,
     /// Offsets in the file whose functions are unknown, in ascending order.
     pub offsets: Vec<u64>,
@@ -92,7 +92,7 @@ pub trait Symbolizer {
     /// process.
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>>;
 
-    /// Returns what identifies a module.
+    /// Returns the identity of a module.
     fn identity(&mut self, query: SymbolQuery<'_>) -> Identity;
 }
 
