@@ -22,7 +22,7 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
 /// Limits of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Memory in bytes, including what is inherited. 4 GiB by default; `chrome` with all its DWARF
+    /// Memory in bytes, including inherited memory. 4 GiB by default; `chrome` with all its DWARF
     /// takes a quarter of that.
     pub memory: u64,
     /// Size of the output, in bytes. 256 MiB by default.
@@ -52,10 +52,10 @@ const CHUNK: usize = 64 << 10;
 /// Attempts at a system call that fails, for example because of a signal.
 const MAX_ATTEMPTS: u32 = 8;
 
-/// How long to wait for a killed worker to end.
+/// Time that a killed worker has to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a worker returned no output.
+/// The reason why a worker returned no output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -79,9 +79,9 @@ pub enum Failure {
 /// The error of fork(2).
 pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
     let parent = getpid();
-    // SAFETY: the child, which has this thread alone, must not wait for a lock that another thread held.
-    // libc releases those of the allocator (glibc, malloc/arena.c; musl, fork/fork.c); the caller ensures
-    // that `work` takes none of this program's.
+    // SAFETY: the child, which has this thread alone, must not wait for a lock that another thread
+    // held. libc ensures that for the allocator's (glibc, malloc/arena.c; musl, fork/fork.c), and
+    // the caller for this program's, which `work` must not take.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child.as_raw()),
         ForkResult::Child => {
@@ -101,7 +101,7 @@ pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
 ///
 /// # Errors
 ///
-/// Why the output is missing or incomplete.
+/// If the output is missing or incomplete.
 pub fn run(
     limits: Limits,
     work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -143,7 +143,7 @@ fn confine(limits: Limits) {
     }
 }
 
-/// Collects what a worker writes, within the limits on time and output.
+/// Collects the output of a worker, within the limits on time and output.
 fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, Failure> {
     let end = Instant::now() + Duration::from_secs(limits.timeout);
     let mut output = Vec::new();
@@ -159,10 +159,9 @@ fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, 
             Continue(true)
         }
     });
-    match failure.unwrap_or(Some(Failure::NotStarted)) {
-        Some(failure) => Err(failure),
-        None => Ok(output),
-    }
+    failure
+        .unwrap_or(Some(Failure::NotStarted))
+        .map_or(Ok(output), Err)
 }
 
 /// An event of a worker, reported by [`follow`].
@@ -179,7 +178,7 @@ pub enum Event<'a> {
 ///
 /// # Errors
 ///
-/// When a pipe cannot be read.
+/// If a pipe cannot be read.
 pub fn follow<B>(
     child: i32,
     pipes: Vec<PipeReader>,
@@ -234,16 +233,16 @@ pub fn follow<B>(
 
 /// The positions of pipes that have data or have ended; none if a period has passed.
 fn ready(pipes: &[(usize, PipeReader)]) -> nix::Result<Vec<usize>> {
-    let mut polled: Vec<PollFd> = Vec::new();
-    for (_, pipe) in pipes {
-        polled.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
-    }
+    let polled = pipes
+        .iter()
+        .map(|(_, pipe)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
+    let mut polled: Vec<PollFd> = polled.collect();
     poll(&mut polled, PERIOD)?;
     let any = |(index, polled): (usize, &PollFd)| polled.any().unwrap_or(true).then_some(index);
     Ok(polled.iter().enumerate().filter_map(any).collect())
 }
 
-/// Whether a child has ended and was not waited for.
+/// Returns true if a child has ended and was not waited for.
 fn is_zombie(child: i32) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     let status = waitid(Id::Pid(Pid::from_raw(child)), flags);
