@@ -14,7 +14,7 @@ pub(crate) struct Answer {
     pub(crate) identity: Identity,
     /// For each address, innermost first.
     pub(crate) functions: Vec<Vec<Function>>,
-    /// Whether parts could not be decoded.
+    /// True if parts could not be decoded.
     pub(crate) is_broken: bool,
 }
 

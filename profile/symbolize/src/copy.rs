@@ -157,7 +157,7 @@ impl Copy {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
 
-    /// Whether both addresses are in one section.
+    /// Returns true if both addresses are in one section.
     pub(crate) fn is_one_section(&self, one: u64, other: u64) -> bool {
         let has_both = |it: &Range<u64>| it.contains(&one) && it.contains(&other);
         self.sections.iter().any(has_both)
@@ -169,7 +169,7 @@ impl Copy {
     }
 }
 
-/// What is copied of a file.
+/// The parts of a file that are copied.
 struct Needed {
     /// Ranges of offsets in the file, which may exceed it.
     ranges: Vec<Range<u64>>,
@@ -236,14 +236,10 @@ struct Segment {
 
 impl Segment {
     fn all<'d, R: object::ReadRef<'d>>(elf: &ElfFile64<'d, Endianness, R>) -> Vec<Self> {
-        let segment = |segment: ElfSegment64<'d, '_, Endianness, R>| {
-            let (offset, size) = segment.file_range();
-            let address = segment.address();
-            Self {
-                offset,
-                size,
-                address,
-            }
+        let segment = |segment: ElfSegment64<'d, '_, Endianness, R>| Self {
+            offset: segment.file_range().0,
+            size: segment.file_range().1,
+            address: segment.address(),
         };
         elf.segments().map(segment).collect()
     }
@@ -257,7 +253,7 @@ fn address(segments: &[Segment], offset: u64) -> Option<u64> {
     })
 }
 
-/// Copies what a file has of a range, to the same offset.
+/// Copies the part of a range that a file has, to the same offset.
 fn copy(from: &File, to: &File, mut range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
     while !range.is_empty() {
         let length = (range.end - range.start).min(buffer.len() as u64) as usize;
@@ -296,8 +292,6 @@ fn section_names<'d, R: object::ReadRef<'d>>(
 ) -> Option<(u64, u64)> {
     let header = elf.elf_header();
     let index = header.shstrndx(elf.endian(), elf.data()).ok()?;
-    let section = elf
-        .section_by_index(object::SectionIndex(index as usize))
-        .ok()?;
-    section.file_range()
+    let index = object::SectionIndex(index as usize);
+    elf.section_by_index(index).ok()?.file_range()
 }

@@ -14,35 +14,37 @@ use otelctx_sample::format::hexadecimal;
 
 use crate::copy::Copy;
 
-/// Where distributions install them (gdb's manual, "Debugging Information in Separate Files").
+/// Directories in which distributions install them (gdb's manual, "Debugging Information in
+/// Separate Files").
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
-/// Finds the debug file of a module: by its build ID, or by the name in its debug link in the
-/// directory that mirrors the module's own, if the checksum matches.
+/// Finds the debug file of a module, in these directories and then in [`DIRECTORIES`]: by its build
+/// ID, or by the name in its debug link in the directory that mirrors the module's own, if the
+/// checksum matches.
 pub(crate) fn find(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
-    by_build_id(&module.build_id, directories).or_else(|| by_link(copy, module, directories))
+    let defaults = DIRECTORIES.map(PathBuf::from);
+    let directories = directories.iter().chain(&defaults);
+    let by_build_id = build_id_name(&module.build_id).and_then(|name| {
+        let name = format!("{name}.debug");
+        let mut paths = directories.clone().map(|base| base.join(&name));
+        paths.find(|path| path.is_file())
+    });
+    by_build_id.or_else(|| {
+        let (name, crc) = copy.debug_link.as_ref()?;
+        let name = plain(std::ffi::OsStr::from_bytes(name).as_ref())?;
+        let mirror = plain(Path::new(&module.path).parent()?.strip_prefix("/").ok()?)?;
+        let mut paths = directories.map(|base| base.join(mirror).join(name));
+        paths.find(|path| checksum(path) == Some(*crc))
+    })
 }
 
-fn by_build_id(build_id: &[u8], directories: &[PathBuf]) -> Option<PathBuf> {
-    let (first, rest) = build_id
-        .split_first()
-        .filter(|(_, rest)| !rest.is_empty())?;
-    let name = format!(".build-id/{first:02x}/{}.debug", hexadecimal(rest));
-    let mut paths = directories.iter().map(|directory| directory.join(&name));
-    paths.find(|path| path.is_file())
+/// The name of a file below a directory that has files by their build IDs.
+pub(crate) fn build_id_name(build_id: &[u8]) -> Option<String> {
+    let (first, rest) = build_id.split_first().filter(|it| !it.1.is_empty())?;
+    Some(format!(".build-id/{first:02x}/{}", hexadecimal(rest)))
 }
 
-fn by_link(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
-    let (name, crc) = copy.debug_link.as_ref()?;
-    let name = plain(std::ffi::OsStr::from_bytes(name).as_ref())?;
-    let directory = plain(Path::new(&module.path).parent()?.strip_prefix("/").ok()?)?;
-    let mut paths = directories
-        .iter()
-        .map(|base| base.join(directory).join(name));
-    paths.find(|path| checksum(path) == Some(*crc))
-}
-
-/// Whether the debug information of a file is compressed.
+/// Returns true if the debug information of a file is compressed.
 pub(crate) fn is_compressed(path: &Path) -> bool {
     let Ok(file) = File::open(path) else {
         return false;

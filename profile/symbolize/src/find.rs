@@ -4,16 +4,15 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use otelctx_remote::module;
-use otelctx_sample::format::hexadecimal;
 use otelctx_sample::{Identity, UnnamedModule};
 
-use crate::debug_file::{DIRECTORIES, plain};
+use crate::debug_file::{DIRECTORIES, build_id_name, plain};
 use crate::identity::head_tail_hash;
 use crate::living::LivingFiles;
 use crate::server::{self, ServedFile, SharedServer};
 
-/// Where distributions install files by their build IDs, beside [`DIRECTORIES`] (Fedora's
-/// `/usr/lib/.build-id` leads to programs and libraries).
+/// The directory in which distributions install files by their build IDs, beside [`DIRECTORIES`]
+/// (Fedora's `/usr/lib/.build-id` leads to programs and libraries).
 const BY_BUILD_ID: &str = "/usr/lib";
 /// The kernel's suffix for the name of a deleted file.
 const DELETED: &str = " (deleted)";
@@ -57,17 +56,10 @@ fn places(module: &UnnamedModule, directories: &[PathBuf]) -> Vec<PathBuf> {
     // The recording may be hostile: its paths stay below the directories.
     let below = Path::new(path).strip_prefix("/").ok().and_then(plain);
     for directory in directories {
-        places.extend(below.map(|below| directory.join(below)));
-        places.extend(
-            below
-                .and_then(Path::file_name)
-                .map(|name| directory.join(name)),
-        );
+        let names = [below, below.and_then(Path::file_name).map(Path::new)];
+        places.extend(names.into_iter().flatten().map(|name| directory.join(name)));
     }
-    if let Some((first, rest)) = module.identity.build_id.split_first()
-        && !rest.is_empty()
-    {
-        let name = format!(".build-id/{first:02x}/{}", hexadecimal(rest));
+    if let Some(name) = build_id_name(&module.identity.build_id) {
         let system = DIRECTORIES.iter().chain([&BY_BUILD_ID]).map(Path::new);
         for directory in directories.iter().map(PathBuf::as_path).chain(system) {
             places.push(directory.join(&name));

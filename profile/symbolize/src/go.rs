@@ -83,7 +83,7 @@ impl GoFunctions {
     /// The name of the function at an address of the program's headers.
     pub(crate) fn name(&self, address: u64) -> Option<String> {
         let offset = address.checked_sub(self.text)?;
-        // The entry behind the last function is its end.
+        // The entry after the last function is its end.
         if offset >= self.start(self.header.count)? {
             return None;
         }

@@ -35,10 +35,8 @@ pub(crate) fn open(query: SymbolQuery<'_>, kept: Option<&File>) -> Option<File> 
         }
         let file = target.mapped_file(range, name, device(module), module.inode);
         // Another process may have this ID now.
-        file.filter(|file| {
-            file.metadata()
-                .is_ok_and(|found| found.ino() == module.inode)
-        })
+        let is_it = |file: &File| file.metadata().is_ok_and(|it| it.ino() == module.inode);
+        file.filter(is_it)
     };
     let at_path = || match &module.build_id[..] {
         [] => module::open_mapped(path, device(module), module.inode),

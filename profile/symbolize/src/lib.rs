@@ -70,32 +70,18 @@ pub fn debug_data_size(file: &File) -> Option<u64> {
 ///
 /// Cheap to create. A module is decoded in a worker process when it is queried. The identity of the
 /// last module is cached, because it is queried next.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Symbols {
     files: ModuleFiles,
     without_functions: bool,
     without_compressed_lines: bool,
+    /// Directories that are searched before the default ones.
     debug_directories: Vec<PathBuf>,
     server: Option<SharedServer>,
     /// The files of living processes, if they may be searched; empty until they are needed.
     living: Option<Arc<OnceLock<LivingFiles>>>,
     last: Option<(Module, Identity)>,
     failures: Vec<Failure>,
-}
-
-impl Default for Symbols {
-    fn default() -> Self {
-        Self {
-            files: ModuleFiles::default(),
-            without_functions: false,
-            without_compressed_lines: false,
-            debug_directories: debug_file::DIRECTORIES.map(PathBuf::from).into(),
-            server: None,
-            living: None,
-            last: None,
-            failures: Vec::new(),
-        }
-    }
 }
 
 /// A file that exists but whose functions could not be resolved.
@@ -107,7 +93,7 @@ pub struct Failure {
     pub reason: FailureReason,
 }
 
-/// Why the functions of a file could not be resolved.
+/// The reason why the functions of a file could not be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureReason {
@@ -127,12 +113,12 @@ pub enum FailureReason {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = &self.path;
         let reason = match self.reason {
             FailureReason::Downloaded => {
                 return write!(
                     f,
-                    "{}: its debug information from the server is not usable",
-                    self.path
+                    "{path}: its debug information from the server is not usable"
                 );
             }
             FailureReason::Malformed => {
@@ -143,7 +129,7 @@ impl fmt::Display for Failure {
             FailureReason::NoProcess => "the worker process could not be started",
             FailureReason::Changed => "the file was overwritten after it had been mapped",
         };
-        write!(f, "{}: no function names: {reason}", self.path)
+        write!(f, "{path}: no function names: {reason}")
     }
 }
 
@@ -220,26 +206,21 @@ impl Symbols {
             let is_changed = || self.files.contains(module) && self.files.get(module).is_none();
             module.has_file() && !module.is_kernel() && !is_changed()
         };
-        let is_decoded: Vec<bool> = queries
-            .iter()
-            .map(|(query, _)| !self.without_functions && has_usable_file(query.module))
-            .collect();
-        let with_files: Vec<_> = std::iter::zip(queries, &is_decoded)
-            .filter_map(|(query, is_decoded)| is_decoded.then_some(*query))
-            .collect();
-        let decoded = if with_files.len() > 1 {
-            self.decode(&with_files, true, None).ok()
-        } else {
-            None
+        let is_decoded = |query: &&(SymbolQuery<'_>, &[u64])| {
+            !self.without_functions && has_usable_file(query.0.module)
         };
-        let mut decoded = decoded.into_iter().flatten();
-        let functions =
-            std::iter::zip(queries, is_decoded).map(|((query, offsets), is_decoded)| {
-                match is_decoded.then(|| decoded.next()).flatten() {
-                    Some(answer) => self.of_file(*query, offsets, Some(answer)).functions,
-                    None => self.functions(*query, offsets),
-                }
-            });
+        let is_decoded: Vec<bool> = queries.iter().map(|query| is_decoded(&query)).collect();
+        let with_files = queries.iter().zip(&is_decoded).filter(|it| *it.1);
+        let with_files: Vec<_> = with_files.map(|(query, _)| *query).collect();
+        let decoded = (with_files.len() > 1).then(|| self.decode(&with_files, true, None));
+        let mut decoded = decoded.and_then(Result::ok).into_iter().flatten();
+        let both = queries.iter().zip(is_decoded);
+        let functions = both.map(|((query, offsets), is_decoded)| {
+            match is_decoded.then(|| decoded.next()).flatten() {
+                Some(answer) => self.of_file(*query, offsets, Some(answer)).functions,
+                None => self.functions(*query, offsets),
+            }
+        });
         functions.collect()
     }
 
@@ -253,12 +234,11 @@ impl Symbols {
         // Before the fork, because a worker process takes no lock.
         let kept: Vec<_> = queries.iter().map(|it| self.kept_file(it.0)).collect();
         let bytes = worker::run(Limits::default(), |pipe| {
-            for ((query, offsets), kept) in queries.iter().zip(&kept) {
-                let answer =
-                    self.answer((*query, offsets), kept.as_deref(), with_dwarf, downloaded);
-                answer.write(pipe)?;
-            }
-            Ok(())
+            let mut both = queries.iter().zip(&kept);
+            both.try_for_each(|(query, kept)| {
+                let answer = self.answer(*query, kept.as_deref(), with_dwarf, downloaded);
+                answer.write(pipe)
+            })
         })?;
         let answers = Answer::read(&bytes).filter(|answers| answers.len() == queries.len());
         answers.ok_or(WorkerFailure::Died)
@@ -267,7 +247,7 @@ impl Symbols {
     /// The file of a module, if it was kept. If living processes may be searched, also any other.
     fn kept_file(&self, query: SymbolQuery<'_>) -> Option<Arc<File>> {
         let kept = self.files.get(query.module);
-        let elsewhere = || {
+        kept.or_else(|| {
             let living = self.living.as_ref()?;
             let build_id = &query.module.build_id;
             if build_id.is_empty() {
@@ -275,8 +255,7 @@ impl Symbols {
             }
             let search = || living.get_or_init(LivingFiles::search).open(build_id);
             identity::open(query, None).or_else(search).map(Arc::new)
-        };
-        kept.or_else(elsewhere)
+        })
     }
 
     /// Decodes the file of a module, in the worker process.
@@ -306,7 +285,7 @@ impl Symbols {
         }
     }
 
-    /// The functions of a module with a file. `answer` is what was decoded, if that was done before.
+    /// The functions of a module with a file. `answer` has them if they were decoded before.
     fn of_file(
         &mut self,
         query: SymbolQuery<'_>,
@@ -355,11 +334,8 @@ impl Symbols {
             path: query.module.path.clone(),
             reason,
         }));
-        if was_kept
-            && answer
-                .as_ref()
-                .is_ok_and(|it| it.identity.htlhash.is_none())
-        {
+        let has_no_hash = |answer: &Answer| answer.identity.htlhash.is_none();
+        if was_kept && answer.as_ref().is_ok_and(has_no_hash) {
             return self.of_changed_file(query, offsets);
         }
         let mut answer = answer.unwrap_or_else(|_| Answer {

@@ -58,12 +58,12 @@ fn find(file: &File, addresses: &[u64]) -> Option<Vec<Option<String>>> {
         let size = header.sh_entsize(elf.endian());
         sections.push(Section {
             address: start,
-            // lld says none.
+            // lld writes no size.
             size: if size == 8 { 8 } else { 16 },
             code,
         });
     }
-    // Stubs, by where the address may be stored that they jump to.
+    // Stubs, by the places in which their targets may be stored.
     let mut stubs: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (index, address) in addresses.iter().enumerate() {
         for section in &sections {
@@ -102,7 +102,7 @@ fn find(file: &File, addresses: &[u64]) -> Option<Vec<Option<String>>> {
 }
 
 impl Section {
-    /// Where the address may be stored that the stub at an address jumps to.
+    /// Finds the places in which the target of the stub at an address may be stored.
     fn stored(&self, machine: Machine, address: u64) -> Vec<u64> {
         let offset = address.checked_sub(self.address);
         let offset = offset.and_then(|offset| usize::try_from(offset).ok());
@@ -120,17 +120,16 @@ impl Section {
         let start = offset - offset % self.size;
         let stub = self.code.get(start..start + self.size).unwrap_or_default();
         let address = self.address.wrapping_add(start as u64);
-        (0_u64..)
-            .zip(stub.windows(6))
-            .filter_map(move |(at, bytes)| {
-                // jmp *distance(%rip)
-                let [0xff, 0x25, distance @ ..] = bytes else {
-                    return None;
-                };
-                let distance = i32::from_le_bytes(distance.try_into().ok()?);
-                let next = address.wrapping_add(at + 6);
-                Some(next.wrapping_add_signed(distance.into()))
-            })
+        let places = (0_u64..).zip(stub.windows(6));
+        places.filter_map(move |(at, bytes)| {
+            // jmp *distance(%rip)
+            let [0xff, 0x25, distance @ ..] = bytes else {
+                return None;
+            };
+            let distance = i32::from_le_bytes(distance.try_into().ok()?);
+            let next = address.wrapping_add(at + 6);
+            Some(next.wrapping_add_signed(distance.into()))
+        })
     }
 
     fn stored_aarch64(&self, offset: usize) -> Option<u64> {
@@ -172,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// What a tool prints; `None`, with a line, if it is not there.
+    /// The output of a tool. `None`, with a line of output, if it is not installed.
     fn tool(name: &str, arguments: &[&str]) -> Option<String> {
         let output = match Command::new(name).args(arguments).output() {
             Ok(output) => output,

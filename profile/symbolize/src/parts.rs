@@ -1,7 +1,7 @@
 //! The parts of `.debug_info` and `.debug_line` in which functions at some addresses are looked up.
 //!
 //! A Python library with all its debug information has 25 MiB of it, and the functions of a stack are in
-//! two or three of its 170 units. `.debug_aranges` tells in which ones.
+//! two or three of its 170 units, which `.debug_aranges` shows.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -92,7 +92,7 @@ impl Parts {
 }
 
 /// The parts of an ELF file's debug information that are needed for functions at addresses, for the fuzz target: ranges of
-/// offsets in the file, and where headers hide what is between them.
+/// offsets in the file, and the offsets of headers that hide the bytes between them.
 #[must_use]
 pub fn debug_info_parts(file: &File, addresses: &[u64]) -> Option<(Vec<Range<u64>>, Vec<u64>)> {
     let cache = ReadCache::new(file);
@@ -114,7 +114,7 @@ struct Dwarf<'a> {
 /// A unit, by its range of offsets in `.debug_info`.
 struct Unit {
     range: Range<u64>,
-    /// Whether it has only types, and no functions.
+    /// True if it has only types, and no functions.
     is_of_types: bool,
 }
 
@@ -163,9 +163,8 @@ impl Dwarf<'_> {
     /// The header of a unit of types with this length.
     fn type_unit(&self, length: u64) -> Option<UnitHeader> {
         let length = length - 4;
-        let length = u32::try_from(length)
-            .ok()
-            .filter(|_| length < RESERVED_LENGTHS)?;
+        let is_reserved = length >= RESERVED_LENGTHS;
+        let length = u32::try_from(length).ok().filter(|_| !is_reserved)?;
         let (length, version) = match self.abbreviations.endian() {
             RunTimeEndian::Little => (length.to_le_bytes(), 5_u16.to_le_bytes()),
             RunTimeEndian::Big => (length.to_be_bytes(), 5_u16.to_be_bytes()),
@@ -184,9 +183,8 @@ impl Dwarf<'_> {
         let mut header = EndianSlice::new(bytes, self.abbreviations.endian());
         let (length, format) = header.read_initial_length().ok()?;
         let header_length = u64::from(format.initial_length_size());
-        let end = start
-            .checked_add(header_length)?
-            .checked_add(length as u64)?;
+        let content = start.checked_add(header_length)?;
+        let end = content.checked_add(length as u64)?;
         let is_of_types = header.read_u16().ok()? == 5 && {
             let kind = gimli::DwUt(header.read_u8().ok()?);
             kind == DW_UT_type || kind == DW_UT_split_type
@@ -206,15 +204,13 @@ impl Dwarf<'_> {
         self.read(&self.info, unit.start, &mut bytes)
             .ok_or(gimli::Error::Io)?;
         // As if the unit ended there.
-        match &mut bytes[..] {
-            [0xff, 0xff, 0xff, 0xff, ..] => return Err(gimli::Error::Io),
-            [a, b, c, d, ..] => {
+        match bytes.first_chunk_mut() {
+            Some(first) if *first != [0xff; 4] => {
                 let length = length as u32 - 4;
-                let length = match endian {
+                *first = match endian {
                     RunTimeEndian::Little => length.to_le_bytes(),
                     RunTimeEndian::Big => length.to_be_bytes(),
                 };
-                [*a, *b, *c, *d] = length;
             }
             _ => return Err(gimli::Error::Io),
         }
@@ -247,9 +243,8 @@ impl Dwarf<'_> {
     /// The line program at an offset in `.debug_line`.
     fn program(&self, offset: u64) -> Result<Range<u64>, gimli::Error> {
         let mut bytes = [0; 12];
-        let bytes = self
-            .read(&self.line, offset, &mut bytes)
-            .ok_or(gimli::Error::Io)?;
+        let bytes = self.read(&self.line, offset, &mut bytes);
+        let bytes = bytes.ok_or(gimli::Error::Io)?;
         let mut header = EndianSlice::new(bytes, self.abbreviations.endian());
         let (length, format) = header.read_initial_length()?;
         let start = self.line.start + offset;
@@ -271,7 +266,7 @@ impl Dwarf<'_> {
 /// Reads a section, unless it is too large.
 fn table(file: &File, section: &Section) -> Option<Vec<u8>> {
     let size = section.end - section.start;
-    // What is behind the end of the file is not allocated.
+    // Nothing is allocated for a size beyond the end of the file.
     let left = file.metadata().ok()?.len().checked_sub(section.start)?;
     if size > MAX_TABLE.min(left) {
         return None;
@@ -295,16 +290,16 @@ fn described_units(
             if start < end {
                 let from = addresses.partition_point(|address| *address < start);
                 let has_one = addresses.get(from).is_some_and(|address| *address < end);
-                *units
-                    .entry(header.debug_info_offset().0 as u64)
-                    .or_default() |= has_one;
+                let unit = header.debug_info_offset().0 as u64;
+                *units.entry(unit).or_default() |= has_one;
             }
         }
     }
     Ok(units)
 }
 
-/// Whether functions of a unit with these abbreviations may be named by entries of other units.
+/// Returns true if functions of a unit with these abbreviations may be named by entries of other
+/// units.
 fn refers_to_other_units(mut abbreviations: Slice<'_>) -> Result<bool, gimli::Error> {
     while abbreviations.read_uleb128()? != 0 {
         let _tag = abbreviations.read_uleb128()?;
@@ -382,7 +377,7 @@ mod tests {
         }
         main.push_str("; }\n");
         let path = directory.join("main.c");
-        // Debug information is behind the start of the file, which is always copied.
+        // Debug information is after the start of the file, which is always copied.
         let data = "char data[1 << 18] = {1};";
         fs::write(&path, format!("{data} int serve0(); {main}")).unwrap();
         sources.push(path);
@@ -399,8 +394,8 @@ mod tests {
         is_built.then_some(output)
     }
 
-    /// The functions at an offset in the file, with all of it copied and with the parts that are needed, and the
-    /// size of these, if they are not all of it.
+    /// The functions at an offset in the file by a whole copy, and by its needed parts, with their
+    /// size if some are missing.
     fn functions(file: &File, offset: u64) -> ([Vec<Function>; 2], Option<(u64, u64)>) {
         let found = [None, Some(&[offset][..])].map(|offsets| {
             let copy = Copy::of(file, offsets).unwrap();
@@ -452,7 +447,7 @@ mod tests {
                 assert_eq!(names, expected, "{flags:?}");
                 assert!(whole.iter().all(|function| function.line > 0), "{whole:?}");
                 if flags == ["-gdwarf-5", "-gdwarf64"] {
-                    // No compiler makes it unless asked to.
+                    // Compilers make it only with an option.
                     assert_eq!(sizes, None);
                     continue;
                 }
@@ -481,7 +476,7 @@ mod tests {
         assert!(refers_to_other_units(cut).is_err());
     }
 
-    /// As if a target had made them.
+    /// The bytes are malformed on purpose, as a hostile target could have them.
     #[test]
     fn millions_of_units_are_a_limit() {
         let path = Scratch::new("limits");

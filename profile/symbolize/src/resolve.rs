@@ -16,12 +16,12 @@ use crate::{demangle, identity, linkage};
 pub(crate) struct Resolved {
     /// For each address, innermost first.
     pub(crate) functions: Vec<Vec<Function>>,
-    /// Whether parts could not be decoded.
+    /// True if parts could not be decoded.
     pub(crate) is_broken: bool,
 }
 
 /// Resolves offsets of a file; `None` if it cannot be opened or is not an ELF file. `debug_file` returns
-/// its separate debug file, and whether to read DWARF.
+/// its separate debug file, and true to read DWARF.
 pub(crate) fn in_file(
     query: SymbolQuery<'_>,
     kept: Option<&File>,
@@ -70,22 +70,17 @@ pub(crate) fn in_copy(
     with_dwarf: bool,
 ) -> Option<Resolved> {
     // Addresses in a debug file follow the module's own program headers.
-    let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
-        .iter()
-        .enumerate()
-        .filter_map(|(index, offset)| Some((index, copy.address(*offset)?)))
-        .unzip();
+    let address = |(index, offset): (usize, &u64)| Some((index, copy.address(*offset)?));
+    let known = offsets.iter().enumerate().filter_map(address);
+    let (known, addresses): (Vec<usize>, Vec<u64>) = known.unzip();
     let mut elf = Elf::new(separate.unwrap_or_else(|| copy.path()));
     elf.debug_syms = with_dwarf;
     let reaches = |symbol, address| copy.is_one_section(symbol, address);
-    let found = symbolize(
-        &Source::Elf(elf.clone()),
-        Input::VirtOffset(&addresses),
-        reaches,
-    );
+    let source = Source::Elf(elf.clone());
+    let found = symbolize(&source, Input::VirtOffset(&addresses), reaches);
     let is_broken = found.as_ref().is_none_or(|it| it.is_broken);
     let mut named = found.map_or_else(|| vec![Vec::new(); addresses.len()], |it| it.functions);
-    // Adds the functions that are in a symbol table alone; returns whether all are known.
+    // Adds the functions that are only in a symbol table; returns true if all are known.
     let mut add_symbols = |elf: Option<Elf>| {
         let unnamed = named.iter_mut().zip(&addresses);
         let (unnamed, addresses): (Vec<_>, Vec<u64>) =
@@ -117,7 +112,8 @@ pub(crate) fn in_copy(
     })
 }
 
-/// Resolves addresses; `None` if none could be resolved. `reaches` returns whether a symbol of unknown size may extend from its address to another one.
+/// Resolves addresses; `None` if none could be resolved. `reaches` returns true if a symbol of
+/// unknown size may extend from its address to another one.
 pub(crate) fn symbolize(
     source: &Source<'_>,
     addresses: Input<&[u64]>,
@@ -185,9 +181,7 @@ fn named(name: &str, code: Option<&CodeInfo<'_>>) -> Function {
     Function {
         name: demangle::demangle(name),
         system_name: String::new(),
-        file: code.map_or(String::new(), |code| {
-            code.to_path().to_string_lossy().into()
-        }),
+        file: code.map_or(String::new(), |it| it.to_path().to_string_lossy().into()),
         line: code.and_then(|code| code.line).unwrap_or(0),
     }
 }

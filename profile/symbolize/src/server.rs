@@ -54,7 +54,7 @@ pub(crate) fn download(
 }
 
 impl Answer {
-    /// Whether functions are missing, or the source files of all of them.
+    /// Returns true if functions are missing, or the source files of all of them.
     pub(crate) fn lacks_debug_info(&self) -> bool {
         let sources = self.functions.iter().flatten().map(|it| &it.file);
         self.functions.iter().any(Vec::is_empty) || sources.into_iter().all(String::is_empty)

@@ -35,15 +35,14 @@ pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec
 fn own() -> Option<Vec<u8>> {
     let process = Process::open(i32::try_from(std::process::id()).ok()?).ok()?;
     let mut range = None;
-    process
-        .mappings(&mut |mapping| {
-            if mapping.name != NAME.as_bytes() {
-                return ControlFlow::Continue(());
-            }
-            range = Some((mapping.start, mapping.end));
-            ControlFlow::Break(())
-        })
-        .ok()?;
+    let found = process.mappings(&mut |mapping| {
+        if mapping.name != NAME.as_bytes() {
+            return ControlFlow::Continue(());
+        }
+        range = Some((mapping.start, mapping.end));
+        ControlFlow::Break(())
+    });
+    found.ok()?;
     let (start, end) = range?;
     let size = usize::try_from(end.checked_sub(start)?).ok();
     let mut image = vec![0; size.filter(|size| *size <= MAX_SIZE)?];

@@ -138,7 +138,7 @@ fn a_section_that_says_it_is_giant_ends_a_child_only() {
     }
 }
 
-/// What is in a hole is not copied, and a file that is larger than any disk is no error.
+/// Holes are not copied, and a file that is larger than any disk is no error.
 #[test]
 fn a_file_of_a_tebibyte_is_read_where_it_matters() {
     let _alone = alone();
@@ -203,7 +203,7 @@ fn a_fifo_and_a_directory_in_the_place_of_a_file_are_left_alone() {
     }
 }
 
-/// Who is resolved to decode a file, for the test below.
+/// The resolution of a file's functions, for the test below.
 #[test]
 fn decodes_a_file_that_is_named_in_the_environment() {
     let _alone = alone();

@@ -58,7 +58,7 @@ fn debug_information_of_each_version_is_read_packed_or_not() {
     }
 }
 
-/// Without its .dwo file, what the program itself has is left: symbols and lines.
+/// Without its .dwo file, the program has symbols and lines alone.
 #[test]
 fn of_split_debug_information_the_programs_own_part_is_read() {
     let scratch = Scratch::new("split");

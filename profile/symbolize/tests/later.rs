@@ -114,7 +114,7 @@ fn resolve(input: &Path, output: &Path, directories: &[PathBuf]) -> usize {
 /// A function as the file has it: name, source file and line.
 type Named<'d> = (&'d str, &'d str, i64);
 
-/// For each frame, its address and its functions.
+/// The address and the functions of each frame.
 type Frames<'d> = Vec<(u64, Vec<Named<'d>>)>;
 
 /// Each sample's time and frames.

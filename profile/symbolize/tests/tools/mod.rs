@@ -97,7 +97,7 @@ pub(crate) fn offsets(path: &Path, addresses: &[u64]) -> Vec<u64> {
 /// A function's name, its source's file name, and the line; the innermost first.
 pub(crate) type Resolved = Vec<(String, String, u32)>;
 
-/// What addr2line says of each address.
+/// The functions at each address according to addr2line.
 pub(crate) fn truth(path: &Path, addresses: &[u64]) -> Vec<Resolved> {
     let addresses: Vec<_> = addresses
         .iter()
@@ -143,7 +143,7 @@ pub(crate) fn module(path: &Path) -> Module {
     }
 }
 
-/// What the crate says of addresses of the file at `path`, in which code has the same addresses as
+/// The functions that the crate resolves at addresses of the file at `path`, in which code has the same addresses as
 /// offsets.
 pub(crate) fn found(symbols: &mut Symbols, path: &Path, addresses: &[u64]) -> Vec<Resolved> {
     // No process has this id.
