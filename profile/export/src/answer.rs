@@ -12,7 +12,7 @@ pub(crate) const ANSWER_SIZE: usize = 64 << 10;
 /// Maximum number of characters shown of a message.
 const SHOWN: usize = 300;
 
-/// What a collector accepted.
+/// A collector's response to a message that it accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) rejected: i64,
@@ -36,7 +36,7 @@ pub(crate) struct Failure {
     pub(crate) again: Again,
 }
 
-/// Whether and when to retry.
+/// The time of the next attempt, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
     Never,
@@ -98,13 +98,11 @@ struct ProtoDuration {
     nanoseconds: i32,
 }
 
-/// When to retry according to a gRPC status, if it says so.
+/// The delay before a retry in the details of a gRPC status, if they have one.
 pub(crate) fn retry_info(details: &[u8]) -> Option<Duration> {
     let status = Status::decode(details).ok()?;
-    let found = status
-        .details
-        .iter()
-        .find(|any| any.type_url.ends_with("/google.rpc.RetryInfo"))?;
+    let is_it = |any: &&Any| any.type_url.ends_with("/google.rpc.RetryInfo");
+    let found = status.details.iter().find(is_it)?;
     let delay = RetryInfo::decode(&found.value[..]).ok()?.delay?;
     let seconds = u64::try_from(delay.seconds).ok()?;
     let nanoseconds = u32::try_from(delay.nanoseconds).ok()?;
@@ -114,9 +112,7 @@ pub(crate) fn retry_info(details: &[u8]) -> Option<Duration> {
 /// Untrusted text, on one line of a terminal.
 pub(crate) fn shown(text: &str) -> String {
     let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let mut characters = one_line
-        .chars()
-        .filter(|character| !is_disguise(*character));
+    let mut characters = one_line.chars().filter(|it| !is_disguise(*it));
     let mut shown: String = characters.by_ref().take(SHOWN).collect();
     if characters.next().is_some() {
         shown.push('…');
@@ -124,7 +120,7 @@ pub(crate) fn shown(text: &str) -> String {
     shown
 }
 
-/// Whether a character controls a terminal, is invisible, or changes the order of others.
+/// Returns true if a character controls a terminal, is invisible, or changes the order of others.
 fn is_disguise(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')

@@ -102,8 +102,8 @@ mod tls {
                 url: endpoint.to_string(),
                 reason,
             };
-            let name = ServerName::try_from(endpoint.host().to_owned())
-                .map_err(|why| wrong(why.to_string()))?;
+            let name = ServerName::try_from(endpoint.host().to_owned());
+            let name = name.map_err(|why| wrong(why.to_string()))?;
             let mut config = ClientConfig::builder_with_provider(provider)
                 .with_safe_default_protocol_versions()
                 .map_err(|why| wrong(why.to_string()))?

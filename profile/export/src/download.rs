@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time;
 
 use crate::connect::{Connector, NAME};
-use crate::{Endpoint, Error};
+use crate::{Endpoint, Error, Protocol, endpoint};
 
 /// Maximum size of a response's head, in bytes.
 const MAX_HEAD: usize = 64 << 10;
@@ -26,7 +26,7 @@ pub struct Downloads {
     /// The path of the server's URL, without a slash at its end.
     base: String,
     limits: DownloadLimits,
-    /// How long all downloads have taken so far.
+    /// The time that all downloads have taken so far.
     spent: Duration,
     runtime: Runtime,
 }
@@ -36,9 +36,10 @@ pub struct Downloads {
 pub struct DownloadLimits {
     /// Maximum size of a file, in bytes.
     pub size: u64,
-    /// How long to wait for a connection and the start of the response, and for each further piece.
+    /// Maximum time until the connection and the start of the response, and until each further
+    /// piece.
     pub stall: Duration,
-    /// How long all downloads may take together.
+    /// Maximum time of all downloads together.
     pub total: Duration,
 }
 
@@ -54,7 +55,7 @@ impl Default for DownloadLimits {
     }
 }
 
-/// Why a file could not be downloaded.
+/// The reason why a file could not be downloaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DownloadError {
@@ -100,7 +101,7 @@ pub enum DownloadError {
         server: String,
         /// The limit, in bytes.
         limit: u64,
-        /// Whether the server said so before it sent any of it.
+        /// True if the server announced the size before it sent any data.
         is_announced: bool,
     },
     /// The response is truncated, or is not HTTP/1.
@@ -117,7 +118,7 @@ pub enum DownloadError {
 }
 
 impl DownloadError {
-    /// Whether the next request to the server is likely to fail as well.
+    /// Returns true if the next request to the server is likely to fail as well.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         match self {
@@ -142,10 +143,11 @@ impl Downloads {
                 reason: "users and passwords are not supported".to_owned(),
             });
         }
-        let endpoint = Endpoint::of_server(url).map_err(|error| match error {
+        let uri = endpoint::parse(url).map_err(|error| match error {
             Error::Endpoint { url, reason } => DownloadError::Url { url, reason },
             error => DownloadError::Prepare(error),
         })?;
+        let endpoint = Endpoint::of(uri, Protocol::Http);
         let mut runtime = Builder::new_current_thread();
         let runtime = runtime.enable_io().enable_time().build();
         let prepare = |why: io::Error| DownloadError::Prepare(Error::Prepare(why.to_string()));
@@ -163,7 +165,7 @@ impl Downloads {
     ///
     /// # Errors
     ///
-    /// Why it could not be downloaded; `file` may have a part of it.
+    /// If it could not be downloaded; `file` may have a part of it.
     pub fn get(&mut self, path: &str, file: &mut File) -> Result<bool, DownloadError> {
         let Self {
             connector,

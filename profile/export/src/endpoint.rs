@@ -1,5 +1,5 @@
-//! Where profiles are sent, and how: from arguments, or from the environment variables of OTLP
-//! exporters (OpenTelemetry specification, "OpenTelemetry Protocol Exporter").
+//! The destination of profiles, from arguments or from the environment variables of OTLP exporters
+//! (OpenTelemetry specification, "OpenTelemetry Protocol Exporter").
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,17 +13,18 @@ use crate::protocol::Protocol;
 
 /// The path below an endpoint to which profiles are posted over HTTP.
 const PATH: &str = "v1development/profiles";
-/// Where profiles are sent, and how.
+
+/// The destination of profiles, and the way in which they are sent.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Endpoint {
-    /// With the path of the request if the protocol is HTTP.
+    /// The URL, with the path of the request if the protocol is HTTP.
     pub(crate) uri: Uri,
     pub(crate) protocol: Protocol,
     pub(crate) headers: HeaderMap,
     /// Timeout of one attempt, from connecting to the end of the response; 10 s by default.
     pub timeout: Duration,
-    /// Whether requests are compressed with gzip; true by default.
+    /// True if requests are compressed with gzip, as by default.
     pub gzip: bool,
     /// File with the CA certificates (PEM) for `https://` servers; by default, this machine's
     /// certificates are used.
@@ -56,12 +57,7 @@ impl Endpoint {
         Ok(Self::of(uri, protocol))
     }
 
-    /// A server for files, at its URL.
-    pub(crate) fn of_server(url: &str) -> Result<Self, Error> {
-        Ok(Self::of(parse(url)?, Protocol::Http))
-    }
-
-    fn of(uri: Uri, protocol: Protocol) -> Self {
+    pub(crate) fn of(uri: Uri, protocol: Protocol) -> Self {
         Self {
             uri,
             protocol,
@@ -75,10 +71,10 @@ impl Endpoint {
         }
     }
 
-    /// Creates an endpoint from `url` and `protocol`, and for what they do not give, from the
-    /// environment variables `OTEL_EXPORTER_OTLP_*` (`ENDPOINT`, `PROTOCOL`, `HEADERS`, `TIMEOUT`,
-    /// `COMPRESSION` and `CERTIFICATE`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence.
-    /// `variable` returns their values.
+    /// Creates an endpoint from `url` and `protocol`, and otherwise from the environment variables
+    /// `OTEL_EXPORTER_OTLP_*` (`ENDPOINT`, `PROTOCOL`, `HEADERS`, `TIMEOUT`, `COMPRESSION` and
+    /// `CERTIFICATE`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence. `variable` returns their
+    /// values.
     ///
     /// The port of a given `url` takes precedence over the variable `PROTOCOL` if it is a default
     /// port: 4317 for gRPC, 4318 for HTTP. Over HTTP, `PROFILES_ENDPOINT` is the whole URL of the
@@ -100,7 +96,7 @@ impl Endpoint {
         let given = url.map(str::to_owned).or(of_profiles).or(of_all);
         let port = given.as_deref().map(parse).transpose()?;
         let port = port.as_ref().and_then(by_port);
-        // A given URL says more about itself than a variable does.
+        // The port of a given URL takes precedence over a variable.
         let by_default = if url.is_some() {
             port.or(from_variable)
         } else {
@@ -163,7 +159,7 @@ impl fmt::Display for Endpoint {
 struct Environment<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Environment<'_> {
-    /// An empty variable counts as unset, as the specification says.
+    /// An empty variable counts as unset, according to the specification.
     fn value(&self, variable: &str) -> Option<String> {
         (self.0)(variable).filter(|value| !value.trim().is_empty())
     }
@@ -195,15 +191,13 @@ fn public(url: &str) -> String {
     url.split('?').next().unwrap_or_default().to_owned()
 }
 
-fn parse(url: &str) -> Result<Uri, Error> {
+pub(crate) fn parse(url: &str) -> Result<Uri, Error> {
     let wrong = |reason: &str| Error::Endpoint {
         url: public(url),
         reason: reason.to_owned(),
     };
-    let uri: Uri = url
-        .trim()
-        .parse()
-        .map_err(|_| wrong("write it like http://localhost:4317"))?;
+    let uri = Uri::from_str(url.trim());
+    let uri = uri.map_err(|_| wrong("write it like http://localhost:4317"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err(wrong("it starts with neither http:// nor https://"));
     }
@@ -222,9 +216,7 @@ fn with_path(url: &str, uri: &Uri) -> Result<Uri, Error> {
     if base.ends_with(PATH) {
         return Ok(uri.clone());
     }
-    let query = uri
-        .query()
-        .map_or(String::new(), |query| format!("?{query}"));
+    let query = uri.query().map_or(String::new(), |it| format!("?{it}"));
     let mut parts = uri.clone().into_parts();
     let wrong = |reason: String| Error::Endpoint {
         url: public(url),
@@ -253,13 +245,10 @@ fn headers(text: &str) -> Result<HeaderMap, String> {
         let (name, value) = pair
             .split_once('=')
             .ok_or_else(|| format!("header {number} is not NAME=VALUE"))?;
-        let name: HeaderName = name
-            .trim()
-            .parse()
-            .map_err(|_| format!("the name of header {number} is invalid"))?;
-        let decoded = percent_decoded(value.trim());
-        let mut value = HeaderValue::from_bytes(&decoded)
-            .map_err(|_| format!("the value of header {name} is invalid"))?;
+        let name = HeaderName::from_str(name.trim());
+        let name = name.map_err(|_| format!("the name of header {number} is invalid"))?;
+        let value = HeaderValue::from_bytes(&percent_decoded(value.trim()));
+        let mut value = value.map_err(|_| format!("the value of header {name} is invalid"))?;
         value.set_sensitive(true);
         headers.append(name, value);
     }
@@ -270,10 +259,11 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, behind @ ..] = rest {
+        let digit = |byte: u8| char::from(byte).to_digit(16);
         if let (b'%', [high, low, behind @ ..]) = (first, behind)
-            && let (Some(high), Some(low)) = (hex_digit(*high), hex_digit(*low))
+            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
         {
-            bytes.push(high << 4 | low);
+            bytes.push((high << 4 | low) as u8);
             rest = behind;
         } else {
             bytes.push(*first);
@@ -281,12 +271,6 @@ fn percent_decoded(text: &str) -> Vec<u8> {
         }
     }
     bytes
-}
-
-fn hex_digit(byte: u8) -> Option<u8> {
-    char::from(byte)
-        .to_digit(16)
-        .and_then(|digit| u8::try_from(digit).ok())
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {

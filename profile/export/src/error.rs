@@ -1,4 +1,4 @@
-//! Why profiles could not be sent.
+//! Errors of sending profiles.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::protocol::Protocol;
 
-/// Why profiles could not be sent.
+/// The reason why profiles could not be sent.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -106,7 +106,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What may help, if the message does not say it.
+    /// Returns a hint, if the message does not contain it.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {

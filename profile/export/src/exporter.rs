@@ -17,6 +17,7 @@ use crate::{Endpoint, Error, Protocol};
 
 /// Maximum delay before a retry. If the collector requests a longer one, there is no retry.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
+
 /// Sends profiles to an endpoint, over one connection as long as it lasts.
 pub struct Exporter {
     endpoint: Arc<Endpoint>,
@@ -89,7 +90,7 @@ impl Exporter {
     ///
     /// # Errors
     ///
-    /// [`Failed`], which also contains what was accepted before.
+    /// [`Failed`], which also counts the messages that were accepted before.
     pub fn send(&mut self, profile: &Profile, options: &Options) -> Result<Sent, Failed> {
         let mut sent = Sent::default();
         for message in profile.otlp_messages(options, self.endpoint.message_size) {
@@ -122,7 +123,7 @@ impl Exporter {
             };
             let wait = match failure.again {
                 Again::Never => None,
-                // Between half of it and all of it.
+                // Between half of the delay and all of it.
                 Again::Later => Some(pause.mul_f64(1.0 - fastrand::f64() / 2.0)),
                 Again::After(asked) => (asked <= MAX_RETRY_DELAY).then_some(asked),
             };

@@ -112,19 +112,10 @@ impl Grpc {
                 | Code::DeadlineExceeded
                 | Code::Aborted
                 | Code::OutOfRange
-                | Code::DataLoss
-                | Code::ResourceExhausted,
-                Some(after),
-            ) => Again::After(after),
-            (
-                Code::Unavailable
-                | Code::Cancelled
-                | Code::DeadlineExceeded
-                | Code::Aborted
-                | Code::OutOfRange
                 | Code::DataLoss,
-                None,
-            ) => Again::Later,
+                after,
+            ) => after.map_or(Again::Later, Again::After),
+            (Code::ResourceExhausted, Some(after)) => Again::After(after),
             // The connection has broken.
             _ if status.source().is_some() => Again::Later,
             _ => Again::Never,
@@ -152,10 +143,7 @@ fn found_in(status: &Status) -> Option<Error> {
 
 fn reason(status: &Status) -> String {
     let cause = sources(status).last().map(ToString::to_string);
-    let said = match cause {
-        Some(cause) => cause,
-        None => status.message().to_owned(),
-    };
+    let said = cause.unwrap_or_else(|| status.message().to_owned());
     let code = format!("{:?}", status.code());
     match shown(&said) {
         said if said.is_empty() => format!("gRPC status {code}"),
@@ -215,9 +203,8 @@ impl Decoder for Messages {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
+        let invalid = |why| Status::internal(format!("its response cannot be decoded ({why})"));
         let answer = ExportProfilesServiceResponse::decode(from);
-        answer
-            .map(Some)
-            .map_err(|why| Status::internal(format!("its response cannot be decoded ({why})")))
+        answer.map(Some).map_err(invalid)
     }
 }

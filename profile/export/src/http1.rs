@@ -151,10 +151,8 @@ impl Http {
                 "its response ({kind:?}) is not that of an OTLP receiver"
             ));
         }
-        let response = ExportProfilesServiceResponse::decode(body);
-        response
-            .map(Answer::from)
-            .map_err(|why| format!("its response cannot be decoded ({why})"))
+        let response = ExportProfilesServiceResponse::decode(body).map(Answer::from);
+        response.map_err(|why| format!("its response cannot be decoded ({why})"))
     }
 
     fn refused(&self, head: &Response<()>, body: &[u8]) -> Failure {
@@ -198,12 +196,9 @@ fn reason(head: &Response<()>, body: &[u8]) -> String {
     } else {
         Some(String::from_utf8_lossy(body).into_owned())
     };
-    match said
-        .map(|said| shown(&said))
-        .filter(|said| !said.is_empty())
-    {
-        Some(said) => format!("HTTP status {status}: {said}"),
-        None => format!("HTTP status {status}"),
+    match shown(&said.unwrap_or_default()) {
+        said if said.is_empty() => format!("HTTP status {status}"),
+        said => format!("HTTP status {status}: {said}"),
     }
 }
 

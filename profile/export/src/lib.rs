@@ -5,7 +5,7 @@
 //! connection for all messages, and for later profiles; retries, a bounded number of times, if the
 //! collector is unavailable; and reports the collector's messages, with hints.
 //!
-//! It does not store what could not be sent.
+//! It does not store profiles that could not be sent.
 //!
 //! [`Downloads`] uses the same connections to download files, such as debug information.
 //!

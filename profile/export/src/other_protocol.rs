@@ -17,7 +17,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const FRAME_HEAD: usize = 9;
 /// The type of a SETTINGS frame, the first frame of each side (section 6.5).
 const SETTINGS: u8 = 4;
-/// How long to wait for a greeting.
+/// Maximum time until a greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Describes the other protocol of an endpoint; `None` if it cannot be determined.

@@ -1,4 +1,4 @@
-//! What a collector has accepted, and what it has not.
+//! The result of sending a profile.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Maximum number of different remarks of a collector that are kept.
 const REMARKS: usize = 5;
 
-/// What a collector has accepted.
+/// The messages that a collector has accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {

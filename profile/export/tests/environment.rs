@@ -1,4 +1,4 @@
-//! Where profiles go, as users of OTLP exporters are used to say it.
+//! The destination of profiles, from the environment variables of OTLP exporters.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a collector may answer beside "taken", by both protocols.
+//! Responses of a collector that does not accept a message, by both protocols.
 
 #[path = "../../write/tests/flat/mod.rs"]
 mod flat;
@@ -419,7 +419,7 @@ fn a_server_that_is_not_a_collector_is_recognized() {
     }
 }
 
-/// How much of an endless answer is read.
+/// The part of an endless response that is read.
 #[test]
 fn an_answer_without_end_is_not_read_to_its_end() {
     let taken = Arc::new(AtomicUsize::new(0));

@@ -81,7 +81,7 @@ impl Collector {
     }
 }
 
-/// What is in a file of the file exporter: it puts the size of each message (four bytes, the first the
+/// The messages in a file of the file exporter, which puts the size of each (four bytes, the first the
 /// highest) before it.
 pub(crate) fn messages(file: &Path) -> Vec<ProfilesData> {
     let bytes = fs::read(file).unwrap();

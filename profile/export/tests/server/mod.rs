@@ -39,7 +39,7 @@ pub(crate) enum Reply {
     Message(u8, Vec<u8>),
     /// The connection is closed behind the answer, which is that everything is taken.
     Last,
-    /// None, ever.
+    /// The server never responds.
     Never,
 }
 
