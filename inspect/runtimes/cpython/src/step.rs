@@ -236,6 +236,4 @@ impl<'a> Part<'a> {
 }
 
 #[cfg(test)]
-mod corrupt;
-#[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! Samples of threads whose states the step cannot find in the threads themselves.
 
+mod corrupt;
 mod reused;
 
 use std::collections::{BTreeSet, HashMap};
@@ -23,10 +24,10 @@ const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// Samples of each thread.
 const SAMPLES: usize = 100;
 
-/// CPython, and what is read of threads.
+/// CPython, and a log of the threads that are read.
 #[derive(Debug, Default)]
 struct Logged {
-    /// The function that tells where threads store their states could not be decoded.
+    /// True if the function that shows where threads store their states could not be decoded.
     is_undecoded: bool,
     log: Arc<Log>,
 }
@@ -200,7 +201,7 @@ impl Recording {
         named.collect()
     }
 
-    /// Compares all samples with what the threads execute, and the thread states with theirs.
+    /// Compares all samples with the functions that the threads execute, and the thread states with theirs.
     fn check(&self, interpreter: &Interpreter, log: &Log) {
         let is_old = interpreter.version.starts_with("2.");
         let start = if is_old {
@@ -233,7 +234,7 @@ impl Recording {
             };
             let first = *firsts.entry(tid).or_insert(*drain);
             if functions.is_empty() {
-                // The answer to the first drain's question is there in the third.
+                // The thread word that the first drain requests is known in the third.
                 late += usize::from(*drain > first + 1);
                 continue;
             }
@@ -243,15 +244,15 @@ impl Recording {
             released += usize::from(sample.gil != Some(GilState::Held));
         }
         let counts = [whole, released, known, late];
-        // And some, because few samples vary more.
+        // With a margin, because few samples vary more.
         assert!(late * 100 <= known + 400, "{interpreter:?}: {counts:?}");
         assert!(
             (whole + 8) * 100 >= known * 99,
             "{interpreter:?}: {counts:?}"
         );
         assert!(released * 10 >= known * 9, "{interpreter:?}: {counts:?}");
-        // Memory that is not resident cannot be read. A thread that has only just started has no state, and asks for
-        // nothing.
+        // Memory that is not resident cannot be read. A thread that has only just started has no state, and
+        // requests none.
         let incomplete = self.counts.incomplete_steps;
         let counted = self.counts.unresolved_threads + incomplete;
         assert!(

@@ -1,5 +1,5 @@
-//! Words of a thread state, of frames and of code objects that are not what they should be: the step in the kernel comes
-//! to the same stack as the walk in user space.
+//! Changes words of a thread state, of frames and of code objects: the step in the kernel must find the
+//! same stack as the walk in user space.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -12,16 +12,15 @@ use otelctx_fixtures::python::Interpreter;
 use otelctx_fixtures::{Compiler, Random, Target};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::{LiveProcess, Memory};
-use otelctx_reader::runtime::{Present, RuntimeReading, Runtimes};
+use otelctx_reader::runtime::{MAX_FRAMES, Present, RuntimeReading, Runtimes};
 use otelctx_reader::sample::{Catalog, Frame, FrameKind, GilState, NamedFrame, Sample};
 use otelctx_reader::{Options, Process, Thread};
 use otelctx_sampler::{INTERVAL, KernelObject, Sampler, Targets, monotonic};
 
-use super::MAX_FRAMES;
 use crate::layout::{CallEnd, Gil, Instruction, Layout, TopFrame};
 use crate::test_process::{find_python, open};
 
-/// One of each way to store frames, and whether the thread has the GIL: with `hold`, it has.
+/// One version for each way to store frames, and modes: with `hold`, the thread has the GIL.
 const VERSIONS: [(&str, &[&str]); 5] = [
     ("3.9", &["release"]),
     ("3.11", &["release"]),
@@ -29,11 +28,12 @@ const VERSIONS: [(&str, &[&str]); 5] = [
     ("3.13t", &["release"]),
     ("3.14", &["release", "hold"]),
 ];
-/// Words from the type on are written of a code object: more of them than the step reads.
+/// Number of words of a code object that are changed, from its type on: more than the step reads.
 const CODE_WORDS: u64 = 20;
+/// An address without memory.
 const NOWHERE: u64 = 0x1234_5000;
 
-/// A thread of `endless.py`: the addresses of what its stack consists of.
+/// A thread of `endless.py`, with the addresses of its frames.
 struct Program {
     target: Target,
     memory: File,
@@ -41,11 +41,11 @@ struct Program {
     layout: Layout,
     tid: i32,
     state: u64,
-    /// `_PyCFrame`s, the innermost first, in 3.11 and 3.12.
+    /// Its `_PyCFrame`s, innermost first, in 3.11 and 3.12.
     calls: Vec<u64>,
-    /// The innermost first, those without a function included.
+    /// Its frames, innermost first, including those without a function.
     frames: Vec<u64>,
-    /// Of the first frames.
+    /// The code objects of its two innermost frames.
     codes: Vec<u64>,
 }
 
@@ -151,7 +151,7 @@ impl Program {
         places
     }
 
-    /// Values that lead to something.
+    /// The addresses of structures of the thread.
     fn values(&self) -> Vec<u64> {
         let mut values = vec![self.state];
         values.extend(&self.calls);
@@ -243,7 +243,7 @@ fn random_changes(random: &mut Random, program: &Program) -> Vec<Change> {
             1 => *any(random, &values),
             2 => *any(random, &values) + random.below(64),
             3 => random.below(8),
-            // The kernel's, and what no address can be.
+            // Addresses of the kernel, and numbers that are no addresses.
             4 => u64::MAX - random.below(1 << 46),
             5 => program.word(address) ^ 1 << random.below(64),
             _ => 1 << random.below(64),
@@ -263,14 +263,14 @@ fn process(pid: i32) -> Process {
     Process::with_options(pid, options).unwrap()
 }
 
-/// What the runtimes know of a thread.
+/// Reads a thread's runtimes while it is stopped.
 fn stopped(thread: &Thread<'_>, present: &[Present]) -> Vec<RuntimeReading> {
     // On a busy machine, it may not stop in time.
     let mut states = (0..10).map(|_| thread.state(present, None));
     states.find_map(Result::ok).expect("it stops").runtimes
 }
 
-/// What is known of a thread's stack.
+/// A stack, as the walk or the step reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Stack {
     /// Functions and lines, innermost first.
@@ -291,11 +291,11 @@ impl Stack {
         }
     }
 
-    /// Returns whether the walk comes to the same. It has no functions without a name: it ends
-    /// there or, where that may be a call that has only just begun (see [`Call`](crate::frames)),
-    /// begins with what called it.
+    /// Returns true if the walk has found the same stack. It has no functions without a name: it ends
+    /// there or, if that may be a call that has only just begun (see [`Call`](crate::frames)), begins
+    /// with the caller.
     fn is_walked(&self, walked: &Self) -> bool {
-        // A cycle: the step counts those without a function, too.
+        // A cycle: the step also counts frames without a function.
         if walked.frames.len() == MAX_FRAMES && walked.is_truncated {
             let is_cycle = self.is_truncated && self.frames.len() > 20;
             return is_cycle && walked.frames.starts_with(&self.frames);
@@ -315,10 +315,10 @@ impl Stack {
     }
 }
 
-/// A stack, and whether the thread holds the GIL, if there is one. `None` for nothing.
+/// A stack, and true if the thread holds the GIL, if there is one. `None` if nothing was found.
 type Sampled = Option<(Stack, Option<bool>)>;
 
-/// What the walk in user space comes to. `None` for a thread that has no thread state or, without a GIL, no stack.
+/// Walks the stack in user space. `None` for a thread that has no thread state or, without a GIL, no stack.
 fn walked(thread: &Thread<'_>, present: &[Present]) -> Sampled {
     let readings = stopped(thread, present);
     match &readings.first()?.thread {
@@ -338,7 +338,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// `None`, with a line, where the kernel does not permit it.
+    /// `None`, with a line of output, if the kernel does not permit it.
     fn start(pid: i32) -> Option<Self> {
         let mut options = otelctx_sampler::Options::new(Targets::Processes(vec![pid]));
         options.frequency = 1999;
@@ -352,16 +352,16 @@ impl Samples {
         })
     }
 
-    /// The stacks of samples that are taken from now on, at least three of them, once the step's question for the
-    /// thread state is answered.
+    /// The stacks of at least three samples that are taken from now on, once the step knows the thread
+    /// state that it has requested.
     fn take(&mut self, tid: i32) -> BTreeSet<Sampled> {
         (0..100)
-            .find_map(|_| self.answered(tid))
-            .expect("an answer")
+            .find_map(|_| self.resolved(tid))
+            .expect("the step knows the thread state")
     }
 
-    /// `None` if the step has asked meanwhile.
-    fn answered(&mut self, tid: i32) -> Option<BTreeSet<Sampled>> {
+    /// Like [`Self::take`]. `None` if the step has requested the thread state meanwhile.
+    fn resolved(&mut self, tid: i32) -> Option<BTreeSet<Sampled>> {
         self.sampler.drain(&mut self.catalog, &mut |_| {});
         let (start, before) = (monotonic(), self.sampler.counts());
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -390,7 +390,7 @@ impl Samples {
             });
             let stack = Stack::new(named, is_truncated);
             let gil = sample.gil.map(|gil| gil == GilState::Held);
-            // What the step could not find is counted once, and nothing else.
+            // A sample for which the step has found nothing is only counted, once.
             let is_nothing = stack == Stack::default() && gil.is_none();
             (!is_nothing && incomplete < all).then_some((stack, gil))
         };
@@ -410,14 +410,14 @@ fn check(interpreter: &Interpreter, mode: &str) -> Option<()> {
     let functions: Vec<&str> = stack.frames.iter().map(|it| &*it.0).collect();
     let expected = ["inner", "numbers", "<lambda>", "middle", "outer", "run"];
     assert_eq!(functions[..6], expected, "{interpreter} {mode}");
-    // Until it is known to the sampler.
+    // Until the sampler tracks the process.
     let is_known = (0..200).any(|_| samples.take(thread.tid()) == BTreeSet::from([good.clone()]));
     assert!(is_known, "{interpreter} {mode}: {good:?}");
 
     let mut cases = program.chosen();
     let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
     cases.extend((0..60).map(|_| random_changes(&mut random, &program)));
-    // Whole, truncated, and without a thread state.
+    // Complete, truncated, and without a thread state.
     let mut counts = [0; 3];
     for changes in &cases {
         let old: Vec<Change> = changes
@@ -433,7 +433,7 @@ fn check(interpreter: &Interpreter, mode: &str) -> Option<()> {
             panic!("{}: {found:?}, not {expected:?}", name())
         };
         let is_same = match (found, &expected) {
-            // Nothing else is known if the walk fails.
+            // If the walk fails, the GIL's state is unknown.
             (Some((found, gil)), Some((walked, known))) => {
                 found.is_walked(walked) && (gil == known || *walked == Stack::ERROR)
             }
