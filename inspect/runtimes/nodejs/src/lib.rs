@@ -1,5 +1,5 @@
-//! Reads the active context of each Node.js thread, in any process that publishes as the Node.js part
-//! of OTEP 4947 says, where a context belongs to an asynchronous call and not to a thread.
+//! Reads the active context of each Node.js thread, in any process that publishes according to the
+//! Node.js part of OTEP 4947, where a context belongs to an asynchronous call and not to a thread.
 
 mod process;
 mod step;

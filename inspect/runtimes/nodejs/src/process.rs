@@ -65,7 +65,10 @@ impl NodeProcess {
             }
             Walked::TornDown => {}
             Walked::Record(address) => {
-                let record = read_record(memory, address)?;
+                // Up to the size that OTEP 4947 recommends.
+                let mut record = vec![0; record::RECOMMENDED_SIZE];
+                let size = runtime::read_record(memory, address, &mut record)?;
+                record.truncate(size);
                 match record::decode(&record) {
                     Ok(_) => found.record = Some(record),
                     Err(_) => name = "invalid",
@@ -86,8 +89,8 @@ impl RuntimeProcess for NodeProcess {
     fn facts(&self) -> Attributes {
         let version = self.version.clone().map(Value::String);
         let skipped = (self.skipped > 0).then_some(Value::Int(self.skipped as i64));
-        [("version", version), ("skipped_addons", skipped)]
-            .into_iter()
+        let facts = [("version", version), ("skipped_addons", skipped)].into_iter();
+        facts
             .filter_map(|(name, value)| Some((name.into(), value?)))
             .collect()
     }
@@ -143,21 +146,13 @@ impl RuntimeProcess for NodeProcess {
     }
 }
 
-/// Reads a record, up to the size that OTEP 4947 recommends.
-fn read_record(memory: &dyn Memory, address: u64) -> Result<Vec<u8>, RuntimeError> {
-    let mut bytes = vec![0; record::RECOMMENDED_SIZE];
-    let size = runtime::read_record(memory, address, &mut bytes)?;
-    bytes.truncate(size);
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use otelctx_reader::remote::Machine;
 
     use super::*;
 
-    /// Those beyond the limit are counted, whatever the process announces about them.
+    /// Addons beyond the limit are counted, whatever the process announces about them.
     #[test]
     fn addons_beyond_the_limit_are_counted() {
         let addons = |count: usize| {

@@ -78,13 +78,11 @@ impl RecordPlace {
         };
         let wrapped = number("threadlocal.wrapped_object_offset");
         let native = number("threadlocal.native_wrap_fields_offset");
-        for name in [
-            "threadlocal.tagged_size",
-            "threadlocal.nodejs_v1.tagged_size",
-        ] {
-            if number(name).is_some_and(|size| size != SIZE_OF_WORD) {
-                return Self::Compressed;
-            }
+        let is_compressed = |name| number(name).is_some_and(|size| size != SIZE_OF_WORD);
+        if is_compressed("threadlocal.tagged_size")
+            || is_compressed("threadlocal.nodejs_v1.tagged_size")
+        {
+            return Self::Compressed;
         }
         const DRAFT: &str = "threadlocal.nodejs_v1.wrapped_object_offset";
         if let Some(object) = number(DRAFT) {
@@ -126,7 +124,7 @@ pub(crate) enum Step {
     Record,
 }
 
-/// A step that failed, and what is wrong.
+/// A step that failed, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     Unreadable(Step, MemoryError),
@@ -170,20 +168,17 @@ impl Broken {
 
 impl Published {
     pub(crate) fn read(memory: &dyn Memory, address: u64) -> Result<Self, Broken> {
-        let mut bytes = [0; PUBLISHED_SIZE];
-        let read = memory.read(address, &mut bytes);
+        let mut words = [[0; 8]; PUBLISHED_SIZE / 8];
+        let read = memory.read(address, words.as_flattened_mut());
         read.map_err(|error| Broken::Unreadable(Step::Published, error))?;
-        let word = |at: usize| {
-            let bytes = bytes[at..at + 8].try_into();
-            u64::from_ne_bytes(bytes.expect("eight bytes"))
-        };
-        let hash = bytes[16..20].try_into().expect("four bytes");
+        let [cped_slot, als_handle, key, undefined] = words;
+        let [hash @ .., record_slot_offset, _, _, _] = key;
         Ok(Self {
-            cped_slot: word(0),
-            als_handle: word(8),
+            cped_slot: u64::from_ne_bytes(cped_slot),
+            als_handle: u64::from_ne_bytes(als_handle),
             als_identity_hash: i32::from_ne_bytes(hash),
-            record_slot_offset: bytes[20],
-            undefined: word(24),
+            record_slot_offset,
+            undefined: u64::from_ne_bytes(undefined),
         })
     }
 }
@@ -292,13 +287,8 @@ impl Heap<'_> {
             let words = words.get(first..)?.first_chunk().copied();
             words.filter(|_| distance % 8 == 0)
         });
-        let beginning = match known {
-            Some(words) => words,
-            None => {
-                let words = self.words(start);
-                words.map_err(|error| Broken::Unreadable(Step::Table, error))?
-            }
-        };
+        let beginning = known.map_or_else(|| self.words(start), Ok);
+        let beginning = beginning.map_err(|error| Broken::Unreadable(Step::Table, error))?;
         Ok(Table { start, beginning })
     }
 

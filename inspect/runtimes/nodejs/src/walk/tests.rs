@@ -12,9 +12,9 @@ const OTHER_KEY: u64 = 0x12_1000;
 const VALUE: u64 = 0x13_0000;
 const UNDEFINED: u64 = 0x14_0000 + TAG;
 const RECORD: u64 = 0x5000;
-/// Where an object has its record, as in Node.js 24.
+/// The offset of a record in an object, as in Node.js 24.
 const FIELD: u8 = 32;
-/// In the second of two buckets.
+/// A hash that leads to the second of two buckets.
 const HASH: i32 = 0x1234_5677;
 
 const fn tagged(address: u64) -> u64 {

@@ -44,8 +44,7 @@ fn context_with(number: usize, appended: usize) -> String {
     format!("{context} user={value:-<width$}")
 }
 
-/// How many samples were compared, of these, how many were taken while an attribute was appended, and how many had no
-/// context.
+/// Numbers of samples: all, those while an attribute was appended, and those without a context.
 #[derive(Debug, Default)]
 struct Compared {
     samples: usize,

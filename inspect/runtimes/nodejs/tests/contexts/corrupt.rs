@@ -202,7 +202,7 @@ fn random_changes(random: &mut Random, program: &Program) -> Vec<Change> {
     changes.collect()
 }
 
-/// What the walk in user space comes to.
+/// Returns the result of the walk in user space.
 fn walked(thread: &Thread<'_>, present: &[Present]) -> String {
     // On a busy machine, it may not stop in time.
     let mut states = (0..10).map(|_| thread.state(present, None));

@@ -17,7 +17,7 @@ use otelctx_reader::{Options, Process};
 
 use crate::{VERSIONS, compare, open, sample_each_thread};
 
-/// Where a structure has the offset of the record in an object, in bytes.
+/// The place of a record's offset in the structure, in bytes.
 const RECORD_SLOT_OFFSET: u64 = 20;
 
 /// Notes the thread pointer of each thread.

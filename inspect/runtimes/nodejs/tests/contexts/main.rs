@@ -40,7 +40,7 @@ fn open(pid: i32) -> Process {
     process
 }
 
-/// As the program writes it: trace, span, flags, attributes.
+/// A context as the program writes it: trace, span, flags, attributes.
 fn shown(context: &DecodedContext) -> String {
     let mut words = vec![
         context.trace_id.to_string(),
@@ -52,7 +52,7 @@ fn shown(context: &DecodedContext) -> String {
     words.join(" ")
 }
 
-/// Why a thread has no context.
+/// The reason why a thread has no context.
 fn state_of(reading: &RuntimeReading) -> Option<&Value> {
     let facts = &reading.thread.as_ref().ok()?.facts;
     facts.first().map(|(_, state)| state)
@@ -153,7 +153,7 @@ fn threads_have_the_contexts_that_addons_publish() {
     });
 }
 
-/// None is kept free for libraries that are loaded later.
+/// No room is kept free for libraries that are loaded later.
 const DYNAMIC: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
 
 /// `contexts.js` with the own package, whose variable is in dynamic storage: `@datadog/pprof` is linked so that its
@@ -201,11 +201,11 @@ fn core_files_have_the_contexts_of_threads() {
     compare(process, &target, "core file");
 }
 
-/// What a program wrote, in nanoseconds of `CLOCK_MONOTONIC`.
+/// The output of a program: times in nanoseconds of `CLOCK_MONOTONIC`.
 struct Log {
-    /// When it was in which context.
+    /// The times of its contexts.
     contexts: Vec<(u64, u64)>,
-    /// When it collected garbage.
+    /// The times at which it collected garbage.
     collections: Vec<(u64, u64)>,
 }
 
@@ -239,18 +239,18 @@ impl Log {
     }
 }
 
-/// How many samples were compared.
+/// Numbers of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Compared {
     samples: usize,
     in_context: usize,
-    /// Of these, how many while garbage was collected.
+    /// Samples that were compared while garbage was collected.
     in_collection: usize,
-    /// Those with another context than the one that the program was in.
+    /// Samples with another context than the program's.
     wrong: usize,
-    /// Those without a context.
+    /// Samples without a context.
     not_in_frame: usize,
-    /// Those whose record was invalid or could not be read, or which published nothing.
+    /// Samples whose record was invalid or could not be read, or which published nothing.
     unreadable: usize,
 }
 
@@ -264,7 +264,7 @@ impl Compared {
         self.unreadable += other.unreadable;
     }
 
-    /// Prints a line with the figures, and compares them with what must hold.
+    /// Prints the numbers on a line, and checks them.
     fn check(&self, name: &str) {
         let Self {
             samples,
@@ -282,7 +282,7 @@ impl Compared {
         assert!(unreadable * 1000 <= *in_context, "{name}: {unreadable}");
     }
 
-    /// What a whole soak is about.
+    /// Checks the numbers of a whole soak.
     fn check_number(&self, name: &str) {
         let is_enough = self.samples >= 100_000 && self.in_context >= 50_000;
         assert!(
@@ -306,10 +306,10 @@ fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
     Some(sampler)
 }
 
-/// How long a program runs, and how long it is sampled meanwhile.
+/// The times that a program runs and is sampled.
 #[derive(Clone, Copy)]
 struct Durations {
-    /// In seconds.
+    /// The time that the program runs, in seconds.
     running: u32,
     sampling: Duration,
 }
@@ -323,8 +323,8 @@ const LONG: Durations = Durations {
     sampling: Duration::from_secs(9),
 };
 
-/// How many times as long each of the programs runs that are sampled in turn: on a busy machine, one may have ended
-/// before its sampling begins, or have run for a fraction of the time.
+/// Factors for the durations of programs that are sampled in turn: on a busy machine, one may have ended before its
+/// sampling begins, or have run for a fraction of the time.
 fn lengths() -> impl Iterator<Item = u32> {
     (0..80).map(|attempt| (1 + attempt / 4).min(5))
 }
@@ -647,7 +647,7 @@ fn samples_of_a_gate_that_closes_and_opens_are_one_context_or_none() {
     }
 }
 
-/// What a handler said: the trace and the route of its request, and from when to when it computed.
+/// The output of a handler: the trace and the route of its request, and the start and end of its computation.
 type Handled = (String, String, u64, u64);
 
 /// Services of express and of fastify with OpenTelemetry's instrumentation, which know nothing of the package that publishes
@@ -671,7 +671,7 @@ fn samples_of_a_handler_have_the_trace_and_the_route_of_its_request() {
     }
 }
 
-/// How many samples were compared for each route, in this time. `None` if they cannot be taken.
+/// Compares samples for this time, and returns their number for each route. `None` if they cannot be taken.
 fn samples_of_handlers(
     node: &Node,
     version: &str,
@@ -721,8 +721,9 @@ fn samples_of_handlers(
     Some(compared)
 }
 
-/// With `OTELCTX_SOAK_SAMPLES`, that many in a context in each row, otherwise 500. All objects move in each of the
-/// collections that the program asks for. With a young key, the collections move what the addon's context is found by.
+/// Takes `OTELCTX_SOAK_SAMPLES` samples in a context in each row, by default 500. All objects move in each of the
+/// collections that the program requests. With a young key, the collections move the key and the map that lead to the
+/// addon's context.
 #[test]
 fn samples_have_their_contexts_while_all_objects_move() {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
