@@ -27,15 +27,13 @@ impl<'m> Ahead<'m> {
 
     /// Reads the largest piece around an address that can be read, if there is one.
     fn piece(&self, address: u64) -> Option<(u64, Vec<u8>)> {
-        let mut size = MAX_PIECE;
-        while size >= MIN_PIECE {
+        let sizes = std::iter::successors(Some(MAX_PIECE), |size| Some(size / 2));
+        let mut sizes = sizes.take_while(|size| *size >= MIN_PIECE);
+        sizes.find_map(|size| {
             let start = address & !(size - 1);
-            if let Ok(bytes) = self.memory.read_vec(start, size, MAX_PIECE as usize) {
-                return Some((start, bytes));
-            }
-            size /= 2;
-        }
-        None
+            let bytes = self.memory.read_vec(start, size, MAX_PIECE as usize);
+            Some((start, bytes.ok()?))
+        })
     }
 }
 
@@ -59,11 +57,11 @@ impl Memory for Ahead<'_> {
             pieces.push(piece);
             found = find(&pieces);
         }
-        match found {
-            Some(bytes) => buffer.copy_from_slice(&bytes),
+        let Some(bytes) = found else {
             // The range is in two pieces, or is not readable.
-            None => self.memory.read(address, buffer)?,
-        }
+            return self.memory.read(address, buffer);
+        };
+        buffer.copy_from_slice(&bytes);
         Ok(())
     }
 

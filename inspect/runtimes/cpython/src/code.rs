@@ -9,7 +9,7 @@ use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::runtime::RuntimeError;
 
 use crate::identity::Identity;
-use crate::layout::{CodeOffsets, Layout, TextLayout};
+use crate::layout::{Layout, LineFormat, TextLayout};
 use crate::lines;
 use crate::structure::Structure;
 
@@ -42,37 +42,29 @@ pub(crate) struct Code {
     pub(crate) file: String,
     first_line: i32,
     line_table: Vec<u8>,
-    offsets: CodeOffsets,
+    line_format: LineFormat,
 }
 
 impl Code {
     fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<Self, RuntimeError> {
         let code = &layout.code;
-        let qualified_name = code.qualified_name.unwrap_or(code.name);
         let (name, lines) = (code.name, code.line_table);
+        let qualified_name = code.qualified_name.unwrap_or(name);
         let fields = [code.filename, name, qualified_name, code.first_line, lines];
         let structure = Structure::read(memory, address, &fields)?;
         let text = |offset, limit| text(memory, layout, structure.pointer(offset), limit);
+        let name = |offset| text(offset, MAX_NAME);
         Ok(Self {
-            name: text(code.name, MAX_NAME)?,
-            qualified_name: match code.qualified_name {
-                Some(offset) => text(offset, MAX_NAME)?,
-                None => String::new(),
-            },
+            name: name(code.name)?,
+            qualified_name: code.qualified_name.map_or(Ok(String::new()), name)?,
             file: text(code.filename, MAX_PATH)?,
             first_line: structure.int(code.first_line),
             line_table: match line_table(memory, layout, structure.pointer(code.line_table)) {
                 Err(MemoryError::Limit { .. }) => Vec::new(),
                 table => table?,
             },
-            offsets: *code,
+            line_format: code.line_format,
         })
-    }
-
-    /// The line of the instruction at this offset, in bytes; 0 if it has none.
-    fn line(&self, at: i64) -> u32 {
-        let format = self.offsets.line_format;
-        lines::line(format, &self.line_table, self.first_line, at)
     }
 
     fn memory(&self) -> usize {
@@ -202,7 +194,7 @@ impl Codes {
         if !self.work.add(code.line_table.len()) {
             return 0;
         }
-        let line = code.line(at);
+        let line = lines::line(code.line_format, &code.line_table, code.first_line, at);
         if self.lines.len() >= MAX_LINES {
             self.lines.clear();
         }
@@ -290,9 +282,8 @@ pub(crate) fn text(
         (1, 2) => {
             let bytes = characters(2)?;
             let units = bytes.as_chunks().0.iter();
-            let decoded = char::decode_utf16(units.map(|unit| u16::from_ne_bytes(*unit)));
-            let text = decoded.map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER));
-            Ok(text.collect())
+            let units: Vec<u16> = units.map(|unit| u16::from_ne_bytes(*unit)).collect();
+            Ok(String::from_utf16_lossy(&units))
         }
         (1, 4) => {
             let bytes = characters(4)?;
@@ -325,7 +316,7 @@ mod tests {
                 file: String::new(),
                 first_line: 1,
                 line_table: vec![0; 1000],
-                offsets: layout.code,
+                line_format: layout.code.line_format,
             })
         };
         let total = Arc::new(AtomicUsize::new(MAX_TOTAL));

@@ -45,7 +45,7 @@ pub(crate) fn find(
     // Of an executable and its library, one defines the interpreter. The other may have copies of its
     // variables.
     found.sort_by_key(|module| module.code(FUNCTION).is_none());
-    // Extension modules may have loaded a library with an own interpreter, which the program does not
+    // Extension modules may have loaded a library with its own interpreter, which the program does not
     // use.
     let mut first = None;
     let mut used: Vec<(u64, PythonProcess)> = Vec::new();
@@ -144,7 +144,7 @@ impl Symbols<'_> {
                 thread_current: None,
                 thread_id: self.thread_id(files)?,
                 own: match version.series() {
-                    // Its keys are in an own list.
+                    // It keeps its keys in a list of its own.
                     (2, _) => None,
                     _ => self.own_state(version, files, None),
                 },
@@ -195,8 +195,9 @@ impl Symbols<'_> {
         files: &FileCache,
         known: Option<u64>,
     ) -> Option<OwnState> {
-        let getter = self.getter("PyGILState_GetThisThreadState");
-        let getter = getter.unwrap_or_default();
+        let getter = self
+            .getter("PyGILState_GetThisThreadState")
+            .unwrap_or_default();
         // A thread-local variable replaced the key.
         if version.series() >= (3, 15) {
             let offset = self.thread_local(files, "_Py_tss_gilstate", &getter)?;
@@ -390,7 +391,7 @@ mod tests {
                 .to_owned()
         };
         let mut modules = Modules::read(&target, &files).unwrap();
-        // As for a runtime that is asked for those it wants.
+        // As for a runtime that filters modules by their file names.
         let is_python = |path: &OsStr| {
             let names = ["python", "libpython", "embedded_python"];
             names.iter().any(|it| file(path).starts_with(it))

@@ -74,10 +74,9 @@ pub(crate) fn stack(
     Ok(walk.stack)
 }
 
-/// A call of the interpreter in 3.11 and 3.12, by its `_PyCFrame`. The interpreter stores the address of
-/// the innermost one before its contents, which may still be those of an earlier call. They are valid if
-/// the call's outermost frame has the caller's frame before it, and so on to the outermost call.
-/// Otherwise, the call has no frames yet. Later versions have only frames, which are stored in order.
+/// A call of the interpreter in 3.11 and 3.12, by its `_PyCFrame`, which may still have the
+/// contents of an earlier call: see `struct python_call` in `bpf/cpython.step.h`. Then the call has
+/// no frames yet.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     /// Its innermost frame.
@@ -107,8 +106,8 @@ impl Call {
         let innermost = memory.read_u64(at)?;
         // `previous`
         let before = memory.read_u64(at.wrapping_add(8))?;
-        // The first `_PyCFrame` is part of the thread state and has no frames. Each greenlet has an own
-        // one, whose `previous` is the first.
+        // The first `_PyCFrame` is part of the thread state and has no frames. Each greenlet has its
+        // own one, whose `previous` is the first.
         let is_in_state = |address: u64| address.wrapping_sub(thread_state) < MAX_STATE;
         let is_first = is_in_state(address) || is_in_state(before);
         Ok(Self {
@@ -203,10 +202,18 @@ pub(crate) fn sampled(
     for frame in part.frames() {
         if !frame.is_shim {
             let code = codes.sampled(memory, layout, frame.code, frame.identity);
-            call.push(code.map_or_else(unknown, |code| {
-                let line = codes.line(&code, position(layout, frame.position));
-                named(&code, line)
-            }));
+            call.push(match code {
+                Some(code) => {
+                    let line = codes.line(&code, position(layout, frame.position));
+                    named(&code, line)
+                }
+                // Its code object was freed before its name was read.
+                None => NamedFrame {
+                    kind: FrameKind::CPYTHON,
+                    function: "[Python]".to_owned(),
+                    ..NamedFrame::default()
+                },
+            });
         }
         let ends_call = frame.is_shim || frame.is_entry || layout.frame.end == CallEnd::Every;
         if ends_call && !call.is_empty() {
@@ -246,15 +253,6 @@ fn named(code: &Code, line: u32) -> NamedFrame {
     }
 }
 
-/// A function whose code object was freed before its name was read.
-fn unknown() -> NamedFrame {
-    NamedFrame {
-        kind: FrameKind::CPYTHON,
-        function: "[Python]".to_owned(),
-        ..NamedFrame::default()
-    }
-}
-
 struct Step {
     /// `None` for a frame that only marks the end of a call.
     frame: Option<NamedFrame>,
@@ -271,9 +269,8 @@ fn read(
 ) -> Result<Step, RuntimeError> {
     let frame = &layout.frame;
     let structure = Structure::read(memory, address, &fields(layout))?;
-    let previous = structure.pointer(frame.previous);
-    let (ends_call, is_generator) = match frame.end {
-        CallEnd::Every => (true, false),
+    let (is_function, ends_call, is_generator) = match frame.end {
+        CallEnd::Every => (true, true, false),
         CallEnd::Flag { is_entry, owner } => {
             let is_generator = structure.byte(owner) == OWNED_BY_GENERATOR;
             if is_generator {
@@ -284,25 +281,20 @@ fn read(
                     return Err(RuntimeError::new(reason));
                 }
             }
-            (structure.byte(is_entry) != 0, is_generator)
+            (true, structure.byte(is_entry) != 0, is_generator)
         }
         CallEnd::Shim { owner, least } => {
-            if structure.byte(owner) >= least {
-                return Ok(Step {
-                    frame: None,
-                    ends_call: true,
-                    is_generator: false,
-                    previous,
-                });
-            }
-            (false, structure.byte(owner) == OWNED_BY_GENERATOR)
+            let owner = structure.byte(owner);
+            let is_shim = owner >= least;
+            (!is_shim, is_shim, owner == OWNED_BY_GENERATOR)
         }
     };
+    let function = is_function.then(|| function_of(memory, layout, codes, &structure));
     Ok(Step {
-        frame: Some(function_of(memory, layout, codes, &structure)?),
+        frame: function.transpose()?,
         ends_call,
         is_generator,
-        previous,
+        previous: structure.pointer(frame.previous),
     })
 }
 

@@ -9,7 +9,7 @@ mod x86_64;
 
 use std::ops::Range;
 
-use otelctx_reader::remote::{Machine, MemoryError, Target};
+use otelctx_reader::remote::{Machine, Memory, MemoryError, Target};
 
 /// Maximum size of a function that is decoded, in bytes. These take less than 100.
 const MAX_CODE: u64 = 512;
@@ -54,6 +54,43 @@ impl RegisterContents {
             number,
             read_from: None,
         })
+    }
+
+    fn value(self) -> Option<Value> {
+        match self {
+            Self::Value(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The sum of an address or number, and a number.
+    fn plus(self, number: u64) -> Option<Self> {
+        match self {
+            Self::Value(base) => Some(Self::constant(base.number.wrapping_add(number))),
+            Self::ThreadPointer(base) => {
+                Some(Self::ThreadPointer(base.wrapping_add_unsigned(number)))
+            }
+            Self::Called(base) => Some(Self::Called(base.wrapping_add_unsigned(number))),
+            Self::ThreadLocal(_) | Self::AtCalled(_) => None,
+        }
+    }
+
+    /// The number of this size, in bytes, that is stored at this address.
+    fn load(self, memory: &dyn Memory, size: usize) -> Option<Self> {
+        let (number, address) = match (self, size) {
+            (Self::Value(value), 8) => (memory.read_u64(value.number), value.number),
+            (Self::Value(value), 4) => {
+                let number = memory.read_u32(value.number).map(u64::from);
+                (number, value.number)
+            }
+            (Self::ThreadPointer(offset), 8) => return Some(Self::ThreadLocal(offset)),
+            (Self::Called(offset), 8) => return Some(Self::AtCalled(offset)),
+            _ => return None,
+        };
+        Some(Self::Value(Value {
+            number: number.ok()?,
+            read_from: Some(address),
+        }))
     }
 
     fn returned(self) -> Option<Returned> {

@@ -63,7 +63,8 @@ impl Identity {
         Ok(Self {
             object_type: words[0],
             is_alive: match layout.object {
-                // `ob_refcnt` has 32 bits from 3.12 on, with others above in 3.14. No address looks so.
+                // `ob_refcnt` has 32 bits from 3.12 on, with others above in 3.14. No address is
+                // such a number.
                 ObjectLayout::Counted => head[0] as u32 != 0 && head[0] >> 32 & 0xffff == 0,
                 // `ob_ref_local`, and `ob_ref_shared` without its two flags.
                 ObjectLayout::FreeThreaded => head[1] >> 32 != 0 || head[2] >> 2 != 0,
@@ -105,18 +106,15 @@ fn text(memory: &dyn Memory, layout: TextLayout, address: u64, hash: u64) -> u64
     let at = |offset: u64| &head[offset.wrapping_sub(layout.start()) as usize % HEAD..];
     // The lower half is enough.
     let length = at(TextLayout::LENGTH).first_chunk();
-    let length = length
-        .map_or(0, |length| u32::from_ne_bytes(*length))
-        .into();
+    let length = u64::from(length.map_or(0, |length| u32::from_ne_bytes(*length)));
     let flags = at(FLAGS)[0];
     let count = match layout {
         TextLayout::Unicode { .. } if flags & IS_ASCII == 0 => 0,
         _ => usize::try_from(length).unwrap_or(usize::MAX),
     };
+    let count = count.min(characters.len());
     let mut kept = [0; CHARACTERS];
-    for (to, from) in kept.iter_mut().zip(characters.iter().take(count)) {
-        *to = *from;
-    }
+    kept[..count].copy_from_slice(&characters[..count]);
     let (words, _) = kept.as_chunks();
     let words = words.iter().map(|word| u64::from_ne_bytes(*word));
     words.fold(mix(hash, length), mix)

@@ -34,14 +34,12 @@ pub(crate) fn parts(
     has_table: bool,
 ) -> Vec<Range<u64>> {
     let find = |code: &Range<u64>| {
-        let relative = |address: u64| address.wrapping_sub(module.bias);
-        let code = relative(code.start)..relative(code.end);
+        let code = moved(code, module.bias.wrapping_neg());
         move |elf: &Elf<'_>| Ok(Parts(parts_in(elf, code)))
     };
-    let loaded = |found: &Parts| {
-        let at = |address: u64| module.bias.wrapping_add(address);
-        let found = found.0.iter().map(|part| at(part.start)..at(part.end));
-        found.collect::<Vec<_>>()
+    let loaded = |found: &Parts| -> Vec<_> {
+        let parts = found.0.iter();
+        parts.map(|part| moved(part, module.bias)).collect()
     };
     // Searched once per file.
     let found = module.fact(target, name, find(code));
@@ -152,7 +150,7 @@ pub(crate) fn gil_code(target: &dyn Target, module: &LoadedModule) -> Arc<[Range
 }
 
 /// The addresses of a symbol in the process.
-fn range(module: &LoadedModule, symbol: ElfSymbol) -> Range<u64> {
+pub(crate) fn range(module: &LoadedModule, symbol: ElfSymbol) -> Range<u64> {
     let start = module.bias.wrapping_add(symbol.value);
     start..start.saturating_add(symbol.size)
 }
@@ -219,8 +217,11 @@ fn called(
 fn function_in(target: &dyn Target, module: &LoadedModule, address: u64) -> Option<Range<u64>> {
     let find = |elf: &Elf<'_>| function_at(elf, address.wrapping_sub(module.bias));
     let found = module.read(target, find).ok()??;
-    let at = |address: u64| module.bias.wrapping_add(address);
-    Some(at(found.start)..at(found.end))
+    Some(moved(&found, module.bias))
+}
+
+fn moved(range: &Range<u64>, distance: u64) -> Range<u64> {
+    range.start.wrapping_add(distance)..range.end.wrapping_add(distance)
 }
 
 /// The function that contains an address of a module, by its unwind tables: `.eh_frame_hdr` (Linux

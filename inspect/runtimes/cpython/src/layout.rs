@@ -244,15 +244,11 @@ impl TextLayout {
 
     /// The offset of the bytes that are compared.
     pub(crate) fn start(self) -> u64 {
-        self.first_character().saturating_sub(Self::HEAD) as u64
-    }
-
-    /// The offset of the first character of an ASCII string.
-    pub(crate) fn first_character(self) -> usize {
-        match self {
+        let first_character = match self {
             Self::Bytes => 36,
-            Self::Unicode { ascii, .. } => ascii as usize,
-        }
+            Self::Unicode { ascii, .. } => ascii,
+        };
+        first_character.saturating_sub(Self::HEAD as u64)
     }
 
     fn of(series: (u8, u8)) -> Self {

@@ -202,9 +202,9 @@ impl RuntimeProcess for PythonProcess {
     }
 }
 
-/// Returns whether the stack of a thread contains an address. `None` if that is unknown. The C library
-/// puts the thread control block at the end of each stack except that of the first thread, which the
-/// kernel creates.
+/// Returns whether the stack of a thread contains an address. `None` if that is unknown. The C
+/// library puts the thread control block at the end of each stack that it creates; the kernel creates
+/// that of the first thread.
 fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<bool> {
     let is_first = target.pid() == Some(thread.tid);
     // Mappings have names in a running process, and registers are known in a core file.
@@ -221,11 +221,11 @@ fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<
             Some(inside) => range.contains(&inside),
             None => mapping.name == b"[stack]",
         };
-        if is_it {
-            stack = Some(range);
-            return ControlFlow::Break(());
+        if !is_it {
+            return ControlFlow::Continue(());
         }
-        ControlFlow::Continue(())
+        stack = Some(range);
+        ControlFlow::Break(())
     });
     walk.ok()?;
     let mut stack = stack?;

@@ -66,7 +66,7 @@ impl<'s> Symbols<'s> {
         (symbols.runtime.is_some() || is_old()).then_some(symbols)
     }
 
-    /// The address of a variable or function.
+    /// Returns the address of a variable or function.
     pub(crate) fn address(&self, name: &str) -> Option<u64> {
         self.code(name).map(|code| code.start)
     }
@@ -79,8 +79,7 @@ impl<'s> Symbols<'s> {
         } else {
             self.module.defined(self.target, name).ok()??
         };
-        let start = self.module.bias.wrapping_add(symbol.value);
-        Some(start..start.saturating_add(symbol.size))
+        Some(interpreter::range(self.module, symbol))
     }
 
     pub(crate) fn getter(&self, name: &str) -> Option<Getter> {

@@ -19,17 +19,15 @@ use otelctx_reader::runtime::{MAX_TASKS, RuntimeError, Task};
 use otelctx_reader::sample::Found as FoundContext;
 
 use self::coroutine::{Chain, Reader};
-use self::layout::{AwaitedBy, Rings, TaskLayout, WeakSet};
+use self::layout::{AwaitedBy, Rings, TaskLayout};
 use self::limited::Limited;
 use self::objects::{Kind, Objects, TYPE};
 use crate::code::Codes;
 use crate::layout::{Layout, ObjectLayout};
 use crate::structure::Structure;
+use crate::threads::{MAX_INTERPRETERS, MAX_THREADS};
 use crate::version::Version;
 
-/// Maximum number of interpreters, and of thread states of each.
-const MAX_INTERPRETERS: usize = 1024;
-const MAX_THREADS: usize = 16 * 1024;
 /// Maximum number of reads of memory for all tasks of a process, which is stopped meanwhile: twice the
 /// number for [`MAX_TASKS`] with twenty frames each.
 const MAX_READS: u64 = 4 << 20;
@@ -170,26 +168,20 @@ impl Tasks<'_> {
 
     /// Visits the tasks of an interpreter from 3.14 on.
     fn in_rings(&mut self, interpreter: u64, rings: Rings, visit: Visit<'_>) -> Visited {
-        let Rings {
-            interpreter: of_interpreter,
-            thread: of_thread,
-            node,
-            running,
-        } = rings;
         let first = interpreter.wrapping_add(self.layout.interpreter.threads);
         let first = self.memory().read_u64(first)?;
         let threads = chain(self.memory(), first, self.layout.thread.next, MAX_THREADS)?;
-        let mut heads = vec![interpreter.wrapping_add(of_interpreter)];
+        let mut heads = vec![interpreter.wrapping_add(rings.interpreter)];
         for thread in threads {
-            heads.push(thread.wrapping_add(of_thread));
-            let running = self.memory().read_u64(thread.wrapping_add(running))?;
-            self.running.insert(running);
+            heads.push(thread.wrapping_add(rings.thread));
+            let running = thread.wrapping_add(rings.running);
+            self.running.insert(self.memory().read_u64(running)?);
         }
         for head in heads {
             let mut next = self.memory().read_u64(head)?;
             // Null before the module is used.
             while next != head && next != 0 {
-                let task = next.wrapping_sub(node);
+                let task = next.wrapping_sub(rings.node);
                 // Without its node, the next task cannot be found.
                 if self.objects.kind(task)? != Kind::Task {
                     let reason = format!("there is no task at {task:#x}");
@@ -206,20 +198,17 @@ impl Tasks<'_> {
 
     /// Visits the tasks of an interpreter up to 3.13; of a later one, the tasks that are not asyncio's own.
     fn in_set(&mut self, interpreter: u64, visit: Visit<'_>) -> Visited {
-        let WeakSet {
-            modules,
-            variable,
-            attributes,
-            keys,
-        } = self.found.set;
-        let modules = self.memory().read_u64(interpreter.wrapping_add(modules))?;
+        let weak_set = self.found.set;
+        let keys = weak_set.keys;
+        let modules = interpreter.wrapping_add(weak_set.modules);
+        let modules = self.memory().read_u64(modules)?;
         let Some(module) = self.objects.get(modules, keys, "asyncio.tasks")? else {
             return Ok(ControlFlow::Continue(()));
         };
         self.objects.expect(module, &Kind::Module)?;
         let globals = module.wrapping_add(MODULE_DICTIONARY);
         let globals = self.memory().read_u64(globals)?;
-        let Some(set) = self.objects.get(globals, keys, variable)? else {
+        let Some(set) = self.objects.get(globals, keys, weak_set.variable)? else {
             // The module is being imported.
             return Ok(ControlFlow::Continue(()));
         };
@@ -227,7 +216,7 @@ impl Tasks<'_> {
             let running = self.objects.items(current, keys)?.into_iter();
             self.running.extend(running.map(|(_, task)| task));
         }
-        let (tasks, unknown) = self.objects.weak_set(set, attributes, keys)?;
+        let (tasks, unknown) = self.objects.weak_set(set, weak_set.attributes, keys)?;
         for task in tasks {
             if self.visit(task, visit)?.is_break() {
                 return Ok(ControlFlow::Break(()));
@@ -278,11 +267,13 @@ impl Tasks<'_> {
                 return Err(RuntimeError::new(reason));
             }
         }
-        let mut fields = vec![0, offsets.state, offsets.waiter, offsets.coroutine];
-        fields.push(offsets.context);
-        if let Some(AwaitedBy { object, is_set }) = offsets.awaited_by {
-            fields.extend([object, is_set]);
-        }
+        // `awaited_by` comes before the context.
+        let fields = [
+            offsets.state,
+            offsets.waiter,
+            offsets.coroutine,
+            offsets.context,
+        ];
         let structure = Structure::read(self.memory(), address, &fields)?;
         // The memory of a freed object may still be readable. A new task has no coroutine yet.
         let coroutine = structure.pointer(offsets.coroutine);
@@ -312,10 +303,12 @@ impl Tasks<'_> {
             task.facts.push(("name".into(), Value::String(name)));
         }
         let waiter = structure.pointer(offsets.waiter);
-        let state = match (is_running || chain.is_executing, waiter) {
-            (true, _) => "running",
-            (false, 0) => "ready",
-            (false, _) => "waiting",
+        let state = if is_running || chain.is_executing {
+            "running"
+        } else if waiter == 0 {
+            "ready"
+        } else {
+            "waiting"
         };
         let fact = Value::String(state.into());
         task.facts.push(("state".into(), fact));
@@ -362,10 +355,12 @@ impl Tasks<'_> {
 
     /// Adds the tasks that wait for a task: their addresses and names, and the number of others.
     fn add_awaiting(&mut self, task: &mut Task, object: u64, is_set: bool) {
-        let (mut all, mut omitted) = match (object, is_set) {
-            (0, _) => return,
-            (_, false) => (vec![object], 0),
-            (_, true) => self.objects.set(object).unwrap_or((Vec::new(), 1)),
+        let (mut all, mut omitted) = if object == 0 {
+            return;
+        } else if is_set {
+            self.objects.set(object).unwrap_or((Vec::new(), 1))
+        } else {
+            (vec![object], 0)
         };
         all.sort_unstable();
         let (mut ids, mut names) = (Vec::new(), Vec::new());

@@ -7,7 +7,7 @@ use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process, Target};
 use crate::find;
 use crate::process::PythonProcess;
 
-/// Opens a process and its memory, which stay open until the tests end: what reads them borrows both.
+/// Opens a process and its memory, which stay open until the tests end: readers borrow both.
 pub(crate) fn open(pid: i32) -> LiveProcess<'static> {
     let process: &Process = Box::leak(Box::new(Process::open(pid).unwrap()));
     let memory = Box::leak(Box::new(process.memory().unwrap()));

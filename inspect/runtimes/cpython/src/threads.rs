@@ -14,10 +14,9 @@ use crate::ahead::Ahead;
 use crate::layout::{Gil, Layout};
 use crate::structure::Structure;
 
-/// Maximum number of interpreters of a process that are read.
-const MAX_INTERPRETERS: usize = 1024;
-/// Maximum number of thread states of a process that are read.
-const MAX_THREADS: usize = 16 * 1024;
+/// Maximum numbers of interpreters and of thread states of a process that are read.
+pub(crate) const MAX_INTERPRETERS: usize = 1024;
+pub(crate) const MAX_THREADS: usize = 16 * 1024;
 /// Maximum number of thread states of one thread: one per interpreter that it has entered.
 const MAX_STATES: usize = 64;
 /// `_Py_THREAD_ATTACHED`.
@@ -176,17 +175,17 @@ pub(crate) fn resolve(
     thread: ThreadView,
     is_on_stack: IsOnStack<'_>,
 ) -> Result<Option<Resolved>, RuntimeError> {
+    let search = Search {
+        memory,
+        layout,
+        variables,
+        cache,
+        thread,
+        is_on_stack,
+    };
     let mut tries = 0;
     loop {
         tries += 1;
-        let search = Search {
-            memory,
-            layout,
-            variables,
-            cache,
-            thread,
-            is_on_stack,
-        };
         match search.resolve() {
             // Other threads may have changed the list.
             Err(Failure::Changing(_)) if tries < MAX_TRIES => memory.forget(),
@@ -425,9 +424,8 @@ impl Search<'_> {
         }
         let list = self.read_again(&mut cache, interpreters, newest)?;
         drop(cache);
-        let states = self.current(&list, interpreters);
-        let changes = || RuntimeError::new("its list of threads changes");
-        states.ok_or_else(|| Failure::Changing(changes()))
+        let changes = || Failure::Changing(RuntimeError::new("its list of threads changes"));
+        self.current(&list, interpreters).ok_or_else(changes)
     }
 
     /// Reads the list, and keeps it.
@@ -450,20 +448,18 @@ impl Search<'_> {
     }
 
     fn newest_of_each(&self, interpreters: &[u64]) -> Result<Vec<Option<State>>, MemoryError> {
-        interpreters.iter().map(|it| self.newest(*it)).collect()
-    }
-
-    fn newest(&self, interpreter: u64) -> Result<Option<State>, MemoryError> {
-        let first = interpreter.wrapping_add(self.layout.interpreter.threads);
-        let first = self.memory.read_u64(first)?;
-        (first != 0).then(|| self.state(first)).transpose()
+        let newest = |interpreter: &u64| {
+            let first = interpreter.wrapping_add(self.layout.interpreter.threads);
+            let first = self.memory.read_u64(first)?;
+            (first != 0).then(|| self.state(first)).transpose()
+        };
+        interpreters.iter().map(newest).collect()
     }
 
     /// The states of the thread in a list that was read earlier, as they are now. `None` if some are
     /// no longer there.
     fn current(&self, list: &StateList, interpreters: &[u64]) -> Option<Vec<State>> {
-        let states = list.by_thread.get(&self.thread_id());
-        let states = states.into_iter().flatten();
+        let states = list.by_thread.get(&self.thread_id()).into_iter().flatten();
         let checked = states.map(|state| self.check(state.address, interpreters));
         checked.collect()
     }
@@ -509,46 +505,38 @@ impl Search<'_> {
             self.memory.read_u32(at).map(|value| value == ATTACHED)
         });
         Ok(Holding {
-            gil: holds_gil(self.memory, self.layout, self.variables, state)?,
+            gil: self.holds_gil(state)?,
             is_attached: attached.transpose()?,
         })
     }
-}
 
-/// `None` if there is no GIL.
-fn holds_gil(
-    memory: &dyn Memory,
-    layout: &Layout,
-    variables: &Variables,
-    state: &State,
-) -> Result<Option<bool>, MemoryError> {
-    match layout.gil {
-        Gil::Current => match variables.current {
-            Some(current) => Ok(Some(memory.read_u64(current)? == state.address)),
-            None => Ok(Some(false)),
-        },
-        Gil::OfInterpreter {
+    /// `None` if there is no GIL.
+    fn holds_gil(&self, state: &State) -> Result<Option<bool>, MemoryError> {
+        let Gil::OfInterpreter {
             gil,
             locked,
             last_holder,
             enabled,
-        } => {
-            let gil = memory.read_u64(state.interpreter.wrapping_add(gil))?;
-            if gil == 0 {
-                return Ok(Some(false));
-            }
-            let fields = [locked, last_holder, enabled.unwrap_or(locked)];
-            let structure = Structure::read(memory, gil, &fields)?;
-            // Free-threaded builds have a GIL if the user wants one, or once a module that needs it is
-            // imported.
-            if enabled.is_some_and(|enabled| structure.int(enabled) == 0) {
-                return Ok(None);
-            }
-            // -1 until it is initialized.
-            let is_locked = structure.int(locked) == 1;
-            let is_last_holder = structure.pointer(last_holder) == state.address;
-            Ok(Some(is_locked && is_last_holder))
+        } = self.layout.gil
+        else {
+            let current = self.variables.current.map(|it| self.memory.read_u64(it));
+            return Ok(Some(current.transpose()? == Some(state.address)));
+        };
+        let gil = self.memory.read_u64(state.interpreter.wrapping_add(gil))?;
+        if gil == 0 {
+            return Ok(Some(false));
         }
+        let fields = [locked, last_holder, enabled.unwrap_or(locked)];
+        let structure = Structure::read(self.memory, gil, &fields)?;
+        // Free-threaded builds have a GIL if the user wants one, or once a module that needs it is
+        // imported.
+        if enabled.is_some_and(|enabled| structure.int(enabled) == 0) {
+            return Ok(None);
+        }
+        // -1 until it is initialized.
+        let is_locked = structure.int(locked) == 1;
+        let is_last_holder = structure.pointer(last_holder) == state.address;
+        Ok(Some(is_locked && is_last_holder))
     }
 }
 

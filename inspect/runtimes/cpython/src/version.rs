@@ -36,8 +36,8 @@ impl Version {
         })
     }
 
-    /// The version that a text starts with, such as `3.10.13 (main, …`. Pre-releases are taken for
-    /// the version that they lead to.
+    /// Parses the version at the start of a text, such as `3.10.13 (main, …`. A pre-release counts
+    /// as its final version.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let mut numbers = text.splitn(3, |byte| *byte == b'.');
         let major = number(numbers.next()?)?;

@@ -24,7 +24,7 @@ use otelctx_sampler::INTERVAL;
 const VERSIONS: [&str; 11] = [
     "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
 ];
-/// What `chains.py` executes.
+/// The functions that `chains.py` executes.
 const WORKS: [&str; 6] = [
     "recursion",
     "sorted",
@@ -33,7 +33,7 @@ const WORKS: [&str; 6] = [
     "rare",
     "mixed",
 ];
-/// How many of 10,000 stacks of each of them may be incomplete; of other versions, none. These two store the address
+/// Maximum number of incomplete stacks of 10,000 of each function; other versions have none. These two store the address
 /// of a call's `_PyCFrame` some instructions before its contents. Meanwhile, neither the call's frame nor its caller's
 /// `_PyCFrame` is in memory, unless an earlier call in the same place has left them there. The latter is in a general
 /// register first, where the sampler finds it, and then in xmm0 alone. 3.12 stores a generator's caller late.
@@ -53,7 +53,7 @@ fn samples() -> u64 {
     number.map_or(usual, |number| number.parse().unwrap())
 }
 
-/// What a program's stacks came to.
+/// Numbers of a program's stacks.
 #[derive(Debug, Default)]
 struct Tally {
     samples: u64,

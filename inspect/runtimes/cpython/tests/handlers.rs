@@ -14,7 +14,7 @@ use otelctx_fixtures::{Target, in_pid_namespace, tier};
 use otelctx_reader::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::INTERVAL;
 
-/// With the number of samples of each.
+/// Versions, with the number of samples of each.
 const VERSIONS: [(&str, usize); 12] = [
     ("2.7", 10_000),
     ("3.6", 4000),
@@ -33,8 +33,8 @@ const VERSIONS: [(&str, usize); 12] = [
 const WORKS: [&str; 3] = ["spin", "digest", "compress"];
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
-/// What the program can execute: functions, outermost first, whether they start with the thread's first one, and
-/// the kinds of requests whose contexts the thread may have meanwhile, which may be none.
+/// Stacks that the program can have: functions, outermost first, with true if they start with the thread's first one,
+/// and the kinds of requests whose contexts the thread may have meanwhile, which may be none.
 struct Truth(HashMap<String, (bool, HashSet<Option<u8>>)>);
 
 impl Truth {
@@ -63,7 +63,7 @@ impl Truth {
         Self(truth)
     }
 
-    /// Whether the functions of a right sample are complete. `None` for a wrong one.
+    /// Returns true if the functions of a sample are complete, and `None` if it is wrong.
     fn compare(&self, functions: &[&str], kind: Option<u8>) -> Option<bool> {
         // The first thread has no context.
         if functions[0] == "<module>" {
@@ -74,19 +74,19 @@ impl Truth {
     }
 }
 
-/// What a program's samples came to.
+/// Numbers of a program's samples.
 #[derive(Debug, Default)]
 struct Tally {
     samples: usize,
-    /// Those with a context.
+    /// Samples with a context.
     attached: usize,
-    /// Those whose outer functions are missing.
+    /// Samples whose outer functions are missing.
     incomplete: usize,
-    /// Those with functions or a context that the program cannot have.
+    /// Samples with functions or a context that the program cannot have.
     wrong: Vec<String>,
-    /// Those without functions of a thread's first second: the recorder finds threads of 2.7 by their first samples.
+    /// Samples of a thread's first second without functions: the recorder finds threads of 2.7 by their first samples.
     early: usize,
-    /// Of each thread: when it was sampled first, the other samples, and those of them without functions.
+    /// For each thread: the time of its first sample, the number of others, and of those without functions.
     threads: HashMap<i32, (u64, [usize; 2])>,
     starts: Starts,
 }

@@ -23,7 +23,7 @@ const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// The name of a function that was dropped before its name was read.
 const DROPPED: &str = "[Python]";
 
-/// When each round of the program has started, by its own clock.
+/// The start of each round of the program, by its own clock.
 struct Truth {
     memory: File,
     started: u64,
@@ -39,7 +39,7 @@ impl Truth {
         }
     }
 
-    /// Whether the functions of a round could be executed at this time, in nanoseconds.
+    /// Returns true if the functions of a round could be executed at this time, in nanoseconds.
     fn is_round(&self, round: u64, time: u64) -> bool {
         let mut bytes = [0; 16];
         let at = self.started + round * 8;
@@ -50,7 +50,7 @@ impl Truth {
         word(0) > 0 && (word(0)..end).contains(&time)
     }
 
-    /// Whether the program can execute this function at this time, with this number of callers.
+    /// Returns true if the program can execute this function at this time, with this number of callers.
     fn is_right(&self, frame: &NamedFrame, depth: usize, is_innermost: bool, time: u64) -> bool {
         let of_round = frame.function.split_once('_').and_then(|(name, round)| {
             let place = ["make", "outer", "middle", "inner"].iter();
@@ -84,17 +84,17 @@ impl Truth {
     }
 }
 
-/// What the samples came to.
+/// Numbers of samples.
 #[derive(Debug, Default)]
 struct Tally {
     samples: usize,
     /// Frames of Python.
     frames: usize,
-    /// Those of functions that are dropped, with their names.
+    /// Samples of functions that are dropped, with their names.
     known: usize,
-    /// Those of functions that were dropped before their names were read.
+    /// Samples of functions that were dropped before their names were read.
     dropped: usize,
-    /// Those with a name that the program could not have there at that time.
+    /// Samples with a name that the program could not have there at that time.
     wrong: Vec<String>,
 }
 

@@ -31,7 +31,7 @@ const STACKS: [&[&str]; 4] = [
     &["__bootstrap", "__bootstrap_inner", "run", "digest"],
 ];
 
-/// How a stack compares with what the program executes.
+/// The result of comparing a stack with the program's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StackMatch {
     /// It goes to the innermost function.
@@ -40,7 +40,7 @@ enum StackMatch {
     Beginning,
     /// Outer functions are missing: a generator of 3.12 is being called.
     Truncated,
-    /// None of these calls.
+    /// It has none of these calls.
     Wrong,
 }
 
@@ -58,7 +58,7 @@ fn compare(functions: &[&str]) -> StackMatch {
     }
 }
 
-/// What was sampled of a program.
+/// Samples of a program.
 struct Recorded {
     catalog: Catalog,
     samples: Vec<Sample>,
@@ -121,7 +121,7 @@ fn record_until(
     })
 }
 
-/// As [`record_until`], also with functions that have no name.
+/// Like [`record_until`], also with functions that have no name.
 fn take_until(
     pid: i32,
     frequency: u32,
@@ -283,7 +283,7 @@ fn record_both(pid: i32) -> Option<Recorded> {
     record_until(pid, 999, false, has_sampled_two(SAMPLES / 2))
 }
 
-/// Whether two threads have this many samples each.
+/// Returns true if two threads have this many samples each.
 fn has_sampled_two(least: usize) -> impl Fn(&Catalog, &[Sample]) -> bool {
     move |catalog, samples| {
         let mut counts = HashMap::<i32, usize>::new();
@@ -295,7 +295,7 @@ fn has_sampled_two(least: usize) -> impl Fn(&Catalog, &[Sample]) -> bool {
     }
 }
 
-/// A sample's thread, whether it held the GIL if there is one, and its named frames, outermost first.
+/// A sample's thread, true if it held the GIL (if there is one), and its named frames, outermost first.
 type NamedSample<'c> = (i32, Option<bool>, Vec<&'c NamedFrame>);
 
 fn named<'c>(catalog: &'c Catalog, sample: &Sample) -> NamedSample<'c> {
@@ -361,7 +361,7 @@ fn samples_with_a_state_of_another_thread_have_its_functions() {
     }
 }
 
-/// In 3.12, each has a thread state that the first thread has created.
+/// In 3.12, each thread has a thread state that the first thread has created.
 #[test]
 fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
     for version in ["3.12", "3.13", "3.14", "3.15"] {
@@ -411,7 +411,7 @@ fn samples_in_interpreters_with_gils_of_their_own_hold_these() {
     }
 }
 
-/// Without a GIL, they are on two CPUs at once.
+/// Without a GIL, threads run on two CPUs at once.
 #[test]
 fn threads_that_execute_python_at_the_same_time_have_their_own_functions() {
     for interpreter in Interpreter::with_version("3.13t") {

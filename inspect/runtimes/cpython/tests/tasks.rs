@@ -164,7 +164,7 @@ fn ten_thousand_tasks_are_read() {
     }
 }
 
-/// Of more than are shown, the number.
+/// The number of those that are not shown.
 #[test]
 fn tasks_that_await_one_are_counted() {
     for version in ["3.14", "3.15"] {

@@ -181,7 +181,7 @@ fn states(lines: &[String]) -> Vec<(i32, Value)> {
     lines.collect()
 }
 
-/// What the runtime knows of a thread.
+/// Reads a thread by the runtime.
 fn read(process: &mut Process, tid: i32) -> RuntimeThread {
     let runtimes = process.runtimes().unwrap();
     let threads = process.threads().unwrap();
@@ -226,7 +226,7 @@ fn each_of_fifty_threads_has_its_thread_state() {
     }
 }
 
-/// What has the first 32 keys of thread-specific data has them in another place.
+/// The first 32 keys of thread-specific data are in another place than the others.
 #[test]
 fn a_thread_state_with_a_large_key_is_found() {
     let Some(keys) = Compiler::gcc().library(&["many_keys.c"], &["-pthread"]) else {
@@ -475,7 +475,7 @@ fn a_thread_that_executes_a_subinterpreter_has_its_functions() {
     }
 }
 
-/// In three threads, two of which execute Python at the same time.
+/// The program has three threads, two of which execute Python at the same time.
 #[test]
 fn threads_in_interpreters_with_gils_of_their_own_have_their_states() {
     for version in ["3.12", "3.13", "3.14", "3.15"] {
@@ -713,7 +713,7 @@ fn python_in_a_program_that_exports_nothing_is_found() {
     }
 }
 
-/// What it has published is read nevertheless.
+/// Its published context is read nevertheless.
 #[test]
 fn an_unknown_version_is_an_error_that_says_so() {
     let known = "version 4.0.0 is not supported, only 2.7, 3.6, 3.7, 3.8, 3.9, 3.10, 3.11, 3.12, \

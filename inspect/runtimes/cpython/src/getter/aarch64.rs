@@ -4,7 +4,7 @@
 use otelctx_reader::remote::Memory;
 use otelctx_reader::remote::memory::Image;
 
-use super::{Getter, Jump, Leaving, RegisterContents, Value};
+use super::{Getter, Jump, Leaving, RegisterContents};
 
 /// The register that has the first argument, and the result.
 const X0: usize = 0;
@@ -25,7 +25,7 @@ enum Instruction {
         to: usize,
         from: usize,
         offset: u64,
-        size: u8,
+        size: usize,
     },
     /// MRS of TPIDR_EL0, the thread pointer.
     ThreadPointer { to: usize },
@@ -79,7 +79,7 @@ impl Instruction {
                 Self::Load {
                     to,
                     from,
-                    offset: u64::from(bits(10, 12)) * u64::from(size),
+                    offset: u64::from(bits(10, 12)) * size as u64,
                     size,
                 }
             }
@@ -117,13 +117,6 @@ impl Registers {
         *self.0.get(register)?
     }
 
-    fn argument(&self) -> Option<Value> {
-        match self.get(X0) {
-            Some(RegisterContents::Value(value)) => Some(value),
-            _ => None,
-        }
-    }
-
     fn set(&mut self, register: usize, contents: Option<RegisterContents>) {
         if let Some(place) = self.0.get_mut(register) {
             *place = contents;
@@ -137,24 +130,17 @@ impl Registers {
             Instruction::Number { to, number } => (to, Some(RegisterContents::constant(number))),
             Instruction::Move { to, from } => (to, self.get(from)),
             Instruction::Add { to, from, number } => {
-                let sum = match self.get(from) {
-                    Some(RegisterContents::Value(value)) => Some(RegisterContents::constant(
-                        value.number.wrapping_add(number),
-                    )),
-                    Some(RegisterContents::ThreadPointer(offset)) => {
-                        let offset = offset.wrapping_add_unsigned(number);
-                        Some(RegisterContents::ThreadPointer(offset))
-                    }
-                    _ => None,
-                };
-                (to, sum)
+                (to, self.get(from).and_then(|base| base.plus(number)))
             }
             Instruction::Load {
                 to,
                 from,
                 offset,
                 size,
-            } => (to, load(memory, self.get(from), offset, size)),
+            } => {
+                let address = self.get(from).and_then(|base| base.plus(offset));
+                (to, address.and_then(|it| it.load(memory, size)))
+            }
             Instruction::ThreadPointer { to } => (to, Some(RegisterContents::ThreadPointer(0))),
             Instruction::Other { to } => {
                 self.set(to[1], None);
@@ -163,38 +149,8 @@ impl Registers {
             _ => return None,
         };
         self.set(to, contents);
-        match contents {
-            Some(RegisterContents::Value(Value {
-                number,
-                read_from: None,
-            })) => Some(number),
-            _ => None,
-        }
-    }
-}
-
-fn load(
-    memory: &dyn Memory,
-    from: Option<RegisterContents>,
-    offset: u64,
-    size: u8,
-) -> Option<RegisterContents> {
-    match from? {
-        RegisterContents::Value(value) => {
-            let address = value.number.wrapping_add(offset);
-            let number = match size {
-                8 => memory.read_u64(address),
-                _ => memory.read_u32(address).map(u64::from),
-            };
-            Some(RegisterContents::Value(Value {
-                number: number.ok()?,
-                read_from: Some(address),
-            }))
-        }
-        RegisterContents::ThreadPointer(base) if size == 8 => Some(RegisterContents::ThreadLocal(
-            base.wrapping_add_unsigned(offset),
-        )),
-        _ => None,
+        let made = contents?.value()?;
+        made.read_from.is_none().then_some(made.number)
     }
 }
 
@@ -220,7 +176,7 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
             }
         };
         if leaving != Leaving::Condition && !has_called {
-            getter.argument = registers.argument();
+            getter.argument = registers.get(X0).and_then(RegisterContents::value);
         }
         match leaving {
             Leaving::Condition => {}

@@ -79,12 +79,8 @@ fn of_instruction(instruction: &Instruction) -> impl Iterator<Item = u64> + use<
 }
 
 fn is_immediate(kind: OpKind) -> bool {
-    let kinds = [
-        OpKind::Immediate32,
-        OpKind::Immediate64,
-        OpKind::Immediate32to64,
-    ];
-    kinds.contains(&kind)
+    use OpKind::{Immediate32, Immediate32to64, Immediate64};
+    matches!(kind, Immediate32 | Immediate64 | Immediate32to64)
 }
 
 /// The contents of the registers, by their 64-bit names.
@@ -97,10 +93,7 @@ impl Registers {
     }
 
     fn value(&self, register: Register) -> Option<Value> {
-        match self.get(register)? {
-            RegisterContents::Value(value) => Some(value),
-            _ => None,
-        }
+        self.get(register)?.value()
     }
 
     fn execute(&mut self, memory: &dyn Memory, instruction: &Instruction) {
@@ -132,23 +125,8 @@ impl Registers {
             OpKind::Memory => match (self.address(instruction)?, target.size()) {
                 // The first word at the thread pointer is its own address (ELF Handling for
                 // Thread-Local Storage, variant II).
-                (RegisterContents::ThreadPointer(0), 8) => Some(RegisterContents::ThreadPointer(0)),
-                (RegisterContents::ThreadPointer(offset), 8) => {
-                    Some(RegisterContents::ThreadLocal(offset))
-                }
-                (RegisterContents::Called(offset), 8) => Some(RegisterContents::AtCalled(offset)),
-                (RegisterContents::Value(Value { number, .. }), size) => {
-                    let value = match size {
-                        8 => memory.read_u64(number),
-                        4 => memory.read_u32(number).map(u64::from),
-                        _ => return None,
-                    };
-                    Some(RegisterContents::Value(Value {
-                        number: value.ok()?,
-                        read_from: Some(number),
-                    }))
-                }
-                _ => None,
+                (own @ RegisterContents::ThreadPointer(0), 8) => Some(own),
+                (address, size) => address.load(memory, size),
             },
             kind => {
                 is_immediate(kind).then(|| RegisterContents::constant(instruction.immediate(1)))
@@ -168,10 +146,7 @@ impl Registers {
         };
         let number = match instruction.op1_kind() {
             OpKind::Immediate8to64 => instruction.immediate(1),
-            _ => match self.source(memory, instruction, target)? {
-                RegisterContents::Value(value) => value.number,
-                _ => return None,
-            },
+            _ => self.source(memory, instruction, target)?.value()?.number,
         };
         let offset = base.wrapping_add(number.cast_signed());
         Some(RegisterContents::ThreadPointer(offset))
@@ -180,37 +155,25 @@ impl Registers {
     /// The address of the memory operand.
     fn address(&self, instruction: &Instruction) -> Option<RegisterContents> {
         let segment = instruction.memory_segment();
-        let is_thread_local = matches!(segment, Register::FS | Register::GS);
         if instruction.is_ip_rel_memory_operand() {
+            let is_thread_local = matches!(segment, Register::FS | Register::GS);
             let address = instruction.ip_rel_memory_address();
             return (!is_thread_local).then(|| RegisterContents::constant(address));
         }
         if instruction.memory_index() != Register::None {
             return None;
         }
-        let displacement = instruction.memory_displacement64();
         let base = match instruction.memory_base() {
             Register::None => RegisterContents::constant(0),
             base => self.get(base)?,
         };
-        match base {
-            RegisterContents::Value(base) => {
-                let address = base.number.wrapping_add(displacement);
-                match segment {
-                    Register::FS => Some(RegisterContents::ThreadPointer(address.cast_signed())),
-                    Register::GS => None,
-                    _ => Some(RegisterContents::constant(address)),
-                }
-            }
-            RegisterContents::ThreadPointer(base) if !is_thread_local => {
-                let offset = base.wrapping_add(displacement.cast_signed());
+        match (base.plus(instruction.memory_displacement64())?, segment) {
+            (RegisterContents::Value(address), Register::FS) => {
+                let offset = address.number.cast_signed();
                 Some(RegisterContents::ThreadPointer(offset))
             }
-            RegisterContents::Called(base) if !is_thread_local => {
-                let offset = base.wrapping_add(displacement.cast_signed());
-                Some(RegisterContents::Called(offset))
-            }
-            _ => None,
+            (_, Register::FS | Register::GS) => None,
+            (address, _) => Some(address),
         }
     }
 }

@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(check([3, 12, 9], used(None, 1552)).map(found), other);
     }
 
-    /// By Debian's 3.9.2, 3.11.2 and 3.13.5 for arm64.
+    /// The offsets are those of Debian's 3.9.2, 3.11.2 and 3.13.5 for arm64.
     #[test]
     fn offsets_on_aarch64_agree_with_functions() {
         let check = |version, used| {
@@ -160,7 +160,7 @@ mod tests {
         assert!(check([3, 12, 1], used(None, 1560)).is_err());
     }
 
-    /// By the headers of the interpreters that are here, which a compiler for aarch64 lays out.
+    /// Compares with the installed interpreters' headers, compiled for aarch64.
     #[test]
     fn offsets_on_aarch64_are_those_of_a_compiler() {
         let compiler = "aarch64-linux-gnu-gcc";

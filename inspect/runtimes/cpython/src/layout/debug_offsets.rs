@@ -50,51 +50,28 @@ struct FreeThreaded {
 }
 
 fn shape(series: (u8, u8)) -> Option<Shape> {
-    match series {
-        (3, 13) => Some(Shape {
-            gil: 14,
-            thread: 19,
-            thread_id: 24,
-            frame: 28,
-            code: 34,
-            object: 44,
-            unicode: 67,
-            free_threaded: FreeThreaded {
-                attached: 40,
-                has_copies: false,
-                interned: 2,
-            },
-        }),
-        (3, 14) => Some(Shape {
-            gil: 15,
-            thread: 22,
-            thread_id: 27,
-            frame: 31,
-            code: 39,
-            object: 50,
-            unicode: 77,
-            free_threaded: FreeThreaded {
-                attached: 44,
-                has_copies: true,
-                interned: 8,
-            },
-        }),
-        (3, 15) => Some(Shape {
-            gil: 15,
-            thread: 22,
-            thread_id: 30,
-            frame: 39,
-            code: 47,
-            object: 58,
-            unicode: 89,
-            free_threaded: FreeThreaded {
-                attached: 48,
-                has_copies: true,
-                interned: 8,
-            },
-        }),
-        _ => None,
-    }
+    let (blocks, attached) = match series {
+        (3, 13) => ([14, 19, 24, 28, 34, 44, 67], 40),
+        (3, 14) => ([15, 22, 27, 31, 39, 50, 77], 44),
+        (3, 15) => ([15, 22, 30, 39, 47, 58, 89], 48),
+        _ => return None,
+    };
+    let [gil, thread, thread_id, frame, code, object, unicode] = blocks;
+    let has_copies = series >= (3, 14);
+    Some(Shape {
+        gil,
+        thread,
+        thread_id,
+        frame,
+        code,
+        object,
+        unicode,
+        free_threaded: FreeThreaded {
+            attached,
+            has_copies,
+            interned: if has_copies { 8 } else { 2 },
+        },
+    })
 }
 
 /// The first words, which are the same in all versions.
@@ -162,16 +139,6 @@ fn impossible(number: u64) -> RuntimeError {
     ))
 }
 
-/// The layout of the strings of these versions: `PyObject`, length, hash and flags, padded, and in
-/// `PyCompactUnicodeObject` two more words.
-fn expected_text(object: ObjectLayout, free_threaded: Option<&FreeThreaded>) -> TextLayout {
-    TextLayout::Unicode {
-        interned: free_threaded.map_or(2, |it| it.interned),
-        ascii: object.size() + 24,
-        other: object.size() + 40,
-    }
-}
-
 /// Reads the offsets of the GIL, from the word `gil` of the interpreter's block on.
 fn gil(block: &Block<'_>, gil: usize, is_free_threaded: bool) -> Result<Gil, RuntimeError> {
     // An interpreter contains a lock, but may use that of another one.
@@ -210,13 +177,11 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
         return Err(RuntimeError::new("its objects have an unknown layout"));
     }
     let copies = free_threaded.filter(|it| it.has_copies);
-    let text = TextLayout::Unicode {
-        interned: free_threaded.map_or(2, |it| it.interned),
-        ascii: unicode.words[3],
-        // PyUnicodeObject is a PyCompactUnicodeObject and a pointer.
-        other: unicode.size - 8,
-    };
-    if text != expected_text(object, free_threaded) {
+    let gil_start = shape.gil - INTERPRETER;
+    // `PyObject`, length, hash and flags, padded, and in `PyCompactUnicodeObject` two more words.
+    let (ascii, other) = (object.size() + 24, object.size() + 40);
+    // PyUnicodeObject is a PyCompactUnicodeObject and a pointer.
+    if (unicode.words[3], unicode.size - 8) != (ascii, other) {
         return Err(RuntimeError::new("its strings have an unknown layout"));
     }
     Ok(Layout {
@@ -238,11 +203,7 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
             id: thread.pointer(shape.thread_id - shape.thread)?,
             attached: free_threaded.map(|it| it.attached),
         },
-        gil: gil(
-            &interpreter,
-            shape.gil - INTERPRETER,
-            free_threaded.is_some(),
-        )?,
+        gil: gil(&interpreter, gil_start, free_threaded.is_some())?,
         object,
         frame: FrameOffsets {
             previous: frame.pointer(1)?,
@@ -267,6 +228,10 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
             is_numbered: true,
             changing_words: 0,
         },
-        text,
+        text: TextLayout::Unicode {
+            interned: free_threaded.map_or(2, |it| it.interned),
+            ascii,
+            other,
+        },
     })
 }

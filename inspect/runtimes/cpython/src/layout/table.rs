@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(layout(Version::new(3, 5, 1)), None);
     }
 
-    /// It is what the nearest version of the same minor number has.
+    /// The offsets are those of the nearest version with the same minor number.
     #[test]
     fn a_layout_has_the_offsets_of_the_table() {
         let layout = layout(Version::new(3, 12, 8)).unwrap();

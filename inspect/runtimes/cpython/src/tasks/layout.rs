@@ -75,7 +75,7 @@ pub(super) enum Keys {
 }
 
 /// Offsets in `TaskObj`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TaskOffsets {
     pub(super) size: u64,
     /// `task_state`, an `int`: 0 is pending.
@@ -100,7 +100,7 @@ pub(super) struct AwaitedBy {
 /// The locations of the frame of a generator or coroutine (`PyGenObject`), and of its stack of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Generator {
-    /// Up to 3.10, the frame is an own object.
+    /// Up to 3.10, the frame is a separate object.
     Object {
         /// `f_stackdepth` and `f_state` in 3.10; before, `f_stacktop` is null while it is executed.
         depth_and_state: Option<(u64, u64)>,
@@ -155,27 +155,25 @@ impl Stack {
 /// Finds the layout for a version, whose `_PyRuntime` is at `runtime`. `None` if it has no asyncio.
 ///
 /// # Errors
-/// If it is unknown, or what describes it is inconsistent.
+/// If it is unknown, or its description is inconsistent.
 pub(super) fn find(
     target: &dyn Target,
     version: Version,
     runtime: Option<u64>,
 ) -> Result<Option<TaskLayout>, RuntimeError> {
-    let unknown = |(major, minor)| {
-        RuntimeError::new(format!(
-            "where {major}.{minor} keeps its tasks is not known, only for 3.7 to 3.15"
-        ))
-    };
     match (version.series(), runtime) {
         ((2, _), _) => Ok(None),
-        (series @ (3, 7..=13), _) => known(series).map(Some).ok_or_else(|| unknown(series)),
         (series @ (3, 14 | 15), Some(runtime)) => described(target, series, runtime).map(Some),
-        (series, _) => Err(unknown(series)),
+        (series @ (major, minor), _) => known(series).map(Some).ok_or_else(|| {
+            RuntimeError::new(format!(
+                "where {major}.{minor} keeps its tasks is not known, only for 3.7 to 3.15"
+            ))
+        }),
     }
 }
 
 /// The versions that do not describe themselves.
-pub(super) fn known(series: (u8, u8)) -> Option<TaskLayout> {
+fn known(series: (u8, u8)) -> Option<TaskLayout> {
     let modules = match series {
         (3, 7) => 40,
         (3, 8) => 56,
@@ -195,36 +193,16 @@ pub(super) fn known(series: (u8, u8)) -> Option<TaskLayout> {
     };
     let coroutine = waiter + 8;
     let name = (series > (3, 7)).then_some(coroutine + 8);
-    let variable = match series {
-        (3, 7..=11) => "_all_tasks",
-        _ => "_scheduled_tasks",
+    let task = TaskOffsets {
+        size,
+        state,
+        waiter,
+        coroutine,
+        name,
+        context: name.unwrap_or(coroutine) + 8,
+        awaited_by: None,
     };
-    let (attributes, keys) = match series {
-        (3, 7..=10) => (Attributes::Dictionary, Keys::Sized),
-        (3, 11) => (Attributes::Two, Keys::Logarithmic),
-        (3, 12) => (Attributes::One, Keys::Logarithmic),
-        _ => (Attributes::Inline, Keys::Logarithmic),
-    };
-    let set = WeakSet {
-        modules,
-        variable,
-        attributes,
-        keys,
-    };
-    Some(TaskLayout {
-        set,
-        rings: None,
-        task: TaskOffsets {
-            size,
-            state,
-            waiter,
-            coroutine,
-            name,
-            context: name.unwrap_or(coroutine) + 8,
-            awaited_by: None,
-        },
-        generator: generator(series),
-    })
+    Some(layout(series, modules, None, task))
 }
 
 fn generator(series: (u8, u8)) -> Generator {
@@ -288,8 +266,12 @@ fn described(
             "asyncio's module does not say where its tasks are: its file has no section .AsyncioDebug",
         ));
     }
-    // Without the module, there are no tasks in C.
-    Ok(layout(series, modules, None, NO_TASKS))
+    // Without the module, there are no tasks in C: no type has this size.
+    let task = TaskOffsets {
+        size: u64::MAX,
+        ..TaskOffsets::default()
+    };
+    Ok(layout(series, modules, None, task))
 }
 
 /// Reads the `_AsyncioDebug` at an address.
@@ -321,7 +303,7 @@ pub(super) fn describes(
         size <= limit && offset.checked_add(bytes).is_some_and(|end| end <= size)
     };
     // `task_fut_waiter` comes before the coroutine, `task_context` between the name and the node, and
-    // `task_state` between what awaits the task and `task_is_task`.
+    // `task_state` between `task_awaited_by` and `task_is_task`.
     let is_known = name == coroutine.wrapping_add(8)
         && node == name.wrapping_add(16)
         && is_task == awaited_by.wrapping_add(12)
@@ -356,25 +338,22 @@ pub(super) fn describes(
     Ok(layout(series, modules, Some(rings), task))
 }
 
-/// Offsets where there are no tasks in C: no type has this size.
-const NO_TASKS: TaskOffsets = TaskOffsets {
-    size: u64::MAX,
-    state: 0,
-    waiter: 0,
-    coroutine: 0,
-    name: None,
-    context: 0,
-    awaited_by: None,
-};
-
-/// A layout from 3.14 on.
 fn layout(series: (u8, u8), modules: u64, rings: Option<Rings>, task: TaskOffsets) -> TaskLayout {
+    let (attributes, keys) = match series {
+        (3, 7..=10) => (Attributes::Dictionary, Keys::Sized),
+        (3, 11) => (Attributes::Two, Keys::Logarithmic),
+        (3, 12) => (Attributes::One, Keys::Logarithmic),
+        _ => (Attributes::Inline, Keys::Logarithmic),
+    };
     TaskLayout {
         set: WeakSet {
             modules,
-            variable: "_scheduled_tasks",
-            attributes: Attributes::Inline,
-            keys: Keys::Logarithmic,
+            variable: match series {
+                (3, 7..=11) => "_all_tasks",
+                _ => "_scheduled_tasks",
+            },
+            attributes,
+            keys,
         },
         rings,
         task,

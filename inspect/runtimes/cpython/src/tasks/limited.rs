@@ -1,4 +1,4 @@
-//! Memory with a limited number of reads and a deadline.
+//! Limits the number of reads of memory, and their time.
 
 use std::cell::Cell;
 use std::time::Instant;

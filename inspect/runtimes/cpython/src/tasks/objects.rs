@@ -315,7 +315,7 @@ impl<'m> Objects<'m> {
         Ok((found, unknown))
     }
 
-    /// The sets of a `WeakSet`: `data` and, unless it has an own dictionary, `_iterating`.
+    /// The sets of a `WeakSet`: `data` and, unless it has a dictionary of its own, `_iterating`.
     fn sets_of(
         &mut self,
         address: u64,
@@ -324,22 +324,17 @@ impl<'m> Objects<'m> {
     ) -> Result<Vec<u64>, RuntimeError> {
         /// Number of its attributes.
         const COUNT: u64 = 4;
-        /// `_dictvalues` of 3.13 starts with four bytes, the first of which is the number of values that fit.
+        /// Size of the header of `_dictvalues` in 3.13, in bytes; the first is the number of values
+        /// that fit.
         const HEADER: u64 = 8;
         let no_data = || RuntimeError::new("its set of tasks has no data");
         let before = |words: u64| self.memory.read_u64(address.wrapping_sub(8 * words));
         let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
-        let header = if attributes == Attributes::Inline {
-            HEADER
-        } else {
-            0
-        };
         let (mut values, dictionary) = match attributes {
             Attributes::Dictionary => {
                 let offset = object_type.wrapping_add(TYPE_DICTIONARY);
                 let offset = self.memory.read_u64(offset)?;
-                let dictionary = self.memory.read_u64(address.wrapping_add(offset))?;
-                (0, dictionary)
+                (0, self.memory.read_u64(address.wrapping_add(offset))?)
             }
             Attributes::Two => (before(4)?, before(3)?),
             Attributes::One => match before(3)? {
@@ -361,8 +356,11 @@ impl<'m> Objects<'m> {
                 return Ok(vec![set]);
             }
         }
+        if attributes == Attributes::Inline {
+            values = values.wrapping_add(HEADER);
+        }
         let mut sets = Vec::new();
-        for value in self.words(values.wrapping_add(header), COUNT)? {
+        for value in self.words(values, COUNT)? {
             if value != 0 && self.kind(value)? == Kind::Set {
                 sets.push(value);
             }

@@ -75,7 +75,7 @@ impl Memory for Changed<'_> {
     }
 }
 
-/// A process with tasks, and where they are.
+/// A process with tasks, and their layout.
 struct Fixture {
     _program: Program,
     target: LiveProcess<'static>,

@@ -18,10 +18,8 @@ impl Search<'_> {
             return Ok(None);
         };
         let current = self.memory.read_u64(current)?;
-        if current == 0 {
-            return Ok(None);
-        }
-        let Ok(state) = self.state(current) else {
+        let state = (current != 0).then(|| self.state(current).ok()).flatten();
+        let Some(state) = state else {
             return Ok(None);
         };
         if self.variables.own.is_none() {
@@ -34,8 +32,8 @@ impl Search<'_> {
         Ok(is_unstored.then_some(state))
     }
 
-    /// Returns whether an interpreter still has this state: a thread that ends deletes its own one,
-    /// and holds the GIL until it has (`_PyThreadState_DeleteCurrent`). The list is not read again
+    /// Returns whether an interpreter still has this state: a thread that ends deletes its state,
+    /// and holds the GIL until then (`_PyThreadState_DeleteCurrent`). The list is not read again
     /// for each thread.
     fn is_listed(&self, state: &State, interpreters: &[u64]) -> Result<bool, Failure> {
         let newest = self.newest_of_each(interpreters)?;
@@ -92,10 +90,9 @@ impl Search<'_> {
         }
         let chosen = states.iter().find(|state| *state != holder).copied();
         Ok(chosen.map(|state| {
-            let source = if stored == Some(state.address) {
-                Source::ThreadSpecific
-            } else {
-                Source::List
+            let source = match stored {
+                Some(stored) if stored == state.address => Source::ThreadSpecific,
+                _ => Source::List,
             };
             resolved(state, source, holding, states)
         }))

@@ -44,8 +44,8 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 is_on_stack: &|_| None,
             };
             let interpreters = search.interpreters().unwrap();
-            let newest = search.newest(interpreters[0]).unwrap();
-            let list = search.read_list(&interpreters, vec![newest]).unwrap();
+            let newest = search.newest_of_each(&interpreters[..1]).unwrap();
+            let list = search.read_list(&interpreters, newest).unwrap();
             let (took, reads) = (begin.elapsed(), memory.take_reads());
             let listed = list.by_thread.values().flatten().map(|it| it.address);
             assert_eq!(listed.collect::<BTreeSet<_>>(), expected, "{interpreter:?}");
@@ -169,7 +169,15 @@ fn a_list_with_a_state_that_no_thread_stores_is_not_read_for_each_thread() {
             let pointer = state.thread.wrapping_add_signed(-found.variables.thread_id);
             let thread = ThreadView::new(target.pid(), pointer);
             let is_on_stack = |_| None;
-            let is_holder = || holds_gil(&process, &found.layout, &variables, &state).unwrap();
+            let search = Search {
+                memory: &process,
+                layout: &found.layout,
+                variables: &variables,
+                cache: &cache,
+                thread,
+                is_on_stack: &is_on_stack,
+            };
+            let is_holder = || search.holds_gil(&state).unwrap();
             let before = is_holder();
             let resolved = resolve(
                 &memory,

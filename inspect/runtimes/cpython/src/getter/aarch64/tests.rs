@@ -1,7 +1,7 @@
 use otelctx_reader::remote::memory::Image;
 
 use super::*;
-use crate::getter::Returned;
+use crate::getter::{Returned, Value};
 
 const CODE: u64 = 0x47_1314;
 

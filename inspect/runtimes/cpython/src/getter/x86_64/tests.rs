@@ -60,7 +60,7 @@ fn the_result_and_constants_are_found() {
     assert_eq!(others.result, None);
 }
 
-/// As compilers and linkers write it, from the fewest instructions to the most.
+/// The forms that compilers and linkers write, from the fewest instructions to the most.
 #[test]
 fn thread_local_variables_are_found() {
     let result = |code: &[u8]| getter(code).result;
