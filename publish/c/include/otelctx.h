@@ -133,43 +133,41 @@ typedef enum otelctx_result {
   OTELCTX_ZERO_ID = 18,
 } otelctx_result;
 
-/// What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
-/// to the thread that created it.
+/// The work of a thread: trace, span, flags and attributes, ready to be attached.
 typedef struct otelctx_context otelctx_context;
 
 /// A copy of what readers see of a thread.
 typedef struct otelctx_decoded otelctx_decoded;
 
-/// The name of an attribute of contexts, for example "http.route". It is valid until the process ends.
+/// The name of an attribute of contexts, for example "http.route". It is valid until the process
+/// ends.
 typedef struct otelctx_key otelctx_key;
 
 /// A process context: the attributes of an OpenTelemetry resource, and attributes of the process
 /// context itself. It does nothing until it is published, and can be changed and published again.
-///
-/// If one of its functions fails, otelctx_publish() fails, too, and says why: so the results of the
-/// others need no check.
+/// If one of its functions fails, otelctx_publish() fails, too, and says why: others need no check.
 typedef struct otelctx_process otelctx_process;
 
 /// A publication. It lasts until otelctx_unpublish(), or until the process ends.
 typedef struct otelctx_published otelctx_published;
 
-/// A reference to an immutable context that any thread may attach. Several threads may use the same
-/// reference.
+/// A reference to an immutable context that any thread may attach, also several at once.
 typedef struct otelctx_shared otelctx_shared;
 
 /// A value of an attribute of the process context. Functions that take a value into something else
 /// free it, also when they fail.
 typedef struct otelctx_value otelctx_value;
 
-/// Code and text of a call's result. Functions that take one write it in each call; null is allowed.
+/// Code and text of a call's result. Functions that take one write it in each call; null is
+/// allowed.
 typedef struct otelctx_error {
   /// The code.
   enum otelctx_result code;
-  /// What failed and how to fix it, in one line; empty after success. Text that is longer is cut.
+  /// The failure and its fix, in one line; empty after success. Text that is longer is cut.
   char message[1020];
 } otelctx_error;
 
-/// Changes a process context. See otelctx_modify().
+/// A function that changes a process context, for otelctx_modify().
 typedef void (*otelctx_change)(struct otelctx_process *process, void *data);
 
 /// Keeps a shared context attached to a thread, from otelctx_shared_attach() to
@@ -182,11 +180,11 @@ typedef struct otelctx_scope {
 
 /// A key and its value.
 typedef struct otelctx_attribute {
-  /// From otelctx_key_get().
+  /// A key from otelctx_key_get().
   const struct otelctx_key *key;
-  /// UTF-8.
+  /// The value, in UTF-8.
   const char *value;
-  /// Its length in bytes, or OTELCTX_NUL_TERMINATED.
+  /// The value's length in bytes, or OTELCTX_NUL_TERMINATED.
   size_t length;
 } otelctx_attribute;
 
@@ -200,9 +198,8 @@ const char *otelctx_describe(int32_t code);
 
 /// Checks that other processes can find this process's thread contexts: that the variable
 /// `otel_thread_ctx_v1` of this library is in the dynamic symbol table of its module. The message
-/// says how to fix it. It reads only this process's own memory: call it once, at start-up.
-///
-/// Returns OTELCTX_OK or OTELCTX_NOT_EXPORTED.
+/// says how to fix it. It reads only this process's own memory: call it once, at start-up. Returns
+/// OTELCTX_OK or OTELCTX_NOT_EXPORTED.
 enum otelctx_result otelctx_is_exported(struct otelctx_error *error);
 
 /// Returns the version of this library, for example "0.1.0". The text is static.
@@ -245,10 +242,9 @@ void otelctx_value_free(struct otelctx_value *value);
 /// Creates a process context without attributes.
 struct otelctx_process *otelctx_process_new(void);
 
-/// Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other
-/// constants. Unknown bits are ignored. Attributes that are set take precedence over detected ones.
-///
-/// It reads the environment: no other thread may change it at the same time.
+/// Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the
+/// other constants. Unknown bits are ignored. Attributes that are set take precedence over detected
+/// ones. It reads the environment: no other thread may change it at the same time.
 struct otelctx_process *otelctx_process_detect(uint32_t detect);
 
 /// Tells whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
@@ -259,8 +255,7 @@ enum otelctx_result otelctx_process_check_environment(const struct otelctx_proce
 /// Sets `service.name`.
 enum otelctx_result otelctx_process_service_name(struct otelctx_process *process, const char *name);
 
-/// Sets an attribute of the resource, and takes the value over. Setting an attribute again replaces
-/// it.
+/// Sets an attribute of the resource, or replaces it, and takes the value over.
 enum otelctx_result otelctx_process_set(struct otelctx_process *process,
                                         const char *key,
                                         struct otelctx_value *value);
@@ -294,129 +289,107 @@ enum otelctx_result otelctx_process_set_bytes(struct otelctx_process *process,
 /// Removes an attribute of the resource, if it is there.
 enum otelctx_result otelctx_process_remove(struct otelctx_process *process, const char *key);
 
-/// Sets an attribute of the process context itself, which is not part of the resource, and takes the
-/// value over. Names that start with `threadlocal.` are reserved for this library.
+/// Sets an attribute of the process context itself, which is not part of the resource, and takes
+/// the value over. Names that start with `threadlocal.` are reserved for this library.
 enum otelctx_result otelctx_process_set_context_attribute(struct otelctx_process *process,
                                                           const char *key,
                                                           struct otelctx_value *value);
 
-/// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
-/// library does not know, and takes the value over. The name starts with `threadlocal.`.
+/// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that
+/// this library does not know, and takes the value over. The name starts with `threadlocal.`.
 enum otelctx_result otelctx_process_set_schema_attribute(struct otelctx_process *process,
                                                          const char *key,
                                                          struct otelctx_value *value);
 
-/// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers
-/// support, "tls_v1", or another one.
-enum otelctx_result otelctx_process_schema(struct otelctx_process *process,
-                                           const char *schema);
+/// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current
+/// readers support, "tls_v1", or another one.
+enum otelctx_result otelctx_process_schema(struct otelctx_process *process, const char *schema);
 
 /// Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
 /// larger ones.
 enum otelctx_result otelctx_process_max_size(struct otelctx_process *process, size_t size);
 
-/// Frees a process context. What was published stays published. In a callback of otelctx_modify(), it
-/// does nothing to the callback's context.
+/// Frees a process context. What was published stays published. In a callback of otelctx_modify(),
+/// it does nothing to the callback's context.
 void otelctx_process_free(struct otelctx_process *process);
 
-/// Publishes a process context, so that other processes can find it. The process has one: if another
-/// copy of otelctx has published one (a Rust program, the Python or the Node.js package), that one is
-/// withdrawn, and contexts keep their meaning.
+/// Publishes a process context, so that other processes can find it. The process has one: if
+/// another copy of otelctx has published one (a Rust program, the Python or the Node.js package),
+/// that one is withdrawn, and contexts keep their meaning.
 ///
 /// Null if it fails; nothing is published then. `error` tells why: OTELCTX_ALREADY_PUBLISHED,
 /// OTELCTX_FOREIGN, OTELCTX_REJECTED, OTELCTX_SYSTEM, or the failure of an earlier call that set an
-/// attribute.
-///
-/// A forked child has no process context, and may publish its own with this function or
-/// otelctx_replace().
+/// attribute. A forked child may publish its own context with this function or otelctx_replace().
 struct otelctx_published *otelctx_publish(const struct otelctx_process *process,
                                           struct otelctx_error *error);
 
-/// Replaces the published context, including changes by otelctx_modify(). Readers see the old one, the
-/// new one, or that it is being updated. If it fails, the old one stays.
+/// Replaces the published context, including changes by otelctx_modify(). Readers see the old one,
+/// the new one, or that it is being updated. If it fails, the old one stays. In a forked child,
+/// publishes the context as the child's own.
 ///
 /// OTELCTX_NOT_PUBLISHED if another copy of otelctx has taken over; publish again to take it back.
 /// OTELCTX_BUSY if another thread uses the publication.
-///
-/// In a forked child, publishes the context as the child's own.
 enum otelctx_result otelctx_replace(struct otelctx_published *published,
                                     const struct otelctx_process *process,
                                     struct otelctx_error *error);
 
 /// Changes the context that this library has published in this process, without needing the
-/// publication: for a library that adds to the application's context. `change` gets a copy of it and
-/// `data`; it may be called again if another thread changes the context at the same time. No lock is
-/// held meanwhile. It must return: no exception and no longjmp may leave it.
-///
-/// If it fails, also because a function that `change` called has failed, the context is unchanged.
-///
+/// publication: for a library that adds to the application's context. `change` gets a copy of it
+/// and `data`; it may be called again if another thread changes the context at the same time. No
+/// lock is held meanwhile. It must return: no exception and no longjmp may leave it. If it fails,
+/// also because a function that `change` called has failed, the context is unchanged.
 /// OTELCTX_NOT_PUBLISHED in a forked child that has no context.
-enum otelctx_result otelctx_modify(otelctx_change change,
-                                   void *data,
-                                   struct otelctx_error *error);
+enum otelctx_result otelctx_modify(otelctx_change change, void *data, struct otelctx_error *error);
 
-/// Publishes the context again in every later child of this process, and in their children, with the
-/// child's `process.pid` and a random `service.instance.id`, if they were detected: for servers with
-/// forked workers. When fork() returns, the child's context is published.
-///
-/// posix_spawn(), vfork() and clone() do not do that. Programs that call fork() in signal handlers
-/// cannot use this.
-///
+/// Publishes the context again in every later child of this process, and in their children, with
+/// the child's `process.pid` and a random `service.instance.id`, if they were detected: for servers
+/// with forked workers. When fork() returns, the child's context is published: handlers run in the
+/// thread that forks, and make only system calls in the child. posix_spawn(), vfork() and clone()
+/// do not run them. Programs that call fork() in signal handlers cannot use this.
 /// OTELCTX_NOT_PUBLISHED if this publication is not in effect any more.
-///
-/// Handlers run in the thread that forks; in the child they make system calls only.
 enum otelctx_result otelctx_republish_after_fork(struct otelctx_published *published,
                                                  struct otelctx_error *error);
 
-/// Withdraws the process context, and frees the publication, also if it fails. If the context is not
-/// this publication's any more, that one stays.
-///
-/// In a forked child without a context of its own, it only frees the publication.
+/// Withdraws the process context, and frees the publication, also if it fails. If the context is
+/// not this publication's any more, or in a forked child without one, it only frees the
+/// publication.
 enum otelctx_result otelctx_unpublish(struct otelctx_published *published,
                                       struct otelctx_error *error);
 
 /// Returns the key with this name, and registers it if it is new. A process can have 256; they are
 /// published as long as it runs, so do not make names from the content of requests. If a process
-/// context is published, a new key updates it, which takes a few microseconds.
-///
-/// Contexts leave out the attribute until a process context with the key is published.
-///
-/// Null if it is refused; `error` tells why. It may be null.
+/// context is published, a new key updates it, which takes a few microseconds. Contexts leave out
+/// the attribute until a process context with the key is published. Null if it is refused.
 const struct otelctx_key *otelctx_key_get(const char *name_, struct otelctx_error *error);
 
 /// Returns the index of the key in records, for programs that write records themselves. It does
 /// not change as long as the process runs. -1 until a process context with the key is published.
 int32_t otelctx_key_index(const struct otelctx_key *key);
 
-/// Creates a context with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes.
-///
-/// Null if an ID is refused, and while the calling thread frees its thread-local data.
+/// Creates a context with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes. Null
+/// if an ID is refused, and while the calling thread frees its thread-local data.
 struct otelctx_context *otelctx_context_new(const uint8_t *trace_id,
                                             const uint8_t *span_id,
                                             uint8_t flags);
 
-/// Frees a context, and detaches it before if it is attached. A context whose thread has ended may be
-/// freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
+/// Frees a context, and detaches it before if it is attached. A context whose thread has ended may
+/// be freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
 enum otelctx_result otelctx_context_free(struct otelctx_context *context);
 
-/// Makes the context what the calling thread is working on, until it is detached. Detaching restores
-/// what was attached before. Contexts may be detached in any order: the one attached last, of those
-/// that still are, stays in effect.
-///
+/// Makes the context what the calling thread is working on, until it is detached. Contexts may be
+/// detached in any order: the one attached last, of those that still are, stays in effect.
 /// OTELCTX_ATTACHED if it is attached already.
 enum otelctx_result otelctx_context_attach(struct otelctx_context *context);
 
 /// Detaches the context: restores what was attached before it, or removes it from below others.
-///
-/// OTELCTX_NOT_ATTACHED if it is not attached, or otelctx_thread_set() or otelctx_swap_current() has
-/// replaced it.
+/// OTELCTX_NOT_ATTACHED if it is not attached, also because otelctx_thread_set() or
+/// otelctx_swap_current() has replaced it.
 enum otelctx_result otelctx_context_detach(struct otelctx_context *context);
 
-/// Appends an attribute. A value is cut to 255 bytes, at a character boundary. A context has room for
-/// 612 bytes of attributes, each of which takes the length of its value plus 2. While the context is
-/// attached, readers see the whole attribute or nothing of it; it then has only the space that it
-/// had before, see otelctx_context_reserve(). The last value of a key counts.
-///
+/// Appends an attribute. A value is cut to 255 bytes, at a character boundary. A context has room
+/// for 612 bytes of attributes, each of which takes the length of its value plus 2. While the
+/// context is attached, readers see the whole attribute or nothing of it; it then has only the
+/// space that it had before, see otelctx_context_reserve(). The last value of a key counts.
 /// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
 enum otelctx_result otelctx_context_append(struct otelctx_context *context,
                                            const struct otelctx_key *key,
@@ -424,28 +397,22 @@ enum otelctx_result otelctx_context_append(struct otelctx_context *context,
                                            size_t length);
 
 /// Makes room for this many bytes of attributes in total, at most 612, for adding some while the
-/// context is attached.
-///
-/// OTELCTX_ATTACHED if it is attached.
+/// context is attached. OTELCTX_ATTACHED if it is attached already.
 enum otelctx_result otelctx_context_reserve(struct otelctx_context *context, size_t size);
 
-/// Removes an attribute, for a context that was copied from another one and gets another value. Without
-/// such an attribute, nothing changes.
-///
-/// OTELCTX_ATTACHED if the context is attached.
+/// Removes an attribute, if it is there, for a context that was copied from another one and gets
+/// another value. OTELCTX_ATTACHED if the context is attached.
 enum otelctx_result otelctx_context_remove(struct otelctx_context *context,
                                            const struct otelctx_key *key);
 
-/// Replaces IDs and flags of a context that is not attached, and keeps its attributes.
-///
-/// OTELCTX_ATTACHED if it is attached.
+/// Replaces IDs and flags of a context, and keeps its attributes. OTELCTX_ATTACHED if it is
+/// attached.
 enum otelctx_result otelctx_context_set_ids(struct otelctx_context *context,
                                             const uint8_t *trace_id,
                                             const uint8_t *span_id,
                                             uint8_t flags);
 
-/// Returns the size of the attributes in bytes: a mark for otelctx_context_shrink_to(). 0 for a
-/// context of another thread.
+/// Returns the size of the attributes in bytes: a mark for otelctx_context_shrink_to().
 size_t otelctx_context_attributes_size(const struct otelctx_context *context);
 
 /// Removes the attributes that were added since their size was this many bytes; one that extends
@@ -456,14 +423,13 @@ enum otelctx_result otelctx_context_shrink_to(struct otelctx_context *context, s
 bool otelctx_context_is_truncated(const struct otelctx_context *context);
 
 /// Creates a context with these IDs and flags and the attributes of another one, for example for a
-/// child span. Null if an ID is refused, and for a context of another thread.
+/// child span.
 struct otelctx_context *otelctx_context_copy(const struct otelctx_context *context,
                                              const uint8_t *trace_id,
                                              const uint8_t *span_id,
                                              uint8_t flags);
 
-/// Creates an immutable copy that any thread may attach. The context stays. Null for a context of
-/// another thread.
+/// Creates an immutable copy that any thread may attach. The context stays.
 struct otelctx_shared *otelctx_context_share(const struct otelctx_context *context);
 
 /// Adds a reference to a shared context, to be released as well.
@@ -474,28 +440,26 @@ struct otelctx_shared *otelctx_shared_retain(const struct otelctx_shared *shared
 void otelctx_shared_release(struct otelctx_shared *shared);
 
 /// Makes a shared context what the calling thread is working on, until the scope is detached, which
-/// restores what was attached before. Scopes may be detached in any order. The scope's content before
-/// the call does not matter. It needs no reference: the thread keeps the context alive.
+/// restores what was attached before. Scopes may be detached in any order. The scope's content
+/// before the call does not matter. It needs no reference: the thread keeps the context alive.
 enum otelctx_result otelctx_shared_attach(const struct otelctx_shared *shared,
                                           struct otelctx_scope *scope);
 
-/// Ends a scope: detaches its context and restores what was attached before, or removes it from below
-/// others. OTELCTX_NOT_ATTACHED if it has ended already.
+/// Ends a scope: detaches its context and restores what was attached before, or removes it from
+/// below others. OTELCTX_NOT_ATTACHED if it has ended already.
 enum otelctx_result otelctx_scope_detach(struct otelctx_scope *scope);
 
 /// Appends an attribute that was not known when the shared context was made. It is visible on this
-/// thread until the scope is detached; the shared context does not change.
-///
-/// OTELCTX_TRUNCATED if readers cannot see it: another context is attached over this one, there is no
-/// room for it, or its key is not published. A value is cut to 255 bytes.
+/// thread until the scope is detached; the shared context does not change. A value is cut to 255
+/// bytes. OTELCTX_TRUNCATED if readers cannot see the attribute: another context is attached over
+/// this one, there is no room, or the key is not published.
 enum otelctx_result otelctx_scope_append(struct otelctx_scope *scope,
                                          const struct otelctx_key *key,
                                          const char *value,
                                          size_t length);
 
 /// Creates a context of the calling thread with these IDs and flags and the attributes of a shared
-/// one, for example for a child span. Null if an ID is refused, and while the thread frees its thread-local
-/// data.
+/// one, for example for a child span. Null while the thread frees its thread-local data.
 struct otelctx_context *otelctx_shared_copy(const struct otelctx_shared *shared,
                                             const uint8_t *trace_id,
                                             const uint8_t *span_id,
@@ -513,28 +477,24 @@ uint8_t otelctx_shared_flags(const struct otelctx_shared *shared);
 /// Returns whether a value was cut or an attribute left out when the context was made.
 bool otelctx_shared_is_truncated(const struct otelctx_shared *shared);
 
-/// Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a reference is held: for
-/// language runtimes that store the address where readers find it. They must not be changed.
+/// Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a
+/// reference is held, for language runtimes that store the address. They must not be changed.
 const uint8_t *otelctx_shared_record(const struct otelctx_shared *shared);
 
-/// Rewrites the calling thread's own context with these IDs, flags and attributes, and attaches it: for
-/// programs that know when a thread switches to other work but have no scope. Readers see all of it
-/// or nothing. Without attributes, `attributes` may be null.
+/// Rewrites the calling thread's own context with these IDs, flags and attributes, and attaches it:
+/// for programs that know when a thread switches to other work but have no scope. Readers see all
+/// of it or nothing. Without attributes, `attributes` may be null. If a context or a scope is
+/// attached, detaching that restores nothing then. An ID of zero detaches the context.
 ///
-/// If a context or a scope is attached, detaching that restores nothing then.
-///
-/// OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
-/// arguments change nothing; an ID of zero detaches the context.
+/// OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached.
 enum otelctx_result otelctx_thread_set(const uint8_t *trace_id,
                                        const uint8_t *span_id,
                                        uint8_t flags,
                                        const struct otelctx_attribute *attributes,
                                        size_t count);
 
-/// Appends an attribute to the calling thread's own context. Readers see the whole attribute or nothing
-/// of it.
-///
-/// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
+/// Appends an attribute to the calling thread's own context. Readers see the whole attribute or
+/// nothing of it. OTELCTX_TRUNCATED if the value was cut or the attribute left out.
 enum otelctx_result otelctx_thread_append(const struct otelctx_key *key,
                                           const char *value,
                                           size_t length);
@@ -542,7 +502,7 @@ enum otelctx_result otelctx_thread_append(const struct otelctx_key *key,
 /// Detaches the calling thread's own context if it is attached.
 void otelctx_thread_detach(void);
 
-/// Returns the size of the attributes of the calling thread's own context in bytes: a mark for
+/// Returns the size of the own context's attributes in bytes: a mark for
 /// otelctx_thread_shrink_to().
 size_t otelctx_thread_attributes_size(void);
 
@@ -550,48 +510,42 @@ size_t otelctx_thread_attributes_size(void);
 /// over it is removed, too.
 void otelctx_thread_shrink_to(size_t size);
 
-/// Returns whether a value was cut or an attribute left out since the calling thread's own context was
-/// last set.
+/// Returns whether a value was cut or an attribute left out since the thread's own context was set.
 bool otelctx_thread_is_truncated(void);
 
-/// Returns the record of the calling thread's own context: 640 bytes in the layout of OTEP 4947, for language runtimes
-/// that write it themselves: write 0 to the `valid` byte, then IDs, flags, size and attributes, then 1
-/// to the `valid` byte, then the address to the slot, with compiler fences in between. Only the thread
-/// itself may write, within the 640 bytes, until it ends.
-///
-/// Null once the thread has freed its thread-local data.
+/// Returns the record of the calling thread's own context: 640 bytes in the layout of OTEP 4947,
+/// for language runtimes that write it themselves: write 0 to the `valid` byte, then IDs, flags,
+/// size and attributes, then 1 to the `valid` byte, then the address to the slot, with compiler
+/// fences in between. Only the thread itself may write, within the 640 bytes, until it ends. Null
+/// once the thread has freed its thread-local data.
 uint8_t *otelctx_thread_record(void);
 
-/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
-/// record, for language runtimes that write it themselves: null, or the address of a record that
-/// stays valid memory as long as it is there. It does not change until the thread ends.
+/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the
+/// pointer to its record, for language runtimes that write it themselves: null, or the address of a
+/// record that stays valid memory as long as it is there. It does not change until the thread ends.
 void **otelctx_thread_slot(void);
 
-/// Makes a shared context what the calling thread is working on, and returns the previous
-/// one set by this function, or null: for frameworks that set what is current without a scope and in
-/// any order. Null detaches.
-///
-/// The call takes over the reference that is passed, and the caller gets the one that is
-/// returned.
+/// Makes a shared context what the calling thread is working on, and returns the previous one set
+/// by this function, or null: for frameworks that set what is current without a scope and in any
+/// order. Null detaches. The call takes over the reference that is passed, and the caller the
+/// returned one.
 struct otelctx_shared *otelctx_swap_current(struct otelctx_shared *shared);
 
-/// Returns a new reference to the context that otelctx_swap_current() made current on the calling thread,
-/// without the attributes that otelctx_append_current() added; null if there is none. For frameworks that derive
-/// a context from the current one.
+/// Returns a new reference to the context that otelctx_swap_current() made current, without what
+/// otelctx_append_current() added; null if there is none. For frameworks that derive contexts.
 struct otelctx_shared *otelctx_shared_current(void);
 
-/// Appends an attribute to what the calling thread is working on, for facts that become known later. A
-/// context of the thread is changed; for a shared one, the attribute is visible on this thread until it
-/// is detached.
-///
-/// OTELCTX_TRUNCATED if readers cannot see it: no context of this library is attached, there is no room
-/// for it, or its key is not published. A value is cut to 255 bytes.
+/// Appends an attribute to what the calling thread is working on, for facts that become known
+/// later. A context of the thread is changed; for a shared one, the attribute is visible on this
+/// thread until it is detached. A value is cut to 255 bytes. OTELCTX_TRUNCATED if readers cannot
+/// see the attribute: no context of this library is attached, there is no room, or the key is not
+/// published.
 enum otelctx_result otelctx_append_current(const struct otelctx_key *key,
                                            const char *value,
                                            size_t length);
 
-/// Copies what a reader sees of the calling thread, with the names of this library's keys. Intended
-/// for tests. Null if nothing is attached.
+/// Copies what a reader sees of the calling thread, with the names of this library's keys, for
+/// tests. Null if nothing is attached.
 struct otelctx_decoded *otelctx_visible_to_readers(void);
 
 /// Returns the 16 bytes of the trace ID, until the copy is freed.
@@ -603,15 +557,15 @@ const uint8_t *otelctx_decoded_span_id(const struct otelctx_decoded *decoded);
 /// Returns the W3C trace flags.
 uint8_t otelctx_decoded_flags(const struct otelctx_decoded *decoded);
 
-/// Returns the value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
-/// if it has no such attribute.
+/// Returns the value of an attribute, not terminated, and its length in bytes, until the copy is
+/// freed. Null if it has no such attribute.
 const char *otelctx_decoded_attribute(const struct otelctx_decoded *decoded,
                                       const char *name,
                                       size_t *length);
 
-/// Returns the value of an attribute by its position, from 0 on, and writes its name and lengths; both
-/// are not terminated, and valid until the copy is freed. The pointers for the results may be null.
-/// Null, and nothing is written, for a position past the last one.
+/// Returns the value of an attribute by its position, from 0 on, and writes its name and lengths;
+/// both are not terminated, and valid until the copy is freed. The pointers for the results may be
+/// null. Null, and nothing is written, for a position past the last one.
 const char *otelctx_decoded_attribute_at(const struct otelctx_decoded *decoded,
                                          size_t index,
                                          const char **name,

@@ -341,27 +341,14 @@ void modify(Change change) {
 /** Keeps a Context attached. The context must not be destroyed before it. */
 class [[nodiscard]] Attached {
  public:
-  Attached(Attached &&other) noexcept : context_(std::exchange(other.context_, nullptr)) {}
-  Attached &operator=(Attached &&other) noexcept {
-    if (this != &other) {
-      detach();
-      context_ = std::exchange(other.context_, nullptr);
-    }
-    return *this;
-  }
-  Attached(const Attached &) = delete;
-  Attached &operator=(const Attached &) = delete;
-  ~Attached() { detach(); }
   /** False if the context was attached already, or belongs to another thread. */
-  explicit operator bool() const noexcept { return context_ != nullptr; }
-  void detach() noexcept {
-    if (context_ != nullptr) otelctx_context_detach(std::exchange(context_, nullptr));
-  }
+  explicit operator bool() const noexcept { return context_.get() != nullptr; }
+  void detach() noexcept { context_ = detail::Owned<otelctx_context, otelctx_context_detach>(); }
 
  private:
   friend class Context;
   explicit Attached(otelctx_context *context) noexcept : context_(context) {}
-  otelctx_context *context_;
+  detail::Owned<otelctx_context, otelctx_context_detach> context_;
 };
 
 /** Keeps a SharedContext attached. */
@@ -399,7 +386,7 @@ class [[nodiscard]] Scope {
 
 class SharedContext;
 
-/** What a thread is working on. It belongs to the thread that created it. */
+/** The work of a thread: trace, span, flags and attributes. It belongs to the thread that created it. */
 class Context {
  public:
   Context(const TraceId &trace_id, const SpanId &span_id, uint8_t flags = 0)

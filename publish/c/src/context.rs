@@ -18,10 +18,9 @@ use crate::text::{ids, text};
 /// The W3C trace flag that the trace is sampled.
 pub const OTELCTX_SAMPLED: u8 = 1;
 
-/// What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
-/// to the thread that created it.
+/// The work of a thread: trace, span, flags and attributes, ready to be attached.
 pub struct otelctx_context {
-    /// Who may use the following.
+    /// The thread that may use the following fields.
     owner: Owner,
     /// The thread's slot.
     slot: *mut *mut u8,
@@ -165,8 +164,8 @@ impl otelctx_context {
     }
 }
 
-/// A handle whose context is being replaced. Dropping it, after a panic, leaves the handle as one whose
-/// thread has ended: in no list, so that any thread may free it.
+/// A handle whose context is being replaced. Dropping it, after a panic, leaves the handle as one
+/// whose thread has ended: in no list, so that any thread may free it.
 struct Emptied(*mut otelctx_context);
 
 impl Drop for Emptied {
@@ -179,9 +178,8 @@ impl Drop for Emptied {
     }
 }
 
-/// Creates a context with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes.
-///
-/// Null if an ID is refused, and while the calling thread frees its thread-local data.
+/// Creates a context with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes. Null
+/// if an ID is refused, and while the calling thread frees its thread-local data.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_new(
     trace_id: *const u8,
@@ -198,8 +196,8 @@ pub unsafe extern "C" fn otelctx_context_new(
     })
 }
 
-/// Frees a context, and detaches it before if it is attached. A context whose thread has ended may be
-/// freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
+/// Frees a context, and detaches it before if it is attached. A context whose thread has ended may
+/// be freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_free(context: *mut otelctx_context) -> otelctx_result {
     caught(INTERNAL, || {
@@ -219,15 +217,13 @@ pub unsafe extern "C" fn otelctx_context_free(context: *mut otelctx_context) -> 
     })
 }
 
-/// Makes the context what the calling thread is working on, until it is detached. Detaching restores
-/// what was attached before. Contexts may be detached in any order: the one attached last, of those
-/// that still are, stays in effect.
-///
+/// Makes the context what the calling thread is working on, until it is detached. Contexts may be
+/// detached in any order: the one attached last, of those that still are, stays in effect.
 /// OTELCTX_ATTACHED if it is attached already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_attach(context: *mut otelctx_context) -> otelctx_result {
-    // SAFETY: C passes null or valid pointers (otelctx.h). Only the context's thread passes the check,
-    // and only while there is a context.
+    // SAFETY: C passes null or valid pointers (otelctx.h). Only the context's thread passes the
+    // check, and only while there is a context.
     unsafe {
         if let Err(code) = otelctx_context::check(context) {
             return code;
@@ -240,8 +236,8 @@ pub unsafe extern "C" fn otelctx_context_attach(context: *mut otelctx_context) -
     }
 }
 
-/// Attaches a context of the calling thread unless it is attached. Not a Rust function, so that the caller
-/// ends with a jump, and needs neither a frame nor a landing pad.
+/// Attaches a context of the calling thread unless it is attached. Not a Rust function, so that the
+/// caller ends with a jump, and needs neither a frame nor a landing pad.
 ///
 /// # Safety
 /// The handle has a context.
@@ -260,9 +256,8 @@ unsafe extern "C" fn attach_slowly(context: *mut otelctx_context) -> otelctx_res
 }
 
 /// Detaches the context: restores what was attached before it, or removes it from below others.
-///
-/// OTELCTX_NOT_ATTACHED if it is not attached, or otelctx_thread_set() or otelctx_swap_current() has
-/// replaced it.
+/// OTELCTX_NOT_ATTACHED if it is not attached, also because otelctx_thread_set() or
+/// otelctx_swap_current() has replaced it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_detach(context: *mut otelctx_context) -> otelctx_result {
     // SAFETY: as for otelctx_context_attach().
@@ -296,11 +291,10 @@ unsafe extern "C" fn detach_slowly(context: *mut otelctx_context) -> otelctx_res
     })
 }
 
-/// Appends an attribute. A value is cut to 255 bytes, at a character boundary. A context has room for
-/// 612 bytes of attributes, each of which takes the length of its value plus 2. While the context is
-/// attached, readers see the whole attribute or nothing of it; it then has only the space that it
-/// had before, see otelctx_context_reserve(). The last value of a key counts.
-///
+/// Appends an attribute. A value is cut to 255 bytes, at a character boundary. A context has room
+/// for 612 bytes of attributes, each of which takes the length of its value plus 2. While the
+/// context is attached, readers see the whole attribute or nothing of it; it then has only the
+/// space that it had before, see otelctx_context_reserve(). The last value of a key counts.
 /// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_append(
@@ -360,9 +354,7 @@ pub(crate) unsafe fn attribute<'a>(
 }
 
 /// Makes room for this many bytes of attributes in total, at most 612, for adding some while the
-/// context is attached.
-///
-/// OTELCTX_ATTACHED if it is attached.
+/// context is attached. OTELCTX_ATTACHED if it is attached already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_reserve(
     context: *mut otelctx_context,
@@ -372,10 +364,8 @@ pub unsafe extern "C" fn otelctx_context_reserve(
     unsafe { otelctx_context::replace(context, |own| own.with_capacity(size)) }
 }
 
-/// Removes an attribute, for a context that was copied from another one and gets another value. Without
-/// such an attribute, nothing changes.
-///
-/// OTELCTX_ATTACHED if the context is attached.
+/// Removes an attribute, if it is there, for a context that was copied from another one and gets
+/// another value. OTELCTX_ATTACHED if the context is attached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_remove(
     context: *mut otelctx_context,
@@ -390,9 +380,8 @@ pub unsafe extern "C" fn otelctx_context_remove(
     }
 }
 
-/// Replaces IDs and flags of a context that is not attached, and keeps its attributes.
-///
-/// OTELCTX_ATTACHED if it is attached.
+/// Replaces IDs and flags of a context, and keeps its attributes. OTELCTX_ATTACHED if it is
+/// attached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_set_ids(
     context: *mut otelctx_context,
@@ -409,8 +398,7 @@ pub unsafe extern "C" fn otelctx_context_set_ids(
     }
 }
 
-/// Returns the size of the attributes in bytes: a mark for otelctx_context_shrink_to(). 0 for a
-/// context of another thread.
+/// Returns the size of the attributes in bytes: a mark for otelctx_context_shrink_to().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_attributes_size(context: *const otelctx_context) -> usize {
     // SAFETY: C passes null or valid pointers (otelctx.h).
@@ -440,7 +428,7 @@ pub unsafe extern "C" fn otelctx_context_is_truncated(context: *const otelctx_co
 }
 
 /// Creates a context with these IDs and flags and the attributes of another one, for example for a
-/// child span. Null if an ID is refused, and for a context of another thread.
+/// child span.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_copy(
     context: *const otelctx_context,
@@ -456,8 +444,7 @@ pub unsafe extern "C" fn otelctx_context_copy(
     })
 }
 
-/// Creates an immutable copy that any thread may attach. The context stays. Null for a context of
-/// another thread.
+/// Creates an immutable copy that any thread may attach. The context stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_share(
     context: *const otelctx_context,

@@ -11,12 +11,10 @@ use crate::error::{TRUNCATED, otelctx_result};
 use crate::key::otelctx_key;
 use crate::shared::{self, otelctx_shared};
 
-/// Makes a shared context what the calling thread is working on, and returns the previous
-/// one set by this function, or null: for frameworks that set what is current without a scope and in
-/// any order. Null detaches.
-///
-/// The call takes over the reference that is passed, and the caller gets the one that is
-/// returned.
+/// Makes a shared context what the calling thread is working on, and returns the previous one set
+/// by this function, or null: for frameworks that set what is current without a scope and in any
+/// order. Null detaches. The call takes over the reference that is passed, and the caller the
+/// returned one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *mut otelctx_shared {
     pointer(|| {
@@ -26,20 +24,18 @@ pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *m
     })
 }
 
-/// Returns a new reference to the context that otelctx_swap_current() made current on the calling thread,
-/// without the attributes that otelctx_append_current() added; null if there is none. For frameworks that derive
-/// a context from the current one.
+/// Returns a new reference to the context that otelctx_swap_current() made current, without what
+/// otelctx_append_current() added; null if there is none. For frameworks that derive contexts.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_shared_current() -> *mut otelctx_shared {
     raw::current().map_or(ptr::null_mut(), shared::handle)
 }
 
-/// Appends an attribute to what the calling thread is working on, for facts that become known later. A
-/// context of the thread is changed; for a shared one, the attribute is visible on this thread until it
-/// is detached.
-///
-/// OTELCTX_TRUNCATED if readers cannot see it: no context of this library is attached, there is no room
-/// for it, or its key is not published. A value is cut to 255 bytes.
+/// Appends an attribute to what the calling thread is working on, for facts that become known
+/// later. A context of the thread is changed; for a shared one, the attribute is visible on this
+/// thread until it is detached. A value is cut to 255 bytes. OTELCTX_TRUNCATED if readers cannot
+/// see the attribute: no context of this library is attached, there is no room, or the key is not
+/// published.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_append_current(
     key: *const otelctx_key,
@@ -62,8 +58,8 @@ pub struct otelctx_decoded {
     span_id: [u8; 8],
 }
 
-/// Copies what a reader sees of the calling thread, with the names of this library's keys. Intended
-/// for tests. Null if nothing is attached.
+/// Copies what a reader sees of the calling thread, with the names of this library's keys, for
+/// tests. Null if nothing is attached.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_visible_to_readers() -> *mut otelctx_decoded {
     pointer(|| {
@@ -97,8 +93,8 @@ pub unsafe extern "C" fn otelctx_decoded_flags(decoded: *const otelctx_decoded) 
     unsafe { decoded.as_ref() }.map_or(0, |decoded| decoded.decoded.trace_flags.0)
 }
 
-/// Returns the value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
-/// if it has no such attribute.
+/// Returns the value of an attribute, not terminated, and its length in bytes, until the copy is
+/// freed. Null if it has no such attribute.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_decoded_attribute(
     decoded: *const otelctx_decoded,
@@ -117,9 +113,9 @@ pub unsafe extern "C" fn otelctx_decoded_attribute(
     })
 }
 
-/// Returns the value of an attribute by its position, from 0 on, and writes its name and lengths; both
-/// are not terminated, and valid until the copy is freed. The pointers for the results may be null.
-/// Null, and nothing is written, for a position past the last one.
+/// Returns the value of an attribute by its position, from 0 on, and writes its name and lengths;
+/// both are not terminated, and valid until the copy is freed. The pointers for the results may be
+/// null. Null, and nothing is written, for a position past the last one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_decoded_attribute_at(
     decoded: *const otelctx_decoded,

@@ -60,12 +60,13 @@ pub(crate) use otelctx_result::{
     OtelctxWrongThread as WRONG_THREAD, OtelctxZeroId as ZERO_ID,
 };
 
-/// Code and text of a call's result. Functions that take one write it in each call; null is allowed.
+/// Code and text of a call's result. Functions that take one write it in each call; null is
+/// allowed.
 #[repr(C)]
 pub struct otelctx_error {
     /// The code.
     pub code: otelctx_result,
-    /// What failed and how to fix it, in one line; empty after success. Text that is longer is cut.
+    /// The failure and its fix, in one line; empty after success. Text that is longer is cut.
     pub message: [c_char; 1020],
 }
 
@@ -235,9 +236,8 @@ fn is_library(module: &str) -> bool {
 
 /// Checks that other processes can find this process's thread contexts: that the variable
 /// `otel_thread_ctx_v1` of this library is in the dynamic symbol table of its module. The message
-/// says how to fix it. It reads only this process's own memory: call it once, at start-up.
-///
-/// Returns OTELCTX_OK or OTELCTX_NOT_EXPORTED.
+/// says how to fix it. It reads only this process's own memory: call it once, at start-up. Returns
+/// OTELCTX_OK or OTELCTX_NOT_EXPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_is_exported(error: *mut otelctx_error) -> otelctx_result {
     crate::call::caught(INTERNAL, || {

@@ -14,25 +14,23 @@ use crate::text::ids;
 /// A key and its value.
 #[repr(C)]
 pub struct otelctx_attribute {
-    /// From otelctx_key_get().
+    /// A key from otelctx_key_get().
     pub key: *const otelctx_key,
-    /// UTF-8.
+    /// The value, in UTF-8.
     pub value: *const c_char,
-    /// Its length in bytes, or OTELCTX_NUL_TERMINATED.
+    /// The value's length in bytes, or OTELCTX_NUL_TERMINATED.
     pub length: usize,
 }
 
 /// Maximum number of attributes in one call. A context has room for 306 without values.
 const MAX_ATTRIBUTES: usize = 612 / 2;
 
-/// Rewrites the calling thread's own context with these IDs, flags and attributes, and attaches it: for
-/// programs that know when a thread switches to other work but have no scope. Readers see all of it
-/// or nothing. Without attributes, `attributes` may be null.
+/// Rewrites the calling thread's own context with these IDs, flags and attributes, and attaches it:
+/// for programs that know when a thread switches to other work but have no scope. Readers see all
+/// of it or nothing. Without attributes, `attributes` may be null. If a context or a scope is
+/// attached, detaching that restores nothing then. An ID of zero detaches the context.
 ///
-/// If a context or a scope is attached, detaching that restores nothing then.
-///
-/// OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
-/// arguments change nothing; an ID of zero detaches the context.
+/// OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_thread_set(
     trace_id: *const u8,
@@ -82,10 +80,8 @@ pub unsafe extern "C" fn otelctx_thread_set(
     })
 }
 
-/// Appends an attribute to the calling thread's own context. Readers see the whole attribute or nothing
-/// of it.
-///
-/// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
+/// Appends an attribute to the calling thread's own context. Readers see the whole attribute or
+/// nothing of it. OTELCTX_TRUNCATED if the value was cut or the attribute left out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_thread_append(
     key: *const otelctx_key,
@@ -114,7 +110,7 @@ pub extern "C" fn otelctx_thread_detach() {
     caught((), || thread_context().detach());
 }
 
-/// Returns the size of the attributes of the calling thread's own context in bytes: a mark for
+/// Returns the size of the own context's attributes in bytes: a mark for
 /// otelctx_thread_shrink_to().
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_attributes_size() -> usize {
@@ -128,27 +124,25 @@ pub extern "C" fn otelctx_thread_shrink_to(size: usize) {
     caught((), || thread_context().shrink_to(size));
 }
 
-/// Returns whether a value was cut or an attribute left out since the calling thread's own context was
-/// last set.
+/// Returns whether a value was cut or an attribute left out since the thread's own context was set.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_is_truncated() -> bool {
     caught(false, || thread_context().is_truncated())
 }
 
-/// Returns the record of the calling thread's own context: 640 bytes in the layout of OTEP 4947, for language runtimes
-/// that write it themselves: write 0 to the `valid` byte, then IDs, flags, size and attributes, then 1
-/// to the `valid` byte, then the address to the slot, with compiler fences in between. Only the thread
-/// itself may write, within the 640 bytes, until it ends.
-///
-/// Null once the thread has freed its thread-local data.
+/// Returns the record of the calling thread's own context: 640 bytes in the layout of OTEP 4947,
+/// for language runtimes that write it themselves: write 0 to the `valid` byte, then IDs, flags,
+/// size and attributes, then 1 to the `valid` byte, then the address to the slot, with compiler
+/// fences in between. Only the thread itself may write, within the 640 bytes, until it ends. Null
+/// once the thread has freed its thread-local data.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_record() -> *mut u8 {
     pointer(|| Some(raw::thread_record()?.as_ptr().cast()))
 }
 
-/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
-/// record, for language runtimes that write it themselves: null, or the address of a record that
-/// stays valid memory as long as it is there. It does not change until the thread ends.
+/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the
+/// pointer to its record, for language runtimes that write it themselves: null, or the address of a
+/// record that stays valid memory as long as it is there. It does not change until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_thread_slot() -> *mut *mut c_void {
     raw::thread_slot().cast()

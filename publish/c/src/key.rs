@@ -10,7 +10,8 @@ use crate::call::{caught, reported};
 use crate::error::{Failure, INTERNAL, failure, key_failure, otelctx_error};
 use crate::text::name;
 
-/// The name of an attribute of contexts, for example "http.route". It is valid until the process ends.
+/// The name of an attribute of contexts, for example "http.route". It is valid until the process
+/// ends.
 pub struct otelctx_key(Key);
 
 /// Number of keys that a process can have.
@@ -22,11 +23,8 @@ static KEYS: [AtomicPtr<otelctx_key>; MAX_KEYS] =
 
 /// Returns the key with this name, and registers it if it is new. A process can have 256; they are
 /// published as long as it runs, so do not make names from the content of requests. If a process
-/// context is published, a new key updates it, which takes a few microseconds.
-///
-/// Contexts leave out the attribute until a process context with the key is published.
-///
-/// Null if it is refused; `error` tells why. It may be null.
+/// context is published, a new key updates it, which takes a few microseconds. Contexts leave out
+/// the attribute until a process context with the key is published. Null if it is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_key_get(
     name_: *const c_char,

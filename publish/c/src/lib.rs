@@ -1,9 +1,9 @@
 //! The C library: the API of the crate `otelctx` as functions.
 //!
-//! `include/otelctx.h` is generated from this crate, so the documentation of public items is written
-//! for C. No panic leaves a function: it runs inside [`call::caught`], or the compiler finds that nothing in
-//! it panics. In a function of which neither is true, the compiler calls `panic_cannot_unwind`,
-//! which ends the process: a test finds such calls.
+//! `include/otelctx.h` is generated from this crate, so the documentation of public items is
+//! written for C. No panic leaves a function: it runs inside [`call::caught`], or the compiler
+//! finds that nothing in it panics. In a function of which neither is true, the compiler calls
+//! `panic_cannot_unwind`, which ends the process: a test finds such calls.
 
 // The names are for C.
 #![allow(non_camel_case_types)]

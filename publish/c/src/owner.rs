@@ -10,7 +10,8 @@ pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let pointer: usize;
-        // SAFETY: the first word of the thread control block is its own address (ELF TLS, variant II).
+        // SAFETY: the first word of the thread control block is its own address (ELF TLS, variant
+        // II).
         unsafe {
             std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, pure, readonly));
         }

@@ -29,9 +29,7 @@ pub const OTELCTX_DETECT_DEFAULT: u32 = 27;
 
 /// A process context: the attributes of an OpenTelemetry resource, and attributes of the process
 /// context itself. It does nothing until it is published, and can be changed and published again.
-///
-/// If one of its functions fails, otelctx_publish() fails, too, and says why: so the results of the
-/// others need no check.
+/// If one of its functions fails, otelctx_publish() fails, too, and says why: others need no check.
 pub struct otelctx_process {
     context: ProcessContext,
     /// The first failure.
@@ -102,10 +100,9 @@ pub extern "C" fn otelctx_process_new() -> *mut otelctx_process {
     pointer(|| Some(otelctx_process::new(ProcessContext::new()).into_raw()))
 }
 
-/// Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other
-/// constants. Unknown bits are ignored. Attributes that are set take precedence over detected ones.
-///
-/// It reads the environment: no other thread may change it at the same time.
+/// Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the
+/// other constants. Unknown bits are ignored. Attributes that are set take precedence over detected
+/// ones. It reads the environment: no other thread may change it at the same time.
 #[unsafe(no_mangle)]
 pub extern "C" fn otelctx_process_detect(detect: u32) -> *mut otelctx_process {
     pointer(|| {
@@ -152,8 +149,7 @@ pub unsafe extern "C" fn otelctx_process_service_name(
     unsafe { otelctx_process_set_string(process, c"service.name".as_ptr(), name) }
 }
 
-/// Sets an attribute of the resource, and takes the value over. Setting an attribute again replaces
-/// it.
+/// Sets an attribute of the resource, or replaces it, and takes the value over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set(
     process: *mut otelctx_process,
@@ -269,8 +265,8 @@ pub unsafe extern "C" fn otelctx_process_remove(
     })
 }
 
-/// Sets an attribute of the process context itself, which is not part of the resource, and takes the
-/// value over. Names that start with `threadlocal.` are reserved for this library.
+/// Sets an attribute of the process context itself, which is not part of the resource, and takes
+/// the value over. Names that start with `threadlocal.` are reserved for this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_context_attribute(
     process: *mut otelctx_process,
@@ -285,8 +281,8 @@ pub unsafe extern "C" fn otelctx_process_set_context_attribute(
     }
 }
 
-/// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
-/// library does not know, and takes the value over. The name starts with `threadlocal.`.
+/// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that
+/// this library does not know, and takes the value over. The name starts with `threadlocal.`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
     process: *mut otelctx_process,
@@ -301,8 +297,8 @@ pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
     }
 }
 
-/// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers
-/// support, "tls_v1", or another one.
+/// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current
+/// readers support, "tls_v1", or another one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_schema(
     process: *mut otelctx_process,
@@ -331,8 +327,8 @@ pub unsafe extern "C" fn otelctx_process_max_size(
     })
 }
 
-/// Frees a process context. What was published stays published. In a callback of otelctx_modify(), it
-/// does nothing to the callback's context.
+/// Frees a process context. What was published stays published. In a callback of otelctx_modify(),
+/// it does nothing to the callback's context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_free(process: *mut otelctx_process) {
     caught((), || {

@@ -15,8 +15,8 @@ use crate::process::otelctx_process;
 
 /// A publication. It lasts until otelctx_unpublish(), or until the process ends.
 pub struct otelctx_published {
-    /// The PID of the process in which a thread uses `guard`; 0 for none. A forked child ignores that
-    /// of its parent.
+    /// The PID of the process in which a thread uses `guard`; 0 for none. A forked child ignores
+    /// that of its parent.
     user: AtomicU32,
     guard: UnsafeCell<Published>,
 }
@@ -56,16 +56,13 @@ impl Drop for Leave<'_> {
     }
 }
 
-/// Publishes a process context, so that other processes can find it. The process has one: if another
-/// copy of otelctx has published one (a Rust program, the Python or the Node.js package), that one is
-/// withdrawn, and contexts keep their meaning.
+/// Publishes a process context, so that other processes can find it. The process has one: if
+/// another copy of otelctx has published one (a Rust program, the Python or the Node.js package),
+/// that one is withdrawn, and contexts keep their meaning.
 ///
 /// Null if it fails; nothing is published then. `error` tells why: OTELCTX_ALREADY_PUBLISHED,
 /// OTELCTX_FOREIGN, OTELCTX_REJECTED, OTELCTX_SYSTEM, or the failure of an earlier call that set an
-/// attribute.
-///
-/// A forked child has no process context, and may publish its own with this function or
-/// otelctx_replace().
+/// attribute. A forked child may publish its own context with this function or otelctx_replace().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_publish(
     process: *const otelctx_process,
@@ -93,13 +90,12 @@ unsafe fn context(process: *const otelctx_process) -> Result<ProcessContext, Fai
     process.ok_or_else(|| failure(INVALID_ARGUMENT))?.context()
 }
 
-/// Replaces the published context, including changes by otelctx_modify(). Readers see the old one, the
-/// new one, or that it is being updated. If it fails, the old one stays.
+/// Replaces the published context, including changes by otelctx_modify(). Readers see the old one,
+/// the new one, or that it is being updated. If it fails, the old one stays. In a forked child,
+/// publishes the context as the child's own.
 ///
 /// OTELCTX_NOT_PUBLISHED if another copy of otelctx has taken over; publish again to take it back.
 /// OTELCTX_BUSY if another thread uses the publication.
-///
-/// In a forked child, publishes the context as the child's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_replace(
     published: *mut otelctx_published,
@@ -115,17 +111,15 @@ pub unsafe extern "C" fn otelctx_replace(
     }
 }
 
-/// Changes a process context. See otelctx_modify().
+/// A function that changes a process context, for otelctx_modify().
 pub type otelctx_change =
     Option<unsafe extern "C" fn(process: *mut otelctx_process, data: *mut c_void)>;
 
 /// Changes the context that this library has published in this process, without needing the
-/// publication: for a library that adds to the application's context. `change` gets a copy of it and
-/// `data`; it may be called again if another thread changes the context at the same time. No lock is
-/// held meanwhile. It must return: no exception and no longjmp may leave it.
-///
-/// If it fails, also because a function that `change` called has failed, the context is unchanged.
-///
+/// publication: for a library that adds to the application's context. `change` gets a copy of it
+/// and `data`; it may be called again if another thread changes the context at the same time. No
+/// lock is held meanwhile. It must return: no exception and no longjmp may leave it. If it fails,
+/// also because a function that `change` called has failed, the context is unchanged.
 /// OTELCTX_NOT_PUBLISHED in a forked child that has no context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_modify(
@@ -133,7 +127,8 @@ pub unsafe extern "C" fn otelctx_modify(
     data: *mut c_void,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    // SAFETY: C passes a function that takes these arguments, and null or a valid pointer (otelctx.h).
+    // SAFETY: C passes a function that takes these arguments, and null or a valid pointer
+    // (otelctx.h).
     unsafe {
         reported(error, || {
             let change = change.ok_or_else(|| failure(INVALID_ARGUMENT))?;
@@ -155,16 +150,12 @@ fn modify(mut change: impl FnMut(*mut otelctx_process)) -> Result<(), Failure> {
     problem.map_or(Ok(()), Err)
 }
 
-/// Publishes the context again in every later child of this process, and in their children, with the
-/// child's `process.pid` and a random `service.instance.id`, if they were detected: for servers with
-/// forked workers. When fork() returns, the child's context is published.
-///
-/// posix_spawn(), vfork() and clone() do not do that. Programs that call fork() in signal handlers
-/// cannot use this.
-///
+/// Publishes the context again in every later child of this process, and in their children, with
+/// the child's `process.pid` and a random `service.instance.id`, if they were detected: for servers
+/// with forked workers. When fork() returns, the child's context is published: handlers run in the
+/// thread that forks, and make only system calls in the child. posix_spawn(), vfork() and clone()
+/// do not run them. Programs that call fork() in signal handlers cannot use this.
 /// OTELCTX_NOT_PUBLISHED if this publication is not in effect any more.
-///
-/// Handlers run in the thread that forks; in the child they make system calls only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_republish_after_fork(
     published: *mut otelctx_published,
@@ -178,10 +169,9 @@ pub unsafe extern "C" fn otelctx_republish_after_fork(
     }
 }
 
-/// Withdraws the process context, and frees the publication, also if it fails. If the context is not
-/// this publication's any more, that one stays.
-///
-/// In a forked child without a context of its own, it only frees the publication.
+/// Withdraws the process context, and frees the publication, also if it fails. If the context is
+/// not this publication's any more, or in a forked child without one, it only frees the
+/// publication.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_unpublish(
     published: *mut otelctx_published,

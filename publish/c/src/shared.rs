@@ -13,8 +13,7 @@ use crate::key::otelctx_key;
 use crate::owner::serial;
 use crate::text::ids;
 
-/// A reference to an immutable context that any thread may attach. Several threads may use the same
-/// reference.
+/// A reference to an immutable context that any thread may attach, also several at once.
 pub struct otelctx_shared {
     _private: [u8; 0],
 }
@@ -75,8 +74,8 @@ pub unsafe extern "C" fn otelctx_shared_release(shared: *mut otelctx_shared) {
 }
 
 /// Makes a shared context what the calling thread is working on, until the scope is detached, which
-/// restores what was attached before. Scopes may be detached in any order. The scope's content before
-/// the call does not matter. It needs no reference: the thread keeps the context alive.
+/// restores what was attached before. Scopes may be detached in any order. The scope's content
+/// before the call does not matter. It needs no reference: the thread keeps the context alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_attach(
     shared: *const otelctx_shared,
@@ -99,8 +98,8 @@ pub unsafe extern "C" fn otelctx_shared_attach(
     })
 }
 
-/// Ends a scope: detaches its context and restores what was attached before, or removes it from below
-/// others. OTELCTX_NOT_ATTACHED if it has ended already.
+/// Ends a scope: detaches its context and restores what was attached before, or removes it from
+/// below others. OTELCTX_NOT_ATTACHED if it has ended already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
@@ -114,10 +113,9 @@ pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otel
 }
 
 /// Appends an attribute that was not known when the shared context was made. It is visible on this
-/// thread until the scope is detached; the shared context does not change.
-///
-/// OTELCTX_TRUNCATED if readers cannot see it: another context is attached over this one, there is no
-/// room for it, or its key is not published. A value is cut to 255 bytes.
+/// thread until the scope is detached; the shared context does not change. A value is cut to 255
+/// bytes. OTELCTX_TRUNCATED if readers cannot see the attribute: another context is attached over
+/// this one, there is no room, or the key is not published.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_scope_append(
     scope: *mut otelctx_scope,
@@ -151,8 +149,7 @@ unsafe fn check(scope: *const otelctx_scope) -> Result<(), otelctx_result> {
 }
 
 /// Creates a context of the calling thread with these IDs and flags and the attributes of a shared
-/// one, for example for a child span. Null if an ID is refused, and while the thread frees its thread-local
-/// data.
+/// one, for example for a child span. Null while the thread frees its thread-local data.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_copy(
     shared: *const otelctx_shared,
@@ -177,7 +174,8 @@ pub unsafe extern "C" fn otelctx_shared_trace_id(shared: *const otelctx_shared) 
 /// Returns the 8 bytes of the span ID, as long as a reference is held; zeroes for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -> *const u8 {
-    // SAFETY: C passes null or valid pointers (otelctx.h); in a record, the span ID follows the trace ID (OTEP 4947).
+    // SAFETY: C passes null or valid pointers (otelctx.h); in a record, the span ID follows the
+    // trace ID (OTEP 4947).
     unsafe {
         borrow(shared).map_or(ptr::null(), |own| {
             raw::record_of(&own).add(size_of::<TraceId>())
@@ -199,8 +197,8 @@ pub unsafe extern "C" fn otelctx_shared_is_truncated(shared: *const otelctx_shar
     unsafe { borrow(shared) }.is_some_and(|own| own.is_truncated())
 }
 
-/// Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a reference is held: for
-/// language runtimes that store the address where readers find it. They must not be changed.
+/// Returns the record of a shared context: its bytes in the layout of OTEP 4947, as long as a
+/// reference is held, for language runtimes that store the address. They must not be changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_record(shared: *const otelctx_shared) -> *const u8 {
     // SAFETY: C passes null or valid pointers (otelctx.h).

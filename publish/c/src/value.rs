@@ -16,8 +16,8 @@ pub struct otelctx_value {
     depth: usize,
 }
 
-/// Values that are nested deeper are refused: freeing one must not exhaust the stack. The format allows
-/// less, and publishing checks that.
+/// Values that are nested deeper are refused: freeing one must not exhaust the stack. The format
+/// allows less, and publishing checks that.
 const MAX_DEPTH: usize = 128;
 
 /// Takes a value over from C and frees its handle.

@@ -79,7 +79,8 @@ impl Block {
     }
 
     /// # Safety
-    /// The block is from [`Self::new`] or [`Self::successor`], was not freed, and no reader can find it.
+    /// The block is from [`Self::new`] or [`Self::successor`], was not freed, and no reader can
+    /// find it.
     pub(crate) unsafe fn free(block: *mut Self) {
         // SAFETY: it was allocated with this layout.
         unsafe { alloc::dealloc(block.cast(), Self::layout((*block).capacity)) };
@@ -115,7 +116,8 @@ impl Block {
         unsafe { std::slice::from_raw_parts(Self::record(block), Self::size(block)) }
     }
 
-    /// Appends attributes, if the block has room for them. Readers see the record before or after that.
+    /// Appends attributes, if the block has room for them. Readers see the record before or after
+    /// that.
     ///
     /// # Safety
     /// The block was not freed.

@@ -15,11 +15,13 @@ use crate::process;
 use crate::tls::{self, Published};
 use crate::v8::{GlobalSlot, Isolate, Local, V8, WeakCallbackInfo};
 
-/// Size of the buffer that JavaScript writes a record to, in bytes: the longest one, and behind it a value of
-/// 255 bytes with its header, which JavaScript encodes before it knows whether there is room.
+/// Size of the buffer that JavaScript writes a record to, in bytes: the longest one, and behind it
+/// a value of 255 bytes with its header, which JavaScript encodes before it knows whether there is
+/// room.
 const BUFFER_SIZE: usize = RECOMMENDED_SIZE + ENTRY_HEADER_SIZE + MAX_VALUE_SIZE;
 
-/// Returns a callback of JavaScript's that runs a function with the environment and the first arguments.
+/// Returns a callback of JavaScript's that runs a function with the environment and the first
+/// arguments.
 macro_rules! callback {
     ($run:path) => {{
         unsafe extern "C" fn callback(env: Env, info: CallbackInfo) -> Value {
@@ -35,8 +37,9 @@ macro_rules! callback {
     }};
 }
 
-/// An environment. Functions of JavaScript's have its address; Node-API frees it when they are gone. It is shared: V8
-/// may collect contexts whenever a function of the environment calls V8 or Node-API.
+/// An environment. Functions of JavaScript's have its address; Node-API frees it when they are
+/// gone. It is shared: V8 may collect contexts whenever a function of the environment calls V8 or
+/// Node-API.
 pub(crate) struct Environment {
     v8: &'static V8,
     isolate: Isolate,
@@ -134,7 +137,8 @@ impl Environment {
         if !unsafe { self.v8.is_instance(self.template, object) } {
             return Err("V8 does not recognize an object of the class".into());
         }
-        // Two values, each in the same place: the first word with one of them may have it by chance.
+        // Two values, each in the same place: the first word with one of them may have it by
+        // chance.
         let mut found = None;
         for marker in [0x5a5a_7070_1234_5678_usize, 0x2424_9696_8765_4320] {
             // SAFETY: see above; the markers are even. They are removed below.
@@ -164,7 +168,8 @@ impl Environment {
         if self.has_ended.get() {
             return None;
         }
-        // SAFETY: this is a callback of Node-API, on the isolate's thread; the object has the word at this offset.
+        // SAFETY: this is a callback of Node-API, on the isolate's thread; the object has the word
+        // at this offset.
         let record = unsafe {
             if !self.v8.is_instance(self.template, object) {
                 return None;
@@ -200,7 +205,8 @@ impl Environment {
         let environment = ptr::from_ref(self);
         let block = Block::new(environment, self.written(HEADER_SIZE + attributes));
         Block::record(block).expose_provenance();
-        // SAFETY: see above; the block is in no list yet, and lives until the callback, or until the end.
+        // SAFETY: see above; the block is in no list yet, and lives until the callback, or until
+        // the end.
         unsafe {
             (*block).object = self.v8.globalize(self.isolate, object);
             self.blocks.add(block);
@@ -215,7 +221,8 @@ impl Environment {
         let Some(block) = self.block(object) else {
             return false;
         };
-        // SAFETY: a block that an object has is in the list. Readers find the old record or the new one.
+        // SAFETY: a block that an object has is in the list. Readers find the old record or the new
+        // one.
         unsafe {
             let kept = if replaces {
                 HEADER_SIZE
@@ -263,7 +270,8 @@ impl Environment {
         let frame = memory.word((self.isolate as usize).wrapping_add(offset));
         let frame = frame.filter(|frame| Some(*frame) == self.frame());
         let frame = frame.ok_or("V8 has the asynchronous context in a changing place")?;
-        // SAFETY: both are handles of objects, as the caller has checked, in a callback of Node-API.
+        // SAFETY: both are handles of objects, as the caller has checked, in a callback of
+        // Node-API.
         let (hash, key, context) = unsafe {
             let context: Local = context.cast();
             (self.v8.identity_hash(key), *key, *context)
@@ -281,12 +289,14 @@ impl Environment {
         Ok(())
     }
 
-    /// Publishes for this thread. `key` is the `AsyncLocalStorage`. Returns the one that readers follow: that of the
-    /// first copy of the package in this environment. `None` if the environment is ending.
+    /// Publishes for this thread. `key` is the `AsyncLocalStorage`. Returns the one that readers
+    /// follow: that of the first copy of the package in this environment. `None` if the environment
+    /// is ending.
     fn open(&self, key: Local) -> Option<Local> {
         let found = self.search.borrow().found();
         let offset = found.filter(|_| !self.has_ended.get())?;
-        // SAFETY: the key is a handle of an object, in a callback of Node-API, and so is the slot of a global.
+        // SAFETY: the key is a handle of an object, in a callback of Node-API, and so is the slot
+        // of a global.
         let hash = unsafe {
             if self.key.get().is_null() {
                 self.key.set(self.v8.globalize(self.isolate, key));
@@ -308,8 +318,8 @@ impl Environment {
     fn end(&self) {
         tls::close();
         self.has_ended.set(true);
-        // SAFETY: this is the isolate's thread, and the isolate lives. Each slot is disposed of once: the garbage
-        // collector's callback takes the block from the list, too.
+        // SAFETY: this is the isolate's thread, and the isolate lives. Each slot is disposed of
+        // once: the garbage collector's callback takes the block from the list, too.
         unsafe {
             let key = self.key.replace(ptr::null_mut());
             if !key.is_null() {
@@ -338,14 +348,15 @@ unsafe extern "C" fn end(environment: *mut c_void) {
 
 /// Runs when the environment is gone.
 unsafe extern "C" fn finalize(_: Env, environment: *mut c_void, _: *mut c_void) {
-    // SAFETY: it is from `start`, and neither JavaScript nor V8 has its address any more: `end` was called.
+    // SAFETY: it is from `start`, and neither JavaScript nor V8 has its address any more: `end` was
+    // called.
     drop(unsafe { Box::from_raw(environment.cast::<Environment>()) });
 }
 
 /// V8 has collected a context.
 unsafe extern "C" fn collected(info: *const WeakCallbackInfo) {
-    // SAFETY: the parameter is the object's block, which is in the list of its environment. V8 calls this on the
-    // isolate's thread.
+    // SAFETY: the parameter is the object's block, which is in the list of its environment. V8
+    // calls this on the isolate's thread.
     unsafe {
         let block: *mut Block = (*info).parameter.cast();
         let environment = (*block).environment;
@@ -367,7 +378,8 @@ fn create(environment: &Environment, call: Call, [object, size]: [Value; 2]) -> 
     }
 }
 
-/// `append(context, size, replaces)`: appends the attributes in the buffer, of this size, or replaces all with them.
+/// `append(context, size, replaces)`: appends the attributes in the buffer, of this size, or
+/// replaces all with them.
 fn append(environment: &Environment, call: Call, [object, size, replaces]: [Value; 3]) -> Value {
     let size = call
         .u32_of(size)
@@ -408,7 +420,8 @@ fn bytes(environment: &Environment, call: Call, [object]: [Value; 1]) -> Value {
     let Some(block) = environment.block(object) else {
         return call.throw_type_error(NO_CONTEXT);
     };
-    // SAFETY: the object has it; the buffer has room for the longest record, and JavaScript does not run now.
+    // SAFETY: the object has it; the buffer has room for the longest record, and JavaScript does
+    // not run now.
     unsafe {
         let bytes = Block::bytes(block);
         let to = environment.buffer.cast_mut();
@@ -439,7 +452,8 @@ fn verify(environment: &Environment, call: Call, [key, context]: [Value; 2]) -> 
     reason(call, environment.verify(key.cast(), context))
 }
 
-/// `open(storage)`: publishes for this thread. Returns the storage that readers follow, or undefined.
+/// `open(storage)`: publishes for this thread. Returns the storage that readers follow, or
+/// undefined.
 fn open(environment: &Environment, call: Call, [key]: [Value; 1]) -> Value {
     let is_object = call.type_of(key) == Some(value_type::OBJECT);
     let published = is_object.then(|| environment.open(key.cast())).flatten();

@@ -1,12 +1,12 @@
 //! The addon of the npm package `otelctx`.
 //!
-//! A context is an object of JavaScript's with an internal field for the address of its record. It is the value of
-//! an `AsyncLocalStorage`, which Node.js has in a map that V8 carries from one asynchronous call to the next. What a
-//! thread publishes (`tls`) leads a reader from there to the record. The addon needs nothing at run time while
-//! contexts are switched.
+//! A context is an object of JavaScript's with an internal field for the address of its record. It
+//! is the value of an `AsyncLocalStorage`, which Node.js has in a map that V8 carries from one
+//! asynchronous call to the next. What a thread publishes (`tls`) leads a reader from there to the
+//! record. The addon needs nothing at run time while contexts are switched.
 //!
-//! The files in `lib` check arguments and encode records, in the addon's buffer: V8 compiles that, and calls of the
-//! addon are expensive.
+//! The files in `lib` check arguments and encode records, in the addon's buffer: V8 compiles that,
+//! and calls of the addon are expensive.
 
 mod block;
 mod environment;

@@ -1,5 +1,5 @@
-//! Node-API, as far as the addon uses it (`js_native_api.h` and `node_api.h` of Node.js). The functions are
-//! resolved when Node.js loads the addon.
+//! Node-API, as far as the addon uses it (`js_native_api.h` and `node_api.h` of Node.js). The
+//! functions are resolved when Node.js loads the addon.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;

@@ -35,8 +35,9 @@ pub(crate) fn layout(record_offset: usize) -> [(&'static str, usize); 4] {
     ]
 }
 
-/// Registers names of attributes, and publishes them if a process context is. Returns their indexes, which the process
-/// has as long as it runs. If `are_positional`, the index of each name must be its position.
+/// Registers names of attributes, and publishes them if a process context is. Returns their
+/// indexes, which the process has as long as it runs. If `are_positional`, the index of each name
+/// must be its position.
 pub(crate) fn register_keys(
     call: Call,
     names: Value,
@@ -96,8 +97,8 @@ pub(crate) fn is_published() -> bool {
     process.published.is_some()
 }
 
-/// Publishes the process context: what the environment variables say, and these attributes, pairs of a name and a
-/// value. Replaces the one that was published before.
+/// Publishes the process context: what the environment variables say, and these attributes, pairs
+/// of a name and a value. Replaces the one that was published before.
 pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<(), String> {
     let pairs = call.elements(pairs).ok_or("attributes must be an object")?;
     let mut context = ProcessContext::detect().with_schema(Schema::Other(SCHEMA.into()));

@@ -6,8 +6,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 /// What a thread publishes: from here, a reader finds the record of the context that is active.
 #[repr(C)]
 pub(crate) struct Published {
-    /// Address of the isolate's word for continuation-preserved embedder data. While it is 0, readers use
-    /// nothing: it is written last and cleared first.
+    /// Address of the isolate's word for continuation-preserved embedder data. While it is 0,
+    /// readers use nothing: it is written last and cleared first.
     gate: usize,
     /// Address of a slot with the `AsyncLocalStorage`, which the garbage collector updates.
     key: usize,
@@ -44,8 +44,8 @@ impl Published {
     pub(crate) fn publish(self) {
         close();
         let to = address();
-        // SAFETY: the variable is the thread's own, has this size, and is written nowhere else. A reader stops
-        // or interrupts the thread, so that it sees the writes in this order.
+        // SAFETY: the variable is the thread's own, has this size, and is written nowhere else. A
+        // reader stops or interrupts the thread, so that it sees the writes in this order.
         unsafe {
             ptr::write_volatile(to, Self { gate: 0, ..self });
             compiler_fence(Ordering::SeqCst);
@@ -73,8 +73,8 @@ std::arch::global_asm!(
     size = const size_of::<Published>(),
 );
 
-/// Adds the symbol to the addon's dynamic symbol table: rustc lists the names of exported items in a linker
-/// version script, where this one is a glob that matches it.
+/// Adds the symbol to the addon's dynamic symbol table: rustc lists the names of exported items in
+/// a linker version script, where this one is a glob that matches it.
 #[unsafe(export_name = "otel_thread_ctx_nodejs_v[1]")]
 #[allow(unreachable_pub)]
 pub static EXPORT: u8 = 0;
@@ -84,8 +84,9 @@ pub static EXPORT: u8 = 0;
 #[cfg(target_arch = "x86_64")]
 fn address() -> *mut Published {
     let address;
-    // SAFETY: the symbol is defined above. The convention is that only rax and the flags change, but glibc before
-    // 2.40 also changes vector registers on a thread's first access (BZ #31372): `clobber_abi` declares all.
+    // SAFETY: the symbol is defined above. The convention is that only rax and the flags change,
+    // but glibc before 2.40 also changes vector registers on a thread's first access (BZ #31372):
+    // `clobber_abi` declares all.
     unsafe {
         std::arch::asm!(
             "lea rax, [rip + otel_thread_ctx_nodejs_v1@tlsdesc]",

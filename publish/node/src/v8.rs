@@ -1,8 +1,8 @@
-//! The functions of V8 that Node-API does not offer, by the names that Node.js exports. They are the same in
-//! Node.js 22, 24 and 26; where one differs, the right one is chosen.
+//! The functions of V8 that Node-API does not offer, by the names that Node.js exports. They are
+//! the same in Node.js 22, 24 and 26; where one differs, the right one is chosen.
 //!
-//! V8 passes handles (`Local`) by value as the address of the word with the object; a method's object is the
-//! first argument. That is the C calling convention of both architectures.
+//! V8 passes handles (`Local`) by value as the address of the word with the object; a method's
+//! object is the first argument. That is the C calling convention of both architectures.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
@@ -90,7 +90,8 @@ impl V8 {
     /// # Safety
     /// The functions must be those of V8 before they are called.
     unsafe fn resolve() -> Result<Self, &'static str> {
-        // SAFETY: each type is that of the function in V8's headers; the mangled name has most of it.
+        // SAFETY: each type is that of the function in V8's headers; the mangled name has most of
+        // it.
         unsafe {
             let set_pointer = c"_ZN2v86Object32SetAlignedPointerInInternalFieldEiPv";
             let set_tagged = c"_ZN2v86Object32SetAlignedPointerInInternalFieldEiPvt";
@@ -199,7 +200,8 @@ impl V8 {
     /// Sets the field of an object of the class.
     ///
     /// # Safety
-    /// See [`Self::embedder_data`]; [`Self::is_instance`] is true for `object`, and the address is even.
+    /// See [`Self::embedder_data`]; [`Self::is_instance`] is true for `object`, and the address is
+    /// even.
     pub(crate) unsafe fn set_record(&self, object: Local, record: *mut u8) {
         let record = record.cast();
         // SAFETY: the caller runs in a callback of Node-API, and has checked the object's class.
@@ -227,8 +229,8 @@ impl V8 {
         unsafe { (self.globalize)(isolate, *value) }
     }
 
-    /// Has `callback` called, with `parameter`, when the slot's object is collected. It must dispose of the
-    /// slot. Replaces an earlier callback.
+    /// Has `callback` called, with `parameter`, when the slot's object is collected. It must
+    /// dispose of the slot. Replaces an earlier callback.
     ///
     /// # Safety
     /// The slot is one of [`Self::globalize`] that was not disposed of.
@@ -256,7 +258,8 @@ impl V8 {
 /// `F` is the type of the function.
 unsafe fn function<F: Copy>(name: &'static CStr) -> Result<F, &'static str> {
     const { assert!(mem::size_of::<F>() == mem::size_of::<*mut c_void>()) };
-    // SAFETY: the name ends with a NUL; Node.js is the executable, or a library that it is linked with.
+    // SAFETY: the name ends with a NUL; Node.js is the executable, or a library that it is linked
+    // with.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if address.is_null() {
         return Err(name.to_str().unwrap_or_default());

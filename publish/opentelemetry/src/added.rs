@@ -1,11 +1,12 @@
-//! Attributes that a context has for readers in addition to the ones that its span was started with.
+//! Attributes that a context has for readers in addition to the ones that its span was started
+//! with.
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use opentelemetry::Context;
 use otelctx::{Key, SharedContext};
 
-/// The attributes that were added to a span's contexts. A context keeps them when another span is put into it, which
-/// has inherited them.
+/// The attributes that were added to a span's contexts. A context keeps them when another span is
+/// put into it, which has inherited them.
 struct Added {
     span: SpanContext,
     attributes: Vec<(&'static Key, String)>,
@@ -15,9 +16,9 @@ struct Added {
 /// started. Contexts that are derived from it have the attribute, and so have spans that are
 /// started in it. It is not sent to other processes.
 ///
-/// The name need not have been given to [`install`](crate::install). A context without a span publishes nothing. A
-/// context that is derived from an earlier one on another thread, while this one is attached there, may show the
-/// attribute, too.
+/// The name need not have been given to [`install`](crate::install). A context without a span
+/// publishes nothing. A context that is derived from an earlier one on another thread, while this
+/// one is attached there, may show the attribute, too.
 ///
 /// ```
 /// use opentelemetry::Context;

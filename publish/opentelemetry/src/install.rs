@@ -16,14 +16,14 @@ use crate::sampler::{Published, Recording};
 
 /// Publishes the contexts of this program's threads, with these attributes of the provider's spans.
 ///
-/// `attributes` are names such as `http.route`; a process has at most 256. What is published should be low in number
-/// and harmless: everyone who may read the process's memory sees it.
+/// `attributes` are names such as `http.route`; a process has at most 256. What is published should
+/// be low in number and harmless: everyone who may read the process's memory sees it.
 ///
 /// Pass a sampler, an ID generator and the resource to the returned [`Install`], everything else to
 /// the builder. Several providers can be installed in one program; the first one's
 /// [`baggage`](Install::with_baggage), [`span_name`](Install::with_span_name) and
-/// [`local_root_span_id`](Install::with_local_root_span_id) then apply to all; [`check`](crate::check) tells if a later one
-/// asks for more.
+/// [`local_root_span_id`](Install::with_local_root_span_id) then apply to all;
+/// [`check`](crate::check) tells if a later one asks for more.
 #[must_use = "nothing is published before build()"]
 pub fn install<A: Into<String>>(
     builder: TracerProviderBuilder,
@@ -86,32 +86,34 @@ impl Install {
         self
     }
 
-    /// Publishes the ID of the local root span, too: the outermost span of the trace in this process,
-    /// in hexadecimal, as an attribute with this name.
+    /// Publishes the ID of the local root span, too: the outermost span of the trace in this
+    /// process, in hexadecimal, as an attribute with this name.
     pub fn with_local_root_span_id(mut self, attribute: impl Into<String>) -> Self {
         self.local_root = Some(attribute.into());
         self
     }
 
-    /// Publishes these entries of the context's baggage, too, as attributes of the same names. A span's attribute of that name is not published.
+    /// Publishes these entries of the context's baggage, too, as attributes of the same names. A
+    /// span's attribute of that name is not published.
     pub fn with_baggage<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.baggage = names.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Sets whether local root spans get the attribute `pyroscope.profile.id`, their own span ID, by
-    /// which Grafana finds a span's profile. On by default.
+    /// Sets whether local root spans get the attribute `pyroscope.profile.id`, their own span ID,
+    /// by which Grafana finds a span's profile. On by default.
     pub fn with_profile_id(mut self, profile_id: bool) -> Self {
         self.profile_id = profile_id;
         self
     }
 
     /// Builds the provider, publishes its resource, and from now on publishes each context that is
-    /// attached to a thread. A context that another thread has attached already is published when that thread attaches or
-    /// detaches the next one.
+    /// attached to a thread. A context that another thread has attached already is published when
+    /// that thread attaches or detaches the next one.
     ///
-    /// This never fails. What cannot be published is reported by [`check`](crate::check), and as a warning. The warning
-    /// needs a subscriber of `tracing` that was set before, and most programs set theirs with this provider.
+    /// This never fails. What cannot be published is reported by [`check`](crate::check), and as a
+    /// warning. The warning needs a subscriber of `tracing` that was set before, and most programs
+    /// set theirs with this provider.
     pub fn build(self) -> SdkTracerProvider {
         let mut builder = self.builder;
         let description = format!("{builder:?}");

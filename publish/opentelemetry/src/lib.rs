@@ -1,8 +1,8 @@
 //! Publish the contexts of OpenTelemetry's SDK for profilers, debuggers and security agents.
 //!
-//! With one line, a program that already traces with [`opentelemetry`] also publishes
-//! which trace, span and route each of its threads is working on ([OTEP 4947]), and its resource ([OTEP 4719]). A tool
-//! that may read the program's memory, for example `otelctx top` or a profiler, sees them.
+//! With one line, a program that already traces with [`opentelemetry`] also publishes which trace,
+//! span and route each of its threads is working on ([OTEP 4947]), and its resource ([OTEP 4719]).
+//! A tool that may read the program's memory, for example `otelctx top` or a profiler, sees them.
 //!
 //! ```
 //! use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -33,10 +33,10 @@
 //! # How
 //!
 //! OpenTelemetry calls an observer whenever a context is attached or detached (feature
-//! `experimental_context_observer`, from 0.33). A record of 28 bytes and the attributes is written once
-//! for each context, and made current with a swap of one pointer. The attributes come from
-//! the sampler, which sees those of every span: [`install`] wraps it. A process has one observer; [`check`]
-//! tells if another one was first.
+//! `experimental_context_observer`, from 0.33). A record of 28 bytes and the attributes is written
+//! once for each context, and made current with a swap of one pointer. The attributes come from the
+//! sampler, which sees those of every span: [`install`] wraps it. A process has one observer;
+//! [`check`] tells if another one was first.
 //!
 //! # Costs
 //!

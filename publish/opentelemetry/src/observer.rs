@@ -33,8 +33,8 @@ pub(crate) fn shared(context: &Context) -> Option<&SharedContext> {
     #[allow(ambiguous_wide_pointer_comparisons)] // With another table, the view is asked below.
     let is_ours = ptr::eq(view, ours as *const dyn ObserverContextView);
     if is_ours {
-        // SAFETY: the view has the function table of a `View`. Types share one only if all functions
-        // are the same, and `as_any` of another type returns another `Any`.
+        // SAFETY: the view has the function table of a `View`. Types share one only if all
+        // functions are the same, and `as_any` of another type returns another `Any`.
         return Some(unsafe { &(*ours).0 });
     }
     Some(&view.as_any().downcast_ref::<View>()?.0)
@@ -180,8 +180,8 @@ fn publish_without_view(context: &Context) {
     drop(raw::swap_current(shared));
 }
 
-/// Returns what to publish of a span that was not started on this thread: with its attributes if the
-/// thread is working on it.
+/// Returns what to publish of a span that was not started on this thread: with its attributes if
+/// the thread is working on it.
 fn known(span: &SpanContext) -> SharedContext {
     raw::current()
         .filter(|shared| is_of(shared, span))

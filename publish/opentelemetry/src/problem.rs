@@ -14,12 +14,13 @@ pub enum Problem {
     /// Another library has set OpenTelemetry's only context observer. No thread contexts are
     /// published. OpenTelemetry does not say which library it is.
     OtherObserver,
-    /// The builder that was passed to [`install`](crate::install) already had a sampler or an ID generator
-    /// of its own. Only the IDs and flags of its spans are published.
+    /// The builder that was passed to [`install`](crate::install) already had a sampler or an ID
+    /// generator of its own. Only the IDs and flags of its spans are published.
     OwnSampler,
-    /// An earlier [`install`](crate::install) was without this one's [`baggage`](crate::Install::with_baggage),
-    /// [`span_name`](crate::Install::with_span_name) or [`local_root_span_id`](crate::Install::with_local_root_span_id). The options
-    /// of the first apply to all providers.
+    /// An earlier [`install`](crate::install) was without this one's
+    /// [`baggage`](crate::Install::with_baggage), [`span_name`](crate::Install::with_span_name) or
+    /// [`local_root_span_id`](crate::Install::with_local_root_span_id). The options of the first
+    /// apply to all providers.
     OtherOptions,
     /// An attribute cannot be published.
     Key(KeyError),
@@ -79,8 +80,9 @@ static STATE: Mutex<State> = Mutex::new(State::NotInstalled);
 /// start-up.
 ///
 /// # Errors
-/// The first [`Problem`] since the program started. It was also reported as a warning, the way
-/// that OpenTelemetry's SDK reports its own (feature `internal-logs`), if `tracing` had a subscriber then.
+/// The first [`Problem`] since the program started. It was also reported as a warning, the way that
+/// OpenTelemetry's SDK reports its own (feature `internal-logs`), if `tracing` had a subscriber
+/// then.
 pub fn check() -> Result<(), Problem> {
     match &*STATE.lock().unwrap_or_else(PoisonError::into_inner) {
         State::NotInstalled => Err(Problem::NotInstalled),

@@ -68,8 +68,8 @@ impl ShouldSample for Recording {
 }
 
 impl Recording {
-    /// Returns whether a span without its parent's attributes would have nothing to publish but its IDs, which is
-    /// seen without comparing names.
+    /// Returns whether a span without its parent's attributes would have nothing to publish but its
+    /// IDs, which is seen without comparing names.
     #[inline]
     fn adds_nothing(&self, attributes: [&[KeyValue]; 2]) -> bool {
         let has_none = attributes.iter().all(|given| given.is_empty());

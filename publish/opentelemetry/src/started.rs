@@ -8,8 +8,8 @@ use otelctx::{raw, SharedContext};
 
 use crate::observer::{converted, is_of, View};
 
-/// Number of spans to remember for each thread. Programs put a span into a context when they have started
-/// it; some start a few first.
+/// Number of spans to remember for each thread. Programs put a span into a context when they have
+/// started it; some start a few first.
 const SPANS: usize = 16;
 
 /// The latest spans of this thread, in a ring.
@@ -31,9 +31,9 @@ thread_local! {
     };
 }
 
-/// Remembers a span by a copy of another context with these IDs: usually without allocating, because the
-/// context of the oldest span has ended. A trace ID of zero, which an application's own generator may give, is
-/// not published.
+/// Remembers a span by a copy of another context with these IDs: usually without allocating,
+/// because the context of the oldest span has ended. A trace ID of zero, which an application's own
+/// generator may give, is not published.
 pub(crate) fn add_copy(trace: TraceId, span: SpanId, flags: TraceFlags, of: &SharedContext) {
     let (trace, span, flags) = (trace.to_bytes(), span.to_bytes(), converted(flags));
     let is_used_again = STARTED.try_with(|started| {

@@ -49,7 +49,8 @@ pub enum NotExported {
         /// The executable.
         module: String,
     },
-    /// The executable is static and position-independent, and the linker did not export the variable.
+    /// The executable is static and position-independent, and the linker did not export the
+    /// variable.
     StaticPie {
         /// The executable.
         module: String,
@@ -139,8 +140,9 @@ mod own_modules {
         variable: usize,
         /// The result for the module whose thread-local storage holds the variable.
         result: Option<Result<(), NotExported>>,
-        /// The result for this code's module if the address of its storage is unknown: glibc allocates that of a
-        /// module that was loaded after the thread had started only on first use.
+        /// The result for this code's module if the address of its storage is unknown: glibc
+        /// allocates that of a module that was loaded after the thread had started only on first
+        /// use.
         own: Option<Result<(), NotExported>>,
     }
 
@@ -155,8 +157,9 @@ mod own_modules {
         };
         // SAFETY: the callback takes a `Search`, which outlives the call.
         unsafe { libc::dl_iterate_phdr(Some(visit_module), (&raw mut search).cast()) };
-        // This module has a definition of its own. If it is local, it is the variable. If it is exported, the variable is
-        // this one or another exported one, to which the dynamic linker has bound this module.
+        // This module has a definition of its own. If it is local, it is the variable. If it is
+        // exported, the variable is this one or another exported one, to which the dynamic linker
+        // has bound this module.
         let result = search.result.or(search.own);
         result.unwrap_or(Err(NotExported::NotFound))
     }

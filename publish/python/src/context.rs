@@ -196,7 +196,8 @@ impl Context {
         self.shared(py).is_truncated()
     }
 
-    /// Supports `copy` and `pickle`, which get to a context through a span that has it as an attribute.
+    /// Supports `copy` and `pickle`, which get to a context through a span that has it as an
+    /// attribute.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Arguments<'py>)> {
         let has_ids = self.content.with(py, |it| !it.trace_id.is_zero());
         let ids = has_ids.then(|| (self.trace_id(py), self.span_id(py)));
@@ -497,8 +498,8 @@ impl Scope {
         Err(error)
     }
 
-    // The tokens refer to `contextvars` contexts, whose variables may refer to a task in the scope that
-    // nobody waits for any more.
+    // The tokens refer to `contextvars` contexts, whose variables may refer to a task in the scope
+    // that nobody waits for any more.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // The interpreter calls this while no thread runs that has the lock.
         let Ok(tokens) = self.tokens.try_lock() else {

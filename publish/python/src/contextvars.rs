@@ -20,7 +20,8 @@ type Set = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
 /// `PyContext_Enter` and `PyContext_Exit`.
 pub(crate) type OnContext = unsafe extern "C" fn(*mut PyObject) -> c_int;
 type Pair = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
-/// `PyObject_Vectorcall`, which is in the stable ABI from 3.12 on. It may unwind ([`Contextvars::call`]).
+/// `PyObject_Vectorcall`, which is in the stable ABI from 3.12 on. It may unwind
+/// ([`Contextvars::call`]).
 type Call = unsafe extern "C-unwind" fn(
     *mut PyObject,
     *const *mut PyObject,
@@ -78,21 +79,22 @@ pub(crate) fn load(py: Python<'_>) -> PyResult<&'static Contextvars> {
             add_watcher: find(c"PyContext_AddWatcher"),
         }
     };
-    // SAFETY: the function calls nothing of the interpreter. Without room for it, only programs that start the
-    // interpreter again are not prepared for.
+    // SAFETY: the function calls nothing of the interpreter. Without room for it, only programs
+    // that start the interpreter again are not prepared for.
     unsafe { Py_AtExit(Some(ended)) };
     Ok(CONTEXTVARS.get_or_init(|| loaded))
 }
 
-/// Called after the interpreter has ended. A program that embeds it may start it again, at the same address.
+/// Called after the interpreter has ended. A program that embeds it may start it again, at the same
+/// address.
 extern "C" fn ended() {
     if let Some(loaded) = CONTEXTVARS.get() {
         loaded.interpreter.store(ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
-/// Checks that the interpreter that [`load`] was called in has not ended: objects of it are kept, as
-/// PyO3 keeps some, too.
+/// Checks that the interpreter that [`load`] was called in has not ended: objects of it are kept,
+/// as PyO3 keeps some, too.
 pub(crate) fn check_interpreter() -> PyResult<()> {
     match CONTEXTVARS.get() {
         Some(loaded) if loaded.interpreter.load(Ordering::Relaxed).is_null() => Err(
@@ -143,9 +145,10 @@ unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
 impl Contextvars {
     /// Calls a function as `PyObject_Vectorcall` does.
     ///
-    /// Up to 3.13, it may not return: after the program's end, the interpreter ends a daemon thread that wants the
-    /// GIL with `pthread_exit` (`take_gil` in Python/ceval_gil.h or .c). That unwinds the stack, and would run
-    /// destructors without the GIL. So no caller may have a value with one.
+    /// Up to 3.13, it may not return: after the program's end, the interpreter ends a daemon thread
+    /// that wants the GIL with `pthread_exit` (`take_gil` in Python/ceval_gil.h or .c). That
+    /// unwinds the stack, and would run destructors without the GIL. So no caller may have a value
+    /// with one.
     ///
     /// # Safety
     /// The thread is attached; the arguments are those of `PyObject_Vectorcall`.

@@ -1,5 +1,5 @@
-//! Eager tasks of asyncio (Python 3.12 and 3.13): the task enters its context in C when it is created,
-//! which [`run`](crate::switch) does not see.
+//! Eager tasks of asyncio (Python 3.12 and 3.13): the task enters its context in C when it is
+//! created, which [`run`](crate::switch) does not see.
 //!
 //! A factory and a program itself both call `_asyncio.Task.__init__` to create it. This
 //! module replaces its C function.
@@ -18,7 +18,8 @@ use crate::contextvars::loaded;
 use crate::switch::restore;
 use crate::thread;
 
-/// `initproc` of CPython. It may unwind ([`Contextvars::call`](crate::contextvars::Contextvars::call)).
+/// `initproc` of CPython. It may unwind
+/// ([`Contextvars::call`](crate::contextvars::Contextvars::call)).
 type Init = unsafe extern "C-unwind" fn(*mut PyObject, *mut PyObject, *mut PyObject) -> c_int;
 
 static ORIGINAL_INIT: OnceLock<Init> = OnceLock::new();
@@ -64,8 +65,8 @@ pub(crate) fn watch_eager_tasks(task: &Bound<'_, PyType>) -> PyResult<()> {
     // SAFETY: the descriptor has the layout of its type, which was checked.
     places.push(unsafe { &raw mut (*descriptor.as_ptr().cast::<Descriptor>()).wrapped });
     while let Some(class) = types.pop() {
-        // Classes that were defined before have a copy of the function's address, or an `__init__` of
-        // their own. Later ones copy it from the descriptor.
+        // Classes that were defined before have a copy of the function's address, or an `__init__`
+        // of their own. Later ones copy it from the descriptor.
         // SAFETY: the object is a type.
         unsafe {
             if PyType_GetSlot(class.as_type_ptr(), Py_tp_init).cast::<()>() == slot {
@@ -91,8 +92,8 @@ pub(crate) fn watch_eager_tasks(task: &Bound<'_, PyType>) -> PyResult<()> {
     Ok(())
 }
 
-/// `Task.__init__`. If the task starts eagerly, its context's value is published meanwhile: what runs
-/// in the context of the caller does not take long.
+/// `Task.__init__`. If the task starts eagerly, its context's value is published meanwhile: what
+/// runs in the context of the caller does not take long.
 ///
 /// It holds nothing that has a destructor while it calls the original.
 unsafe extern "C-unwind" fn init(
@@ -100,8 +101,8 @@ unsafe extern "C-unwind" fn init(
     arguments: *mut PyObject,
     keywords: *mut PyObject,
 ) -> c_int {
-    // SAFETY: called with the arguments of `__init__` by a thread that is attached. The original was
-    // set before this function could be called.
+    // SAFETY: called with the arguments of `__init__` by a thread that is attached. The original
+    // was set before this function could be called.
     unsafe {
         let py = Python::assume_attached();
         let Some(original) = ORIGINAL_INIT.get() else {

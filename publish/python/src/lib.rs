@@ -1,13 +1,14 @@
 //! The extension module of the Python package `otelctx`.
 //!
-//! What a thread works on is the value of one context variable (`contextvars`). Setting it publishes
-//! it; whenever the interpreter switches the thread to another context, `switch` publishes that
-//! context's value. A thread's slot shows the value of its current context, or nothing.
+//! What a thread works on is the value of one context variable (`contextvars`). Setting it
+//! publishes it; whenever the interpreter switches the thread to another context, `switch`
+//! publishes that context's value. A thread's slot shows the value of its current context, or
+//! nothing.
 //!
-//! Without a GIL, threads call this module at the same time. What belongs to one thread is thread-local
-//! (`thread`); all else is set once, atomic, or behind a lock. No function of Python is called, and no object
-//! released, while a lock is held: a thread that waits for one cannot be stopped by the interpreter, which
-//! stops all threads to collect garbage and before it forks.
+//! Without a GIL, threads call this module at the same time. What belongs to one thread is
+//! thread-local (`thread`); all else is set once, atomic, or behind a lock. No function of Python
+//! is called, and no object released, while a lock is held: a thread that waits for one cannot be
+//! stopped by the interpreter, which stops all threads to collect garbage and before it forks.
 
 mod context;
 mod contextvars;

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
-/// True if at most one thread runs in the interpreter at a time. The header of an object is a count of
-/// references and a type; free-threaded builds have more in it.
+/// True if at most one thread runs in the interpreter at a time. The header of an object is a count
+/// of references and a type; free-threaded builds have more in it.
 pub(crate) const HAS_GIL: bool = size_of::<PyObject>() == 2 * size_of::<usize>();
 
 /// A value that attached threads share.

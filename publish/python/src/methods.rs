@@ -1,7 +1,7 @@
 //! Functions and methods that programs call all the time, as plain C functions.
 //!
-//! For the stable ABI of Python 3.9, PyO3 passes arguments in a tuple, which would cost more than the
-//! rest of these functions.
+//! For the stable ABI of Python 3.9, PyO3 passes arguments in a tuple, which would cost more than
+//! the rest of these functions.
 
 use std::ffi::{CStr, c_int};
 use std::mem::transmute;

@@ -1,7 +1,7 @@
 //! Libraries that enter contexts themselves (Python up to 3.13): event loops such as uvloop's.
 //!
-//! Such a library calls `PyContext_Enter` and `PyContext_Exit` by the addresses that the dynamic linker has
-//! stored in the library's tables. This module replaces them there.
+//! Such a library calls `PyContext_Enter` and `PyContext_Exit` by the addresses that the dynamic
+//! linker has stored in the library's tables. This module replaces them there.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -31,8 +31,8 @@ const DT_RELA: usize = 7;
 const DT_RELASZ: usize = 8;
 const DT_JMPREL: usize = 23;
 
-/// The relocations that store the address of a function: `GLOB_DAT` and `JUMP_SLOT`. None elsewhere, where tables may
-/// have other layouts than those below.
+/// The relocations that store the address of a function: `GLOB_DAT` and `JUMP_SLOT`. None
+/// elsewhere, where tables may have other layouts than those below.
 const FUNCTION_ADDRESS: &[u32] = if cfg!(target_arch = "aarch64") {
     &[1025, 1026]
 } else if cfg!(target_arch = "x86_64") {
@@ -96,8 +96,8 @@ struct Scan<'l> {
     error: Option<String>,
 }
 
-/// Makes the libraries of the process report the contexts that they enter and leave, if they were loaded since the last
-/// call.
+/// Makes the libraries of the process report the contexts that they enter and leave, if they were
+/// loaded since the last call.
 ///
 /// # Errors
 /// If the addresses in one cannot be replaced. The others report.
@@ -112,8 +112,8 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
             error: None,
         };
         scan.each(find);
-        // Another thread may be loading a library whose addresses the dynamic linker has yet to store. This waits until it
-        // is loaded, and keeps it so.
+        // Another thread may be loading a library whose addresses the dynamic linker has yet to
+        // store. This waits until it is loaded, and keeps it so.
         let open = |path: &CString| {
             let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
             let is_program = path.is_empty();
@@ -315,7 +315,8 @@ unsafe fn is_excluded(info: &libc::dl_phdr_info) -> bool {
     let file = path.to_bytes().rsplit(|byte| *byte == b'/').next();
     addresses.contains(&interpreter)
         || addresses.contains(&own)
-        // Module `eager` handles its tasks: in many interpreters, `_asyncio` is built in, and has no addresses to replace.
+        // Module `eager` handles its tasks: in many interpreters, `_asyncio` is built in, and has
+        // no addresses to replace.
         || file.is_some_and(|file| file.starts_with(b"_asyncio."))
 }
 
@@ -396,8 +397,8 @@ unsafe fn functions(
     unsafe {
         while (*dynamic)[0] != 0 {
             let [tag, value] = *dynamic;
-            // glibc has added the base address here; musl has not. A library at a lower address than it is linked for has
-            // a base address that wraps around.
+            // glibc has added the base address here; musl has not. A library at a lower address
+            // than it is linked for has a base address that wraps around.
             let address = if addresses.contains(&value) {
                 value
             } else {
@@ -450,8 +451,8 @@ unsafe extern "C" fn enter(context: *mut PyObject) -> c_int {
     }
 }
 
-/// `PyContext_Exit`, possibly with a pending exception. Publishes what was published before the context was
-/// entered.
+/// `PyContext_Exit`, possibly with a pending exception. Publishes what was published before the
+/// context was entered.
 unsafe extern "C" fn exit(context: *mut PyObject) -> c_int {
     // SAFETY: called with a context by a thread that is attached.
     unsafe {

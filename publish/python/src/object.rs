@@ -1,7 +1,8 @@
 //! Classes whose objects are created with each attach.
 //!
-//! With each object of a class of its own, PyO3 looks up the type's functions, and whether the thread is
-//! attached. These classes are defined as the interpreter's are, and keep freed objects for reuse.
+//! With each object of a class of its own, PyO3 looks up the type's functions, and whether the
+//! thread is attached. These classes are defined as the interpreter's are, and keep freed objects
+//! for reuse.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;

@@ -65,8 +65,8 @@ struct Configuration {
 
 static CONFIGURATION: PyOnceLock<Configuration> = PyOnceLock::new();
 
-/// Sets OpenTelemetry's empty context, and the function that returns the [`Context`] of a span that has none yet,
-/// or `None`.
+/// Sets OpenTelemetry's empty context, and the function that returns the [`Context`] of a span that
+/// has none yet, or `None`.
 #[pyfunction]
 pub(crate) fn opentelemetry_use(py: Python<'_>, empty: Py<PyAny>, new_context: Py<PyAny>) {
     // Only the first call counts.
@@ -161,8 +161,8 @@ unsafe fn span_in(py: Python<'_>, context: *mut PyObject) -> Span {
     }
 }
 
-/// Attaches a context of OpenTelemetry, and publishes another object if it is a [`Context`]. Takes over a reference
-/// to that. Returns a token, or null with an exception.
+/// Attaches a context of OpenTelemetry, and publishes another object if it is a [`Context`]. Takes
+/// over a reference to that. Returns a token, or null with an exception.
 ///
 /// # Safety
 /// The arguments are objects; the second may be null.
@@ -253,8 +253,8 @@ fn low_half(number: Borrowed<'_, '_, PyAny>) -> u64 {
     half
 }
 
-/// Creates the thread context of a span, and keeps it with the span. `parent` is the context of OpenTelemetry with its
-/// parent, or another object. `None` if its `SpanContext` is not valid.
+/// Creates the thread context of a span, and keeps it with the span. `parent` is the context of
+/// OpenTelemetry with its parent, or another object. `None` if its `SpanContext` is not valid.
 #[pyfunction]
 pub(crate) fn new_context<'py>(
     span: &Bound<'py, PyAny>,

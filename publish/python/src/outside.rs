@@ -1,8 +1,8 @@
 //! What readers find of contexts that no thread has attached: those of suspended tasks.
 //!
-//! A reader gets from a task to its `contextvars.Context`, and from there to a value of this package's
-//! context variable. Such an object starts, after Python's header, with a mark and an address
-//! (`inspect/runtimes/cpython/src/tasks/context.rs`).
+//! A reader gets from a task to its `contextvars.Context`, and from there to a value of this
+//! package's context variable. Such an object starts, after Python's header, with a mark and an
+//! address (`inspect/runtimes/cpython/src/tasks/context.rs`).
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};

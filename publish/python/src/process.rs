@@ -17,8 +17,8 @@ static WARNED: AtomicBool = AtomicBool::new(false);
 /// Number of nested lists that a value can have, as in [`PublishError::TooDeep`].
 const MAX_DEPTH: u32 = 32;
 
-/// Publishes the process context: what the environment says, and these resource attributes. Replaces
-/// the one that was published before. Each forked child publishes its own.
+/// Publishes the process context: what the environment says, and these resource attributes.
+/// Replaces the one that was published before. Each forked child publishes its own.
 #[pyfunction]
 pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
     let py = attributes.py();
@@ -50,7 +50,8 @@ fn error_of(error: PublishError) -> PyErr {
     PyOSError::new_err(error.to_string())
 }
 
-/// Converts a value. A list may contain itself, so the depth is checked here, before the publisher does.
+/// Converts a value. A list may contain itself, so the depth is checked here, before the publisher
+/// does.
 fn value_of(value: &Bound<'_, PyAny>, depth_left: u32) -> PyResult<Value> {
     // A bool is an int, too.
     if let Ok(value) = value.cast::<PyBool>() {

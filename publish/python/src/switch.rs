@@ -119,8 +119,8 @@ pub(crate) fn publish_current(py: Python<'_>) {
 fn replace_run(py: Python<'_>) -> PyResult<()> {
     let context = py.import("contextvars")?.getattr("Context")?.call0()?;
     let method = context.getattr("run")?;
-    // SAFETY: `m_ml` is the first field of a built-in method (`PyCFunctionObject`) after its header,
-    // in all versions up to 3.13. The definition is a static variable of the interpreter.
+    // SAFETY: `m_ml` is the first field of a built-in method (`PyCFunctionObject`) after its
+    // header, in all versions up to 3.13. The definition is a static variable of the interpreter.
     let definition = unsafe { *method.as_ptr().add(1).cast::<*mut MethodDefinition>() };
     // SAFETY: the definition is a static variable of the interpreter; the name is a C string.
     let (name, flags) = unsafe { (CStr::from_ptr((*definition).name), (*definition).flags) };
@@ -140,7 +140,8 @@ fn replace_run(py: Python<'_>) -> PyResult<()> {
 /// `Context.run(callable, *args, **kwargs)`, as CPython up to 3.13 implements it. Publishes the
 /// variable's value after entering and after leaving the context.
 ///
-/// It holds nothing that has a destructor while it calls the function ([`Contextvars::call`](crate::contextvars::Contextvars::call)).
+/// It holds nothing that has a destructor while it calls the function
+/// ([`Contextvars::call`](crate::contextvars::Contextvars::call)).
 unsafe extern "C-unwind" fn run(
     context: *mut PyObject,
     arguments: *const *mut PyObject,
@@ -178,8 +179,8 @@ unsafe extern "C-unwind" fn run(
     }
 }
 
-/// Publishes the outer context's value, if it was published before: its address is `outer`. If it was
-/// not, leaving the outer context may not be seen.
+/// Publishes the outer context's value, if it was published before: its address is `outer`. If it
+/// was not, leaving the outer context may not be seen.
 #[inline]
 pub(crate) fn restore(py: Python<'_>, outer: usize) {
     if outer == 0 {
@@ -192,8 +193,8 @@ pub(crate) fn restore(py: Python<'_>, outer: usize) {
     thread::publish(py, context.filter(|_| are_greenlets_traced(py)));
 }
 
-/// Publishes nothing for the calling thread, which will switch contexts where this module does not see it. Returns
-/// what was published, for [`resume`].
+/// Publishes nothing for the calling thread, which will switch contexts where this module does not
+/// see it. Returns what was published, for [`resume`].
 #[pyfunction]
 pub(crate) fn suspend(py: Python<'_>) -> usize {
     let outer = thread::published();
@@ -241,7 +242,8 @@ fn is_covered(token: &Bound<'_, PyAny>) -> bool {
     if ORIGINAL_RUN.get().is_none() {
         return false;
     }
-    // SAFETY: the interpreter checked or made the token, and it is older than 3.14: `run` was replaced.
+    // SAFETY: the interpreter checked or made the token, and it is older than 3.14: `run` was
+    // replaced.
     unsafe {
         let context = context_of(token);
         !is_entered(context) || thread::has_entered(context)
@@ -291,7 +293,8 @@ struct Greenlets {
 }
 
 impl Greenlets {
-    /// Traces the calling thread's greenlets, unless they are: the program may have replaced the tracer.
+    /// Traces the calling thread's greenlets, unless they are: the program may have replaced the
+    /// tracer.
     fn trace(&self, py: Python<'_>) -> PyResult<()> {
         let current = self.get_trace.bind(py).call0()?;
         if current.is(&self.tracer) || current.get_type().is(&self.chained) {
@@ -318,8 +321,8 @@ fn are_greenlets_traced(py: Python<'_>) -> bool {
     traced.is_ok()
 }
 
-/// Notes that the program uses greenlets. `tracer` is [`greenlets_switched`], and `chained` the class
-/// of tracers that call it and another one.
+/// Notes that the program uses greenlets. `tracer` is [`greenlets_switched`], and `chained` the
+/// class of tracers that call it and another one.
 #[pyfunction]
 pub(crate) fn use_greenlets(
     py: Python<'_>,

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use crate::context::Context;
 
 thread_local! {
-    /// The [`Context`] whose record this module set as the thread's current one, or 0. Only compared.
+    /// The [`Context`] whose record this module set as the thread's current one, or 0. Only
+    /// compared.
     static PUBLISHED: Cell<usize> = const { Cell::new(0) };
     /// The contexts that were entered, and will be left, where this module sees it, and what was
     /// [`published`] before each. Greenlets leave them in any order. Only compared.
@@ -32,16 +33,16 @@ pub(crate) fn publish(py: Python<'_>, context: Option<&Context>) {
     }
 }
 
-/// Lets the thread publish nothing once its state in the interpreter ends. A thread that native code has started
-/// gets a new one for each call into Python (`PyGILState_Ensure`), without the context that was attached in the call
-/// before.
+/// Lets the thread publish nothing once its state in the interpreter ends. A thread that native
+/// code has started gets a new one for each call into Python (`PyGILState_Ensure`), without the
+/// context that was attached in the call before.
 #[cold]
 fn add_witness(py: Python<'_>) {
     HAS_WITNESS.set(true);
     let thread = HAS_WITNESS.with(ptr::from_ref).cast::<c_void>();
     let pending = PyErr::take(py);
-    // SAFETY: the thread is attached. The dict is borrowed, and null while the state ends; the other is a new reference
-    // or null.
+    // SAFETY: the thread is attached. The dict is borrowed, and null while the state ends; the
+    // other is a new reference or null.
     let added = unsafe {
         let dict = Bound::from_borrowed_ptr_or_opt(py, PyThreadState_GetDict());
         let witness = PyCapsule_New(thread.cast_mut(), NAME.as_ptr(), Some(state_ended));

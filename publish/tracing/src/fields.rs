@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use otelctx::{Context, Key, SharedContext};
 use tracing_core::field::{Field, Visit};
 
-/// The values of a span that declares at least one published field. A field that is not declared can't
-/// be recorded, so all other spans have those of the next such span above them.
+/// The values of a span that declares at least one published field. A field that is not declared
+/// can't be recorded, so all other spans have those of the next such span above them.
 #[derive(Debug)]
 pub(crate) struct Fields {
     above: Option<Arc<Fields>>,
@@ -61,8 +61,8 @@ impl Fields {
         any
     }
 
-    /// Calls `add` with the innermost value of each key, and whether it was recorded late. It gets what
-    /// the call before returned.
+    /// Calls `add` with the innermost value of each key, and whether it was recorded late. It gets
+    /// what the call before returned.
     pub(crate) fn fold<T>(
         &self,
         keys: &[Key],

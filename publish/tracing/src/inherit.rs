@@ -50,7 +50,8 @@ impl Tasks {
     }
 }
 
-/// A task that is being polled, and what was attached before by others than the layer, such as the observer.
+/// A task that is being polled, and what was attached before by others than the layer, such as the
+/// observer.
 type Polled = (Id, Option<SharedContext>);
 
 thread_local! {
@@ -84,8 +85,8 @@ fn end_poll(task: Id) {
 /// Has tasks that this runtime spawns publish what the thread that spawns them is working on, until
 /// they enter a span themselves.
 ///
-/// Without this, `tokio::spawn(work())` without `.in_current_span()` publishes nothing. Traces do not
-/// change: spans that such a task starts still have no parent.
+/// Without this, `tokio::spawn(work())` without `.in_current_span()` publishes nothing. Traces do
+/// not change: spans that such a task starts still have no parent.
 ///
 /// A task that lives longer than the request in which it is spawned, such as the driver of
 /// a connection, keeps publishing that request: spawn it where nothing is attached. A context that
@@ -94,8 +95,8 @@ fn end_poll(task: Id) {
 ///
 /// This replaces hooks that the builder has.
 ///
-/// Each poll of a task searches a map behind a lock for its context, unless no task has one. What is attached with a guard
-/// of `otelctx` is not inherited.
+/// Each poll of a task searches a map behind a lock for its context, unless no task has one. What
+/// is attached with a guard of `otelctx` is not inherited.
 ///
 /// Needs the feature `tokio` and `RUSTFLAGS="--cfg tokio_unstable"`, because tokio's hooks do.
 ///

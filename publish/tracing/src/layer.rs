@@ -17,12 +17,12 @@ use crate::stack::{self, Entered};
 /// Returns a layer that publishes the span that each thread is working on, with these of its
 /// fields.
 ///
-/// `fields` are names such as `http.route`; a process has at most 256 names. What is published should be low in number
-/// and harmless: everyone who may read the process's memory sees it. A name that can't be registered is left
-/// out, see [`check`](crate::check) and [`ContextLayer::refused`].
+/// `fields` are names such as `http.route`; a process has at most 256 names. What is published
+/// should be low in number and harmless: everyone who may read the process's memory sees it. A name
+/// that can't be registered is left out, see [`check`](crate::check) and [`ContextLayer::refused`].
 ///
-/// If OpenTelemetry's layer is used, add this one after it. Of several such layers in one subscriber, the first
-/// publishes.
+/// If OpenTelemetry's layer is used, add this one after it. Of several such layers in one
+/// subscriber, the first publishes.
 pub fn layer<F: Into<String>>(fields: impl IntoIterator<Item = F>) -> ContextLayer {
     let (mut keys, mut refused) = (Vec::new(), Vec::new());
     for name in fields {
@@ -47,8 +47,8 @@ pub struct ContextLayer {
     refused: Vec<KeyError>,
 }
 
-/// Number of records of spans so far that have no room for all values, or for a whole one: a record has
-/// up to 612 bytes of attributes, and a value 255.
+/// Number of records of spans so far that have no room for all values, or for a whole one: a record
+/// has up to 612 bytes of attributes, and a value 255.
 #[must_use]
 pub fn truncated() -> u64 {
     TRUNCATED.load(Ordering::Relaxed)
@@ -63,7 +63,8 @@ fn count(is_truncated: bool) {
 /// Longest value of a record, in bytes (OTEP 4947).
 const MAX_VALUE_SIZE: usize = 255;
 
-/// Set once a field was recorded late while the observer publishes: until then, exiting a span has nothing to do.
+/// Set once a field was recorded late while the observer publishes: until then, exiting a span has
+/// nothing to do.
 static ANY_LATE: AtomicBool = AtomicBool::new(false);
 
 /// The data that the layer keeps for each span.
@@ -147,7 +148,8 @@ impl ContextLayer {
         integration::is_observed() && (!FROM_OPENTELEMETRY || ids::is_observed())
     }
 
-    /// Adds the fields that were recorded after a span's start to what the observer has published of it.
+    /// Adds the fields that were recorded after a span's start to what the observer has published
+    /// of it.
     fn add_late<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) {
         let fields = self.fields(span);
         let Some(fields) = fields.filter(|fields| changes(Some(fields)) > 0) else {

@@ -1,7 +1,7 @@
 //! Publish the spans of `tracing` for profilers, debuggers and security agents.
 //!
-//! With one line, a program that is instrumented with `tracing` publishes which trace, span and route
-//! each of its threads is working on ([OTEP 4947]):
+//! With one line, a program that is instrumented with `tracing` publishes which trace, span and
+//! route each of its threads is working on ([OTEP 4947]):
 //!
 //! ```
 //! use tracing_subscriber::layer::SubscriberExt;
@@ -32,13 +32,14 @@
 //! # Tasks of tokio
 //!
 //! A task that is spawned without a span publishes nothing. With the feature `tokio`, and
-//! `RUSTFLAGS="--cfg tokio_unstable"`, `inherit(&mut builder)` makes the tasks of a runtime publish what the
-//! thread that spawns them is working on.
+//! `RUSTFLAGS="--cfg tokio_unstable"`, `inherit(&mut builder)` makes the tasks of a runtime publish
+//! what the thread that spawns them is working on.
 //!
 //! # With `otelctx-opentelemetry`
 //!
-//! That crate is cheaper, and needs OpenTelemetry 0.33. If both are installed, it publishes the contexts, and this
-//! layer adds fields that were recorded late. The layer needs the feature `opentelemetry_0_33` for that.
+//! That crate is cheaper, and needs OpenTelemetry 0.33. If both are installed, it publishes the
+//! contexts, and this layer adds fields that were recorded late. The layer needs the feature
+//! `opentelemetry_0_33` for that.
 //!
 //! [OTEP 4947]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4947-thread-ctx.md
 

@@ -52,8 +52,8 @@ pub(crate) fn refused(error: &KeyError) {
 /// health check, or a line at start-up.
 ///
 /// # Errors
-/// If the process has no process context, if a layer of this program could not register a name (the first one), or if
-/// the executable does not export the variable.
+/// If the process has no process context, if a layer of this program could not register a name (the
+/// first one), or if the executable does not export the variable.
 pub fn check() -> Result<(), Problem> {
     if !integration::is_process_published() {
         return Err(Problem::NotPublished);

@@ -43,8 +43,8 @@ impl Stack {
         unsafe { raw::set_current(self.entered.last().map(|(_, context)| context)) };
     }
 
-    /// Publishes the latest context after `old` was removed, unless the observer has published a context since, which
-    /// OpenTelemetry still has attached.
+    /// Publishes the latest context after `old` was removed, unless the observer has published a
+    /// context since, which OpenTelemetry still has attached.
     fn publish_after(&self, old: &SharedContext) {
         let is_over = |current: SharedContext| raw::record_of(&current) != raw::record_of(old);
         if !(integration::is_observed() && raw::current().is_some_and(is_over)) {
@@ -52,7 +52,8 @@ impl Stack {
         }
     }
 
-    /// Publishes the latest context where the observer has detached the last context of OpenTelemetry.
+    /// Publishes the latest context where the observer has detached the last context of
+    /// OpenTelemetry.
     fn publish_after_observer(&self) {
         if !self.entered.is_empty() && integration::is_observed() && raw::current().is_none() {
             self.publish();
@@ -87,10 +88,11 @@ pub(crate) fn push(entered: Entered, context: SharedContext) {
     });
 }
 
-/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its context is remembered.
+/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its
+/// context is remembered.
 ///
-/// Looking up a span and its data takes longer than everything else together. IDs of spans may be used
-/// again in `tracing`, but those of OpenTelemetry are not.
+/// Looking up a span and its data takes longer than everything else together. IDs of spans may be
+/// used again in `tracing`, but those of OpenTelemetry are not.
 #[inline]
 pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
     let pushed = STACK.try_with(|stack| {
@@ -110,7 +112,8 @@ pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
     pushed.unwrap_or(true)
 }
 
-/// Remembers the context of a span for [`push_remembered`], in place of the one that was remembered first.
+/// Remembers the context of a span for [`push_remembered`], in place of the one that was remembered
+/// first.
 pub(crate) fn remember(entered: Entered, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();

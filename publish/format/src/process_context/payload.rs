@@ -542,8 +542,8 @@ mod tests {
 
     #[test]
     fn fields_of_later_versions_are_ignored() {
-        // A group and a fixed32 as field 3, then a KeyValue with key_strindex = 3 whose AnyValue has
-        // string_value_strindex = 8.
+        // A group and a fixed32 as field 3, then a KeyValue with key_strindex = 3 whose AnyValue
+        // has string_value_strindex = 8.
         let later = b"\x1b\x08\x01\x1c\x1d\0\0\0\0";
         let attribute = b"\x12\x0c\x0a\x01a\x18\x05\x12\x05\x0a\x01b\x40\x63";
         let payload = Payload::decode(&[&later[..], attribute].concat()).unwrap();

@@ -1,6 +1,5 @@
 //! The part of the Protocol Buffers wire format that the payload needs
-//! (<https://protobuf.dev/programming-guides/encoding/>): small, bounded, and as strict as
-//! common
+//! (<https://protobuf.dev/programming-guides/encoding/>): small, bounded, and as strict as common
 //! decoders.
 
 use alloc::vec::Vec;

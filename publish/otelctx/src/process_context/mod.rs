@@ -123,12 +123,12 @@ impl ProcessContext {
         self
     }
 
-    /// Sets an attribute that belongs to the [schema](Self::with_schema), for publishers of schemas that this
-    /// crate does not know. The name starts with `threadlocal.`. It is published where thread contexts are
-    /// supported.
+    /// Sets an attribute that belongs to the [schema](Self::with_schema), for publishers of schemas
+    /// that this crate does not know. The name starts with `threadlocal.`. It is published where
+    /// thread contexts are supported.
     ///
-    /// Publishing fails with [`PublishError::ReservedKey`] if the name does not start so, or is that of an
-    /// attribute which this crate sets: the schema's name, and the key map.
+    /// Publishing fails with [`PublishError::ReservedKey`] if the name does not start so, or is
+    /// that of an attribute which this crate sets: the schema's name, and the key map.
     pub fn with_schema_attribute(
         mut self,
         key: impl Into<String>,

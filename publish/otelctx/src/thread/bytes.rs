@@ -134,8 +134,8 @@ pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
     }
 }
 
-/// Copies the attributes of a record into a block that is at least as large, and is currently invalid. Their
-/// size is not announced yet.
+/// Copies the attributes of a record into a block that is at least as large, and is currently
+/// invalid. Their size is not announced yet.
 ///
 /// # Safety
 /// Both are records, and only this thread changes the second.

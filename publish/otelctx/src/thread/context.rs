@@ -1,4 +1,5 @@
-//! A context that belongs to one thread: mutable. Its record returns to the thread's pool when it is dropped.
+//! A context that belongs to one thread: mutable. Its record returns to the thread's pool when it
+//! is dropped.
 
 use std::cell::Cell;
 use std::fmt;
@@ -145,8 +146,8 @@ impl Context {
         self
     }
 
-    /// Appends an attribute if there is room, see [`with_capacity`](Self::with_capacity). The context
-    /// may be attached: readers see the whole attribute or nothing of it.
+    /// Appends an attribute if there is room, see [`with_capacity`](Self::with_capacity). The
+    /// context may be attached: readers see the whole attribute or nothing of it.
     #[inline]
     pub fn append(&self, key: &Key, value: &str) {
         // SAFETY: the block belongs to this context, and only its thread changes it.
@@ -208,7 +209,8 @@ impl Context {
         }
     }
 
-    /// Returns whether an attribute was cut or skipped, because it did not fit or its key is not published.
+    /// Returns whether an attribute was cut or skipped, because it did not fit or its key is not
+    /// published.
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {

@@ -14,8 +14,8 @@ use super::shared_block::{release, retain};
 use super::state::{self, exit_has_begun, found_slot, is_own, ThreadState};
 use crate::arch;
 
-/// Makes `context` what the calling thread is working on, and returns the previous context set by this
-/// function: for frameworks that set what is current without a scope, and in any order.
+/// Makes `context` what the calling thread is working on, and returns the previous context set by
+/// this function: for frameworks that set what is current without a scope, and in any order.
 ///
 /// The thread owns the context until it is swapped out or the thread ends. As with
 /// [`thread_context`], a guard that is alive then restores nothing, and a guard that finds another
@@ -80,7 +80,8 @@ unsafe fn swap_slowly(state: ThreadState, mut new: *mut u8) -> Option<SharedCont
         let slot = found_slot(state);
         let foreign = !is_own(state, slot.read_volatile());
         if foreign && !(*state.get()).current.block.is_null() {
-            // While the other publisher's record is in the slot: later, this could remove the new one.
+            // While the other publisher's record is in the slot: later, this could remove the new
+            // one.
             AttachedBlocks::make_room(state);
         }
         let old = take(state);
@@ -156,8 +157,7 @@ pub unsafe fn set_current(context: Option<&SharedContext>) {
 }
 
 /// # Safety
-/// `new` is null, or a shared block that the caller of
-/// [`set_current`] keeps.
+/// `new` is null, or a shared block that the caller of [`set_current`] keeps.
 #[cold]
 #[inline(never)]
 unsafe fn set_slowly(state: ThreadState, new: *mut u8) {
@@ -176,14 +176,15 @@ unsafe fn set_slowly(state: ThreadState, new: *mut u8) {
 }
 
 /// Returns the context that [`swap_current`] or [`set_current`] made current on the calling thread,
-/// without the attributes that [`append_current`](crate::append_current) added; `None` if there is none.
+/// without the attributes that [`append_current`](crate::append_current) added; `None` if there is
+/// none.
 ///
 /// For a framework that derives a context from the current one. Must not be called in signal
 /// handlers.
 #[must_use]
 pub fn current() -> Option<SharedContext> {
-    // SAFETY: the state belongs to this thread, and the block has a reference: this thread's, or one
-    // that the caller of set_current() keeps.
+    // SAFETY: the state belongs to this thread, and the block has a reference: this thread's, or
+    // one that the caller of set_current() keeps.
     unsafe {
         let block = (*arch::state().get()).current.block;
         (!block.is_null()).then(|| {
@@ -193,7 +194,8 @@ pub fn current() -> Option<SharedContext> {
     }
 }
 
-/// Appends an attribute to what the calling thread is working on, for facts that become known later.
+/// Appends an attribute to what the calling thread is working on, for facts that become known
+/// later.
 ///
 /// The thread's own contexts ([`Context`](crate::Context), [`thread_context`]) are changed
 /// in place. For a [`SharedContext`], the attribute is visible on this thread until the context is
@@ -284,14 +286,14 @@ unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
     }
 }
 
-/// Returns what readers see of the calling thread: the record in its slot, with the names of the keys
-/// registered in this copy of the crate. Intended for tests.
+/// Returns what readers see of the calling thread: the record in its slot, with the names of the
+/// keys registered in this copy of the crate. Intended for tests.
 ///
 /// `None` if nothing is attached, or the record is marked as invalid.
 #[must_use]
 pub fn visible_to_readers() -> Option<record::DecodedContext> {
-    // SAFETY: the slot contains a record of the size that it states (OTEP 4947). Only the record that
-    // is rewritten in place may state any size.
+    // SAFETY: the slot contains a record of the size that it states (OTEP 4947). Only the record
+    // that is rewritten in place may state any size.
     let bytes = unsafe {
         let state = arch::state();
         let attached = state::slot(state).read_volatile();

@@ -54,8 +54,8 @@ impl ThreadContext {
         self.set_with(trace_id, span_id, flags, |_| ())
     }
 
-    /// Replaces the context by one with these IDs and flags, and the attributes that `write` appends.
-    /// Readers see all of it or nothing, unless `write` itself uses the thread's context.
+    /// Replaces the context by one with these IDs and flags, and the attributes that `write`
+    /// appends. Readers see all of it or nothing, unless `write` itself uses the thread's context.
     ///
     /// # Errors
     /// Same as [`set`](Self::set); `write` is not called then.
@@ -191,8 +191,8 @@ impl ThreadContext {
         }
     }
 
-    /// Returns whether an attribute was cut or skipped since the context was last replaced, because it did
-    /// not fit or its key is not published.
+    /// Returns whether an attribute was cut or skipped since the context was last replaced, because
+    /// it did not fit or its key is not published.
     #[inline]
     #[must_use]
     pub fn is_truncated(self) -> bool {
@@ -201,8 +201,8 @@ impl ThreadContext {
     }
 }
 
-/// Returns the record's address, which is created if necessary; null once the thread's destructors have
-/// freed it.
+/// Returns the record's address, which is created if necessary; null once the thread's destructors
+/// have freed it.
 pub(super) fn record(state: ThreadState) -> *mut u8 {
     // SAFETY: the caller ensures that `state` belongs to this thread.
     unsafe {

@@ -1,8 +1,8 @@
-//! Calls for frameworks and other languages, which set what is current without a scope, keep addresses
-//! themselves, or write records.
+//! Calls for frameworks and other languages, which set what is current without a scope, keep
+//! addresses themselves, or write records.
 //!
-//! Functions that are not `unsafe` cannot make the program unsound; all of them replace a guard that
-//! [`Context::attach`] or [`SharedContext::attach`] would give.
+//! Functions that are not `unsafe` cannot make the program unsound; all of them replace a guard
+//! that [`Context::attach`] or [`SharedContext::attach`] would give.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{compiler_fence, Ordering};
@@ -21,20 +21,20 @@ use super::shared_block::{self, is_truncated};
 use super::state;
 use crate::arch;
 
-/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer
-/// to its record. It does not change until the thread ends.
+/// Returns the address of the calling thread's `otel_thread_ctx_v1`, in which readers find the
+/// pointer to its record. It does not change until the thread ends.
 ///
-/// Write null to it, or the address of a record (see [`thread_record`]) that stays valid memory as long
-/// as it is there. The functions of this crate treat it as the record of another publisher.
+/// Write null to it, or the address of a record (see [`thread_record`]) that stays valid memory as
+/// long as it is there. The functions of this crate treat it as the record of another publisher.
 #[doc(alias("otel_thread_ctx_v1", "custom_labels_current_set_v2"))]
 #[must_use]
 pub fn thread_slot() -> *mut *mut u8 {
     state::slot(arch::state())
 }
 
-/// Returns the record of [`thread_context`](crate::thread_context), for language runtimes that write
-/// it directly: 640 bytes, in the layout of `otelctx_format::record`. The address does not change until
-/// the thread ends. `None` once the thread's destructors have freed it.
+/// Returns the record of [`thread_context`](crate::thread_context), for language runtimes that
+/// write it directly: 640 bytes, in the layout of `otelctx_format::record`. The address does not
+/// change until the thread ends. `None` once the thread's destructors have freed it.
 ///
 /// With this protocol (OTEP 4947), a reader that stops the thread at any instruction sees all of a
 /// context or nothing:
@@ -45,18 +45,19 @@ pub fn thread_slot() -> *mut *mut u8 {
 /// 4. write the record's address into the [slot](thread_slot), unless it is there.
 ///
 /// Appending needs no steps 1 and 3: write the attribute after the last one, then the size. The
-/// compiler must keep the order of the stores ([`compiler_fence`]); the CPU may reorder them, because
-/// readers stop the thread. Attributes refer to their keys by [`Key::index`](crate::Key::index).
+/// compiler must keep the order of the stores ([`compiler_fence`]); the CPU may reorder them,
+/// because readers stop the thread. Attributes refer to their keys by
+/// [`Key::index`](crate::Key::index).
 ///
-/// Only the thread itself may write, within the 640 bytes. No content of the bytes makes this process
-/// unsound.
+/// Only the thread itself may write, within the 640 bytes. No content of the bytes makes this
+/// process unsound.
 #[must_use]
 pub fn thread_record() -> Option<NonNull<[u8; RECOMMENDED_SIZE]>> {
     NonNull::new(in_place::record(arch::state()).cast())
 }
 
-/// Attaches a context without a guard, for languages without scopes; dropping the context detaches it.
-/// The slot's address is passed because such a language can keep it.
+/// Attaches a context without a guard, for languages without scopes; dropping the context detaches
+/// it. The slot's address is passed because such a language can keep it.
 ///
 /// # Safety
 /// `slot` is the [`thread_slot`] of the context's thread, which calls this. Until the context is
@@ -76,8 +77,8 @@ pub unsafe fn detach(context: &mut Context, slot: *mut *mut u8) {
     drop(Attached::again(slot, context));
 }
 
-/// Attaches a context if that takes one store: it was last attached over what is attached now, and is
-/// not attached. Otherwise returns false.
+/// Attaches a context if that takes one store: it was last attached over what is attached now, and
+/// is not attached. Otherwise returns false.
 ///
 /// # Safety
 /// `slot` is as for [`attach`].
@@ -137,9 +138,9 @@ pub unsafe fn from_raw(address: *const u8) -> SharedContext {
     unsafe { SharedContext::from_block(address.cast_mut()) }
 }
 
-/// Makes `context` a copy of `other` with these IDs and flags. If there is no other handle to it, its
-/// memory is used again: for a framework that creates a context for each span and keeps the handles
-/// of the latest.
+/// Makes `context` a copy of `other` with these IDs and flags. If there is no other handle to it,
+/// its memory is used again: for a framework that creates a context for each span and keeps the
+/// handles of the latest.
 ///
 /// # Errors
 /// If an ID is zero; nothing changes then.

@@ -6,9 +6,9 @@
 //! the header. No symbols are looked up, so this also works for libraries loaded with `RTLD_LOCAL`,
 //! two versions in one executable, and static programs.
 //!
-//! If the library with the earlier copy was unloaded, nobody can withdraw its context: the later copy
-//! unmaps it. That it is the context of a copy is written behind the address of the descriptor, and
-//! the key map comes from the payload, which stays in memory.
+//! If the library with the earlier copy was unloaded, nobody can withdraw its context: the later
+//! copy unmaps it. That it is the context of a copy is written behind the address of the
+//! descriptor, and the key map comes from the payload, which stays in memory.
 //!
 //! Records of the earlier copy stay attached, and it may attach more. So the later copy's key map
 //! starts with the earlier one's. Keys registered with the earlier copy afterwards are not
@@ -50,8 +50,8 @@ impl Mark {
     }
 }
 
-/// Maximum size of a payload that is read for its key map, in bytes. An application can publish more, and no
-/// reader reads that.
+/// Maximum size of a payload that is read for its key map, in bytes. An application can publish
+/// more, and no reader reads that.
 const MAX_ADOPTED_PAYLOAD: u32 = 16 << 20;
 
 /// The first bytes of a descriptor, and what a copy's mapping has in addition.
@@ -62,8 +62,8 @@ const MAGIC: [u8; 16] = *b"otelctx_withdraw";
 /// which are readable during the call.
 type Withdraw = extern "C" fn(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) -> bool;
 
-/// The functions and data that other copies can access. This layout is permanent; a later version that needs another
-/// layout uses another [`MAGIC`].
+/// The functions and data that other copies can access. This layout is permanent; a later version
+/// that needs another layout uses another [`MAGIC`].
 #[repr(C, align(32))]
 struct Descriptor {
     magic: [u8; 16],
@@ -142,9 +142,10 @@ extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) 
     })
 }
 
-/// Makes the copy of this crate that publishes the context at `address` withdraw it, or unmaps it if
-/// that copy was unloaded. Returns whether to search again: `false` if the publisher is not a copy of
-/// this crate, or the key maps differ. The caller has checked that this copy has no publication.
+/// Makes the copy of this crate that publishes the context at `address` withdraw it, or unmaps it
+/// if that copy was unloaded. Returns whether to search again: `false` if the publisher is not a
+/// copy of this crate, or the key maps differ. The caller has checked that this copy has no
+/// publication.
 pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     let found = match Found::read(address) {
         Ok(found) => found,
@@ -157,16 +158,16 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
         Err(libc::EFAULT) => None,
         Err(_) => return false,
     };
-    // This copy may have been unloaded and loaded again at the same address; it then has no state for
-    // this context.
+    // This copy may have been unloaded and loaded again at the same address; it then has no state
+    // for this context.
     if let Some(bytes) = descriptor.filter(|_| found.descriptor() != own_descriptor()) {
         // SAFETY: the magic bytes identify a descriptor.
         let descriptor = unsafe { bytes.as_ptr().cast::<Descriptor>().read_unaligned() };
         if !(descriptor.withdraw)(adopt) {
             return false;
         }
-        // If the mapping is still the same, the descriptor belongs to another copy that was loaded at
-        // that address.
+        // If the mapping is still the same, the descriptor belongs to another copy that was loaded
+        // at that address.
         if Found::read(address) != Ok(found) {
             return true;
         }
@@ -202,7 +203,8 @@ impl Found {
             _size: usize,
             data: *mut c_void,
         ) -> c_int {
-            // SAFETY: `data` is that of the call below; nobody uses what an unloaded library has mapped.
+            // SAFETY: `data` is that of the call below; nobody uses what an unloaded library has
+            // mapped.
             unsafe {
                 let (address, found) = *data.cast::<(usize, Found)>();
                 if Found::read(address) == Ok(found) {
@@ -212,8 +214,9 @@ impl Found {
             1
         }
         let mut data = (address, self);
-        // Under a lock that all copies share, or another mapping could take this one's place after it
-        // was compared: glibc holds a lock of the process during each call. musl unloads no libraries.
+        // Under a lock that all copies share, or another mapping could take this one's place after
+        // it was compared: glibc holds a lock of the process during each call. musl unloads no
+        // libraries.
         // SAFETY: the data outlives the call.
         unsafe { libc::dl_iterate_phdr(Some(unmap), (&raw mut data).cast()) };
     }

@@ -1,9 +1,9 @@
-//! A lock that all copies of this crate in the process share, so that of two that publish at the same time, one finds
-//! the other's context.
+//! A lock that all copies of this crate in the process share, so that of two that publish at the
+//! same time, one finds the other's context.
 //!
-//! Copies share no variable, so the lock is a mapping at an address that is the same for all: the kernel
-//! lets one thread create it (`MAP_FIXED_NOREPLACE`, Linux 4.17). Where other code has a mapping there, or on an older kernel,
-//! copies publish without the lock.
+//! Copies share no variable, so the lock is a mapping at an address that is the same for all: the
+//! kernel lets one thread create it (`MAP_FIXED_NOREPLACE`, Linux 4.17). Where other code has a
+//! mapping there, or on an older kernel, copies publish without the lock.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,23 +18,23 @@ const ADDRESS: usize = 0x6f_7465_0000;
 #[cfg(not(target_pointer_width = "64"))]
 const ADDRESS: usize = 0x6f74_0000;
 
-/// The upper half of the mapping's first word. The lower half is the process ID: a child that was forked before
-/// `MADV_DONTFORK` has the mapping, but no thread that releases it.
+/// The upper half of the mapping's first word. The lower half is the process ID: a child that was
+/// forked before `MADV_DONTFORK` has the mapping, but no thread that releases it.
 const MAGIC: u64 = 0x6f74_656c << 32;
 
 /// Number of attempts, 100 microseconds apart, while another copy holds the lock. It searches the
 /// process's mappings, which may be many.
 const MAX_TRIES: u32 = 10_000;
-/// Number of attempts while the mapping is not known to be the lock: another copy has just created or
-/// released it, or it is other code's.
+/// Number of attempts while the mapping is not known to be the lock: another copy has just created
+/// or released it, or it is other code's.
 const MAX_TRIES_UNKNOWN: u32 = 200;
 
 /// Holds the lock, if there is one, until dropped.
 pub(super) struct CopiesLock(Option<*mut c_void>);
 
 impl CopiesLock {
-    /// Waits for the lock. Must not be called while this copy's own lock is held: the copy that has this lock
-    /// may need that one.
+    /// Waits for the lock. Must not be called while this copy's own lock is held: the copy that has
+    /// this lock may need that one.
     pub(super) fn acquire() -> Self {
         let (mut tries, mut tries_unknown) = (0, 0);
         loop {
