@@ -15,8 +15,7 @@
 //! otelctx_build::export();
 //! ```
 //!
-//! `otelctx::is_exported()` says at run time whether it worked, and `otelctx check FILE` does
-//! after linking.
+//! `otelctx::is_exported()` says at run time whether it worked, `otelctx check FILE` after linking.
 
 mod linker;
 
@@ -36,8 +35,7 @@ const DYNAMIC_LIST: &str = "{ otel_thread_ctx_v1; };\n";
 /// Exports every symbol: for zig's linker, which supports neither option above.
 const EVERYTHING: &str = "-rdynamic";
 
-/// Makes the linker export the symbol from this package's executables. Call it from the build
-/// script.
+/// Makes the linker export the symbol from this package's executables, for its build script.
 ///
 /// It links an empty program the way rustc will link the package, to find out which linker is
 /// used and which option it supports.

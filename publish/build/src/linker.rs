@@ -64,8 +64,7 @@ impl Attempt {
 
 impl Linker {
     /// Returns the linker that a command runs, as rustc prints it. The last `-fuse-ld` wins, as
-    /// with the C compilers. Without this option, their default is unknown: `cc` is assumed to run
-    /// GNU ld.
+    /// with the C compilers. Without it, `cc` is assumed to run GNU ld.
     fn of<'a>(link_args: &'a str) -> Self {
         let mut arguments = arguments(link_args);
         let program = arguments.next().unwrap_or_default();

@@ -97,8 +97,7 @@ typedef enum otelctx_result {
   OTELCTX_INVALID_ARGUMENT = 1,
   /// Text is not UTF-8.
   OTELCTX_INVALID_UTF8 = 2,
-  /// A value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key is
-  /// not published.
+  /// A value was cut to 255 bytes, or an attribute left out: no room, or an unpublished key.
   OTELCTX_TRUNCATED = 3,
   /// The context or the scope belongs to another thread.
   OTELCTX_WRONG_THREAD = 4,
@@ -139,8 +138,7 @@ typedef struct otelctx_context otelctx_context;
 /// A copy of what readers see of a thread.
 typedef struct otelctx_decoded otelctx_decoded;
 
-/// The name of an attribute of contexts, for example "http.route". It is valid until the process
-/// ends.
+/// The name of an attribute of contexts, such as "http.route". It is valid until the process ends.
 typedef struct otelctx_key otelctx_key;
 
 /// A process context: the attributes of an OpenTelemetry resource, and attributes of the process
@@ -158,8 +156,7 @@ typedef struct otelctx_shared otelctx_shared;
 /// free it, also when they fail.
 typedef struct otelctx_value otelctx_value;
 
-/// Code and text of a call's result. Functions that take one write it in each call; null is
-/// allowed.
+/// Code and text of a call's result. Functions that take one write it in each call, if not null.
 typedef struct otelctx_error {
   /// The code.
   enum otelctx_result code;
@@ -305,8 +302,7 @@ enum otelctx_result otelctx_process_set_schema_attribute(struct otelctx_process 
 /// readers support, "tls_v1", or another one.
 enum otelctx_result otelctx_process_schema(struct otelctx_process *process, const char *schema);
 
-/// Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
-/// larger ones.
+/// Sets the maximum encoded size in bytes; readers may reject more than the default of 65,536.
 enum otelctx_result otelctx_process_max_size(struct otelctx_process *process, size_t size);
 
 /// Frees a process context. What was published stays published. In a callback of otelctx_modify(),
@@ -405,8 +401,7 @@ enum otelctx_result otelctx_context_reserve(struct otelctx_context *context, siz
 enum otelctx_result otelctx_context_remove(struct otelctx_context *context,
                                            const struct otelctx_key *key);
 
-/// Replaces IDs and flags of a context, and keeps its attributes. OTELCTX_ATTACHED if it is
-/// attached.
+/// Replaces IDs and flags, and keeps the attributes. OTELCTX_ATTACHED if the context is attached.
 enum otelctx_result otelctx_context_set_ids(struct otelctx_context *context,
                                             const uint8_t *trace_id,
                                             const uint8_t *span_id,
@@ -422,8 +417,7 @@ enum otelctx_result otelctx_context_shrink_to(struct otelctx_context *context, s
 /// Returns whether a value was cut or an attribute left out since the context was created.
 bool otelctx_context_is_truncated(const struct otelctx_context *context);
 
-/// Creates a context with these IDs and flags and the attributes of another one, for example for a
-/// child span.
+/// Creates a context with these IDs and flags and another one's attributes, as for a child span.
 struct otelctx_context *otelctx_context_copy(const struct otelctx_context *context,
                                              const uint8_t *trace_id,
                                              const uint8_t *span_id,
@@ -435,8 +429,7 @@ struct otelctx_shared *otelctx_context_share(const struct otelctx_context *conte
 /// Adds a reference to a shared context, to be released as well.
 struct otelctx_shared *otelctx_shared_retain(const struct otelctx_shared *shared);
 
-/// Releases a reference. The context lives until the last one is released and no thread has it
-/// attached.
+/// Releases a reference. The context lives until no reference and no thread has it.
 void otelctx_shared_release(struct otelctx_shared *shared);
 
 /// Makes a shared context what the calling thread is working on, until the scope is detached, which
@@ -527,8 +520,7 @@ void **otelctx_thread_slot(void);
 
 /// Makes a shared context what the calling thread is working on, and returns the previous one set
 /// by this function, or null: for frameworks that set what is current without a scope and in any
-/// order. Null detaches. The call takes over the reference that is passed, and the caller the
-/// returned one.
+/// order. Null detaches. The call takes the passed reference over, the caller the returned one.
 struct otelctx_shared *otelctx_swap_current(struct otelctx_shared *shared);
 
 /// Returns a new reference to the context that otelctx_swap_current() made current, without what

@@ -42,8 +42,7 @@ impl Drop for Handles {
     fn drop(&mut self) {
         let mut handle = self.0.replace(ptr::null_mut());
         while !handle.is_null() {
-            // SAFETY: the list has handles that are not freed. After end(), another thread may free
-            // this one.
+            // SAFETY: the list has handles that are not freed. After end(), any thread may do so.
             unsafe {
                 let next = (*handle).next;
                 // Dropping it detaches it.
@@ -136,8 +135,7 @@ impl otelctx_context {
     /// `handle` is one of the calling thread, which uses its context for nothing else meanwhile.
     #[inline(always)]
     unsafe fn parts<'a>(handle: *mut Self) -> (&'a mut Context, *mut *mut u8) {
-        // SAFETY: the caller passes a handle of its thread, which has a context while its owner
-        // runs.
+        // SAFETY: the caller passes its thread's handle, which has a context while its owner runs.
         unsafe {
             let context = (*handle).context.as_mut();
             (context.unwrap_unchecked(), (*handle).slot)
@@ -380,8 +378,7 @@ pub unsafe extern "C" fn otelctx_context_remove(
     }
 }
 
-/// Replaces IDs and flags of a context, and keeps its attributes. OTELCTX_ATTACHED if it is
-/// attached.
+/// Replaces IDs and flags, and keeps the attributes. OTELCTX_ATTACHED if the context is attached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_set_ids(
     context: *mut otelctx_context,
@@ -427,8 +424,7 @@ pub unsafe extern "C" fn otelctx_context_is_truncated(context: *const otelctx_co
     })
 }
 
-/// Creates a context with these IDs and flags and the attributes of another one, for example for a
-/// child span.
+/// Creates a context with these IDs and flags and another one's attributes, as for a child span.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_copy(
     context: *const otelctx_context,

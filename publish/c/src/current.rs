@@ -13,8 +13,7 @@ use crate::shared::{self, otelctx_shared};
 
 /// Makes a shared context what the calling thread is working on, and returns the previous one set
 /// by this function, or null: for frameworks that set what is current without a scope and in any
-/// order. Null detaches. The call takes over the reference that is passed, and the caller the
-/// returned one.
+/// order. Null detaches. The call takes the passed reference over, the caller the returned one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_swap_current(shared: *mut otelctx_shared) -> *mut otelctx_shared {
     pointer(|| {

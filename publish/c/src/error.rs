@@ -14,8 +14,7 @@ pub enum otelctx_result {
     OtelctxInvalidArgument = 1,
     /// Text is not UTF-8.
     OtelctxInvalidUtf8 = 2,
-    /// A value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key is
-    /// not published.
+    /// A value was cut to 255 bytes, or an attribute left out: no room, or an unpublished key.
     OtelctxTruncated = 3,
     /// The context or the scope belongs to another thread.
     OtelctxWrongThread = 4,
@@ -60,8 +59,7 @@ pub(crate) use otelctx_result::{
     OtelctxWrongThread as WRONG_THREAD, OtelctxZeroId as ZERO_ID,
 };
 
-/// Code and text of a call's result. Functions that take one write it in each call; null is
-/// allowed.
+/// Code and text of a call's result. Functions that take one write it in each call, if not null.
 #[repr(C)]
 pub struct otelctx_error {
     /// The code.

@@ -10,8 +10,7 @@ use crate::call::{caught, reported};
 use crate::error::{Failure, INTERNAL, failure, key_failure, otelctx_error};
 use crate::text::name;
 
-/// The name of an attribute of contexts, for example "http.route". It is valid until the process
-/// ends.
+/// The name of an attribute of contexts, such as "http.route". It is valid until the process ends.
 pub struct otelctx_key(Key);
 
 /// Number of keys that a process can have.

@@ -3,15 +3,13 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Returns the calling thread's thread pointer: one instruction, and different for all threads that
-/// run.
+/// Returns the thread pointer: one instruction, and different for all threads that run.
 #[inline(always)]
 pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let pointer: usize;
-        // SAFETY: the first word of the thread control block is its own address (ELF TLS, variant
-        // II).
+        // SAFETY: the thread control block starts with its own address (ELF TLS, variant II).
         unsafe {
             std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, pure, readonly));
         }
@@ -78,8 +76,7 @@ impl Owner {
         self.0.store(NONE, Ordering::Release);
     }
 
-    /// Refuses all use, also by signal handlers of this thread, until [`resume`](Self::resume) or
-    /// [`end`](Self::end).
+    /// Refuses all use, also by signal handlers, until it is resumed or ended.
     pub(crate) fn pause(&self) {
         self.0.store(PAUSED, Ordering::Relaxed);
     }

@@ -157,7 +157,7 @@ pub unsafe extern "C" fn otelctx_process_set(
     value: *mut otelctx_value,
 ) -> otelctx_result {
     // SAFETY: C passes null or valid pointers (otelctx.h).
-    unsafe { set(process, key, || take(value).ok_or(INVALID_ARGUMENT)) }
+    unsafe { set(process, key, || take(value)) }
 }
 
 /// Sets an attribute of the resource.
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn otelctx_process_set_context_attribute(
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
         set_by(ProcessContext::with_context_attribute, process, key, || {
-            take(value).ok_or(INVALID_ARGUMENT)
+            take(value)
         })
     }
 }
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
     // SAFETY: C passes null or valid pointers (otelctx.h).
     unsafe {
         set_by(ProcessContext::with_schema_attribute, process, key, || {
-            take(value).ok_or(INVALID_ARGUMENT)
+            take(value)
         })
     }
 }
@@ -312,8 +312,7 @@ pub unsafe extern "C" fn otelctx_process_schema(
     })
 }
 
-/// Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
-/// larger ones.
+/// Sets the maximum encoded size in bytes; readers may reject more than the default of 65,536.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_process_max_size(
     process: *mut otelctx_process,

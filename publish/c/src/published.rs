@@ -15,8 +15,7 @@ use crate::process::otelctx_process;
 
 /// A publication. It lasts until otelctx_unpublish(), or until the process ends.
 pub struct otelctx_published {
-    /// The PID of the process in which a thread uses `guard`; 0 for none. A forked child ignores
-    /// that of its parent.
+    /// The PID of the process in which a thread uses `guard`, or 0. A child ignores its parent's.
     user: AtomicU32,
     guard: UnsafeCell<Published>,
 }
@@ -127,8 +126,7 @@ pub unsafe extern "C" fn otelctx_modify(
     data: *mut c_void,
     error: *mut otelctx_error,
 ) -> otelctx_result {
-    // SAFETY: C passes a function that takes these arguments, and null or a valid pointer
-    // (otelctx.h).
+    // SAFETY: C passes null or valid pointers, also for the function (otelctx.h).
     unsafe {
         reported(error, || {
             let change = change.ok_or_else(|| failure(INVALID_ARGUMENT))?;

@@ -61,8 +61,7 @@ pub unsafe extern "C" fn otelctx_shared_retain(
     unsafe { borrow(shared) }.map_or(ptr::null_mut(), |own| handle((*own).clone()))
 }
 
-/// Releases a reference. The context lives until the last one is released and no thread has it
-/// attached.
+/// Releases a reference. The context lives until no reference and no thread has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_release(shared: *mut otelctx_shared) {
     caught((), || {
@@ -174,8 +173,7 @@ pub unsafe extern "C" fn otelctx_shared_trace_id(shared: *const otelctx_shared) 
 /// Returns the 8 bytes of the span ID, as long as a reference is held; zeroes for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_shared_span_id(shared: *const otelctx_shared) -> *const u8 {
-    // SAFETY: C passes null or valid pointers (otelctx.h); in a record, the span ID follows the
-    // trace ID (OTEP 4947).
+    // SAFETY: C passes null or valid pointers (otelctx.h); the span ID follows the trace ID.
     unsafe {
         borrow(shared).map_or(ptr::null(), |own| {
             raw::record_of(&own).add(size_of::<TraceId>())

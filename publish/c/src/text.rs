@@ -21,14 +21,11 @@ pub(crate) unsafe fn bytes<'a>(
     if length == 0 {
         return Ok(&[]);
     }
-    if address.is_null() {
-        return Err(INVALID_ARGUMENT);
-    }
-    if length == NUL_TERMINATED {
+    if length == NUL_TERMINATED && !address.is_null() {
         // SAFETY: the caller ensures that a zero byte ends it.
         return Ok(unsafe { CStr::from_ptr(address.cast()) }.to_bytes());
     }
-    if length > isize::MAX as usize {
+    if address.is_null() || length > isize::MAX as usize {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: the caller ensures that `address` has `length` bytes, which stay unchanged.
@@ -69,16 +66,16 @@ pub(crate) unsafe fn ids(
     trace_id: *const u8,
     span_id: *const u8,
 ) -> Result<Option<(TraceId, SpanId)>, otelctx_result> {
-    match (trace_id.is_null(), span_id.is_null()) {
-        (true, true) => Ok(None),
-        (false, false) => {
-            // SAFETY: the caller ensures the sizes, and arrays of bytes need no alignment.
-            let trace_id = unsafe { *trace_id.cast::<[u8; 16]>() }.into();
-            // SAFETY: as for the trace ID.
-            let span_id = unsafe { *span_id.cast::<[u8; 8]>() }.into();
-            ZeroId::check(trace_id, span_id).map_err(|_| ZERO_ID)?;
-            Ok(Some((trace_id, span_id)))
-        }
-        _ => Err(INVALID_ARGUMENT),
+    if trace_id.is_null() && span_id.is_null() {
+        return Ok(None);
     }
+    if trace_id.is_null() || span_id.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: the caller ensures the sizes, and arrays of bytes need no alignment.
+    let trace_id = unsafe { *trace_id.cast::<[u8; 16]>() }.into();
+    // SAFETY: as for the trace ID.
+    let span_id = unsafe { *span_id.cast::<[u8; 8]>() }.into();
+    ZeroId::check(trace_id, span_id).map_err(|_| ZERO_ID)?;
+    Ok(Some((trace_id, span_id)))
 }

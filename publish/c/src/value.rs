@@ -24,9 +24,12 @@ const MAX_DEPTH: usize = 128;
 ///
 /// # Safety
 /// `value` is null or a handle that C gives away.
-pub(crate) unsafe fn take(value: *mut otelctx_value) -> Option<Value> {
+pub(crate) unsafe fn take(value: *mut otelctx_value) -> Result<Value, otelctx_result> {
+    if value.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
     // SAFETY: the caller ensures that C gives the handle away.
-    (!value.is_null()).then(|| unsafe { Box::from_raw(value) }.value)
+    Ok(unsafe { Box::from_raw(value) }.value)
 }
 
 fn new(value: impl Into<Value>, depth: usize) -> *mut otelctx_value {

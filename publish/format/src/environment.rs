@@ -61,8 +61,7 @@ pub fn resource(
     Ok(resource)
 }
 
-/// A value of [`RESOURCE_ATTRIBUTES`] that is not a list of at most [`MAX_PAIRS`] `key=value`
-/// pairs.
+/// A [`RESOURCE_ATTRIBUTES`] that is not a list of at most [`MAX_PAIRS`] `key=value` pairs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MalformedVariable {
     /// The resource from the other variable.
@@ -81,9 +80,8 @@ impl fmt::Display for MalformedVariable {
 
 impl core::error::Error for MalformedVariable {}
 
-/// Splits at the first `separator`, an ASCII character. This and the functions below use loops
-/// instead of iterator chains because publishing programs link them, and loops compile to less
-/// code.
+/// Splits at the first `separator`, an ASCII character. This and the functions below use loops,
+/// which compile to less code in publishing programs.
 fn split(text: &str, separator: u8) -> Option<(&str, &str)> {
     let at = text.bytes().position(|byte| byte == separator)?;
     Some((&text[..at], &text[at + 1..]))

@@ -29,8 +29,7 @@ macro_rules! id {
                 self.0
             }
 
-            /// Returns whether this is [`Self::ZERO`]: invalid in W3C Trace Context, and "none" in
-            /// both OTEPs.
+            /// Returns whether this is [`Self::ZERO`]: invalid in W3C, and "none" in both OTEPs.
             #[inline]
             #[must_use]
             pub fn is_zero(self) -> bool {

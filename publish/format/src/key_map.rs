@@ -28,8 +28,8 @@ pub const NODEJS_SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Schema {
-    /// `tlsdesc_v1_dev`: the thread-local variable of OTEP 4947, under the name that current
-    /// readers accept.
+    /// `tlsdesc_v1_dev`: the thread-local variable of OTEP 4947, by the name that readers accept
+    /// now.
     TlsdescV1Dev,
     /// `tls_v1`: the same variable, under its final name.
     TlsV1,
@@ -58,8 +58,7 @@ impl Schema {
         }
     }
 
-    /// Returns the schema that a payload announces; `None` if it announces none, or not as a
-    /// string.
+    /// Returns the schema that a payload announces; `None` if it announces no string.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         match payload.attribute(SCHEMA_VERSION)? {

@@ -1,5 +1,4 @@
-//! The bytes of OpenTelemetry *process context* (OTEP 4719) and *thread context* (OTEP 4947), as
-//! values.
+//! OpenTelemetry's *process context* (OTEP 4719) and *thread context* (OTEP 4947) as values.
 //!
 //! A process publishes its resource attributes in a named memory mapping, which starts with a
 //! [`process_context::Header`] that points to a [`process_context::Payload`]. Each thread has a

@@ -17,8 +17,7 @@ use crate::{KeyMap, SpanId, TraceFlags, TraceId};
 
 /// Size of a record without attributes, in bytes.
 pub const HEADER_SIZE: usize = 28;
-/// The record size, including the header, that the OTEP recommends as a maximum for writers: every
-/// reader supports it.
+/// The record size, header included, that the OTEP recommends as a maximum: all readers support it.
 pub const RECOMMENDED_SIZE: usize = 640;
 /// The largest record that its `u16` size field allows.
 pub const MAX_SIZE: usize = HEADER_SIZE + u16::MAX as usize;
@@ -287,8 +286,7 @@ impl core::error::Error for RecordError {}
 pub enum Appended {
     /// The whole attribute.
     Whole,
-    /// The first [`MAX_VALUE_SIZE`] bytes of its value, or a few less to end at a character
-    /// boundary.
+    /// The first [`MAX_VALUE_SIZE`] bytes of its value, or a few less, so that no character is cut.
     Cut,
     /// Nothing: it does not fit. Attributes are never split.
     NoRoom,

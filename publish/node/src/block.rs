@@ -38,8 +38,7 @@ pub(crate) struct Blocks {
 }
 
 impl Block {
-    /// Returns a block with this record, whose header is completed: it is valid, and has the size
-    /// of its attributes.
+    /// Returns a block with this record, whose header is made valid, with the attributes' size.
     pub(crate) fn new(environment: *const Environment, record: &[u8]) -> *mut Self {
         let capacity = record.len().max(FIRST_CAPACITY);
         let block = Self::allocate(Self {
@@ -116,8 +115,7 @@ impl Block {
         unsafe { std::slice::from_raw_parts(Self::record(block), Self::size(block)) }
     }
 
-    /// Appends attributes, if the block has room for them. Readers see the record before or after
-    /// that.
+    /// Appends attributes, if the block has room. Readers see the record before or after that.
     ///
     /// # Safety
     /// The block was not freed.
@@ -204,8 +202,7 @@ impl Blocks {
     /// # Safety
     /// The block is in no list; it and all blocks in this list are valid.
     pub(crate) unsafe fn add(&self, block: *mut Block) {
-        // SAFETY: the caller passes a valid block that is in no list; all blocks in this list are
-        // valid.
+        // SAFETY: the caller passes a block that is in no list; all blocks in this one are valid.
         unsafe {
             (*block).previous = ptr::null_mut();
             let next = self.first.replace(block);

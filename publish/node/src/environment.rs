@@ -15,13 +15,11 @@ use crate::process;
 use crate::tls::{self, Published};
 use crate::v8::{GlobalSlot, Isolate, Local, V8, WeakCallbackInfo};
 
-/// Size of the buffer that JavaScript writes a record to, in bytes: the longest one, and behind it
-/// a value of 255 bytes with its header, which JavaScript encodes before it knows whether there is
-/// room.
+/// Size of the buffer that JavaScript writes a record to, in bytes: the longest one, and a value
+/// with its header, which JavaScript encodes before it checks for room.
 const BUFFER_SIZE: usize = RECOMMENDED_SIZE + ENTRY_HEADER_SIZE + MAX_VALUE_SIZE;
 
-/// Returns a callback of JavaScript's that runs a function with the environment and the first
-/// arguments.
+/// Returns a callback that runs a function with the environment and the first arguments.
 macro_rules! callback {
     ($run:path) => {{
         unsafe extern "C" fn callback(env: Env, info: CallbackInfo) -> Value {
@@ -37,9 +35,8 @@ macro_rules! callback {
     }};
 }
 
-/// An environment. Functions of JavaScript's have its address; Node-API frees it when they are
-/// gone. It is shared: V8 may collect contexts whenever a function of the environment calls V8 or
-/// Node-API.
+/// An environment. Functions of JavaScript's have its address; Node-API frees it after them. It is
+/// shared: V8 may collect contexts whenever a function calls V8 or Node-API.
 pub(crate) struct Environment {
     v8: &'static V8,
     isolate: Isolate,
@@ -137,8 +134,7 @@ impl Environment {
         if !unsafe { self.v8.is_instance(self.template, object) } {
             return Err("V8 does not recognize an object of the class".into());
         }
-        // Two values, each in the same place: the first word with one of them may have it by
-        // chance.
+        // Two values in the same place: the first word with one of them may have it by chance.
         let mut found = None;
         for marker in [0x5a5a_7070_1234_5678_usize, 0x2424_9696_8765_4320] {
             // SAFETY: see above; the markers are even. They are removed below.
@@ -161,15 +157,13 @@ impl Environment {
         Ok(())
     }
 
-    /// Returns the block of a context; `None` for any other value, and if its record was given
-    /// back.
+    /// Returns the block of a context; `None` for other values, and if its record was freed.
     fn block(&self, object: Value) -> Option<*mut Block> {
         let object: Local = object.cast();
         if self.has_ended.get() {
             return None;
         }
-        // SAFETY: this is a callback of Node-API, on the isolate's thread; the object has the word
-        // at this offset.
+        // SAFETY: this is a callback of Node-API; the object has the word at this offset.
         let record = unsafe {
             if !self.v8.is_instance(self.template, object) {
                 return None;
@@ -205,8 +199,7 @@ impl Environment {
         let environment = ptr::from_ref(self);
         let block = Block::new(environment, self.written(HEADER_SIZE + attributes));
         Block::record(block).expose_provenance();
-        // SAFETY: see above; the block is in no list yet, and lives until the callback, or until
-        // the end.
+        // SAFETY: see above; the block is in no list yet, and lives until `collected` or the end.
         unsafe {
             (*block).object = self.v8.globalize(self.isolate, object);
             self.blocks.add(block);
@@ -221,8 +214,7 @@ impl Environment {
         let Some(block) = self.block(object) else {
             return false;
         };
-        // SAFETY: a block that an object has is in the list. Readers find the old record or the new
-        // one.
+        // SAFETY: an object's block is in the list. Readers find the old record or the new one.
         unsafe {
             let kept = if replaces {
                 HEADER_SIZE
@@ -270,8 +262,7 @@ impl Environment {
         let frame = memory.word((self.isolate as usize).wrapping_add(offset));
         let frame = frame.filter(|frame| Some(*frame) == self.frame());
         let frame = frame.ok_or("V8 has the asynchronous context in a changing place")?;
-        // SAFETY: both are handles of objects, as the caller has checked, in a callback of
-        // Node-API.
+        // SAFETY: the caller has checked that both are handles of objects; Node-API has called.
         let (hash, key, context) = unsafe {
             let context: Local = context.cast();
             (self.v8.identity_hash(key), *key, *context)
@@ -295,8 +286,8 @@ impl Environment {
     fn open(&self, key: Local) -> Option<Local> {
         let found = self.search.borrow().found();
         let offset = found.filter(|_| !self.has_ended.get())?;
-        // SAFETY: the key is a handle of an object, in a callback of Node-API, and so is the slot
-        // of a global.
+        // SAFETY: the key is a handle of an object, as the slot of a global is; Node-API has
+        // called.
         let hash = unsafe {
             if self.key.get().is_null() {
                 self.key.set(self.v8.globalize(self.isolate, key));
@@ -348,8 +339,7 @@ unsafe extern "C" fn end(environment: *mut c_void) {
 
 /// Runs when the environment is gone.
 unsafe extern "C" fn finalize(_: Env, environment: *mut c_void, _: *mut c_void) {
-    // SAFETY: it is from `start`, and neither JavaScript nor V8 has its address any more: `end` was
-    // called.
+    // SAFETY: it is from `start`, and nobody has its address any more: `end` was called.
     drop(unsafe { Box::from_raw(environment.cast::<Environment>()) });
 }
 
@@ -420,8 +410,7 @@ fn bytes(environment: &Environment, call: Call, [object]: [Value; 1]) -> Value {
     let Some(block) = environment.block(object) else {
         return call.throw_type_error(NO_CONTEXT);
     };
-    // SAFETY: the object has it; the buffer has room for the longest record, and JavaScript does
-    // not run now.
+    // SAFETY: the object has it; the buffer has room for the longest record.
     unsafe {
         let bytes = Block::bytes(block);
         let to = environment.buffer.cast_mut();
@@ -452,8 +441,7 @@ fn verify(environment: &Environment, call: Call, [key, context]: [Value; 2]) -> 
     reason(call, environment.verify(key.cast(), context))
 }
 
-/// `open(storage)`: publishes for this thread. Returns the storage that readers follow, or
-/// undefined.
+/// `open(storage)`: publishes for this thread; returns the storage that readers follow.
 fn open(environment: &Environment, call: Call, [key]: [Value; 1]) -> Value {
     let is_object = call.type_of(key) == Some(value_type::OBJECT);
     let published = is_object.then(|| environment.open(key.cast())).flatten();

@@ -150,8 +150,7 @@ impl Call {
         Self { env }
     }
 
-    /// Returns the first arguments, `undefined` where there are fewer, and the data of the
-    /// function.
+    /// Returns the first arguments, or `undefined` for missing ones, and the function's data.
     pub(crate) fn arguments<const N: usize>(
         self,
         info: CallbackInfo,
@@ -354,8 +353,7 @@ impl Call {
         })
     }
 
-    /// Returns a `Uint8Array` that lives as long as the environment, and the address of its bytes,
-    /// which stays.
+    /// Returns a `Uint8Array` that lives as long as the environment, and the address of its bytes.
     pub(crate) fn buffer(self, size: usize) -> Option<(Value, *mut u8)> {
         let mut data = ptr::null_mut();
         let address = &raw mut data;

@@ -28,8 +28,7 @@ impl OwnMemory {
         }
     }
 
-    /// Returns the bytes at an address, at most [`MAX_READ`]; those before the first that cannot be
-    /// read.
+    /// Returns the bytes at an address, up to the first unreadable one, and at most [`MAX_READ`].
     pub(crate) fn bytes(&mut self, address: usize, size: usize) -> Vec<u8> {
         use std::os::fd::AsRawFd;
         let size = size.min(MAX_READ);

@@ -13,8 +13,7 @@ pub(crate) const TABLE_HEADER: usize = 16;
 pub(crate) const TAGGED_SIZE: usize = 8;
 /// Where an object can have its first internal field, in bytes.
 const RECORD_OFFSETS: [usize; 2] = [24, 32];
-/// How much of an isolate is searched, in bytes: the word is at 576, 632 and 680 in Node.js 22, 24
-/// and 26.
+/// Size of the search in an isolate, in bytes: Node.js 22, 24 and 26 have the word at 576 to 680.
 const ISOLATE_SIZE: usize = 2048;
 /// Maximum number of entries in a bucket that are read.
 const MAX_CHAIN: usize = 64;

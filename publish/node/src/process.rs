@@ -24,8 +24,7 @@ static PROCESS: Mutex<Process> = Mutex::new(Process {
     keys: Vec::new(),
 });
 
-/// Returns where readers of published versions of the schema find V8's layout, as attributes of the
-/// process context.
+/// Returns V8's layout as attributes of the process context, for readers of the schema.
 pub(crate) fn layout(record_offset: usize) -> [(&'static str, usize); 4] {
     [
         ("threadlocal.js_object_record_offset", record_offset),
@@ -36,8 +35,8 @@ pub(crate) fn layout(record_offset: usize) -> [(&'static str, usize); 4] {
 }
 
 /// Registers names of attributes, and publishes them if a process context is. Returns their
-/// indexes, which the process has as long as it runs. If `are_positional`, the index of each name
-/// must be its position.
+/// indexes, which the process has as long as it runs. If `are_positional`, each index must be the
+/// position.
 pub(crate) fn register_keys(
     call: Call,
     names: Value,
@@ -161,8 +160,7 @@ impl Process {
     }
 }
 
-/// Returns an attribute's value: a string, boolean, number, bigint, `Uint8Array`, or an array of
-/// them.
+/// Returns an attribute's value: a string, boolean, number, bigint, `Uint8Array`, or array.
 fn attribute(call: Call, value: Value, depth: usize) -> Option<Attribute> {
     match call.type_of(value)? {
         value_type::STRING => call.string_of(value).map(|text| text.as_str().into()),

@@ -90,8 +90,7 @@ impl V8 {
     /// # Safety
     /// The functions must be those of V8 before they are called.
     unsafe fn resolve() -> Result<Self, &'static str> {
-        // SAFETY: each type is that of the function in V8's headers; the mangled name has most of
-        // it.
+        // SAFETY: each type is that in V8's headers; the mangled name has most of it.
         unsafe {
             let set_pointer = c"_ZN2v86Object32SetAlignedPointerInInternalFieldEiPv";
             let set_tagged = c"_ZN2v86Object32SetAlignedPointerInInternalFieldEiPvt";
@@ -143,16 +142,14 @@ impl V8 {
     /// # Safety
     /// The thread runs in the isolate, in a callback of Node-API.
     pub(crate) unsafe fn embedder_data(&self, isolate: Isolate) -> Option<usize> {
-        // SAFETY: the caller runs in a callback of Node-API on the isolate's thread; a handle is an
-        // address.
+        // SAFETY: the caller runs in a callback of Node-API; a handle is the address of a word.
         unsafe {
             let local = (self.embedder_data)(isolate);
             (!local.is_null()).then(|| *local)
         }
     }
 
-    /// Returns a class whose objects have a field for the address of a record: its template, and
-    /// its constructor.
+    /// Returns a class whose objects have a field for a record's address: template and constructor.
     ///
     /// # Safety
     /// See [`Self::embedder_data`].
@@ -187,8 +184,7 @@ impl V8 {
         }
     }
 
-    /// Returns whether an object was made by the constructor of [`Self::class`], or by one that
-    /// extends it.
+    /// Returns whether an object is one of [`Self::class`], or of a class that extends it.
     ///
     /// # Safety
     /// See [`Self::embedder_data`]; `template` is one, or the slot of one; `value` is a handle.
@@ -258,8 +254,7 @@ impl V8 {
 /// `F` is the type of the function.
 unsafe fn function<F: Copy>(name: &'static CStr) -> Result<F, &'static str> {
     const { assert!(mem::size_of::<F>() == mem::size_of::<*mut c_void>()) };
-    // SAFETY: the name ends with a NUL; Node.js is the executable, or a library that it is linked
-    // with.
+    // SAFETY: the name ends with a NUL; Node.js is the executable, or linked to it.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if address.is_null() {
         return Err(name.to_str().unwrap_or_default());

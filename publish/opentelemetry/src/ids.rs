@@ -12,8 +12,7 @@ thread_local! {
 
 /// Returns the ID of the span that the sampler is called for, once.
 ///
-/// The SDK asks for a span ID immediately before it calls the sampler, to which it does not pass
-/// the ID.
+/// The SDK asks for a span ID immediately before it calls the sampler, which does not get the ID.
 pub(crate) fn take_new_span() -> SpanId {
     NEW_SPAN.replace(SpanId::INVALID)
 }

@@ -192,8 +192,7 @@ fn has_default_generator(description: &str, defaults: &Config) -> bool {
     description.contains(&format!("id_generator: {generator:?}, span_limits: "))
 }
 
-/// Returns whether a builder has a resource. If its description changes, the resource comes from a
-/// span processor.
+/// Returns whether a builder has a resource, or has a description of another form.
 fn has_resource(description: &str) -> bool {
     !description.ends_with(", resource: None }")
 }

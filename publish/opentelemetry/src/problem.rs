@@ -76,13 +76,11 @@ enum State {
 
 static STATE: Mutex<State> = Mutex::new(State::NotInstalled);
 
-/// Returns whether everything that was asked for is published: for a health check, or a line at
-/// start-up.
+/// Returns whether everything that was asked for is published: for a health check or at start-up.
 ///
 /// # Errors
-/// The first [`Problem`] since the program started. It was also reported as a warning, the way that
-/// OpenTelemetry's SDK reports its own (feature `internal-logs`), if `tracing` had a subscriber
-/// then.
+/// The first [`Problem`] since the program started. It was also reported as a warning, as
+/// OpenTelemetry's SDK does (feature `internal-logs`), if `tracing` had a subscriber.
 pub fn check() -> Result<(), Problem> {
     match &*STATE.lock().unwrap_or_else(PoisonError::into_inner) {
         State::NotInstalled => Err(Problem::NotInstalled),

@@ -14,8 +14,7 @@ use crate::problem;
 /// Keeps the process context published as long as the process runs.
 static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
 
-/// Publishes a resource, or adds it to the process context that the program has published with
-/// `otelctx`.
+/// Publishes a resource, or adds it to the process context that the program has published.
 pub(crate) fn publish(resource: &Resource) {
     if let Err(error) = try_publish(resource) {
         problem::report(problem::Problem::ProcessContext(error));

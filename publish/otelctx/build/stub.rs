@@ -1,5 +1,4 @@
-//! A shared object of a few hundred bytes that contains only an undefined reference to
-//! `otel_thread_ctx_v1`.
+//! A shared object of a few hundred bytes that only refers to `otel_thread_ctx_v1`.
 //!
 //! Linkers export a symbol of an executable if a shared library on the command line refers to it.
 //! This is the only way in which a dependency can export a symbol from a Rust executable:

@@ -6,8 +6,7 @@ use std::fmt;
 ///
 /// rustc writes a linker version script with the names of the exported Rust items and `local: *`,
 /// which hides symbols defined in assembly. In that script, this name is a glob that matches the
-/// symbol. The letters in the brackets, none of which is a digit, make the name unique to this copy
-/// of the crate.
+/// symbol. The letters in the brackets, none of them a digit, make the name unique to this copy.
 #[cfg(target_os = "linux")]
 #[unsafe(export_name = concat!("otel_thread_ctx_v[1", env!("OTELCTX_TAG"), "]"))]
 #[allow(unreachable_pub)]
@@ -49,8 +48,7 @@ pub enum NotExported {
         /// The executable.
         module: String,
     },
-    /// The executable is static and position-independent, and the linker did not export the
-    /// variable.
+    /// The executable is a static-pie, and the linker did not export the variable.
     StaticPie {
         /// The executable.
         module: String,
@@ -141,8 +139,7 @@ mod own_modules {
         /// The result for the module whose thread-local storage holds the variable.
         result: Option<Result<(), NotExported>>,
         /// The result for this code's module if the address of its storage is unknown: glibc
-        /// allocates that of a module that was loaded after the thread had started only on first
-        /// use.
+        /// allocates that of a library loaded later only on first use.
         own: Option<Result<(), NotExported>>,
     }
 
@@ -158,8 +155,7 @@ mod own_modules {
         // SAFETY: the callback takes a `Search`, which outlives the call.
         unsafe { libc::dl_iterate_phdr(Some(visit_module), (&raw mut search).cast()) };
         // This module has a definition of its own. If it is local, it is the variable. If it is
-        // exported, the variable is this one or another exported one, to which the dynamic linker
-        // has bound this module.
+        // exported, the variable is this or another exported one, to which this module is bound.
         let result = search.result.or(search.own);
         result.unwrap_or(Err(NotExported::NotFound))
     }
@@ -213,8 +209,7 @@ mod own_modules {
         })
     }
 
-    /// Returns the module's name: a path, or `None` for an executable. (musl names a dynamic one by
-    /// its path.)
+    /// Returns the module's path; `None` for an executable, unless musl names it.
     unsafe fn library(info: &libc::dl_phdr_info) -> Option<&CStr> {
         // SAFETY: the loader passes null or a C string.
         let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
@@ -283,8 +278,8 @@ mod own_modules {
             }
         }
 
-        /// Returns whether the table has the variable, at this offset of the module's storage if
-        /// that is known.
+        /// Returns whether the table has the variable, at this offset of the storage if that is
+        /// known.
         ///
         /// # Safety
         /// The module is still loaded.

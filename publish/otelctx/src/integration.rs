@@ -8,8 +8,7 @@ use crate::process_context::platform;
 
 static OBSERVED: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether this process has a process context, of any publisher: without one, readers read
-/// no threads.
+/// Returns whether this process has a process context: without one, readers read no threads.
 #[must_use]
 pub fn is_process_published() -> bool {
     platform::is_published()

@@ -137,8 +137,7 @@ impl Context {
         Ok(Self::with(trace_id, span_id, trace_flags, attributes))
     }
 
-    /// Returns a context for a child span: the same trace, flags and attributes, and more
-    /// attributes.
+    /// Returns a context for a child span: the same trace, flags and attributes, and more.
     #[pyo3(signature = (span_id, attributes=None))]
     fn child(
         &self,
@@ -196,8 +195,7 @@ impl Context {
         self.shared(py).is_truncated()
     }
 
-    /// Supports `copy` and `pickle`, which get to a context through a span that has it as an
-    /// attribute.
+    /// Supports `copy` and `pickle` of a span, which has its context as an attribute.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Arguments<'py>)> {
         let has_ids = self.content.with(py, |it| !it.trace_id.is_zero());
         let ids = has_ids.then(|| (self.trace_id(py), self.span_id(py)));
@@ -378,8 +376,7 @@ pub(crate) fn enter<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny
     Ok(token.clone())
 }
 
-/// Makes `context` what the current `contextvars` context is working on; returns a token for
-/// [`detach`].
+/// Makes `context` the work of the current `contextvars` context; returns a token for [`detach`].
 pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     Token::wrap(set(context)?)
 }

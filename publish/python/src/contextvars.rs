@@ -85,8 +85,7 @@ pub(crate) fn load(py: Python<'_>) -> PyResult<&'static Contextvars> {
     Ok(CONTEXTVARS.get_or_init(|| loaded))
 }
 
-/// Called after the interpreter has ended. A program that embeds it may start it again, at the same
-/// address.
+/// Called after the interpreter's end. An embedding program may start it again at the same address.
 extern "C" fn ended() {
     if let Some(loaded) = CONTEXTVARS.get() {
         loaded.interpreter.store(ptr::null_mut(), Ordering::Relaxed);
@@ -160,8 +159,7 @@ impl Contextvars {
         count: usize,
         keywords: *mut PyObject,
     ) -> *mut PyObject {
-        // SAFETY: the caller's thread is attached; the arguments are those of
-        // `PyObject_Vectorcall`.
+        // SAFETY: the caller's thread is attached, and passes what `PyObject_Vectorcall` takes.
         unsafe {
             match self.call {
                 Some(call) => call(function, arguments, count, keywords),

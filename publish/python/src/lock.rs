@@ -28,8 +28,8 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Accesses the content. The function must not call Python, nor release objects: both may run
-    /// other threads.
+    /// Accesses the content. The function must not call Python or release objects, which may run
+    /// others.
     #[inline]
     pub(crate) fn with<R>(&self, _py: Python<'_>, function: impl FnOnce(&mut T) -> R) -> R {
         let _guard = (!HAS_GIL).then(|| self.mutex.lock().unwrap_or_else(PoisonError::into_inner));

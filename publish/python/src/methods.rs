@@ -104,8 +104,7 @@ impl<const N: usize> Methods<N> {
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     for method in &METHODS.0 {
-        // SAFETY: the definition is static; the result is a new reference, or null with an
-        // exception.
+        // SAFETY: the definition is static; the result is a new reference, or null.
         let function = unsafe {
             let definition = ptr::from_ref(method).cast_mut();
             let function = PyCFunction_NewEx(definition, ptr::null_mut(), module.name()?.as_ptr());

@@ -143,8 +143,7 @@ pub(crate) fn watch_libraries(py: Python<'_>) -> PyResult<()> {
     error.map_or(Ok(()), |error| Err(PyImportError::new_err(error)))
 }
 
-/// Returns whether the library of an extension module reports the contexts that it enters and
-/// leaves.
+/// Returns whether an extension module's library reports the contexts that it enters and leaves.
 #[pyfunction]
 pub(crate) fn is_watched(module: &Bound<'_, PyModule>) -> bool {
     // SAFETY: the argument is a module.
@@ -451,8 +450,7 @@ unsafe extern "C" fn enter(context: *mut PyObject) -> c_int {
     }
 }
 
-/// `PyContext_Exit`, possibly with a pending exception. Publishes what was published before the
-/// context was entered.
+/// `PyContext_Exit`, also with a pending exception. Publishes what was published before `enter`.
 unsafe extern "C" fn exit(context: *mut PyObject) -> c_int {
     // SAFETY: called with a context by a thread that is attached.
     unsafe {

@@ -99,8 +99,7 @@ impl<F: Fields> Class<F> {
             flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_HAVE_GC) as u32,
             slots: slots.as_mut_ptr(),
         };
-        // SAFETY: the functions fit their slots; the interpreter copies all but the methods, which
-        // are static.
+        // SAFETY: the functions fit their slots; all but the methods, which are static, is copied.
         let class = unsafe {
             let class = ffi::PyType_FromSpec(&raw mut specification);
             Bound::from_owned_ptr_or_err(py, class)?.cast_into::<PyType>()?

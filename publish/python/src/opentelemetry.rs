@@ -73,8 +73,7 @@ pub(crate) fn opentelemetry_use(py: Python<'_>, empty: Py<PyAny>, new_context: P
     let _ = CONFIGURATION.set(py, Configuration { empty, new_context });
 }
 
-/// Returns the key of the span in OpenTelemetry's contexts. It is random, and set while the API is
-/// imported.
+/// Returns the key of the span in OpenTelemetry's contexts, which is random in each process.
 fn span_key(py: Python<'_>) -> Option<&Py<PyAny>> {
     static SPAN_KEY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     SPAN_KEY.get(py).or_else(|| {
@@ -85,8 +84,7 @@ fn span_key(py: Python<'_>) -> Option<&Py<PyAny>> {
     })
 }
 
-/// Returns the attribute of a span with its [`Context`]. The package sets it to `None` on the class
-/// of spans.
+/// Returns the attribute of a span with its [`Context`]. The class of spans has it as `None`.
 fn context_name(py: Python<'_>) -> &Bound<'_, PyString> {
     pyo3::intern!(py, "_otelctx")
 }

@@ -50,8 +50,7 @@ fn error_of(error: PublishError) -> PyErr {
     PyOSError::new_err(error.to_string())
 }
 
-/// Converts a value. A list may contain itself, so the depth is checked here, before the publisher
-/// does.
+/// Converts a value. A list may contain itself, so the depth is checked here, too.
 fn value_of(value: &Bound<'_, PyAny>, depth_left: u32) -> PyResult<Value> {
     // A bool is an int, too.
     if let Ok(value) = value.cast::<PyBool>() {

@@ -46,7 +46,7 @@ const METH_FASTCALL: c_int = 0x80;
 static ORIGINAL_RUN: OnceLock<Run> = OnceLock::new();
 /// Set if the interpreter reports all switches to watchers, as 3.14 and later do.
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
-/// Set once they are reported to this module: from the first attach, so that a switch costs nothing
+/// Set once they are reported to this module: by the first attach, so that they cost nothing
 /// before.
 static IS_WATCHED: OnceLock<bool> = OnceLock::new();
 /// Set once the variable was set. Until then, a switch reads nothing.
@@ -74,8 +74,7 @@ pub(crate) fn is_reported() -> bool {
     IS_REPORTED.load(Ordering::Relaxed)
 }
 
-/// Returns whether the interpreter reports switches to this module, from now on if it did not
-/// before.
+/// Returns whether the interpreter reports switches to this module, from now on at the latest.
 #[inline]
 fn is_watched(py: Python<'_>) -> bool {
     *IS_WATCHED.get_or_init(|| add_watcher(py))
@@ -127,8 +126,7 @@ fn replace_run(py: Python<'_>) -> PyResult<()> {
     if name != c"run" || flags != METH_FASTCALL | METH_KEYWORDS {
         return Err(PyImportError::new_err("Context.run is not CPython's"));
     }
-    // SAFETY: the definition is static. Other threads may call the method meanwhile, and read the
-    // field at once.
+    // SAFETY: the definition is static. Other threads read the field at once.
     unsafe {
         let _ = ORIGINAL_RUN.set((*definition).function);
         let function = AtomicPtr::from_ptr((&raw mut (*definition).function).cast::<*mut ()>());
@@ -242,8 +240,7 @@ fn is_covered(token: &Bound<'_, PyAny>) -> bool {
     if ORIGINAL_RUN.get().is_none() {
         return false;
     }
-    // SAFETY: the interpreter checked or made the token, and it is older than 3.14: `run` was
-    // replaced.
+    // SAFETY: the interpreter knows the token, and is older than 3.14: `run` was replaced.
     unsafe {
         let context = context_of(token);
         !is_entered(context) || thread::has_entered(context)
@@ -293,8 +290,7 @@ struct Greenlets {
 }
 
 impl Greenlets {
-    /// Traces the calling thread's greenlets, unless they are: the program may have replaced the
-    /// tracer.
+    /// Traces the calling thread's greenlets again if the program has replaced the tracer.
     fn trace(&self, py: Python<'_>) -> PyResult<()> {
         let current = self.get_trace.bind(py).call0()?;
         if current.is(&self.tracer) || current.get_type().is(&self.chained) {

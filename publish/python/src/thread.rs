@@ -10,8 +10,7 @@ use pyo3::prelude::*;
 use crate::context::Context;
 
 thread_local! {
-    /// The [`Context`] whose record this module set as the thread's current one, or 0. Only
-    /// compared.
+    /// The [`Context`] whose record this module made current, or 0. Only compared.
     static PUBLISHED: Cell<usize> = const { Cell::new(0) };
     /// The contexts that were entered, and will be left, where this module sees it, and what was
     /// [`published`] before each. Greenlets leave them in any order. Only compared.
@@ -80,8 +79,7 @@ pub(crate) fn publish_again(py: Python<'_>, context: &Context) {
     }
 }
 
-/// Returns the address of the [`Context`] that readers see on the calling thread, or 0. Only to
-/// compare.
+/// Returns the address of the [`Context`] that readers see on this thread, or 0, for comparison.
 #[inline]
 pub(crate) fn published() -> usize {
     PUBLISHED.get()

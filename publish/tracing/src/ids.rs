@@ -73,8 +73,7 @@ pub(crate) const FROM_OPENTELEMETRY: bool = cfg!(any(
 /// Returns the IDs of a span of `tracing-opentelemetry` before 0.32, which attaches no contexts. A
 /// span that a filter disables for it has those of the next span above it.
 ///
-/// Its sampler decides when the span ends, or when a request is sent. Before, the flags are those
-/// of the parent.
+/// Its sampler decides when the span ends or a request is sent. Before, the flags are the parent's.
 #[inline]
 #[allow(unused_variables)]
 pub(crate) fn of<S: for<'s> LookupSpan<'s>>(span: &SpanRef<'_, S>) -> Option<Ids> {

@@ -50,8 +50,7 @@ impl Tasks {
     }
 }
 
-/// A task that is being polled, and what was attached before by others than the layer, such as the
-/// observer.
+/// A task that is being polled, and what others, such as the observer, had attached before.
 type Polled = (Id, Option<SharedContext>);
 
 thread_local! {

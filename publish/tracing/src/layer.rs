@@ -14,8 +14,7 @@ use crate::ids::{self, Ids, FROM_OPENTELEMETRY};
 use crate::problem;
 use crate::stack::{self, Entered};
 
-/// Returns a layer that publishes the span that each thread is working on, with these of its
-/// fields.
+/// Returns a layer that publishes the span of each thread, with these of its fields.
 ///
 /// `fields` are names such as `http.route`; a process has at most 256 names. What is published
 /// should be low in number and harmless: everyone who may read the process's memory sees it. A name
@@ -63,8 +62,7 @@ fn count(is_truncated: bool) {
 /// Longest value of a record, in bytes (OTEP 4947).
 const MAX_VALUE_SIZE: usize = 255;
 
-/// Set once a field was recorded late while the observer publishes: until then, exiting a span has
-/// nothing to do.
+/// Set once a field was recorded late while the observer publishes: before, exiting does nothing.
 static ANY_LATE: AtomicBool = AtomicBool::new(false);
 
 /// The data that the layer keeps for each span.
@@ -148,8 +146,7 @@ impl ContextLayer {
         integration::is_observed() && (!FROM_OPENTELEMETRY || ids::is_observed())
     }
 
-    /// Adds the fields that were recorded after a span's start to what the observer has published
-    /// of it.
+    /// Adds the fields recorded after a span's start to what the observer has published of it.
     fn add_late<S: for<'s> LookupSpan<'s>>(&self, span: &SpanRef<'_, S>) {
         let fields = self.fields(span);
         let Some(fields) = fields.filter(|fields| changes(Some(fields)) > 0) else {

@@ -7,8 +7,7 @@ use otelctx::{integration, raw, SharedContext};
 use crate::fields::Made;
 use crate::ids::Ids;
 
-/// An entered span, and the layer that keeps it, because layers of other subscribers have spans of
-/// the same number.
+/// An entered span, and its layer: layers of other subscribers have spans of the same number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entered {
     /// The address of the layer's keys.
@@ -52,8 +51,7 @@ impl Stack {
         }
     }
 
-    /// Publishes the latest context where the observer has detached the last context of
-    /// OpenTelemetry.
+    /// Publishes the latest context if the observer has detached OpenTelemetry's last one.
     fn publish_after_observer(&self) {
         if !self.entered.is_empty() && integration::is_observed() && raw::current().is_none() {
             self.publish();
@@ -88,8 +86,8 @@ pub(crate) fn push(entered: Entered, context: SharedContext) {
     });
 }
 
-/// [`push`] for a span that this thread has entered before, with these IDs. Returns whether its
-/// context is remembered.
+/// [`push`] for a span that this thread has entered with these IDs. Returns whether it is
+/// remembered.
 ///
 /// Looking up a span and its data takes longer than everything else together. IDs of spans may be
 /// used again in `tracing`, but those of OpenTelemetry are not.
@@ -112,8 +110,7 @@ pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
     pushed.unwrap_or(true)
 }
 
-/// Remembers the context of a span for [`push_remembered`], in place of the one that was remembered
-/// first.
+/// Remembers the context of a span for [`push_remembered`], in place of the oldest one.
 pub(crate) fn remember(entered: Entered, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();

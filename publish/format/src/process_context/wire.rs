@@ -52,8 +52,7 @@ impl<'a> Input<'a> {
         Ok(taken)
     }
 
-    /// Decodes a varint: seven bits per byte, least significant first; at most ten bytes, the last
-    /// at most 1.
+    /// Decodes a varint: seven bits per byte, lowest first; at most ten bytes, the last at most 1.
     pub(super) fn varint(&mut self) -> Result<u64, PayloadError> {
         let mut value = 0_u64;
         for (index, &byte) in self.rest.iter().take(10).enumerate() {

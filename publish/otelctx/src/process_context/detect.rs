@@ -7,8 +7,7 @@ use otelctx_format::process_context::Value;
 
 use super::{ProcessContext, PID, SERVICE_NAME};
 
-/// The resource attributes to detect. Their names are those of the OpenTelemetry semantic
-/// conventions.
+/// The resource attributes to detect, with names of OpenTelemetry's semantic conventions.
 ///
 /// ```
 /// use otelctx::{Detect, ProcessContext};

@@ -24,8 +24,7 @@ const PID: &str = "process.pid";
 /// A process context: the attributes of the process's OpenTelemetry resource, and attributes of the
 /// process context itself.
 ///
-/// Setting an attribute again replaces it. Attributes that are set take precedence over detected
-/// ones.
+/// Setting an attribute again replaces it. Attributes that are set precede detected ones.
 #[doc(alias = "otel_process_ctx_data")]
 #[derive(Clone, Debug)]
 #[must_use = "a process context does nothing until it is published"]
@@ -82,8 +81,7 @@ impl ProcessContext {
         self
     }
 
-    /// Sets resource attributes, for example all attributes of an SDK's resource. Values keep their
-    /// type.
+    /// Sets resource attributes, for example those of an SDK's resource. Values keep their type.
     ///
     /// ```
     /// use otelctx::{ProcessContext, Value};

@@ -66,8 +66,7 @@ impl<'a> Attached<'a> {
                     block = record.block();
                 }
             }
-            // A reader stops this thread, so only the order of this thread's own instructions
-            // matters.
+            // A reader stops this thread, so only the order of its own instructions matters.
             compiler_fence(Ordering::Release);
             slot.write_volatile(block);
             Self {
@@ -80,8 +79,7 @@ impl<'a> Attached<'a> {
     }
 }
 
-/// Links a record that was last attached over another one. It is still in the chain if its guard
-/// was forgotten.
+/// Links a record that was attached over another one. With a forgotten guard, it is still linked.
 ///
 /// Returns its arguments so that the fast path need not keep them in callee-saved registers, which
 /// it would have to save first.
@@ -100,8 +98,7 @@ unsafe fn attach_elsewhere(
     (slot, record)
 }
 
-/// Removes a record from the chain. If it may be below another publisher's record, it gets a new
-/// block.
+/// Removes a record from the chain, or gives it a new block if another publisher may restore it.
 #[cold]
 #[inline(never)]
 fn detach_out_of_order(record: &mut Context) {

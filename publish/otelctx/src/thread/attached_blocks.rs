@@ -22,8 +22,7 @@ use super::shared::SharedContext;
 use super::shared_block::{release, release_to_process, retain};
 use super::state::{self, exit_has_begun, found_slot, prepare_shared_exit, ThreadState};
 
-/// Number of records in the list before it is moved to the heap. Scopes are rarely nested more
-/// deeply.
+/// Number of records in the list before it moves to the heap. Scopes are rarely nested deeper.
 const INLINE: usize = 6;
 /// Maximum number of records that guards of one thread can have attached at once. Scopes are not
 /// nested this deeply, so guards must have been forgotten.
@@ -37,8 +36,7 @@ pub(super) struct Entry {
     pub(super) block: *mut u8,
     /// The record below it in the chain, unless it has a copy.
     pub(super) below: *mut u8,
-    /// A block of the thread's pool that replaces it in the chain because an attribute was added;
-    /// null for none.
+    /// A block of the pool that replaces it in the chain, with an added attribute; null for none.
     pub(super) copy: *mut u8,
 }
 
@@ -50,8 +48,7 @@ impl Entry {
     };
 }
 
-/// Shared records that are attached to a thread, or below another publisher's record. Each occurs
-/// once.
+/// Shared records, each once, that a thread or another publisher may have attached.
 ///
 /// A signal handler may attach and detach its own records between any two steps: it changes only
 /// idle entries. So an entry is marked as in use before it is filled, and until nothing refers to
@@ -238,8 +235,7 @@ impl AttachedBlocks {
         }
     }
 
-    /// Detaches a block if it is in the slot and was attached last: the fast path of dropping a
-    /// guard.
+    /// Detaches a block if it is in the slot and was attached last: the fast path of a guard.
     #[inline(always)]
     pub(super) fn detach(state: ThreadState, block: *mut u8) -> bool {
         // SAFETY: `state` is this thread's; `at` is an index.

@@ -62,8 +62,7 @@ impl Attributes<'_> {
         unsafe { copy(value.as_ptr(), to, value.len()) };
     }
 
-    /// Appends a span ID as 16 hexadecimal digits. The local root span of a trace is commonly
-    /// published this way.
+    /// Appends a span ID as 16 hexadecimal digits, as a trace's local root span is published.
     #[inline(always)]
     pub fn append_span_id(&mut self, key: &Key, span_id: impl Into<SpanId>) {
         let Some(index) = key.index() else {
@@ -78,8 +77,7 @@ impl Attributes<'_> {
         unsafe { to.cast::<[u8; 16]>().write_unaligned(digits) };
     }
 
-    /// Writes the header of the next entry; returns where its value goes, or `None` if it does not
-    /// fit.
+    /// Writes the header of the next entry; returns the place of its value if it fits.
     #[inline(always)]
     fn entry(&mut self, index: u8, length: usize) -> Option<*mut u8> {
         let size = ENTRY_HEADER_SIZE + length;
@@ -121,8 +119,7 @@ impl Attributes<'_> {
     }
 }
 
-/// Copies a value. Most values are short, and calling `memcpy` would cost more than the copy
-/// itself.
+/// Copies a value. Most values are short, and calling `memcpy` would cost more than the copy.
 ///
 /// # Safety
 /// Both buffers have `length` bytes and do not overlap.

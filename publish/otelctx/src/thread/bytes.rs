@@ -20,8 +20,7 @@ pub(super) unsafe fn write_ids(block: *mut u8, trace_id: TraceId, span_id: SpanI
     }
 }
 
-/// Marks a record as valid after everything else was written. The last four bytes of the header are
-/// one store.
+/// Marks a record as valid after all else was written. The header's last four bytes are one store.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
@@ -94,8 +93,7 @@ pub(super) unsafe fn shrink(block: *mut u8, size: usize) {
     }
 }
 
-/// Removes the attributes with this key. Returns the size of the others, in bytes, which is not
-/// announced yet.
+/// Removes the attributes with this key. Returns the size of the others, which is not announced.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes, and is currently invalid.

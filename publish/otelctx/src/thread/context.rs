@@ -1,5 +1,4 @@
-//! A context that belongs to one thread: mutable. Its record returns to the thread's pool when it
-//! is dropped.
+//! A mutable context of one thread. Its record returns to the thread's pool when it is dropped.
 
 use std::cell::Cell;
 use std::fmt;
@@ -209,7 +208,7 @@ impl Context {
         }
     }
 
-    /// Returns whether an attribute was cut or skipped, because it did not fit or its key is not
+    /// Returns whether an attribute was cut or skipped: it did not fit, or its key is not
     /// published.
     #[inline]
     #[must_use]
@@ -251,8 +250,7 @@ impl Context {
         SharedContext::copy(self.block(), self.class(), self.is_truncated())
     }
 
-    /// Creates a context with these IDs and flags and the attributes of this one, for example for a
-    /// child span.
+    /// Creates a context with these IDs and flags and this one's attributes, as for a child span.
     ///
     /// # Errors
     /// If an ID is zero.

@@ -80,8 +80,7 @@ unsafe fn swap_slowly(state: ThreadState, mut new: *mut u8) -> Option<SharedCont
         let slot = found_slot(state);
         let foreign = !is_own(state, slot.read_volatile());
         if foreign && !(*state.get()).current.block.is_null() {
-            // While the other publisher's record is in the slot: later, this could remove the new
-            // one.
+            // While the other record is in the slot: later, this could remove the new one.
             AttachedBlocks::make_room(state);
         }
         let old = take(state);
@@ -175,12 +174,10 @@ unsafe fn set_slowly(state: ThreadState, new: *mut u8) {
     }
 }
 
-/// Returns the context that [`swap_current`] or [`set_current`] made current on the calling thread,
-/// without the attributes that [`append_current`](crate::append_current) added; `None` if there is
-/// none.
+/// Returns the context that [`swap_current`] or [`set_current`] made current on this thread, if
+/// any, without the attributes that [`append_current`](crate::append_current) added.
 ///
-/// For a framework that derives a context from the current one. Must not be called in signal
-/// handlers.
+/// For frameworks that derive a context from the current one. Not for signal handlers.
 #[must_use]
 pub fn current() -> Option<SharedContext> {
     // SAFETY: the state belongs to this thread, and the block has a reference: this thread's, or
@@ -202,8 +199,7 @@ pub fn current() -> Option<SharedContext> {
 /// detached; the shared context does not change.
 ///
 /// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot if no
-/// record of this crate is attached, if the record has no room for it, or if its key is not
-/// published.
+/// record of this crate is attached, it has no room, or the key is not published.
 pub fn append_current(key: &Key, value: &str) -> bool {
     let state = arch::state();
     // SAFETY: the state belongs to this thread, and the slot contains a record or null.

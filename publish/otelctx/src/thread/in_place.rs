@@ -173,8 +173,7 @@ impl ThreadContext {
         }
     }
 
-    /// Detaches the context if it is attached, and makes readers ignore it until it is written
-    /// again.
+    /// Detaches the context if it is attached; readers ignore it until it is written again.
     #[doc(alias = "ddog_otel_thread_ctx_detach")]
     pub fn detach(self) {
         // SAFETY: as for set_with().
@@ -201,8 +200,7 @@ impl ThreadContext {
     }
 }
 
-/// Returns the record's address, which is created if necessary; null once the thread's destructors
-/// have freed it.
+/// Returns the record, created if necessary; null once the thread's destructors have freed it.
 pub(super) fn record(state: ThreadState) -> *mut u8 {
     // SAFETY: the caller ensures that `state` belongs to this thread.
     unsafe {
@@ -213,8 +211,7 @@ pub(super) fn record(state: ThreadState) -> *mut u8 {
     }
 }
 
-/// Creates the record if necessary, and marks it as complete. Null once the thread's destructors
-/// have freed it.
+/// Creates the record if necessary, and marks it as complete. Null if it was freed at the end.
 #[cold]
 #[inline(never)]
 fn make(state: ThreadState) -> *mut u8 {

@@ -35,8 +35,7 @@ const CHUNK: Layout = match Layout::from_size_align(CHUNK_SIZE, ALIGN) {
     Err(_) => panic!(),
 };
 
-/// Offset of the next free block's address in a free block: among its attributes, of which it has
-/// none.
+/// Offset of the next free block's address in a free block, which has no attributes.
 const NEXT: usize = 32;
 const _: () = assert!(NEXT >= offset::ATTRIBUTES && NEXT + 8 <= SIZES[0]);
 
@@ -103,8 +102,7 @@ impl Pool {
     };
 }
 
-/// Returns the smallest size class for `attributes` bytes of attributes; the largest if none is
-/// sufficient.
+/// Returns the smallest size class for `attributes` bytes of attributes, or the largest.
 pub(super) fn class_for(attributes: usize) -> usize {
     SIZES
         .iter()
@@ -295,8 +293,7 @@ pub(super) unsafe fn put(state: ThreadState, block: *mut u8, class: usize) {
     }
 }
 
-/// Returns the size class of a block of this thread; `None` if the address is not a block of its
-/// pool.
+/// Returns the size class of a block of this thread's pool; `None` for other addresses.
 pub(super) fn class_of(state: ThreadState, address: *mut u8) -> Option<usize> {
     // SAFETY: each chunk starts with its header.
     unsafe {

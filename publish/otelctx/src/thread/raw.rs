@@ -49,8 +49,7 @@ pub fn thread_slot() -> *mut *mut u8 {
 /// because readers stop the thread. Attributes refer to their keys by
 /// [`Key::index`](crate::Key::index).
 ///
-/// Only the thread itself may write, within the 640 bytes. No content of the bytes makes this
-/// process unsound.
+/// Only the thread itself may write, within the 640 bytes. No content makes this process unsound.
 #[must_use]
 pub fn thread_record() -> Option<NonNull<[u8; RECOMMENDED_SIZE]>> {
     NonNull::new(in_place::record(arch::state()).cast())
@@ -139,8 +138,7 @@ pub unsafe fn from_raw(address: *const u8) -> SharedContext {
 }
 
 /// Makes `context` a copy of `other` with these IDs and flags. If there is no other handle to it,
-/// its memory is used again: for a framework that creates a context for each span and keeps the
-/// handles of the latest.
+/// its memory is used again: for a framework that keeps the handles of the latest spans.
 ///
 /// # Errors
 /// If an ID is zero; nothing changes then.

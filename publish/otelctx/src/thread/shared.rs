@@ -139,7 +139,7 @@ impl SharedContext {
         Header::decode(unsafe { &*self.block().cast() })
     }
 
-    /// Returns whether an attribute was cut or skipped, because it did not fit or its key was not
+    /// Returns whether an attribute was cut or skipped: it did not fit, or its key was not
     /// published.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
@@ -181,8 +181,7 @@ pub struct AttachedShared<'a> {
     /// The record, or a copy of it: a guard identifies its place by its record's address, so a
     /// context that is attached a second time is copied.
     block: *mut u8,
-    /// The generation of the thread's list of attached blocks, which changes when the list is
-    /// cleared.
+    /// The generation of the thread's list of attached blocks, which clearing it changes.
     generation: u32,
     record: PhantomData<&'a SharedContext>,
 }
@@ -208,8 +207,7 @@ impl AttachedShared<'_> {
     /// thread until the context is detached; the shared context does not change.
     ///
     /// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot
-    /// while another record is attached over this one, if there is no room for it, or if its
-    /// key is not published.
+    /// if another record is over this one, there is no room, or its key is not published.
     pub fn append(&self, key: &Key, value: &str) -> bool {
         // SAFETY: the guard belongs to this thread.
         unsafe {

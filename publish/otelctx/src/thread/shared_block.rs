@@ -113,8 +113,7 @@ pub(super) unsafe fn retain(block: *mut u8) {
     // SAFETY: the caller passes a shared `block` with a reference.
     let before = unsafe { (*header(block)).references.fetch_add(1, Ordering::Relaxed) };
     if before > isize::MAX as usize {
-        // As in `Arc`: more references would overflow the counter; handles must have been
-        // forgotten.
+        // As in `Arc`: more would overflow the counter; handles must have been forgotten.
         std::process::abort();
     }
 }
@@ -153,8 +152,7 @@ pub(super) unsafe fn release_handle(block: *mut u8) {
     }
 }
 
-/// Drops a reference. The last one frees the block to the process's list, without using the
-/// thread's free blocks.
+/// Drops a reference. The last one frees the block to the process's list, not to the thread's.
 ///
 /// # Safety
 /// `block` is a shared one, and the reference is the caller's.
@@ -255,14 +253,12 @@ unsafe fn give_back(first: *mut u8, class: usize) {
     let list = &FREE[class];
     let mut head = ptr::null_mut();
     let mut last: *mut u8 = ptr::null_mut();
-    // If the list is empty, the end of the chain need not be linked, so it is searched only if
-    // needed.
+    // The end of the chain is searched only if needed: not if the list is empty.
     while let Err(now) =
         list.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed)
     {
         head = now;
-        // SAFETY: the caller passes a chain of free blocks that ends with null, to which no other
-        // code refers.
+        // SAFETY: the caller passes free blocks that no other code uses, up to null.
         unsafe {
             if last.is_null() {
                 last = first;
@@ -279,8 +275,7 @@ fn non_null(block: *mut u8) -> Option<*mut u8> {
     (!block.is_null()).then_some(block)
 }
 
-/// Takes a block from the process's list, and fills the thread's empty list with others from it; or
-/// allocates a new block.
+/// Takes a block from the process's list, and fills the thread's from it; or allocates one.
 #[cold]
 #[inline(never)]
 fn refill(state: ThreadState, class: usize) -> *mut u8 {

@@ -45,8 +45,7 @@ pub(crate) struct State {
     pub(super) pool: Pool,
     pub(super) shared: AttachedBlocks,
     pub(super) free_shared: FreeBlocks,
-    /// The record attached by [`super::swap_current`] or [`super::set_current`]. Nothing is below
-    /// it.
+    /// The record of [`super::swap_current`] or [`super::set_current`]. Nothing is below it.
     pub(super) current: Entry,
     /// True if `current` was set by [`super::set_current`], and has no reference.
     pub(super) current_is_unowned: bool,

@@ -1,5 +1,4 @@
-//! Other copies of this crate in the process: another version, or a library for another language
-//! that carries one.
+//! Other copies of this crate in the process: another version, or another language's library.
 //!
 //! A process has one context, so the copy that publishes last makes the earlier copy withdraw its
 //! context. It finds the earlier copy by its mapping, where the address of a [`Descriptor`] follows
@@ -11,8 +10,7 @@
 //! descriptor, and the key map comes from the payload, which stays in memory.
 //!
 //! Records of the earlier copy stay attached, and it may attach more. So the later copy's key map
-//! starts with the earlier one's. Keys registered with the earlier copy afterwards are not
-//! published.
+//! starts with the earlier one's, whose later keys are not published.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
@@ -29,8 +27,7 @@ use super::owner::Owner;
 use crate::call::caught;
 use crate::thread::{self, Name};
 
-/// Offset of the [`Mark`], in bytes from the mapping's start. Contexts of other publishers may have
-/// anything there.
+/// Offset of the [`Mark`] in the mapping, in bytes. Other publishers may have anything there.
 pub(super) const OFFSET: usize = HEADER_SIZE;
 
 /// The data after the header in a copy's mapping.
@@ -143,9 +140,8 @@ extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) 
 }
 
 /// Makes the copy of this crate that publishes the context at `address` withdraw it, or unmaps it
-/// if that copy was unloaded. Returns whether to search again: `false` if the publisher is not a
-/// copy of this crate, or the key maps differ. The caller has checked that this copy has no
-/// publication.
+/// if that copy was unloaded. Returns whether to search again: `false` if the publisher is no copy
+/// of this crate, or the key maps differ. This copy has no publication.
 pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     let found = match Found::read(address) {
         Ok(found) => found,
@@ -158,16 +154,15 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
         Err(libc::EFAULT) => None,
         Err(_) => return false,
     };
-    // This copy may have been unloaded and loaded again at the same address; it then has no state
-    // for this context.
+    // This copy may have been loaded again at the same address, without state for this context.
     if let Some(bytes) = descriptor.filter(|_| found.descriptor() != own_descriptor()) {
         // SAFETY: the magic bytes identify a descriptor.
         let descriptor = unsafe { bytes.as_ptr().cast::<Descriptor>().read_unaligned() };
         if !(descriptor.withdraw)(adopt) {
             return false;
         }
-        // If the mapping is still the same, the descriptor belongs to another copy that was loaded
-        // at that address.
+        // If the mapping is the same, the descriptor is that of another copy, loaded at that
+        // address.
         if Found::read(address) != Ok(found) {
             return true;
         }
@@ -203,8 +198,7 @@ impl Found {
             _size: usize,
             data: *mut c_void,
         ) -> c_int {
-            // SAFETY: `data` is that of the call below; nobody uses what an unloaded library has
-            // mapped.
+            // SAFETY: `data` is that of the call below; nobody uses an unloaded library's mapping.
             unsafe {
                 let (address, found) = *data.cast::<(usize, Found)>();
                 if Found::read(address) == Ok(found) {

@@ -14,8 +14,7 @@ pub(super) struct Foreign {
     pub(super) address: usize,
 }
 
-/// Searches `/proc/thread-self/maps` for a valid context. (`/proc/self/maps` is empty once the main
-/// thread has ended.)
+/// Searches `/proc/thread-self/maps` for a valid context. (`self` is empty after the main thread.)
 ///
 /// If `/proc` is not mounted, this finds nothing, and neither would readers. The kernel returns at
 /// most 4 KiB at a time, and lines are not kept: regardless of the number of mappings, this takes 8
@@ -75,8 +74,7 @@ fn find_byte(bytes: &[u8], byte: u8) -> Option<usize> {
 
 /// Returns the address of the valid context in the mapping of this line (proc_pid_maps(5)).
 fn context_in(line: &[u8]) -> Option<usize> {
-    // After addresses, permissions, offset, device, inode and spaces, none of which contains these
-    // characters.
+    // Before the name are addresses, permissions, numbers and spaces, without these characters.
     let at = find_byte(line, b'/').or_else(|| find_byte(line, b'['));
     let name = at.map_or(&[][..], |at| &line[at..]);
     if !MAPPING_PREFIXES.iter().any(|start| name.starts_with(start)) {

@@ -54,8 +54,7 @@ pub(crate) fn republish_after_fork(id: u64) -> Result<(), PublishError> {
     if lock().current() != id {
         return Err(PublishError::NotPublished);
     }
-    // Without the lock: a fork in progress holds the C library's lock on the handlers, and waits
-    // for ours.
+    // Without the lock: a fork in progress holds that of the handlers, and waits for ours.
     if !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers take no arguments and do not unwind.
         let error = unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) };

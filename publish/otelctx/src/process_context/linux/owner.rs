@@ -193,8 +193,7 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
     }
 }
 
-/// Returns whether this process has a process context: of this copy of the crate, or of any other
-/// publisher.
+/// Returns whether this process has a process context, of this copy or any other publisher.
 pub(crate) fn is_published() -> bool {
     let is_own = lock().publication().is_some();
     is_own || foreign::find().is_some()
