@@ -190,10 +190,8 @@ impl Environment {
         let object: Local = object.cast();
         // SAFETY: this is a callback of Node-API, on the isolate's thread.
         let is_instance = unsafe { self.v8.is_instance(self.template, object) };
-        if !is_instance || attributes > MAX_ATTRIBUTES {
-            return false;
-        }
-        if self.block(object.cast()).is_some() {
+        let has_record = || self.block(object.cast()).is_some();
+        if !is_instance || attributes > MAX_ATTRIBUTES || has_record() {
             return false;
         }
         let environment = ptr::from_ref(self);
@@ -216,11 +214,8 @@ impl Environment {
         };
         // SAFETY: an object's block is in the list. Readers find the old record or the new one.
         unsafe {
-            let kept = if replaces {
-                HEADER_SIZE
-            } else {
-                Block::size(block)
-            };
+            let size = Block::size(block);
+            let kept = if replaces { HEADER_SIZE } else { size };
             if kept + attributes > RECOMMENDED_SIZE {
                 return false;
             }
@@ -371,9 +366,8 @@ fn create(environment: &Environment, call: Call, [object, size]: [Value; 2]) -> 
 /// `append(context, size, replaces)`: appends the attributes in the buffer, of this size, or
 /// replaces all with them.
 fn append(environment: &Environment, call: Call, [object, size, replaces]: [Value; 3]) -> Value {
-    let size = call
-        .u32_of(size)
-        .filter(|size| *size as usize <= MAX_ATTRIBUTES);
+    let size = call.u32_of(size);
+    let size = size.filter(|size| *size as usize <= MAX_ATTRIBUTES);
     let replaces = call.bool_of(replaces) == Some(true);
     if size.is_some_and(|size| environment.append(object, size as usize, replaces)) {
         ptr::null_mut()
@@ -394,9 +388,8 @@ fn invalidate(environment: &Environment, call: Call, [object]: [Value; 1]) -> Va
 
 /// `setTraceFlags(context, flags)`
 fn set_trace_flags(environment: &Environment, call: Call, [object, flags]: [Value; 2]) -> Value {
-    let flags = call
-        .u32_of(flags)
-        .and_then(|flags| u8::try_from(flags).ok());
+    let flags = call.u32_of(flags);
+    let flags = flags.and_then(|flags| u8::try_from(flags).ok());
     let (Some(block), Some(flags)) = (environment.block(object), flags) else {
         return call.throw_type_error(NO_CONTEXT);
     };

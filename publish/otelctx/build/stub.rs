@@ -45,16 +45,13 @@ pub(crate) fn shared_object(machine: u16) -> Vec<u8> {
     symbols.extend([1 << 4 | 6, 0, 0, 0]);
     symbols.extend([0; 16]);
     // SysV hash table: one bucket, two chain entries, the bucket starts at symbol 1.
-    let hash: Vec<u8> = [1_u32, 2, 1, 0, 0]
-        .iter()
-        .flat_map(|w| w.to_le_bytes())
-        .collect();
+    let hash = [1_u32, 2, 1, 0, 0].map(u32::to_le_bytes).concat();
 
     let symbols_at = FILE_HEADER + 2 * PROGRAM_HEADER;
     let hash_at = symbols_at + symbols.len();
     let strings_at = hash_at + hash.len();
     let dynamic_at = (strings_at + strings.len()).next_multiple_of(8);
-    let dynamic: Vec<u8> = [
+    let dynamic = [
         [14, u64::from(file_name)], // DT_SONAME
         [4, hash_at as u64],        // DT_HASH
         [5, strings_at as u64],     // DT_STRTAB
@@ -63,10 +60,8 @@ pub(crate) fn shared_object(machine: u16) -> Vec<u8> {
         [11, SYMBOL_ENTRY as u64],  // DT_SYMENT
         [0, 0],                     // DT_NULL
     ]
-    .iter()
-    .flatten()
-    .flat_map(|w| w.to_le_bytes())
-    .collect();
+    .map(|entry| entry.map(u64::to_le_bytes).concat())
+    .concat();
     let sections_at = dynamic_at + dynamic.len();
 
     let mut file = Vec::new();
@@ -101,15 +96,8 @@ pub(crate) fn shared_object(machine: u16) -> Vec<u8> {
 
     file.extend([0; SECTION_HEADER]);
     // type, link, info, entry size: .dynsym's info is the first global symbol.
-    let kinds = [
-        (
-            11_u32,
-            2_u32,
-            1_u32,
-            SYMBOL_ENTRY,
-            symbols_at,
-            symbols.len(),
-        ),
+    let kinds: [(u32, u32, u32, usize, usize, usize); 4] = [
+        (11, 2, 1, SYMBOL_ENTRY, symbols_at, symbols.len()),
         (3, 0, 0, 0, strings_at, strings.len()),
         (5, 1, 0, 4, hash_at, hash.len()),
         (6, 2, 0, 16, dynamic_at, dynamic.len()),

@@ -114,10 +114,8 @@ pub(crate) fn push_remembered(entered: Entered, ids: Ids) -> bool {
 pub(crate) fn remember(entered: Entered, ids: Ids, made: Made) {
     let forgotten = STACK.try_with(|stack| {
         let stack = &mut *stack.borrow_mut();
-        let old = stack
-            .remembered
-            .iter()
-            .position(|span| span.as_ref().is_some_and(|it| it.entered == entered));
+        let mut spans = stack.remembered.iter();
+        let old = spans.position(|it| it.as_ref().is_some_and(|it| it.entered == entered));
         let at = old.unwrap_or(stack.next);
         if old.is_none() {
             stack.next = (stack.next + 1) % REMEMBERED;

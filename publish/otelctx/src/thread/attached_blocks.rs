@@ -266,11 +266,8 @@ impl AttachedBlocks {
             let Some(entry) = Self::find(state, block) else {
                 return;
             };
-            let shown = if (*entry).copy.is_null() {
-                block
-            } else {
-                (*entry).copy
-            };
+            let copy = (*entry).copy;
+            let shown = if copy.is_null() { block } else { copy };
             if chain::unlink(state, shown) {
                 Self::remove(state, entry).release(state);
             }

@@ -141,9 +141,8 @@ pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
 pub(super) unsafe fn copy_attributes(from: *mut u8, to: *mut u8) {
     // SAFETY: the caller ensures that both are records, and only this thread changes the second.
     unsafe {
-        let (from_attributes, to_attributes) =
-            (from.add(offset::ATTRIBUTES), to.add(offset::ATTRIBUTES));
-        ptr::copy_nonoverlapping(from_attributes, to_attributes, used(from));
+        let start = offset::ATTRIBUTES;
+        ptr::copy_nonoverlapping(from.add(start), to.add(start), used(from));
     }
 }
 

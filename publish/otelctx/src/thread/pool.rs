@@ -104,10 +104,8 @@ impl Pool {
 
 /// Returns the smallest size class for `attributes` bytes of attributes, or the largest.
 pub(super) fn class_for(attributes: usize) -> usize {
-    SIZES
-        .iter()
-        .position(|size| size - offset::ATTRIBUTES >= attributes)
-        .unwrap_or(LARGEST)
+    let fits = |size: &usize| size - offset::ATTRIBUTES >= attributes;
+    SIZES.iter().position(fits).unwrap_or(LARGEST)
 }
 
 /// Allocates a block, marked as invalid and without attributes.

@@ -53,35 +53,31 @@ impl Mapping {
             monotonic_published_at_ns: 0,
             payload_address: payload.as_ptr() as u64,
         };
+        let published_at = self.field(Header::TIMESTAMP_OFFSET);
         // SAFETY: the mapping is a page; only the holder of the lock writes it.
         unsafe {
-            self.address
-                .add(copies::OFFSET)
-                .cast::<copies::Mark>()
-                .write(copies::Mark::new());
-            let published_at = self
-                .address
-                .add(Header::TIMESTAMP_OFFSET)
-                .cast::<AtomicU64>();
-            (*published_at).store(0, Ordering::Relaxed);
+            let mark = self.address.add(copies::OFFSET).cast::<copies::Mark>();
+            mark.write(copies::Mark::new());
+            published_at.store(0, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let bytes = header.encode();
             let words = bytes[..Header::TIMESTAMP_OFFSET].chunks_exact(mem::size_of::<u32>());
             for (word, bytes) in words.enumerate() {
                 let word = self.address.cast::<AtomicU32>().add(word);
-                (*word).store(
-                    u32::from_ne_bytes(bytes.try_into().expect("4")),
-                    Ordering::Relaxed,
-                );
+                let bytes = u32::from_ne_bytes(bytes.try_into().expect("4"));
+                (*word).store(bytes, Ordering::Relaxed);
             }
-            let address = self
-                .address
-                .add(Header::PAYLOAD_ADDRESS_OFFSET)
-                .cast::<AtomicU64>();
-            (*address).store(header.payload_address, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            (*published_at).store(timestamp, Ordering::Relaxed);
         }
+        let address = self.field(Header::PAYLOAD_ADDRESS_OFFSET);
+        address.store(header.payload_address, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        published_at.store(timestamp, Ordering::Relaxed);
+    }
+
+    /// Returns the field of the header at this offset.
+    fn field(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the mapping starts with a header, until `withdraw` is called last.
+        unsafe { &*self.address.add(offset).cast() }
     }
 
     /// Names the mapping. A reader that observes `prctl` notices updates by this call.
@@ -114,17 +110,12 @@ impl Mapping {
 
     /// Marks the mapping as empty for readers, and unmaps it.
     pub(super) fn withdraw(&self) -> Result<(), PublishError> {
+        let published_at = self.field(Header::TIMESTAMP_OFFSET);
+        published_at.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         // SAFETY: the mapping belongs to `self`, and is no longer used.
-        unsafe {
-            let published_at = self
-                .address
-                .add(Header::TIMESTAMP_OFFSET)
-                .cast::<AtomicU64>();
-            (*published_at).store(0, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if libc::munmap(self.address.cast(), page_size()) != 0 {
-                return Err(system_error("munmap"));
-            }
+        if unsafe { libc::munmap(self.address.cast(), page_size()) } != 0 {
+            return Err(system_error("munmap"));
         }
         Ok(())
     }
