@@ -1,4 +1,4 @@
-//! What the calling thread is working on, without a scope.
+//! The current context of the calling thread, without a scope.
 
 use std::ffi::c_char;
 use std::ptr;

@@ -1,4 +1,4 @@
-//! Which thread a handle belongs to.
+//! The thread that a handle belongs to.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};

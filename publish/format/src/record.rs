@@ -258,7 +258,7 @@ pub enum RecordError {
     },
     /// The record is marked as invalid: it is being rewritten, or is not a record.
     NotValid {
-        /// Its `valid` byte.
+        /// The record's `valid` byte.
         valid: u8,
     },
 }

@@ -1,4 +1,4 @@
-//! How the addon is linked.
+//! Sets how the addon is linked.
 
 fn main() {
     println!("cargo:rerun-if-changed=build");

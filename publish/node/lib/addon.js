@@ -10,12 +10,12 @@ const { startupSnapshot } = require('node:v8')
 const OTHERS = { electron: 'Electron', bun: 'Bun', deno: 'Deno' }
 const other = Object.keys(OTHERS).find((name) => process.versions[name] !== undefined)
 const isNode = other === undefined
-/** What runs the program: `Node.js 24.21.0`. */
+/** The runtime that runs the program: `Node.js 24.21.0`. */
 const runtime = isNode
   ? `Node.js ${process.versions.node}`
   : `${OTHERS[other]} ${process.versions[other]}`
 
-/** Why the addon cannot be used in this process, before it is loaded; undefined if it can. */
+/** Returns why the addon cannot be used in this process, before it is loaded; undefined if it can. */
 function unsupported() {
   if (!isNode) return `${OTHERS[other]} is not supported`
   const variables = process.config?.variables ?? {}
@@ -33,7 +33,7 @@ function isSet(value) {
   return value === 1 || value === true || value === '1' || value === 'true'
 }
 
-/** The C library that this Node.js is linked with, by the name of its dynamic linker. */
+/** Returns the C library that this Node.js is linked with, by the name of its dynamic linker. */
 function libcOf(program) {
   try {
     const file = openSync(program, 'r')
@@ -49,7 +49,7 @@ function libcOf(program) {
   }
 }
 
-/** The addon's exports: the same ones in this environment, even if the program reloads its modules. */
+/** Returns the addon's exports: the same in this environment, even if the program reloads its modules. */
 function exportsOf(file) {
   const key = Symbol.for(`otelctx ${file}`)
   if (globalThis[key] === undefined) {
@@ -59,7 +59,7 @@ function exportsOf(file) {
   return globalThis[key]
 }
 
-/** The addon's exports, or `{ reason }`. */
+/** Returns the addon's exports, or `{ reason }`. */
 function load() {
   const reason = unsupported()
   if (reason !== undefined) return { reason }

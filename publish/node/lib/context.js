@@ -19,7 +19,7 @@ class Context extends addon.Base {
   #isTruncated
   /** The context of OpenTelemetry that this one stands for. */
   #origin
-  /** Whether the program does not see it: it stands for none. */
+  /** True if the program does not see it: it stands for none. */
   #isHidden = false
 
   constructor(traceId, spanId, traceFlags, attributes) {
@@ -71,7 +71,7 @@ class Context extends addon.Base {
     return addon.buffer.slice(0, addon.bytes(this))
   }
 
-  // The functions of this module that need what is private.
+  // Functions of this module that need private members.
   static isContext(value) {
     return typeof value === 'object' && value !== null && #size in value
   }
@@ -125,10 +125,10 @@ function foreign() {
 }
 
 let storage = new AsyncLocalStorage()
-/** Why contexts cannot be published in this process; undefined if they can, and where nobody reads them. */
+/** The reason why contexts cannot be published here; undefined if they can, and where nobody reads them. */
 const reason = isLinux ? open() : undefined
 
-/** Has the addon publish the storage, if readers can follow it. Returns why not. */
+/** Makes the addon publish the storage, if readers can follow it. Returns why not. */
 function open() {
   if (loaded.create === undefined) return loaded.reason
   let failed
@@ -161,7 +161,7 @@ function refusal() {
   return new Error(`otelctx cannot publish on ${runtime}: ${reason}${hint()}`)
 }
 
-/** What helps: AsyncContextFrame is there from Node.js 22.7 on, and the default from 24 on. */
+/** Returns a hint: AsyncContextFrame is there from Node.js 22.7 on, and the default from 24 on. */
 function hint() {
   if (!isNode) return ''
   if (/addons is disabled/.test(reason)) {
@@ -211,7 +211,7 @@ if (reason !== undefined) {
 }
 const publishes = isLinux && reason === undefined
 
-/** The context that is attached here, or undefined. */
+/** Returns the context that is attached here, or undefined. */
 function getContext() {
   const context = publishes ? storage.getStore() : undefined
   return context === undefined || isHidden(context) ? undefined : context
@@ -249,7 +249,7 @@ function runWithoutContext(fn) {
   }
 }
 
-/** How many names this environment has announced by their positions. */
+/** Number of names that this environment has announced by their positions. */
 let announced = 0
 
 function checkedNames(keys) {
@@ -269,12 +269,12 @@ function checkedNames(keys) {
   return names
 }
 
-/** The indexes of names, which the process has as long as it runs. */
+/** Returns the indexes of names, which the process has as long as it runs. */
 function indexesOf(names) {
   return publishes ? addon.registerKeys(names, false) : names.map((_, index) => index)
 }
 
-/** What to publish for all names of the process. */
+/** Returns the attributes to publish for all names of the process. */
 function processContextAttributes(names) {
   return Object.freeze({
     'threadlocal.schema_version': SCHEMA,
@@ -358,7 +358,7 @@ function publish(attributes) {
   if (publishes) addon.publish(named)
 }
 
-/** Whether the process has published a process context by this package. */
+/** Returns whether the process has published a process context by this package. */
 function isPublished() {
   return publishes && addon.isPublished()
 }

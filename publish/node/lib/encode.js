@@ -20,7 +20,7 @@ const typeOfArray = Function.prototype.call.bind(tag)
 const length = Object.getOwnPropertyDescriptor(typedArray, 'length').get
 const lengthOf = Function.prototype.call.bind(length)
 
-/** What `encodeAttributes` wrote: their size in bytes, and whether something was cut or omitted. */
+/** The result of `encodeAttributes`: their size in bytes, and whether something was cut or omitted. */
 class Encoder {
   /** @param {Uint8Array} buffer */
   constructor(buffer) {

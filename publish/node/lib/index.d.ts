@@ -1,15 +1,15 @@
 /** A value of each attribute, by the index of its key. Missing values are skipped. */
 export type Attributes = ReadonlyArray<string | null | undefined>
 
-/** What `getProcessContextAttributes` returns: attributes of the process context (OTEP 4719). */
+/** The result of `getProcessContextAttributes`: attributes of the process context (OTEP 4719). */
 export type ProcessContextAttributes = {
   readonly 'threadlocal.schema_version': 'nodejs_v1_dev'
   readonly 'threadlocal.attribute_key_map': readonly string[]
-  /** Where an object has the address of its record, in bytes. */
+  /** Offset of the address of its record in an object, in bytes. */
   readonly 'threadlocal.js_object_record_offset': number
   /** Size of a word of V8's heap, in bytes. */
   readonly 'threadlocal.tagged_size': number
-  /** Where a `JSMap` has its table, in bytes. */
+  /** Offset of its table in a `JSMap`, in bytes. */
   readonly 'threadlocal.js_map_table_offset': number
   /** Size of an `OrderedHashMap` before its counts, in bytes. */
   readonly 'threadlocal.ordered_hash_map_header_size': number
@@ -46,7 +46,7 @@ export declare class Context {
   invalidate(): void
   /** Replaces the trace flags, wherever the context is attached. A context without IDs has none. */
   setTraceFlags(traceFlags: number): void
-  /** Whether a value was cut, or an attribute omitted because there was no room. */
+  /** Returns whether a value was cut, or an attribute omitted because there was no room. */
   isTruncated(): boolean
   /** A copy of the bytes that readers see, for tests. */
   debugBytes(): Uint8Array
@@ -135,5 +135,5 @@ export declare function publish(attributes?: {
   readonly [name: string]: AttributeValue | null | undefined
 }): void
 
-/** Why contexts cannot be published in this process; `undefined` if they can. */
+/** The reason why contexts cannot be published in this process; `undefined` if they can. */
 export declare const unsupportedReason: string | undefined

@@ -22,9 +22,9 @@ const {
 } = require('./context')
 const { warnOnce } = require('./warn')
 
-/** Where `@opentelemetry/api` 1.x has what is registered (its src/internal/global-utils.ts). */
+/** The property in which `@opentelemetry/api` 1.x keeps registrations (its src/internal/global-utils.ts). */
 const API = Symbol.for('opentelemetry.js.api.1')
-/** Its key of the active span (src/trace/context-utils.ts). */
+/** The API's key of the active span (src/trace/context-utils.ts). */
 const SPAN = Symbol.for('OpenTelemetry Context Key SPAN')
 /** The key of `@opentelemetry/core` for what is known of a request (src/trace/rpc-metadata.ts). */
 const RPC_METADATA = Symbol.for('OpenTelemetry SDK Context Key RPC_METADATA')
@@ -43,10 +43,10 @@ const ENTRIES = Symbol('otelctx.entries')
 const traceId = new Uint8Array(16)
 const spanId = new Uint8Array(8)
 let routeIndex
-/** Whether this thread publishes the resource: workers leave it to the main thread, if that publishes one. */
+/** True if this thread publishes the resource: workers leave it to the main thread, if that publishes one. */
 let publishesResource = false
 
-/** Has a hexadecimal ID's bytes written, if it is one. */
+/** Writes a hexadecimal ID's bytes, and returns whether it is one. */
 function parse(hex, bytes) {
   if (typeof hex !== 'string' || hex.length !== 2 * bytes.length) return false
   let all = 0
@@ -66,7 +66,7 @@ function digit(code) {
   return -1
 }
 
-/** What belongs to a context of OpenTelemetry. */
+/** The thread context of a context of OpenTelemetry, and the state of its route. */
 class Entry {
   constructor(context) {
     /** The context of ours; undefined if there is no span. */
@@ -106,7 +106,7 @@ class Entry {
   }
 }
 
-/** The context of ours for one of OpenTelemetry; undefined if it has no span, or is none. */
+/** Returns our context for one of OpenTelemetry; undefined if it has no span, or is none. */
 function threadContextOf(context) {
   if (typeof context !== 'object' || context === null) return undefined
   let entry = context[ENTRY]
@@ -120,7 +120,7 @@ function threadContextOf(context) {
   return entry.threadContext
 }
 
-/** As above; it never throws, because programs must not fail for it. */
+/** Calls threadContextOf() and never throws, because programs must not fail for it. */
 function find(context) {
   try {
     return threadContextOf(context)
@@ -164,7 +164,7 @@ function unpublished(context) {
   return threadContext
 }
 
-/** What is active of OpenTelemetry while a context is attached that the program made itself. */
+/** OpenTelemetry's active context while the program has attached a context of its own. */
 class Beneath {
   constructor(threadContext, active, outer) {
     this.threadContext = threadContext
@@ -313,7 +313,7 @@ function instrument(manager) {
   }
 }
 
-/** Has a function called when a token is disposed of first. Returns false if that cannot be noticed. */
+/** Calls a function when a token is disposed of first. Returns false if that cannot be noticed. */
 function atDisposal(token, detach) {
   let isDisposed = false
   const wrapped = [DISPOSE, 'dispose'].filter((name) => {

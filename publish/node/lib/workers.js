@@ -1,5 +1,5 @@
 'use strict'
-// Has workers load a module that the process has loaded, whatever their options.
+// Makes workers load a module that the process has loaded, whatever their options.
 
 const workers = require('node:worker_threads')
 const { syncBuiltinESMExports } = require('node:module')

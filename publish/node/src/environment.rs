@@ -1,4 +1,4 @@
-//! What an environment of Node.js has: its class, its records, and what its thread publishes.
+//! An environment of Node.js: its class, its records, and the publication of its thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_void};

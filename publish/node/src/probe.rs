@@ -4,14 +4,14 @@ use crate::own_memory::OwnMemory;
 
 /// The lowest bit of a word that refers to an object (V8's src/objects/tagged.h).
 pub(crate) const TAG: usize = 1;
-/// Where a `JSMap` has its table, in bytes (V8's src/objects/js-collection.h).
+/// Offset of its table in a `JSMap`, in bytes (V8's src/objects/js-collection.h).
 pub(crate) const MAP_TABLE: usize = 24;
 /// Size of a table's header, in bytes: what is before the number of its elements (V8's
 /// src/objects/ordered-hash-table.h).
 pub(crate) const TABLE_HEADER: usize = 16;
 /// Size of a word of V8's heap, in bytes.
 pub(crate) const TAGGED_SIZE: usize = 8;
-/// Where an object can have its first internal field, in bytes.
+/// Possible offsets of an object's first internal field, in bytes.
 const RECORD_OFFSETS: [usize; 2] = [24, 32];
 /// Size of the search in an isolate, in bytes: Node.js 22, 24 and 26 have the word at 576 to 680.
 const ISOLATE_SIZE: usize = 2048;
@@ -29,7 +29,7 @@ pub(crate) fn record_offset(memory: &mut OwnMemory, object: usize, record: usize
     found.next().is_none().then_some(offset)
 }
 
-/// Where in an isolate a word can be, in bytes, by several values that it had.
+/// Possible offsets of a word in an isolate, in bytes, by several values that it had.
 #[derive(Default)]
 pub(crate) struct WordSearch {
     candidates: Option<Vec<usize>>,

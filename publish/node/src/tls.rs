@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// What a thread publishes: from here, a reader finds the record of the context that is active.
+/// The publication of a thread: from here, a reader finds the record of the context that is active.
 #[repr(C)]
 pub(crate) struct Published {
     /// Address of the isolate's word for continuation-preserved embedder data. While it is 0,
@@ -13,7 +13,7 @@ pub(crate) struct Published {
     key: usize,
     /// The identity hash of that object.
     key_hash: i32,
-    /// Where an object has the address of its record, in bytes.
+    /// Offset of the address of its record in an object, in bytes.
     record_offset: u8,
     zero: [u8; 3],
     /// V8's `undefined`, a tagged word.
@@ -99,7 +99,7 @@ fn address() -> *mut Published {
     address
 }
 
-/// See the one for x86-64.
+/// Returns the calling thread's structure, by the same sequence.
 #[cfg(target_arch = "aarch64")]
 fn address() -> *mut Published {
     let address;

@@ -1,5 +1,5 @@
-//! For the project's own crates. Of the crates that publish the contexts of other libraries, one
-//! owns the thread's context.
+//! Calls for the project's own crates. Of the crates that publish the contexts of other libraries,
+//! one owns the thread's context.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! What readers find of contexts that no thread has attached: those of suspended tasks.
+//! The data of contexts that no thread has attached, for readers: those of suspended tasks.
 //!
 //! A reader gets from a task to its `contextvars.Context`, and from there to a value of this
 //! package's context variable. Such an object starts, after Python's header, with a mark and an

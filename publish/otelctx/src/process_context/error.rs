@@ -31,7 +31,7 @@ pub enum PublishError {
     Empty,
     /// The encoded context is too large.
     TooLarge {
-        /// Its size in bytes.
+        /// The encoded size in bytes.
         size: usize,
         /// The largest size allowed.
         limit: usize,
@@ -44,7 +44,7 @@ pub enum PublishError {
     System {
         /// The call.
         call: &'static str,
-        /// Its `errno`.
+        /// The call's `errno`.
         errno: i32,
     },
     /// The mapping would have no name, so no reader could find the context.

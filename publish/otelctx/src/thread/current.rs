@@ -1,4 +1,4 @@
-//! What the calling thread is working on, without a scope.
+//! The current context of the calling thread, without a scope.
 
 use otelctx_format::record::{self, ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE};
 use otelctx_format::KeyMap;

@@ -32,7 +32,7 @@ pub fn thread_context() -> ThreadContext {
     }
 }
 
-/// See [`thread_context`].
+/// The context that [`thread_context`] returns.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadContext {
     state: ThreadState,

@@ -63,7 +63,7 @@ def _new_context(span: Any) -> _otelctx.Context | None:
 
 
 def _published(attributes: Any) -> dict[str, str]:
-    """Those of a span's attributes that are published."""
+    """Return the attributes of a span that are published."""
     published = {}
     for name in SPAN_ATTRIBUTES:
         value = attributes.get(name)
