@@ -27,7 +27,7 @@ pub struct Counts {
     /// or it is a kernel thread.
     pub not_traceable: u64,
     /// Samples that were due and skipped because their thread is outside of the recorder's PID namespace.
-    /// With eBPF, if all processes are sampled.
+    /// Counted with eBPF if all processes are sampled.
     pub outside_namespace: u64,
     /// User stacks that reach the frame that their thread started with.
     pub complete_stacks: u64,

@@ -141,7 +141,7 @@ pub enum StackEnd {
     TablesNotReady,
     /// The last frame's unwind tables are of an unsupported kind, or wrong.
     BadTables,
-    /// Memory that the last frame's caller is found by could not be read.
+    /// Memory with the address of the last frame's caller could not be read.
     Unreadable,
     /// The last frame would return to an address that is not executable.
     NotExecutable,

@@ -17,7 +17,7 @@ pub struct Sample {
     pub event: Event,
     /// Its context.
     pub found: Found,
-    /// Its state with regard to the interpreter's lock. `None` if it executes no interpreter with such a
+    /// Its state with regard to the interpreter's lock. `None` if it executes no interpreter with a
     /// lock, or if that is unknown.
     pub gil: Option<GilState>,
     /// The user-mode frames, innermost first.

@@ -66,7 +66,7 @@ pub(crate) struct Copy {
 impl Copy {
     /// Copies `original` without its code and data. Fails if it is not a 64-bit ELF file, or too large.
     ///
-    /// With `offsets` of code, units of its debug information that these are not in may be missing.
+    /// If `offsets` of code are given, units of its debug information without any of them may be missing.
     pub(crate) fn of(original: &File, offsets: Option<&[u64]>) -> io::Result<Self> {
         let size = original.metadata()?.len();
         let Needed { ranges, headers } = Needed::of(original, offsets).map_err(malformed)?;

@@ -349,7 +349,7 @@ impl Symbols {
     /// The answer for a file that was kept open, but has other content now.
     fn of_changed_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let path = &query.module.path;
-        // Runtimes generate code in memory that has such a name.
+        // Runtimes generate code in memory with a name like this.
         if !offsets.is_empty() && !path.starts_with("/memfd:") {
             self.failures.push(Failure {
                 path: path.clone(),

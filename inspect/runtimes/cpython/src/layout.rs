@@ -182,7 +182,7 @@ pub(crate) enum CallEnd {
     Shim {
         /// `owner`, a byte.
         owner: u64,
-        /// The least value of `owner` of such a frame.
+        /// The least value of `owner` of these frames.
         least: u8,
     },
 }

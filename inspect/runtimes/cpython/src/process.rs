@@ -119,7 +119,7 @@ impl RuntimeProcess for PythonProcess {
         self.others.iter().for_each(|other| other.find_code(target));
     }
 
-    /// Of several interpreters that know the thread, prefers the one whose GIL it holds.
+    /// If several interpreters know the thread, prefers the one whose GIL it holds.
     fn thread(
         &self,
         target: &dyn Target,

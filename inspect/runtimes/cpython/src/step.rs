@@ -104,7 +104,7 @@ fn frame(layout: &Layout) -> Option<[u64; 21]> {
         Instruction::Last { at, .. } => (at, true),
         Instruction::Address(at) => (at, false),
     };
-    // No byte has such a value.
+    // Greater than any byte.
     const NO_SHIM: u64 = 0x100;
     let (mark, entry_marks, shim_marks, all_are_entries) = match frame.end {
         CallEnd::Every => (position, 0, NO_SHIM, 1),
@@ -186,7 +186,7 @@ pub(crate) struct SampledFrame {
     pub(crate) position: u32,
     /// True for the outermost frame of a call of the interpreter.
     pub(crate) is_entry: bool,
-    /// True for a frame without a function, which only marks the end of such a call.
+    /// True for a frame without a function, which only marks the end of a call.
     pub(crate) is_shim: bool,
 }
 

@@ -52,9 +52,10 @@ fn compare(functions: &[&str]) -> StackMatch {
         return StackMatch::Beginning;
     }
     let is_part = |stack: &&[&str]| stack.windows(functions.len()).any(|it| it == functions);
-    match STACKS.iter().any(is_part) {
-        true => StackMatch::Truncated,
-        false => StackMatch::Wrong,
+    if STACKS.iter().any(is_part) {
+        StackMatch::Truncated
+    } else {
+        StackMatch::Wrong
     }
 }
 

@@ -164,7 +164,7 @@ fn ten_thousand_tasks_are_read() {
     }
 }
 
-/// The number of those that are not shown.
+/// Tasks beyond the maximum are counted.
 #[test]
 fn tasks_that_await_one_are_counted() {
     for version in ["3.14", "3.15"] {

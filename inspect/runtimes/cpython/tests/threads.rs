@@ -105,9 +105,10 @@ fn compare(mut process: Process, interpreter: &Interpreter, truth: &[Thread]) {
             &expected.state.as_str().into(),
             "{name}"
         );
-        let (has_it, has_it_not) = match interpreter.is_free_threaded {
-            false => ("holds_gil", "attached"),
-            true => ("attached", "holds_gil"),
+        let (has_it, has_it_not) = if interpreter.is_free_threaded {
+            ("attached", "holds_gil")
+        } else {
+            ("holds_gil", "attached")
         };
         assert_eq!(
             fact(&read.facts, has_it),
@@ -118,10 +119,12 @@ fn compare(mut process: Process, interpreter: &Interpreter, truth: &[Thread]) {
         let holds_gil = read.gil.as_ref().map(|gil| gil.is_held);
         let expected_gil = (!interpreter.is_free_threaded).then_some(index == 0);
         assert_eq!(holds_gil, expected_gil, "{name}");
-        let source = match (interpreter.version.starts_with("2."), index) {
-            (false, _) => "tss",
-            (true, 0) => "current",
-            (true, _) => "list",
+        let source = if !interpreter.version.starts_with("2.") {
+            "tss"
+        } else if index == 0 {
+            "current"
+        } else {
+            "list"
         };
         assert_eq!(fact(&read.facts, "source"), &source.into(), "{name}");
         assert_eq!(frames(read), expected.frames, "{name}");

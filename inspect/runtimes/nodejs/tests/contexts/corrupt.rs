@@ -289,9 +289,10 @@ fn the_kernel_comes_to_the_outcome_of_the_walk_whatever_the_words_are() {
             program.undo(change);
         }
         // Trace, span, flags and attributes.
-        let kind = match expected.contains(' ') {
-            true => "attached",
-            false => &expected,
+        let kind = if expected.contains(' ') {
+            "attached"
+        } else {
+            &expected
         };
         *counts.entry(kind.to_owned()).or_default() += 1;
     }
