@@ -4,11 +4,11 @@
 //! implementations and re-exports, by file. That takes 0.05 s; rustdoc's JSON, which `cargo-public-api` reads, needs
 //! nightly Rust and a build of all dependencies. An item that is `pub` in a private module and not exported is listed, too.
 
-use std::process::Command;
+use anyhow::{Result, bail};
+use fs_err as fs;
 
-use crate::files::{read, write as write_file};
-use crate::report::{self, Outcome};
-use crate::workspace::root;
+use crate::report::{self, Done};
+use crate::workspace::{git, root};
 
 /// The folders of the library crates.
 const CRATES: &str = "publish/format publish/otelctx publish/build publish/tracing \
@@ -16,51 +16,35 @@ const CRATES: &str = "publish/format publish/otelctx publish/build publish/traci
     profile/sampler profile/symbolize profile/write profile/export profile/worker \
     inspect/runtimes/cpython inspect/runtimes/nodejs cli";
 
-pub(crate) fn run(arguments: &[String]) -> Outcome {
-    let write = match arguments {
-        [] => false,
-        [flag] if flag == "--write" => true,
-        _ => return Outcome::Failed("api takes no argument, or --write".into()),
-    };
-    match compare(write) {
-        Ok(()) => Outcome::Passed("docs/api has the public items of the library crates".into()),
-        Err(error) => Outcome::Failed(error),
-    }
-}
-
-fn compare(write: bool) -> Result<(), String> {
+/// Compares the lists, or writes them.
+pub(crate) fn run(writes: bool) -> Done {
     for folder in CRATES.split_whitespace() {
-        let manifest = read(&root().join(folder).join("Cargo.toml"))?;
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml"))?;
         let name = manifest.split('"').nth(1).unwrap_or_default();
         let path = root().join(format!("docs/api/{name}.txt"));
         let found = list(&format!("{folder}/src"))?;
-        if write {
-            write_file(&path, found)?;
+        if writes {
+            fs::write(&path, found)?;
             continue;
         }
-        let committed = read(&path)?;
+        let committed = fs::read_to_string(&path)?;
         if found != committed {
             let is_new = |line: &&str| !committed.lines().any(|it| it == *line);
             let new = found.lines().find(is_new).unwrap_or("an item is gone");
-            return Err(format!(
-                "{name}: {new}; if intended: cargo xtask api --write"
-            ));
+            bail!("{name}: {new}; if intended: cargo xtask api --write");
         }
     }
-    Ok(())
+    report::passed("docs/api has the public items of the library crates")
 }
 
-fn list(source: &str) -> Result<String, String> {
-    let mut git = Command::new("git");
-    git.current_dir(root())
-        .args(["ls-files", "-co", "--exclude-standard", source]);
-    let files = report::output(&mut git)?;
+fn list(source: &str) -> Result<String> {
+    let files = report::output(git("ls-files -co --exclude-standard").arg(source))?;
     let is_source = |file: &&str| file.ends_with(".rs") && !file.ends_with("/tests.rs");
     let mut files: Vec<&str> = files.lines().filter(is_source).collect();
     files.sort_unstable();
     let mut list = String::new();
     for file in files {
-        let items = items(&read(&root().join(file))?);
+        let items = items(&fs::read_to_string(root().join(file))?);
         if !items.is_empty() {
             list += &format!("# {file}\n{}\n", items.join("\n"));
         }

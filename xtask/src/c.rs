@@ -4,14 +4,15 @@
 //! The shared library is linked here, from the static one: rustc gives the linker a version script of its
 //! own for a cdylib, and linkers refuse another one with named versions besides.
 
-use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::files::{at, copy, read, write};
+use anyhow::{Result, bail};
+use fs_err as fs;
+
+use crate::files::{copy_into, link, write};
 use crate::musl;
-use crate::report::{self, Outcome};
+use crate::report::{self, Done, Words, command};
 use crate::workspace::{VERSION, cargo, root, target_dir};
 
 /// The profile of `Cargo.toml` for it.
@@ -24,7 +25,7 @@ const SYMBOLS: &str = "OTELCTX_0.1";
 const OTHER_SYMBOLS: [&str; 1] = ["otel_thread_ctx_v1"];
 const HEADERS: [&str; 3] = ["otelctx.h", "otelctx.hpp", "otelctx_opentelemetry.hpp"];
 
-pub(crate) fn run(arguments: &[String]) -> Outcome {
+pub(crate) fn run(arguments: &[String]) -> Done {
     let (mut musl, mut prefix) = (false, None);
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -34,19 +35,17 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
                 prefix = Some(PathBuf::from(folder));
                 arguments.next();
             }
-            _ => return Outcome::Failed("c takes --musl and --prefix FOLDER".into()),
+            _ => bail!("c takes --musl and --prefix FOLDER"),
         }
     }
     let name = if musl { "otelctx-musl" } else { "otelctx" };
     let prefix = prefix.unwrap_or_else(|| target_dir().join(name));
-    match install(musl, &prefix) {
-        Ok(()) => Outcome::Passed(prefix.display().to_string()),
-        Err(error) => Outcome::Failed(error),
-    }
+    install(musl, &prefix)?;
+    report::passed(prefix.display().to_string())
 }
 
 /// Builds the library, and installs it into a folder.
-pub(crate) fn install(musl: bool, prefix: &Path) -> Result<(), String> {
+pub(crate) fn install(musl: bool, prefix: &Path) -> Result<()> {
     Build::new(musl)?.install(prefix)
 }
 
@@ -61,113 +60,97 @@ struct Build {
 
 impl Build {
     /// Builds the static library.
-    fn new(musl: bool) -> Result<Self, String> {
-        let mut command = cargo();
-        command.args(["build", "--quiet", "--locked", "-p", "otelctx-ffi"]);
-        command.args(["--profile", PROFILE]);
+    fn new(musl: bool) -> Result<Self> {
+        let archive = Path::new(PROFILE).join("libotelctx_ffi.a");
+        let mut build = cargo("build --quiet --locked -p otelctx-ffi --profile");
+        build.arg(PROFILE);
         if !musl {
             // As applications are built: without the flags of the checkout's own `.cargo/config.toml`.
-            command.env("RUSTFLAGS", "");
-            report::run(&mut command)?;
+            report::run(build.env("RUSTFLAGS", ""))?;
             return Ok(Self {
                 cc: "cc".into(),
                 libraries: &["-lpthread", "-lm", "-ldl"],
-                archive: target_dir().join(PROFILE).join("libotelctx_ffi.a"),
+                archive: target_dir().join(archive),
             });
         }
         let (rustc, gcc) = musl::X86_64.rust()?;
-        let gcc = fs::canonicalize(&gcc).map_err(at(&gcc))?;
+        let gcc = fs::canonicalize(gcc)?;
+        let target = musl::X86_64.target();
         let folder = target_dir().join("otelctx-musl-build");
-        command
-            .env("RUSTC", &rustc)
-            .env_remove("RUSTC_WRAPPER")
-            // The standard library that setup builds has nothing for it.
-            .env("CARGO_PROFILE_C_LTO", "off")
-            .env(
-                "CARGO_ENCODED_RUSTFLAGS",
-                format!("-Clinker={}", gcc.display()),
-            )
-            .args(["--target", &musl::X86_64.target(), "--target-dir"])
-            .arg(&folder);
-        report::run(&mut command)?;
+        build.env("RUSTC", &rustc).env_remove("RUSTC_WRAPPER");
+        // The standard library that setup builds has nothing for it.
+        build.env("CARGO_PROFILE_C_LTO", "off");
+        let linker = format!("-Clinker={}", gcc.display());
+        build.env("CARGO_ENCODED_RUSTFLAGS", linker);
+        build.args(["--target", &target, "--target-dir"]);
+        build.arg(&folder);
+        report::run(&mut build)?;
         Ok(Self {
             cc: gcc,
             libraries: &["-lunwind"],
-            archive: folder
-                .join(musl::X86_64.target())
-                .join(PROFILE)
-                .join("libotelctx_ffi.a"),
+            archive: folder.join(target).join(archive),
         })
     }
 
-    fn install(&self, prefix: &Path) -> Result<(), String> {
+    fn install(&self, prefix: &Path) -> Result<()> {
         let sources = root().join("publish/c");
         let library = prefix.join("lib");
-        fs::create_dir_all(&library).map_err(at(&library))?;
+        fs::create_dir_all(&library)?;
         for header in HEADERS {
-            copy(
-                &sources.join("include").join(header),
-                &prefix.join("include").join(header),
-            )?;
+            let header = sources.join("include").join(header);
+            copy_into(&header, &prefix.join("include"))?;
         }
-        self.archive(&library, &prefix.join("include/otelctx.h"))?;
-        self.link(&library, &prefix.join("include/otelctx.h"))?;
+        let header = fs::read_to_string(sources.join("include/otelctx.h"))?;
+        self.archive(&library, &header)?;
+        self.link(&library, &header)?;
 
-        let package = |from: &str, to: &str| {
-            let from = sources.join("package").join(from);
-            let text = read(&from)?;
-            let series = VERSION
-                .rsplit_once('.')
-                .map_or(VERSION, |(series, _)| series);
-            let text = text
+        let (series, _) = VERSION.rsplit_once('.').unwrap_or((VERSION, ""));
+        for (folder, file) in [
+            ("pkgconfig", "otelctx.pc"),
+            ("pkgconfig", "otelctx-static.pc"),
+            ("cmake/otelctx", "otelctx-config.cmake"),
+            ("cmake/otelctx", "otelctx-config-version.cmake"),
+        ] {
+            let text = fs::read_to_string(sources.join(format!("package/{file}.in")))?
                 .replace("@VERSION@", VERSION)
                 .replace("@SERIES@", series)
                 .replace("@SONAME@", SONAME)
                 .replace("@LIBRARIES@", &self.libraries.join(" "))
                 .replace("@CMAKE_LIBRARIES@", &self.libraries.join(";"));
-            write(&library.join(to), &text)
-        };
-        package("otelctx.pc.in", "pkgconfig/otelctx.pc")?;
-        package("otelctx-static.pc.in", "pkgconfig/otelctx-static.pc")?;
-        for file in ["otelctx-config.cmake", "otelctx-config-version.cmake"] {
-            package(&format!("{file}.in"), &format!("cmake/otelctx/{file}"))?;
+            write(&library.join(folder).join(file), &text)?;
         }
         Ok(())
     }
 
     /// Makes the static library: one object file, in which only the functions of the header and the variable are global.
     /// Everything else, Rust's standard library included, would conflict with that of another static library in Rust.
-    fn archive(&self, folder: &Path, header: &Path) -> Result<(), String> {
-        let header = read(header)?;
+    fn archive(&self, folder: &Path, header: &str) -> Result<()> {
         let object = folder.join("otelctx.o");
-        let mut command = Command::new(&self.cc);
+        let functions = functions(header);
+        let mut link = Command::new(&self.cc);
         // GNU ld, as the other linkers cannot dissolve groups: of those with the same name, a program gets one.
-        command.args(["-fuse-ld=bfd", "-r", "-nostdlib"]);
-        command.arg("-Wl,--force-group-allocation");
-        let functions = functions(&header);
-        for name in &functions {
-            command.arg(format!("-Wl,--undefined={name}"));
-        }
-        command.arg("-o").arg(&object).arg(&self.archive);
-        report::run(&mut command)?;
-        let mut keep = Command::new("objcopy");
-        keep.arg("--strip-debug");
-        for name in functions.into_iter().chain(OTHER_SYMBOLS) {
-            keep.arg(format!("--keep-global-symbol={name}"));
-        }
+        link.words("-fuse-ld=bfd -r -nostdlib -Wl,--force-group-allocation");
+        let undefined = functions
+            .iter()
+            .map(|name| format!("-Wl,--undefined={name}"));
+        link.args(undefined);
+        report::run(link.arg("-o").arg(&object).arg(&self.archive))?;
+        let mut keep = command("objcopy --strip-debug");
+        let kept = functions.into_iter().chain(OTHER_SYMBOLS);
+        keep.args(kept.map(|name| format!("--keep-global-symbol={name}")));
         report::run(keep.arg(&object))?;
         // Not in place: a program may be linked with the old one.
         let partial = folder.join("partial.a");
         let _ = fs::remove_file(&partial);
-        report::run(Command::new("ar").arg("crs").arg(&partial).arg(&object))?;
-        fs::remove_file(&object).map_err(at(folder))?;
-        fs::rename(&partial, folder.join("libotelctx.a")).map_err(at(folder))
+        report::run(command("ar crs").arg(&partial).arg(&object))?;
+        fs::remove_file(&object)?;
+        Ok(fs::rename(&partial, folder.join("libotelctx.a"))?)
     }
 
     /// Links the shared library, and makes the links to it.
-    fn link(&self, folder: &Path, header: &Path) -> Result<(), String> {
+    fn link(&self, folder: &Path, header: &str) -> Result<()> {
         let script = folder.join("partial.map");
-        write(&script, version_script(&read(header)?))?;
+        write(&script, version_script(header))?;
         let file = format!("libotelctx.so.{VERSION}");
         // Not in place: a program may be using the old one.
         let partial = folder.join("partial.so");
@@ -176,20 +159,15 @@ impl Build {
         command.arg(format!("-Wl,-soname,{SONAME}"));
         command.arg(format!("-Wl,--version-script={}", script.display()));
         // Threads that have used the library call it when they end, and so does fork.
-        command.args(["-Wl,-z,nodelete", "-Wl,-z,defs", "-Wl,-z,relro,-z,now"]);
-        command.args(["-Wl,--gc-sections", "-Wl,--strip-all"]);
-        command.arg("-Wl,--whole-archive").arg(&self.archive);
-        command.args(["-Wl,--no-whole-archive", "-Wl,--as-needed"]);
-        command.args(self.libraries);
-        report::run(&mut command)?;
-        fs::remove_file(&script).map_err(at(folder))?;
-        fs::rename(&partial, folder.join(&file)).map_err(at(folder))?;
-        for (name, target) in [(SONAME, file.as_str()), ("libotelctx.so", SONAME)] {
-            let link = folder.join(name);
-            let _ = fs::remove_file(&link);
-            symlink(target, &link).map_err(at(&link))?;
-        }
-        Ok(())
+        command.words("-Wl,-z,nodelete -Wl,-z,defs -Wl,-z,relro,-z,now");
+        command.words("-Wl,--gc-sections -Wl,--strip-all -Wl,--whole-archive");
+        command.arg(&self.archive);
+        command.words("-Wl,--no-whole-archive -Wl,--as-needed");
+        report::run(command.args(self.libraries))?;
+        fs::remove_file(&script)?;
+        fs::rename(&partial, folder.join(&file))?;
+        link(file, &folder.join(SONAME))?;
+        link(SONAME, &folder.join("libotelctx.so"))
     }
 }
 

@@ -4,18 +4,23 @@
 //! modules. A module and its own ancestors and descendants may use each other. Tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
+use anyhow::{Context, Result, anyhow, ensure};
+use fs_err as fs;
 use proc_macro2::{TokenStream, TokenTree};
 
-use crate::report::Outcome;
+use crate::files::entries;
+use crate::report::{Done, passed};
 use crate::workspace::root;
 
 /// The folders of the product's crates.
 const FOLDERS: [&str; 5] = ["publish", "inspect", "inspect/runtimes", "profile", "."];
 /// The document with a row for each allowed group: its crate, its modules, and the reason.
 const DOCUMENT: &str = "ARCHITECTURE.md";
+
+/// The most groups that there may be, however good their reasons.
+const MAX_GROUPS: usize = 6;
 
 /// The path of a module below the crate's root, or one in code, with `crate`, `self` and `super`.
 type ModulePath = Vec<String>;
@@ -29,35 +34,49 @@ struct Modules {
     paths: Vec<(ModulePath, ModulePath, String)>,
 }
 
-/// Prints the groups, and fails if the document does not have a row for each.
-pub(crate) fn run() -> Outcome {
-    let document = fs::read_to_string(root().join(DOCUMENT)).unwrap_or_default();
-    let (mut count, mut unknown) = (0, 0);
-    for folder in FOLDERS.map(|it| root().join(it)) {
-        for library in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let mut modules = Modules::default();
-            modules.read(&[], &library.path().join("src"));
-            for group in circles(&modules.uses()) {
-                let library = library.path();
-                let library = library.strip_prefix(root()).unwrap_or(&library);
-                let row = format!("| `{}` | ", library.display());
-                let names = group.iter().map(|it| format!("`{it}`"));
-                let names: Vec<String> = names.collect();
-                let is_allowed = document
-                    .lines()
-                    .any(|line| line.starts_with(&row) && names.iter().all(|it| line.contains(it)));
-                let prefix = if is_allowed { "" } else { "new: " };
-                println!("{prefix}{row}{}", names.join(", "));
-                (count, unknown) = (count + 1, unknown + u32::from(!is_allowed));
+/// Prints the groups, and fails unless the document has a row for each, and a group for each row.
+pub(crate) fn run() -> Done {
+    let mut groups = BTreeSet::new();
+    for folder in FOLDERS {
+        for library in entries(&root().join(folder))? {
+            let source = library.join("src");
+            if source.join("lib.rs").is_file() {
+                let mut modules = Modules::default();
+                modules.read(&[], &source)?;
+                let library = library.strip_prefix(root())?.display().to_string();
+                let found = circles(&modules.uses()).into_iter();
+                groups.extend(found.map(|group| row(&library, &group)));
             }
         }
     }
-    match unknown {
-        0 => Outcome::Passed(format!("{count} groups")),
-        _ => Outcome::Failed(format!(
-            "{DOCUMENT} does not list {unknown} of {count} groups"
-        )),
+    let document = fs::read_to_string(root().join(DOCUMENT))?;
+    let rows = rows(&document);
+    for group in &groups {
+        println!("{group}");
     }
+    let lines = |group: &String| format!("\n{group}");
+    let new: String = groups.difference(&rows).map(lines).collect();
+    ensure!(new.is_empty(), "{DOCUMENT} does not list:{new}");
+    let stale: String = rows.difference(&groups).map(lines).collect();
+    ensure!(stale.is_empty(), "{DOCUMENT} lists no group:{stale}");
+    let count = groups.len();
+    ensure!(count <= MAX_GROUPS, "{count} groups, over {MAX_GROUPS}");
+    passed(format!("{count} groups"))
+}
+
+/// The first two columns of the document's row for a group.
+fn row(library: &str, group: &[String]) -> String {
+    format!("| `{library}` | `{}`", group.join("`, `"))
+}
+
+/// The first two columns of the rows for groups in the document.
+fn rows(document: &str) -> BTreeSet<String> {
+    let mut sections = document.split("\n## ");
+    let section = sections.find(|section| section.starts_with("Circles\n"));
+    let lines = section.unwrap_or_default().lines();
+    let rows = lines.filter(|line| line.starts_with("| `"));
+    let columns = rows.filter_map(|row| Some(row.rsplit_once(" | ")?.0.to_owned()));
+    columns.collect()
 }
 
 /// The groups of names that reach each other.
@@ -80,46 +99,48 @@ fn circles(uses: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
 
 impl Modules {
     /// Reads a module's file, and those of its children, which are in `directory`.
-    fn read(&mut self, module: &[String], directory: &Path) {
+    fn read(&mut self, module: &[String], directory: &Path) -> Result<()> {
         let files = [
             directory.with_extension("rs"),
             directory.join("mod.rs"),
             directory.join("lib.rs"),
         ];
-        let code = files.iter().find_map(|it| fs::read_to_string(it).ok());
+        let file = files.iter().find(|file| file.is_file());
+        let file = file.with_context(|| format!("{} has no file", directory.display()))?;
+        let code: Result<TokenStream, _> = fs::read_to_string(file)?.parse();
+        let code = code.map_err(|error| anyhow!("{}: {error}", file.display()))?;
         self.files.insert(module.to_vec(), module.to_vec());
-        self.scan(
-            module,
-            directory,
-            code.unwrap_or_default().parse().unwrap_or_default(),
-        );
+        self.scan(module, directory, code)
     }
 
-    fn scan(&mut self, module: &[String], directory: &Path, code: TokenStream) {
+    fn scan(&mut self, module: &[String], directory: &Path, code: TokenStream) -> Result<()> {
         let tokens: Vec<TokenTree> = code.into_iter().collect();
         let texts: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-        let mut at = 0;
+        let (mut at, mut renamed) = (0, None);
         while at < texts.len() {
             let end = |ends: [&str; 2]| {
                 let is_end = |it: &String| ends.iter().any(|end| it.starts_with(end));
-                texts[at..]
-                    .iter()
-                    .position(is_end)
-                    .map_or(texts.len(), |end| at + end)
+                let end = texts[at..].iter().position(is_end);
+                end.map_or(texts.len(), |end| at + end)
             };
             let next = [1, 2].map(|next| texts.get(at + next).map_or("", |it| it));
             match (&texts[at][..], next) {
                 ("#", [cfg, _]) if cfg.starts_with("[cfg") && cfg.contains("test") => {
                     at = end(["{", ";"])
                 }
+                ("#", [attribute, _]) if attribute.starts_with("[path") => {
+                    let path = attribute.split('"').nth(1).unwrap_or_default();
+                    let path = path.strip_suffix(".rs").unwrap_or(path);
+                    renamed = Some(path.strip_suffix("/mod").unwrap_or(path).to_owned());
+                }
                 ("mod", [name, _]) => {
                     let child = [module, &[name.to_owned()]].concat();
-                    let below = directory.join(name);
+                    let below = directory.join(renamed.take().as_deref().unwrap_or(name));
                     if let Some(TokenTree::Group(inside)) = tokens.get(at + 2) {
                         self.files.insert(child.clone(), self.files[module].clone());
-                        self.scan(&child, &below, inside.stream());
+                        self.scan(&child, &below, inside.stream())?;
                     } else {
-                        self.read(&child, &below);
+                        self.read(&child, &below)?;
                     }
                     at += 2;
                 }
@@ -130,9 +151,7 @@ impl Modules {
                 }
                 ("crate" | "super" | "self", [":", ":"]) => {
                     let mut path = vec![texts[at].clone()];
-                    while let [":", ":"] =
-                        [1, 2].map(|next| texts.get(at + next).map_or("", |it| it))
-                    {
+                    while texts[at + 1..].starts_with(&[":".into(), ":".into()]) {
                         path.extend(texts.get(at + 3).cloned());
                         at += 3;
                     }
@@ -140,12 +159,13 @@ impl Modules {
                 }
                 _ => {
                     if let TokenTree::Group(group) = &tokens[at] {
-                        self.scan(module, directory, group.stream());
+                        self.scan(module, directory, group.stream())?;
                     }
                 }
             }
             at += 1;
         }
+        Ok(())
     }
 
     /// Adds what a `use` declaration, or the part of one after `prefix`, imports.
@@ -200,9 +220,8 @@ impl Modules {
             if let Some(used) = self.resolve(module, path, 0) {
                 let (user, used) = (&self.files[module], &self.files[&used]);
                 if !user.starts_with(used) && !used.starts_with(user) {
-                    uses.entry(user.join("::"))
-                        .or_default()
-                        .insert(used.join("::"));
+                    let all = uses.entry(user.join("::")).or_default();
+                    all.insert(used.join("::"));
                 }
             }
         }
@@ -222,7 +241,8 @@ mod tests {
             use a::X; mod d { use crate::X; use crate::b::own; }";
         let mut modules = Modules::default();
         modules.files.insert(Vec::new(), Vec::new());
-        modules.scan(&[], Path::new(""), code.parse().unwrap());
+        let scanned = modules.scan(&[], Path::new(""), code.parse().unwrap());
+        scanned.unwrap();
         // As if each was in a file of its own.
         for (module, file) in &mut modules.files {
             file.clone_from(module);

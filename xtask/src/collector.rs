@@ -1,11 +1,13 @@
 //! OpenTelemetry's Collector, to which tests send profiles. Built with its own builder and only the
 //! components that profiles need, into `target/setup/otelcol/otelcol`.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
-use crate::report;
+use anyhow::{Result, ensure};
+use fs_err as fs;
+
+use crate::files::{create_empty, write};
+use crate::report::{command, output};
 use crate::workspace::{have, setup_dir};
 
 /// Version of the builder and of every component; they are released together.
@@ -14,61 +16,41 @@ pub(crate) const VERSION: &str = "v0.156.0";
 const BUILD_TIMEOUT: &str = "900";
 
 /// The program, built on first use.
-///
-/// # Errors
-/// Says why it is not available on this machine.
-pub(crate) fn fetch() -> Result<PathBuf, String> {
+pub(crate) fn fetch() -> Result<PathBuf> {
     let folder = setup_dir().join("otelcol");
     let program = folder.join("otelcol");
     let stamp = folder.join(".version");
     if program.is_file() && fs::read_to_string(&stamp).is_ok_and(|text| text == VERSION) {
         return Ok(program);
     }
-    if !have("go") {
-        return Err("no go".into());
-    }
+    ensure!(have("go"), "no go");
     println!("building the Collector {VERSION} into {}", folder.display());
     let work = setup_dir().join("otelcol-build");
-    let built = build(&work);
-    let install = built.and_then(|built| {
+    let installed = build(&work).and_then(|built| {
         // Another version's files may be linked into other checkouts.
-        let _ = fs::remove_dir_all(&folder);
-        let installed = fs::create_dir_all(&folder)
-            .and_then(|()| fs::copy(&built, &program))
-            .and_then(|_| fs::write(&stamp, VERSION));
-        installed.map_err(|error| format!("{}: {error}", folder.display()))
+        create_empty(&folder)?;
+        fs::copy(&built, &program)?;
+        Ok(fs::write(&stamp, VERSION)?)
     });
     // Half a gigabyte of sources that are not needed again.
     let _ = fs::remove_dir_all(&work);
-    install.map(|()| program)
+    installed.map(|()| program)
 }
 
-fn build(work: &std::path::Path) -> Result<PathBuf, String> {
-    let core = "go.opentelemetry.io/collector";
-    let contrib = "github.com/open-telemetry/opentelemetry-collector-contrib";
-    let manifest = format!(
-        "dist:\n  name: otelcol\n  output_path: {work}/out\n  module: otelcol\n\
-         receivers:\n  - gomod: {core}/receiver/otlpreceiver {VERSION}\n\
-         exporters:\n  - gomod: {core}/exporter/debugexporter {VERSION}\n  \
-         - gomod: {contrib}/exporter/fileexporter {VERSION}\n",
-        work = work.display()
-    );
+fn build(work: &Path) -> Result<PathBuf> {
+    let manifest = include_str!("collector/manifest.yaml").replace("VERSION", VERSION);
     let path = work.join("manifest.yaml");
-    let _ = fs::remove_dir_all(work);
-    fs::create_dir_all(work)
-        .and_then(|()| fs::write(&path, manifest))
-        .map_err(|error| format!("{}: {error}", work.display()))?;
-    let mut builder = Command::new("timeout");
-    builder
-        .args([BUILD_TIMEOUT, "go", "run"])
-        .arg(format!("{core}/cmd/builder@{VERSION}"))
-        .arg("--config")
-        .arg(path)
-        .current_dir(work)
-        // Otherwise Go makes its module folders read-only, and they cannot be removed.
-        .env("GOFLAGS", "-modcacherw")
-        .env("GOPATH", work.join("go"))
-        .env("GOCACHE", work.join("cache"));
-    report::output(&mut builder)?;
+    create_empty(work)?;
+    write(&path, manifest)?;
+    let mut builder = command("timeout");
+    builder.args([BUILD_TIMEOUT, "go", "run"]);
+    let package = "go.opentelemetry.io/collector/cmd/builder";
+    builder.arg(format!("{package}@{VERSION}"));
+    builder.arg("--config").arg(path).current_dir(work);
+    // Otherwise Go makes its module folders read-only, and they cannot be removed.
+    builder.env("GOFLAGS", "-modcacherw");
+    builder.env("GOPATH", work.join("go"));
+    builder.env("GOCACHE", work.join("cache"));
+    output(&mut builder)?;
     Ok(work.join("out/otelcol"))
 }

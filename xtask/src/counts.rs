@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use quick_xml::Reader;
-use quick_xml::events::{BytesStart, Event};
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// The most tests that are named for one reason to skip.
 const MAX_NAMED: usize = 8;
@@ -25,11 +26,8 @@ pub(crate) struct Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} passed, {} failed, {} skipped",
-            self.passed, self.failed, self.ignored
-        )
+        let (passed, failed, ignored) = (self.passed, self.failed, self.ignored);
+        write!(f, "{passed} passed, {failed} failed, {ignored} skipped")
     }
 }
 
@@ -47,8 +45,8 @@ impl Counts {
             self.untested.entry(why).or_default().extend(tests);
         }
         let times = other.times.into_iter();
-        self.times
-            .extend(times.map(|(test, seconds)| (placed(test), seconds)));
+        let times = times.map(|(test, seconds)| (placed(test), seconds));
+        self.times.extend(times);
     }
 
     /// Adds tests that another runner has counted.
@@ -81,78 +79,30 @@ impl Counts {
 
     /// The tests that took longest, and their seconds.
     pub(crate) fn slowest(&self, count: usize) -> Vec<(&str, f64)> {
-        let mut times: Vec<_> = self
-            .times
-            .iter()
-            .map(|(test, seconds)| (test.as_str(), *seconds))
-            .collect();
+        let times = self.times.iter();
+        let mut times: Vec<_> = times.map(|(test, time)| (&test[..], *time)).collect();
         times.sort_by(|a, b| b.1.total_cmp(&a.1));
         times.truncate(count);
         times
     }
 
     /// Reads a JUnit report of nextest.
-    pub(crate) fn of_junit(report: &str) -> Result<Self, String> {
+    pub(crate) fn of_junit(report: &str) -> Result<Self> {
+        let report: Junit = quick_xml::de::from_str(report).context("the report of the tests")?;
         let mut counts = Self::default();
-        let mut reader = Reader::from_str(report);
-        let (mut test, mut has_failed) = (String::new(), false);
-        // What a test has printed, while it is read.
-        let mut output: Option<String> = None;
-        loop {
-            let event = reader.read_event();
-            match event.map_err(|error| format!("the report of the tests: {error}"))? {
-                Event::Start(tag) if tag.name().as_ref() == b"testcase" => {
-                    has_failed = false;
-                    test = counts.begin(&tag);
-                }
-                Event::Empty(tag) if tag.name().as_ref() == b"testcase" => {
-                    counts.begin(&tag);
-                    counts.passed += 1;
-                }
-                Event::Start(tag) | Event::Empty(tag) => match tag.name().as_ref() {
-                    b"failure" | b"error" => has_failed = true,
-                    b"system-out" | b"system-err" => output = Some(String::new()),
-                    _ => {}
-                },
-                Event::End(tag) if tag.name().as_ref() == b"testcase" => {
-                    if has_failed {
-                        counts.add_failure(test.clone());
-                    } else {
-                        counts.passed += 1;
-                    }
-                }
-                Event::End(tag) if tag.name().as_ref().starts_with(b"system-") => {
-                    counts.add_skips(&test, &output.take().unwrap_or_default());
-                }
-                Event::Text(text) => {
-                    if let Some(output) = &mut output {
-                        *output += &String::from_utf8_lossy(&text);
-                    }
-                }
-                Event::GeneralRef(name) => {
-                    if let Some(output) = &mut output {
-                        *output += predefined(&name);
-                    }
-                }
-                Event::Eof => return Ok(counts),
-                _ => {}
+        let suites = report.testsuite.into_iter();
+        for case in suites.flat_map(|suite| suite.testcase) {
+            let test = format!("{} {}", case.program, case.name);
+            counts.times.push((test.clone(), case.time));
+            counts.add_skips(&test, &case.output);
+            counts.add_skips(&test, &case.errors);
+            if case.failure.is_empty() && case.error.is_empty() {
+                counts.passed += 1;
+            } else {
+                counts.add_failure(test);
             }
         }
-    }
-
-    /// Notes the time of a test of a JUnit report, and returns its name.
-    fn begin(&mut self, tag: &BytesStart<'_>) -> String {
-        let value = |name| {
-            let attribute = tag.try_get_attribute(name).ok().flatten();
-            let value = attribute
-                .map(|it| it.value.into_owned())
-                .unwrap_or_default();
-            String::from_utf8_lossy(&value).into_owned()
-        };
-        let test = format!("{} {}", value("classname"), value("name"));
-        let seconds = value("time").parse().unwrap_or_default();
-        self.times.push((test.clone(), seconds));
-        test
+        Ok(counts)
     }
 
     /// Notes why a test says that it skipped something.
@@ -185,18 +135,17 @@ impl Counts {
                 listed.clear();
             } else if let Some(name) = line.strip_prefix("    ") {
                 listed.push(name);
-            } else if let Some((verdict, numbers)) = line
-                .strip_prefix("test result: ")
-                .and_then(|result| result.split_once(". "))
-            {
-                if verdict == "FAILED" {
+            } else if let Some(result) = line.strip_prefix("test result: ") {
+                if result.starts_with("FAILED. ") {
                     counts.failures.extend(listed.drain(..).map(str::to_owned));
                 }
-                for part in numbers.split("; ") {
-                    match part.split_once(' ') {
-                        Some((number, "passed")) => counts.passed += number.parse().unwrap_or(0),
-                        Some((number, "failed")) => counts.failed += number.parse().unwrap_or(0),
-                        Some((number, "ignored")) => counts.ignored += number.parse().unwrap_or(0),
+                let words: Vec<&str> = result.split([' ', ';']).collect();
+                for pair in words.windows(2) {
+                    let number = pair[0].parse().unwrap_or(0);
+                    match pair[1] {
+                        "passed" => counts.passed += number,
+                        "failed" => counts.failed += number,
+                        "ignored" => counts.ignored += number,
                         _ => {}
                     }
                 }
@@ -206,16 +155,35 @@ impl Counts {
     }
 }
 
-/// The text of an entity of XML; nextest writes no others.
-fn predefined(name: &[u8]) -> &'static str {
-    match name {
-        b"lt" => "<",
-        b"gt" => ">",
-        b"amp" => "&",
-        b"quot" => "\"",
-        b"apos" => "'",
-        _ => "?",
-    }
+/// A report of nextest.
+#[derive(Deserialize)]
+struct Junit {
+    #[serde(default)]
+    testsuite: Vec<Suite>,
+}
+
+#[derive(Deserialize)]
+struct Suite {
+    #[serde(default)]
+    testcase: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    #[serde(rename = "@classname")]
+    program: String,
+    #[serde(rename = "@name")]
+    name: String,
+    #[serde(rename = "@time", default)]
+    time: f64,
+    #[serde(default)]
+    failure: Vec<IgnoredAny>,
+    #[serde(default)]
+    error: Vec<IgnoredAny>,
+    #[serde(rename = "system-out", default)]
+    output: String,
+    #[serde(rename = "system-err", default)]
+    errors: String,
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::report::{self, Outcome};
+use anyhow::bail;
+
+use crate::report::{self, Done, Words};
 use crate::workspace::{APPLICATION_CRATES, cargo};
 
 /// Maximum number of crates in the publisher's tree, including itself.
@@ -10,33 +12,22 @@ const MAX_CRATES: usize = 5;
 
 /// Checks that every crate for applications has at most five crates in its tree, and no procedural
 /// macros.
-pub(crate) fn run() -> Outcome {
+pub(crate) fn run() -> Done {
     let mut lines = Vec::new();
     for name in APPLICATION_CRATES {
-        let mut command = cargo();
         // Build dependencies count: an application builds them too.
-        command.args(["tree", "--locked", "-p", name, "--edges", "normal,build"]);
-        command.args(["--target", "all", "--prefix", "none", "--format", "{p}"]);
-        let tree = match report::output(&mut command) {
-            Ok(tree) => tree,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let mut tree = cargo("tree --locked --edges normal,build --target all --prefix none");
+        let tree = report::output(tree.words("--format {p} -p").arg(name))?;
         if tree.contains("(proc-macro)") {
-            return Outcome::Failed(format!(
-                "{name} has a procedural macro in its tree:\n{tree}"
-            ));
+            bail!("{name} has a procedural macro in its tree:\n{tree}");
         }
-        let crates: BTreeSet<_> = tree
-            .lines()
-            .filter_map(|line| line.split(' ').next())
-            .collect();
-        if crates.len() > MAX_CRATES {
-            return Outcome::Failed(format!("{name} has over {MAX_CRATES} crates:\n{tree}"));
+        let names = tree.lines().filter_map(|line| line.split(' ').next());
+        let count = names.collect::<BTreeSet<_>>().len();
+        if count > MAX_CRATES {
+            bail!("{name} has over {MAX_CRATES} crates:\n{tree}");
         }
-        lines.push(format!("{name} {}", crates.len()));
+        lines.push(format!("{name} {count}"));
     }
-    Outcome::Passed(format!(
-        "crates in the tree: {}; no procedural macro",
-        lines.join(", ")
-    ))
+    let lines = lines.join(", ");
+    report::passed(format!("crates in the tree: {lines}; no procedural macro"))
 }

@@ -1,7 +1,6 @@
 //! A virtual machine that runs one script from an initramfs, and what test programs need in it.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,42 +8,17 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use anstream::adapter::strip_str;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use fs_err as fs;
 
 use crate::counts::Counts;
-use crate::report;
+use crate::files::entries;
+use crate::report::{Words, output, shown};
 use crate::workspace::{cargo, root};
 
-/// Runs the command's demo, and its subcommands on the demo's service. The demo may exit with 1 because a
-/// thread did not stop in time, and dump and check have longer deadlines than by default: the
-/// machine is emulated, and its host may be busy. Both services get the lowest priority, the demo's own one
-/// once its threads have started. One dump may find every worker between two requests.
-pub(crate) const COMMAND: &str = "\
-echo 'guest: the command'
-/bin/otelctx demo --duration 1 &
-demo=$!
-for second in 1 2 3 4 5; do
-sleep 1
-for task in /proc/[0-9]*/task/*; do
-read name < $task/comm
-case $name in shop|worker-*) renice -n 19 -p ${task##*/} ;; esac
-done
-done
-wait $demo || test $? = 1 || echo 'guest: FAILED demo'
-sh -c 'renice -n 19 -p $$ && exec /bin/otelctx demo-service --parent='$$ > /dev/null &
-service=$!
-sleep 3
-/bin/otelctx ps || echo 'guest: FAILED ps'
-for attempt in 1 2 3 4 5 6 7 8; do
-/bin/otelctx dump --deadline 120 $service > /tmp/dump || echo 'guest: FAILED dump'
-grep -q http.route= /tmp/dump && break
-done
-cat /tmp/dump
-/bin/otelctx check --deadline 120 $service || echo 'guest: FAILED check'
-/bin/otelctx record -p $service -d 3 -o /tmp/profile.otlp || echo 'guest: FAILED record'
-/bin/otelctx report /tmp/profile.otlp || echo 'guest: FAILED report'
-kill $service
-";
+/// Runs the command on its demo.
+pub(crate) const COMMAND: &str = include_str!("guest/command.sh");
 /// What [`COMMAND`] prints.
 pub(crate) const COMMAND_OUTPUT: [&str; 6] = [
     "matrix: ",
@@ -57,119 +31,105 @@ pub(crate) const COMMAND_OUTPUT: [&str; 6] = [
 /// Start of the line by which `record` says that it fell back to ptrace, which is a failure here.
 /// Where tests quote it, their line starts otherwise.
 const BY_PTRACE: &str = "otelctx: sampling with ptrace, which stops threads briefly";
-/// Start of the script's first line, before the kernel's version.
+/// Start of the first line of `guest/init.sh`, before the kernel's version.
 const START: &str = "guest: kernel ";
-/// The error for a machine that did not reach the script.
-pub(crate) const NOT_STARTED: &str = "the machine did not start";
-/// Start of the script's line for a program that failed, before its path.
+/// The error for a machine that did not reach it.
+const NOT_STARTED: &str = "the machine did not start";
+/// Start of the line of `guest/init.sh` for a program that failed, before its path.
 const FAILED: &str = "guest: FAILED ";
-/// The script's last line.
+/// Its last line.
 const END: &str = "guest: end";
 
 /// An initramfs under construction, uncompressed.
+#[derive(Default)]
 pub(crate) struct Image {
     archive: Vec<u8>,
     /// Folders that the archive already has.
-    folders: Vec<String>,
+    folders: BTreeSet<PathBuf>,
 }
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Image {
-    /// An image with the folders that Linux programs expect. Busybox runs `script` as the first
-    /// process once they are mounted; `run PROGRAM` in it runs tests.
-    pub(crate) fn new(busybox: &Path, script: &str) -> Result<Self, String> {
-        let mut image = Image {
-            archive: Vec::new(),
-            folders: Vec::new(),
-        };
+    /// An image with the folders that Linux programs expect. The first process mounts them, and then runs `script`, in
+    /// which `run PROGRAM` runs tests.
+    pub(crate) fn new(busybox: &Path, script: &str) -> Result<Self> {
+        let mut image = Self::default();
         for folder in ["/proc", "/sys", "/dev", "/tmp", "/etc"] {
             image.parents(&Path::new(folder).join("within"));
         }
-        image.file(Path::new("/bin/busybox"), busybox)?;
-        let init = format!(
-            "#!/bin/busybox sh\n\
-             /bin/busybox --install -s /bin\n\
-             export PATH=/bin HOME=/ RUST_BACKTRACE=1 NO_COLOR=1\n\
-             mount -t proc proc /proc\n\
-             mount -t sysfs sysfs /sys\n\
-             mount -t devtmpfs devtmpfs /dev\n\
-             mkdir -p /dev/pts\n\
-             mount -t devpts devpts /dev/pts\n\
-             chmod 1777 /tmp\n\
-             run() {{\n\
-             echo \"guest: running $*\"\n\
-             \"$@\" --test-threads=2 || echo \"guest: FAILED $1\"\n\
-             }}\n\
-             cd /\n\
-             echo \"{START}$(uname -r)\"\n\
-             {script}\n\
-             echo '{END}'\n\
-             poweroff -f\n"
-        );
-        image.bytes(Path::new("/init"), init.as_bytes());
-        image.bytes(Path::new("/etc/passwd"), b"root:x:0:0:root:/:/bin/sh\n");
+        image.file("/bin/busybox", busybox)?;
+        image.bytes("/init", include_bytes!("guest/init.sh"));
+        image.bytes("/script", script.as_bytes());
+        image.bytes("/etc/passwd", b"root:x:0:0:root:/:/bin/sh\n");
         Ok(image)
     }
 
     /// Adds a copy of a file, with its permissions.
-    pub(crate) fn file(&mut self, path: &Path, from: &Path) -> Result<(), String> {
-        let fail = |error| format!("{}: {error}", from.display());
-        let mode = fs::metadata(from).map_err(fail)?.permissions().mode();
-        let bytes = fs::read(from).map_err(fail)?;
-        self.parents(path);
-        self.entry(&path.to_string_lossy(), mode, &bytes);
+    pub(crate) fn file(&mut self, path: impl AsRef<Path>, from: &Path) -> Result<()> {
+        let mode = fs::metadata(from)?.permissions().mode();
+        self.parents(path.as_ref());
+        self.entry(path.as_ref(), mode, &fs::read(from)?);
         Ok(())
     }
 
-    /// Adds the sources of the fixtures, at their own paths: a fixture's name contains their hash.
-    pub(crate) fn fixture_sources(&mut self) -> Result<(), String> {
-        let sources = root().join("testing/fixtures/programs");
-        for entry in fs::read_dir(&sources).map_err(|error| error.to_string())? {
-            let path = entry.map_err(|error| error.to_string())?.path();
-            self.file(&path, &path)?;
-        }
-        Ok(())
+    /// Adds copies of files at their own paths.
+    pub(crate) fn files(&mut self, paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<()> {
+        let mut paths = paths.into_iter();
+        paths.try_for_each(|path| self.file(&path, path.as_ref()))
+    }
+
+    /// Adds what [`matrix`] returned as `/matrix`, and the files that it names at their own paths.
+    pub(crate) fn matrix(&mut self, rows: &str) -> Result<()> {
+        let words = rows.lines().flat_map(|line| line.split(['\t', '=']));
+        let files: BTreeSet<&str> = words.filter(|word| word.starts_with('/')).collect();
+        self.bytes("/matrix", rows.as_bytes());
+        self.files(files)
     }
 
     /// Adds an executable file with these bytes.
-    pub(crate) fn bytes(&mut self, path: &Path, bytes: &[u8]) {
-        self.parents(path);
-        self.entry(&path.to_string_lossy(), PROGRAM, bytes);
+    pub(crate) fn bytes(&mut self, path: impl AsRef<Path>, bytes: &[u8]) {
+        self.parents(path.as_ref());
+        self.entry(path.as_ref(), PROGRAM, bytes);
     }
 
     fn parents(&mut self, path: &Path) {
         let mut parents: Vec<_> = path.ancestors().skip(1).collect();
         parents.reverse();
         for parent in parents.into_iter().skip(1) {
-            let name = parent.to_string_lossy().into_owned();
-            if !self.folders.contains(&name) {
-                self.entry(&name, FOLDER, &[]);
-                self.folders.push(name);
+            if self.folders.insert(parent.to_owned()) {
+                self.entry(parent, FOLDER, &[]);
             }
         }
     }
 
-    fn entry(&mut self, path: &str, mode: u32, bytes: &[u8]) {
-        let name = path.trim_start_matches('/');
+    fn entry(&mut self, path: &Path, mode: u32, bytes: &[u8]) {
+        let name = path.to_string_lossy();
         let size = u32::try_from(bytes.len()).expect("a file below 4 GiB");
         let archive = std::mem::take(&mut self.archive);
-        let mut entry = cpio::NewcBuilder::new(name).mode(mode).write(archive, size);
+        let entry = cpio::NewcBuilder::new(name.trim_start_matches('/')).mode(mode);
+        let mut entry = entry.write(archive, size);
         let written = entry.write_all(bytes).and_then(|()| entry.finish());
         self.archive = written.expect("memory takes every byte");
     }
 
-    /// The archive's bytes.
-    pub(crate) fn finish(self) -> Vec<u8> {
-        cpio::newc::trailer(self.archive).expect("memory takes every byte")
+    /// Writes the archive.
+    pub(crate) fn write(self, file: &Path) -> Result<()> {
+        let archive = cpio::newc::trailer(self.archive).expect("memory takes every byte");
+        Ok(fs::write(file, archive)?)
     }
+}
+
+/// The sources of the fixtures, whose hash their names contain: machines have them at their own paths.
+pub(crate) fn fixture_sources() -> Result<Vec<PathBuf>> {
+    entries(&root().join("testing/fixtures/programs"))
 }
 
 /// An emulator, its arguments and its console.
 pub(crate) struct Machine {
     pub(crate) emulator: &'static str,
-    pub(crate) arguments: &'static [&'static str],
+    pub(crate) arguments: &'static str,
     pub(crate) console: &'static str,
     /// Limit on its run time; an emulated machine is some 20 times slower than its host.
     pub(crate) timeout: Duration,
@@ -177,37 +137,30 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Boots, and prints and returns the console's output; what is printed has the machine's `name` before
-    /// each line. A machine that exceeds its timeout is killed.
-    pub(crate) fn run(
-        &self,
-        kernel: &Path,
-        initramfs: &Path,
-        name: &str,
-    ) -> Result<String, String> {
+    /// each line. A machine that exceeds its timeout is killed. One that fails to boot, as on a busy host, is started
+    /// again, twice.
+    pub(crate) fn run(&self, kernel: &Path, initramfs: &Path, name: &str) -> Result<String> {
+        let is_started = |output: &Result<String>| !matches!(output, Err(error) if error.to_string() == NOT_STARTED);
+        let mut outputs = (0..3).map(|_| self.run_once(kernel, initramfs, name));
+        let output = outputs.find(is_started);
+        output.unwrap_or_else(|| Err(anyhow!(NOT_STARTED)))
+    }
+
+    fn run_once(&self, kernel: &Path, initramfs: &Path, name: &str) -> Result<String> {
         let mut emulator = Command::new(self.emulator);
-        let parameters = format!(
-            "console={} quiet panic=-1 no_timer_check rdinit=/init",
-            self.console
-        );
-        emulator
-            .args(self.arguments)
-            .args(["-nographic", "-no-reboot", "-nic", "none", "-append"])
-            .arg(&parameters)
-            .arg("-kernel")
-            .arg(kernel)
-            .arg("-initrd")
-            .arg(initramfs)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let shown = report::shown(&emulator);
-        let mut child = emulator
-            .spawn()
-            .map_err(|error| format!("{shown}: {error}"))?;
+        emulator.words(self.arguments);
+        emulator.words("-nographic -no-reboot -nic none -append");
+        let kernel_arguments = "quiet panic=-1 no_timer_check rdinit=/init";
+        emulator.arg(format!("console={} {kernel_arguments}", self.console));
+        emulator.arg("-kernel").arg(kernel).arg("-initrd");
+        emulator.arg(initramfs);
+        emulator.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = emulator.spawn().with_context(|| shown(&emulator))?;
         let start = Instant::now();
         let (sender, lines) = mpsc::channel();
-        let output = child.stdout.take().map(BufReader::new);
+        let console = child.stdout.take().map(BufReader::new);
         std::thread::spawn(move || {
-            let lines = output.into_iter().flat_map(|output| output.split(b'\n'));
+            let lines = console.into_iter().flat_map(|console| console.split(b'\n'));
             for line in lines.map_while(Result::ok) {
                 let line = visible(&String::from_utf8_lossy(&line));
                 if sender.send(line).is_err() {
@@ -222,20 +175,17 @@ impl Machine {
                 Ok(line) => {
                     // A closed terminal is not the machine's fault.
                     let _ = writeln!(std::io::stdout(), "{name} | {line}");
-                    said.push_str(&line);
-                    said.push('\n');
+                    said += &format!("{line}\n");
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    break Err(format!(
-                        "the machine had not ended after {} s",
-                        self.timeout.as_secs()
-                    ));
+                    let seconds = self.timeout.as_secs();
+                    break Err(anyhow!("the machine had not ended after {seconds} s"));
                 }
                 Err(RecvTimeoutError::Disconnected) if !said.contains(START) => {
-                    break Err(NOT_STARTED.to_owned());
+                    break Err(anyhow!(NOT_STARTED));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    break Err("the machine ended before its script".to_owned());
+                    break Err(anyhow!("the machine ended before its script"));
                 }
             }
         };
@@ -246,14 +196,14 @@ impl Machine {
     }
 }
 
-/// Counts the tests in a machine's output, and adds them to `counts`. `Err` if one has failed, as
+/// Counts the tests in a machine's output, and adds them to `counts`. Fails if one has failed, as
 /// the script says by [`FAILED`], or if `expected` output is missing.
 pub(crate) fn verdict(
     output: &str,
     expected: &[&str],
     machine: &str,
     counts: &mut Counts,
-) -> Result<String, String> {
+) -> Result<String> {
     let (mut tests, mut failed) = (Counts::default(), Vec::new());
     let mut printed = String::new();
     for line in output.lines() {
@@ -267,135 +217,49 @@ pub(crate) fn verdict(
     tests.add("", Counts::of_libtest(&printed));
     let said = tests.to_string();
     counts.add(machine, tests);
-    if !failed.is_empty() {
-        return Err(format!("{said}; failed: {}", failed.join(", ")));
-    }
+    ensure!(failed.is_empty(), "{said}; failed: {}", failed.join(", "));
     if let Some(line) = output.lines().find(|line| line.starts_with(BY_PTRACE)) {
-        return Err(format!("{said}; {line}"));
+        bail!("{said}; {line}");
     }
-    let missing = expected.iter().find(|it| !output.contains(**it));
-    match missing {
-        Some(missing) => Err(format!("{said}; missing in the output: {missing:?}")),
-        None => Ok(said),
+    if let Some(missing) = expected.iter().find(|it| !output.contains(**it)) {
+        bail!("{said}; missing in the output: {missing:?}");
     }
+    Ok(said)
 }
 
 /// A line as a terminal shows it: without the sequences that move the cursor, set colours or clear
-/// the screen (ECMA-48), which firmware and emulators print.
+/// the screen, which firmware and emulators print.
 fn visible(line: &str) -> String {
-    let mut text = String::new();
-    let mut characters = line.trim_end().chars().peekable();
-    while let Some(character) = characters.next() {
-        match character {
-            ESCAPE if characters.next_if_eq(&'[').is_some() => {
-                // Parameters and intermediates, up to the final character.
-                while characters.next_if(|it| (' '..='?').contains(it)).is_some() {}
-                characters.next();
-            }
-            ESCAPE => {
-                while characters.next_if(|it| (' '..='/').contains(it)).is_some() {}
-                characters.next();
-            }
-            // The following text overwrites the line.
-            '\r' => text.clear(),
-            '\t' => text.push(character),
-            _ if character.is_control() => {}
-            _ => text.push(character),
-        }
-    }
-    text
+    // What follows a carriage return overwrites the line.
+    let last = line.trim_end().rsplit('\r').next();
+    strip_str(last.unwrap_or_default()).to_string()
 }
 
-const ESCAPE: char = '\x1b';
-
-/// The programs that cargo's messages (`--message-format=json`) name.
-pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
-    let messages = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    messages
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .collect()
+/// The start of a script: variables for tests, with Cargo's target folder and what a kernel supports.
+pub(crate) fn variables(target: &Path, kernel: &str) -> String {
+    let target = target.display();
+    format!("export OTELCTX_MATRIX=/matrix CARGO_TARGET_DIR='{target}' OTELCTX_KERNEL='{kernel}'\n")
 }
 
 /// Runs a program of the fixtures, which builds programs for an architecture on the host, and
 /// returns its output.
-fn built(program: &str, arguments: &[&str]) -> Result<String, String> {
-    let package = [
-        "--quiet",
-        "--locked",
-        "-p",
-        "otelctx-fixtures",
-        "--bin",
-        program,
-    ];
-    let mut command = cargo();
-    command.arg("run").args(package).arg("--").args(arguments);
-    report::output(&mut command)
+fn built(program: &str, arguments: &str) -> Result<String> {
+    let mut run = cargo("run --quiet --locked -p otelctx-fixtures --bin");
+    output(run.arg(program).arg("--").words(arguments))
 }
 
-/// The matrix of programs, built on the host: one line per program.
-pub(crate) struct Rows(String);
-
-impl Rows {
-    /// Builds the programs that are not built yet.
-    pub(crate) fn build(architecture: &str) -> Result<Self, String> {
-        built("matrix", &[architecture]).map(Self)
-    }
-
-    /// As [`Rows::build`], with as few as have each compiler, each linker, and each kind of program with each C library and
-    /// each access model.
-    pub(crate) fn build_few(architecture: &str) -> Result<Self, String> {
-        built("matrix", &[architecture, "--few"]).map(Self)
-    }
-
-    /// The number of programs.
-    pub(crate) fn count(&self) -> usize {
-        self.0.lines().count()
-    }
-
-    /// Adds the list as `/matrix`, and the files that it names at their own paths.
-    pub(crate) fn put_into(&self, image: &mut Image) -> Result<(), String> {
-        let words = self.0.lines().flat_map(|line| line.split(['\t', '=']));
-        let files: BTreeSet<&Path> = words
-            .map(Path::new)
-            .filter(|path| path.is_absolute())
-            .collect();
-        files
-            .into_iter()
-            .try_for_each(|path| image.file(path, path))?;
-        image.bytes(Path::new("/matrix"), self.0.as_bytes());
-        Ok(())
-    }
+/// Builds the programs of the matrix that are not built yet; returns a line for each. With `--few` after the architecture,
+/// there are as few as have each compiler, each linker, and each kind of program with each C library and each access model.
+pub(crate) fn matrix(arguments: &str) -> Result<String> {
+    built("matrix", arguments)
 }
 
-/// The programs that the sampler's tests sample, and their sources: tests find a program by the
-/// hash of its sources.
-pub(crate) struct Sampled(Vec<PathBuf>);
-
-impl Sampled {
-    /// Builds the programs that are not built yet.
-    pub(crate) fn build(architecture: &str) -> Result<Self, String> {
-        let paths: Vec<_> = built("sampled", &[architecture])?
-            .lines()
-            .map(PathBuf::from)
-            .collect();
-        if paths.is_empty() {
-            return Err("there are no programs to sample".to_owned());
-        }
-        Ok(Self(paths))
-    }
-
-    /// Cargo's target folder, which tests find them below.
-    pub(crate) fn target(&self) -> &Path {
-        self.0[0].ancestors().nth(2).unwrap_or(Path::new("/"))
-    }
-
-    /// Adds the programs at their own paths.
-    pub(crate) fn put_into(&self, image: &mut Image) -> Result<(), String> {
-        self.0.iter().try_for_each(|path| image.file(path, path))?;
-        image.fixture_sources()
-    }
+/// Builds the programs that the sampler's tests sample and that are not built yet, and returns their paths. Tests find them
+/// below Cargo's target folder, by the hash of their sources.
+pub(crate) fn sampled(architecture: &str) -> Result<Vec<PathBuf>> {
+    let built = built("sampled", architecture)?;
+    ensure!(!built.is_empty(), "there are no programs to sample");
+    Ok(built.lines().map(PathBuf::from).collect())
 }
 
 #[cfg(test)]
@@ -418,17 +282,22 @@ mod tests {
                       guest: FAILED /tests/a\nguest: FAILED ps\n";
         let mut counts = Counts::default();
         let error = verdict(output, &[], "6.1", &mut counts).unwrap_err();
-        assert_eq!(error, "1 passed, 1 failed, 0 skipped; failed: /tests/a, ps");
+        assert_eq!(
+            error.to_string(),
+            "1 passed, 1 failed, 0 skipped; failed: /tests/a, ps"
+        );
         let failures = ["6.1: /tests/a: b::c", "6.1: ps: no test"];
         assert_eq!(counts.failures(), failures);
         let fallen_back = format!("{BY_PTRACE}: ptrace was requested");
         let error = verdict(&fallen_back, &[], "6.1", &mut counts).unwrap_err();
-        assert!(error.ends_with(&fallen_back), "{error}");
+        assert!(error.to_string().ends_with(&fallen_back), "{error}");
         let quoted = format!("yama: 0, Same, demo: status 0 | {fallen_back}");
         assert!(verdict(&quoted, &[], "6.1", &mut counts).is_ok());
         let missing = verdict("one", &["two"], "6.1", &mut counts).unwrap_err();
         assert!(
-            missing.ends_with("missing in the output: \"two\""),
+            missing
+                .to_string()
+                .ends_with("missing in the output: \"two\""),
             "{missing}"
         );
     }

@@ -5,94 +5,69 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fs_err as fs;
 
 use crate::counts::Counts;
 use crate::debian::{self, Guest};
-use crate::guest::{self, Image, Machine, Rows};
+use crate::files::{table, write};
+use crate::guest::{self, Image, Machine};
 use crate::named_kernel;
-use crate::report::{self, Outcome};
+use crate::report::{self, Done, Words, command, in_parallel, joined, passed, skipped};
 use crate::unprivileged;
-use crate::workspace::{TestProgram, have, target_dir, test_programs};
+use crate::workspace::{cargo, have, messages, target_dir};
 
-/// A kernel and its features.
+/// A kernel.
 struct Kernel {
     /// Its name on the command line.
     version: &'static str,
-    origin: Origin,
-    /// It gives names to anonymous mappings (CONFIG_ANON_VMA_NAME).
-    names: bool,
-    /// It has PROCMAP_QUERY (Linux 6.11).
-    queries: bool,
-    /// eBPF programs can read running threads (Linux 5.18), and find a process's mappings (6.1).
-    snapshots: bool,
-    /// `cargo xtask test` boots it too.
-    always: bool,
-}
-
-enum Origin {
-    /// The cloud kernel of this release.
-    Debian(&'static str),
-    /// Built here from Debian's source.
-    Built,
+    /// The release whose cloud kernel it is; the one without is built here from Debian's source.
+    suite: Option<&'static str>,
+    /// Words: `names` if anonymous mappings can have names (CONFIG_ANON_VMA_NAME), `queries` if it has PROCMAP_QUERY (Linux
+    /// 6.11), `snapshots` if eBPF programs can read running threads (5.18) and find a process's mappings (6.1), and `always`
+    /// if `cargo xtask test` boots it too.
+    features: &'static str,
 }
 
 const KERNELS: [Kernel; 5] = [
-    Kernel {
-        snapshots: false,
-        always: true,
-        ..Kernel::debian("5.10", "bullseye")
-    },
-    Kernel {
-        always: true,
-        ..Kernel::debian("6.1", "bookworm")
-    },
-    Kernel {
-        queries: true,
-        ..Kernel::debian("6.12", "trixie")
-    },
-    Kernel {
-        queries: true,
-        always: true,
-        ..Kernel::debian("7", "sid")
-    },
+    debian("5.10", "bullseye", "always"),
+    debian("6.1", "bookworm", "snapshots always"),
+    debian("6.12", "trixie", "snapshots queries"),
+    debian("7", "sid", "snapshots queries always"),
     Kernel {
         version: "named",
-        origin: Origin::Built,
-        names: true,
-        queries: true,
-        snapshots: true,
-        always: false,
+        suite: None,
+        features: "snapshots queries names",
     },
 ];
 
+const fn debian(version: &'static str, suite: &'static str, features: &'static str) -> Kernel {
+    Kernel {
+        version,
+        suite: Some(suite),
+        features,
+    }
+}
+
 impl Kernel {
-    const fn debian(version: &'static str, suite: &'static str) -> Self {
-        Self {
-            version,
-            origin: Origin::Debian(suite),
-            names: false,
-            queries: false,
-            snapshots: true,
-            always: false,
-        }
+    fn has(&self, feature: &str) -> bool {
+        self.features.split(' ').any(|it| it == feature)
     }
 
-    fn fetch(&self) -> Result<Guest, String> {
-        match self.origin {
-            Origin::Debian(suite) => debian::guest(suite, "amd64"),
-            Origin::Built => named_kernel::guest(),
+    fn fetch(&self) -> Result<Guest> {
+        match self.suite {
+            Some(suite) => debian::guest(suite, "amd64"),
+            None => named_kernel::guest(),
         }
     }
 
     /// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
     fn of_sampler(&self) -> &'static str {
-        if self.snapshots {
+        if self.has("snapshots") {
             "ebpf rings tables snapshots mappings"
         } else {
             "ebpf rings tables"
@@ -100,21 +75,18 @@ impl Kernel {
     }
 
     /// The line that the command's test `names.rs` prints under this kernel.
-    fn features(&self) -> String {
-        let yes = |it: bool| if it { "yes" } else { "no" };
-        format!(
-            "names: anonymous mappings can have names: {}; PROCMAP_QUERY: {}",
-            yes(self.names),
-            yes(self.queries)
-        )
+    fn names(&self) -> String {
+        let yes = |feature| if self.has(feature) { "yes" } else { "no" };
+        let (names, queries) = (yes("names"), yes("queries"));
+        format!("names: anonymous mappings can have names: {names}; PROCMAP_QUERY: {queries}")
     }
 }
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.origin {
-            Origin::Debian(suite) => write!(f, "Linux {} (Debian {suite})", self.version),
-            Origin::Built => write!(f, "a kernel with names for anonymous mappings"),
+        match self.suite {
+            Some(suite) => write!(f, "Linux {} (Debian {suite})", self.version),
+            None => write!(f, "a kernel with names for anonymous mappings"),
         }
     }
 }
@@ -123,16 +95,7 @@ const MACHINE: Machine = Machine {
     emulator: "qemu-system-x86_64",
     // KVM is not available everywhere, and hangs in some nested machines. QEMU 7.2 sometimes loses
     // the flags of cmpxchg16b, which crashes the kernel: this CPU lacks it, and there is only one.
-    arguments: &[
-        "-accel",
-        "tcg",
-        "-cpu",
-        "max,la57=off,cx16=off",
-        "-smp",
-        "1",
-        "-m",
-        "3072",
-    ],
+    arguments: "-accel tcg -cpu max,la57=off,cx16=off -smp 1 -m 3072",
     console: "ttyS0",
     timeout: Duration::from_secs(1200),
 };
@@ -141,13 +104,8 @@ const MACHINE: Machine = Machine {
 const AT_A_TIME: usize = 3;
 
 /// Libraries that the test programs are linked with, at their own paths; the last one for musl.
-const LIBRARIES: [&str; 5] = [
-    "/lib64/ld-linux-x86-64.so.2",
-    "/lib/x86_64-linux-gnu/libc.so.6",
-    "/lib/x86_64-linux-gnu/libm.so.6",
-    "/lib/x86_64-linux-gnu/libgcc_s.so.1",
-    "/lib/ld-musl-x86_64.so.1",
-];
+const LIBRARIES: &str = "/lib64/ld-linux-x86-64.so.2 /lib/x86_64-linux-gnu/libc.so.6 \
+    /lib/x86_64-linux-gnu/libm.so.6 /lib/x86_64-linux-gnu/libgcc_s.so.1 /lib/ld-musl-x86_64.so.1";
 
 /// Packages whose tests run in the machine, by the last part of their folders.
 const PACKAGES: [&str; 5] = ["otelctx", "remote", "reader", "sampler", "cli"];
@@ -164,26 +122,8 @@ const TARGET: &str = "/examples/target";
 /// Skips tests that call a compiler or binutils.
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
 
-/// The tests that depend most on the kernel: package, program, filter.
-const SHORT: [(&str, &str, &str); 9] = [
-    ("otelctx", "process_context", "memfd"),
-    ("remote", "process", ""),
-    ("remote", "stop", ""),
-    ("reader", "threads", ""),
-    (
-        "sampler",
-        "otelctx_sampler",
-        "the_program_finds the_kernel_takes_each_step",
-    ),
-    ("sampler", "right_trace", "every_sample_has"),
-    ("sampler", "snapshot", "every_thread"),
-    ("sampler", "stacks", ""),
-    (
-        "cli",
-        "command",
-        "names:: kernel_limits code::code_at_the_address",
-    ),
-];
+/// The tests that depend most on the kernel.
+const SHORT: &str = include_str!("kernels/short.tsv");
 
 /// Which tests to run.
 #[derive(Clone, Copy)]
@@ -212,21 +152,18 @@ impl<'a> Selection<'a> {
         match self {
             Self::Everything => PACKAGES.contains(&package).then_some(SKIPPED),
             Self::Package(_) => (program != "matrix").then_some(SKIPPED),
-            Self::Short => SHORT
-                .iter()
-                .find(|(of, name, _)| (*of, *name) == (package, program))
-                .map(|(.., filter)| *filter),
+            Self::Short => {
+                let mut tests = table(SHORT).expect("three columns").into_iter();
+                let test = tests.find(|[of, name, _]| (*of, *name) == (package, program));
+                test.map(|[.., filter]| filter)
+            }
         }
-    }
-
-    fn is_everything(self) -> bool {
-        matches!(self, Self::Everything)
     }
 }
 
 /// Runs all tests under the kernels of these versions, or under all of them; with `--short` those of
 /// [`SHORT`], with `--package` those of one package.
-pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
+pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Done {
     let (selection, versions) = match arguments {
         [flag] if flag == "--short" => return short(counts),
         [flag, versions @ ..] if flag == "--short" => (Selection::Short, versions),
@@ -235,163 +172,130 @@ pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
         }
         versions => (Selection::Everything, versions),
     };
-    let known = |version: &String| KERNELS.iter().any(|kernel| kernel.version == version);
-    if let Some(unknown) = versions.iter().find(|version| !known(version)) {
-        let known = KERNELS.map(|kernel| kernel.version).join(", ");
-        return Outcome::Failed(format!("no kernel {unknown}; there are {known}"));
+    let known = KERNELS.each_ref().map(|kernel| kernel.version);
+    for version in versions {
+        let is_known = known.contains(&version.as_str());
+        let known = known.join(", ");
+        ensure!(is_known, "no kernel {version}; there are {known}");
     }
-    let wanted = |kernel: &&Kernel| {
-        versions.is_empty() || versions.iter().any(|version| version == kernel.version)
-    };
-    boot(KERNELS.iter().filter(wanted), selection, counts)
+    let is_wanted =
+        |kernel: &Kernel| versions.is_empty() || versions.iter().any(|it| it == kernel.version);
+    boot(is_wanted, selection, counts)
 }
 
 /// Fetches the kernels that `cargo xtask test` boots; returns their names, and paths or errors.
-pub(crate) fn fetch() -> Vec<(String, Result<PathBuf, String>)> {
-    let kernels = KERNELS.iter().filter(|kernel| kernel.always);
-    let fetch = |kernel: &Kernel| {
-        let path = kernel.fetch().map(|guest| guest.kernel);
-        (kernel.to_string(), path)
-    };
-    kernels.map(fetch).collect()
+pub(crate) fn fetch() -> impl Iterator<Item = (String, Result<PathBuf>)> {
+    let kernels = KERNELS.into_iter().filter(|kernel| kernel.has("always"));
+    kernels.map(|kernel| (kernel.to_string(), kernel.fetch().map(|guest| guest.kernel)))
 }
 
 /// Runs the tests of [`SHORT`] under the kernels that `cargo xtask test` boots.
-pub(crate) fn short(counts: &mut Counts) -> Outcome {
-    boot(
-        KERNELS.iter().filter(|kernel| kernel.always),
-        Selection::Short,
-        counts,
-    )
+pub(crate) fn short(counts: &mut Counts) -> Done {
+    boot(|kernel| kernel.has("always"), Selection::Short, counts)
 }
 
-fn boot<'k>(
-    kernels: impl Iterator<Item = &'k Kernel>,
+fn boot(
+    is_wanted: impl Fn(&Kernel) -> bool,
     selection: Selection<'_>,
     counts: &mut Counts,
-) -> Outcome {
+) -> Done {
     if cfg!(not(target_arch = "x86_64")) {
-        return Outcome::Skipped("these kernels are for x86-64".into());
+        return skipped("these kernels are for x86-64");
     }
     if !have(MACHINE.emulator) {
-        return Outcome::Skipped(format!("no {}", MACHINE.emulator));
+        return skipped(format!("no {}", MACHINE.emulator));
     }
-    let contents = match Contents::new(selection) {
-        Ok(contents) => contents,
-        Err(error) => return Outcome::Failed(error),
-    };
-    let kernels: Vec<_> = kernels.collect();
-    let next = AtomicUsize::new(0);
-    let turn = || kernels.get(next.fetch_add(1, Ordering::Relaxed));
-    let boot = || std::iter::from_fn(turn).map(|kernel| contents.boot(kernel));
-    let booted: Vec<(Counts, Outcome)> = thread::scope(|scope| {
-        let threads = [(); AT_A_TIME].map(|()| scope.spawn(|| boot().collect::<Vec<_>>()));
-        let panicked = |_| vec![(Counts::default(), Outcome::Failed("it panicked".into()))];
-        let ended = threads
-            .into_iter()
-            .map(|it| it.join().unwrap_or_else(panicked));
-        ended.flatten().collect()
-    });
-    let (mut done, mut untested, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    for (of_kernel, outcome) in booted {
+    let contents = Contents::new(selection)?;
+    let kernels: Vec<_> = KERNELS.into_iter().filter(is_wanted).collect();
+    let booted = in_parallel(AT_A_TIME, &kernels, |kernel| contents.boot(kernel));
+    joined(booted.into_iter().map(|(of_kernel, done)| {
         counts.add("", of_kernel);
-        match outcome {
-            Outcome::Passed(line) => done.push(line),
-            Outcome::Skipped(line) => untested.push(line),
-            Outcome::Failed(line) => failed.push(line),
-        }
-    }
-    if !failed.is_empty() {
-        Outcome::Failed(failed.join("; "))
-    } else if done.is_empty() {
-        Outcome::Skipped(untested.join("; "))
-    } else {
-        done.append(&mut untested);
-        Outcome::Passed(done.join("; "))
-    }
+        done
+    }))
 }
 
-/// A test program, its path in the machine, and a filter for its tests.
-type Test = (TestProgram, String, &'static str);
+/// A test program that cargo has built.
+struct Test {
+    executable: PathBuf,
+    /// The folder that cargo would start it in.
+    package: PathBuf,
+    /// Its path in the machine: `/tests/PACKAGE-NAME`, with the name of the package's crate for unit tests.
+    place: String,
+    /// The filter for its tests.
+    filter: &'static str,
+}
 
-impl Selection<'_> {
-    /// A file that is written when the fixtures of these tests are compiled, and listed in [`USED`].
-    fn stamp(self, folder: &Path) -> PathBuf {
-        folder.join(match self {
-            Self::Everything => "listed".to_owned(),
-            Self::Short => "listed-short".to_owned(),
-            Self::Package(package) => format!("listed-{package}"),
+/// Builds the test programs of a selection.
+fn build(selection: Selection<'_>) -> Result<Vec<Test>> {
+    let mut command = cargo("test --no-run --locked --quiet");
+    command.arg("--message-format=json-render-diagnostics");
+    let messages = messages(command.args(selection.packages()))?;
+    let tests = messages.iter().filter(|it| it["profile"]["test"] == true);
+    let tests = tests.filter_map(|message| {
+        let package = Path::new(message["manifest_path"].as_str()?).parent()?;
+        let folder = package.file_name()?.to_str()?;
+        let name = message["target"]["name"].as_str()?;
+        Some(Test {
+            executable: message["executable"].as_str()?.into(),
+            package: package.to_owned(),
+            place: format!("/tests/{folder}-{name}"),
+            filter: selection.filter(folder, name)?,
         })
-    }
+    });
+    Ok(tests.collect())
 }
 
-/// A list in [`folder`]: on each line a test program, a tab and a fixture that it uses.
-const USED: &str = "used";
-/// The variable by which test programs know the list (`otelctx_fixtures`).
+/// The variable by which test programs know a file that they list the fixtures in that they use (`otelctx_fixtures`): on
+/// each line the program, a tab and the fixture.
 const USED_VARIABLE: &str = "OTELCTX_FIXTURES_USED";
 /// Larger fixtures stay out, because the machine has too little memory: the module of 1 GiB, whose
 /// tests skip there.
 const MAX_FIXTURE: u64 = 64 << 20;
 
-fn write_stamp(stamp: &Path) -> Result<(), String> {
-    fs::write(stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
-}
-
-/// Name of [`folder`].
-const FOLDER: &str = "kernels";
-
-/// The folder for the machines' files.
-fn folder() -> Result<PathBuf, String> {
-    let folder = target_dir().join(FOLDER);
-    fs::create_dir_all(&folder)
-        .and_then(|()| folder.canonicalize())
-        .map_err(|error| format!("{}: {error}", folder.display()))
-}
-
-/// Runs test programs on the host, which build their fixtures and list them, because the machine has
-/// no compiler. Whether they pass does not matter here. Programs that have not changed are not run
-/// again.
-fn build_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> Result<(), String> {
-    let stamp = selection.stamp(folder);
-    let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
+/// The fixtures that a test uses. The machine has no compiler: the test runs on the host, which builds them. Whether it
+/// passes does not matter. It does not run again while the list is newer than the test and the sources of all fixtures, and
+/// each fixture is still there.
+fn fixtures(folder: &Path, test: &Test) -> Result<Vec<PathBuf>> {
+    let (executable, package) = (&test.executable, &test.package);
     // The publisher's tests compile no fixtures, and the matrix has a list of its own.
-    let compiling = tests
-        .iter()
-        .filter(|(program, ..)| !program.package.ends_with("otelctx") && program.name != "matrix");
-    for (program, _, filter) in compiling {
-        let newer = modified(&program.executable).ok() >= modified(&stamp).ok();
-        if !newer {
-            continue;
-        }
-        println!("kernels: building the fixtures of {}", program.name);
-        let mut command = program.command();
-        command
-            .env("CARGO_MANIFEST_DIR", &program.package)
-            .env(USED_VARIABLE, folder.join(USED))
-            .args(filter.split_whitespace());
-        let _ = command.output();
+    if package.ends_with("otelctx") || test.place.ends_with("-matrix") {
+        return Ok(Vec::new());
     }
-    write_stamp(&stamp)
-}
-
-/// The fixtures that these tests have listed.
-fn used_fixtures(folder: &Path, tests: &[Test]) -> Result<BTreeSet<PathBuf>, String> {
-    let list = folder.join(USED);
-    let list = fs::read_to_string(&list).map_err(|error| format!("{}: {error}", list.display()))?;
-    // The matrix has a list of its own.
-    let programs: BTreeSet<_> = tests
-        .iter()
-        .filter(|(program, ..)| program.name != "matrix")
-        .filter_map(|(program, ..)| program.executable.file_name())
-        .collect();
-    let of_tests = |line: &str| {
-        let (program, fixture) = line.split_once('\t')?;
-        let program = Path::new(program).file_name()?;
-        programs.contains(program).then(|| PathBuf::from(fixture))
+    let name = executable.file_name().unwrap_or_default().display();
+    let tests = test.filter.replace([' ', ':'], "-");
+    let list = folder.join(format!("fixtures-{name}-{tests}"));
+    let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
+    let mut needed = guest::fixture_sources()?;
+    needed.push(executable.clone());
+    let newest = needed.iter().filter_map(|path| modified(path).ok()).max();
+    let listed = fs::read_to_string(&list).unwrap_or_default();
+    let is_current =
+        modified(&list).ok() > newest && listed.lines().all(|it| Path::new(it).exists());
+    let listed = if is_current {
+        listed
+    } else {
+        println!("kernels: building the fixtures of {name}");
+        let used = folder.join(format!("used-{name}"));
+        write(&used, "")?;
+        let mut command = Command::new(executable);
+        command
+            .current_dir(package)
+            .env("CARGO_MANIFEST_DIR", package);
+        let _ = command
+            .env(USED_VARIABLE, &used)
+            .words(test.filter)
+            .output();
+        let used = fs::read_to_string(&used)?;
+        // Tests also ask for what no compiler here can build.
+        let used = used.lines().filter_map(|line| line.split_once('\t'));
+        let fixtures = used.map(|(_, fixture)| fixture);
+        let fixtures: BTreeSet<_> = fixtures.filter(|it| Path::new(it).exists()).collect();
+        let fixtures = Vec::from_iter(fixtures).join("\n");
+        write(&list, &fixtures)?;
+        fixtures
     };
-    // Tests also ask for what no compiler here can build.
     let fits = |path: &PathBuf| fs::metadata(path).is_ok_and(|it| it.len() <= MAX_FIXTURE);
-    Ok(list.lines().filter_map(of_tests).filter(fits).collect())
+    Ok(listed.lines().map(PathBuf::from).filter(fits).collect())
 }
 
 /// The contents of the initramfs, the same for every kernel.
@@ -407,72 +311,60 @@ struct Contents {
     inspected: PathBuf,
     /// Fixtures compiled on the host.
     fixtures: BTreeSet<PathBuf>,
-    rows: Option<Rows>,
+    /// The matrix, if all tests run.
+    rows: Option<String>,
 }
 
 impl Contents {
-    fn new(selection: Selection<'_>) -> Result<Self, String> {
-        let folder = folder()?;
-        let mut tests = Vec::new();
-        for program in test_programs(&selection.packages())? {
-            let package = program.package.file_name().unwrap_or_default();
-            let package = package.to_string_lossy().into_owned();
-            let Some(filter) = selection.filter(&package, &program.name) else {
-                continue;
-            };
-            let place = format!("/tests/{package}-{}", program.name);
-            tests.push((program, place, filter));
+    fn new(selection: Selection<'_>) -> Result<Self> {
+        let folder = target_dir().join("kernels");
+        fs::create_dir_all(&folder)?;
+        let folder = fs::canonicalize(folder)?;
+        let tests = build(selection)?;
+        let mut used = BTreeSet::new();
+        for test in &tests {
+            used.extend(fixtures(&folder, test)?);
         }
-        build_fixtures(&folder, &tests, selection)?;
-        let target = folder.parent().unwrap_or(&folder).to_owned();
-        let fixtures = used_fixtures(&folder, &tests)?;
-        let (first, ..) = tests.first().ok_or("there are no test programs")?;
+        let first = tests.first().context("there are no test programs")?;
         let built = first.executable.ancestors().nth(2);
-        let built = built.ok_or("no target folder")?;
+        let built = built.context("no target folder")?;
+        let rows = matches!(selection, Selection::Everything).then(|| guest::matrix("x86_64"));
         Ok(Self {
             command: built.join("otelctx"),
             inspected: built.join("examples/target"),
-            rows: selection
-                .is_everything()
-                .then(|| Rows::build("x86_64"))
-                .transpose()?,
+            rows: rows.transpose()?,
+            target: folder.parent().unwrap_or(&folder).to_owned(),
             folder,
-            target,
             tests,
-            fixtures,
+            fixtures: used,
         })
     }
 
     fn has_command(&self) -> bool {
-        self.tests
-            .iter()
-            .any(|(_, place, _)| place == COMMAND_TESTS)
+        self.tests.iter().any(|test| test.place == COMMAND_TESTS)
     }
 
     /// Runs the tests under a kernel; the outcome names it.
-    fn boot(&self, kernel: &Kernel) -> (Counts, Outcome) {
+    fn boot(&self, kernel: &Kernel) -> (Counts, Done) {
         println!("kernels: {kernel}");
         let start = Instant::now();
         let mut counts = Counts::default();
-        let outcome = match kernel.fetch() {
-            Err(why) => Outcome::Skipped(format!("{kernel} is not tested: {why}")),
+        let done = match kernel.fetch() {
+            Err(why) => skipped(format!("{kernel} is not tested: {why:#}")),
             Ok(guest) => match self.run(kernel, &guest, &mut counts) {
-                Ok(here) => Outcome::Passed(format!("{kernel}: {here}")),
-                Err(error) => Outcome::Failed(format!("{kernel}: {error}")),
+                Ok(here) => passed(format!("{kernel}: {here}")),
+                Err(error) => Err(error.context(kernel.to_string())),
             },
         };
-        println!("kernels: {outcome} ({} s)", start.elapsed().as_secs());
-        (counts, outcome)
+        let seconds = start.elapsed().as_secs();
+        println!("kernels: {} ({seconds} s)", report::line(&done));
+        (counts, done)
     }
 
     fn script(&self, kernel: &Kernel) -> String {
-        let mut script = format!(
-            "export CARGO_TARGET_DIR='{}' OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{}'\n",
-            self.target.display(),
-            kernel.of_sampler()
-        );
-        for (_, place, filter) in &self.tests {
-            script += &format!("run {place} {filter}\n");
+        let mut script = guest::variables(&self.target, kernel.of_sampler());
+        for test in &self.tests {
+            script += &format!("run {} {}\n", test.place, test.filter);
         }
         if self.rows.is_some() {
             script += guest::COMMAND;
@@ -484,65 +376,43 @@ impl Contents {
         script
     }
 
-    fn run(&self, kernel: &Kernel, guest: &Guest, counts: &mut Counts) -> Result<String, String> {
+    fn run(&self, kernel: &Kernel, guest: &Guest, counts: &mut Counts) -> Result<String> {
         let mut image = Image::new(&guest.busybox, &self.script(kernel))?;
-        for library in LIBRARIES.map(Path::new) {
-            if library.is_file() {
-                image.file(library, library)?;
-            }
-        }
-        for (program, place, _) in &self.tests {
-            image.bytes(
-                Path::new(place),
-                &self.stripped(&program.executable, kernel)?,
-            );
+        let libraries = LIBRARIES.split_whitespace().map(Path::new);
+        image.files(libraries.filter(|library| library.is_file()))?;
+        for test in &self.tests {
+            image.bytes(&test.place, &self.stripped(&test.executable, kernel)?);
         }
         if self.has_command() {
             let command = self.stripped(&self.command, kernel)?;
-            image.bytes(Path::new("/bin/otelctx"), &command);
+            image.bytes("/bin/otelctx", &command);
             image.bytes(&self.command, &command);
-            image.bytes(Path::new(TARGET), &self.stripped(&self.inspected, kernel)?);
+            image.bytes(TARGET, &self.stripped(&self.inspected, kernel)?);
         }
-        for fixture in &self.fixtures {
-            image.file(fixture, fixture)?;
-        }
-        image.fixture_sources()?;
+        image.files(&self.fixtures)?;
+        image.files(guest::fixture_sources()?)?;
         if let Some(rows) = &self.rows {
-            rows.put_into(&mut image)?;
+            image.matrix(rows)?;
         }
         let initramfs = self.folder.join(format!("initramfs-{}", kernel.version));
-        fs::write(&initramfs, image.finish())
-            .map_err(|error| format!("{}: {error}", initramfs.display()))?;
-        let run = || MACHINE.run(&guest.kernel, &initramfs, kernel.version);
-        let mut output = run();
-        // On a busy host, a machine sometimes fails to boot.
-        for _ in 0..2 {
-            if !matches!(&output, Err(error) if error == guest::NOT_STARTED) {
-                break;
-            }
-            output = run();
-        }
+        image.write(&initramfs)?;
+        let output = MACHINE.run(&guest.kernel, &initramfs, kernel.version);
         let _ = fs::remove_file(&initramfs);
-        let output = output?;
-        let features = kernel.features();
+        let names = kernel.names();
         let mut expected = Vec::new();
         if self.has_command() {
-            expected.extend([features.as_str(), "yama: 3"]);
+            expected.extend([names.as_str(), "yama: 3"]);
         }
         if self.rows.is_some() {
             expected.extend(guest::COMMAND_OUTPUT);
         }
-        guest::verdict(&output, &expected, &kernel.to_string(), counts)
+        guest::verdict(&output?, &expected, &kernel.to_string(), counts)
     }
 
     /// The program without debug information, most of its size: it goes into the machine's memory.
-    fn stripped(&self, program: &Path, kernel: &Kernel) -> Result<Vec<u8>, String> {
+    fn stripped(&self, program: &Path, kernel: &Kernel) -> Result<Vec<u8>> {
         let output = self.folder.join(format!("stripped-{}", kernel.version));
-        report::output(
-            Command::new("strip")
-                .args(["--strip-debug", "-o"])
-                .args([&output, program]),
-        )?;
-        fs::read(&output).map_err(|error| format!("{}: {error}", output.display()))
+        report::output(command("strip --strip-debug -o").args([&output, program]))?;
+        Ok(fs::read(&output)?)
     }
 }

@@ -1,23 +1,20 @@
 //! `cargo xtask licences`: cargo-deny checks every dependency's licence and source against `deny.toml`.
 
 use crate::nextest;
-use crate::report::{self, Outcome};
+use crate::report::{self, Done, Words};
 use crate::workspace::{MANIFESTS, root};
 
 /// Checks every workspace of the checkout.
-pub(crate) fn run() -> Outcome {
+pub(crate) fn run() -> Done {
     if let Err(error) = nextest::setup() {
-        println!("not installed: {error}");
+        println!("not installed: {error:#}");
     }
     for manifest in MANIFESTS {
         let mut deny = nextest::tool("cargo-deny");
-        deny.args(["--all-features", "--workspace", "--log-level", "error"]);
+        deny.words("--all-features --workspace --log-level error");
         deny.arg("--config").arg(root().join("deny.toml"));
         deny.arg("--manifest-path").arg(root().join(manifest));
-        deny.args(["check", "bans", "licenses", "sources"]);
-        if let Err(error) = report::run(&mut deny) {
-            return Outcome::Failed(error);
-        }
+        report::run(deny.words("check bans licenses sources"))?;
     }
-    Outcome::Passed(format!("{} workspaces", MANIFESTS.len()))
+    report::passed(format!("{} workspaces", MANIFESTS.len()))
 }

@@ -40,45 +40,11 @@ mod workspace;
 
 use std::process::ExitCode;
 
+use anyhow::{Result, bail};
 use counts::Counts;
-use report::Outcome;
+use report::Done;
 
-const USAGE: &str = "\
-cargo xtask TASK
-
-  check         format, lints and unit tests: the inner loop, under 3 minutes
-  setup         install what the tests need, and say what is missing  [--all]
-  test          setup, then the tests on the usual targets
-                [--all[=PART,…] [--resume]]  on all targets
-  flaky         run tests 20 times beside a load that takes all CPUs  [PATTERN] [N]
-  unprivileged  the tests again as the user nobody
-  fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
-  msrv          compile the application crates with an older Rust, and for other targets
-  aarch64       the tests for aarch64, under an arm64 kernel in an emulator
-                [--short] [VERSION]
-  kernels       the tests under other kernels, in an emulator; about an hour
-                [--short | --package NAME] [VERSION…]
-  c             build the C library, and install it with its packages
-                [--musl] [--prefix FOLDER]
-  miri          run the format crate's tests under Miri
-  python        build the Python package, and run its tests with every CPython
-  wheel         build the Python package with a release build of the command, for older systems
-  node          build the npm package for older systems, and load it with each Node.js
-                [--native | --bench]
-  footprint     check what the publisher adds to an application's dependency tree
-  package       compile the published crates from their packaged files
-  release       make everything that is published, try it, and publish it
-                [--dry-run [STEP…]]
-  workflows     check .github/workflows with actionlint
-  licences      check every dependency's licence against deny.toml
-  advisories    check every dependency against known advisories  [--refresh CHECKOUT]
-  circles       check for files that use each other in a circle
-  api           compare the public API of the library crates with docs/api  [--write]
-  words         check that texts and names use the glossary's words
-  bpf           rebuild the sampler's eBPF programs  [--check]
-  bench         run the benchmarks  [GROUP] [--json]
-  soak          the runs that take minutes, by hand  [RUN…]
-";
+const USAGE: &str = include_str!("usage.txt");
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -91,19 +57,32 @@ fn main() -> ExitCode {
     {
         return code;
     }
-    let outcome = match task.as_str() {
+    let Some(done) = run(task, rest) else {
+        if let "help" | "-h" | "--help" = task.as_str() {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        eprint!("no such task: {task}\n\n{USAGE}");
+        return ExitCode::from(2);
+    };
+    debian::remove_lists();
+    // Standard output belongs to the task (`bench --json`).
+    eprintln!("{task}: {}", report::line(&done));
+    ExitCode::from(u8::from(done.is_err()))
+}
+
+/// Runs a task, if there is one of this name.
+fn run(task: &str, rest: &[String]) -> Option<Done> {
+    let counts = &mut Counts::default();
+    Some(match task {
         "check" => check::run(),
-        "setup" => match rest {
-            [] => setup::run(setup::Tier::Usual),
-            [flag] if flag == "--all" => setup::run(setup::Tier::All),
-            _ => Outcome::Failed("setup takes no argument, or --all".into()),
-        },
+        "setup" => has_flag(rest, "--all").and_then(setup::run),
         "test" => test::run(rest),
-        "unprivileged" => unprivileged::run(&mut Counts::default()),
+        "unprivileged" => unprivileged::run(counts),
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
         "flaky" => flaky::run(rest),
-        "python" => python::run(python::Selection::All, &mut Counts::default()),
+        "python" => python::run(true, counts),
         "wheel" => python::wheel(),
         "node" => node::run(rest),
         "c" => c::run(rest),
@@ -112,30 +91,25 @@ fn main() -> ExitCode {
         "package" => package::run(),
         "release" => release::run(rest),
         "workflows" => workflows::run(),
-        "aarch64" => aarch64::run_with(rest, &mut Counts::default()),
-        "kernels" => kernels::run(rest, &mut Counts::default()),
+        "aarch64" => aarch64::run_with(rest, counts),
+        "kernels" => kernels::run(rest, counts),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
-        "bpf" => bpf::run(rest),
+        "bpf" => has_flag(rest, "--check").and_then(bpf::run),
         "words" => words::run(),
         "circles" => circles::run(),
-        "api" => api::run(rest),
+        "api" => has_flag(rest, "--write").and_then(api::run),
         "bench" => bench::run(rest),
         "soak" => soak::run(rest),
-        "help" | "-h" | "--help" => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        unknown => {
-            eprint!("no such task: {unknown}\n\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    debian::remove_lists();
-    // Standard output belongs to the task (`bench --json`).
-    eprintln!("{task}: {outcome}");
-    match outcome {
-        Outcome::Failed(_) => ExitCode::FAILURE,
-        Outcome::Passed(_) | Outcome::Skipped(_) => ExitCode::SUCCESS,
+        _ => return None,
+    })
+}
+
+/// Whether a task's only argument is this flag.
+fn has_flag(arguments: &[String], flag: &str) -> Result<bool> {
+    match arguments {
+        [] => Ok(false),
+        [argument] if argument == flag => Ok(true),
+        _ => bail!("it takes no argument, or {flag}"),
     }
 }

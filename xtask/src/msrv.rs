@@ -7,8 +7,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Result;
+
 use crate::debian;
-use crate::report::{self, Outcome};
+use crate::report::{self, Done, Words, command, output};
 use crate::workspace::{APPLICATION_CRATES, INTEGRATIONS, cargo, root};
 
 /// The minimum that the application crates state in their `rust-version`.
@@ -21,106 +23,78 @@ const TOOLS: &str = "1.88";
 
 /// Compiles the application crates with Rust 1.82, or the next newer one that is available, also
 /// for aarch64, for 32 bits and for a target that is not Linux (where the publisher compiles to no-ops).
-pub(crate) fn run() -> Outcome {
-    compile().into()
-}
-
-fn compile() -> Result<Outcome, String> {
-    let mut done = Vec::new();
-    let mut missing = Vec::new();
+pub(crate) fn run() -> Done {
+    let application_crates = format!("-p {}", APPLICATION_CRATES.join(" -p "));
+    let (mut done, mut missing) = (Vec::new(), Vec::new());
     match rustup(TOOLS) {
         Some(rustc) => {
-            check(&rustc, &["--workspace"], None)?;
+            check(&rustc, "--workspace")?;
             done.push(format!("the workspace with {}", version(&rustc)?));
         }
         None => missing.push(format!("tools: rustup has no {TOOLS}, lints only")),
     }
     if let Some(rustc) = rustup(APPLICATIONS) {
-        check(&rustc, &application_crates(), None)?;
+        check(&rustc, &application_crates)?;
         done.push(format!("application crates with {}", version(&rustc)?));
     }
     match debian::OLDER.rustc() {
         Ok(rustc) => {
-            check(&rustc, &application_crates(), None)?;
-            check(&rustc, &integrations(), None)?;
+            check(&rustc, &application_crates)?;
+            check(&rustc, &format!("-p {}", INTEGRATIONS.join(" -p ")))?;
             done.push(format!("application crates with {}", version(&rustc)?));
             for target in [
                 "aarch64-unknown-linux-gnu",
                 "i686-unknown-linux-gnu",
                 "wasm32-wasip1",
             ] {
-                check(&rustc, &application_crates(), Some(target))?;
+                check(&rustc, &format!("{application_crates} --target {target}"))?;
                 done.push(target.to_owned());
             }
         }
-        Err(why) => missing.push(format!(
-            "application crates, aarch64, 32 bits and non-Linux: {why}"
-        )),
+        Err(why) => {
+            let what = "application crates, aarch64, 32 bits and non-Linux";
+            missing.push(format!("{what}: {why:#}"));
+        }
     }
     if has_target(WITHOUT_ATOMIC_U64) {
-        check(
-            Path::new("rustc"),
-            &application_crates(),
-            Some(WITHOUT_ATOMIC_U64),
-        )?;
+        let packages = format!("{application_crates} --target {WITHOUT_ATOMIC_U64}");
+        check(Path::new("rustc"), &packages)?;
         done.push(WITHOUT_ATOMIC_U64.to_owned());
     } else {
         missing.push(format!("rustup has no {WITHOUT_ATOMIC_U64}"));
     }
-    missing
-        .iter()
-        .for_each(|line| println!("not compiled: {line}"));
-    if done.is_empty() {
-        return Ok(Outcome::Skipped(missing.join("; ")));
+    for line in &missing {
+        println!("not compiled: {line}");
     }
-    Ok(Outcome::Passed(done.join(", ")))
-}
-
-fn application_crates() -> Vec<&'static str> {
-    packages(&APPLICATION_CRATES)
-}
-
-fn integrations() -> Vec<&'static str> {
-    packages(&INTEGRATIONS)
-}
-
-fn packages(names: &[&'static str]) -> Vec<&'static str> {
-    names.iter().flat_map(|name| ["-p", *name]).collect()
+    if done.is_empty() {
+        return report::skipped(missing.join("; "));
+    }
+    report::passed(done.join(", "))
 }
 
 /// `cargo check` with another compiler, in a target folder of its own.
-fn check(rustc: &Path, packages: &[&str], target: Option<&str>) -> Result<(), String> {
-    let mut command = cargo();
-    command
-        .env("RUSTC", rustc)
-        .env_remove("RUSTFLAGS")
-        .env_remove("RUSTC_WRAPPER");
-    command
-        .args(["check", "--quiet", "--locked", "--target-dir"])
-        .arg(root().join("target/msrv"));
-    command.args(packages);
-    if let Some(target) = target {
-        command.args(["--target", target]);
-    }
-    report::run(&mut command)
+fn check(rustc: &Path, packages: &str) -> Result<()> {
+    let mut check = cargo("check --quiet --locked --target-dir");
+    check.arg(root().join("target/msrv")).words(packages);
+    check.env("RUSTC", rustc).env_remove("RUSTFLAGS");
+    report::run(check.env_remove("RUSTC_WRAPPER"))
 }
 
 /// The compiler of a toolchain that rustup already has; this installs none.
 fn rustup(toolchain: &str) -> Option<PathBuf> {
-    let which = ["which", "--toolchain", toolchain, "rustc"];
-    let list = report::output(Command::new("rustup").args(["toolchain", "list"])).ok()?;
+    let list = output(&mut command("rustup toolchain list")).ok()?;
     list.lines().find(|line| line.starts_with(toolchain))?;
-    let path = report::output(Command::new("rustup").args(which)).ok()?;
-    Some(path.trim().into())
+    let which = format!("rustup which --toolchain {toolchain} rustc");
+    Some(output(&mut command(&which)).ok()?.trim().into())
 }
 
 /// Whether rustup's current Rust has the standard library of a target.
 fn has_target(target: &str) -> bool {
-    let list = report::output(Command::new("rustup").args(["target", "list", "--installed"]));
+    let list = output(&mut command("rustup target list --installed"));
     list.is_ok_and(|list| list.lines().any(|line| line == target))
 }
 
-fn version(rustc: &Path) -> Result<String, String> {
-    let line = report::output(Command::new(rustc).arg("--version"))?;
+fn version(rustc: &Path) -> Result<String> {
+    let line = output(Command::new(rustc).arg("--version"))?;
     Ok(line.split(' ').take(2).collect::<Vec<_>>().join(" "))
 }

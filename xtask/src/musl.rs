@@ -10,14 +10,15 @@
 //! The standard library goes to Debian's current Rust (`target/setup/debian-rust-current`), where
 //! `--target x86_64-unknown-linux-musl` finds it.
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::{Context, Result, ensure};
+use fs_err as fs;
+
 use crate::debian;
-use crate::files::{at, copy, create_empty, entries, write};
-use crate::report;
+use crate::files::{copy, copy_into, create_empty, entries, link, write, write_script};
+use crate::report::{Words, command, output};
 use crate::workspace::{cargo, have, setup_dir};
 
 /// The release whose compilers and kernels the tests use.
@@ -48,108 +49,58 @@ pub(crate) const AARCH64: Musl = Musl {
 
 impl Musl {
     /// Its compiler and linker, made on first use (about 10 s).
-    ///
-    /// # Errors
-    /// Says why it is not available on this machine.
-    pub(crate) fn gcc(&self) -> Result<PathBuf, String> {
-        let folder = setup_dir().join(format!("musl-{}", self.name));
-        let gcc = folder.join("gcc");
-        if gcc.is_file() {
-            return Ok(gcc);
-        }
-        if !have(self.gcc) {
-            return Err(format!("no {}", self.gcc));
-        }
-        // The wrapper is written last: without it, an earlier attempt was interrupted.
-        let _ = fs::remove_dir_all(&folder);
-        println!(
-            "fetching Debian {SUITE}'s musl for {} into {}",
-            self.debian,
-            folder.display()
-        );
-        let packages = ["musl", "musl-dev"].map(|name| format!("{name}:{}", self.debian));
-        let tree = debian::unpack(&folder, SUITE, &packages)?;
-        let triple = format!("{}-linux-musl", self.name);
-        let include = format!("tree/usr/include/{triple}");
-        symlink(include, folder.join("include")).map_err(at(&folder))?;
-        symlink(format!("tree/usr/lib/{triple}"), folder.join("lib")).map_err(at(&folder))?;
-        // The packages count on `/lib` being a link to `/usr/lib`.
-        let shared = tree.join("lib").join(&triple).join("libc.so");
-        fs::rename(shared, folder.join("lib/libc.so")).map_err(at(&folder))?;
-        write(&folder.join("specs"), self.specs(&folder))?;
-        let text = format!(
-            "#!/bin/sh\nexec {} \"$@\" -specs \"$(dirname \"$(readlink -f \"$0\")\")/specs\"\n",
-            self.gcc
-        );
-        let partial = folder.join("gcc.partial");
-        write(&partial, text)?;
-        fs::set_permissions(&partial, fs::Permissions::from_mode(0o755)).map_err(at(&partial))?;
-        self.unwinder(&partial, &folder)?;
-        fs::rename(&partial, &gcc).map_err(at(&gcc))?;
-        Ok(gcc)
-    }
-
-    /// What Debian's `musl-gcc.specs` says, for these paths, with static-pie and without a dynamic
-    /// linker in static programs.
-    fn specs(&self, folder: &Path) -> String {
-        let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.into());
-        format!(
-            "%rename cpp_options old_cpp_options\n\n\
-             *cpp_options:\n\
-             -nostdinc -isystem {folder}/include -isystem include%s %(old_cpp_options)\n\n\
-             *cc1:\n\
-             %(cc1_cpu) -nostdinc -isystem {folder}/include -isystem include%s\n\n\
-             *link_libgcc:\n\
-             -L{folder}/lib -L .%s\n\n\
-             *libgcc:\n\
-             libgcc.a%s %:if-exists(libgcc_eh.a%s)\n\n\
-             *startfile:\n\
-             %{{shared:;static-pie:{folder}/lib/rcrt1.o;static|no-pie:{folder}/lib/crt1.o;:{folder}/lib/Scrt1.o}} \
-             {folder}/lib/crti.o crtbeginS.o%s\n\n\
-             *endfile:\n\
-             crtendS.o%s {folder}/lib/crtn.o\n\n\
-             *link:\n\
-             -nostdlib %{{shared:-shared}} %{{pie:-pie}} %{{rdynamic:-export-dynamic}} \
-             %{{static-pie:-static -pie --no-dynamic-linker -z text;static:-static;\
-             !shared:-dynamic-linker /lib/ld-musl-{name}.so.1}}\n\n\
-             *esp_link:\n\n\n\
-             *esp_options:\n\n\n\
-             *esp_cpp_options:\n\n\n",
-            folder = folder.display(),
-            name = self.name,
-        )
+    pub(crate) fn gcc(&self) -> Result<PathBuf> {
+        let Self { name, debian, gcc } = self;
+        let what = format!("{SUITE}'s musl for {debian}");
+        debian::made(&format!("musl-{name}"), "gcc", &what, |folder| {
+            ensure!(have(gcc), "no {gcc}");
+            let packages = ["musl", "musl-dev"].map(|name| format!("{name}:{debian}"));
+            let tree = debian::unpack(folder, SUITE, &packages)?;
+            let triple = format!("{name}-linux-musl");
+            for name in ["include", "lib"] {
+                link(format!("tree/usr/{name}/{triple}"), &folder.join(name))?;
+            }
+            // The packages count on `/lib` being a link to `/usr/lib`.
+            let shared = tree.join("lib").join(&triple).join("libc.so");
+            fs::rename(shared, folder.join("lib/libc.so"))?;
+            // What Debian's `musl-gcc.specs` says, for these paths, with static-pie and without a dynamic linker in
+            // static programs.
+            let specs = include_str!("musl/specs").replace("ARCHITECTURE", name);
+            let absolute = fs::canonicalize(folder)?.display().to_string();
+            write(&folder.join("specs"), specs.replace("FOLDER", &absolute))?;
+            let partial = folder.join("gcc.partial");
+            let specs = "\"$(dirname \"$(readlink -f \"$0\")\")/specs\"";
+            let script = format!("#!/bin/sh\nexec {gcc} \"$@\" -specs {specs}\n");
+            write_script(&partial, &script)?;
+            self.unwinder(&partial, folder)?;
+            Ok(fs::rename(&partial, folder.join("gcc"))?)
+        })
     }
 
     /// libgcc's unwinder under the names by which Rust's standard library asks for it: LLVM's in
     /// static programs, the shared one in others (glibc's, which musl cannot load).
-    fn unwinder(&self, gcc: &Path, folder: &Path) -> Result<(), String> {
+    fn unwinder(&self, gcc: &Path, folder: &Path) -> Result<()> {
         let object = folder.join("find_object.o");
         let source = folder.join("find_object.c");
         write(&source, include_str!("musl/find_object.c"))?;
-        let flags = ["-O2", "-fPIC", "-c", "-o"];
-        report::output(Command::new(gcc).args(flags).arg(&object).arg(&source))?;
-        let unwinder = report::output(Command::new(self.gcc).arg("-print-file-name=libgcc_eh.a"))?;
+        let mut compile = Command::new(gcc);
+        output(compile.words("-O2 -fPIC -c -o").args([&object, &source]))?;
+        let unwinder = output(command(self.gcc).arg("-print-file-name=libgcc_eh.a"))?;
         for name in ["libunwind.a", "libgcc_s.a"] {
             let archive = folder.join("lib").join(name);
             copy(unwinder.trim().as_ref(), &archive)?;
-            report::output(Command::new("ar").arg("q").arg(&archive).arg(&object))?;
+            output(command("ar q").arg(&archive).arg(&object))?;
         }
         Ok(())
     }
 
     /// A `rustc` whose `--target` can be [`Self::target`], and the linker that it needs; the
     /// standard library is built on first use (about 40 s on two cores).
-    ///
-    /// # Errors
-    /// Says why it is not available on this machine.
-    pub(crate) fn rust(&self) -> Result<(PathBuf, PathBuf), String> {
-        let rustc = debian::CURRENT.rustc()?;
-        let gcc = self.gcc()?;
-        let libraries = report::output(
-            Command::new(&rustc)
-                .args(["--print", "target-libdir", "--target"])
-                .arg(self.target()),
-        )?;
+    pub(crate) fn rust(&self) -> Result<(PathBuf, PathBuf)> {
+        let (rustc, gcc) = (debian::CURRENT.rustc()?, self.gcc()?);
+        let mut print = Command::new(&rustc);
+        print.words("--print target-libdir --target");
+        let libraries = output(print.arg(self.target()))?;
         let libraries = Path::new(libraries.trim());
         if !libraries.is_dir() {
             println!("building Rust's standard library for {}", self.target());
@@ -159,13 +110,7 @@ impl Musl {
     }
 
     /// Makes cargo build static programs, C code included, for [`Self::target`].
-    ///
-    /// # Errors
-    /// As [`Self::rust`].
-    pub(crate) fn build_static<'c>(
-        &self,
-        cargo: &'c mut Command,
-    ) -> Result<&'c mut Command, String> {
+    pub(crate) fn build_static<'c>(&self, cargo: &'c mut Command) -> Result<&'c mut Command> {
         let (rustc, gcc) = self.rust()?;
         let target = self.target();
         let name = target.replace('-', "_");
@@ -188,38 +133,36 @@ impl Musl {
     }
 
     /// Builds it from the sources, and with the dependencies, that Debian packages.
-    fn standard_library(&self, rustc: &Path, libraries: &Path) -> Result<(), String> {
+    fn standard_library(&self, rustc: &Path, libraries: &Path) -> Result<()> {
         let folder = setup_dir().join("musl-std");
-        let _ = fs::remove_dir_all(&folder);
-        let tree = debian::unpack(&folder, debian::CURRENT.suite(), &["rust-src".to_owned()])?;
-        let sources = find_library(&tree.join("usr/src"))?;
-        let build = folder.join("build");
-        let mut command = cargo();
-        command
-            .env("RUSTC", rustc)
-            // The standard library is written in unstable Rust.
-            .env("RUSTC_BOOTSTRAP", "1")
-            // What rustc's own build says of every crate of it (bootstrap's `std_cargo`).
-            .env("RUSTFLAGS", "-Zforce-unstable-if-unmarked")
-            .env_remove("RUSTC_WRAPPER")
-            // Debian's configuration there names the dependencies that come with the sources.
-            .current_dir(sources.join("sysroot"))
-            .args(["build", "--quiet", "--release", "--offline"])
-            .args(["--features", "panic-unwind,backtrace", "--target"])
-            .arg(self.target())
-            .arg("--target-dir")
-            .arg(&build);
-        report::output(&mut command)?;
+        create_empty(&folder)?;
+        let tree = debian::unpack(&folder, debian::CURRENT.suite, &["rust-src"])?;
+        // In the folder of the one version.
+        let sources = entries(&tree.join("usr/src"))?.into_iter();
+        let sources = sources.map(|it| it.join("library")).find(|it| it.is_dir());
+        let sources = sources.context("no sources of Rust")?;
+        let built = folder.join("build");
+        let mut build = cargo("build --quiet --release --offline");
+        // Debian's configuration there names the dependencies that come with the sources.
+        build.current_dir(sources.join("sysroot"));
+        build.words("--features panic-unwind,backtrace --target");
+        build.arg(self.target());
+        build.arg("--target-dir").arg(&built);
+        // The standard library is written in unstable Rust.
+        build.env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1");
+        // What rustc's own build says of every crate of it (bootstrap's `std_cargo`).
+        build.env("RUSTFLAGS", "-Zforce-unstable-if-unmarked");
+        output(build.env_remove("RUSTC_WRAPPER"))?;
 
         let partial = libraries.with_extension("partial");
         create_empty(&partial)?;
-        for file in entries(&build.join(self.target()).join("release/deps"))? {
+        for file in entries(&built.join(self.target()).join("release/deps"))? {
             if file.extension().is_some_and(|ending| ending == "rlib") {
-                copy(&file, &partial.join(file.file_name().unwrap_or_default()))?;
+                copy_into(&file, &partial)?;
             }
         }
-        fs::rename(&partial, libraries).map_err(at(libraries))?;
-        fs::remove_dir_all(&folder).map_err(at(&folder))
+        fs::rename(&partial, libraries)?;
+        Ok(fs::remove_dir_all(&folder)?)
     }
 }
 
@@ -234,26 +177,14 @@ pub(crate) fn is_native(target: &str) -> bool {
 }
 
 /// Makes cargo build for a target with Debian's Rust, unless it is this machine's own.
-///
-/// # Errors
-/// Says why that Rust is not available on this machine.
-pub(crate) fn cross<'c>(cargo: &'c mut Command, target: &str) -> Result<&'c mut Command, String> {
+pub(crate) fn cross<'c>(cargo: &'c mut Command, target: &str) -> Result<&'c mut Command> {
     if is_native(target) {
         return Ok(cargo);
     }
-    let rustc = match [X86_64, AARCH64]
-        .iter()
-        .find(|musl| musl.target() == target)
-    {
+    let mut all = [X86_64, AARCH64].into_iter();
+    let rustc = match all.find(|musl| musl.target() == target) {
         Some(musl) => musl.rust()?.0,
         None => debian::CURRENT.rustc()?,
     };
     Ok(cargo.env("RUSTC", rustc).env_remove("RUSTC_WRAPPER"))
-}
-
-/// The folder `library` of the one version of Rust's sources.
-fn find_library(sources: &Path) -> Result<PathBuf, String> {
-    let mut libraries = entries(sources)?.into_iter().map(|it| it.join("library"));
-    let found = libraries.find(|folder| folder.is_dir());
-    found.ok_or_else(|| format!("{}: no sources of Rust", sources.display()))
 }

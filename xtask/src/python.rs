@@ -1,17 +1,16 @@
 //! The tests of the Python package, with every CPython of the machine: part of `cargo xtask test`.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use anyhow::{Context, Result, bail, ensure};
+use fs_err as fs;
 use otelctx_fixtures::tier::PYTHONS;
 
 use crate::counts::Counts;
-use crate::files::{at, copy, entries, only_entry, read, write};
-use crate::report::{self, Outcome};
+use crate::files::{copy, copy_into, create_empty, entries, once, only_entry, write, write_script};
+use crate::report::{self, Done, Words, command, in_parallel, output, passed};
 use crate::workspace::{cargo, root, setup_dir, target_dir};
 use crate::{debian, musl, nextest, repository};
 
@@ -40,14 +39,7 @@ const BUILDERS: [&str; 4] = [
 /// The oldest glibc that the package runs with: that of manylinux2014.
 const GLIBC: (u32, u32) = (2, 17);
 
-/// With which Pythons to run the tests.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Selection {
-    Usual,
-    All,
-}
-
-/// A Python, and one with pip that installs packages for it.
+/// A Python, and what installs packages for it.
 struct Interpreter {
     minor: u32,
     /// It loads no module of the stable ABI, and is installed a wheel of its own.
@@ -88,225 +80,183 @@ impl Interpreter {
     }
 
     /// Runs the package's tests with the package that is installed in a folder.
-    fn pytest(&self, folder: &Path, selection: Selection) -> Result<Output, String> {
-        let paths = [folder, &self.packages()];
-        let paths = std::env::join_paths(paths).map_err(|error| error.to_string())?;
-        let mut command = Command::new(&self.path);
-        command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]);
-        command.current_dir(package()).env("PYTHONPATH", paths);
-        command.env("PYTHONDONTWRITEBYTECODE", "1");
-        command.env("PYTHON", &self.path);
-        command.env("OTELCTX", folder.join("bin/otelctx"));
-        if selection == Selection::All {
-            command.env(nextest::ALL.0, nextest::ALL.1);
+    fn pytest(&self, folder: &Path, is_all: bool) -> Result<Output> {
+        let paths = std::env::join_paths([folder, &self.packages()])?;
+        let mut pytest = Command::new(&self.path);
+        pytest.words("-m pytest -q -rs -p no:cacheprovider");
+        pytest.current_dir(package());
+        pytest.env("PYTHONPATH", paths).env("PYTHON", &self.path);
+        pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+        pytest.env("OTELCTX", folder.join("bin/otelctx"));
+        if is_all {
+            pytest.env(nextest::ALL.0, nextest::ALL.1);
         }
-        let ended = command.output();
-        ended.map_err(|error| format!("{}: {error}", report::shown(&command)))
+        pytest.output().with_context(|| report::shown(&pytest))
     }
 
     /// `pip install` into a folder for `PYTHONPATH`.
     fn pip(&self, folder: &Path) -> Command {
-        let mut command = match &self.pip {
-            Pip::Of(python) => Command::new(python),
-            Pip::Own | Pip::Wheel(_) => Command::new(&self.path),
-        };
-        if let Pip::Wheel(wheel) = &self.pip {
-            command.env("PYTHONPATH", wheel);
-        }
-        command.args(["-m", "pip", "install", "--quiet", "--upgrade"]);
+        let mut pip = Command::new(match &self.pip {
+            Pip::Of(python) => python,
+            Pip::Own | Pip::Wheel(_) => &self.path,
+        });
+        pip.words("-m pip install --quiet --upgrade --disable-pip-version-check");
         // Building gevent takes minutes: an older release comes with a wheel.
-        command.args(["--disable-pip-version-check", "--only-binary=:all:"]);
-        command.arg("--target").arg(folder);
-        if let Pip::Of(_) = self.pip {
-            command.args(["--implementation", "cp", "--python-version"]);
-            command.arg(format!("3.{}", self.minor));
-            let glibc = |minor| format!("manylinux_2_{minor}_x86_64");
-            let platforms = (17..=34).map(glibc).chain(["manylinux2014_x86_64".into()]);
-            command.args(platforms.map(|platform| format!("--platform={platform}")));
+        pip.arg("--only-binary=:all:").arg("--target").arg(folder);
+        match &self.pip {
+            Pip::Own => {}
+            Pip::Wheel(wheel) => drop(pip.env("PYTHONPATH", wheel)),
+            Pip::Of(_) => {
+                pip.words("--implementation cp --python-version");
+                pip.arg(format!("3.{}", self.minor));
+                pip.args((17..=34).map(|it| format!("--platform=manylinux_2_{it}_x86_64")));
+                pip.arg("--platform=manylinux2014_x86_64");
+            }
         }
-        command
+        pip
     }
 
-    fn install(&self, packages: &[&str], folder: &Path) -> Result<(), String> {
-        let stamp = folder.join(".installed");
-        let wanted = packages.join(" ");
-        if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
-            println!("have {wanted} in {}", folder.display());
-            return Ok(());
-        }
-        println!("installing {wanted} into {}", folder.display());
-        let _ = fs::remove_dir_all(folder);
-        report::output(self.pip(folder).args(packages))?;
-        write(&stamp, wanted)
+    fn install(&self, packages: &[&str], folder: &Path) -> Result<()> {
+        once(folder, &packages.join(" "), || {
+            output(self.pip(folder).args(packages)).map(drop)
+        })
     }
 }
 
-/// A release of each version, by the version and whether it is free-threaded: the system's, those on the search path,
-/// and pyenv's.
-fn installed() -> BTreeMap<(u32, bool), Interpreter> {
+/// Interpreters by version, and whether they are free-threaded.
+type Interpreters = BTreeMap<(u32, bool), Interpreter>;
+
+fn add(found: &mut Interpreters, minor: u32, is_free_threaded: bool, path: PathBuf, pip: Pip) {
+    let interpreter = Interpreter {
+        minor,
+        is_free_threaded,
+        path,
+        pip,
+    };
+    found
+        .entry((minor, is_free_threaded))
+        .or_insert(interpreter);
+}
+
+/// A release of each version: the system's, those on the search path, and pyenv's.
+fn installed() -> Interpreters {
     let mut candidates = vec![PathBuf::from("/usr/bin/python3")];
     candidates.extend(VERSIONS.map(|minor| format!("python3.{minor}").into()));
-    let home = |folder: OsString| PathBuf::from(folder).join(".pyenv");
-    let pyenv = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
-    if let Some(pyenv) = pyenv.or_else(|| std::env::var_os("HOME").map(home)) {
-        let versions = fs::read_dir(pyenv.join("versions"));
-        let versions = versions.into_iter().flatten().flatten();
-        candidates.extend(versions.map(|version| version.path().join("bin/python")));
-    }
-    let mut found = BTreeMap::new();
+    let folder = |name| std::env::var_os(name).map(PathBuf::from);
+    let pyenv = folder("PYENV_ROOT").or_else(|| Some(folder("HOME")?.join(".pyenv")));
+    let versions = pyenv.and_then(|pyenv| entries(&pyenv.join("versions")).ok());
+    let versions = versions.unwrap_or_default().into_iter();
+    candidates.extend(versions.map(|version| version.join("bin/python")));
+    let mut found = Interpreters::new();
     for candidate in candidates {
-        let probe = "import pip, sys, sysconfig; assert sys.implementation.name == 'cpython'; \
-                     flag = 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else '-'; \
-                     print(*sys.version_info[:2], flag, sys.executable)";
-        let Ok(said) = report::output(Command::new(candidate).args(["-c", probe])) else {
-            continue;
-        };
-        let words: Vec<&str> = said.trim().splitn(4, ' ').collect();
-        if let ["3", minor, flag, path] = words[..]
+        let probe = ["-c", include_str!("python/probe.py")];
+        let said = output(Command::new(candidate).args(probe)).unwrap_or_default();
+        if let ["3", minor, flag, path] = said.trim().splitn(4, ' ').collect::<Vec<_>>()[..]
             && let Ok(minor) = minor.parse()
             && VERSIONS.contains(&minor)
         {
-            let is_free_threaded = flag == "t";
-            found
-                .entry((minor, is_free_threaded))
-                .or_insert(Interpreter {
-                    minor,
-                    is_free_threaded,
-                    path: path.into(),
-                    pip: Pip::Own,
-                });
+            add(&mut found, minor, flag == "t", path.into(), Pip::Own);
         }
     }
     found
 }
 
 /// Those, and what setup gets from Debian, which has no pip installed.
-fn interpreters(selection: Selection) -> Vec<Interpreter> {
+fn interpreters(is_all: bool) -> Vec<Interpreter> {
     let mut found = installed();
+    let minor = |series: &str| series.strip_prefix("3.")?.parse().ok();
     let newest = found.values().rfind(|it| !it.is_free_threaded);
-    let newest = newest.map(|newest| Pip::Of(newest.path.clone()));
-    let is_fetched =
-        |it: &&debian::Python| selection == Selection::All || PYTHONS.contains(&it.series);
-    let fetched = debian::PYTHONS
-        .iter()
-        .filter(is_fetched)
-        .filter_map(|python| {
-            let minor = python.series.strip_prefix("3.")?.parse().ok()?;
-            Some((minor, false, python.fetch().ok()?, newest.clone()?))
-        });
-    let built = (selection == Selection::All).then_some(debian::FREE_THREADED_PYTHON);
-    let built = built.into_iter().filter_map(|python| {
-        let minor = python.series.strip_prefix("3.")?.parse().ok()?;
-        Some((
-            minor,
-            true,
-            python.build().ok()?,
-            Pip::Wheel(python.pip().ok()?),
-        ))
-    });
-    for (minor, is_free_threaded, path, pip) in fetched.chain(built) {
-        found
-            .entry((minor, is_free_threaded))
-            .or_insert(Interpreter {
-                minor,
-                is_free_threaded,
-                path,
-                pip,
-            });
+    if let Some(newest) = newest.map(|newest| newest.path.clone()) {
+        for series in debian::PYTHONS {
+            if (is_all || PYTHONS.contains(&series))
+                && let (Some(minor), Ok(path)) = (minor(series), debian::python(series))
+            {
+                add(&mut found, minor, false, path, Pip::Of(newest.clone()));
+            }
+        }
     }
-    let is_wanted =
-        |it: &Interpreter| selection == Selection::All || PYTHONS.contains(&it.version().as_str());
+    if is_all
+        && let Some(minor) = minor(debian::FREE_THREADED_PYTHON)
+        && let (Ok(path), Ok(pip)) = (debian::free_threaded_python(), debian::free_threaded_pip())
+    {
+        add(&mut found, minor, true, path, Pip::Wheel(pip));
+    }
+    let is_wanted = |it: &Interpreter| is_all || PYTHONS.contains(&it.version().as_str());
     found.into_values().filter(is_wanted).collect()
 }
 
 /// The Python that runs the builders, and builds the wheel of the stable ABI.
-fn builder(interpreters: &[Interpreter]) -> Result<&Interpreter, String> {
-    let mut with_gil = interpreters.iter().filter(|it| !it.is_free_threaded);
-    with_gil.next().ok_or_else(|| "no python3 with pip".into())
+fn builder<'i>(interpreters: impl IntoIterator<Item = &'i Interpreter>) -> Result<&'i Interpreter> {
+    let with_gil = interpreters.into_iter().find(|it| !it.is_free_threaded);
+    with_gil.context("no python3 with pip")
 }
 
 fn maturin() -> PathBuf {
     setup_dir().join("maturin")
 }
 
-/// Installs [`PACKAGES`] for each Python.
-///
-/// # Errors
-/// Names what could not be installed.
-pub(crate) fn setup(selection: Selection) -> Result<(), String> {
+/// Installs [`PACKAGES`] for each Python, for two at a time: pip waits for much of its time.
+pub(crate) fn setup(is_all: bool) -> Result<()> {
     install_builders()?;
-    // pip waits for much of its time.
-    let installed = report::in_pairs(&interpreters(selection), |interpreter| {
+    let installed = in_parallel(2, &interpreters(is_all), |interpreter| {
         interpreter.install(&interpreter.wanted(), &interpreter.packages())
     });
     installed.into_iter().collect()
 }
 
 /// Installs what [`zigbuild`] needs.
-///
-/// # Errors
-/// Names what could not be installed.
-pub(crate) fn install_builders() -> Result<(), String> {
-    let installed: Vec<_> = installed().into_values().collect();
-    builder(&installed)?.install(&BUILDERS, &maturin())
+pub(crate) fn install_builders() -> Result<()> {
+    builder(installed().values())?.install(&BUILDERS, &maturin())
 }
 
-/// Builds the wheels, and runs their tests with each Python.
-pub(crate) fn run(selection: Selection, counts: &mut Counts) -> Outcome {
-    if let Err(error) = setup(selection) {
-        println!("not installed: {error}");
+/// Builds the wheels, and runs their tests with each Python of the usual or of all tests.
+pub(crate) fn run(is_all: bool, counts: &mut Counts) -> Done {
+    if let Err(error) = setup(is_all) {
+        println!("not installed: {error:#}");
     }
-    if !maturin().join(".installed").is_file() {
-        return Outcome::Skipped("maturin is not available".into());
+    if !can_link_for_older_systems() {
+        return report::skipped("maturin is not available");
     }
-    test(selection, counts).into()
-}
-
-fn test(selection: Selection, counts: &mut Counts) -> Result<Outcome, String> {
-    let mut interpreters = interpreters(selection);
+    let mut interpreters = interpreters(is_all);
     interpreters.retain(|interpreter| interpreter.packages().join(".installed").is_file());
-    let command = match selection {
+    let command = if is_all {
+        debug_command(builder(&interpreters)?)?
+    } else {
         // Linking it for an older glibc would compile it once more, with the features that it has alone.
-        Selection::Usual => nextest::build_command()?,
-        Selection::All => debug_command(builder(&interpreters)?)?,
+        nextest::build_command()?
     };
     let wheels = target_dir().join("python");
     let built = build(&interpreters, &command, &wheels, &musl::native())?;
-    let mut versions = Vec::new();
     for interpreter in &interpreters {
-        let version = interpreter.version();
-        let folder = wheels.join(&version);
-        let mut install = interpreter.pip(&folder);
+        let mut install = interpreter.pip(&wheels.join(interpreter.version()));
         // pip selects the wheel for the interpreter.
-        install.args(["--no-deps", "--no-index", "--find-links"]);
-        report::output(install.arg(&built).arg("otelctx"))?;
-        versions.push((version, folder, interpreter));
+        install.words("--no-deps --no-index --find-links");
+        output(install.arg(&built).arg("otelctx"))?;
     }
-    let results = report::in_pairs(&versions, |(version, folder, interpreter)| {
+    let results = in_parallel(2, &interpreters, |interpreter| {
+        let version = interpreter.version();
         let title = format!("Python {version}: {}\n", interpreter.path.display());
-        let ended = interpreter.pytest(folder, selection)?;
+        let ended = interpreter.pytest(&wheels.join(version), is_all)?;
         report::print(&[title.as_bytes(), &ended.stdout, &ended.stderr].concat());
-        let passed = passed(&String::from_utf8_lossy(&ended.stdout));
-        Ok::<_, String>((ended.status.success(), passed))
+        let passed = passed_tests(&String::from_utf8_lossy(&ended.stdout));
+        Ok::<_, anyhow::Error>((ended.status.success(), passed))
     });
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
-    for ((version, ..), result) in versions.into_iter().zip(results) {
+    for (interpreter, result) in interpreters.iter().zip(results) {
         let (is_passed, count) = result?;
         counts.add_passed(count);
         let list = if is_passed { &mut passed } else { &mut failed };
-        list.push(version);
-    }
-    if failed.is_empty() {
-        return Ok(Outcome::Passed(format!("Python {}", passed.join(", "))));
+        list.push(interpreter.version());
     }
     for version in &failed {
         counts.add_failure(format!("publish/python with Python {version}"));
     }
-    Err(format!("Python {}", failed.join(", ")))
+    ensure!(failed.is_empty(), "Python {}", failed.join(", "));
+    report::passed(format!("Python {}", passed.join(", ")))
 }
 
 /// How many tests have passed, by pytest's last line, such as `1 failed, 20 passed, 2 skipped in 3.21s`.
-fn passed(output: &str) -> u64 {
+fn passed_tests(output: &str) -> u64 {
     let last = output.lines().next_back().unwrap_or_default();
     let before = last.split_once(" passed").map_or("", |(before, _)| before);
     let number = before.rsplit(' ').next().unwrap_or_default();
@@ -318,25 +268,22 @@ fn package() -> PathBuf {
 }
 
 /// Builds the wheels for this machine that are published, with the release build of the command.
-pub(crate) fn wheel() -> Outcome {
-    let built = install_builders().and_then(|()| wheels(&musl::native()));
-    let built = built.map(|wheels| {
-        let wheels = wheels.iter().map(|wheel| wheel.display().to_string());
-        Outcome::Passed(wheels.collect::<Vec<_>>().join(" "))
-    });
-    built.into()
+pub(crate) fn wheel() -> Done {
+    install_builders()?;
+    let wheels = wheels(&musl::native())?.into_iter();
+    let wheels: Vec<_> = wheels.map(|wheel| wheel.display().to_string()).collect();
+    passed(wheels.join(" "))
 }
 
 /// Builds the wheels for a target that are published, with the release build of the command.
-///
-/// # Errors
-/// Says what cannot be built.
-pub(crate) fn wheels(target: &str) -> Result<Vec<PathBuf>, String> {
-    let command = command(target)?;
+pub(crate) fn wheels(target: &str) -> Result<Vec<PathBuf>> {
+    let command = command_for(target)?;
     // The others take longer to get than the wheel to build.
-    let interpreters = match debian::FREE_THREADED_PYTHON.is_built() {
-        true => interpreters(Selection::All),
-        false => installed().into_values().collect(),
+    let free_threaded = setup_dir().join(debian::FREE_THREADED_FOLDER);
+    let interpreters = if free_threaded.join("python").is_file() {
+        interpreters(true)
+    } else {
+        installed().into_values().collect()
     };
     let is_native = musl::is_native(target);
     let folder = target_dir().join(if is_native { "wheel" } else { target });
@@ -344,49 +291,31 @@ pub(crate) fn wheels(target: &str) -> Result<Vec<PathBuf>, String> {
 }
 
 /// The release build of the command, with TLS, linked for [`GLIBC`]. It takes some minutes.
-///
-/// # Errors
-/// Says what cannot be built.
-pub(crate) fn command(target: &str) -> Result<PathBuf, String> {
-    let mut command = zigbuild("otelctx-cli", target)?;
-    command.args(["--features", "tls"]);
-    report::run(musl::cross(&mut command, target)?)?;
+pub(crate) fn command_for(target: &str) -> Result<PathBuf> {
+    let mut build = zigbuild("otelctx-cli", target)?;
+    report::run(musl::cross(build.words("--features tls"), target)?)?;
     zigbuilt(target, "otelctx")
 }
 
 /// The debug build of the command, linked once more, for [`GLIBC`]: so the linker fails, or a test of the wheel
 /// does, if anything in it needs a newer one. A release build would take minutes.
-fn debug_command(python: &Interpreter) -> Result<PathBuf, String> {
+fn debug_command(python: &Interpreter) -> Result<PathBuf> {
     let folder = target_dir().join("python-command");
     let linker = folder.join("linker");
-    // zig exports all symbols or none.
-    let script = format!(
-        r#"#!/bin/sh
-for argument; do
-    shift
-    case "$argument" in
-    -Wl,--export-dynamic-symbol=*) argument=-rdynamic ;;
-    esac
-    set -- "$@" "$argument"
-done
-exec '{}' zig cc -- -target {}-linux-gnu.{}.{} "$@"
-"#,
-        maturin().join("bin/cargo-zigbuild").display(),
-        std::env::consts::ARCH,
-        GLIBC.0,
-        GLIBC.1
-    );
-    write(&linker, script)?;
-    fs::set_permissions(&linker, fs::Permissions::from_mode(0o755)).map_err(at(&linker))?;
-    let command = ["-p", "otelctx-cli", "--bin", "otelctx", "--locked"];
-    let mut link = cargo();
-    link.arg("rustc").args(command);
-    link.arg("--").arg(format!("-Clinker={}", linker.display()));
+    let zigbuild = maturin().join("bin/cargo-zigbuild").display().to_string();
+    let (architecture, (major, minor)) = (std::env::consts::ARCH, GLIBC);
+    let target = format!("{architecture}-linux-gnu.{major}.{minor}");
+    let script = include_str!("python/linker.sh").replace("ZIGBUILD", &zigbuild);
+    write_script(&linker, &script.replace("TARGET", &target))?;
+    const COMMAND: &str = "-p otelctx-cli --bin otelctx --locked";
+    let mut link = cargo("rustc");
+    link.words(COMMAND).arg("--");
+    link.arg(format!("-Clinker={}", linker.display()));
     report::run(with_zig(&mut link, python))?;
     let (built, linked) = (target_dir().join("debug/otelctx"), folder.join("otelctx"));
     copy(&built, &linked)?;
     // For other tests, with the usual linker.
-    report::run(cargo().arg("build").args(command))?;
+    report::run(cargo("build").words(COMMAND))?;
     Ok(linked)
 }
 
@@ -396,22 +325,18 @@ pub(crate) fn can_link_for_older_systems() -> bool {
 }
 
 /// Makes a release build of a package for a target of Rust's, linked for [`GLIBC`] if it has glibc.
-///
-/// # Errors
-/// If there is no Python that runs zig.
-pub(crate) fn zigbuild(package: &str, target: &str) -> Result<Command, String> {
-    let installed: Vec<_> = installed().into_values().collect();
-    let python = builder(&installed)?;
-    let mut command = Command::new(maturin().join("bin/cargo-zigbuild"));
-    command.current_dir(root());
-    command.args(["zigbuild", "--release", "--locked", "-p", package]);
-    let version = match target.ends_with("gnu") {
-        true => format!(".{}.{}", GLIBC.0, GLIBC.1),
-        false => String::new(),
-    };
-    command.arg(format!("--target={target}{version}"));
-    with_zig(&mut command, python).env("CARGO_TARGET_DIR", release_dir());
-    Ok(command)
+pub(crate) fn zigbuild(package: &str, target: &str) -> Result<Command> {
+    let installed = installed();
+    let mut version = String::new();
+    if target.ends_with("gnu") {
+        version = format!(".{}.{}", GLIBC.0, GLIBC.1);
+    }
+    let mut build = Command::new(maturin().join("bin/cargo-zigbuild"));
+    build.current_dir(root());
+    build.words("zigbuild --release --locked -p").arg(package);
+    build.arg(format!("--target={target}{version}"));
+    with_zig(&mut build, builder(installed.values())?).env("CARGO_TARGET_DIR", release_dir());
+    Ok(build)
 }
 
 /// Cargo's target folder for what is published.
@@ -420,30 +345,27 @@ pub(crate) fn release_dir() -> PathBuf {
 }
 
 /// The path of a file that [`zigbuild`] has made.
-///
-/// # Errors
-/// If it needs a newer glibc than [`GLIBC`].
-pub(crate) fn zigbuilt(target: &str, file: &str) -> Result<PathBuf, String> {
+pub(crate) fn zigbuilt(target: &str, file: &str) -> Result<PathBuf> {
     let built = release_dir().join(target).join("release").join(file);
-    if !target.ends_with("gnu") {
-        return Ok(built);
+    if target.ends_with("gnu") {
+        let (major, minor) = newest_glibc(&built)?;
+        if (major, minor) > GLIBC {
+            bail!("{file} needs glibc {major}.{minor}");
+        }
     }
-    match newest_glibc(&built)? {
-        newest if newest <= GLIBC => Ok(built),
-        (major, minor) => Err(format!("{file} needs glibc {major}.{minor}")),
-    }
+    Ok(built)
 }
 
 /// The newest version of glibc that a program's symbols name.
-fn newest_glibc(program: &Path) -> Result<(u32, u32), String> {
-    let versions = report::output(Command::new("readelf").arg("--version-info").arg(program))?;
+fn newest_glibc(program: &Path) -> Result<(u32, u32)> {
+    let versions = output(command("readelf --version-info").arg(program))?;
     let versions = versions.split_whitespace().filter_map(|word| {
         let (major, minor) = word.strip_prefix("GLIBC_")?.split_once('.')?;
         let minor = minor.split('.').next()?;
         Some((major.parse().ok()?, minor.parse().ok()?))
     });
     let newest = versions.max();
-    newest.ok_or_else(|| format!("{} names no version of glibc", program.display()))
+    newest.with_context(|| format!("{} names no version of glibc", program.display()))
 }
 
 /// Both builders find zig as `PYTHON -m ziglang`.
@@ -456,31 +378,27 @@ fn with_zig<'c>(command: &'c mut Command, python: &Interpreter) -> &'c mut Comma
 /// machine; returns their folder below `wheels`, which is removed before.
 fn build(
     interpreters: &[Interpreter],
-    command: &Path,
+    command_file: &Path,
     wheels: &Path,
     target: &str,
-) -> Result<PathBuf, String> {
+) -> Result<PathBuf> {
     let python = builder(interpreters)?;
-    let _ = fs::remove_dir_all(wheels);
+    create_empty(wheels)?;
     let folder = wheels.join("without-command");
-    report::output(&mut maturin_build(
-        python,
-        python,
-        &package(),
-        &folder,
-        target,
+    let package = package();
+    output(&mut maturin_build(
+        python, python, &package, &folder, target,
     )?)?;
     let without = only_entry(&folder, ".whl")?;
 
     // maturin can add only what is there whenever the package is built, without the command, too.
-    wheel_tool(python, "unpack", &without, &wheels.join("unpacked"))?;
-    let unpacked = only_entry(&wheels.join("unpacked"), "")?;
+    let unpacked = unpack(python, &without, &wheels.join("unpacked"))?;
     let name = unpacked.file_name().unwrap_or_default().to_string_lossy();
     let script = unpacked.join(format!("{name}.data/scripts/otelctx"));
-    copy(command, &script)?;
+    copy(command_file, &script)?;
     // A release build is stripped already, and this machine's tool may not know its architecture.
     if musl::is_native(target) {
-        report::output(Command::new("strip").arg("--strip-debug").arg(&script))?;
+        output(command("strip --strip-debug").arg(&script))?;
     }
     add_address(&unpacked)?;
     let built = wheels.join("wheel");
@@ -495,16 +413,14 @@ fn build(
 }
 
 /// Adds the repository's address, and links to it, to an unpacked wheel.
-fn add_address(unpacked: &Path) -> Result<(), String> {
+fn add_address(unpacked: &Path) -> Result<()> {
     let file = only_entry(unpacked, ".dist-info")?.join("METADATA");
-    let text = read(&file)?;
+    let text = fs::read_to_string(&file)?;
     let header = text.split("\n\n").next().unwrap_or_default();
     let address = repository::address_or_placeholder()?;
     let readme = repository::readme("publish/python")?;
-    write(
-        &file,
-        format!("{header}\nProject-URL: Repository, {address}\n\n{readme}"),
-    )
+    let text = format!("{header}\nProject-URL: Repository, {address}\n\n{readme}");
+    write(&file, text)
 }
 
 /// Makes an unpacked wheel one for a free-threaded Python.
@@ -514,7 +430,7 @@ fn replace_module(
     unpacked: &Path,
     wheels: &Path,
     target: &str,
-) -> Result<(), String> {
+) -> Result<()> {
     // What PyO3 supports no more.
     let package = match python.minor {
         ..14 => package().join("python3.13t"),
@@ -525,29 +441,22 @@ fn replace_module(
     let target_dir = target_dir().join(format!("python-module-{version}"));
     let folder = wheels.join(format!("module-{version}"));
     let mut build = maturin_build(builder, python, &package, &folder.join("wheel"), target)?;
-    report::output(build.env("CARGO_TARGET_DIR", target_dir))?;
+    output(build.env("CARGO_TARGET_DIR", target_dir))?;
     let built = only_entry(&folder.join("wheel"), ".whl")?;
-    wheel_tool(builder, "unpack", &built, &folder.join("unpacked"))?;
-    let built = only_entry(&folder.join("unpacked"), "")?;
+    let built = unpack(builder, &built, &folder.join("unpacked"))?;
 
-    let old = only_entry(&unpacked.join("otelctx"), ".so")?;
-    fs::remove_file(&old).map_err(at(&old))?;
+    fs::remove_file(only_entry(&unpacked.join("otelctx"), ".so")?)?;
     let new = match built.join("otelctx") {
         folder if folder.is_dir() => only_entry(&folder, ".so")?,
         _ => only_entry(&built.join("_otelctx"), ".so")?,
     };
-    copy(
-        &new,
-        &old.with_file_name(new.file_name().unwrap_or_default()),
-    )?;
+    copy_into(&new, &unpacked.join("otelctx"))?;
     // The tags, and what the module is made of.
-    let (from, to) = (
-        only_entry(&built, ".dist-info")?,
-        only_entry(unpacked, ".dist-info")?,
-    );
-    copy(&from.join("WHEEL"), &to.join("WHEEL"))?;
-    fs::remove_dir_all(to.join("sboms")).map_err(at(&to))?;
-    fs::rename(from.join("sboms"), to.join("sboms")).map_err(at(&from))
+    let [from, to] = [&built, unpacked].map(|it| only_entry(it, ".dist-info"));
+    let (from, to) = (from?, to?);
+    copy_into(&from.join("WHEEL"), &to)?;
+    fs::remove_dir_all(to.join("sboms"))?;
+    Ok(fs::rename(from.join("sboms"), to.join("sboms"))?)
 }
 
 /// maturin, which builds and uploads wheels.
@@ -562,36 +471,38 @@ fn maturin_build(
     package: &Path,
     to: &Path,
     target: &str,
-) -> Result<Command, String> {
+) -> Result<Command> {
     let mut build = maturin_program();
     build.current_dir(package);
-    build.args(["build", "--release", "--locked", "--quiet"]);
-    build.args(["--zig", "--compatibility", "manylinux2014"]);
-    build.arg("--out").arg(to);
-    let compiler = match musl::is_native(target) {
-        true => {
-            build.arg("--interpreter").arg(&python.path);
-            "cc"
-        }
-        false => {
-            build.args(["--target", target]);
-            musl::AARCH64.host_gcc()
-        }
+    build.words("build --release --locked --quiet");
+    build.words("--zig --compatibility manylinux2014 --out");
+    build.arg(to);
+    let compiler = if musl::is_native(target) {
+        build.arg("--interpreter").arg(&python.path);
+        "cc"
+    } else {
+        build.args(["--target", target]);
+        musl::AARCH64.host_gcc()
     };
     // Instead of the library for unwinding that zig links, which fails where glibc unwinds frames of the module with
     // this one: it ends threads that way.
-    let unwinder = report::output(Command::new(compiler).arg("-print-file-name=libgcc_s.so.1"))?;
-    build
-        .arg("--")
-        .arg(format!("-Clink-arg={}", unwinder.trim()));
+    let unwinder = output(command(compiler).arg("-print-file-name=libgcc_s.so.1"))?;
+    build.arg("--");
+    build.arg(format!("-Clink-arg={}", unwinder.trim()));
     musl::cross(with_zig(&mut build, builder), target)?;
     Ok(build)
 }
 
+/// Unpacks a wheel; returns its folder.
+fn unpack(builder: &Interpreter, wheel: &Path, to: &Path) -> Result<PathBuf> {
+    wheel_tool(builder, "unpack", wheel, to)?;
+    only_entry(to, "")
+}
+
 /// `wheel pack` or `unpack`, into a folder.
-fn wheel_tool(builder: &Interpreter, what: &str, path: &Path, to: &Path) -> Result<(), String> {
-    fs::create_dir_all(to).map_err(at(to))?;
+fn wheel_tool(builder: &Interpreter, what: &str, path: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
     let mut wheel = Command::new(&builder.path);
     wheel.args(["-m", "wheel", what, "-d"]).arg(to).arg(path);
-    report::output(wheel.env("PYTHONPATH", maturin())).map(drop)
+    output(wheel.env("PYTHONPATH", maturin())).map(drop)
 }

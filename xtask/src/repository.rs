@@ -3,8 +3,10 @@
 //! READMEs link to other files of the checkout by relative paths, which registries do not resolve: each package is made with
 //! links to the repository at the version's tag.
 
-use std::fs;
 use std::path::Path;
+
+use anyhow::{Context, Result};
+use fs_err as fs;
 
 use crate::workspace::{VERSION, root};
 
@@ -12,37 +14,26 @@ use crate::workspace::{VERSION, root};
 pub(crate) const PLACEHOLDER: &str = "https://repository.invalid";
 
 /// `[workspace.package] repository` of `Cargo.toml`, if the project has one.
-///
-/// # Errors
-/// If the file cannot be read.
-pub(crate) fn address() -> Result<Option<String>, String> {
-    let text = fs::read_to_string(root().join("Cargo.toml")).map_err(|it| it.to_string())?;
-    let manifest: toml::Table = text.parse().map_err(|it| format!("Cargo.toml: {it}"))?;
+pub(crate) fn address() -> Result<Option<String>> {
+    let manifest: toml::Table = fs::read_to_string(root().join("Cargo.toml"))?.parse()?;
     let package = &manifest["workspace"]["package"];
     let address = package.get("repository").and_then(toml::Value::as_str);
     Ok(address.map(|it| it.trim_end_matches('/').to_owned()))
 }
 
 /// The address, or [`PLACEHOLDER`].
-///
-/// # Errors
-/// As [`address`].
-pub(crate) fn address_or_placeholder() -> Result<String, String> {
+pub(crate) fn address_or_placeholder() -> Result<String> {
     Ok(address()?.unwrap_or_else(|| PLACEHOLDER.into()))
 }
 
 /// The README of a folder of the checkout, as registries show it.
-///
-/// # Errors
-/// If it links to a file that is not there.
-pub(crate) fn readme(folder: &str) -> Result<String, String> {
-    let path = root().join(folder).join("README.md");
-    let text = fs::read_to_string(&path).map_err(|it| format!("{}: {it}", path.display()))?;
+pub(crate) fn readme(folder: &str) -> Result<String> {
+    let text = fs::read_to_string(root().join(folder).join("README.md"))?;
     resolve(&text, folder, &address_or_placeholder()?)
 }
 
 /// Replaces relative targets of Markdown's links and pictures.
-fn resolve(text: &str, folder: &str, address: &str) -> Result<String, String> {
+fn resolve(text: &str, folder: &str, address: &str) -> Result<String> {
     let mut resolved = String::new();
     let mut rest = text;
     while let Some(begin) = rest.find("](") {
@@ -56,33 +47,25 @@ fn resolve(text: &str, folder: &str, address: &str) -> Result<String, String> {
             continue;
         }
         let (file, fragment) = target.split_at(target.find('#').unwrap_or(target.len()));
-        let file = root().join(folder).join(file);
-        let file = file.canonicalize();
-        let file =
-            file.map_err(|error| format!("{folder}/README.md links to {target}: {error}"))?;
+        let file = root().join(folder).join(file).canonicalize();
+        let file = file.with_context(|| format!("{folder}/README.md links to {target}"))?;
         let path = file.strip_prefix(root()).unwrap_or(&file).display();
         let bracket = before.rfind('[').unwrap_or(0);
-        let view = if before[..bracket].ends_with('!') {
-            "raw"
-        } else {
-            "blob"
-        };
+        let is_picture = before[..bracket].ends_with('!');
+        let view = if is_picture { "raw" } else { "blob" };
         resolved += &format!("{address}/{view}/v{VERSION}/{path}{fragment}");
     }
     Ok(resolved + rest)
 }
 
 /// Adds the address, and the README's resolved links, to a crate in a copy of the checkout.
-///
-/// # Errors
-/// If a file cannot be read or written.
-pub(crate) fn add_to_crate(copy: &Path, folder: &str) -> Result<(), String> {
+pub(crate) fn add_to_crate(copy: &Path, folder: &str) -> Result<()> {
     let manifest = copy.join(folder).join("Cargo.toml");
-    let fail = |error| format!("{}: {error}", manifest.display());
-    let text = fs::read_to_string(&manifest).map_err(fail)?;
+    let text = fs::read_to_string(&manifest)?;
     let line = format!("[package]\nrepository = {:?}\n", address_or_placeholder()?);
-    fs::write(&manifest, text.replacen("[package]\n", &line, 1)).map_err(fail)?;
-    fs::write(manifest.with_file_name("README.md"), readme(folder)?).map_err(fail)
+    fs::write(&manifest, text.replacen("[package]\n", &line, 1))?;
+    let path = manifest.with_file_name("README.md");
+    Ok(fs::write(path, readme(folder)?)?)
 }
 
 #[cfg(test)]
@@ -103,6 +86,7 @@ mod tests {
     #[test]
     fn a_link_to_no_file_is_an_error() {
         let error = resolve("[a](nothing.md)", "publish/c", "https://a.invalid").unwrap_err();
+        let error = format!("{error:#}");
         assert!(
             error.starts_with("publish/c/README.md links to nothing.md: "),
             "{error}"

@@ -16,9 +16,8 @@ pub(crate) fn supervise(task: &str) -> Option<ExitCode> {
         return None;
     }
     let mut command = Command::new(std::env::current_exe().ok()?);
-    command
-        .args(std::env::args_os().skip(1))
-        .env(SUPERVISED, "1");
+    command.args(std::env::args_os().skip(1));
+    command.env(SUPERVISED, "1");
     let child = command.spawn().ok()?;
     let child = nix::unistd::Pid::from_raw(child.id().try_into().ok()?);
     let code = loop {

@@ -4,84 +4,40 @@
 //! split into their words, so that `LookedAt` and `looked_at` are found like "looked at".
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use crate::report::{self, Outcome};
-use crate::workspace::root;
+use anyhow::bail;
+use fs_err as fs;
 
-/// Words that follow one another, where `|` separates forms of one, and what to write instead.
-type Rule = (&'static [&'static str], &'static str);
+use crate::files::table;
+use crate::report::{self, Done};
+use crate::workspace::{git, root};
 
-const RULES: [Rule; 21] = [
-    (
-        &["mend|mends|mended|mending"],
-        "fix, hint (a sentence) or fixed",
-    ),
-    (
-        &["look|looks|looked|looking", "at"],
-        "sample, inspect or scan",
-    ),
-    (&["look|looks|looked|looking", "again"], "poll or retry"),
-    (&["look|looks|looked|looking", "for"], "search"),
-    (&["looks|look", "a", "second"], "samples per second, Hz"),
-    (&["whoever"], "name the subject"),
-    (&["so", "many"], "the number, or what it counts"),
-    (&["those", "that"], "name what is meant"),
-    (&["dear"], "slow, expensive, or a named threshold"),
-    (&["patience"], "deadline or timeout"),
-    (&["time", "out|outs"], "timeout"),
-    (&["for", "ever"], "forever"),
-    (&["told|heard"], "report, print, configure or distinguish"),
-    (&["somebody|anybody|everybody"], "the subject"),
-    (&["anew"], "again"),
-    (&["one", "'", "s", "own"], "its own, or the owner"),
-    (&["go|goes|gone", "through"], "scan, visit or search"),
-    (&["let|lets|letting", "go"], "resume or release"),
-    (&["what", "stays", "your"], "what it does not do"),
-    (&["stand|stands", "still"], "stop, stay stopped or pause"),
-    (&["chore|chores"], "task"),
-];
+/// Words that follow one another, and what to write instead.
+const RULES: &str = include_str!("words/rules.tsv");
 
 /// Names of files and directories, without extension, that do not describe their content.
 const NAMES: [&str; 10] = [
     "apart", "choice", "looked", "mend", "mends", "nothing", "patience", "spoken", "told", "seen",
 ];
 
-/// Exceptions: a path prefix, the words, and the reason.
-const ALLOWED: [(&str, &str, &str); 1] = [(
-    "xtask/src/words.rs",
-    "",
-    "the rules themselves, and their tests",
-)];
-
-/// Paths that are not the project's own text.
-const UNCHECKED: [&str; 5] = [
+/// Paths that are not the project's own text, and the rules themselves with their tests.
+const UNCHECKED: [&str; 6] = [
     "Cargo.lock",
     "LICENSE",
     "publish/python/python3.13t/Cargo.lock",
     "testing/fuzz/Cargo.lock",
     "testing/fuzz/corpus/",
+    "xtask/src/words",
 ];
 
 /// Checks every tracked file.
-pub(crate) fn run() -> Outcome {
-    check().into()
-}
-
-fn check() -> Result<Outcome, String> {
-    let listed = report::output(
-        Command::new("git")
-            .current_dir(root())
-            .args(["ls-files", "-z"]),
-    )?;
-    let paths = listed.split('\0').filter(|path| {
-        let is_unchecked = |start: &&str| path.starts_with(*start);
-        !path.is_empty() && !UNCHECKED.iter().any(is_unchecked)
-    });
-    let mut findings = Vec::new();
-    let mut files = 0;
+pub(crate) fn run() -> Done {
+    let rules = rules();
+    let listed = report::output(&mut git("ls-files -z"))?;
+    let is_checked = |path: &&str| !UNCHECKED.iter().any(|start| path.starts_with(start));
+    let paths = listed.split_terminator('\0').filter(is_checked);
+    let (mut findings, mut files) = (Vec::new(), 0);
     for path in paths {
         // A file that was removed and not committed, or that is not text.
         let Ok(text) = fs::read_to_string(root().join(path)) else {
@@ -90,26 +46,17 @@ fn check() -> Result<Outcome, String> {
         files += 1;
         findings.extend(in_name(path));
         for (index, line) in text.lines().enumerate() {
-            let found = in_text(line).filter(|(found, _)| !is_allowed(path, found));
-            findings.extend(found.map(|(found, instead)| {
-                format!("{path}:{}: \"{found}\": write {instead}", index + 1)
-            }));
+            for (found, instead) in in_text(&rules, line) {
+                let line = index + 1;
+                findings.push(format!("{path}:{line}: \"{found}\": write {instead}"));
+            }
         }
     }
-    if findings.is_empty() {
-        return Ok(Outcome::Passed(format!("{files} files")));
+    if !findings.is_empty() {
+        println!("{}", findings.join("\n"));
+        bail!("{} to rewrite, see above", findings.len());
     }
-    for finding in &findings {
-        println!("{finding}");
-    }
-    Err(format!("{} to rewrite, see above", findings.len()))
-}
-
-fn is_allowed(path: &str, found: &str) -> bool {
-    let allows = |(start, words, _): &(&str, &str, &str)| {
-        path.starts_with(start) && (words.is_empty() || *words == found)
-    };
-    ALLOWED.iter().any(allows)
+    report::passed(format!("{files} files"))
 }
 
 /// A finding for each part of a path that is not a good name.
@@ -123,20 +70,30 @@ fn in_name(path: &str) -> impl Iterator<Item = String> {
         .map(move |name| format!("{path}: \"{name}\" in the name of a file: say what is in it"))
 }
 
-/// The forbidden words in a line, and their replacements.
-fn in_text(line: &str) -> impl Iterator<Item = (String, &'static str)> {
+/// The forms of each word of a rule, and what to write instead.
+type Rule = (Vec<Vec<&'static str>>, &'static str);
+
+fn rules() -> Vec<Rule> {
+    let rules = table(RULES).expect("two columns").into_iter();
+    let forms = |words: &'static str| words.split(' ').map(|word| word.split('|').collect());
+    let rules = rules.map(|[words, instead]| (forms(words).collect(), instead));
+    rules.collect()
+}
+
+/// The words that rules find in a line, and their replacements.
+fn in_text(rules: &[Rule], line: &str) -> Vec<(String, &'static str)> {
     let words = words(line);
-    let found = |(rule, instead): &Rule| {
-        let all = words.windows(rule.len());
-        let matching = all.filter(|window| {
+    let mut found = Vec::new();
+    for (rule, instead) in rules {
+        let windows = words.windows(rule.len());
+        let is_found = |window: &&[String]| {
             let mut pairs = rule.iter().zip(*window);
-            pairs.all(|(forms, word)| forms.split('|').any(|form| form == word))
-        });
-        matching
-            .map(|window| (window.join(" "), *instead))
-            .collect::<Vec<_>>()
-    };
-    RULES.iter().flat_map(found).collect::<Vec<_>>().into_iter()
+            pairs.all(|(forms, word)| forms.contains(&word.as_str()))
+        };
+        let windows = windows.filter(is_found);
+        found.extend(windows.map(|window| (window.join(" "), *instead)));
+    }
+    found
 }
 
 /// The words of a line in lower case, and its punctuation, so that no rule matches across it.
@@ -164,7 +121,10 @@ mod tests {
     use super::*;
 
     fn found(line: &str) -> Vec<String> {
-        in_text(line).map(|(found, _)| found).collect()
+        in_text(&rules(), line)
+            .into_iter()
+            .map(|(found, _)| found)
+            .collect()
     }
 
     #[test]

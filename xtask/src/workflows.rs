@@ -1,19 +1,17 @@
 //! `cargo xtask workflows`: actionlint accepts what CI services run.
 
-use std::process::Command;
-
-use crate::report::{self, Outcome};
+use crate::report::{self, Done, command};
 use crate::workspace::{have, root};
 
 const ACTIONLINT: &str = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12";
 
-pub(crate) fn run() -> Outcome {
+pub(crate) fn run() -> Done {
     if !have("go") {
-        return Outcome::Skipped("no go, which builds actionlint".into());
+        return report::skipped("no go, which builds actionlint");
     }
-    let mut command = Command::new("go");
+    let mut lint = command("go run");
     // Without the other linters that the machine may have.
-    command.args(["run", ACTIONLINT, "-shellcheck=", "-pyflakes="]);
-    let checked = report::run(command.current_dir(root()));
-    checked.map(|()| Outcome::Passed(ACTIONLINT.into())).into()
+    lint.args([ACTIONLINT, "-shellcheck=", "-pyflakes="]);
+    report::run(lint.current_dir(root()))?;
+    report::passed(ACTIONLINT)
 }

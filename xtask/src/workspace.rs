@@ -1,12 +1,12 @@
 //! The checkout, its packages, and the programs on the search path.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::report;
+use crate::report::{Words, output};
 
 /// The crates for applications: they support an older Rust, and have a small dependency tree.
 pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "otelctx-build"];
@@ -45,96 +45,64 @@ pub(crate) fn target_dir() -> PathBuf {
     root().join(folder)
 }
 
-/// The cargo that runs this task.
-pub(crate) fn cargo() -> Command {
+/// The cargo that runs this task, in the checkout's root.
+pub(crate) fn cargo(words: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     forget_package(&mut command);
-    command.current_dir(root());
+    command.current_dir(root()).words(words);
     command
 }
 
 /// Removes what cargo has set for xtask's own package. Build scripts depend on some of it, and would run again.
 pub(crate) fn forget_package(command: &mut Command) {
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let is_of_a_package =
-        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for name in set.filter(|name| is_of_a_package(name)) {
-        command.env_remove(name);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&*name);
+        }
     }
 }
 
-/// A program of rustup's nightly toolchain, if rustup has one.
-pub(crate) fn nightly(program: &str) -> Command {
-    let mut command = Command::new("rustup");
+/// git, in the checkout's root.
+pub(crate) fn git(words: &str) -> Command {
+    let mut command = Command::new("git");
+    command.current_dir(root()).words(words);
     command
-        .current_dir(root())
-        .args(["run", "nightly", program]);
+}
+
+/// A program of rustup's nightly toolchain, if rustup has one.
+pub(crate) fn nightly(words: &str) -> Command {
+    let mut command = Command::new("rustup");
+    command.current_dir(root()).words("run nightly");
+    command.words(words);
     // Set by the cargo that runs this task; the nightly one must not inherit it.
     command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
     command
 }
 
-/// `cargo metadata` of the workspace at `manifest`, with its dependencies.
-pub(crate) fn metadata(manifest: &Path) -> Result<Value, String> {
-    let text = report::output(
-        cargo()
-            .args(["metadata", "--format-version=1", "--manifest-path"])
-            .arg(manifest),
-    )?;
-    serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))
+/// The packages of the workspace at `manifest`, and their dependencies.
+pub(crate) fn packages(manifest: &str) -> Result<Vec<Value>> {
+    let mut metadata = cargo("metadata --format-version=1 --manifest-path");
+    let text = output(metadata.arg(root().join(manifest)))?;
+    let mut metadata: Value = serde_json::from_str(&text).context("cargo metadata")?;
+    Ok(serde_json::from_value(metadata["packages"].take())?)
 }
 
-/// A test program that cargo has built.
-pub(crate) struct TestProgram {
-    pub(crate) executable: PathBuf,
-    /// The folder that cargo would start it in.
-    pub(crate) package: PathBuf,
-    /// The name of the package's crate for its unit tests, of the file for others.
-    pub(crate) name: String,
+/// The names of a package's targets of a kind: `bin`, `test`.
+pub(crate) fn targets<'p>(package: &'p Value, kind: &str) -> impl Iterator<Item = &'p str> {
+    let targets = package["targets"].as_array().into_iter().flatten();
+    let targets = targets.filter(move |target| target["kind"][0] == kind);
+    targets.filter_map(|target| target["name"].as_str())
 }
 
-impl TestProgram {
-    /// The program as cargo would start it.
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.executable);
-        command.current_dir(&self.package);
-        command.env("CARGO_MANIFEST_DIR", &self.package);
-        command
-    }
+/// Runs cargo, and returns the messages in JSON that it prints.
+pub(crate) fn messages(cargo: &mut Command) -> Result<Vec<Value>> {
+    let text = output(cargo)?;
+    let messages = text.lines().map(serde_json::from_str);
+    Ok(messages.flatten().collect())
 }
 
-impl fmt::Display for TestProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let package = self.package.strip_prefix(root()).unwrap_or(&self.package);
-        write!(f, "{} {}", package.display(), self.name)
-    }
-}
-
-/// Builds the test programs of some packages (`-p NAME`, `--workspace`).
-pub(crate) fn test_programs(packages: &[&str]) -> Result<Vec<TestProgram>, String> {
-    let mut command = cargo();
-    command.args(["test", "--no-run", "--locked", "--quiet"]);
-    command
-        .arg("--message-format=json-render-diagnostics")
-        .args(packages);
-    let text = report::output(&mut command)?;
-    let messages = text
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let tests = messages.filter(|message| message["profile"]["test"] == true);
-    let program = |message: Value| {
-        Some(TestProgram {
-            executable: message["executable"].as_str()?.into(),
-            package: Path::new(message["manifest_path"].as_str()?)
-                .parent()?
-                .into(),
-            name: message["target"]["name"].as_str()?.into(),
-        })
-    };
-    Ok(tests.filter_map(program).collect())
-}
-
-/// Whether a program of this name is on the search path.
+/// Whether a program of this name is on the search path, or a file at this absolute path.
 pub(crate) fn have(program: &str) -> bool {
     find(program).is_some()
 }
@@ -144,13 +112,16 @@ pub(crate) fn have(program: &str) -> bool {
 pub(crate) fn find(program: impl AsRef<Path>) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    folders
-        .map(|folder| folder.join(program.as_ref()))
-        .find(|file| file.is_file())
+    let mut files = folders.map(|folder| folder.join(program.as_ref()));
+    files.find(|file| file.is_file())
 }
 
 /// Whether this process is root.
 pub(crate) fn is_root() -> bool {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+    nix::unistd::geteuid().is_root()
+}
+
+/// The number of CPUs that this process may use.
+pub(crate) fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }

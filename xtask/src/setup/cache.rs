@@ -2,59 +2,50 @@
 //! `$XDG_CACHE_HOME/otelctx/setup`, as links to the same files.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use super::Tier;
+use anyhow::{Context, Result, anyhow};
+use fs_err as fs;
+
+use crate::report::{command, output};
 use crate::workspace::setup_dir;
-use crate::{collector, debian::FreeThreadedPython, report};
+use crate::{collector, debian};
 
-/// The folders, and their versions where setup asks for one. Each is the same wherever the checkout is, and
-/// nothing changes its files.
-const FOLDERS: [(&str, &str); 16] = [
-    (FreeThreadedPython::FOLDER, ""),
-    ("debian-rust", ""),
-    ("debian-rust-current", ""),
-    ("guest-bookworm-amd64", ""),
-    ("guest-bookworm-arm64", ""),
-    ("guest-bullseye-amd64", ""),
-    ("guest-cpython-3.11-arm64", ""),
-    ("guest-cpython-3.13-arm64", ""),
-    ("guest-cpython-3.14-arm64", ""),
-    ("guest-cpython-3.15-arm64", ""),
-    ("guest-cpython-3.9-arm64", ""),
-    ("guest-sid-amd64", ""),
-    ("guest-trixie-amd64", ""),
-    ("opentelemetry-cpp-1.19", ""),
-    ("opentelemetry-cpp-newest", ""),
-    ("otelcol", collector::VERSION),
-];
+/// The folders, each with its version where setup asks for one. Each is the same wherever the checkout is, and nothing
+/// changes its files.
+fn folders() -> impl Iterator<Item = (String, &'static str)> {
+    let python = |(series, _)| format!("guest-cpython-{series}-arm64");
+    let others = "debian-rust debian-rust-current guest-bookworm-amd64 guest-bookworm-arm64 \
+        guest-bullseye-amd64 guest-sid-amd64 guest-trixie-amd64 \
+        opentelemetry-cpp-1.19 opentelemetry-cpp-newest";
+    let folders = [debian::FREE_THREADED_FOLDER].into_iter();
+    let folders = folders.chain(others.split_whitespace()).map(str::to_owned);
+    let folders = folders.chain(debian::GUEST_PYTHONS.into_iter().map(python));
+    let folders = folders.map(|folder| (folder, ""));
+    folders.chain([("otelcol".to_owned(), collector::VERSION)])
+}
 
 /// Takes what another checkout has made.
-pub(super) fn restore(tier: Tier) {
-    each(tier, |cached, own| (cached, own));
+pub(super) fn restore(is_all: bool) {
+    each(is_all, |cached, own| (cached, own));
 }
 
 /// Keeps what this checkout has made.
 pub(super) fn save() {
-    each(Tier::All, |cached, own| (own, cached));
+    each(true, |cached, own| (own, cached));
 }
 
 /// Copies each folder that is there, and not at its destination yet. What cannot be copied is made again.
-fn each(tier: Tier, from_to: impl Fn(PathBuf, PathBuf) -> (PathBuf, PathBuf)) {
+fn each(is_all: bool, from_to: impl Fn(PathBuf, PathBuf) -> (PathBuf, PathBuf)) {
     let Some(cache) = directory() else { return };
-    let is_for_all = |name: &str| !name.starts_with("opentelemetry-cpp");
-    let wanted = FOLDERS
-        .iter()
-        .filter(|(name, _)| tier == Tier::All || !is_for_all(name));
-    for (name, version) in wanted {
+    let is_wanted = |name: &str| is_all || name.starts_with("opentelemetry-cpp");
+    for (name, version) in folders().filter(|(name, _)| is_wanted(name)) {
         let cached = cache.join(format!("{name}{version}"));
         let (from, to) = from_to(cached, setup_dir().join(name));
-        if !from.is_dir() || to.exists() {
-            continue;
-        }
-        match copy(&from, &to) {
-            Ok(()) => println!("copied {} to {}", from.display(), to.display()),
-            Err(error) => println!("not copied: {error}"),
+        if from.is_dir() && !to.exists() {
+            match copy(&from, &to) {
+                Ok(()) => println!("copied {} to {}", from.display(), to.display()),
+                Err(error) => println!("not copied: {error:#}"),
+            }
         }
     }
 }
@@ -68,25 +59,17 @@ fn directory() -> Option<PathBuf> {
 }
 
 /// Links files, or copies them to another file system. The folder has its name only when it is complete.
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    let fail = |error: std::io::Error| format!("{}: {error}", to.display());
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to.parent().context("it is the root folder")?)?;
     let partial = to.with_extension(format!("partial-{}", std::process::id()));
-    let copied = ["-al", "-a"].into_iter().any(|how| {
-        let _ = std::fs::remove_dir_all(&partial);
-        to.parent()
-            .is_some_and(|folder| std::fs::create_dir_all(folder).is_ok())
-            && report::output(Command::new("cp").arg(how).arg(from).arg(&partial)).is_ok()
-    });
-    let renamed = match copied {
-        true => std::fs::rename(&partial, to).map_err(fail),
-        false => Err(format!(
-            "{}: not copied from {}",
-            to.display(),
-            from.display()
-        )),
+    let copy = |how| {
+        let _ = fs::remove_dir_all(&partial);
+        output(command(how).arg(from).arg(&partial)).map(drop)
     };
+    let copied = copy("cp -al").or_else(|_| copy("cp -a"));
+    let renamed = copied.and_then(|()| fs::rename(&partial, to).map_err(|it| anyhow!(it)));
     if renamed.is_err() {
-        let _ = std::fs::remove_dir_all(&partial);
+        let _ = fs::remove_dir_all(&partial);
     }
     renamed
 }
