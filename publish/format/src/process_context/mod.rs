@@ -1,15 +1,14 @@
 //! The process context (OTEP 4719): a header at the start of a named mapping, and the
 //! Protocol Buffers payload that it points to.
 
+mod error;
 mod header;
 mod payload;
 mod wire;
 
+pub use error::{PayloadError, PayloadErrorKind, MAX_DEPTH, MAX_VALUES};
 pub use header::{Header, HeaderError, HEADER_SIZE, SIGNATURE, VERSION};
-pub use payload::{
-    Attributes, Payload, PayloadError, PayloadErrorKind, Problem, Value, MAX_DEPTH,
-    MAX_PUBLISHED_SIZE, MAX_VALUES,
-};
+pub use payload::{Attributes, Payload, Problem, Value, MAX_PUBLISHED_SIZE};
 
 /// The name that a publisher gives its mapping, both as a memfd and as an anonymous mapping.
 pub const MAPPING_NAME: &str = "OTEL_CTX";

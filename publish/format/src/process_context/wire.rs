@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use super::payload::{PayloadError, PayloadErrorKind};
+use super::error::{PayloadError, PayloadErrorKind};
 
 /// The encoding of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
