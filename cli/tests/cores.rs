@@ -14,7 +14,7 @@ use otelctx_fixtures::{Compiler, CoreDirectory, Target};
 
 /// The most memory that a command may use, in KiB.
 const MEMORY: i64 = 64 << 10;
-/// What a command takes without any of what it reads, in KiB. More of a debug build is resident if the kernel
+/// Memory of a command without the data that it reads, in KiB. More of a debug build is resident if the kernel
 /// has it in larger pages.
 const PROGRAM: i64 = 16 << 10;
 /// Mappings and segments that a core may have.
@@ -63,7 +63,7 @@ fn header(kind: u32, flags: u32, [offset, address, size]: [u64; 3]) -> Vec<u8> {
     bytes
 }
 
-/// As many segments as there may be, each the only mapping of a file of its own.
+/// The core file has as many segments as there may be, each the only mapping of a file of its own.
 #[test]
 fn as_many_files_and_segments_as_there_may_be() {
     let directory = CoreDirectory::new();

@@ -268,7 +268,7 @@ fn crowd() {
     ready();
 }
 
-/// How many of a [`crowd`] have attached their records.
+/// Number of threads of a [`crowd`] that have attached their records.
 static ATTACHED: AtomicU64 = AtomicU64::new(0);
 
 /// Attaches a record, and waits forever.

@@ -52,7 +52,7 @@ fn rows(pid: &str, seconds: &str) -> Result<[Vec<Value>; 2], String> {
     Ok([traces, routes])
 }
 
-/// What is shown is what was requested, by the service's own log.
+/// The view shows the requests that are in the service's own log.
 #[test]
 fn top_shows_the_routes_and_traces_of_the_axum_service() {
     let Some(program) = cargo_built(&["--bin", "shop"], "shop") else {

@@ -109,8 +109,8 @@ fn record_with_any_right(scratch: &Scratch, command: &[&str]) -> (Answer, Vec<Se
     (answer, samples)
 }
 
-/// Of how many samples with a user stack the innermost function has a name, in percent. Prints that, and how many
-/// samples have the name of other code, for docs/benchmarks.md.
+/// Returns the share of samples with a user stack whose innermost function has a name, in percent.
+/// Prints that, and how many samples have the name of other code, for docs/benchmarks.md.
 fn named(what: &str, samples: &[&Seen], wrong: usize) -> usize {
     let innermost = samples.iter().filter_map(|it| it.functions.first());
     let (named, all) = innermost.fold((0, 0), |(named, all), name| {
@@ -191,7 +191,7 @@ fn a_program_that_is_replaced_or_deleted_keeps_its_names() {
     }
 }
 
-/// Of two programs in turn, a thousand processes in all.
+/// Runs two programs in turn, a thousand processes in all.
 #[test]
 fn processes_that_live_for_milliseconds_have_their_own_names() {
     let names = ["briefly_first", "briefly_second"];
@@ -294,12 +294,12 @@ fn generated_code_has_the_names_that_its_runtime_announced() {
     }
 }
 
-/// How much of the time in generated code surely has a name, in percent. A map has no times: code that replaces other
-/// code has a name between the first and the last time that the recorder reads the map meanwhile, which may be late on
-/// a busy machine.
+/// Minimum share of the time in generated code that has a name, in percent. A map has no times: code
+/// that replaces other code has a name between the first and the last time that the recorder reads
+/// the map meanwhile, which may be late on a busy machine.
 const LEAST_NAMED: [(&str, usize); 2] = [("map", 50), ("dump", 95)];
 
-/// How many samples in generated code have the name that was announced for their time, and how many there are.
+/// Counts the samples in generated code with the name that was announced for their time, and all.
 fn named_as_announced(answer: &Answer, samples: &[Seen]) -> (usize, usize) {
     let (mut named, mut all) = (0, 0);
     let lines = answer.stdout.lines();
@@ -319,7 +319,8 @@ fn named_as_announced(answer: &Answer, samples: &[Seen]) -> (usize, usize) {
     (named, all)
 }
 
-/// In its own mount namespace, the program's map is in a `/tmp` of its own, and named for its ID there.
+/// The program has its own mount namespace: its map is in a `/tmp` of its own, and named for its ID
+/// there.
 #[test]
 fn generated_code_in_a_container_has_the_names_that_its_runtime_announced() {
     let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
@@ -595,7 +596,7 @@ fn a_map_that_is_older_than_its_process_names_nothing_and_is_counted() {
     assert!(answer.stderr.contains(said), "{answer:?}");
 }
 
-/// It is read in pieces beside the recording, and the rest is not waited for.
+/// The map is read in pieces beside the recording, which does not wait for the rest.
 #[test]
 fn a_map_of_a_gibibyte_does_not_keep_the_recording() {
     let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {

@@ -15,7 +15,7 @@ use crate::target::Target;
 /// Control groups, which are removed when dropped.
 struct ControlGroups {
     root: PathBuf,
-    /// In the order in which they were created.
+    /// Control groups in the order in which they were created.
     created: Vec<PathBuf>,
 }
 

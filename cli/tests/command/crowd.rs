@@ -169,7 +169,7 @@ fn reaching_threads<T>(mut run: impl FnMut() -> Option<T>) -> T {
     (0..20).find_map(|_| run()).expect("threads are reached")
 }
 
-/// What `check` says of a target.
+/// Returns the answer of `check` about a target.
 fn check(target: &Target, more: &[&str]) -> Value {
     let pid = target.pid().to_string();
     reaching_threads(|| {
@@ -300,7 +300,7 @@ fn a_deadline_also_ends_the_wait_for_a_thread() {
     assert_none_is_stopped(&target);
 }
 
-/// As the kernel sees it: which threads the command traces.
+/// Compares with the kernel: which threads the command traces.
 #[test]
 fn threads_that_sleep_are_not_stopped() {
     let target = crowd(1000);

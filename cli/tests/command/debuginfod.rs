@@ -334,7 +334,7 @@ fn servers_of_the_environment_are_not_asked() {
 
 /// The largest file that is downloaded, in bytes.
 const LARGEST: u64 = 2 << 30;
-/// What a server can have sent beyond what was read of it, in bytes: buffers of sockets and of the command.
+/// Bytes that a server can have sent and that were not read: buffers of sockets and of the command.
 const IN_BUFFERS: u64 = 64 << 20;
 
 #[test]

@@ -16,10 +16,10 @@ use serde_json::Value;
 use crate::run::{Answer, Scratch, command, otelctx};
 use crate::unprivileged::Copy;
 
-/// On the slowest machine.
+/// Time limit on the slowest machine.
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
-/// Whether the process has ended; that nobody has waited for it yet does not count.
+/// Returns whether the process has ended, also if nobody has waited for it yet.
 fn has_ended(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().unwrap_or_default();

@@ -424,7 +424,7 @@ fn the_mappings_are_walked_no_more_often_than_needed() {
     }
 }
 
-/// As the C reference's own example: the library that has the variable is not loaded yet.
+/// The library that has the variable is not loaded yet, as in the C reference's own example.
 #[test]
 fn an_announced_variable_that_no_module_has_yet_is_no_failure() {
     let Some(program) = Compiler::gcc().program::<&str>(&["signals.c", "publish.c"], &[]) else {

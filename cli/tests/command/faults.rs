@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::run::{Answer, command};
 
-/// What each call is made to fail with.
+/// Errors that each call is made to fail with.
 const ERRORS: [&str; 5] = ["EINTR", "EPERM", "ESRCH", "EIO", "ENOMEM"];
 /// Calls of the C library's and Rust's own making, for memory, hashing and to start: they end a
 /// program that is refused them.
@@ -53,7 +53,7 @@ fn some() -> usize {
 /// A command that does not end within this time, to which the time that a machine is paused does not count, hangs.
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
-/// So that no run is late on a machine that is busy.
+/// Long enough for a busy machine, in seconds.
 const DEADLINE: &str = "30";
 
 /// A target of threads.c, and the answer that a reader has to give of it.
@@ -63,12 +63,12 @@ struct Subject {
     preload: PathBuf,
 }
 
-/// How the target reaches its variable.
+/// The way in which the target reaches its variable.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// In the program: at a fixed distance from the thread pointer.
+    /// The variable is in the program, at a fixed distance from the thread pointer.
     Static,
-    /// In a library that was loaded late: in blocks that threads allocate.
+    /// It is in a library that was loaded late, in blocks that threads allocate.
     Dynamic,
 }
 
@@ -155,7 +155,7 @@ impl Subject {
         (answer, text)
     }
 
-    /// How often each call occurs in one thread, at most.
+    /// Returns the maximum number of occurrences of each call in one thread.
     fn occurrences(&self) -> Vec<(String, usize)> {
         let (answer, trace) = self.traced(None);
         assert_eq!(without_stops(answer.expect(0).json()), self.truth);
@@ -275,7 +275,7 @@ impl Subject {
     }
 }
 
-/// What became of a run with a fault.
+/// The outcome of a run with a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
     /// The whole answer.
@@ -329,7 +329,7 @@ fn without_stops(mut value: Value) -> Value {
     value
 }
 
-/// Whether an answer names modules that could not be inspected.
+/// Returns whether an answer names modules that could not be inspected.
 fn has_unreadable(answer: &Answer) -> bool {
     !answer.json()["thread_context"]["unreadable_modules"].is_null()
 }

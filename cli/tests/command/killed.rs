@@ -18,25 +18,26 @@ use crate::target::Target;
 
 /// Whatever has to come has come by then, on the slowest machine.
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
-/// How often each moment is tried: with and without files to replace, with and without nameless ones.
+/// Number of rounds for each moment: with and without files to replace, with and without nameless
+/// ones.
 const ROUNDS: u32 = 4;
-/// What is written, in this order.
+/// The files that are written, in this order.
 const NAMES: [&str; 3] = ["a.otlp", "a.json.gz", "a.svg"];
 
-/// When it is killed.
+/// The moment at which the recorder is killed.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
     /// Some time after it was started.
     Starting,
     /// Some time after it started to sample.
     Sampling,
-    /// While a child of it decodes symbols.
+    /// A child of it decodes symbols.
     Naming,
-    /// While it has a file open that it writes.
+    /// It has a file open that it writes.
     Writing,
 }
 
-/// What the kernel holds for a process: a file's line in `/proc/PID/fdinfo`, and the command of
+/// Kinds of objects that the kernel holds: a file's line in `/proc/PID/fdinfo`, and the command of
 /// bpf(2) that tells the next id (<linux/bpf.h>).
 const KINDS: [(&str, libc::c_long); 3] = [("prog_id:", 11), ("map_id:", 12), ("link_id:", 31)];
 
@@ -59,7 +60,7 @@ fn held(pid: u32) -> Vec<(libc::c_long, u32)> {
     held
 }
 
-/// Whether the kernel still has it.
+/// Returns whether the kernel still has the object.
 ///
 /// It is not opened for that: an array of programs whose last descriptor is closed a second time, before
 /// the kernel has come to clear it, stays forever (kernel/bpf/arraymap.c, prog_array_map_clear).
@@ -111,7 +112,7 @@ fn is_stopped(status: &str) -> bool {
     status.contains("State:\tt") || status.contains("State:\tT")
 }
 
-/// Whether a process has a file open in this folder.
+/// Returns whether a process has a file open in this folder.
 fn has_open(pid: u32, folder: &Path) -> bool {
     let files = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -120,7 +121,7 @@ fn has_open(pid: u32, folder: &Path) -> bool {
     links.any(|link| link.starts_with(folder))
 }
 
-/// Of a process, from proc_pid_stat(5).
+/// Fields of a process, from proc_pid_stat(5).
 struct Stat {
     /// Field 3.
     state: char,
@@ -158,7 +159,7 @@ fn children(pid: u32) -> Vec<(u32, u64)> {
     .collect()
 }
 
-/// Whether this process is there. One that has ended and that nobody has waited for is not.
+/// Returns whether this process is running. One that has ended and was not waited for is not.
 fn is_there((pid, start): (u32, u64)) -> bool {
     Stat::read(pid).is_some_and(|it| it.start == start && it.state != 'Z')
 }
@@ -193,22 +194,22 @@ fn wait_for(
     came
 }
 
-/// How a recorder is started.
+/// Conditions of a recording.
 #[derive(Clone, Copy, Debug)]
-struct How {
+struct Conditions {
     by_ptrace: bool,
-    /// Where each file that it writes is there before.
+    /// Each file that it writes exists before.
     replaces: bool,
-    /// On a file system that has files without a name.
+    /// The file system has files without a name.
     nameless: bool,
 }
 
-/// What a recorder had when it was killed.
+/// Counts of what a recorder had when it was killed.
 #[derive(Debug, Default)]
-struct Had {
+struct Remains {
     /// Programs, maps and links.
     held: usize,
-    /// How often a thread was seen to be traced.
+    /// Number of times that a thread was traced.
     traced: usize,
     children: usize,
     /// Files other than the requested ones.
@@ -216,14 +217,14 @@ struct Had {
 }
 
 /// Kills a recorder at a moment, and looks what is left.
-fn round(target: &Target, moment: Moment, how: How) -> Had {
-    let name = format!("killed-{}-{moment:?}", how.by_ptrace);
+fn round(target: &Target, moment: Moment, conditions: Conditions) -> Remains {
+    let name = format!("killed-{}-{moment:?}", conditions.by_ptrace);
     let scratch = Scratch::new(&name);
     let temporary = Scratch::new(&format!("{name}-temporary"));
     let path = |name: &str| scratch.path(name);
     let pid = target.pid().to_string();
     let old = "what was there before";
-    if how.replaces {
+    if conditions.replaces {
         for name in NAMES {
             fs::write(path(name), old).unwrap();
         }
@@ -234,10 +235,10 @@ fn round(target: &Target, moment: Moment, how: How) -> Had {
         for name in NAMES {
             recording.args(["-o", &path(name)]);
         }
-        if how.by_ptrace {
+        if conditions.by_ptrace {
             recording.arg("--ptrace");
         }
-        if !how.nameless {
+        if !conditions.nameless {
             deny_nameless_files(&mut recording);
         }
         recording
@@ -249,7 +250,7 @@ fn round(target: &Target, moment: Moment, how: How) -> Had {
         .spawn()
         .unwrap();
     let folder = scratch.folder();
-    let came = wait_for(moment, &mut recorder, target, folder, how.by_ptrace);
+    let came = wait_for(moment, &mut recorder, target, folder, conditions.by_ptrace);
     // It stays as it is at this moment: what is listed is what it has when it is killed.
     let process = Pid::from_raw(recorder.id() as i32);
     // One that has ended by itself has been waited for.
@@ -295,11 +296,11 @@ fn round(target: &Target, moment: Moment, how: How) -> Had {
     // `otelctx` has the samples.
     let own = NAMES.iter().chain(&["otelctx"]);
     let own: Vec<_> = own.map(|name| format!(".{name}.{process}")).collect();
-    let may_be_left = how.replaces || !how.nameless;
+    let may_be_left = conditions.replaces || !conditions.nameless;
     assert!(beside.is_empty() || may_be_left, "{moment:?}: {beside:?}");
     assert!(beside.iter().all(|it| own.contains(it)), "{beside:?}");
     for name in scratch.names() {
-        let is_old = how.replaces && fs::read(path(&name)).unwrap() == old.as_bytes();
+        let is_old = conditions.replaces && fs::read(path(&name)).unwrap() == old.as_bytes();
         if name == "a.otlp" && !is_old {
             otelctx(&["report", &path(&name)]).expect(0);
         }
@@ -310,9 +311,9 @@ fn round(target: &Target, moment: Moment, how: How) -> Had {
         names.sort();
         assert_eq!(scratch.names(), names);
     }
-    Had {
+    Remains {
         held: held.len(),
-        traced: usize::from(how.by_ptrace && came && matches!(moment, Moment::Sampling)),
+        traced: usize::from(conditions.by_ptrace && came && matches!(moment, Moment::Sampling)),
         children: children.len(),
         left: beside.len(),
     }
@@ -320,9 +321,9 @@ fn round(target: &Target, moment: Moment, how: How) -> Had {
 
 fn rounds(by_ptrace: bool) {
     let target = Target::start("busy");
-    let mut all = Had::default();
+    let mut all = Remains::default();
     for number in 0..ROUNDS {
-        let how = How {
+        let conditions = Conditions {
             by_ptrace,
             replaces: number % 2 == 1,
             nameless: number < ROUNDS / 2,
@@ -333,7 +334,7 @@ fn rounds(by_ptrace: bool) {
             Moment::Naming,
             Moment::Writing,
         ] {
-            let had = round(&target, moment, how);
+            let had = round(&target, moment, conditions);
             all.held += had.held;
             all.children += had.children;
             all.left += had.left;

@@ -12,7 +12,7 @@ use crate::run::{Answer, command, deny};
 use crate::target::Target;
 
 const MEMFD: &str = "/memfd:OTEL_CTX (deleted)";
-/// What a kernel calls a named mapping of shared memory, and so that of a memfd.
+/// The kernel's name of a named mapping of shared memory, and so of a memfd's.
 const SHARED: &str = "[anon_shmem:OTEL_CTX]";
 const PRIVATE: &str = "[anon:OTEL_CTX]";
 
@@ -21,7 +21,7 @@ fn say(line: &str) {
     writeln!(std::io::stderr().lock(), "names: {line}").unwrap();
 }
 
-/// Whether this kernel names anonymous mappings.
+/// Returns whether this kernel names anonymous mappings.
 fn kernel_names_mappings() -> bool {
     // From linux/prctl.h.
     const PR_SET_VMA: libc::c_int = 0x5356_4d41;
@@ -33,7 +33,7 @@ fn kernel_names_mappings() -> bool {
     }
 }
 
-/// Whether this kernel answers `PROCMAP_QUERY`.
+/// Returns whether this kernel answers `PROCMAP_QUERY`.
 fn kernel_answers_queries() -> bool {
     use std::os::fd::AsRawFd;
     /// `_IOWR('f', 17, struct procmap_query)`, linux/fs.h; the structure has 104 bytes, of which the
@@ -48,7 +48,7 @@ fn kernel_answers_queries() -> bool {
     unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, query.as_mut_ptr()) == 0 }
 }
 
-/// What the command finds, the mapping's name or none, in every way of looking.
+/// Returns the mapping's name that the command finds, if any, by each of its methods.
 fn found(pid: i32) -> Option<String> {
     let dump = |text: bool| {
         // An emulated machine may need more than the default deadline.

@@ -9,8 +9,8 @@ use crate::run::{Answer, Scratch, command, otelctx, under_strace};
 use crate::target::Target;
 use crate::unprivileged::Copy;
 
-/// What it answers with these arguments; `None`, with a line, where it takes a right or a kernel that
-/// is not there.
+/// Runs `dump --no-stop` with these arguments. Returns `None`, and prints a line, where a permission
+/// or the kernel is missing.
 pub(crate) fn no_stop(arguments: &[&str]) -> Option<Answer> {
     let answer = otelctx(&[&["dump", "--no-stop"], arguments].concat());
     if answer.status == 2 && answer.stderr.contains("eBPF") {

@@ -18,7 +18,8 @@ const NATIVE: [(&str, &str); 4] = [
     ("parse", "v8::internal::Builtin_JsonParse("),
     ("forEach", "Builtins_ArrayForEach"),
 ];
-/// What stands for each function that the interpreter executes, unless Node.js announces them one by one.
+/// The name for each function that the interpreter executes, unless Node.js announces them one by
+/// one.
 const INTERPRETER: &str = "Builtins_InterpreterEntryTrampoline";
 /// Functions of Node.js itself, some of which were there before it could announce them.
 const OWN: &str = "of Node.js";
@@ -69,7 +70,7 @@ impl Drop for Program {
 /// A frame's function, source file (empty if it has none) and line.
 type Shown = (String, String, i64);
 
-/// What of a stack can be compared with the calls: functions in JavaScript, and those of [`NATIVE`].
+/// Returns the calls of a stack to compare: functions in JavaScript, and those of [`NATIVE`].
 fn calls_of(stack: &[Shown]) -> Vec<String> {
     let call = |(function, file, line): &Shown| {
         if function == INTERPRETER || file.starts_with("node:") {
@@ -196,7 +197,7 @@ fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
     }
 }
 
-/// As many frames, of which none has a name: they say what they are and which module runs them.
+/// There are as many frames, of which none has a name: they say what they are and which module runs them.
 #[test]
 fn functions_of_javascript_without_a_name_say_which_module_runs_them() {
     let Some(program) = Program::start("24", &[]) else {
@@ -220,7 +221,7 @@ fn functions_of_javascript_without_a_name_say_which_module_runs_them() {
     assert_eq!(calls_of(&stack), expected, "{stack:#?}");
 }
 
-/// As `record` names them.
+/// The names are the same as those of `record`.
 #[test]
 fn top_shows_functions_of_javascript_by_their_names() {
     let Some(program) = Program::start("24", &MAP) else {

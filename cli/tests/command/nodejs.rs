@@ -54,7 +54,7 @@ fn dump_ps_and_check_show_the_trace_of_a_request() {
     assert_eq!(row["threads_with_trace"], 1, "{row:#}");
 }
 
-/// As single executable applications are.
+/// Single executable applications are such copies.
 #[test]
 fn a_copy_of_node_with_another_name_has_the_version() {
     let Some(traced) = Node::find().and_then(|node| node.traced()) else {

@@ -1,4 +1,4 @@
-//! What stands in the OTLP files that `otelctx record` writes.
+//! The contents of the OTLP files that `otelctx record` writes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use prost::Message as _;
 use crate::run::{Scratch, given_time, otelctx};
 use crate::target::Target;
 
-/// What a file holds, which keeps all rules and is what backends need.
+/// Reads a file, and checks that it keeps all rules and has what backends need.
 pub(crate) fn read(path: &str) -> ProfilesData {
     let data = ProfilesData::decode(&fs::read(path).unwrap()[..]).unwrap();
     assert_eq!(rules::violations(&data), [""; 0], "{path}");
@@ -22,7 +22,7 @@ pub(crate) fn read(path: &str) -> ProfilesData {
     data
 }
 
-/// Of each mapped file, or what stands in for one, the GNU build id and the head-tail hash.
+/// Returns the GNU build ID and the head-tail hash of each mapped file, or what stands in for one.
 fn identities(data: &ProfilesData) -> BTreeMap<String, [Option<String>; 2]> {
     let dictionary = data.dictionary.as_ref().unwrap();
     let text = |index: i32| dictionary.string_table[index as usize].clone();
@@ -48,7 +48,7 @@ fn output_of(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What others tell of a file.
+/// Returns what other tools say about a file.
 fn truth(path: &str) -> [Option<String>; 2] {
     let notes = output_of("readelf", &["-n", path]);
     let mut lines = notes.lines();

@@ -13,7 +13,7 @@ const ROWS: u16 = 24;
 const COLUMNS: u16 = 120;
 const LINE: &str = "recording: ";
 
-/// What the terminal showed in turn, and what it shows in the end. Standard output is a pipe.
+/// Returns what the terminal showed in turn, and at the end. Standard output is a pipe.
 fn on_terminal(columns: u16, arguments: &[&str]) -> (Vec<String>, String) {
     let size = Winsize {
         ws_row: ROWS,

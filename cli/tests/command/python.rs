@@ -56,7 +56,7 @@ fn wait_until_reading(pid: i32) {
     }
 }
 
-/// Of 50 threads, one runs, and holds the GIL.
+/// One of 50 threads runs, and holds the GIL.
 #[test]
 fn only_the_thread_that_runs_is_stopped() {
     for interpreter in ["3.11", "3.12", "3.14"]
@@ -89,7 +89,7 @@ fn only_the_thread_that_runs_is_stopped() {
     }
 }
 
-/// Its busy thread loops in a function of Python, not in the interpreter's.
+/// The busy thread loops in a function of Python, not in the interpreter's.
 #[test]
 fn top_names_functions_of_python() {
     let Some(interpreter) = Interpreter::with_version("3.12").into_iter().next() else {
@@ -248,7 +248,7 @@ fn stacks_have_python_frames_in_place_of_the_interpreter() {
     }
 }
 
-/// Its frames and those of Python are of one moment, or they are not in one stack.
+/// Native frames and those of Python are of one moment, or they are not in one stack.
 #[test]
 fn stacks_of_a_thread_that_wakes_often_are_not_mixed_from_two() {
     for interpreter in Interpreter::with_version("3.11") {
@@ -297,7 +297,7 @@ fn stacks_of_a_thread_that_wakes_often_are_not_mixed_from_two() {
 struct LockedSample {
     /// `gil.state`; empty if there is none.
     gil: String,
-    /// Its functions, innermost first, each with its file.
+    /// The functions, innermost first, each with its file.
     stack: Vec<(String, String)>,
 }
 
@@ -434,7 +434,7 @@ fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
     }
 }
 
-/// What a report shows of the GIL.
+/// Returns what a report shows about the GIL.
 fn reported(path: &str) -> (Value, String) {
     let report = otelctx(&["report", "--json", path]).expect(0).json();
     let text = otelctx(&["report", path]).expect(0).stdout;
@@ -606,7 +606,7 @@ fn check_without_gil(pid: i32) {
     );
 }
 
-/// Its samples would look like those of a program that runs no Python.
+/// The samples would look like those of a program that runs no Python.
 #[test]
 fn an_unknown_version_is_the_reason_that_record_and_top_give() {
     const RECORD: &str = "without the part of cpython: version 4.0.0 is not supported";

@@ -34,7 +34,7 @@ fn recorded(target: &Target, arguments: &[&str]) -> Answer {
     otelctx(&all).expect(0)
 }
 
-/// By eBPF where that is permitted, and by ptrace.
+/// Samples by eBPF where that is permitted, and by ptrace.
 #[test]
 fn each_sample_knows_its_trace_in_every_format() {
     let target = Target::start("busy");
@@ -265,7 +265,7 @@ fn thread_and_time(line: &str) -> (&str, u64) {
     (thread, 1000 * time)
 }
 
-/// Its duration is that of sampling, without the time that loading the kernel's programs takes: it starts
+/// The duration is that of sampling, without the time that loading the kernel's programs takes: it starts
 /// after the last system call before the one that starts the first clock.
 #[test]
 fn a_recording_starts_when_sampling_does() {

@@ -1,5 +1,5 @@
-//! What `otelctx record` and `otelctx report` are given that can't be right: a message that says so,
-//! status 2, and no file that is not whole.
+//! Wrong input of `otelctx record` and `otelctx report`: a message that says so, status 2, and no
+//! incomplete file.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -221,7 +221,7 @@ impl Drop for Full {
     }
 }
 
-/// With files without a name, and where the file system has none.
+/// The disk has files without a name, or has none.
 #[test]
 fn a_full_disk_leaves_no_part_of_a_file_and_the_other_files_are_written() {
     let target = Target::start("busy");
@@ -404,7 +404,7 @@ fn an_empty_recording_says_why() {
     );
 }
 
-/// As when a recording is interrupted at once.
+/// A recording that is interrupted at once is empty.
 #[test]
 fn an_empty_recording_does_not_replace_files() {
     let scratch = Scratch::new("record-kept");
@@ -441,7 +441,7 @@ fn an_empty_recording_does_not_replace_files() {
     });
 }
 
-/// As with servers that fork their workers before they are recorded.
+/// Servers fork their workers before they are recorded.
 #[test]
 fn an_empty_recording_names_the_children_that_it_does_not_include() {
     let scratch = Scratch::new("record-children");

@@ -1,5 +1,5 @@
-//! Where eBPF is refused: `record` says so in one line, with what would grant it, goes on with
-//! ptrace, and its samples are as right. Where that is refused as well it ends.
+//! If eBPF is refused, `record` says so in one line, with what would grant it, and goes on with
+//! ptrace; its samples are as right. If that is refused as well, it ends.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::run::{Answer, Scratch, command, deny, deny_if, deny_mapping, given_ti
 use crate::target::{self, TRACE, Target};
 use crate::unprivileged::{Copy, NOBODY};
 
-/// What begins the line that says so.
+/// Start of the line that says so.
 const STOPPED: &str = "otelctx: sampling with ptrace, which stops threads briefly: ";
 const SETCAP: &str = "setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep ";
 
@@ -29,7 +29,7 @@ const CAP_BPF: libc::c_ulong = 39;
 // <linux/bpf.h>
 const BPF_MAP_CREATE: u32 = 0;
 
-/// Whether this is root, who can drop the privileges that are to be missing.
+/// Returns whether this is root, which can drop the privileges that are to be missing.
 fn is_root() -> bool {
     if !geteuid().is_root() {
         eprintln!("skipped: needs root");
@@ -57,7 +57,7 @@ fn recorded(name: &str, why: Option<&str>, take_away: impl Fn(&mut Command)) {
     right(name, &path);
 }
 
-/// Whether threads were sampled that have a trace, and others that have none.
+/// Returns whether threads were sampled that have a trace, and others that have none.
 fn has_each_thread(path: &str) -> Result<(), Answer> {
     let answer = otelctx(&["report", "--json", path]);
     if answer.status != 0 {
@@ -140,7 +140,7 @@ fn hide(command: &mut Command, folder: &'static str) {
     unsafe { command.pre_exec(hide) };
 }
 
-/// What its contexts are found by can't be read then, although samples of it could be had.
+/// The data that leads to its contexts can't be read then, although it could be sampled.
 #[test]
 fn a_process_that_may_not_be_read_is_refused_also_by_ebpf() {
     if !is_root() || !is_permitted("unreadable") {
@@ -160,7 +160,7 @@ fn a_process_that_may_not_be_read_is_refused_also_by_ebpf() {
     assert!(!Path::new(&path).exists());
 }
 
-/// Whether root may use eBPF here: not in every container.
+/// Returns whether root may use eBPF here: not in every container.
 fn is_permitted(name: &str) -> bool {
     let scratch = Scratch::new(&format!("permitted-{name}"));
     let path = scratch.path("a.otlp");
@@ -173,7 +173,7 @@ fn is_permitted(name: &str) -> bool {
     refused.is_none()
 }
 
-/// Whether eBPF memory counts as locked memory here: before Linux 5.11.
+/// Returns whether eBPF memory counts as locked memory here: before Linux 5.11.
 fn locks_memory() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map(|it| it.parse::<u32>());
@@ -219,7 +219,7 @@ fn without_one_of_the_capabilities() {
     }
 }
 
-/// What the message tells to grant is enough.
+/// The capabilities that the message names are enough.
 #[test]
 fn with_the_capabilities_alone() {
     if !is_root() || !is_permitted("capabilities") {
@@ -344,7 +344,7 @@ fn where_ptrace_is_refused_too_it_ends() {
     }
 }
 
-/// Its numbers are those of other processes: one would be read, and another one stopped.
+/// The IDs there are those of other processes: one would be read, and another one stopped.
 #[test]
 fn a_proc_of_another_pid_namespace_is_refused() {
     let target = Target::start("shop");

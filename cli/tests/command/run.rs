@@ -12,7 +12,7 @@ use nix::libc;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use serde_json::Value;
 
-/// What the command answered.
+/// The output and status of the command.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: i32,
@@ -211,7 +211,7 @@ const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
 const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const ANY_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
-/// Of struct seccomp_data: the number of the system call, and the lower halves of its arguments.
+/// Offsets in struct seccomp_data: the number of the system call, and the lower halves of its arguments.
 const NUMBER: u32 = 0;
 const FIRST: u32 = 16;
 const SECOND: u32 = FIRST + 8;

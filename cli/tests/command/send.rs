@@ -56,7 +56,7 @@ fn what_could_not_be_sent_is_in_the_files_all_the_same() {
     otelctx(&["report", &alone.path(name)]).expect(0);
 }
 
-/// How many samples a recording has, and how many of them a context, by what it says of itself.
+/// Returns the number of samples of a recording, and of those with a context, by its own report.
 fn reported(answer: &Answer) -> (usize, usize) {
     let (line, _) = answer.stdout.split_once('\n').unwrap();
     let number = |text: &str| text.replace(',', "").parse().unwrap();
@@ -66,7 +66,7 @@ fn reported(answer: &Answer) -> (usize, usize) {
     (number(samples), number(attached))
 }
 
-/// From a real process by each way; what the Collector's file exporter keeps is compared.
+/// A real process is recorded and sent by each way; what the Collector's file exporter keeps is compared.
 #[test]
 fn a_collector_has_each_sample_with_its_trace_and_process() {
     let Some(preparation) = Collector::prepare(0) else {

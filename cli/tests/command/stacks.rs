@@ -78,7 +78,7 @@ fn dump(pid: i32, more: &[&str]) -> Answer {
     otelctx(&[&arguments, more].concat())
 }
 
-/// How often each sleeping thread was put on a CPU.
+/// Returns the number of times that each sleeping thread was put on a CPU.
 fn times_run(target: &Target) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap();
     let paths = tasks.map(|task| task.unwrap().path());
@@ -104,7 +104,7 @@ fn stacks_equal_what_the_threads_know_and_no_sleeping_thread_is_stopped() {
     }
 }
 
-/// Whether the debug information of this file is in a separate file, compressed.
+/// Returns whether the debug information of this file is in a separate file, compressed.
 fn has_compressed_debug_file(path: &str) -> bool {
     let tool = |arguments: &[&str]| {
         let output = Command::new("readelf").args(arguments).output().ok()?;
@@ -173,7 +173,7 @@ fn signed_return_addresses_lead_to_the_functions_that_the_threads_know() {
     assert_whole(&answer.json(), &program, &own_stacks(&target));
 }
 
-/// Whether a core file's mappings have the vDSO, whose unwind tables are in memory only.
+/// Returns whether a core file's mappings have the vDSO, whose unwind tables are in memory only.
 fn has_vdso(path: &Path) -> bool {
     let core = CoreFile::open(path, Path::new("/")).unwrap();
     let mut found = false;

@@ -1,4 +1,4 @@
-//! Where the answer goes: pipes and terminals.
+//! Output to pipes and terminals.
 
 use std::fs::File;
 use std::io::Read;
@@ -41,7 +41,7 @@ fn an_answer_that_can_not_be_written_is_an_error() {
     );
 }
 
-/// What the command shows on a terminal of 60 columns, line by line.
+/// Returns the lines that the command shows on a terminal of 60 columns.
 fn on_terminal(arguments: &[&str], no_color: Option<&str>) -> Vec<String> {
     let size = Winsize {
         ws_row: 24,

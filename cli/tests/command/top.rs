@@ -25,7 +25,7 @@ struct Session {
     child: Child,
     keyboard: File,
     slave: OwnedFd,
-    /// Its modes before the program was started.
+    /// Modes of the terminal before the program was started.
     before: Termios,
     screen: Arc<Mutex<vt100::Parser>>,
     /// Everything that was written to it.
@@ -147,7 +147,7 @@ impl Drop for Session {
     }
 }
 
-/// By eBPF where that is permitted, and by ptrace.
+/// Samples by eBPF where that is permitted, and by ptrace.
 #[test]
 fn a_thread_is_shown_with_its_route_and_trace_and_the_terminal_is_given_back() {
     let target = Target::start("busy");
@@ -211,7 +211,7 @@ fn a_signal_ends_it_and_gives_the_terminal_back() {
     session.ends();
 }
 
-/// As a job of a shell, which itself changes nothing about the terminal's modes.
+/// It is a job of a shell, which itself changes nothing about the terminal's modes.
 #[test]
 fn it_can_be_stopped_and_goes_on() {
     let target = Target::start("busy");
@@ -368,7 +368,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value}"))
 }
 
-/// As in recordings: a name that the process has not published is in parentheses, and marked in JSON.
+/// The same as in recordings: a name that the process has not published is in parentheses, and marked in JSON.
 #[test]
 fn a_service_that_only_the_environment_names_is_marked() {
     let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";

@@ -1,4 +1,4 @@
-//! Without rights: what is refused is named, with what would allow it.
+//! Unprivileged users: a message names what is refused, and what would allow it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,7 @@ use nix::unistd::geteuid;
 
 use crate::run::{Answer, Scratch, deny, given_time, with_default_signals};
 
-/// Of the user `nobody`.
+/// ID of the user `nobody`.
 pub(crate) const NOBODY: u32 = 65_534;
 
 /// The command where any user can run it. Removed when dropped.
@@ -21,7 +21,7 @@ impl Copy {
         Self::of(Path::new(env!("CARGO_BIN_EXE_otelctx")), name)
     }
 
-    /// Of another program.
+    /// Creates a copy of another program.
     pub(crate) fn of(program: &Path, name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
         // By another process: a child that another test forks meanwhile would hold the file open
@@ -37,7 +37,7 @@ impl Copy {
         &self.0
     }
 
-    /// With these arguments as `nobody`, or as who the test is when that is not root.
+    /// Returns the command with these arguments as `nobody`, or as the user of the test if not root.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.0);
         command.args(arguments).current_dir("/");
@@ -60,7 +60,7 @@ impl Drop for Copy {
     }
 }
 
-/// Whether process 1 belongs to another user, as it does outside very small containers.
+/// Returns whether process 1 belongs to another user, as it does outside very small containers.
 fn init_is_foreign() -> bool {
     use std::os::unix::fs::MetadataExt;
     let owner = std::fs::metadata("/proc/1").map(|it| it.uid());

@@ -200,7 +200,7 @@ fn it_ends_cleanly_when_interrupted_or_not_read_any_more() {
     assert_eq!(watch.wait().unwrap().code(), Some(0));
 }
 
-/// Of a process to which nothing happens, whether it publishes or not: one read.
+/// A process to which nothing happens costs one read, whether it publishes or not.
 #[test]
 fn a_poll_is_one_system_call_a_process() {
     let targets = ["shop", "silent", "no_schema"].map(Target::start);
@@ -233,7 +233,7 @@ fn a_poll_is_one_system_call_a_process() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// Whether a poll made one read of each target and nothing else.
+/// Returns whether a poll made one read of each target and nothing else.
 fn is_quiet(poll: &str, targets: &[Target]) -> bool {
     targets.iter().all(|target| {
         let own = format!("</proc/{}/", target.pid());

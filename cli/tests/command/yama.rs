@@ -14,18 +14,18 @@ use crate::unprivileged::{Copy, NOBODY};
 
 const SETTING: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
-/// Who looks.
+/// The process that reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Reader {
     Root,
-    /// Without rights, at a process of its own.
+    /// An unprivileged user, who reads a process of its own.
     Same,
 }
 
-/// What is expected: how a refusal goes on, or nothing.
+/// The expected end of a refusal, or `None` if reading is permitted.
 type Refusal = Option<&'static str>;
 
-/// By the setting: what root may, what a user may see of its other processes, what of its children.
+/// Rules by setting: what root may, what a user may see of its other processes, what of its children.
 const RULES: [(Refusal, Refusal, Refusal); 4] = [
     (None, None, None),
     (

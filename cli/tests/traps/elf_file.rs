@@ -100,7 +100,7 @@ impl ElfFile {
         self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// Where the last program header of this kind is.
+    /// Returns the offset of the last program header of this kind.
     fn segment(&self, kind: u64) -> usize {
         let count = usize::from(self.bytes[E_PHNUM]);
         let mut all = (0..count).map(|index| PROGRAM_HEADERS + index * PROGRAM_HEADER);
@@ -108,7 +108,7 @@ impl ElfFile {
             .unwrap()
     }
 
-    /// Where a dynamic entry is; a file need not have all.
+    /// Returns the offset of a dynamic entry; a file need not have all.
     fn dynamic(&self, tag: u64) -> Option<usize> {
         let dynamic = self.segment(PT_DYNAMIC);
         let (start, size) = (self.get(dynamic + P_OFFSET), self.get(dynamic + P_FILESZ));

@@ -22,23 +22,23 @@ use elf_file::ElfFile;
 
 /// The most memory that a command may use, in KiB.
 const MEMORY: i64 = 64 << 10;
-/// What takes longer hangs. The bound is 2 s; timings decide nothing here, and are printed.
+/// A command that takes longer hangs. The bound is 2 s; timings decide nothing here, and are printed.
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
-/// So that no command is late on a machine that is busy.
+/// Long enough for a busy machine, in seconds.
 const DEADLINE: &str = "60";
 
-/// Where the target has its variable.
+/// The place of the target's variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variable {
     InProgram,
-    /// In a library whose storage threads allocate.
+    /// A library whose storage threads allocate.
     InLibrary,
 }
 use Variable::{InLibrary, InProgram};
 
 /// A thread's context is what the thread says.
 const RIGHT: &str = "right";
-/// What `check` says when it could read every thread.
+/// Text of `check` if it could read every thread.
 const FOUND: &str = "a reader finds the contexts of its # threads";
 const PAYLOAD_UNMAPPED: &str = "broken process context: its payload cannot be read: no readable \
     memory at # (# bytes requested)";
@@ -52,11 +52,11 @@ const OUTSIDE: &str = "an address is outside the file";
 struct Row {
     trap: &'static str,
     variable: Variable,
-    /// Why `ps` says that it can't be read; empty if it can be.
+    /// The reason that `ps` gives for not reading it; empty if it can be read.
     ps: &'static str,
     /// The exit status of `dump`, and the contexts of the threads `honest` and `liar`.
     dump: (i32, &'static str, &'static str),
-    /// What `dump` says of a module that it could not inspect; `None`: this depends on the moment.
+    /// The text of `dump` about a module that it could not inspect; `None`: this depends on the moment.
     module: Option<&'static str>,
     /// The exit status of `check`, and something it says.
     check: (i32, &'static str),
@@ -109,7 +109,7 @@ const fn module(trap: &'static str, variable: Variable, why: &'static str) -> Ro
     }
 }
 
-/// What a read of nothing is answered with.
+/// The error of reading memory that is not mapped.
 const UNMAPPED: &str = "no readable memory at # (# bytes requested)";
 
 static ROWS: &[Row] = &[
@@ -372,7 +372,7 @@ fn inspect(row: &Row, programs: &Programs) -> Result<(), String> {
     Ok(())
 }
 
-/// What the command answered. The status of one that was killed is -1.
+/// The output and status of the command; -1 if it was killed.
 #[derive(Debug)]
 struct Answer {
     status: i32,
@@ -439,7 +439,7 @@ fn run(arguments: &[&str]) -> Run {
     })
 }
 
-/// Why `ps` says that it can't be read.
+/// Returns the reason that `ps` gives for not reading it.
 fn of_ps(run: &Run, pid: i32) -> String {
     let listing: Value = serde_json::from_str(&run.answer.stdout).unwrap_or_default();
     let rows = listing["processes"].as_array().cloned().unwrap_or_default();
@@ -449,8 +449,8 @@ fn of_ps(run: &Run, pid: i32) -> String {
     }
 }
 
-/// What `dump` says of the threads `honest` and `liar`: right, null, the error, or what it shows
-/// else.
+/// Returns the answers of `dump` about the threads `honest` and `liar`: right, null, the error, or
+/// what it shows otherwise.
 fn of_dump(run: &Run, target: &Target) -> [String; 2] {
     let answer: Value = serde_json::from_str(&run.answer.stdout).unwrap_or_default();
     ["honest", "liar"].map(|name| {
@@ -478,7 +478,7 @@ fn of_dump(run: &Run, target: &Target) -> [String; 2] {
     })
 }
 
-/// Why `dump` could not inspect a module.
+/// Returns the reason why `dump` could not inspect a module.
 fn of_module(run: &Run) -> String {
     let answer: Value = serde_json::from_str(&run.answer.stdout).unwrap_or_default();
     let module = &answer["thread_context"]["unreadable_modules"][0];

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use server::Server;
 
-/// What takes longer hangs: such a command waits for 2 s.
+/// A command that takes longer hangs: such a command waits for 2 s.
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 
 /// Runs commands at the same time; `None` if one of them hangs.
@@ -45,7 +45,7 @@ fn target(trap: &str, server: &Server) -> Option<Target> {
     Some(Target::spawn(&mut target))
 }
 
-/// Those of one test are no targets of the other.
+/// The processes of one test are no targets of the other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Each page is a sign that the reader goes on, and there are many: after its deadline it has some time

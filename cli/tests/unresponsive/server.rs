@@ -77,7 +77,7 @@ impl Server {
         })
     }
 
-    /// Its one file.
+    /// Returns the path of the only file.
     pub(crate) fn file(&self) -> PathBuf {
         self.folder.join("file")
     }

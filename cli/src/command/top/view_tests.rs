@@ -59,7 +59,7 @@ fn state() -> State {
     State::new(By::Thread, ROUTE.into())
 }
 
-/// What a terminal of this size shows, line by line.
+/// Returns the lines that a terminal of this size shows.
 fn screen(width: u16, height: u16, state: &State, shown: &Shown) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal

@@ -217,7 +217,7 @@ fn libraries() {
     }
 }
 
-/// For aarch64, on whatever machine this is.
+/// The files are for aarch64, whichever machine this is.
 #[test]
 fn files_for_another_machine() {
     if cfg!(target_arch = "aarch64") {

@@ -27,13 +27,13 @@ fn lines(path: &Path, id: &str, tool: &str) -> Vec<String> {
     lines
 }
 
-/// As a shell has them.
+/// Splits a line into words as a shell does.
 fn words(line: &str) -> Vec<String> {
     let words = line.split_whitespace().filter(|word| *word != "\\");
     words.map(str::to_owned).collect()
 }
 
-/// Whether a finding is there that is not as it should be.
+/// Returns whether there is a finding with this ID that is not good.
 fn has(path: &Path, id: &str) -> bool {
     let found = findings(&check(path));
     let bad = |it: &&String| !it.starts_with("ok ") && it.split(' ').nth(1) == Some(id);
@@ -46,7 +46,7 @@ fn assert_fixed(path: &Path, id: &str, line: &str) {
     assert_eq!(check(path).status, 0, "{line}");
 }
 
-/// It comes to its end.
+/// Runs a program, which must succeed.
 #[track_caller]
 fn assert_runs(program: &Path) {
     let output = Command::new(program).stdin(Stdio::null()).output().unwrap();
@@ -168,7 +168,7 @@ fn declarations_and_version_scripts() {
     }
 }
 
-/// In programs by GNU ld and mold a hidden variable looks as a static one does.
+/// In programs linked by GNU ld and mold, a hidden variable looks like a static one.
 #[test]
 fn hidden_in_a_program() {
     let hidden = ["-fvisibility=hidden", "-rdynamic"];

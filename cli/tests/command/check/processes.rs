@@ -14,7 +14,7 @@ use super::{assert_findings, check, compile, finding, findings, program, text};
 use crate::run::otelctx;
 use crate::target::{self, Target, wait_until_asleep};
 
-/// What the test program itself is like: rustc's lld relaxes the descriptors of the crate otelctx.
+/// Properties of the test program's variable: rustc's lld relaxes the descriptors of the crate otelctx.
 const VARIABLE: [&str; 3] = [
     "ok exported",
     "ok access local-exec from tlsdesc",
@@ -501,7 +501,7 @@ fn the_schema_of_node_js_is_named_and_not_held_against_the_other_symbol() {
     }
 }
 
-/// With glibc 2.31 (`cargo xtask setup` fetches it), in a program that has not loaded libpthread: the
+/// Uses glibc 2.31 (`cargo xtask setup` fetches it), in a program that has not loaded libpthread: the
 /// library has the variable, and nothing tells which blocks of threads are its own.
 #[test]
 fn a_module_that_has_the_variable_and_can_not_be_read() {
@@ -539,7 +539,7 @@ fn a_module_that_has_the_variable_and_can_not_be_read() {
     assert_eq!(answer.status, 1);
 }
 
-/// Its addon is loaded, and has the variable of threads, but this Node.js has no contexts that readers find.
+/// The addon is loaded, and has the variable of threads, but this Node.js has no contexts that readers find.
 #[test]
 fn a_version_of_node_js_that_cannot_publish_says_which_can() {
     let node = Node::with_version("20");

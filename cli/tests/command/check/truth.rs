@@ -1,4 +1,4 @@
-//! What binutils say of the same file.
+//! Facts about the same file by binutils.
 
 use std::path::Path;
 use std::process::Command;
