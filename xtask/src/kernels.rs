@@ -275,17 +275,14 @@ fn fixtures(folder: &Path, test: &Test) -> Result<Vec<PathBuf>> {
         listed
     } else {
         println!("kernels: building the fixtures of {name}");
-        let used = folder.join(format!("used-{name}"));
-        write(&used, "")?;
+        let noted = folder.join(format!("used-{name}"));
+        write(&noted, "")?;
         let mut command = Command::new(executable);
-        command
-            .current_dir(package)
-            .env("CARGO_MANIFEST_DIR", package);
-        let _ = command
-            .env(USED_VARIABLE, &used)
-            .words(test.filter)
-            .output();
-        let used = fs::read_to_string(&used)?;
+        command.current_dir(package).env(USED_VARIABLE, &noted);
+        command.env("CARGO_MANIFEST_DIR", package);
+        let _ = command.words(test.filter).output();
+        let used = fs::read_to_string(&noted)?;
+        fs::remove_file(&noted)?;
         // Tests also ask for what no compiler here can build.
         let used = used.lines().filter_map(|line| line.split_once('\t'));
         let fixtures = used.map(|(_, fixture)| fixture);
