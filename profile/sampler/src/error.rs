@@ -1,8 +1,7 @@
 //! Errors of the samplers.
 
-/// Why a sampler could not start.
-///
-/// If the kernel does not permit eBPF, that is not an error: see [`Method`](crate::Method).
+/// An error of starting a sampler. A kernel that does not permit eBPF is none: see
+/// [`Method`](crate::Method).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,4 +1,4 @@
-//! The key maps that records refer to, by the configuration under which the records were read.
+//! Key maps, by the configuration under which records were read.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,14 @@ use otelctx_track::schedule::wait_after_slower_than;
 
 /// Maximum number of key maps kept per process: samples of earlier configurations may still arrive.
 const MAX_KEY_MAPS: usize = 4;
-/// Reading the key map takes longer than this only while the process updates its context, which may
-/// never finish.
+/// Reading takes longer only while the process updates its context, which may never end.
 const SLOW_READ: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct KeyMaps {
-    /// By configuration, the newest one last.
+    /// By configuration, the newest last.
     maps: Vec<(u32, KeyMap)>,
-    /// Unknown keys do not cause another read until then.
+    /// Time from which on unknown keys cause another read.
     next_read: Option<Instant>,
 }
 
@@ -31,17 +30,16 @@ impl KeyMaps {
 
     pub(crate) fn get(&self, serial: u32) -> Option<&KeyMap> {
         let mut maps = self.maps.iter().rev();
-        maps.find(|(known, _)| *known == serial)
-            .map(|(_, keys)| keys)
+        maps.find_map(|(known, keys)| (*known == serial).then_some(keys))
     }
 
-    /// Clears everything: the process has executed another program.
+    /// Removes all: the process has executed another program.
     pub(crate) fn clear(&mut self) {
         self.maps.clear();
     }
 
-    /// Reads the key map of this configuration again. False if it has no new names, or if reading
-    /// it was slow recently.
+    /// Reads the key map of this configuration again. Returns false if it has no new names, or if
+    /// reading it was slow recently.
     pub(crate) fn refresh(&mut self, serial: u32, process: &mut TrackedProcess) -> bool {
         let start = Instant::now();
         if self.next_read.is_some_and(|next| start < next) {
@@ -49,18 +47,14 @@ impl KeyMaps {
         }
         let grown = self.read(serial, process);
         let took = start.elapsed();
-        match grown {
-            Some(true) => return true,
-            Some(false) if took <= SLOW_READ => {}
-            _ => {
-                let wait = took.max(SLOW_READ + Duration::from_nanos(1));
-                self.next_read = Some(start + wait_after_slower_than(SLOW_READ, wait));
-            }
+        if grown.is_none() || grown == Some(false) && took > SLOW_READ {
+            let wait = took.max(SLOW_READ + Duration::from_nanos(1));
+            self.next_read = Some(start + wait_after_slower_than(SLOW_READ, wait));
         }
-        false
+        grown == Some(true)
     }
 
-    /// Returns whether there are new names; `None` if the key map cannot be read.
+    /// Returns true if there are new names; `None` if the key map cannot be read.
     fn read(&mut self, serial: u32, process: &mut TrackedProcess) -> Option<bool> {
         let context = process.refresh_context()?;
         let (Ok(Some(new)), Some(old)) = (&context.keys, self.get(serial)) else {
@@ -69,8 +63,7 @@ impl KeyMaps {
         // Key maps only grow; any other map belongs to another program.
         let grown = new.names().len() > old.names().len() && new.names().starts_with(old.names());
         if grown {
-            let new = new.clone();
-            self.set(serial, new);
+            self.set(serial, new.clone());
         }
         Some(grown)
     }

@@ -1,9 +1,9 @@
 //! Samples running threads: what each was working on (its OpenTelemetry context), and its stacks.
 //!
 //! If the kernel permits eBPF, a program on each CPU's clock reads the interrupted thread's record
-//! and stacks in one or two microseconds. Otherwise, running threads are stopped with ptrace.
-//! [`Method`] tells which method is used, and why. Processes that start, execute another program,
-//! load libraries or start to publish are followed.
+//! and stacks in one or two microseconds. Otherwise, running threads are stopped with ptrace
+//! ([`Method`]). Processes are tracked when they start, execute another program, load libraries or
+//! start to publish.
 //!
 //! The caller must call [`Sampler::drain`] every [`INTERVAL`], with the same
 //! [`Catalog`](otelctx_sample::Catalog) each time.
@@ -11,7 +11,7 @@
 //! This crate does not resolve function names (`otelctx-symbolize`), or aggregate and write samples
 //! (`otelctx-profile`).
 //!
-//! It leaves nothing behind, however it ends: everything in the kernel is held by its descriptors.
+//! It leaves nothing behind, however it ends: descriptors alone keep what it has in the kernel.
 //!
 //! ```no_run
 //! use otelctx_sample::{Catalog, Found};
@@ -63,7 +63,7 @@ pub use refusal::Refusal;
 pub use sampler::{Method, Sampler};
 pub use tally::{IncompleteStacks, IncompleteSteps, Totals};
 
-/// How often to call [`Sampler::drain`]; see also [`Sampler::interval`].
+/// Maximum time between two calls of [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, the clock of all samples.
@@ -72,13 +72,13 @@ pub fn monotonic() -> u64 {
     nanoseconds(libc::CLOCK_MONOTONIC)
 }
 
-/// Reads a clock that every kernel has.
+/// Reads a clock that every kernel has, in nanoseconds.
 pub(crate) fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the structure is valid during the call; the clock always exists.
+    // SAFETY: this function owns the structure, which outlives the call.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -10,21 +10,18 @@ pub(crate) struct Observation<'a> {
     pub(crate) cpu: u32,
     pub(crate) pid: i32,
     pub(crate) tid: i32,
-    /// The thread's name.
     pub(crate) comm: &'a str,
     /// [`Found::NotPublished`] if the observer does not know the process.
     pub(crate) context: Found<Record<'a>>,
-    /// The readings of language runtimes.
     pub(crate) runtimes: Vec<RuntimeReading>,
-    /// It was not known whether the process has a runtime.
+    /// The observer did not know yet whether the process has a runtime.
     pub(crate) is_early: bool,
     pub(crate) user_stack: &'a [Frame],
-    /// Why it ended; `None` if there is no stack.
+    /// The end of the user stack, if there is one.
     pub(crate) stack_end: Option<StackEnd>,
     pub(crate) kernel_stack: &'a [Frame],
 }
 
-/// An attached record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record<'a> {
     /// The configuration under which it was read.

@@ -20,34 +20,30 @@ pub enum Targets {
 pub struct Options {
     /// The processes to sample.
     pub targets: Targets,
-    /// Also sample processes that a target starts, if they are in the recorder's PID
-    /// namespace. Default: true. With ptrace they are found within 250 ms; shorter-lived ones are
-    /// missed.
+    /// Also sample processes that a target starts, if they are in the recorder's PID namespace.
+    /// Default: true. With ptrace they are found within 250 ms; shorter-lived ones are missed.
     pub children: bool,
-    /// Sampling frequency per CPU, in Hz. Default: 99, so as not to run in lockstep with work that
-    /// happens 100 times a second.
+    /// Sampling frequency per CPU, in Hz. Default: 99, not in lockstep with work at 100 Hz.
     pub frequency: u32,
     /// Record the user-space stack. Default: true.
     pub user_stacks: bool,
     /// Record the kernel stack. Default: true.
     pub kernel_stacks: bool,
-    /// Maximum number of bytes to read of a record; clamped to between 28 (its header) and 4096.
-    /// Default: 640, the size that OTEP 4947 recommends to publishers.
+    /// Maximum number of bytes to read of a record; clamped to 28 (its header) to 4096. Default:
+    /// 640, the maximum that OTEP 4947 recommends to publishers.
     pub max_record: usize,
     /// Read thread contexts even if the announced schema is missing or unknown.
     pub any_schema: bool,
     /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
-    /// The language runtimes to read in addition to native contexts. None by default. With eBPF, each needs its step in
-    /// [`Self::kernel_object`].
+    /// The language runtimes to read in addition to native contexts. None by default. With eBPF,
+    /// each needs its step in [`Self::kernel_object`].
     pub runtimes: Runtimes,
-    /// Load the eBPF programs of all runtimes at the start, and not when the first process needs one: for a
-    /// program that is about to start, whose first samples would lack its runtime's part. It takes some tenths of a
-    /// second. Default: false.
+    /// Load the eBPF programs of all runtimes at the start, in some tenths of a second: else, first
+    /// samples of a program that is about to start lack its runtime's part. Default: false.
     pub load_all_runtimes: bool,
-    /// The kernel programs with the steps of these runtimes: this crate's own have none. A runtime
-    /// without its step adds nothing to samples that are taken with eBPF: see
-    /// [`IncompleteSteps`](crate::IncompleteSteps).
+    /// The kernel programs with the steps of these runtimes: this crate's have none. With eBPF, a
+    /// runtime without its step adds nothing: see [`IncompleteSteps`](crate::IncompleteSteps).
     pub kernel_object: Option<KernelObject>,
     /// Size of each CPU's ring of samples, in bytes. Default: enough for one second.
     pub(crate) ring: Option<u64>,
@@ -55,24 +51,23 @@ pub struct Options {
     pub(crate) without_rings: bool,
     /// Unwind as before Linux 5.17, by programs that call each other.
     pub(crate) without_loops: bool,
-    /// Unwind as before Linux 6.1: only mappings that the recorder has passed on are known.
+    /// Unwind as before Linux 6.1, with the mappings that the recorder has passed on alone.
     pub(crate) without_mappings: bool,
-    /// How many MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
+    /// MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
     pub(crate) kept_rows: Option<u32>,
-    /// How many MiB of rows of unwind tables to keep at most. Default: 48.
+    /// Maximum MiB of rows of unwind tables. Default: 48.
     pub(crate) max_rows: Option<u32>,
-    /// How many executable mappings to keep of all processes, with one more for each process. Default: 32,768.
+    /// Maximum number of executable mappings, and one for each process. Default: 32,768.
     pub(crate) max_mappings: Option<u32>,
 }
 
-/// An ELF object with the sampler's kernel programs and steps of runtimes, for this architecture and
-/// from this version's sources (the folder `bpf` of this crate). Aligned to 8 bytes, as
-/// [`kernel_object`](crate::kernel_object) embeds it.
+/// An ELF object with the sampler's kernel programs and steps of runtimes, for this architecture
+/// and from this version's sources (the folder `bpf` of this crate). Aligned to 8 bytes, as by
+/// [`kernel_object`](crate::kernel_object).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KernelObject(pub &'static [u8]);
 
-/// Embeds a [`KernelObject`]. The path is relative to the file with the call, as that of
-/// [`include_bytes`].
+/// Embeds a [`KernelObject`]. The path is relative to the calling file, as for [`include_bytes`].
 #[macro_export]
 macro_rules! kernel_object {
     ($path:expr $(,)?) => {{
@@ -90,7 +85,7 @@ impl fmt::Debug for KernelObject {
 }
 
 impl Options {
-    /// The default options for these targets.
+    /// Creates the default options for these targets.
     #[must_use]
     pub fn new(targets: Targets) -> Self {
         Self {
@@ -115,8 +110,8 @@ impl Options {
         }
     }
 
-    /// Sampling period in nanoseconds. The frequency is capped at 100 kHz, the kernel's own default
-    /// limit (`kernel.perf_event_max_sample_rate`).
+    /// Returns the sampling period in nanoseconds. The frequency is capped at 100 kHz, the kernel's
+    /// default limit (`kernel.perf_event_max_sample_rate`).
     pub fn period(&self) -> u64 {
         1_000_000_000 / u64::from(self.frequency.clamp(1, 100_000))
     }

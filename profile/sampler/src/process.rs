@@ -25,9 +25,9 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
 
 #[derive(Debug, Default)]
 pub(crate) struct SampledProcess {
-    /// Its id in the catalog, once it has been sampled.
+    /// Its ID in the catalog, once it has been sampled.
     id: Option<ProcessId>,
-    /// The resource detected from its environment; empty until that is needed.
+    /// The resource detected from its environment, once it was needed.
     detected: Vec<(String, Value)>,
     pub(crate) keys: KeyMaps,
     pub(crate) code: CodeMappings,
@@ -35,8 +35,8 @@ pub(crate) struct SampledProcess {
 }
 
 impl SampledProcess {
-    /// Its ID in the catalog; adds it with its facts the first time. `comm` is the name of the
-    /// sampled thread, used if the process can no longer be read.
+    /// Returns its ID in the catalog; adds it with its facts the first time. `comm` is the name of
+    /// the sampled thread, for a process that can no longer be read.
     pub(crate) fn id(
         &mut self,
         process: &TrackedProcess,
@@ -64,8 +64,7 @@ impl SampledProcess {
     pub(crate) fn describe(&mut self, process: &TrackedProcess, catalog: &mut Catalog) {
         let Some(id) = self.id else { return };
         let context = process.context();
-        // A process that withdraws its context is ending, or has ended: its samples keep the
-        // resource.
+        // A process without its earlier context is ending: its samples keep the resource.
         if catalog.process(id).published && context.is_none() {
             return;
         }
@@ -79,7 +78,7 @@ impl SampledProcess {
     }
 
     fn detected(&mut self, process: &TrackedProcess) -> &[(String, Value)] {
-        // The environment of a process that is ending can no longer be read.
+        // Only once: the environment of a process that is ending can no longer be read.
         if self.detected.is_empty() {
             let detected = process.reader().and_then(|it| it.detected().ok());
             self.detected = detected.map_or_else(Vec::new, |detected| detected.resource);
@@ -87,7 +86,8 @@ impl SampledProcess {
         &self.detected
     }
 
-    /// Notes that the process has executed another program, at `time` or before, which gets a new entry in the catalog.
+    /// Notes that the process has executed another program, at `time` or before, which gets a new
+    /// entry in the catalog.
     pub(crate) fn exec(&mut self, time: u64) {
         self.id = None;
         self.detected.clear();
@@ -103,7 +103,6 @@ impl SampledProcess {
         }
     }
 
-    /// Notes that the next catalog is empty.
     pub(crate) fn reset_catalog(&mut self) {
         self.id = None;
         self.code.reset_catalog();

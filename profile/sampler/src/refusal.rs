@@ -8,20 +8,19 @@ use std::path::Path;
 
 use aya::programs::ProgramError;
 
-/// The kernel's type information.
 const TYPE_INFORMATION: &str = "/sys/kernel/btf/vmlinux";
-/// The oldest supported kernel: it has the ring buffer and `CAP_BPF` (5.8), and supports
+/// The oldest supported kernel: it has the ring buffer, `CAP_BPF` (5.8), and
 /// `bpf_get_ns_current_pid_tgid` as the programs use it.
 const MIN_LINUX: (u32, u32) = (5, 10);
-/// From this version on, maps count as memory of a control group, not as locked memory.
+/// The first kernel on which maps count as memory of a control group, not as locked memory.
 const NO_LOCKED_MEMORY: (u32, u32) = (5, 11);
 
 /// Why the kernel does not permit sampling with eBPF, and how to change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The options ask for ptrace.
-    NotWanted,
+    /// The options disable it.
+    Disabled,
     /// The recorder lacks the capabilities.
     NotPermitted,
     /// The recorder has the capabilities, but is refused by a seccomp filter, a user namespace or a
@@ -29,8 +28,7 @@ pub enum Refusal {
     Forbidden,
     /// The limit on locked memory, which applies before Linux 5.11, is too low.
     LockedMemory,
-    /// There is no type information (BTF), which the program needs to adapt to the kernel's
-    /// layouts.
+    /// There is no type information (BTF), which adapts the program to the kernel's layouts.
     NoTypeInformation,
     /// The kernel is too old for the program.
     TooOld {
@@ -49,16 +47,18 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Checks that the kernel has type information. Without it, the loader would load the program
+    /// Checks that the kernel has type information. Without it, aya would load the program
     /// unadapted, and the program would read from wrong addresses.
     pub(crate) fn type_information() -> Result<(), Self> {
-        fs::File::open(TYPE_INFORMATION)
-            .map(drop)
-            .map_err(|error| Self::of(&error))
+        fs::File::open(TYPE_INFORMATION).map(drop).map_err(Self::of)
     }
 
-    /// The refusal for an error of loading or attaching.
-    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+    /// Converts an error of loading or attaching.
+    pub(crate) fn of(error: impl Error + 'static) -> Self {
+        Self::of_dyn(&error)
+    }
+
+    fn of_dyn(error: &(dyn Error + 'static)) -> Self {
         let release = release();
         // The verifier's rejections are "permission denied" errors, too.
         let verifier = verifier(error);
@@ -91,7 +91,7 @@ impl Refusal {
         Self::Kernel { release, why }
     }
 
-    /// Names the version instead of the kernel's reason if the kernel is older than the program needs.
+    /// Replaces the kernel's reason by the version that is needed, if the kernel is older.
     pub(crate) fn needing(self, least: (u32, u32)) -> Self {
         match self {
             Self::Kernel { release, .. } | Self::TooOld { release, .. }
@@ -109,19 +109,16 @@ fn release() -> String {
     release.unwrap_or_default().trim().to_owned()
 }
 
-/// Returns true if a release, such as `5.10.0-32-cloud-amd64`, is older than a version. False if it cannot be parsed.
+/// Returns true if a release, such as `5.10.0-32-cloud-amd64`, can be parsed and is older.
 fn is_older(release: &str, least: (u32, u32)) -> bool {
-    let mut numbers = release
-        .split(|it: char| !it.is_ascii_digit())
-        .map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < least,
-        _ => false,
-    }
+    let numbers = release.split(|it: char| !it.is_ascii_digit());
+    let mut numbers = numbers.map_while(|it| it.parse().ok());
+    let version = numbers.next().zip(numbers.next());
+    version.is_some_and(|version| version < least)
 }
 
-/// Returns true if this process has the capabilities for bpf(2) and perf_event_open(2): `CAP_BPF` and
-/// `CAP_PERFMON`, or `CAP_SYS_ADMIN` (<linux/capability.h>).
+/// Returns true if this process has the capabilities for bpf(2) and perf_event_open(2): `CAP_BPF`
+/// and `CAP_PERFMON`, or `CAP_SYS_ADMIN` (<linux/capability.h>).
 fn has_capabilities() -> bool {
     let (admin, perfmon, bpf) = (1_u64 << 21, 1_u64 << 38, 1_u64 << 39);
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -136,12 +133,12 @@ fn locked_memory_is_limited() -> bool {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure is valid during the call.
+    // SAFETY: this function owns the structure, which outlives the call.
     let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     result == 0 && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
-/// Why the kernel's verifier rejected a program, if it did.
+/// Returns why the kernel's verifier rejected a program, if it did.
 fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
     let Some(ProgramError::LoadError { verifier_log, .. }) = error.downcast_ref() else {
         return None;
@@ -150,14 +147,14 @@ fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
     last_line(&log).map(|reason| format!("its verifier reports: {reason}"))
 }
 
-/// The last line of the verifier's log before its statistics; `None` if there is none.
+/// Returns the last line of the verifier's log before its statistics.
 fn last_line(log: &str) -> Option<&str> {
     let statistics = ["processed ", "verification time ", "stack depth "];
     let mut lines = log.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty() && !statistics.iter().any(|it| line.starts_with(it)))
 }
 
-/// An error and its causes in one line, without the verifier's log, which has many lines.
+/// Formats an error and its causes in one line, without the lines of the verifier's log.
 fn one_line(error: &(dyn Error + 'static)) -> String {
     let first_line = |error: &dyn Error| {
         let text = error.to_string();
@@ -178,7 +175,7 @@ fn one_line(error: &(dyn Error + 'static)) -> String {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotWanted => f.write_str("ptrace was requested"),
+            Self::Disabled => f.write_str("ptrace was requested"),
             Self::NotPermitted => {
                 let program = std::env::current_exe().unwrap_or_default();
                 write!(

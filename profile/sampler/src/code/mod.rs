@@ -1,8 +1,8 @@
 //! Determines which files the code of a process is mapped from, for the catalog.
 //!
-//! With eBPF, the kernel reports each new executable mapping with its time ([`Report`]). Mappings that
-//! existed before, and with ptrace all mappings, are read from `/proc/PID/maps` when a sample lies in
-//! none that is known.
+//! With eBPF, the kernel reports each new executable mapping with its time ([`Report`]). Mappings
+//! that existed before, and with ptrace all mappings, are read from `/proc/PID/maps` when a sample
+//! lies in none that is known.
 
 mod modules;
 mod ranges;
@@ -29,9 +29,9 @@ pub(crate) use runtime::JitRuntime;
 const MAX_MAPPINGS: usize = 16 * 1024;
 /// Maximum number of later programs of a process: between two drains, few execute more than two.
 const MAX_NEXT: usize = 16;
-/// Maximum number of mappings that are copied for a child that may never be sampled: of 4,096 children, 40 MB.
+/// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
-/// How long to wait before mappings that newer ones have replaced are searched for again, among all of a process.
+/// How long to wait between two searches for mappings that newer ones have replaced.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -55,41 +55,38 @@ impl Mapped {
 pub(crate) struct CodeMappings {
     /// In the order in which they were found.
     mappings: Vec<Mapped>,
-    /// How many of them the catalog has.
+    /// Number of mappings that the catalog has.
     in_catalog: usize,
     /// The memory that they cover.
     ranges: Ranges,
-    /// The mappings of the programs that the process executes next: the kernel has reported them already, but samples of
-    /// earlier programs may still come.
+    /// Reported mappings of programs executed later: samples of earlier programs may still come.
     next: VecDeque<NextProgram>,
     /// There is memory in which a runtime may have generated code.
     has_generated: bool,
-    /// More of it, or a file that announces it, was mapped since [`CodeMappings::take_new_generated`].
+    /// More of it, or a file that announces it, was mapped since [`Self::take_new_generated`].
     has_new_generated: bool,
-    /// The process that this one started as a copy of, until its mappings are inherited.
+    /// The fork that this process started by, until its mappings are inherited.
     parent: Option<Fork>,
     /// The kernel reports new mappings.
     is_reported: bool,
-    /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
+    /// Time of the last read of `/proc/PID/maps`, like [`Mapping::since`]; 0 if there was none.
     last_read: u64,
     reads: Backoff,
-    /// Before that, replaced mappings are not searched for again.
+    /// Time of the next search for replaced mappings.
     next_removal: Instant,
 }
 
-/// The mappings of a program that the kernel has reported, and that the process executes next.
+/// A program whose exec the kernel has reported at this time, like [`Mapping::since`].
 #[derive(Debug)]
 struct NextProgram {
-    /// When the kernel reported it, in nanoseconds of `CLOCK_MONOTONIC`.
     reported: u64,
     code: CodeMappings,
 }
 
-/// The start of a process as a copy of another one.
+/// The start of a process as a copy of its parent, with a time like [`Mapping::since`].
 #[derive(Clone, Copy, Debug)]
 struct Fork {
     parent: i32,
-    /// In nanoseconds of `CLOCK_MONOTONIC`.
     time: u64,
 }
 
@@ -113,31 +110,36 @@ impl Default for CodeMappings {
 }
 
 impl CodeMappings {
-    /// The mappings of a process that starts as a copy of `parent`.
+    /// Creates the mappings of a process that starts as a copy of `parent`.
     pub(crate) fn forked(parent: i32, time: u64) -> Self {
         Self {
             parent: Some(Fork { parent, time }),
+            ..Self::reported()
+        }
+    }
+
+    fn reported() -> Self {
+        Self {
             is_reported: true,
             ..Self::default()
         }
     }
 
-    /// Returns true if they may be copied for each child, before any is sampled.
+    /// Returns true if there are few enough to copy them for each child.
     pub(crate) fn is_small(&self) -> bool {
         self.mappings.len() <= MAX_COPIED
     }
 
-    /// The mappings of a process that starts as a copy of this one, which may have ended before they are needed.
+    /// Copies the mappings for a child of this process, which may end before the child is sampled.
     pub(crate) fn fork(&self) -> Self {
-        // The kernel's reports come in order: it has executed all programs that were reported.
+        // The reports come in order: it has executed all reported programs.
         let forked = self.next.back().map_or(self, |program| &program.code);
         Self {
             mappings: forked.mappings.clone(),
             ranges: forked.ranges.clone(),
             has_generated: forked.has_generated,
             parent: forked.parent,
-            is_reported: true,
-            ..Self::default()
+            ..Self::reported()
         }
     }
 
@@ -148,15 +150,15 @@ impl CodeMappings {
 
     /// Adds a mapping that the kernel has reported, or that another process had.
     fn add(&mut self, new: Mapped) -> Added {
-        // One that was read before its report came has a later time than the report.
+        // A mapping that was read before its report came has a later time than the report.
         match self.known_since(&new) {
             Some(since) if since <= new.since => Added::No,
             _ => self.push(new),
         }
     }
 
-    /// Adds a mapping that was read before `now`. If it replaces another one, its report is still to come, and samples before
-    /// `now` may lie in the other one.
+    /// Adds a mapping that was read before `now`. If it replaces another one, its report is still
+    /// to come, and samples before `now` may lie in the other one.
     fn add_read(&mut self, mut new: Mapped, now: u64) -> Added {
         if self.known_since(&new).is_some() {
             return Added::No;
@@ -190,7 +192,7 @@ impl CodeMappings {
         Added::Yes
     }
 
-    /// The time of the newest mapping at these addresses, if it has the same content.
+    /// Returns the time of the newest mapping at these addresses, if it has the same content.
     fn known_since(&self, new: &Mapped) -> Option<u64> {
         if !self.ranges.contain(new.start, new.end) {
             return None;
@@ -206,7 +208,7 @@ impl CodeMappings {
         is_same.then_some(known.since)
     }
 
-    /// Applies a change that the kernel has reported. Returns false if there is no room for the mapping.
+    /// Applies a reported change. Returns false if there is no room for the mapping.
     pub(crate) fn apply(
         &mut self,
         time: u64,
@@ -236,10 +238,7 @@ impl CodeMappings {
                 }
                 self.next.push_back(NextProgram {
                     reported: time,
-                    code: Self {
-                        is_reported: true,
-                        ..Self::default()
-                    },
+                    code: Self::reported(),
                 });
                 true
             }
@@ -247,8 +246,7 @@ impl CodeMappings {
         }
     }
 
-    /// Takes over the mappings that the process had as a copy of its parent. `of` returns a process's
-    /// mappings.
+    /// Adds the mappings that the process had as a copy of its parent. `of` returns a process's.
     pub(crate) fn inherit<'a>(&mut self, of: impl FnOnce(i32) -> Option<&'a Self>) {
         let Some(Fork { parent, time }) = self.parent.take() else {
             return;
@@ -262,8 +260,7 @@ impl CodeMappings {
         }
     }
 
-    /// Notes that the process has executed another program, at `time` or before: the last one that the kernel had
-    /// reported until that time.
+    /// Switches to the last program whose exec the kernel had reported at `time`.
     pub(crate) fn exec(&mut self, time: u64) {
         let mut next = std::mem::take(&mut self.next);
         *self = Self {
@@ -277,7 +274,7 @@ impl CodeMappings {
         self.next = next;
     }
 
-    /// Returns true if the kernel has reported an exec that [`CodeMappings::exec`] was not called for.
+    /// Returns true if the kernel has reported an exec that [`Self::exec`] was not called for.
     pub(crate) fn next_is_reported(&self) -> bool {
         !self.next.is_empty()
     }
@@ -295,7 +292,7 @@ impl CodeMappings {
         let mut kept = Vec::new();
         for (index, mapped) in self.mappings.drain(..).enumerate().rev() {
             let is_replaced = newer.contain(mapped.start, mapped.end);
-            // What the catalog does not have may belong to a sample that is yet to come.
+            // Samples to come may lie in a mapping that is not in the catalog yet.
             if !is_replaced || index >= self.in_catalog {
                 newer.add(mapped.start, mapped.end);
                 in_catalog += usize::from(index < self.in_catalog);
@@ -309,23 +306,18 @@ impl CodeMappings {
     /// Returns true if a runtime may have generated the code at this address.
     pub(crate) fn is_generated(&self, address: u64) -> bool {
         let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
-        self.has_generated
-            && self
-                .mappings
-                .iter()
-                .rev()
-                .find(contains)
-                .is_some_and(|mapped| is_generated(&mapped.module))
+        let newest = || self.mappings.iter().rev().find(contains);
+        self.has_generated && newest().is_some_and(|mapped| is_generated(&mapped.module))
     }
 
-    /// The ranges of files whose paths match.
+    /// Returns the address ranges of files whose paths match.
     pub(crate) fn mapped_files(&self, matches: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
         let mapped = self.mappings.iter().filter(|it| matches(&it.module.path));
         mapped.map(|mapped| mapped.start..mapped.end).collect()
     }
 
-    /// Returns true if memory in which a runtime may generate code was mapped since the last call: a runtime
-    /// that begins to announce its code does so then.
+    /// Returns true if memory for generated code was mapped since the last call: a runtime that
+    /// begins to announce its code does so then.
     pub(crate) fn take_new_generated(&mut self) -> bool {
         std::mem::take(&mut self.has_new_generated)
     }
@@ -343,15 +335,15 @@ impl CodeMappings {
         process.mapped_file(range, module.path.as_bytes(), device, module.inode)
     }
 
-    /// The runtime whose library or program is mapped.
+    /// Returns the runtime whose library or program is mapped.
     pub(crate) fn runtime(&self) -> Option<JitRuntime<'_>> {
         let mut names = self.mappings.iter().map(Mapped::file_name);
         let known = names.find_map(JitRuntime::of_module);
         known.or_else(|| self.program_with_addons())
     }
 
-    /// A copy of Node.js with another name, as single executable applications are: it has loaded an addon. The program is
-    /// what is mapped at the lowest address.
+    /// Recognizes a copy of Node.js with another name, such as a single executable application, by
+    /// its addons. The program is the file at the lowest address.
     fn program_with_addons(&self) -> Option<JitRuntime<'_>> {
         let mut names = self.mappings.iter().map(Mapped::file_name);
         if !names.any(|name| name.ends_with(".node")) {
@@ -362,8 +354,7 @@ impl CodeMappings {
         Some(JitRuntime::copy_of_node(program.file_name()))
     }
 
-    /// Adds the mappings to the catalog. If one of these frames lies in none of them, reads the mappings
-    /// that the process has now.
+    /// Adds the mappings to the catalog. Reads them first if one of these frames lies in none.
     pub(crate) fn explain(
         &mut self,
         id: ProcessId,
@@ -384,7 +375,7 @@ impl CodeMappings {
             }
         }
         for mapped in &self.mappings[self.in_catalog..] {
-            modules.need(process, &(mapped.start..mapped.end), &mapped.module);
+            modules.need(process, (mapped.start, mapped.end), &mapped.module);
             let mapping = Mapping {
                 start: mapped.start,
                 end: mapped.end,
@@ -397,19 +388,18 @@ impl CodeMappings {
         self.in_catalog = self.mappings.len();
     }
 
-    /// Reads the mappings, and adds the unknown ones. Returns true if there were any.
+    /// Reads the mappings, and adds the new ones. Returns true if there were any.
     pub(crate) fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
         let since = std::mem::replace(&mut self.last_read, monotonic());
         let mut count = 0;
         let mut any = false;
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
-            let module = modules.find(Some(process), Region::of(mapping));
             let mapped = Mapped {
                 start: mapping.start,
                 end: mapping.end,
                 offset: mapping.offset,
-                module,
+                module: modules.find(Some(process), Region::of(mapping)),
                 since,
             };
             any |= self.add_read(mapped, monotonic()) == Added::Yes;
@@ -424,11 +414,11 @@ impl CodeMappings {
     }
 }
 
-/// Returns true if a runtime may generate code in memory of this kind: without a file, or in a file without a path.
+/// Returns true for memory without a file, or in a file without a path: it may be generated code.
 pub(crate) fn is_generated(module: &Module) -> bool {
     match &*module.path {
         "[vdso]" | "[vsyscall]" => false,
-        // What processes share without a file (mm/shmem.c, shmem_zero_setup).
+        // Shared memory without a file (mm/shmem.c, shmem_zero_setup).
         "/dev/zero" | "/dev/zero (deleted)" => true,
         path => !module.has_file() || path.starts_with("/memfd:"),
     }
@@ -440,11 +430,10 @@ fn is_jit_dump(module: &Module) -> bool {
     name.starts_with("jit-") && name.ends_with(".dump")
 }
 
-/// The outcome of adding a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Added {
     Yes,
-    /// It is known, or empty.
+    /// The mapping is known, or empty.
     No,
     TooMany,
 }

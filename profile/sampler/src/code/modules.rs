@@ -1,7 +1,6 @@
 //! Modules and their files.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,8 +10,7 @@ use otelctx_sample::{Module, ModuleFiles};
 
 use super::report::{FileId, Region};
 
-/// Maximum number of modules that are kept. A machine runs a few thousand files; one that builds
-/// programs all day runs more.
+/// Maximum number of modules that are kept: a machine that builds programs all day runs many files.
 const MAX_MODULES: usize = 16 * 1024;
 
 /// The modules of all processes, which share most files, and the files that are kept open.
@@ -21,19 +19,15 @@ pub(crate) struct Modules {
     known: HashSet<Arc<Module>, RandomState>,
     /// Build IDs by device and inode. The inode of a file that is not kept open may be reused.
     build_ids: HashMap<(Device, u64), Vec<u8>, RandomState>,
-    files: ModuleFiles,
+    pub(crate) files: ModuleFiles,
 }
 
 impl Modules {
-    pub(crate) fn files(&self) -> &ModuleFiles {
-        &self.files
-    }
-
     /// Keeps the file of a module of a sampled process open.
     pub(super) fn need(
         &self,
         process: Option<&remote::Process>,
-        range: &Range<u64>,
+        range: (u64, u64),
         module: &Module,
     ) {
         let is_kept = self.files.need(module);
@@ -43,13 +37,13 @@ impl Modules {
         }
     }
 
-    /// The module of a region of a process. Keeps its file open as a spare one.
+    /// Returns the module of a region of a process. Keeps its file open as a spare one.
     pub(super) fn find(
         &mut self,
         process: Option<&remote::Process>,
         region: Region,
     ) -> Arc<Module> {
-        let range = &(region.start..region.end);
+        let range = (region.start, region.end);
         let mut module = Module {
             path: region.path,
             ..Module::default()
@@ -71,11 +65,10 @@ impl Modules {
     }
 
     /// Opens the file of a module with a build ID, and keeps it open as a spare one.
-    fn keep(&self, process: Option<&remote::Process>, range: &Range<u64>, module: &Module) {
+    fn keep(&self, process: Option<&remote::Process>, range: (u64, u64), module: &Module) {
         let (path, build_id) = (&module.path, &module.build_id);
-        let mapped = process.and_then(|process| {
-            process.mapped_file_by_build_id(bounds(range), path.as_bytes(), build_id)
-        });
+        let mapped = process
+            .and_then(|process| process.mapped_file_by_build_id(range, path.as_bytes(), build_id));
         let at_path = || remote::module::open_by_build_id(Path::new(path), build_id);
         if let Some(file) = mapped.or_else(at_path) {
             self.files.keep_spare(module, file);
@@ -86,7 +79,7 @@ impl Modules {
     fn identify(
         &mut self,
         process: Option<&remote::Process>,
-        range: &Range<u64>,
+        range: (u64, u64),
         device: Device,
         inode: u64,
         module: &mut Module,
@@ -95,15 +88,12 @@ impl Modules {
             module.build_id.clone_from(build_id);
             return;
         }
-        let mapped = process.and_then(|process| {
-            process.mapped_file(bounds(range), module.path.as_bytes(), device, inode)
-        });
+        let mapped = process
+            .and_then(|process| process.mapped_file(range, module.path.as_bytes(), device, inode));
         let at_path = || remote::module::open_mapped(Path::new(&module.path), device, inode);
         let file = mapped.or_else(at_path);
-        module.build_id = file
-            .as_ref()
-            .and_then(remote::module::build_id)
-            .unwrap_or_default();
+        let build_id = file.as_ref().and_then(remote::module::build_id);
+        module.build_id = build_id.unwrap_or_default();
         // On a device of subvolumes or layers, several files can have the same inode number.
         let of_stat = file.as_ref().and_then(|it| Device::of_file(it).ok());
         let of_stat = of_stat.unwrap_or(device);
@@ -139,8 +129,4 @@ impl Modules {
         self.known.clear();
         self.build_ids.clear();
     }
-}
-
-fn bounds(range: &Range<u64>) -> (u64, u64) {
-    (range.start, range.end)
 }

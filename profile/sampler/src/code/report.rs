@@ -11,20 +11,18 @@ pub(crate) struct Report {
     pub(crate) change: MemoryChange,
 }
 
-/// How a process's executable memory changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryChange {
     /// A file, or anonymous memory, was mapped executable.
     Mapped(Region),
     /// The process executes another program: all earlier mappings are gone.
     Exec,
-    /// The process started as a copy of this one.
+    /// The process started as a copy of `parent`.
     Forked { parent: i32 },
     /// Its first thread ended.
     Exit,
 }
 
-/// A region of memory with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) start: u64,
@@ -48,7 +46,6 @@ impl Region {
     }
 }
 
-/// Identifies a mapped file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FileId {
     /// Its build ID, as the kernel read it from the file.

@@ -2,10 +2,10 @@
 
 use otelctx_sample::{FrameKind, NamedFrame};
 
-/// Label of JavaScript's code. Its engines are part of many programs, so its frames name the program.
+/// Label of JavaScript's code, whose frames name the program: many programs have its engines.
 const JAVASCRIPT: &str = "[JavaScript]";
 
-/// Starts of the names of programs and libraries, whose versions follow.
+/// Programs and libraries whose names end with a version: the start of the name, kind, label.
 const VERSIONED: [(&str, FrameKind, &str); 5] = [
     ("python", FrameKind::CPYTHON, "[Python]"),
     ("ruby", FrameKind::RUBY, "[Ruby]"),
@@ -19,7 +19,6 @@ pub(crate) struct JitRuntime<'m> {
     pub(crate) kind: FrameKind,
     /// Label of its code, such as `[Java]`.
     pub(crate) label: &'static str,
-    /// The file name of its library or program.
     pub(crate) module: &'m str,
 }
 
@@ -47,7 +46,6 @@ impl<'m> JitRuntime<'m> {
         })
     }
 
-    /// A copy of Node.js with another name.
     pub(super) fn copy_of_node(program: &'m str) -> Self {
         Self {
             kind: FrameKind::V8JS,

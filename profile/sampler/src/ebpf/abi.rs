@@ -1,6 +1,5 @@
-//! The data that is exchanged with the kernel programs: `bpf/target.h` and `bpf/event.h`.
-//!
-//! A test compares every layout here with the type information in the compiled objects.
+//! The data that is exchanged with the kernel programs (`bpf/target.h`, `bpf/event.h`). A test
+//! compares every layout with the type information in the objects.
 
 use aya::Pod;
 use otelctx_sample::{Found, ReadStep};
@@ -35,8 +34,8 @@ pub(crate) mod outcome {
     pub(crate) const MOVED: u8 = 6;
 }
 
-/// Converts the outcome that the program reports for a thread's context; `record` is the part with
-/// the record's bytes. A process that the program does not know counts as not publishing.
+/// Converts the outcome of reading a thread's context; `record` is the part with the record's
+/// bytes. A process that the program does not know counts as not publishing.
 pub(crate) fn found(outcome: u8, record: Option<&[u8]>) -> Found<&[u8]> {
     match (outcome, record) {
         (outcome::ATTACHED, Some(record)) => Found::Attached(record),
@@ -63,7 +62,7 @@ pub(crate) mod part {
     pub(crate) const RECORD: u16 = 1;
     pub(crate) const USER_STACK: u16 = 2;
     pub(crate) const KERNEL_STACK: u16 = 3;
-    /// Plus the step's number.
+    /// To which the step's number is added.
     pub(crate) const STEP: u16 = 256;
 }
 
@@ -126,14 +125,18 @@ pub(crate) struct ThreadKey {
     pub(crate) step: u32,
 }
 
-// SAFETY: they consist of integers, without padding between or behind them; a test compares them with the objects.
+// SAFETY: integers without padding: `repr(C)`, and a test compares the layout with the objects.
 unsafe impl Pod for Target {}
-// SAFETY: see above.
+// SAFETY: as above.
 unsafe impl Pod for StepKey {}
-// SAFETY: see above.
+// SAFETY: as above.
 unsafe impl Pod for ThreadKey {}
-// SAFETY: see above.
+// SAFETY: as above.
 unsafe impl Pod for Wanted {}
+// SAFETY: as above.
+unsafe impl Pod for EventHead {}
+// SAFETY: as above.
+unsafe impl Pod for PartHead {}
 
 /// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
 pub(crate) type StepConfiguration = [u8; 384];
@@ -223,8 +226,7 @@ pub(crate) struct PartHead {
     pub(crate) outcome: u16,
 }
 
-/// Splits an event into its head and the bytes of its parts. `None` if it is shorter than its
-/// announced size.
+/// Splits an event into its head and its parts. `None` if it is shorter than its announced size.
 pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
     let (head, rest) = take::<EventHead>(bytes)?;
     let parts = rest.get(..head.size as usize)?;
@@ -234,7 +236,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
     pub(crate) kind: u16,
-    /// Of a step; of a user stack, why it ended.
+    /// The outcome of a step, or the end of a user stack.
     pub(crate) outcome: u16,
     pub(crate) bytes: &'a [u8],
 }
@@ -259,14 +261,10 @@ impl<'a> Iterator for Parts<'a> {
     }
 }
 
-/// Types for which every bit pattern is valid.
-trait Plain: Copy {}
-impl Plain for EventHead {}
-impl Plain for PartHead {}
-
-fn take<T: Plain>(bytes: &[u8]) -> Option<(T, &[u8])> {
+/// Splits a head of integers off.
+fn take<T: Pod>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<T>())?;
-    // SAFETY: there are enough bytes, the read needs no alignment, and every bit pattern is a T.
+    // SAFETY: `head` has the size of T; `Pod` says that every bit pattern is a T.
     let value = unsafe { head.as_ptr().cast::<T>().read_unaligned() };
     Some((value, rest))
 }

@@ -28,7 +28,7 @@ pub(super) struct Stacks {
 #[derive(Clone, Copy)]
 struct UserStackEnd {
     end: StackEnd,
-    /// It was walked by tables. Otherwise, the program does not check what it reads.
+    /// The stack was walked by tables. Frame pointers are followed without a check.
     is_checked: bool,
     /// The program has found mappings that are in no list.
     has_all_mappings: bool,
@@ -39,9 +39,8 @@ struct UserStackEnd {
 struct StepParts {
     readings: Vec<RuntimeReading>,
     has_any: bool,
-    /// A step has failed.
     is_incomplete: bool,
-    /// It is not known yet how to read a part.
+    /// The runtime of a part is not known yet.
     is_unresolved: bool,
 }
 
@@ -138,7 +137,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Finds out why a user stack ended, and cuts it where its frames are uncertain.
+    /// Determines why a user stack ended, and cuts it where its frames are uncertain.
     fn explain_end(&mut self, head: &EventHead, reported: UserStackEnd) -> StackEnd {
         let (pid, stack) = (head.pid as i32, &mut self.stacks.user);
         if self.unwinding.lacks_mappings(pid, stack, reported.end)
@@ -152,7 +151,8 @@ impl Decoder<'_> {
             self.unwinding.cut(pid, stack, reported.end)
         };
         let has_all = reported.has_all_mappings;
-        if self.unwinding.lacks_room(pid, stack, end, has_all) {
+        let lacks_room = self.unwinding.lacks_room(pid, stack, end, has_all);
+        if lacks_room {
             StackEnd::TooManyMappings
         } else {
             end
@@ -177,7 +177,7 @@ impl UserStackEnd {
     }
 }
 
-/// Finds the word that a step has asked for. `part` is the thread pointer.
+/// Finds the word that a step has asked for. `part` has the thread pointer.
 fn thread_word(
     processes: &Processes,
     head: &EventHead,
@@ -190,7 +190,7 @@ fn thread_word(
     processes.thread_word(head.pid as i32, step, thread)
 }
 
-/// A thread's name as the kernel stores it: NUL-terminated.
+/// Decodes a thread's name, which ends with NUL if it is shorter than the array.
 pub(super) fn name(comm: &[u8; 16]) -> Cow<'_, str> {
     let end = comm.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])

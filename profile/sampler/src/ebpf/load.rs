@@ -30,21 +30,22 @@ static OBJECT: KernelObject = crate::kernel_object!("../../bpf/sampler.x86_64.o"
 #[cfg(target_arch = "aarch64")]
 static OBJECT: KernelObject = crate::kernel_object!("../../bpf/sampler.aarch64.o");
 
-/// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
+/// Maximum number of configured steps, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
 /// Maximum number of threads whose words are passed on to steps: 0.7 MB.
 const MAX_THREAD_WORDS: u32 = 8192;
 
-/// The programs that sample: with stacks by frame pointers; by unwind tables, in a loop; and by unwind tables, with
-/// programs that call each other.
+/// The program that samples with stacks by frame pointers.
 const SAMPLE: &str = "sample";
+/// The program that samples with stacks by unwind tables, in a loop.
 const SAMPLE_BY_TABLES: &str = "sample_by_tables";
-/// From which version on the kernel takes programs with loops.
+/// The first kernel that takes programs with loops.
 const LOOPS: (u32, u32) = if cfg!(target_arch = "aarch64") {
     (6, 0)
 } else {
     (5, 17)
 };
+/// The program that samples with stacks by unwind tables, with programs that call each other.
 const SAMPLE_BY_TAIL_CALLS: &str = "sample_by_tail_calls";
 /// Frames that `sample_by_tail_calls` keeps: `CALL_FRAMES` times `MAX_CALLS` (`unwind.h`).
 const MAX_FRAMES_BY_TAIL_CALLS: usize = 144;
@@ -65,30 +66,24 @@ pub(super) struct Loaded {
     pub(super) steps: BTreeMap<String, u32>,
     pub(super) words: ThreadWords,
     pub(super) unwinding: Unwinding,
-    /// Why stacks have fewer frames, if they have.
-    pub(super) without_loops: Option<Refusal>,
-    /// Why stacks are walked by frame pointers alone, if they are.
-    pub(super) without_tables: Option<Refusal>,
+    pub(super) sample: SampleProgram,
     /// The programs of steps that no process has needed yet, by number.
     unloaded_steps: BTreeMap<u32, String>,
     /// The kernel may take steps with loops.
     may_have_loops: bool,
-    /// Kept open, as all maps are: steps that are loaded later name them by the numbers of their descriptors.
+    /// Open, as all maps are: steps that are loaded later name them by their descriptors' numbers.
     _cpus: MapData,
-    /// Kept open: an array without a descriptor drops its programs.
+    /// Open: an array without a descriptor drops its programs.
     step_programs: ProgramArray<MapData>,
-    _tail_calls: Option<ProgramArray<MapData>>,
-    /// Keeps the programs loaded and attached.
+    /// The programs, which are loaded and attached as long as this exists.
     programs: Ebpf,
-    /// The name of the program that samples.
-    sample: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KernelCounts {
     /// Samples that were lost because the ring was full.
     pub(super) lost_samples: u64,
-    /// Processes that started or ended, and were lost.
+    /// Lost events of processes that started or ended.
     pub(super) lost_processes: u64,
     /// Samples of threads outside of the recorder's PID namespace.
     pub(super) outside_namespace: u64,
@@ -110,9 +105,7 @@ impl Loaded {
     fn load_any(options: &Options) -> Result<Self, Refusal> {
         Refusal::type_information()?;
         let cpus = online_cpus()?;
-        let possible = aya::util::nr_cpus();
-        let possible =
-            possible.map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))?;
+        let possible = aya::util::nr_cpus().map_err(unlisted)?;
         let sizes = |with_rings| Sizes::new(options, cpus.len(), with_rings);
         if options.without_rings {
             return Self::load_with(options, &cpus, possible, &sizes(false));
@@ -134,24 +127,15 @@ impl Loaded {
         let mut programs = load_object(options, possible, sizes, inode)?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
             let program: &mut RawTracePoint = find(&mut programs, name)?;
-            program
-                .load()
-                .and_then(|()| program.attach(name))
-                .map_err(|error| Refusal::of(&error))?;
+            let attached = program.load().and_then(|()| program.attach(name));
+            attached.map_err(Refusal::of)?;
         }
-        // The program learns from it which ID of a process is the one in this namespace.
+        // From a new thread, the program learns the level of this namespace.
         if inode != 0 {
             let thread = std::thread::Builder::new().spawn(|| {});
-            let thread = thread.map_err(|error| Refusal::of(&error))?;
-            // It does nothing that can fail.
-            let _ = thread.join();
+            let _ = thread.map_err(Refusal::of)?.join();
         }
-        let SampleProgram {
-            name: sample,
-            tail_calls,
-            without_loops,
-            without_tables,
-        } = load_sample(&mut programs, options)?;
+        let sample = load_sample(&mut programs, options)?;
         let step_programs = map(&mut programs, "sample_steps")?;
         let (mut steps, mut unloaded_steps) = (BTreeMap::new(), BTreeMap::new());
         for (program, _) in programs.programs() {
@@ -160,10 +144,14 @@ impl Loaded {
                 unloaded_steps.insert(number, program.to_owned());
             }
         }
-        let clocks = Clocks::open(cpus, options.period(), sample_program(&programs, sample)?)
-            .map_err(|error| Refusal::of(&error))?;
+        let clocks = Clocks::open(
+            cpus,
+            options.period(),
+            sample_program(&programs, sample.name)?,
+        )
+        .map_err(Refusal::of)?;
         let cpu_map = array(&mut programs, "cpus")?;
-        let unwinding = Unwinding::start(&mut programs, sample != SAMPLE, options)?;
+        let unwinding = Unwinding::start(&mut programs, sample.name != SAMPLE, options)?;
         Ok(Self {
             targets: TargetTable::new(&mut programs, &cpu_map)?,
             events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
@@ -173,15 +161,12 @@ impl Loaded {
             clocks,
             steps,
             unwinding,
-            without_loops,
-            without_tables,
+            sample,
             unloaded_steps,
             may_have_loops: !options.without_loops,
             _cpus: cpu_map,
             step_programs,
-            _tail_calls: tail_calls,
             programs,
-            sample,
         })
     }
 
@@ -190,23 +175,24 @@ impl Loaded {
         SideBand::start(&cpus)
     }
 
-    /// Starts the clocks and reports of CPUs that have come online. `ticked` are the CPUs whose clocks have
-    /// ticked since the last call.
+    /// Starts the clocks and reports of CPUs that have come online. The clocks of the CPUs in
+    /// `ticked` have ticked since the last call.
     pub(super) fn follow_cpus<S: BuildHasher>(
         &mut self,
         ticked: &HashSet<u32, S>,
         side_band: &mut SideBand,
     ) {
-        if let (Ok(cpus), Ok(program)) =
-            (online_cpus(), sample_program(&self.programs, self.sample))
-        {
+        if let (Ok(cpus), Ok(program)) = (
+            online_cpus(),
+            sample_program(&self.programs, self.sample.name),
+        ) {
             let stopped = self.clocks.follow(&cpus, ticked, program);
             side_band.follow(&cpus, &stopped);
         }
     }
 
-    /// Loads a step when the first process needs it: the kernel takes up to a second to verify one without loops, and
-    /// most recordings need none.
+    /// Loads a step for the first process that needs it: the kernel takes up to a second to verify
+    /// one without loops, and most recordings need none.
     pub(super) fn load_step(&mut self, number: u32) -> Result<(), Refusal> {
         let Some(program) = self.unloaded_steps.remove(&number) else {
             return Ok(());
@@ -223,7 +209,7 @@ impl Loaded {
     }
 
     pub(super) fn max_frames(&self) -> usize {
-        match self.sample {
+        match self.sample.name {
             SAMPLE_BY_TABLES => otelctx_unwind::MAX_FRAMES,
             SAMPLE_BY_TAIL_CALLS => MAX_FRAMES_BY_TAIL_CALLS,
             _ => MAX_FRAMES_BY_POINTERS,
@@ -231,41 +217,32 @@ impl Loaded {
     }
 
     pub(super) fn info(&self) -> Option<ProgramInfo> {
-        self.programs.program(self.sample)?.info().ok()
-    }
-
-    /// The numbers of the maps that the loaded programs use.
-    #[cfg(test)]
-    pub(super) fn map_ids(&self) -> Vec<u32> {
-        let infos = self.programs.programs().filter_map(|it| it.1.info().ok());
-        let ids = infos.filter_map(|info| info.map_ids().ok().flatten());
-        ids.flatten().collect()
+        self.programs.program(self.sample.name)?.info().ok()
     }
 
     pub(super) fn counts(&self) -> KernelCounts {
-        let sum = |index: u32| match self.counters.get(&index, 0) {
-            Ok(values) => values.iter().sum(),
-            // The index is in range, and the map belongs to this process.
-            Err(_) => 0,
+        let sum = |index: u32| {
+            let values = self.counters.get(&index, 0);
+            values.map_or(0, |values| values.iter().sum())
         };
         KernelCounts {
             lost_samples: sum(counter::SAMPLES) + self.events.discarded,
             lost_processes: sum(counter::PROCESSES),
             outside_namespace: sum(counter::OUTSIDE),
-            dropped_processes: sum(counter::TARGETS) + self.targets.refused(),
+            dropped_processes: sum(counter::TARGETS) + self.targets.refused,
         }
     }
 }
 
-/// Loads the object with the options as its constants and the sizes of its maps. `possible` is the number of CPUs that
-/// may come online, `namespace` the inode of the recorder's PID namespace.
+/// Loads the object with the options as its constants and the sizes of its maps. `possible` is the
+/// number of CPUs that may come online, `namespace` the inode of the recorder's PID namespace.
 fn load_object(
     options: &Options,
     possible: usize,
     sizes: &Sizes,
     namespace: u64,
 ) -> Result<Ebpf, Refusal> {
-    // Without stacks, the program does not use it.
+    // The kernel allocates the memory immediately, even for maps that the program does not use.
     let rule_caches = if options.user_stacks {
         possible as u32
     } else {
@@ -275,7 +252,6 @@ fn load_object(
     if cfg!(target_arch = "aarch64") && !sizes.has_rings() {
         remove_exchanges(object.to_mut());
     }
-    // The kernel allocates the memory immediately.
     let (configurations, words) = if options.runtimes.is_empty() {
         (1, 1)
     } else {
@@ -306,11 +282,11 @@ fn load_object(
         .map_max_entries("step_configurations", configurations)
         .map_max_entries("thread_words", words)
         .load(&object)
-        .map_err(|error| Refusal::of(&error))
+        .map_err(Refusal::of)
 }
 
-/// Replaces the instruction that passes a sample on to a ring on aarch64 (`publish` in `ring.h`) by an addition, so that
-/// kernels before 5.12 take programs that never reach it: they check this part of each instruction all the same
+/// Replaces the instruction that passes a sample on to a ring on aarch64 (`publish` in `ring.h`) by
+/// an addition: kernels before 5.12 refuse it even where it is never reached
 /// (`resolve_pseudo_ldimm64`, kernel/bpf/verifier.c).
 fn remove_exchanges(object: &mut [u8]) {
     const EXCHANGE: [u8; 8] = 0xe1_0000_12db_u64.to_le_bytes();
@@ -323,27 +299,27 @@ fn remove_exchanges(object: &mut [u8]) {
     }
 }
 
-struct SampleProgram {
+pub(super) struct SampleProgram {
     name: &'static str,
-    /// The programs that it calls.
-    tail_calls: Option<ProgramArray<MapData>>,
-    /// Why it is not the one with a loop.
-    without_loops: Option<Refusal>,
-    /// Why it walks stacks by frame pointers alone, if it does.
-    without_tables: Option<Refusal>,
+    /// The programs that it calls. Open: an array without a descriptor drops them.
+    _tail_calls: Option<ProgramArray<MapData>>,
+    /// The reason why stacks have fewer frames, if they do.
+    pub(super) without_loops: Option<Refusal>,
+    /// The reason why stacks are walked by frame pointers alone, if they are.
+    pub(super) without_tables: Option<Refusal>,
 }
 
 /// Loads the program that samples: the first one that the kernel takes.
 fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<SampleProgram, Refusal> {
     let mut program = SampleProgram {
         name: SAMPLE,
-        tail_calls: None,
+        _tail_calls: None,
         without_loops: None,
         without_tables: None,
     };
     if options.user_stacks {
         let loaded = if options.without_loops {
-            Err(Refusal::NotWanted)
+            Err(Refusal::Disabled)
         } else {
             load_clock(programs, SAMPLE_BY_TABLES)
         };
@@ -357,7 +333,7 @@ fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<SampleProgram, 
         match load_tail_calls(programs) {
             Ok(array) => {
                 program.name = SAMPLE_BY_TAIL_CALLS;
-                program.tail_calls = Some(array);
+                program._tail_calls = Some(array);
                 return Ok(program);
             }
             Err(refusal) => program.without_tables = Some(refusal),
@@ -384,44 +360,59 @@ fn add_program(
     index: u32,
     program: &PerfEvent,
 ) -> Result<(), Refusal> {
-    let program = program.fd().map_err(|error| Refusal::of(&error))?;
-    let set = array.set(index, program, 0);
-    set.map_err(|error| Refusal::of(&error))
+    let program = program.fd().map_err(Refusal::of)?;
+    array.set(index, program, 0).map_err(Refusal::of)
 }
 
 fn load_clock(programs: &mut Ebpf, name: &str) -> Result<(), Refusal> {
     let program: &mut PerfEvent = find(programs, name)?;
-    program.load().map_err(|error| Refusal::of(&error))
+    program.load().map_err(Refusal::of)
 }
 
 fn sample_program<'p>(programs: &'p Ebpf, name: &str) -> Result<BorrowedFd<'p>, Refusal> {
     let program = programs.program(name);
     match program.map(aya::programs::Program::fd) {
         Some(Ok(program)) => Ok(program.as_fd()),
-        Some(Err(error)) => Err(Refusal::of(&error)),
+        Some(Err(error)) => Err(Refusal::of(error)),
         None => Err(Refusal::other(format!("the object has no program {name}"))),
     }
 }
 
-/// Number and name of a step, from the name of its program on a CPU's clock: `step_1_toy_sample`
-/// (`STEP` in `steps.h`).
+/// Returns number and name of a step from its program's name: `step_1_toy_sample` (`STEP` in
+/// `steps.h`).
 fn step_of(program: &str) -> Option<(u32, &str)> {
     let step = program.strip_prefix("step_")?.strip_suffix("_sample")?;
     let (number, name) = step.split_once('_')?;
     Some((number.parse().ok()?, name))
 }
 
+/// Returns the name of the program for the same step with loops.
 fn looped(program: &str) -> String {
     let step = program.strip_suffix("_sample").unwrap_or(program);
     format!("{step}_looped")
 }
 
 fn online_cpus() -> Result<Vec<u32>, Refusal> {
-    aya::util::online_cpus().map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))
+    aya::util::online_cpus().map_err(unlisted)
+}
+
+fn unlisted((list, error): (&str, io::Error)) -> Refusal {
+    Refusal::other(format!("{list}: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    impl Loaded {
+        /// The numbers of the maps that the loaded programs use.
+        pub(in crate::ebpf) fn map_ids(&self) -> Vec<u32> {
+            let infos = self.programs.programs().filter_map(|it| it.1.info().ok());
+            let ids = infos.filter_map(|info| info.map_ids().ok().flatten());
+            ids.flatten().collect()
+        }
+    }
+
     /// The object for aarch64, on any machine.
     const OBJECT: &[u8] = include_bytes!("../../bpf/sampler.aarch64.o");
 

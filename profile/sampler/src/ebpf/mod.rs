@@ -1,7 +1,6 @@
 //! Sampling with eBPF: a program on each CPU's clock reads the interrupted thread's record.
-//!
-//! The program, its maps and the clocks are held only by descriptors: nothing is pinned, and
-//! everything is released with this process, however it ends.
+//! Only descriptors keep the program, its maps and the clocks: everything is released when this
+//! process ends.
 
 mod abi;
 mod decode;

@@ -21,7 +21,6 @@ pub(super) fn map<M: TryFrom<Map>>(programs: &mut Ebpf, name: &str) -> Result<M,
         .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
 }
 
-/// A map that is an array, of values or of maps.
 pub(super) fn array(programs: &mut Ebpf, name: &str) -> Result<MapData, Refusal> {
     match programs.take_map(name) {
         Some(Map::Array(data) | Map::ArrayOfMaps(data)) => Ok(data),

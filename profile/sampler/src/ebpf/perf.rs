@@ -1,4 +1,4 @@
-//! Perf events on each CPU: the clocks, which run the program, and the side band, which reports mappings.
+//! Perf events on each CPU: clocks, which run the program, and side bands, which report mappings.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -13,31 +13,21 @@ const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
 const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
 const PERF_EVENT_IOC_SET_BPF: libc::c_ulong = 0x4004_2408;
-/// `PERF_SAMPLE_TIME`: records have the time.
+/// `PERF_SAMPLE_TIME`: add the time to each record.
 const SAMPLE_TIME: u64 = 1 << 2;
 
-// Flags of `struct perf_event_attr`.
-/// Start disabled.
+// Flags of `struct perf_event_attr` (perf_event_open(2)).
 const DISABLED: u64 = 1;
-/// Do not tick while idle.
 const EXCLUDE_IDLE: u64 = 1 << 7;
-/// Report executable mappings.
 const MMAP: u64 = 1 << 8;
-/// Report names of threads.
 const COMM: u64 = 1 << 9;
-/// Report threads and processes that start and end.
 const TASK: u64 = 1 << 13;
-/// Wake up readers by the number of bytes.
 const WATERMARK: u64 = 1 << 14;
-/// Add what `sample_type` says to every record, not only to samples.
 const SAMPLE_ID_ALL: u64 = 1 << 18;
-/// Report mappings with their files' inodes.
 const MMAP2: u64 = 1 << 23;
-/// Mark names that change because of an exec.
 const COMM_EXEC: u64 = 1 << 24;
-/// Take times from the clock `clockid`.
 const USE_CLOCKID: u64 = 1 << 25;
-/// Report build IDs in the place of inodes (Linux 5.12).
+/// Linux 5.12.
 const BUILD_ID: u64 = 1 << 34;
 
 /// `struct perf_event_attr` up to the clock (`PERF_ATTR_SIZE_VER3`).
@@ -69,7 +59,7 @@ impl Event {
         attributes.kind = PERF_TYPE_SOFTWARE;
         attributes.size = size_of::<Attributes>() as u32;
         let (any_process, no_group) = (-1, -1);
-        // SAFETY: the structure has the announced size and is valid during the call.
+        // SAFETY: the structure is owned here, and `size` is its size.
         let event = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -83,7 +73,7 @@ impl Event {
         if event < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just returned it.
+        // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(event as libc::c_int) }))
     }
 
@@ -100,7 +90,7 @@ impl Event {
     }
 
     fn control(&self, request: libc::c_ulong, argument: libc::c_int) -> io::Result<()> {
-        // SAFETY: these requests take a number.
+        // SAFETY: the callers' requests take a number, no pointer.
         let result = unsafe { libc::ioctl(self.descriptor(), request as _, argument) };
         if result < 0 {
             return Err(io::Error::last_os_error());
@@ -110,7 +100,7 @@ impl Event {
 }
 
 /// Opens the event of a CPU that reports mappings, programs and processes, with times of
-/// `CLOCK_MONOTONIC`. It wakes up nobody.
+/// `CLOCK_MONOTONIC`. It never wakes up the reader.
 pub(super) fn side_band(cpu: u32, build_ids: bool) -> io::Result<Event> {
     let flags =
         DISABLED | MMAP | COMM | TASK | WATERMARK | SAMPLE_ID_ALL | MMAP2 | COMM_EXEC | USE_CLOCKID;
@@ -127,11 +117,10 @@ pub(super) fn side_band(cpu: u32, build_ids: bool) -> io::Result<Event> {
     )
 }
 
-/// `PERF_FORMAT_TOTAL_TIME_ENABLED`: the count is followed by the time for which the event was
-/// enabled.
+/// `PERF_FORMAT_TOTAL_TIME_ENABLED`: add the time for which the event was enabled to its count.
 const TIME_ENABLED: u64 = 1;
 
-/// The clocks of all CPUs. They stop when this is dropped.
+/// The clocks of all CPUs, which stop when this is dropped.
 #[derive(Debug)]
 pub(super) struct Clocks {
     clocks: Vec<Clock>,
@@ -140,8 +129,8 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// Opens clocks for these CPUs, which tick every `period` nanoseconds unless the CPU is idle,
-    /// and run `program`. They do not tick until they are started.
+    /// Opens clocks for these CPUs, which run `program` every `period` nanoseconds, unless the CPU
+    /// is idle, once they are started.
     pub(super) fn open(cpus: &[u32], period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
         let clock = |cpu: &u32| Clock::open(*cpu, period, program);
         let clocks = cpus.iter().map(clock).collect::<io::Result<_>>()?;
@@ -149,20 +138,19 @@ impl Clocks {
     }
 
     pub(super) fn start(&self) -> io::Result<()> {
-        self.clocks.iter().try_for_each(Clock::start)
+        self.clocks.iter().try_for_each(|clock| clock.event.start())
     }
 
     pub(super) fn stop(&self) {
         for clock in &self.clocks {
             // A clock that cannot be stopped stops when it is closed.
-            let _ = clock.stop();
+            let _ = clock.event.stop();
         }
     }
 
-    /// Starts a clock on each of the CPUs that has no running clock: when a CPU goes offline, the
-    /// kernel stops its event, and does not start it again. Events that have ticked since the last
-    /// call are not checked, because that interrupts their CPU. Failed starts are retried by the
-    /// next call. Returns the CPUs whose clocks had stopped.
+    /// Starts a clock on each CPU without a running one, and returns the CPUs whose clocks had
+    /// stopped: the kernel stops the event of a CPU that goes offline. CPUs that have ticked since
+    /// the last call are not checked, which interrupts them. The next call retries failed starts.
     pub(super) fn follow<S: BuildHasher>(
         &mut self,
         cpus: &[u32],
@@ -180,7 +168,7 @@ impl Clocks {
         for cpu in cpus {
             if self.clocks.iter().all(|clock| clock.cpu != *cpu)
                 && let Ok(clock) = Clock::open(*cpu, self.period, program)
-                && clock.start().is_ok()
+                && clock.event.start().is_ok()
             {
                 self.clocks.push(clock);
             }
@@ -189,7 +177,6 @@ impl Clocks {
     }
 }
 
-/// The clock of one CPU. It stops when this is dropped.
 #[derive(Debug)]
 struct Clock {
     event: Event,
@@ -214,19 +201,11 @@ impl Clock {
         Ok(Self { event, cpu, ran: 0 })
     }
 
-    fn start(&self) -> io::Result<()> {
-        self.event.start()
-    }
-
-    fn stop(&self) -> io::Result<()> {
-        self.event.stop()
-    }
-
     /// Returns true if it has run since the last call.
     fn runs(&mut self) -> bool {
         let mut read = [0_u64; 2];
         let size = size_of_val(&read);
-        // SAFETY: the buffer has that many bytes.
+        // SAFETY: the buffer is owned here, and `size` is its size.
         let result = unsafe { libc::read(self.event.descriptor(), read.as_mut_ptr().cast(), size) };
         let before = std::mem::replace(&mut self.ran, read[1]);
         usize::try_from(result) == Ok(size) && self.ran > before

@@ -22,15 +22,15 @@ use crate::processes::Processes;
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets, monotonic};
 
-/// After this time without changes, the recorder wakes up less often.
+/// Time without changes after which the recorder wakes up less often.
 const QUIET: Duration = Duration::from_secs(1);
 /// How often to read the counters of lost events, and to check which CPUs are online.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to search for processes whose end was not reported.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum time to wait for the rows of the requested processes before sampling starts: rows of the
-/// largest programs take 100 ms. Stacks that are taken without them are incomplete.
+/// Maximum time to wait for the rows of the requested processes before sampling starts: those of
+/// the largest programs take 100 ms, and stacks are incomplete without them.
 const MAX_ROWS_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Recorder {
@@ -43,30 +43,29 @@ pub(crate) struct Recorder {
     serial: u32,
     /// The program's counters at the last survey.
     counted: KernelCounts,
-    /// When to read the counters of lost events next.
     survey: Instant,
-    /// When a drain last had more than samples of native code.
+    /// Time of the last drain with more than samples of native code.
     last_change: Instant,
-    /// When the clocks were started.
+    /// Time when the clocks were started.
     started: u64,
     stopped: bool,
     /// Number of consecutive surveys that found every target ended.
     idle_surveys: u32,
-    /// Processes that the program has reported as exiting, in the last drain and in this one. Those of its
-    /// samples that were taken before the program learned to leave it out come with the next drain.
+    /// Processes reported as exiting in the last drain and in this one: the last of their samples
+    /// come with the next drain.
     exiting: [Vec<i32>; 2],
-    /// When to search for processes whose end was not reported.
+    /// Time of the next search for processes whose end was not reported.
     sweep: Instant,
     /// Processes that had ended at the last search.
     gone: HashSet<i32, RandomState>,
-    /// CPUs that have sent samples since then.
+    /// CPUs that have sent samples since the last survey.
     seen: HashSet<u32, RandomState>,
     stacks: Stacks,
 }
 
 impl Recorder {
-    /// Loads the program, scans the requested processes, and starts the clocks: all of them are sampled
-    /// from then on. Of a whole machine, everything is sampled while its publishers are searched for.
+    /// Loads the program, scans the requested processes, and starts the clocks. Of a whole machine,
+    /// everything is sampled while its publishers are searched for.
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
@@ -76,12 +75,14 @@ impl Recorder {
             Ok(loaded) => loaded,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        // Without it, all mappings are read from /proc.
-        let (side_band, without_reports) = match options.user_stacks.then(|| loaded.side_band()) {
-            Some(Ok(side_band)) => (side_band, None),
-            Some(Err(error)) => (SideBand::default(), Some(error)),
-            None => (SideBand::default(), None),
-        };
+        // Without reports, all mappings are read from /proc.
+        let (mut side_band, mut without_reports) = (SideBand::default(), None);
+        if options.user_stacks {
+            match loaded.side_band() {
+                Ok(started) => side_band = started,
+                Err(error) => without_reports = Some(error),
+            }
+        }
         let mut recorder = Self {
             loaded,
             side_band,
@@ -117,15 +118,11 @@ impl Recorder {
         recorder.started = monotonic();
         recorder.loaded.clocks.start().map_err(Error::Clock)?;
         if recorder.whole_machine {
-            for pid in recorder.processes.find_publishers()? {
+            for pid in recorder.processes.following.find_publishers()? {
                 recorder.configure(pid);
             }
         }
         Ok(Ok(recorder))
-    }
-
-    fn insert(&mut self, pid: i32, target: Target) {
-        self.loaded.targets.insert(pid as u32, target);
     }
 
     fn forget(&mut self, pid: i32) {
@@ -142,7 +139,12 @@ impl Recorder {
             return;
         };
         self.serial = self.serial.wrapping_add(1).max(1);
-        let mut target = target(self.serial, &places_of(tracked.process.threads()));
+        let mut places = Vec::new();
+        if let ThreadStatus::Readable(variables) = tracked.process.threads() {
+            places = places_of(&variables.resolution.variables);
+            tracked.data.keys.set(self.serial, variables.keys.clone());
+        }
+        let mut target = target(self.serial, &places);
         let steps = steps_of(tracked.process.runtimes(), &self.loaded.steps);
         target.steps = configure_steps(&mut self.loaded.configurations, pid as u32, &steps);
         for step in &steps {
@@ -150,23 +152,20 @@ impl Recorder {
             let _ = self.loaded.load_step(step.number);
         }
         let is_empty = target.places == 0 && target.steps == 0;
-        if let ThreadStatus::Readable(variables) = tracked.process.threads() {
-            tracked.data.keys.set(self.serial, variables.keys.clone());
-        }
         if is_empty && self.whole_machine {
             self.forget(pid);
             return;
         }
-        self.insert(pid, target);
+        self.loaded.targets.insert(pid as u32, target);
         let tracked = self.processes.get_mut(pid);
         if !is_empty && tracked.is_some_and(|it| !it.process.has_same_modules()) {
             // It has executed another program, is loading a library, or has ended.
             if self.whole_machine {
                 self.forget(pid);
             } else {
-                self.insert(pid, Target::default());
+                self.loaded.targets.insert(pid as u32, Target::default());
             }
-            self.processes.request_now(pid);
+            self.processes.following.tracker.request_now(pid);
         }
     }
 
@@ -187,14 +186,14 @@ impl Recorder {
         forget_steps(&mut loaded.configurations, &loaded.steps, head.pid);
         loaded.unwinding.forget(pid);
         loaded.words.forget(head.pid);
-        // Its rows are ready sooner than if its first sample asks for them.
+        // So its rows are ready sooner than if its first sample asked for them.
         if let Some(process) = self.processes.running(pid) {
             loaded.unwinding.read(process);
         }
     }
 
-    /// Forgets the processes that were reported as exiting in the last drain. Those of a whole machine are
-    /// forgotten when the kernel has freed them.
+    /// Forgets the processes that were reported as exiting in the last drain; of a whole machine,
+    /// when the kernel has freed them.
     fn end_exiting(&mut self) {
         self.exiting.swap(0, 1);
         for pid in std::mem::take(&mut self.exiting[1]) {
@@ -240,19 +239,19 @@ impl Recorder {
         }
     }
 
-    /// Forgets processes whose end was not reported, or was reported before their start: each CPU's reports come in a
-    /// ring of its own. A process that has ended since the last search may still have samples.
+    /// Forgets processes whose end was not reported, or was reported before their start, from
+    /// another CPU. A process that has ended since the last search may still have samples.
     fn sweep(&mut self) {
         let Ok(existing) = reader::remote::process::processes() else {
             return;
         };
         let existing: HashSet<i32, RandomState> = existing.into_iter().collect();
-        let pids = self.processes.untracked();
+        let pids = self.processes.untracked.processes.keys().copied();
         let pids = pids.chain(self.loaded.unwinding.processes());
         let gone = pids.filter(|pid| !existing.contains(pid)).collect();
         let before = std::mem::replace(&mut self.gone, gone);
         for pid in before.intersection(&self.gone) {
-            self.processes.forget_untracked(*pid);
+            self.processes.untracked.remove(*pid);
             self.loaded.unwinding.forget(*pid);
         }
     }
@@ -260,13 +259,14 @@ impl Recorder {
 
 impl Backend for Recorder {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
-        // Otherwise, a recorder that gets too little CPU time would never finish.
+        // Without a limit, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
         self.loaded.events.begin();
         self.loaded.words.begin();
-        // Before the events: their mappings are as new as they are.
+        // Before the events, whose mappings are among these.
         let (side_band, processes) = (&mut self.side_band, &mut self.processes);
-        let mut has_changes = pass_on(side_band, until, &mut self.loaded.unwinding, processes);
+        let mut has_changes =
+            apply_reports(side_band, until, &mut self.loaded.unwinding, processes);
         while let Some((head, parts)) = self.loaded.events.next(until) {
             has_changes |= head.kind != kind::ON_CPU;
             match head.kind {
@@ -292,7 +292,7 @@ impl Backend for Recorder {
                 _ => {}
             }
         }
-        self.processes.forget_ended();
+        self.processes.untracked.remove_ended();
         self.end_exiting();
         self.loaded.unwinding.poll();
         let now = Instant::now();
@@ -317,9 +317,8 @@ impl Backend for Recorder {
         self.stopped = true;
     }
 
-    /// The program reports that a process has ended, unless it ended before the program knew it, or the event was
-    /// lost. In that case, two consecutive surveys must find no running target: a child that it left behind may not
-    /// be known yet.
+    /// Two consecutive surveys must find no running target if an end was not reported: the event
+    /// was lost, or the process ended before the program had it. A child may not be tracked yet.
     fn has_targets(&self) -> bool {
         self.whole_machine || self.idle_surveys < 2 && self.processes.any_but(&self.exiting[0])
     }
@@ -345,11 +344,11 @@ impl Backend for Recorder {
     }
 
     fn without_loops(&self) -> Option<&Refusal> {
-        self.loaded.without_loops.as_ref()
+        self.loaded.sample.without_loops.as_ref()
     }
 
     fn without_tables(&self) -> Option<&Refusal> {
-        self.loaded.without_tables.as_ref()
+        self.loaded.sample.without_tables.as_ref()
     }
 
     fn without_reports(&self) -> Option<&io::Error> {
@@ -362,9 +361,9 @@ impl Backend for Recorder {
     }
 }
 
-/// Passes the kernel's new reports until this time, which are of all processes, on to all that follow processes' memory.
-/// Returns true if any was of a process that is followed.
-fn pass_on(
+/// Applies the kernel's reports until this time, of all processes. Returns true if any was of a
+/// process whose mappings are kept.
+fn apply_reports(
     side_band: &mut SideBand,
     until: u64,
     unwinding: &mut Unwinding,

@@ -1,5 +1,5 @@
-//! Reads the program's events in the order of their times: samples from a ring for each CPU, and the
-//! others from the kernel's ring buffer (`bpf/ring.h`).
+//! Reads the program's events in the order of their times: samples from a ring for each CPU, other
+//! events from the kernel's ring buffer (`bpf/ring.h`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,9 +16,9 @@ use crate::refusal::Refusal;
 
 /// Bytes of a usual sample: its head, the largest record that OTEP 4947 recommends, and 30 frames.
 const USUAL_SAMPLE: u64 = 960;
-/// The same for the samples of all CPUs in one ring buffer.
+/// Bytes of a usual sample in one ring buffer for all CPUs.
 const LARGE_SAMPLE: u64 = 1744;
-/// Size of the kernel's ring buffer beside rings: 7,000 processes that start or end, 72 bytes each.
+/// Bytes of the kernel's ring buffer beside rings: 7,000 events of processes, 72 bytes each.
 const PROCESS_EVENTS: u32 = 512 << 10;
 /// Limits of the ring buffer's size without rings, in bytes.
 const MIN_RING_BUFFER: u64 = 1 << 20;
@@ -26,8 +26,8 @@ const MAX_RING_BUFFER: u64 = 64 << 20;
 /// Maximum size of all rings, in bytes.
 const MAX_RINGS: u64 = 64 << 20;
 
-/// How much memory events get. Rings and ring buffer hold the events of one second: the recorder may
-/// have to wait for a CPU.
+/// Sizes of rings and ring buffer, which hold the events of one second: the recorder may have to
+/// wait for a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     /// Number of segments of each ring, a power of two; 0 without rings.
@@ -39,7 +39,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Each of the online CPUs gets a ring. CPUs that come online later use the ring buffer.
+    /// Sizes a ring for each of the online CPUs. CPUs that come online later use the ring buffer.
     pub(super) fn new(options: &Options, online: usize, with_rings: bool) -> Self {
         let frequency = 1_000_000_000 / options.period();
         let online = online.max(1) as u64;
@@ -69,20 +69,19 @@ impl Sizes {
 
 pub(super) struct Events {
     ring_buffer: RingBuf<MapData>,
-    /// The next event of the ring buffer; empty if there is none.
+    /// Next event of the ring buffer; empty if there is none.
     pending: Vec<u8>,
     rings: Vec<Ring>,
     cpus: Shared<abi::Cpu>,
     segments: Shared<Segment>,
-    /// Times of the next events, and where these are.
+    /// Times and sources of the next events.
     next: BinaryHeap<Reverse<(u64, Source)>>,
-    /// Where the last event was that was returned.
+    /// The source of the event that was returned last.
     current: Option<Source>,
-    /// How often a ring had something that is no event, which the program does not write.
+    /// Number of rings' contents that were not events, which the program does not write.
     pub(super) discarded: u64,
 }
 
-/// The kernel's ring buffer, or a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     RingBuffer,
@@ -97,15 +96,20 @@ impl Events {
         online: &[u32],
         sizes: &Sizes,
     ) -> Result<Self, Refusal> {
-        let cpus: Shared<abi::Cpu> = Shared::of_open(cpus).map_err(|error| Refusal::of(&error))?;
-        let segments = Shared::of(array(programs, "segments")?);
-        let segments = segments.map_err(|error| Refusal::of(&error))?;
+        let cpus: Shared<abi::Cpu> = Shared::of_open(cpus).map_err(Refusal::of)?;
+        let segments = Shared::of(array(programs, "segments")?).map_err(Refusal::of)?;
         let mut rings = Vec::new();
         if sizes.has_rings() {
             for (cpu, index) in online.iter().zip(0_u32..) {
                 let cpu = *cpu as usize;
-                if cpu < cpus.count() {
-                    let ring = Ring::new(cpu, index * sizes.each, sizes.each);
+                if cpu < cpus.count {
+                    let ring = Ring {
+                        cpu,
+                        first: index * sizes.each,
+                        segments: sizes.each,
+                        head: 0,
+                        tail: 0,
+                    };
                     ring.announce(&cpus);
                     rings.push(ring);
                 }
@@ -123,7 +127,7 @@ impl Events {
         })
     }
 
-    /// Starts to read what has been published until now.
+    /// Starts reading the events that have been published so far.
     pub(super) fn begin(&mut self) {
         for ring in &mut self.rings {
             ring.update_head(&self.cpus);
@@ -136,8 +140,8 @@ impl Events {
         self.find_next(Source::RingBuffer);
     }
 
-    /// The next event, if it is not later than `until` (`CLOCK_MONOTONIC`, nanoseconds). Its memory is
-    /// returned to the program by the next call.
+    /// Returns the next event, if it is not later than `until` (`CLOCK_MONOTONIC`, nanoseconds).
+    /// The next call returns its memory to the program.
     pub(super) fn next(&mut self, until: u64) -> Option<(EventHead, Parts<'_>)> {
         self.release();
         let &Reverse((time, source)) = self.next.peek()?;
@@ -152,14 +156,6 @@ impl Events {
         }
     }
 
-    /// Number of bytes that were read of rings, if there are rings.
-    #[cfg(test)]
-    pub(super) fn read_from_rings(&self) -> Option<u64> {
-        let read = self.rings.iter().map(|ring| ring.tail);
-        read.reduce(|sum, read| sum + read)
-    }
-
-    /// Returns the memory of the last event to the program.
     fn release(&mut self) {
         let Some(source) = self.current.take() else {
             return;
@@ -177,7 +173,6 @@ impl Events {
                 while self.pending.is_empty()
                     && let Some(event) = self.ring_buffer.next()
                 {
-                    // It can be decoded, as the program has written it.
                     if abi::event(&event).is_some() {
                         self.pending.extend_from_slice(&event);
                     }
@@ -186,15 +181,13 @@ impl Events {
             }
             Source::Ring(index) => {
                 let ring = &mut self.rings[index];
-                let time = ring.next(&self.segments).map(|bytes| {
-                    let event = abi::event(bytes);
-                    event.map(|(head, _)| head.time)
-                });
-                if time == Some(None) {
+                let bytes = ring.next(&self.segments);
+                let event = bytes.and_then(abi::event);
+                if bytes.is_some() && event.is_none() {
                     ring.release(&self.cpus, &self.segments);
                     self.discarded += 1;
                 }
-                time.flatten()
+                event.map(|(head, _)| head.time)
             }
         };
         self.next.extend(time.map(|time| Reverse((time, source))));
@@ -208,27 +201,17 @@ struct Ring {
     first: u32,
     /// Number of segments, a power of two.
     segments: u32,
-    /// Where the program's last sample ends.
+    /// End of the program's last sample.
     head: u64,
-    /// Where the next one begins, or the rest of the segment before it.
+    /// Start of the next sample to read, or of unused bytes before it.
     tail: u64,
 }
 
 impl Ring {
-    fn new(cpu: usize, first: u32, segments: u32) -> Self {
-        Self {
-            cpu,
-            first,
-            segments,
-            head: 0,
-            tail: 0,
-        }
-    }
-
-    /// Tells the program where the ring is.
+    /// Passes the ring's position to the program.
     fn announce(&self, cpus: &Shared<abi::Cpu>) {
         let state = cpus.value(self.cpu);
-        // SAFETY: the value is mapped, and the clock that runs the program is not started yet.
+        // SAFETY: `Shared` keeps the value mapped, and no clock runs the program yet.
         unsafe {
             (&raw mut (*state).first).write(self.first);
             (&raw mut (*state).segments).write(self.segments);
@@ -236,42 +219,40 @@ impl Ring {
     }
 
     fn update_head(&mut self, cpus: &Shared<abi::Cpu>) {
-        // SAFETY: the value is mapped, its member aligned, and changed by the program only as a whole.
+        // SAFETY: `Shared` keeps the value mapped; the member is aligned and written whole.
         let head = unsafe { AtomicU64::from_ptr(&raw mut (*cpus.value(self.cpu)).head) };
         // The program writes a sample before it moves the head.
         self.head = head.load(Ordering::Acquire);
     }
 
-    /// Where the next event begins: as `reserve` in `ring.h`.
+    /// Returns the start of the next event, like `reserve` in `ring.h`.
     fn position(&self) -> u64 {
         let rest = SEGMENT_SIZE - self.tail % SEGMENT_SIZE;
         let skipped = if rest < SAMPLE_LIMIT { rest } else { 0 };
         self.tail + skipped
     }
 
-    /// The next event, and what follows it.
+    /// Returns the bytes from the next event on.
     fn next<'s>(&self, segments: &'s Shared<Segment>) -> Option<&'s [u8]> {
         let position = self.position();
         let available = self.head.checked_sub(position).filter(|size| *size > 0)?;
         let segment = self.first + (position / SEGMENT_SIZE) as u32 % self.segments;
         let segment = segments.value(segment as usize).cast::<u8>();
         let size = available.min(SAMPLE_LIMIT) as usize;
-        // SAFETY: the segment is mapped, and these bytes are within it: there are no less than
-        // SAMPLE_LIMIT bytes between a position and the segment's end. The program does not write between
-        // what has been read and its head.
+        // SAFETY: `Shared` keeps the segment mapped, `position` leaves at least SAMPLE_LIMIT bytes
+        // to its end, and the program does not write between `tail` and `head`.
         unsafe {
             let start = segment.add((position % SEGMENT_SIZE) as usize);
             Some(std::slice::from_raw_parts(start, size))
         }
     }
 
-    /// Returns the memory of the next event to the program; all memory, if there is something that is no
-    /// event.
+    /// Returns the memory of the next event to the program; all memory, if that is not an event.
     fn release(&mut self, cpus: &Shared<abi::Cpu>, segments: &Shared<Segment>) {
         let event = self.next(segments).and_then(abi::event);
         let size = event.map(|(head, _)| size_of::<EventHead>() as u64 + u64::from(head.size));
         self.tail = size.map_or(self.head, |size| self.position() + size);
-        // SAFETY: the value is mapped, its member aligned, and written by this process only.
+        // SAFETY: `Shared` keeps the value mapped; the member is aligned and written here alone.
         let read = unsafe { AtomicU64::from_ptr(&raw mut (*cpus.value(self.cpu)).read) };
         // The program may write there from now on.
         read.store(self.tail, Ordering::Release);
@@ -283,6 +264,14 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
     use super::*;
+
+    impl Events {
+        /// Number of bytes that were read of rings, if there are rings.
+        pub(in crate::ebpf) fn read_from_rings(&self) -> Option<u64> {
+            let read = self.rings.iter().map(|ring| ring.tail);
+            read.reduce(|sum, read| sum + read)
+        }
+    }
 
     /// Maps that many values, as of a map of the program.
     fn shared<T>(count: usize) -> Shared<T> {
@@ -340,7 +329,13 @@ mod tests {
             first: first.into(),
             count: count.into(),
         };
-        let ring = Ring::new(1, first, count);
+        let ring = Ring {
+            cpu: 1,
+            first,
+            segments: count,
+            head: 0,
+            tail: 0,
+        };
         ring.announce(&writer.cpus);
         (ring, writer)
     }

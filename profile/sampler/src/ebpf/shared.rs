@@ -1,4 +1,4 @@
-//! Arrays that this process shares with the program: array maps, mapped into memory.
+//! Array maps, mapped into memory, which this process shares with the program.
 
 use std::io;
 use std::marker::PhantomData;
@@ -33,31 +33,40 @@ pub(super) fn create<T>() -> io::Result<OwnedFd> {
         max_entries: 1,
         map_flags: BPF_F_MMAPABLE,
     };
-    // SAFETY: the structure is valid during the call and has the announced size.
-    let map = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_MAP_CREATE,
-            &raw const attributes,
-            size_of::<Attributes>(),
-        )
-    };
-    if map < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(map as libc::c_int) })
+    // SAFETY: these attributes have no pointers.
+    let map = unsafe { bpf(BPF_MAP_CREATE, &attributes) }?;
+    // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(map) })
 }
 
-/// Sets or removes an element of an array of maps; aya can only set them. Returns when all runs of programs
-/// that began before have ended: the kernel waits for them when a map in a map changes (kernel/bpf/syscall.c,
+/// Calls bpf(2) with the first members of `union bpf_attr`.
+///
+/// # Safety
+/// Pointers in `attributes` must be valid for the command.
+unsafe fn bpf<A>(command: libc::c_int, attributes: &A) -> io::Result<libc::c_int> {
+    // SAFETY: the size is that of the attributes; the caller ensures the rest.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            ptr::from_ref(attributes),
+            size_of::<A>(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result as libc::c_int)
+}
+
+/// Sets or removes an element of an array of maps; aya can only set them. Returns when all earlier
+/// runs of programs have ended: the kernel waits for them (kernel/bpf/syscall.c,
 /// `maybe_wait_bpf_programs`).
 pub(super) fn set_map(
     maps: BorrowedFd<'_>,
     index: u32,
     map: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    /// The members of `union bpf_attr` for both commands.
     #[repr(C)]
     struct Attributes {
         map: u32,
@@ -67,7 +76,7 @@ pub(super) fn set_map(
         flags: u64,
     }
 
-    let value = map.map(|map| map.as_raw_fd() as u32);
+    let value = map.map(|map| map.as_raw_fd());
     let attributes = Attributes {
         map: maps.as_raw_fd() as u32,
         padding: 0,
@@ -81,63 +90,54 @@ pub(super) fn set_map(
         Some(_) => BPF_MAP_UPDATE_ELEM,
         None => BPF_MAP_DELETE_ELEM,
     };
-    // SAFETY: the structure, and the key and the value that it points to, are valid during the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            &raw const attributes,
-            size_of::<Attributes>(),
+    // SAFETY: this function owns key and value, which outlive the call; both have four bytes.
+    unsafe { bpf(command, &attributes) }.map(drop)
+}
+
+/// Maps `size` bytes of a descriptor, shared, at an address that the kernel chooses.
+pub(super) fn map_shared(descriptor: libc::c_int, size: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: without an address, a new mapping touches no other memory.
+    let memory = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            descriptor,
+            0,
         )
     };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    let mapped = NonNull::new(memory.cast()).filter(|_| memory != libc::MAP_FAILED);
+    mapped.ok_or_else(io::Error::last_os_error)
 }
 
 pub(super) fn page_size() -> usize {
-    // SAFETY: takes a number only.
+    // SAFETY: sysconf(3) takes any number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// The values of a map, which the kernel reads and writes at any time: only accessed through raw
-/// pointers and atomics.
+/// The values of a map, which the kernel reads and writes at any time: accessed through raw
+/// pointers and atomics alone.
 #[derive(Debug)]
 pub(super) struct Shared<T> {
     values: NonNull<T>,
-    count: usize,
+    pub(super) count: usize,
     /// Programs that are loaded later name it by this descriptor's number.
     _map: Option<MapData>,
     marker: PhantomData<T>,
 }
 
-// SAFETY: it is memory of this process, which no thread has a reference to.
+// SAFETY: the mapping is this value's own, and no thread has a reference into it.
 unsafe impl<T> Send for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// Maps that many values of a map, each of this type's size: a multiple of 8.
+    /// Maps `count` values of a map, each of this type's size: a multiple of 8.
     pub(super) fn map(map: BorrowedFd<'_>, count: usize) -> io::Result<Self> {
         let size = size_of::<T>().checked_mul(count);
         let size = size.ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a new mapping at an address of the kernel's choice; the map's size is checked by the
-        // kernel.
-        let values = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                size,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_raw_fd(),
-                0,
-            )
-        };
-        if values == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let values = NonNull::new(values.cast()).ok_or_else(io::Error::last_os_error)?;
+        let values = map_shared(map.as_raw_fd(), size)?;
         Ok(Self {
-            values,
+            values: values.cast(),
             count,
             _map: None,
             marker: PhantomData,
@@ -157,24 +157,20 @@ impl<T> Shared<T> {
         Self::map(map.fd().as_fd(), count as usize)
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// A pointer to a value.
+    /// Returns a pointer to a value.
     ///
     /// # Panics
-    /// If there are not that many.
+    /// Panics if there are not that many.
     pub(super) fn value(&self, index: usize) -> *mut T {
         assert!(index < self.count, "{index} of {}", self.count);
-        // SAFETY: that many values are mapped.
+        // SAFETY: `count` values are mapped.
         unsafe { self.values.as_ptr().add(index) }
     }
 
     /// Writes to an array of the first value, from an index on.
     ///
     /// # Panics
-    /// If the array is not that long.
+    /// Panics if the array is not that long.
     pub(super) fn write<I: Copy, const N: usize>(
         &mut self,
         array: impl FnOnce(*mut T) -> *mut [I; N],
@@ -187,8 +183,8 @@ impl<T> Shared<T> {
             items.len()
         );
         let array = array(self.value(0));
-        // SAFETY: the array is within the value, which is mapped, and the items are within the array.
-        // No reference to the value exists; the kernel reads what is announced to it after this only.
+        // SAFETY: `member!` passes an array in the value, which is mapped, and the assertion keeps
+        // the items within it. No reference to the value exists.
         unsafe {
             let to = array.cast::<I>().add(at);
             ptr::copy_nonoverlapping(items.as_ptr(), to, items.len());
@@ -207,7 +203,7 @@ pub(super) use member;
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and is not used any more.
+        // SAFETY: `map` has mapped this many bytes, and they are not used any more.
         unsafe {
             libc::munmap(self.values.as_ptr().cast(), size_of::<T>() * self.count);
         }

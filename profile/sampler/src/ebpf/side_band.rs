@@ -1,5 +1,5 @@
-//! The kernel's reports of new mappings, programs and processes: the records that an event on each CPU
-//! writes into a ring of its own (perf_event_open(2), "MMAP layout").
+//! The kernel's reports of new mappings, programs and processes: the records that an event on each
+//! CPU writes into a ring (perf_event_open(2), "MMAP layout").
 
 use std::io;
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use otelctx_reader::remote::Device;
 
 use super::perf::{self, Event};
-use super::shared::page_size;
+use super::shared::{map_shared, page_size};
 use crate::code::{FileId, MemoryChange, Region, Report};
 
 /// Size of the data in a ring, in bytes: a power of two. A record of a mapping takes about 150.
@@ -52,8 +52,9 @@ impl SideBand {
         Ok(side_band)
     }
 
-    /// Starts the reports on CPUs that have come online. Failed starts are retried by the next call. `stopped` are the CPUs
-    /// that were offline: the kernel has stopped their reports. One report counts as lost for each that is online again.
+    /// Starts the reports on CPUs that have come online; the next call retries failed starts. The
+    /// kernel has stopped the reports of the CPUs in `stopped`: for each that is online again, one
+    /// report counts as lost.
     pub(super) fn follow(&mut self, cpus: &[u32], stopped: &[u32]) {
         if self.rings.is_empty() {
             return;
@@ -75,14 +76,6 @@ impl SideBand {
             }
         }
         Ok(())
-    }
-
-    /// As if all CPUs had gone offline.
-    #[cfg(test)]
-    pub(super) fn stop(&self) {
-        for ring in &self.rings {
-            ring.event.stop().unwrap();
-        }
     }
 
     /// Returns the reports until this time, which has passed, in the order of their times. Later
@@ -107,28 +100,16 @@ struct Ring {
     event: Event,
 }
 
-// SAFETY: the memory belongs to the ring alone, which moves as a whole.
+// SAFETY: the mapping is the ring's own, and no thread has a reference into it.
 unsafe impl Send for Ring {}
 
 impl Ring {
     fn open(cpu: u32, build_ids: bool) -> io::Result<Self> {
         let event = perf::side_band(cpu, build_ids)?;
         let page = page_size();
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let memory = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                page + RING,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                event.descriptor(),
-                0,
-            )
-        };
-        let memory = NonNull::new(memory).filter(|memory| memory.as_ptr() != libc::MAP_FAILED);
         let ring = Self {
             cpu,
-            memory: memory.ok_or_else(io::Error::last_os_error)?.cast(),
+            memory: map_shared(event.descriptor(), page + RING)?,
             page,
             event,
         };
@@ -137,11 +118,12 @@ impl Ring {
     }
 
     fn position(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: within the first page, aligned to 8 bytes, and changed by the kernel only as a whole.
+        // SAFETY: `open` has mapped the page; the callers' offsets are aligned, and the kernel
+        // changes these words whole.
         unsafe { AtomicU64::from_ptr(self.memory.as_ptr().add(offset).cast()) }
     }
 
-    /// Takes the records. Returns the number of lost ones.
+    /// Decodes the new records. Returns the number of lost ones.
     fn read(&mut self, reports: &mut Vec<Report>) -> u64 {
         // The kernel writes a record before it moves the head.
         let head = self.position(DATA_HEAD).load(Ordering::Acquire);
@@ -153,7 +135,7 @@ impl Ring {
             self.copy(tail, &mut header);
             let size = u16::from_ne_bytes([header[6], header[7]]);
             if usize::from(size) < header.len() || u64::from(size) > head - tail {
-                // Cannot be: nobody but the kernel writes here.
+                // Only the kernel writes here.
                 lost += 1;
                 tail = head;
                 break;
@@ -161,13 +143,13 @@ impl Ring {
             record.resize(size.into(), 0);
             self.copy(tail, &mut record);
             tail += u64::from(size);
-            match Record::new(&record).decode() {
+            match Record(&record).decode() {
                 Decoded::Report(report) => reports.push(report),
                 Decoded::Lost(count) => lost += count,
                 Decoded::Other => {}
             }
         }
-        // The kernel may overwrite what was read from here on.
+        // From here on, the kernel may overwrite the records.
         self.position(DATA_TAIL).store(tail, Ordering::Release);
         lost
     }
@@ -177,7 +159,8 @@ impl Ring {
         let start = from as usize % RING;
         let first = to.len().min(RING - start);
         let (one, two) = to.split_at_mut(first);
-        // SAFETY: both parts lie in the data, which the kernel does not change between tail and head.
+        // SAFETY: `open` has mapped RING bytes behind the page, both parts lie in them, and the
+        // kernel does not change them between tail and head.
         unsafe {
             let data = self.memory.as_ptr().add(self.page);
             data.add(start)
@@ -189,7 +172,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this size, and nothing refers to it any more.
+        // SAFETY: `open` has mapped this many bytes, and they are not used any more.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.page + RING) };
     }
 }
@@ -203,11 +186,7 @@ enum Decoded {
     Other,
 }
 
-impl<'a> Record<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
-    }
-
+impl Record<'_> {
     fn word<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         self.0.get(at..at + N)?.try_into().ok()
     }
@@ -232,19 +211,18 @@ impl<'a> Record<'a> {
         let (pid, second) = (self.u32(8)? as i32, self.u32(12)? as i32);
         let change = match self.u32(0)? {
             COMM if misc & MISC_COMM_EXEC != 0 => MemoryChange::Exec,
-            // Both have process, parent, thread and parent's thread. A new thread is in the same
-            // process as its parent.
+            // Process, parent, thread, parent's thread: a new thread is in its parent's process.
             FORK if pid != second => MemoryChange::Forked { parent: second },
             EXIT if pid as u32 == self.u32(16)? => MemoryChange::Exit,
             MMAP2 => MemoryChange::Mapped(self.region(misc)?),
             _ => return None,
         };
-        // `sample_id_all` with `PERF_SAMPLE_TIME`: the time is last.
+        // With `sample_id_all` and `PERF_SAMPLE_TIME`, the time is last.
         let time = self.u64(self.0.len().checked_sub(8)?)?;
         Some(Report { time, pid, change })
     }
 
-    /// Reads address, length and offset, build ID or device and inode, protection and flags, and the path, which is padded
+    /// Decodes address, length, offset, build ID or device and inode, and the path, which is padded
     /// with zeroes.
     fn region(&self, misc: u16) -> Option<Region> {
         let (start, length, offset) = (self.u64(16)?, self.u64(24)?, self.u64(32)?);
@@ -271,6 +249,15 @@ impl<'a> Record<'a> {
 mod tests {
     use super::*;
 
+    impl SideBand {
+        /// Stops the reports, as if all CPUs had gone offline.
+        pub(in crate::ebpf) fn stop(&self) {
+            for ring in &self.rings {
+                ring.event.stop().unwrap();
+            }
+        }
+    }
+
     fn record(kind: u32, misc: u16, body: &[u8]) -> Vec<u8> {
         let size = (8 + body.len()) as u16;
         let mut record = kind.to_ne_bytes().to_vec();
@@ -281,7 +268,7 @@ mod tests {
     }
 
     fn report(record: &[u8]) -> Option<Report> {
-        match Record::new(record).decode() {
+        match Record(record).decode() {
             Decoded::Report(report) => Some(report),
             _ => None,
         }
@@ -393,6 +380,6 @@ mod tests {
         );
         assert_eq!(change(COMM, 0, &name), None);
         let lost = record(LOST, 0, &task([1, 0, 12, 0]));
-        assert!(matches!(Record::new(&lost).decode(), Decoded::Lost(12)));
+        assert!(matches!(Record(&lost).decode(), Decoded::Lost(12)));
     }
 }

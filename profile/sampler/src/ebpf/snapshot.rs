@@ -1,4 +1,4 @@
-//! Reads the contexts of all threads of a process, without stopping any of them.
+//! Snapshots of the contexts of all threads of a process, without stopping any of them.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,7 +17,7 @@ use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
 use super::decode::name;
 use super::namespace;
 use super::object::{find, map};
-use super::targets::{places, target};
+use super::targets::{places_of, target};
 use crate::{Error, Refusal, signals};
 
 /// The compiled program; built by `cargo xtask bpf`.
@@ -28,10 +28,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.aarch64.o
 
 /// The oldest supported kernel: the first with `bpf_copy_from_user_task`.
 const MIN_LINUX: (u32, u32) = (5, 18);
-/// Maximum number of attempts to read a thread whose record changes each time, before it counts as
-/// torn, and to read a process that keeps loading or unloading libraries.
+/// Maximum number of attempts to read threads whose records change each time.
 const MAX_ATTEMPTS: usize = 5;
-/// The kernel program is an iterator over this.
 const ITERATOR: &str = "task";
 
 /// Reads the contexts of all threads of a process without stopping any of them. A running thread
@@ -47,9 +45,9 @@ impl Snapshots {
     /// Loads the program, which reads at most `max_record` bytes of each record, and at most 4096.
     ///
     /// # Errors
-    /// If the kernel does not permit it.
+    /// Fails if the kernel does not permit it.
     pub fn load(max_record: usize) -> Result<Self, Refusal> {
-        if !namespace::is_first() {
+        if !namespace::inode().is_ok_and(|inode| inode == 0) {
             let why = "the recorder is in another PID namespace".into();
             return Err(Refusal::other(why));
         }
@@ -59,16 +57,14 @@ impl Snapshots {
 
     fn load_program(max_record: usize) -> Result<Self, Refusal> {
         let max_record = max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
-        let btf = Btf::from_sys_fs().map_err(|error| Refusal::of(&error))?;
+        let btf = Btf::from_sys_fs().map_err(Refusal::of)?;
         let mut programs = EbpfLoader::new()
             .btf(Some(&btf))
             .override_global("max_record", &max_record, true)
             .load(OBJECT)
-            .map_err(|error| Refusal::of(&error))?;
+            .map_err(Refusal::of)?;
         let program: &mut Iter = find(&mut programs, "snapshot")?;
-        program
-            .load(ITERATOR, &btf)
-            .map_err(|error| Refusal::of(&error))?;
+        program.load(ITERATOR, &btf).map_err(Refusal::of)?;
         let wanted = map(&mut programs, "wanted")?;
         Ok(Self { programs, wanted })
     }
@@ -78,7 +74,7 @@ impl Snapshots {
     /// may take their place: see [`reader::Process::modules_unchanged`].
     ///
     /// # Errors
-    /// If the process has no readable contexts, or cannot be inspected.
+    /// Fails if the process has no readable contexts, or cannot be inspected.
     pub fn threads(
         &mut self,
         process: &mut reader::Process,
@@ -89,14 +85,14 @@ impl Snapshots {
         let wanted = Wanted {
             pid: pid as u32,
             reserved: 0,
-            target: target(0, &places(&variables.resolution.variables)),
+            target: target(0, &places_of(&variables.resolution.variables)),
         };
-        self.wanted
-            .set(0, wanted, 0)
-            .map_err(|error| Error::Snapshot(Refusal::of(&error)))?;
+        let set = self.wanted.set(0, wanted, 0).map_err(Refusal::of);
+        set.map_err(Error::Snapshot)?;
         let mut threads: Vec<ThreadSnapshot> = Vec::new();
         for _ in 0..MAX_ATTEMPTS {
-            for thread in parse(&self.iterate()?, process, &mut variables) {
+            let output = self.iterate().map_err(Error::Snapshot)?;
+            for thread in parse(&output, process, &mut variables) {
                 match threads.iter_mut().find(|known| known.tid == thread.tid) {
                     Some(known) if is_torn(known) => *known = thread,
                     Some(_) => {}
@@ -112,22 +108,16 @@ impl Snapshots {
     }
 
     /// Runs the program over all threads, and returns its output.
-    fn iterate(&mut self) -> Result<Vec<u8>, Error> {
-        let read = || {
-            let program: &mut Iter = find(&mut self.programs, "snapshot")?;
-            let mut file: File = program
-                .attach()
-                .and_then(|link| program.take_link(link))
-                .map_err(|error| Refusal::of(&error))?
-                .into_file()
-                .map_err(|error| Refusal::of(&error))?;
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes)
-                .map_err(|error| Refusal::of(&error))?;
-            Ok(bytes)
-        };
-        let mut read = read;
-        read().map_err(Error::Snapshot)
+    fn iterate(&mut self) -> Result<Vec<u8>, Refusal> {
+        let program: &mut Iter = find(&mut self.programs, "snapshot")?;
+        let link = program.attach().and_then(|link| program.take_link(link));
+        let mut file: File = link
+            .map_err(Refusal::of)?
+            .into_file()
+            .map_err(Refusal::of)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(Refusal::of)?;
+        Ok(bytes)
     }
 }
 
@@ -137,23 +127,24 @@ impl SnapshotSource for Snapshots {
         process: &mut reader::Process,
         variables: &ThreadVariables,
     ) -> Result<Vec<ThreadSnapshot>, reader::Error> {
-        self.threads(process, variables)
-            .map_err(|error| match error {
-                Error::Reader(error) => error,
-                Error::Remote(error) => error.into(),
-                refused => reader::Error::Snapshot {
-                    reason: refused.to_string(),
-                },
-            })
+        let threads = self.threads(process, variables);
+        threads.map_err(|error| match error {
+            Error::Reader(error) => error,
+            Error::Remote(error) => error.into(),
+            refused => reader::Error::Snapshot {
+                reason: refused.to_string(),
+            },
+        })
     }
 }
 
 fn is_torn(thread: &ThreadSnapshot) -> bool {
-    let torn = [Found::Invalid, Found::Unreadable(ReadStep::Verify)];
-    torn.contains(&thread.context)
+    matches!(
+        thread.context,
+        Found::Invalid | Found::Unreadable(ReadStep::Verify)
+    )
 }
 
-/// Decodes the output of one run.
 fn parse(
     mut bytes: &[u8],
     process: &mut reader::Process,
@@ -162,13 +153,15 @@ fn parse(
     let mut threads = Vec::new();
     while let Some((head, parts)) = abi::event(bytes) {
         bytes = &bytes[size_of::<EventHead>() + head.size as usize..];
-        let mut records = parts
-            .filter(|part| part.kind == part::RECORD)
-            .map(|part| part.bytes);
-        let both = (records.next(), records.next());
-        let context = abi::found(head.outcome, both.0).and_then(|first| match both.1 {
-            Some(second) if first == second => decode(first, process, variables),
-            _ => Found::Unreadable(ReadStep::Verify),
+        let records = parts.filter(|part| part.kind == part::RECORD);
+        let mut records = records.map(|part| part.bytes);
+        let (first, second) = (records.next(), records.next());
+        let context = abi::found(head.outcome, first).and_then(|first| {
+            if second == Some(first) {
+                decode(first, process, variables)
+            } else {
+                Found::Unreadable(ReadStep::Verify)
+            }
         });
         threads.push(ThreadSnapshot {
             tid: head.tid as i32,

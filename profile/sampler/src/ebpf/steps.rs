@@ -15,7 +15,8 @@ pub(super) struct Step {
     pub(super) configuration: StepConfiguration,
 }
 
-/// The steps of a process's runtimes. A runtime whose step is not in the object is only supported by the ptrace sampler.
+/// Returns the steps of a process's runtimes. Without its step in the object, a runtime is read by
+/// the ptrace sampler alone.
 pub(super) fn steps_of(runtimes: &[Present], numbers: &BTreeMap<String, u32>) -> Vec<Step> {
     let step = |present: &Present| {
         let step = present.process.as_ref().ok()?.kernel_step()?;
@@ -31,7 +32,7 @@ pub(super) fn steps_of(runtimes: &[Present], numbers: &BTreeMap<String, u32>) ->
     runtimes.iter().filter_map(step).take(MAX_STEPS).collect()
 }
 
-/// Configures the steps of a process. Returns their numbers as a target has them: the first one in the lowest byte.
+/// Configures a process's steps. Returns their numbers for a target: the first in the lowest byte.
 pub(super) fn configure_steps(
     configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
     pid: u32,
@@ -42,14 +43,13 @@ pub(super) fn configure_steps(
             pid,
             step: step.number,
         };
-        // If the map is full, each sample says so (`step_outcome::UNCONFIGURED`).
+        // If the map is full, samples get `step_outcome::UNCONFIGURED`.
         let _ = configurations.insert(key, step.configuration, 0);
     }
     let numbers = steps.iter().rev().map(|step| step.number);
     numbers.fold(0, |all, number| all << 8 | number)
 }
 
-/// Removes the configurations of a process's steps.
 pub(super) fn forget_steps(
     configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
     steps: &BTreeMap<String, u32>,

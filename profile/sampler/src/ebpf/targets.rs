@@ -1,8 +1,6 @@
-//! The processes that the program samples, and its data about them: where their threads keep their
-//! contexts.
+//! The processes that the program samples, and where their threads keep their contexts.
 
 use std::collections::HashSet;
-use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,7 +8,6 @@ use aya::Ebpf;
 use aya::maps::{HashMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::tls;
-use otelctx_track::ThreadStatus;
 
 use super::abi::{
     Cpu, FEW_TARGETS, FewTarget, FewTargets, MAX_PLACES, Place, Target, TargetFilter, storage,
@@ -19,19 +16,19 @@ use super::object::{array, map};
 use super::shared::{Shared, member};
 use crate::refusal::Refusal;
 
-/// How many targets are looked up by comparing pids. On x86-64, the program sees writes in their order; on
-/// aarch64 it would need barriers that its instructions do not have.
+/// Number of targets that are found by comparing pids: none on aarch64, where the program would
+/// need barriers, which its instructions lack, to see writes in their order.
 const FEW: usize = if cfg!(target_arch = "x86_64") {
     FEW_TARGETS
 } else {
     0
 };
-/// How long a slot of a target is not used again: no run of the program takes longer.
+/// Time before a slot is used again: no run of the program takes longer.
 const SLOT_REUSE_DELAY: Duration = Duration::from_secs(1);
 
-/// The program's map of processes, and what saves it from searching there: the pids of a few of them, and
-/// a filter by pid. The program adds children to the map and the filter, and removes processes that have
-/// ended from the map.
+/// The program's map of processes, and what saves it from searching there: the pids of a few of
+/// them, and a filter by pid. The program adds children to map and filter, and removes ended
+/// processes from the map.
 pub(super) struct TargetTable {
     targets: HashMap<MapData, u32, Target>,
     filter: Shared<TargetFilter>,
@@ -42,11 +39,10 @@ pub(super) struct TargetTable {
     pids: HashSet<u32, RandomState>,
     /// Number of children that the program has reported.
     forks: u64,
-    /// Number of processes that the map had no room for when they were added here.
-    refused: u64,
+    /// Number of processes that the map had no room for, without those that the program added.
+    pub(super) refused: u64,
 }
 
-/// One of the few targets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     /// 0 for none.
@@ -57,12 +53,11 @@ struct Slot {
 impl TargetTable {
     /// `cpus` is the program's map of that name.
     pub(super) fn new(programs: &mut Ebpf, cpus: &MapData) -> Result<Self, Refusal> {
-        let failed = |error: io::Error| Refusal::of(&error);
         Ok(Self {
             targets: map(programs, "targets")?,
-            filter: Shared::of(array(programs, "target_filter")?).map_err(failed)?,
-            few: Shared::of(array(programs, "few_targets")?).map_err(failed)?,
-            cpus: Shared::of_open(cpus).map_err(failed)?,
+            filter: Shared::of(array(programs, "target_filter")?).map_err(Refusal::of)?,
+            few: Shared::of(array(programs, "few_targets")?).map_err(Refusal::of)?,
+            cpus: Shared::of_open(cpus).map_err(Refusal::of)?,
             slots: [Slot::default(); FEW],
             pids: HashSet::default(),
             forks: 0,
@@ -70,8 +65,8 @@ impl TargetTable {
         })
     }
 
-    /// Adds a process, or updates it. If the map is full, the process is not sampled; if the whole machine is,
-    /// it is sampled without contexts, and its samples are marked.
+    /// Adds or updates a process. If the map is full, it is not sampled; if the whole machine is
+    /// sampled, it is sampled without contexts, and its samples are marked.
     pub(super) fn insert(&mut self, pid: u32, target: Target) {
         let is_new = self.pass(pid);
         if self.targets.insert(pid, target, 0).is_ok() {
@@ -82,12 +77,7 @@ impl TargetTable {
         }
     }
 
-    /// Number of processes that the map had no room for, apart from children, which the program counts.
-    pub(super) fn refused(&self) -> u64 {
-        self.refused
-    }
-
-    /// Takes note of a child that the program has added.
+    /// Notes a child that the program has added.
     pub(super) fn forked(&mut self, pid: u32) {
         self.pass(pid);
         self.forks += 1;
@@ -113,13 +103,8 @@ impl TargetTable {
             return;
         }
         let has_slot = |pid| self.slots.iter().any(|slot| slot.pid == pid);
-        let waiting: Vec<u32> = self
-            .pids
-            .iter()
-            .copied()
-            .filter(|pid| !has_slot(*pid))
-            .collect();
-        for pid in waiting {
+        let waiting = self.pids.iter().copied().filter(|pid| !has_slot(*pid));
+        for pid in waiting.collect::<Vec<u32>>() {
             let Ok(target) = self.targets.get(&pid, 0) else {
                 continue;
             };
@@ -160,7 +145,6 @@ impl TargetTable {
                 unused: 0,
             };
             self.few.write(member!(FewTargets, at), slot, &[few]);
-            // Only then.
             self.announce(slot, pid);
             self.slots[slot].pid = pid;
         }
@@ -183,10 +167,10 @@ impl TargetTable {
         };
     }
 
-    /// Tells each CPU the pid of a slot.
+    /// Passes the pid of a slot, whose target is written, to each CPU.
     fn announce(&mut self, slot: usize, pid: u32) {
-        for cpu in 0..self.cpus.count() {
-            // SAFETY: the value is mapped, its member aligned, and changed only as a whole.
+        for cpu in 0..self.cpus.count {
+            // SAFETY: `Shared` keeps the value mapped; its member is aligned, and written whole.
             let known = unsafe {
                 AtomicU32::from_ptr((&raw mut (*self.cpus.value(cpu)).pids[slot]).cast())
             };
@@ -194,7 +178,7 @@ impl TargetTable {
         }
     }
 
-    /// Tells the program whether each target has a slot.
+    /// Notes for the program whether each target has a slot.
     fn update_known_forks(&mut self) {
         let have_slots = self.slots.iter().filter(|slot| slot.pid != 0).count();
         let known = if have_slots == self.pids.len() {
@@ -202,30 +186,18 @@ impl TargetTable {
         } else {
             u64::MAX
         };
-        // SAFETY: the value is mapped, its member aligned, and written by this process only.
+        // SAFETY: `Shared` keeps the value mapped; the member is aligned and written here alone.
         let known_forks = unsafe { AtomicU64::from_ptr(&raw mut (*self.few.value(0)).known_forks) };
         known_forks.store(known, Ordering::Release);
     }
-
-    /// Returns true if the program need not search its map.
-    #[cfg(test)]
-    pub(super) fn all_have_slots(&self) -> bool {
-        // SAFETY: the value is mapped and has no reference.
-        unsafe { (&raw const (*self.few.value(0)).known_forks).read_volatile() == self.forks }
-    }
-
-    #[cfg(test)]
-    pub(super) fn get(&self, pid: u32) -> Option<Target> {
-        self.targets.get(&pid, 0).ok()
-    }
 }
 
-/// The place of a process in the filter; others may have the same one.
+/// Returns the index of a process in the filter, which others may have, too.
 fn filter_entry(pid: u32) -> usize {
     pid as usize % size_of::<TargetFilter>()
 }
 
-/// The entry of a process in the program's map.
+/// Creates the entry of a process in the program's map.
 pub(super) fn target(serial: u32, places: &[Place]) -> Target {
     let mut target = Target {
         serial,
@@ -238,16 +210,8 @@ pub(super) fn target(serial: u32, places: &[Place]) -> Target {
     target
 }
 
-/// Where the threads of a process keep their contexts; empty if they cannot be read.
-pub(super) fn places_of(threads: &ThreadStatus) -> Vec<Place> {
-    match threads {
-        ThreadStatus::Readable(variables) => places(&variables.resolution.variables),
-        _ => Vec::new(),
-    }
-}
-
 /// Converts the variables of a process to the program's layout.
-pub(super) fn places(variables: &[tls::TlsVariable]) -> Vec<Place> {
+pub(super) fn places_of(variables: &[tls::TlsVariable]) -> Vec<Place> {
     let place = |variable: &tls::TlsVariable| {
         let registration = variable.registration();
         let base = Place {
@@ -279,4 +243,21 @@ pub(super) fn places(variables: &[tls::TlsVariable]) -> Vec<Place> {
         }
     };
     variables.iter().take(MAX_PLACES).map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl TargetTable {
+        /// Returns true if the program need not search its map.
+        pub(in crate::ebpf) fn all_have_slots(&self) -> bool {
+            // SAFETY: `Shared` keeps the value mapped.
+            unsafe { (&raw const (*self.few.value(0)).known_forks).read_volatile() == self.forks }
+        }
+
+        pub(in crate::ebpf) fn get(&self, pid: u32) -> Option<Target> {
+            self.targets.get(&pid, 0).ok()
+        }
+    }
 }

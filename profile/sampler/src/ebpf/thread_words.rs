@@ -1,4 +1,4 @@
-//! Words of threads that runtimes' steps cannot find in the threads themselves: `thread_words` in `steps.h`.
+//! Words of threads that runtimes' steps cannot find in the threads: `thread_words` in `steps.h`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 
 pub(super) struct ThreadWords {
     map: aya::maps::HashMap<MapData, ThreadKey, u64>,
-    /// Its content.
+    /// Content of the map.
     known: BTreeMap<ThreadKey, Word>,
     /// The results of the current drain: a runtime searches for each thread once.
     found: HashMap<ThreadKey, Lookup, RandomState>,
@@ -27,11 +27,10 @@ pub(super) struct ThreadWords {
 #[derive(Clone, Copy, Debug)]
 struct Word {
     word: u64,
-    /// When the program got it, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time when the program got it, in nanoseconds of `CLOCK_MONOTONIC`.
     since: u64,
 }
 
-/// The outcome of looking up a thread's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
     /// The thread has a word, which the program did not know when the sample was taken.
@@ -56,8 +55,8 @@ impl ThreadWords {
         self.found.clear();
     }
 
-    /// Passes the word of a thread on to the program. `time` is the sample's, and `find` finds the word. If the map
-    /// is full, each sample of the thread asks again.
+    /// Passes the word of a thread on to the program. `time` is the sample's; `find` returns the
+    /// word. If the map is full, each sample of the thread asks again.
     pub(super) fn look_up(
         &mut self,
         thread: ThreadKey,
@@ -93,7 +92,7 @@ impl ThreadWords {
 
     fn remove(&mut self, thread: ThreadKey) {
         if self.known.remove(&thread).is_some() {
-            // The program removes none.
+            // Only this process removes words.
             let _ = self.map.remove(&thread);
         }
     }
@@ -110,7 +109,7 @@ impl ThreadWords {
         }
     }
 
-    /// Removes the words of threads that have ended, of one process after the other.
+    /// Removes the words of ended threads of the next process.
     pub(super) fn check_next(&mut self) {
         let mut after = self.known.range(*of_process(self.checked).end()..);
         let next = after.next().or_else(|| self.known.first_key_value());
@@ -129,20 +128,9 @@ impl ThreadWords {
             Err(_) => self.forget(pid),
         }
     }
-
-    /// Number of words that the program knows.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.map.keys().filter_map(Result::ok).count()
-    }
-
-    #[cfg(test)]
-    pub(super) fn get(&self, thread: ThreadKey) -> Option<u64> {
-        self.map.get(&thread, 0).ok()
-    }
 }
 
-/// The keys of all threads of a process.
+/// Returns the range of keys of all threads of a process.
 fn of_process(pid: u32) -> RangeInclusive<ThreadKey> {
     let key = |rest| ThreadKey {
         pid,
@@ -150,4 +138,20 @@ fn of_process(pid: u32) -> RangeInclusive<ThreadKey> {
         step: rest,
     };
     key(0)..=key(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl ThreadWords {
+        /// Returns the number of words in the map.
+        pub(in crate::ebpf) fn len(&self) -> usize {
+            self.map.keys().filter_map(Result::ok).count()
+        }
+
+        pub(in crate::ebpf) fn get(&self, thread: ThreadKey) -> Option<u64> {
+            self.map.get(&thread, 0).ok()
+        }
+    }
 }

@@ -1,20 +1,19 @@
 //! The entries of files in which runtimes announce their code.
 
-/// Maximum length of a line or record that is read, in bytes. Of longer records, only the start is.
+/// Maximum length of a line or record that is read, in bytes; of longer records, the start is read.
 pub(super) const MAX_ENTRY: usize = 8 << 10;
 
-/// One function, as announced.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entry<'a> {
     pub(super) start: u64,
     pub(super) size: u64,
-    /// Nanoseconds of `CLOCK_MONOTONIC`, if the entry has a time.
+    /// In nanoseconds of `CLOCK_MONOTONIC`, if the entry has a time.
     pub(super) time: Option<u64>,
     pub(super) name: &'a [u8],
 }
 
 impl Entry<'_> {
-    /// Returns true if any of these addresses, in ascending order, is in it.
+    /// Returns true if any of these addresses, in ascending order, is in the function.
     pub(super) fn has_any(&self, addresses: &[u64]) -> bool {
         let next = addresses.partition_point(|address| *address < self.start);
         addresses
@@ -27,27 +26,25 @@ impl Entry<'_> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next<'a> {
     Function(Entry<'a>),
-    /// Code was moved from one address to another.
     Moved {
         from: u64,
         to: u64,
         time: u64,
     },
-    /// Something without a name.
     Other,
-    /// Something that the format does not have: the start of the next entry is unknown.
+    /// Bytes that the format does not have: the start of the next entry is unknown.
     Damaged,
 }
 
 pub(super) trait Format: Default {
-    /// True if a runtime may write the whole file again. Java does when `jcmd PID Compiler.perfmap` is repeated.
+    /// A runtime may write the whole file again, as Java on each `jcmd PID Compiler.perfmap`.
     const MAY_BE_REWRITTEN: bool;
 
-    /// Decodes the first entry, and returns its length. `None` if the bytes end before it does.
+    /// Decodes the first entry, and returns its length. `None` if it is incomplete.
     fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)>;
 }
 
-/// Decodes the entries that are complete, and returns their length, which may exceed that of `bytes`.
+/// Decodes the complete entries, and returns their length, which may exceed that of `bytes`.
 pub(super) fn decode(format: &mut impl Format, bytes: &[u8], mut add: impl FnMut(Next<'_>)) -> u64 {
     let (mut rest, mut read) = (bytes, 0_u64);
     while !rest.is_empty()

@@ -12,7 +12,7 @@ pub(super) fn frame(name: &str) -> NamedFrame {
         })
 }
 
-/// `py::QUALIFIED:FILE`, as CPython writes it with `-X perf` (Objects/perf_trampoline.c).
+/// Splits `py::QUALIFIED:FILE`, which CPython writes with `-X perf` (Objects/perf_trampoline.c).
 fn python(name: &str) -> Option<NamedFrame> {
     let (qualified, file) = name.strip_prefix("py::")?.split_once(':')?;
     let function = qualified.rsplit('.').next().unwrap_or(qualified);
@@ -25,9 +25,9 @@ fn python(name: &str) -> Option<NamedFrame> {
     })
 }
 
-/// `JS:*FUNCTION FILE:LINE:COLUMN`, or another kind of code instead of `JS` (V8, src/logging/log.cc: the mark
-/// before the function is the tier that compiled it, preceded by `o` for on-stack replacement (OSR), from
-/// Node.js 26 on).
+/// Splits `JS:*FUNCTION FILE:LINE:COLUMN`, with any kind of code for `JS` (V8, src/logging/log.cc).
+/// The mark before the function is the tier that compiled it; Node.js 26 and later write `o` before
+/// it for on-stack replacement.
 fn v8(name: &str) -> Option<NamedFrame> {
     const CODE: [&str; 6] = [
         "JS",
@@ -59,7 +59,7 @@ fn v8(name: &str) -> Option<NamedFrame> {
         frame.line = line.parse().unwrap_or(0);
         frame.file = file.to_owned();
     }
-    // A program has many, so that each has its place in its name.
+    // A program has many anonymous functions: the place distinguishes them.
     let file = frame.file.rsplit('/').next().unwrap_or_default();
     frame.function = match (function, file) {
         ("", "") => "(anonymous)".to_owned(),

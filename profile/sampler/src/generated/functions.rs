@@ -17,28 +17,28 @@ pub(super) struct Functions(pub(super) BTreeMap<u64, Function>);
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) end: u64,
-    /// When it was announced, or a time at which it was not yet.
+    /// Time when it was announced, or an earlier one.
     since: u64,
     pub(super) frame: Frame,
-    /// The function that was at the same address before.
+    /// The earlier function at the same address.
     earlier: Option<Box<Replaced>>,
 }
 
 #[derive(Debug)]
 struct Replaced {
     function: Function,
-    /// It was there at least until then.
+    /// The function was there at least until this time.
     until: u64,
 }
 
 /// The bounds of a time that is not known exactly, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Between {
+pub(super) struct TimeBounds {
     pub(super) earliest: u64,
     pub(super) latest: u64,
 }
 
-impl Between {
+impl TimeBounds {
     pub(super) fn exactly(time: u64) -> Self {
         Self {
             earliest: time,
@@ -48,7 +48,7 @@ impl Between {
 }
 
 impl Functions {
-    /// The frame of the function that was at an address at a time.
+    /// Returns the frame of the function at an address at a time.
     pub(super) fn at(&self, address: u64, time: u64) -> Option<&Frame> {
         let mut found = self.0.range(..=address).next_back().map(|it| it.1);
         while let Some(function) = found {
@@ -61,16 +61,16 @@ impl Functions {
         None
     }
 
-    /// Applies an entry that was announced between two reads. Returns false if there are `limit` functions, and it
-    /// takes the place of none.
-    pub(super) fn apply(&mut self, next: Next<'_>, announced: Between, limit: usize) -> bool {
+    /// Applies an entry that was announced between two reads. Returns false if it is a new function
+    /// beyond the limit.
+    pub(super) fn apply(&mut self, next: Next<'_>, announced: TimeBounds, limit: usize) -> bool {
         match next {
             Next::Function(entry) => return self.insert(&entry, announced, limit),
             Next::Moved { from, to, time } => {
                 if let Some(function) = self.0.remove(&from)
                     && let Some(end) = to.checked_add(function.end - from)
                 {
-                    self.place(to, end, function.frame, Between::exactly(time));
+                    self.place(to, end, function.frame, TimeBounds::exactly(time));
                 }
             }
             Next::Other | Next::Damaged => {}
@@ -78,24 +78,27 @@ impl Functions {
         true
     }
 
-    pub(super) fn insert(&mut self, entry: &Entry<'_>, announced: Between, limit: usize) -> bool {
-        let Some(end) = entry.start.checked_add(entry.size) else {
+    pub(super) fn insert(
+        &mut self,
+        entry: &Entry<'_>,
+        announced: TimeBounds,
+        limit: usize,
+    ) -> bool {
+        let end = entry.start.checked_add(entry.size);
+        let Some(end) = end.filter(|end| *end > entry.start) else {
             return true;
         };
-        if entry.size == 0 {
-            return true;
-        }
         let overlaps = self.overlaps(entry.start, end);
         if self.0.len() >= limit && !overlaps {
             return false;
         }
         let name = &entry.name[..entry.name.len().min(MAX_NAME)];
         let frame = Frame::from(frame(&String::from_utf8_lossy(name)));
-        // If other code was there before, it is unknown which of the two a sample between the two reads is in.
+        // A sample between the two reads may lie in this function or in earlier code there.
         let since = match entry.time {
-            Some(time) => Between::exactly(time),
+            Some(time) => TimeBounds::exactly(time),
             None if overlaps => announced,
-            None => Between::exactly(announced.earliest),
+            None => TimeBounds::exactly(announced.earliest),
         };
         self.place(entry.start, end, frame, since);
         true
@@ -107,9 +110,9 @@ impl Functions {
     }
 
     /// Adds a function in place of the functions that it overlaps.
-    fn place(&mut self, start: u64, end: u64, frame: Frame, replaced: Between) {
+    fn place(&mut self, start: u64, end: u64, frame: Frame, replaced: TimeBounds) {
         let earlier = self.remove_overlapping(start, end);
-        // Samples come within milliseconds: one is enough.
+        // Samples come within milliseconds: one earlier function is enough.
         let earlier = earlier.map(|mut function| {
             function.earlier = None;
             Box::new(Replaced {
@@ -126,7 +129,7 @@ impl Functions {
         self.0.insert(start, function);
     }
 
-    /// Removes the functions that overlap these addresses, and returns the one that begins at the first.
+    /// Removes the functions that overlap a range, and returns the one at its start.
     pub(super) fn remove_overlapping(&mut self, start: u64, end: u64) -> Option<Function> {
         let mut first = None;
         while let Some((&other, known)) = self.0.range(..end).next_back() {

@@ -1,4 +1,4 @@
-//! The jitdump file that a runtime maps: binary records.
+//! The binary records of the jitdump file that a runtime maps.
 
 use super::announcement::{Entry, Format, MAX_ENTRY, Next};
 
@@ -19,11 +19,9 @@ impl JitDump {
     pub(super) const MOVE: u32 = 1;
     /// Size of a record's prefix: type, size, time.
     const PREFIX: usize = 16;
-    /// Size of `JIT_CODE_LOAD` before the name: the prefix, process and thread, address, address again,
-    /// size, index.
+    /// Size of `JIT_CODE_LOAD` before the name: prefix, process, thread, addresses, size, index.
     pub(super) const LOAD_SIZE: usize = Self::PREFIX + 40;
-    /// Size of `JIT_CODE_MOVE`: the prefix, process and thread, address, address before, address now, size,
-    /// index.
+    /// Size of `JIT_CODE_MOVE`: prefix, process, thread, address, old and new address, size, index.
     const MOVE_SIZE: usize = Self::PREFIX + 48;
 }
 
@@ -36,10 +34,9 @@ impl Format for JitDump {
         if !self.has_begun {
             // Magic, version, size of the header, machine, padding, process, time, flags.
             let (magic, size) = (u32_at(0)?, u32_at(8)?);
-            if magic != Self::MAGIC {
-                return Some((Next::Damaged, u64::MAX));
-            }
-            if size >= Self::HEADER_SIZE && u64_at(32)? & Self::ARCH_TIMESTAMP != 0 {
+            if magic != Self::MAGIC
+                || size >= Self::HEADER_SIZE && u64_at(32)? & Self::ARCH_TIMESTAMP != 0
+            {
                 return Some((Next::Damaged, u64::MAX));
             }
             self.has_begun = true;
@@ -56,7 +53,7 @@ impl Format for JitDump {
         }
         let next = match kind {
             Self::LOAD => {
-                // The code behind the name need not be there.
+                // The code behind the name may be missing.
                 let end = bytes.len().min(size as usize);
                 let name = bytes.get(Self::LOAD_SIZE..end)?;
                 let length = name.iter().position(|byte| *byte == 0);

@@ -1,9 +1,9 @@
-//! Names of code that a just-in-time compiler has generated, from the files in which runtimes announce
-//! them for perf(1): `/tmp/perf-PID.map` (tools/perf/Documentation/jit-interface.txt in Linux), and the
-//! jitdump file that a runtime maps (jitdump-specification.txt there).
+//! Names of generated (JIT) code, from the files in which runtimes announce them for perf(1):
+//! `/tmp/perf-PID.map` (tools/perf/Documentation/jit-interface.txt in Linux), and the jitdump file
+//! that a runtime maps (jitdump-specification.txt there).
 //!
-//! A sample is named when it is taken from the kernel, at most some milliseconds after its time: later, the
-//! same address may be another function.
+//! A sample is named at most some milliseconds after its time: later, the same address may be
+//! another function.
 
 mod announcement;
 mod frame;
@@ -24,7 +24,7 @@ use otelctx_track::schedule::Backoff;
 use crate::code::JitRuntime;
 use crate::{INTERVAL, monotonic};
 use announcement::{Next, decode};
-use functions::{Between, Functions};
+use functions::{Functions, TimeBounds};
 use jit_dump::JitDump;
 pub use names::GeneratedNames;
 use perf_map::PerfMap;
@@ -35,8 +35,8 @@ const MAX_FUNCTIONS: usize = 256 * 1024;
 /// Maximum number of reads of the rest of a file when its process ends.
 const MAX_LAST_READS: usize = 16;
 
-/// How much earlier than its process's start a map may have been written, as far as times of files and of processes
-/// tell: their clocks tick every 10 ms at worst, and a file system may round to seconds, or keep another machine's time.
+/// Maximum time between the last write to a map and its process's apparent start: clocks tick every
+/// 10 ms at worst, and a file system may round to seconds, or have another machine's time.
 const FILE_TIME_TOLERANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -46,20 +46,19 @@ pub(crate) struct GeneratedCode {
     dump: Source<JitDump>,
     /// An earlier process has left a map.
     has_stale_map: bool,
-    /// When the files were last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
+    /// Time of the last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if there was none.
     last_read: u64,
-    /// When to search for them next. Emulators and many runtimes announce nothing.
-    searches: Backoff,
+    /// Times of searches for them. Emulators and many runtimes announce nothing.
+    pub(crate) searches: Backoff,
 }
 
-/// Counts of names and files that were not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unread {
     /// Names beyond the limit.
     pub(crate) names: u64,
-    /// Jitdump files that turned out to be truncated or damaged.
+    /// Truncated or damaged jitdump files.
     pub(crate) dumps: u64,
-    /// Files of which there is more to read, once their process has ended.
+    /// Files that were not read to their end before their process ended.
     pub(crate) files: u64,
     /// Maps of an earlier process with the same ID.
     pub(crate) stale_files: u64,
@@ -71,8 +70,8 @@ struct FilesRead {
     dump_may_have_more: bool,
 }
 
-/// The functions that a file announces, for the fuzz target: their addresses, ends and frames. The file
-/// is a perf map or a jitdump file, and is read in two pieces, of which the first has `cut` bytes.
+/// Returns addresses, ends and frames of the functions that a perf map or a jitdump file announces,
+/// read in two pieces, of which the first has `cut` bytes: for the fuzz target.
 #[doc(hidden)]
 pub fn announced_functions(
     bytes: &[u8],
@@ -83,7 +82,7 @@ pub fn announced_functions(
     let mut functions = Functions::default();
     let (mut map, mut dump) = (PerfMap, JitDump::default());
     let mut position = 0;
-    let announced = Between {
+    let announced = TimeBounds {
         earliest: 0,
         latest: 1,
     };
@@ -100,9 +99,8 @@ pub fn announced_functions(
         position = position.saturating_add(usize::try_from(read).unwrap_or(usize::MAX));
     }
     let functions = functions.0.into_iter();
-    functions
-        .map(|(start, function)| (start, function.end, function.frame))
-        .collect()
+    let functions = functions.map(|(start, function)| (start, function.end, function.frame));
+    functions.collect()
 }
 
 impl Default for GeneratedCode {
@@ -118,8 +116,8 @@ impl Default for GeneratedCode {
     }
 }
 
-/// Maximum number of functions of a process, given how many all others have: half of the room that they
-/// leave, so that no process takes the room of later ones.
+/// Returns the maximum number of functions of a process: half of the room that all others leave, so
+/// that there is room for later ones.
 pub(crate) fn max_functions(others: usize) -> usize {
     MAX_FUNCTIONS.saturating_sub(others) / 2
 }
@@ -129,8 +127,7 @@ impl GeneratedCode {
         self.functions.0.len()
     }
 
-    /// The frame for an address of generated code at a time: with the function's name, or with the
-    /// runtime's.
+    /// Returns the frame for an address at a time: with the function's name, or with the runtime's.
     pub(crate) fn name(
         &self,
         address: u64,
@@ -141,32 +138,18 @@ impl GeneratedCode {
         announced.or_else(|| runtime.map(|runtime| Frame::from(runtime.unnamed())))
     }
 
-    /// Returns true if the files are to be read: once in each drain.
+    /// Returns true if the files were not read since the last drain.
     pub(crate) fn is_due(&self) -> bool {
         monotonic() - self.last_read >= INTERVAL.as_nanos() as u64
     }
 
-    /// Returns true if there are files that announce it.
+    /// Returns true if there is a file that announces functions.
     pub(crate) fn has_files(&self) -> bool {
         self.map.file.is_some() || self.dump.file.is_some()
     }
 
-    /// Searches for the files the next time: the runtime has made memory for more code.
-    pub(crate) fn search(&mut self) {
-        self.searches.restart();
-    }
-
-    /// Puts the next search off as far as it can be.
-    #[cfg(test)]
-    pub(crate) fn put_off_search(&mut self) {
-        for _ in 0..10 {
-            self.searches.done(Instant::now(), Duration::ZERO, false);
-        }
-    }
-
-    /// Reads what the runtime has announced since the last time. `dump` opens the jitdump
-    /// file. Keeps at most `limit` functions, three quarters of them from a map: it must leave room for the
-    /// jitdump file, which has the times of its functions.
+    /// Reads the new entries. `dump` opens the jitdump file. Keeps at most `limit` functions, three
+    /// quarters of them from a map, to leave room for the jitdump file, which has times.
     pub(crate) fn update(
         &mut self,
         process: &remote::Process,
@@ -184,7 +167,7 @@ impl GeneratedCode {
         unread
     }
 
-    /// Opens the map, unless an earlier process has left it. Returns true if it is new.
+    /// Opens the map, unless an earlier process has left it. Returns true if it was not open yet.
     fn find_map(&mut self, process: &remote::Process) -> bool {
         let has_stale_map = &mut self.has_stale_map;
         self.map.find(|| {
@@ -195,14 +178,13 @@ impl GeneratedCode {
         })
     }
 
-    /// Reads the rest when the process has ended, or executes another program: a jitdump file whose last record is
-    /// incomplete stays so.
+    /// Reads the rest when the process has ended, or executes another program.
     pub(crate) fn finish(&mut self, limit: usize) -> Unread {
         let read = self.read(limit, MAX_LAST_READS);
         let mut unread = read.unread;
         if !read.dump_may_have_more && self.dump.is_cut() {
             unread.dumps += 1;
-            // It was counted.
+            // So that it counts once.
             self.dump.is_damaged = true;
         }
         unread.files += u64::from(read.map_may_have_more && self.map.rest() > 0);
@@ -210,17 +192,15 @@ impl GeneratedCode {
         unread
     }
 
-    /// Number of files with at least one more read to come: a runtime announces more than that
-    /// between two reads, or had announced much before.
+    /// Returns the number of files that have more to read than a read takes.
     pub(crate) fn files_behind(&self) -> u64 {
-        let is_behind = [self.map.rest(), self.dump.rest()].map(|rest| rest >= CHUNK as u64);
-        is_behind.into_iter().map(u64::from).sum()
+        let rests = [self.map.rest(), self.dump.rest()].into_iter();
+        rests.filter(|rest| *rest >= CHUNK as u64).count() as u64
     }
 
-    /// Reads each file at most `times` times.
     fn read(&mut self, limit: usize, times: usize) -> FilesRead {
         let now = monotonic();
-        let announced = Between {
+        let announced = TimeBounds {
             earliest: std::mem::replace(&mut self.last_read, now),
             latest: now,
         };
@@ -246,8 +226,8 @@ impl GeneratedCode {
         }
     }
 
-    /// Reads all that the runtime has announced, and keeps the functions at these addresses, which are in
-    /// ascending order. Ends at the deadline.
+    /// Reads all entries until the deadline, and keeps the functions at these addresses, which are
+    /// in ascending order.
     pub(crate) fn read_at(
         &mut self,
         process: &remote::Process,
@@ -260,7 +240,6 @@ impl GeneratedCode {
         let functions = &mut self.functions;
         let mut add = |next: Next<'_>| match next {
             Next::Function(entry) if !entry.has_any(addresses) => {
-                // Its code has taken the place of the other function's.
                 if let Some(end) = entry.start.checked_add(entry.size)
                     && entry.size > 0
                 {
@@ -268,30 +247,28 @@ impl GeneratedCode {
                 }
             }
             next => {
-                functions.apply(next, Between::exactly(0), usize::MAX);
+                functions.apply(next, TimeBounds::exactly(0), usize::MAX);
             }
         };
         while Instant::now() < deadline && (self.map.read(&mut add) | self.dump.read(&mut add)) {}
     }
 }
 
-/// The map of a process: runtimes name it by their ID in their own namespace.
+/// Opens the map of a process, which has its ID in its own namespace in its name.
 fn perf_map(process: &remote::Process) -> Option<File> {
     let pids = process.status().ok()?.namespace_pids;
     let pid = pids.last().copied().unwrap_or(process.pid());
     process.open_own_file(&PathBuf::from(format!("tmp/perf-{pid}.map")))
 }
 
-/// Returns false if a file was last written before a process started, as far as that is known. Both are ages, so that a
-/// clock that was set meanwhile makes no difference to the process's.
+/// Returns false if a file is known to be older than a process. Compares ages, not times: the clock
+/// may have been set since the process started.
 fn may_have_written(process: &remote::Process, file: &File) -> bool {
     let written = file.metadata().and_then(|it| it.modified());
     let unwritten_for = written.ok().and_then(|it| it.elapsed().ok());
     let age = process.stat().ok().and_then(|it| it.age());
-    match (unwritten_for, age) {
-        (Some(unwritten_for), Some(age)) => unwritten_for <= age + FILE_TIME_TOLERANCE,
-        _ => true,
-    }
+    let ages = unwritten_for.zip(age);
+    ages.is_none_or(|(unwritten_for, age)| unwritten_for <= age + FILE_TIME_TOLERANCE)
 }
 
 #[cfg(test)]

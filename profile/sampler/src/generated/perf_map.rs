@@ -10,7 +10,7 @@ impl Format for PerfMap {
 
     fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)> {
         let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
-            // A line that is too long has no name worth reading.
+            // A line beyond the maximum is skipped.
             return (bytes.len() > MAX_ENTRY).then_some((Next::Other, bytes.len() as u64));
         };
         let entry = entry_of_line(&bytes[..end]).map_or(Next::Other, Next::Function);
@@ -18,7 +18,7 @@ impl Format for PerfMap {
     }
 }
 
-/// `START SIZE NAME`, with numbers in hexadecimal digits.
+/// Decodes `START SIZE NAME`, with numbers in hexadecimal digits.
 fn entry_of_line(line: &[u8]) -> Option<Entry<'_>> {
     let mut parts = line.splitn(3, |byte| *byte == b' ');
     let mut number = || {

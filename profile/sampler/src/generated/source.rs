@@ -7,8 +7,8 @@ use super::announcement::{Format, Next, decode};
 
 /// Maximum number of bytes that are read of a file at a time.
 pub(super) const CHUNK: usize = 1 << 20;
-/// How many of the last bytes of a file are compared to see whether it was written again: the end of a line has the
-/// name, and the address of its code is before.
+/// Number of last bytes that are compared to recognize a rewritten file: a line ends with the name,
+/// after the address.
 pub(super) const MAX_LAST_BYTES: usize = 128;
 
 /// A file that a runtime appends to. Some write a map again when they are asked to.
@@ -16,22 +16,18 @@ pub(super) const MAX_LAST_BYTES: usize = 128;
 pub(super) struct Source<F> {
     pub(super) file: Option<File>,
     format: F,
-    /// How much of it was read, in bytes.
     pub(super) position: u64,
-    /// The last bytes before that.
     pub(super) last_bytes: Vec<u8>,
     /// The rest cannot be decoded.
     pub(super) is_damaged: bool,
 }
 
 impl<F: Format> Source<F> {
-    /// Opens the file, unless it is open. Returns whether it is new.
+    /// Opens the file, unless it is open. Returns true if it was not open yet.
     pub(super) fn find(&mut self, open: impl FnOnce() -> Option<File>) -> bool {
-        if self.file.is_none() {
-            self.file = open();
-            return self.file.is_some();
-        }
-        false
+        let was_open = self.file.is_some();
+        self.file = self.file.take().or_else(open);
+        !was_open && self.file.is_some()
     }
 
     /// Returns true if the bytes that were read before are no longer there.
@@ -45,8 +41,8 @@ impl<F: Format> Source<F> {
         file.read_exact_at(bytes, start).is_err() || *bytes != self.last_bytes[..]
     }
 
-    /// Reads what was appended, at most [`CHUNK`] bytes of it, or the start of a file that was written again. Returns
-    /// whether there was anything.
+    /// Reads at most [`CHUNK`] new bytes, or the start of a rewritten file. Returns true if there
+    /// was an entry.
     pub(super) fn read(&mut self, mut add: impl FnMut(Next<'_>)) -> bool {
         if self.was_rewritten() {
             self.position = 0;
@@ -72,18 +68,16 @@ impl<F: Format> Source<F> {
         read > 0
     }
 
-    /// The size of the file, in bytes; `None` if there is none.
     fn size(&self) -> Option<u64> {
         Some(self.file.as_ref()?.metadata().ok()?.len())
     }
 
-    /// Returns true if the file ends within an entry, once it was read to its end.
+    /// Returns true if a file that was read to its end ends within an entry.
     pub(super) fn is_cut(&self) -> bool {
         let size = self.size();
         !self.is_damaged && size.is_some_and(|size| size > 0 && size != self.position)
     }
 
-    /// How many bytes of the file are left.
     pub(super) fn rest(&self) -> u64 {
         let size = self.size().filter(|_| !self.is_damaged);
         size.unwrap_or(0).saturating_sub(self.position)

@@ -10,6 +10,15 @@ use super::functions::MAX_NAME;
 use super::source::MAX_LAST_BYTES;
 use super::*;
 
+impl GeneratedCode {
+    /// Puts the next search off as far as it can be.
+    pub(crate) fn put_off_search(&mut self) {
+        for _ in 0..10 {
+            self.searches.done(Instant::now(), Duration::ZERO, false);
+        }
+    }
+}
+
 fn named(name: &str) -> (FrameKind, String, String, u32) {
     let NamedFrame {
         kind, file, line, ..
@@ -374,7 +383,7 @@ fn code_that_is_moved_past_the_last_address_is_nowhere() {
         announce(&mut functions, (0x1000, 4), (0, 10), "a");
         let (from, time) = (0x1000, 20);
         let moved = Next::Moved { from, to, time };
-        let announced = Between {
+        let announced = TimeBounds {
             earliest: 10,
             latest: 30,
         };
@@ -391,7 +400,7 @@ fn announce(functions: &mut Functions, range: (u64, u64), read: (u64, u64), name
         time: None,
         name: name.as_bytes(),
     };
-    let announced = Between {
+    let announced = TimeBounds {
         earliest: read.0,
         latest: read.1,
     };
@@ -456,7 +465,7 @@ fn names_are_bounded() {
             time: None,
             name,
         };
-        functions.insert(&entry, Between::exactly(0), 1)
+        functions.insert(&entry, TimeBounds::exactly(0), 1)
     };
     assert!(add(0x1000, 0, b"empty"));
     assert!(add(u64::MAX, 2, b"beyond"));

@@ -15,7 +15,7 @@ pub(super) fn found(
     catalog: &mut Catalog,
 ) -> Found {
     let found = read.and_then(|record| {
-        // Without a key map, it was read before the process executed another program.
+        // Without a key map, the record is from before the process executed another program.
         if tracked.data.keys.get(record.serial).is_none() {
             return Found::Unreadable(ReadStep::Resolve);
         }
@@ -31,7 +31,7 @@ pub(super) fn found(
         (Found::NotPublished, ThreadStatus::Unknown) if !tracked.process.exists() => {
             Found::Unreadable(ReadStep::Process)
         }
-        // Not scanned yet, or the observer does not know it yet.
+        // Not scanned yet, or the observer does not have the result yet.
         (Found::NotPublished, _) => Found::Unreadable(ReadStep::Resolve),
         (found, _) => found,
     }

@@ -9,28 +9,27 @@ use otelctx_track::{Budget, Change, ThreadStatus, Tracked};
 
 use crate::process::SampledProcess;
 
-/// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
-/// the ring is full.
+/// Budget for polling tracked processes between two drains: the ring must not fill up.
 const BUDGET: Budget = Budget {
     processes: 32,
     time: Duration::from_millis(20),
 };
-/// Time limit of the first scan of all processes: the ring holds the samples of one second.
-/// Processes beyond it are scanned when they are sampled.
+/// Time limit of the first scan of all processes: the ring holds the samples of one second. The
+/// others are scanned when they are sampled.
 const FIRST_SCAN: Duration = Duration::from_millis(500);
 /// Maximum number of children whose parents are kept: the end of a child may go unreported.
 const MAX_PARENTS: usize = 16_384;
 
-pub(super) type Tracker = otelctx_track::Tracker<SampledProcess>;
+pub(crate) type Tracker = otelctx_track::Tracker<SampledProcess>;
 
 #[derive(Debug)]
-pub(super) struct Following {
-    pub(super) tracker: Tracker,
+pub(crate) struct Following {
+    pub(crate) tracker: Tracker,
     /// The processes that children were forked from, until they execute another program or end.
-    parents: HashMap<i32, i32, RandomState>,
-    /// The rest of the budget for processes that are sampled for the first time, until the next poll.
+    pub(super) parents: HashMap<i32, i32, RandomState>,
+    /// Remaining budget, until the next poll, for processes that are sampled for the first time.
     pub(super) first_scans: Budget,
-    /// The processes that these scans have changed.
+    /// Changes that these scans have found.
     changes: Changes,
 }
 
@@ -39,7 +38,6 @@ pub(super) struct Following {
 pub(crate) struct Changes {
     /// Processes whose threads may have to be read in another way.
     pub(crate) changed: Vec<i32>,
-    /// Processes that have ended.
     pub(crate) ended: Vec<i32>,
 }
 
@@ -79,17 +77,9 @@ impl Following {
         self.parents.insert(pid, parent);
     }
 
-    pub(super) fn forget_parent(&mut self, pid: i32) {
-        self.parents.remove(&pid);
-    }
-
-    pub(super) fn parent(&self, pid: i32) -> Option<i32> {
-        self.parents.get(&pid).copied()
-    }
-
-    /// Scans all processes on the machine, within the time limit, and returns the ones that publish or
-    /// contain a runtime. The others are tracked only when they are sampled, to save descriptors.
-    pub(super) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
+    /// Scans all processes on the machine, within the time limit, and returns those that publish or
+    /// contain a runtime. The others are tracked when they are sampled, to save descriptors.
+    pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
         let end = Instant::now() + FIRST_SCAN;
         let mut publishers = Vec::new();
         for pid in reader::remote::process::processes()? {
@@ -102,11 +92,13 @@ impl Following {
             self.tracker.poll(pid, &mut |_| {});
             let tracked = self.tracker.get(pid);
             let publishes = tracked.is_some_and(|Tracked { process, .. }| {
-                let status = process.threads();
-                matches!(
-                    status,
-                    ThreadStatus::Readable(_) | ThreadStatus::Unreadable(_)
-                ) || !process.runtimes().is_empty()
+                let publishes = |status: &_| {
+                    matches!(
+                        status,
+                        ThreadStatus::Readable(_) | ThreadStatus::Unreadable(_)
+                    )
+                };
+                publishes(process.threads()) || !process.runtimes().is_empty()
             });
             if publishes {
                 publishers.push(pid);
@@ -117,7 +109,7 @@ impl Following {
         Ok(publishers)
     }
 
-    /// Scans a process that is sampled for the first time, to see whether it publishes, while there is budget.
+    /// Scans a process that is sampled for the first time, within the budget.
     pub(super) fn scan_first(&mut self, pid: i32) {
         let Budget { processes, time } = self.first_scans;
         let is_known = |it: &Tracked<SampledProcess>| {
@@ -135,8 +127,7 @@ impl Following {
         };
     }
 
-    /// Polls processes that were sampled and may have started to publish or changed how they
-    /// publish.
+    /// Polls sampled processes that may publish now, or in another way.
     pub(super) fn poll(&mut self) -> Changes {
         self.first_scans = BUDGET;
         let mut changes = std::mem::take(&mut self.changes);

@@ -1,4 +1,4 @@
-//! Names frames in generated code by what the runtimes of processes announce.
+//! Names frames in generated code, as the runtimes of processes announce them.
 
 use otelctx_sample::Frame;
 use otelctx_track::Tracked;
@@ -9,7 +9,7 @@ use crate::observation::Observation;
 use crate::process::SampledProcess;
 use crate::tally::Tally;
 
-/// The user stack with names. `None` if it has no frame in generated code.
+/// Returns the user stack with names. `None` if it has no frame in generated code.
 pub(super) fn name(
     tracker: &mut Tracker,
     seen: &Observation<'_>,
@@ -39,13 +39,13 @@ pub(super) fn name(
     Some(named.collect())
 }
 
-/// Maximum number of generated functions of a process.
+/// Returns the maximum number of generated functions of a process.
 fn max_functions(tracker: &Tracker, pid: i32) -> usize {
     let others = tracker.iter().filter(|it| it.process.pid() != pid);
     generated::max_functions(others.map(|it| it.data.generated.len()).sum())
 }
 
-/// Reads what a process's runtime has announced since the last time.
+/// Reads the new entries of a process's runtime.
 pub(super) fn update(tracker: &mut Tracker, pid: i32, tally: &mut Tally) {
     let limit = max_functions(tracker, pid);
     let Some(Tracked { process, data }) = tracker.get_mut(pid) else {
@@ -53,14 +53,14 @@ pub(super) fn update(tracker: &mut Tracker, pid: i32, tally: &mut Tally) {
     };
     if let Some(running) = process.reader().and_then(|it| it.running().ok()) {
         if data.code.take_new_generated() {
-            data.generated.search();
+            data.generated.searches.restart();
         }
         let dump = || data.code.open_jit_dump(running);
         tally.add_unread(data.generated.update(running, dump, limit));
     }
 }
 
-/// Reads the rest of what the runtime of a process has announced that ends, or executes another program.
+/// Reads the rest of the entries of a process that ends, or executes another program.
 pub(super) fn finish(tracker: &mut Tracker, pid: i32, tally: &mut Tally) {
     let has_files = |it: &Tracked<SampledProcess>| it.data.generated.has_files();
     if !tracker.get(pid).is_some_and(has_files) {

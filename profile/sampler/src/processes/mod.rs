@@ -26,8 +26,8 @@ use untracked::Untracked;
 
 #[derive(Debug)]
 pub(crate) struct Processes {
-    following: Following,
-    untracked: Untracked,
+    pub(crate) following: Following,
+    pub(crate) untracked: Untracked,
     modules: Modules,
     whole_machine: bool,
     pub(crate) tally: Tally,
@@ -35,8 +35,7 @@ pub(crate) struct Processes {
 
 /// Following processes.
 impl Processes {
-    /// Creates an empty set. With a `scan_timeout`, all processes on the machine are sampled, and
-    /// most of them must be cheap.
+    /// Creates an empty set; see [`Following::new`].
     pub(crate) fn new(options: reader::Options, scan_timeout: Option<Duration>) -> Self {
         Self {
             following: Following::new(options, scan_timeout),
@@ -47,7 +46,7 @@ impl Processes {
         }
     }
 
-    /// Returns true if there are others than these.
+    /// Returns true if a process other than these is tracked.
     pub(crate) fn any_but(&self, pids: &[i32]) -> bool {
         let mut tracked = self.following.tracker.iter();
         tracked.any(|it| !pids.contains(&it.process.pid()))
@@ -67,28 +66,22 @@ impl Processes {
         self.following.tracker.get_mut(pid)
     }
 
-    /// A process, if it is running and may be read. It is tracked from then on.
+    /// Tracks a process, and returns it if it is running and may be read.
     pub(crate) fn running(&mut self, pid: i32) -> Option<&reader::remote::Process> {
         let tracker = &mut self.following.tracker;
         tracker.remove_if_gone(pid);
         tracker.get_or_add(pid).process.reader()?.running().ok()
     }
 
-    #[cfg(test)]
-    pub(crate) fn polls(&self) -> u64 {
-        self.following.tracker.polls()
-    }
-
-    /// Tracks a process. It is scanned when it is sampled or [`Processes::scan`] is called.
+    /// Tracks a process, which is scanned by [`Processes::scan`] or when it is sampled.
     pub(crate) fn add(&mut self, pid: i32) -> Result<(), reader::Error> {
         self.following.tracker.add(pid)?;
         self.take_untracked(pid);
         Ok(())
     }
 
-    /// Tracks a child of a tracked process.
     pub(crate) fn add_child(&mut self, pid: i32, parent: i32) {
-        // If it has ended, its samples add it.
+        // If it has ended, its samples track it.
         drop(self.add(pid));
         self.following.add_parent(pid, parent);
     }
@@ -97,19 +90,13 @@ impl Processes {
         self.following.tracker.poll(pid, &mut |_| {});
     }
 
-    /// Scans all processes on the machine, within a time limit, and returns the ones that publish or
-    /// contain a runtime.
-    pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
-        self.following.find_publishers()
-    }
-
     pub(crate) fn remove(&mut self, pid: i32) {
         self.end_program(pid);
         self.following.tracker.remove(pid);
     }
 
-    /// Notes that a process exits. It stays tracked as long as the kernel has it: until then there
-    /// may be more samples of it, and its ID is not reused.
+    /// Notes that a process exits. It stays tracked as long as the kernel has it: more samples may
+    /// come, and its ID is not reused.
     pub(crate) fn exiting(&mut self, pid: i32) {
         self.end_program(pid);
         self.following.tracker.exiting(pid);
@@ -126,12 +113,11 @@ impl Processes {
     }
 
     fn end_program(&mut self, pid: i32) {
-        self.following.forget_parent(pid);
+        self.following.parents.remove(&pid);
         generated::finish(&mut self.following.tracker, pid, &mut self.tally);
     }
 
-    /// Handles lost events about processes: requests polls of all processes, and the removal of
-    /// exited ones.
+    /// Handles lost events about processes: requests polls of all, and the removal of exited ones.
     pub(crate) fn request_all(&mut self) {
         self.following.tracker.request_all_now();
         for Tracked { data, .. } in self.following.tracker.iter_mut() {
@@ -139,12 +125,7 @@ impl Processes {
         }
     }
 
-    pub(crate) fn request_now(&mut self, pid: i32) {
-        self.following.tracker.request_now(pid);
-    }
-
-    /// Polls processes that were sampled and may have started to publish or changed how they
-    /// publish.
+    /// Polls sampled processes that may publish now, or in another way, and updates their facts.
     pub(crate) fn poll(&mut self, catalog: &mut Catalog) -> Changes {
         let changes = self.following.poll();
         for pid in &changes.changed {
@@ -155,7 +136,6 @@ impl Processes {
         changes
     }
 
-    /// Notes that the next catalog is empty.
     pub(crate) fn reset_catalog(&mut self) {
         let processes = self.following.tracker.iter_mut();
         processes.for_each(|tracked| tracked.data.reset_catalog());
@@ -165,26 +145,26 @@ impl Processes {
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = self.tally.counts;
         let tracked = self.following.tracker.iter();
-        counts.unread_name_files += tracked
-            .map(|it| it.data.generated.files_behind())
-            .sum::<u64>();
+        let behind = tracked.map(|it| it.data.generated.files_behind());
+        counts.unread_name_files += behind.sum::<u64>();
         counts.dropped_files = self.files().dropped();
         counts
     }
 }
 
+/// Mappings.
 impl Processes {
-    /// The files of modules that samples lie in.
+    /// Returns the files of modules that samples lie in.
     pub(crate) fn files(&self) -> &ModuleFiles {
-        self.modules.files()
+        &self.modules.files
     }
 
-    /// Returns true if reports of the process's mappings are followed.
+    /// Returns true if the process's mappings are kept.
     pub(crate) fn follows(&self, pid: i32) -> bool {
         self.whole_machine || self.process(pid).is_some() || self.untracked.contains(pid)
     }
 
-    /// Applies a report of the kernel about a process's memory. They come in the order of their times.
+    /// Applies a report of the kernel about a process's memory, in the order of times.
     pub(crate) fn report(&mut self, report: Report) {
         let Report { time, pid, change } = report;
         let is_kept = match change {
@@ -211,44 +191,29 @@ impl Processes {
         } else if is_untracked || self.whole_machine && self.untracked.has_room() {
             self.untracked.apply(pid, time, change, &mut self.modules)
         } else {
-            // Without room; another process is not sampled.
+            // There is no room; without the whole machine, the process is not sampled.
             !(self.whole_machine && matches!(change, MemoryChange::Mapped(_)))
         }
     }
 
-    /// Moves the mappings of a process that was not tracked to the process, which is tracked now.
+    /// Moves the mappings of a process that was not tracked to the tracked process.
     fn take_untracked(&mut self, pid: i32) {
         let Some(mut code) = self.untracked.remove(pid) else {
             return;
         };
         code.inherit(|parent| {
             let tracked = self.following.tracker.get(parent).map(|it| &it.data.code);
-            tracked.or_else(|| self.untracked.get(parent))
+            tracked.or_else(|| self.untracked.processes.get(&parent))
         });
         if let Some(tracked) = self.following.tracker.get_mut(pid) {
             tracked.data.code = code;
         }
     }
-
-    /// Forgets the processes that have ended and were not tracked: all their samples have come.
-    pub(crate) fn forget_ended(&mut self) {
-        self.untracked.remove_ended();
-    }
-
-    /// The processes that are not tracked, whose mappings are kept.
-    pub(crate) fn untracked(&self) -> impl Iterator<Item = i32> {
-        self.untracked.pids()
-    }
-
-    /// Forgets a process that has ended and was not tracked.
-    pub(crate) fn forget_untracked(&mut self, pid: i32) {
-        self.untracked.remove(pid);
-    }
 }
 
 /// Language runtimes.
 impl Processes {
-    /// Decodes the part that the kernel step with this name has added to a sample of a process. `None` if the
+    /// Decodes the part that the kernel step with this name has added to a sample. `None` if the
     /// runtime does not know the thread, or is no longer in the process.
     pub(crate) fn decode(&self, pid: i32, step: &str, part: &[u8]) -> Option<RuntimeReading> {
         let of = |pid| runtimes::decode(self.process(pid)?, step, part);
@@ -256,17 +221,19 @@ impl Processes {
         if reading.as_ref().is_some_and(|it| unnamed_frames(it) == 0) {
             return reading;
         }
-        // If its memory is gone: what it had when it was forked is in its parent's, too, as a rule. A runtime checks that
-        // names are those of what was sampled.
-        let by_parent = self.following.parent(pid).and_then(of);
-        reading
-            .into_iter()
-            .chain(by_parent)
-            .min_by_key(unnamed_frames)
+        // If its memory is gone, its parent's has usually the same content since the fork. Runtimes
+        // check that names are those of the sampled functions.
+        let by_parent = self
+            .following
+            .parents
+            .get(&pid)
+            .and_then(|parent| of(*parent));
+        let both = reading.into_iter().chain(by_parent);
+        both.min_by_key(unnamed_frames)
     }
 
-    /// Returns true if a process's runtimes are known. A child has its parent's steps from the start on, and is scanned
-    /// when it is sampled first.
+    /// Returns true if a process's runtimes are known. A child starts with its parent's steps, and
+    /// is scanned when it is sampled first.
     pub(crate) fn knows_runtimes(&mut self, pid: i32) -> bool {
         self.following.scan_first(pid);
         let is_scanned = |it: &TrackedProcess| !matches!(it.threads(), ThreadStatus::Unknown);
@@ -274,15 +241,14 @@ impl Processes {
             .is_some_and(|it| it.reader().is_some() && is_scanned(it))
     }
 
-    /// Decodes the records that runtimes have found.
     pub(crate) fn decode_records(&self, pid: i32, readings: &mut [RuntimeReading]) {
         if let Some(reader) = self.process(pid).and_then(TrackedProcess::reader) {
             readings.iter_mut().for_each(|it| reader.decode_record(it));
         }
     }
 
-    /// The word that the kernel step with this name needs of a thread. `None` if the runtime does not know the
-    /// thread, or is no longer in the process.
+    /// Returns the word that the kernel step with this name needs of a thread. `None` if the
+    /// runtime does not know the thread, or is no longer in the process.
     pub(crate) fn thread_word(
         &self,
         pid: i32,
@@ -296,7 +262,6 @@ impl Processes {
 
 /// Conversion to samples.
 impl Processes {
-    /// Converts an observation to a sample.
     pub(crate) fn sample(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> Sample {
         let process = self.describe(seen, catalog);
         self.following.scan_first(seen.pid);

@@ -1,4 +1,4 @@
-//! What language runtimes add to samples.
+//! The parts of samples that language runtimes add.
 
 use std::sync::Arc;
 
@@ -10,32 +10,31 @@ use crate::code::CodeMappings;
 use crate::observation::Observation;
 use crate::tally::Tally;
 
-/// A runtime of a process that has a kernel step.
-struct WithStep<'p> {
-    /// The name of the runtime, not of the step.
+struct RuntimeWithStep<'p> {
+    /// The name of the runtime.
     name: &'static str,
     runtime: &'p Arc<dyn RuntimeProcess>,
+    /// The name of the step.
+    step: &'static str,
 }
 
-/// The runtime of a process that has the kernel step with this name.
-fn with_step<'p>(process: &'p TrackedProcess, step: &str) -> Option<WithStep<'p>> {
-    process.runtimes().iter().find_map(|present| {
+fn with_steps(process: &TrackedProcess) -> impl Iterator<Item = RuntimeWithStep<'_>> {
+    process.runtimes().iter().filter_map(|present| {
         let runtime = present.process.as_ref().ok()?;
-        let name = present.name;
-        (runtime.kernel_step()?.name == step).then_some(WithStep { name, runtime })
+        Some(RuntimeWithStep {
+            name: present.name,
+            runtime,
+            step: runtime.kernel_step()?.name,
+        })
     })
 }
 
-/// Returns true if a runtime of the process has a kernel step.
 pub(super) fn have_step(process: &TrackedProcess) -> bool {
-    process.runtimes().iter().any(|present| {
-        let runtime = present.process.as_ref().ok();
-        runtime.is_some_and(|it| it.kernel_step().is_some())
-    })
+    with_steps(process).next().is_some()
 }
 
-/// Counts a sample without the reading of a runtime that could not be read in its process. The others have the reason in
-/// their threads' readings.
+/// Counts a sample without the reading of a runtime that could not be read in its process. Readings
+/// have the reasons of the others.
 pub(super) fn count_unreadable(
     process: &TrackedProcess,
     readings: &[RuntimeReading],
@@ -54,7 +53,7 @@ pub(super) fn count_unreadable(
 
 /// Decodes the part that the kernel step with this name has added to a sample.
 pub(super) fn decode(process: &TrackedProcess, step: &str, part: &[u8]) -> Option<RuntimeReading> {
-    let WithStep { name, runtime } = with_step(process, step)?;
+    let RuntimeWithStep { name, runtime, .. } = with_steps(process).find(|it| it.step == step)?;
     let target = process.reader()?.as_target()?;
     let thread = runtime.decode(&*target, part).transpose()?;
     let mut reading = RuntimeReading { name, thread };
@@ -62,21 +61,20 @@ pub(super) fn decode(process: &TrackedProcess, step: &str, part: &[u8]) -> Optio
     Some(reading)
 }
 
-/// The word that the kernel step with this name needs of a thread. `None` if the runtime does not know the
-/// thread, or is no longer in the process.
+/// Returns the word that the kernel step with this name needs of a thread.
 pub(super) fn thread_word(
     process: &TrackedProcess,
     step: &str,
     thread: ThreadView,
 ) -> Result<Option<u64>, RuntimeError> {
     let target = process.reader().and_then(|it| it.as_target());
-    match (with_step(process, step), target) {
-        (Some(WithStep { runtime, .. }), Some(target)) => runtime.thread_word(&*target, thread),
-        _ => Ok(None),
-    }
+    let found = with_steps(process).find(|it| it.step == step).zip(target);
+    found.map_or(Ok(None), |(found, target)| {
+        found.runtime.thread_word(&*target, thread)
+    })
 }
 
-/// Number of frames whose function has no name; more than any number if there is no reading.
+/// Returns the number of frames without a name; the maximum if the thread was not read.
 pub(super) fn unnamed_frames(reading: &RuntimeReading) -> usize {
     let thread = reading.thread.as_ref();
     thread.map_or(usize::MAX, |thread| {
@@ -84,8 +82,8 @@ pub(super) fn unnamed_frames(reading: &RuntimeReading) -> usize {
     })
 }
 
-/// Number of frames of a stack that are on the stack on which a runtime executes, if that is not the thread's own: it is
-/// complete then.
+/// Returns the number of leading frames that lie on a runtime's own stack, if that is not the
+/// thread's: it is complete then.
 pub(super) fn own_frames(
     seen: &Observation<'_>,
     stack: &[Frame],
@@ -106,7 +104,7 @@ pub(super) fn own_frames(
     of_runtimes.min()
 }
 
-/// A thread's context, lock and stack, from its record and its runtimes' readings.
+/// A thread's context, interpreter lock and stack, from its record and its runtimes' readings.
 pub(super) struct Merged {
     pub(super) found: Found,
     pub(super) gil: Option<GilState>,

@@ -169,7 +169,7 @@ fn the_end_of_an_unknown_process_takes_no_room() {
         pid: i32::MAX,
         change: MemoryChange::Exit,
     });
-    assert!(processes.untracked.pids().next().is_none());
+    assert!(processes.untracked.processes.is_empty());
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn the_resource_of_a_process_stays_when_it_has_ended() {
     while processes.get_mut(pid).unwrap().process.context().is_some() {
         assert!(start.elapsed() < Duration::from_secs(30));
         std::thread::sleep(Duration::from_millis(1));
-        processes.request_now(pid);
+        processes.following.tracker.request_now(pid);
         processes.poll(&mut catalog);
         assert_eq!(*catalog.process(id), before);
     }

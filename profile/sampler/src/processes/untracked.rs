@@ -1,4 +1,4 @@
-//! The executable mappings of processes that are not tracked: they may be later.
+//! The executable mappings of processes that are not tracked yet.
 
 use std::collections::HashMap;
 
@@ -7,22 +7,18 @@ use otelctx_reader::remote;
 
 use crate::code::{CodeMappings, MemoryChange, Modules};
 
-/// Maximum number of processes. The mappings of others are read when they are sampled.
+/// Maximum number of processes; the mappings of others are read when they are sampled.
 pub(super) const MAX_UNTRACKED: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Untracked {
-    processes: HashMap<i32, CodeMappings, RandomState>,
+pub(crate) struct Untracked {
+    pub(crate) processes: HashMap<i32, CodeMappings, RandomState>,
     /// Processes that have ended. Samples of them may still come in the current drain.
     ended: Vec<i32>,
 }
 
 impl Untracked {
-    pub(super) fn get(&self, pid: i32) -> Option<&CodeMappings> {
-        self.processes.get(&pid)
-    }
-
-    pub(super) fn contains(&self, pid: i32) -> bool {
+    pub(crate) fn contains(&self, pid: i32) -> bool {
         self.processes.contains_key(&pid)
     }
 
@@ -30,16 +26,12 @@ impl Untracked {
         self.processes.len() < MAX_UNTRACKED
     }
 
-    pub(super) fn pids(&self) -> impl Iterator<Item = i32> {
-        self.processes.keys().copied()
-    }
-
     /// Adds a process that starts as a copy of `parent`. Returns false if there is no room.
     pub(super) fn fork(&mut self, pid: i32, parent: i32, time: u64) -> bool {
         if !self.has_room() {
             return false;
         }
-        let code = self.get(parent).filter(|it| it.is_small());
+        let code = self.processes.get(&parent).filter(|it| it.is_small());
         let code = code.map_or_else(|| CodeMappings::forked(parent, time), CodeMappings::fork);
         self.processes.insert(pid, code);
         // An earlier process had its ID.
@@ -47,7 +39,7 @@ impl Untracked {
         true
     }
 
-    /// Applies a change that the kernel has reported. Returns false if there is no room for the mapping.
+    /// Applies a reported change. Returns false if there is no room for the mapping.
     pub(super) fn apply(
         &mut self,
         pid: i32,
@@ -73,13 +65,13 @@ impl Untracked {
     }
 
     /// Removes the processes that have ended: all their samples have come.
-    pub(super) fn remove_ended(&mut self) {
+    pub(crate) fn remove_ended(&mut self) {
         for pid in self.ended.drain(..) {
             self.processes.remove(&pid);
         }
     }
 
-    pub(super) fn remove(&mut self, pid: i32) -> Option<CodeMappings> {
+    pub(crate) fn remove(&mut self, pid: i32) -> Option<CodeMappings> {
         self.processes.remove(&pid)
     }
 }

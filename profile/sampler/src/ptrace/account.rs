@@ -1,27 +1,23 @@
-//! How many samples are owed to each thread.
-//!
-//! With ptrace, too, a sample represents one period of CPU time. A thread that waits for a CPU
-//! cannot be distinguished from one that has a CPU. So each thread is owed as many samples as
-//! correspond to its CPU time in the kernel, and gets no more.
+//! The number of samples owed to each thread. With ptrace, too, a sample represents one period of
+//! CPU time. A thread that waits for a CPU cannot be distinguished from one that has a CPU: the
+//! kernel's CPU time of each thread tells how many samples it is owed.
 
-/// Maximum number of samples that a thread is owed. If more periods pass before it is sampled, they
-/// are lost: later samples would show something else.
+/// Maximum number of samples that a thread is owed. More are lost: they would show something else.
 const MAX_OWED: u64 = 8;
 
 /// CPU time of a thread for which it was not sampled yet, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
-    /// Its total CPU time.
     run_time: u64,
     /// Negative after a sample in advance.
-    owed: i64,
+    pub(super) owed: i64,
     /// The last attempt to stop it failed.
     pub(super) has_failed: bool,
 }
 
 /// The CPU time of a thread between two updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ran {
+pub(super) struct RunTime {
     /// In nanoseconds.
     pub(super) time: u64,
     /// Number of samples that are lost.
@@ -38,15 +34,14 @@ impl Account {
         }
     }
 
-    /// Updates the total CPU time.
-    pub(super) fn note(&mut self, run_time: u64, period: u64) -> Ran {
+    pub(super) fn note(&mut self, run_time: u64, period: u64) -> RunTime {
         let new = run_time.saturating_sub(self.run_time);
         self.run_time = run_time;
         self.owed = self.owed.saturating_add_unsigned(new);
         let excess = self.owed.saturating_sub_unsigned(MAX_OWED * period);
         let lost = excess.max(0) as u64 / period;
         self.owed -= (lost * period) as i64;
-        Ran { time: new, lost }
+        RunTime { time: new, lost }
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -57,27 +52,22 @@ impl Account {
         self.owed -= period as i64;
         self.has_failed = false;
     }
-
-    /// Nanoseconds that are still owed, when the thread or the recording ends.
-    pub(super) fn owed(&self) -> i64 {
-        self.owed
-    }
 }
 
-/// The CPU time that is owed to threads that have ended, in nanoseconds. Each is owed a fraction of a period; their sum
-/// amounts to samples, which are lost.
+/// The CPU time that is owed to threads that have ended, in nanoseconds. Each is owed a fraction of
+/// a period; their sum amounts to samples, which are lost.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+pub(super) struct EndedThreads {
     owed: i64,
 }
 
-impl Ended {
+impl EndedThreads {
     /// Adds the account of a thread that has ended.
     pub(super) fn add(&mut self, account: &Account) {
-        self.owed = self.owed.saturating_add(account.owed());
+        self.owed = self.owed.saturating_add(account.owed);
     }
 
-    /// Number of samples lost since the last call.
+    /// Returns the number of samples lost since the last call.
     pub(super) fn take_lost(&mut self, period: u64) -> u64 {
         let lost = self.owed.max(0) as u64 / period;
         self.owed -= (lost * period) as i64;
@@ -127,7 +117,7 @@ mod tests {
         }
         assert_eq!(lost, 100 - MAX_OWED);
         // The rest is lost when the thread ends.
-        let mut ended = Ended::default();
+        let mut ended = EndedThreads::default();
         ended.add(&account);
         assert_eq!(ended.take_lost(PERIOD), MAX_OWED);
         assert_eq!(ended.take_lost(PERIOD), 0);
@@ -142,7 +132,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_period_of_threads_that_end_come_to_samples() {
-        let mut ended = Ended::default();
+        let mut ended = EndedThreads::default();
         let mut lost = 0;
         for _ in 0..100 {
             let mut account = Account::from(0);

@@ -1,4 +1,4 @@
-//! The code of processes and its unwind tables, read by a thread of its own: making the rows of a
+//! The code of processes and its unwind tables, read by a separate thread: making the rows of a
 //! large program takes longer than a tick.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use otelctx_reader::remote::{FileCache, LiveProcess, Process};
 use otelctx_track::schedule::Backoff;
 use otelctx_unwind::{CodeMap, Dictionary, MakeRules};
 
-/// Maximum number of processes whose code is asked for and not read yet.
+/// Maximum number of requests for the code of processes in the queue.
 const MAX_REQUESTS: usize = 256;
 
 pub(super) struct CodeReader {
@@ -36,7 +36,7 @@ impl CodeReader {
     pub(super) fn start() -> io::Result<Self> {
         let (requests, of_thread) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();
-        // It ends once this is dropped and it has read what was asked for.
+        // It ends when this is dropped and the requests are answered.
         std::thread::Builder::new()
             .name("otelctx-rows".into())
             .spawn(move || read_all(&of_thread, &to_here))?;
@@ -47,10 +47,10 @@ impl CodeReader {
         })
     }
 
-    /// The code of a process, if it was read; asks for it otherwise.
+    /// Returns the code of a process, or requests it.
     pub(super) fn of(&mut self, pid: i32) -> Option<Arc<CodeMap>> {
         for Answer { pid, map } in self.answers.try_iter() {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             if let Some(code) = self.processes.get_mut(&pid) {
                 let before = code.map.as_ref().map_or(0, |map| map.mappings().len());
                 let is_new = map.mappings().len() != before;
@@ -66,7 +66,7 @@ impl CodeReader {
         self.processes.get(&pid)?.map.clone()
     }
 
-    /// Reads a process's code again: a stack shows that it has changed.
+    /// Requests a process's code again: a stack shows that it has changed.
     pub(super) fn refresh(&mut self, pid: i32) {
         let now = Instant::now();
         let code = self.processes.entry(pid).or_insert_with(|| ReadCode {

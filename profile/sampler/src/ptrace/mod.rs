@@ -1,8 +1,8 @@
 //! Sampling with ptrace, if eBPF is not permitted: at each tick, running threads are stopped one
-//! after another, for as long as it takes to read the record and the stack.
+//! after another while record and stack are read.
 //!
 //! A worker thread takes the samples. The recorder determines where processes keep their contexts,
-//! and passes that to the worker, as it does to the kernel program with eBPF.
+//! and passes that to the worker, as to the kernel program with eBPF.
 
 mod account;
 mod code;
@@ -13,7 +13,7 @@ mod worker;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use crate::{Error, Options, Targets, monotonic};
 use target::{Configuration, Reading};
 use worker::{Message, STOP_TIMEOUT, Worker};
 
-/// Maximum number of messages from the worker that wait to be drained.
+/// Maximum number of messages from the worker in the queue.
 const QUEUE: usize = 16 * 1024;
 
 pub(crate) struct Recorder {
@@ -40,7 +40,7 @@ pub(crate) struct Recorder {
     messages: Receiver<Message>,
     shared: Arc<Shared>,
     worker: Option<JoinHandle<Late>>,
-    /// When sampling started.
+    /// Time when sampling started.
     started: u64,
     /// Number of the newest configuration.
     serial: u32,
@@ -56,28 +56,18 @@ struct Shared {
     /// A message about a process was lost.
     lost_process: AtomicBool,
     targets: AtomicUsize,
-    /// How to read the threads of each process, by its ID.
+    /// By process ID.
     configurations: Mutex<HashMap<i32, Arc<Configuration>>>,
 }
 
 impl Shared {
-    fn configuration(&self, pid: i32) -> Option<Arc<Configuration>> {
+    fn configurations(&self) -> MutexGuard<'_, HashMap<i32, Arc<Configuration>>> {
         let configurations = self.configurations.lock();
-        let configurations = configurations.unwrap_or_else(PoisonError::into_inner);
-        configurations.get(&pid).cloned()
-    }
-
-    fn configure(&self, pid: i32, configuration: Option<Configuration>) {
-        let configurations = self.configurations.lock();
-        let mut configurations = configurations.unwrap_or_else(PoisonError::into_inner);
-        match configuration {
-            Some(configuration) => drop(configurations.insert(pid, Arc::new(configuration))),
-            None => drop(configurations.remove(&pid)),
-        }
+        configurations.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Taken {
+struct WorkerSample {
     cpu: u32,
     pid: i32,
     tid: i32,
@@ -109,7 +99,7 @@ impl Recorder {
         };
         let mut opened = Vec::new();
         let configured = match &options.targets {
-            Targets::All => recorder.processes.find_publishers()?,
+            Targets::All => recorder.processes.following.find_publishers()?,
             Targets::Processes(pids) => {
                 for pid in pids {
                     let process = Process::open(*pid)?;
@@ -153,7 +143,7 @@ impl Recorder {
             _ => None,
         };
         if variables.is_none() && runtimes.is_empty() {
-            self.shared.configure(pid, None);
+            self.shared.configurations().remove(&pid);
             return;
         }
         self.serial = self.serial.wrapping_add(1).max(1);
@@ -166,11 +156,13 @@ impl Recorder {
             variables,
             runtimes,
         };
-        self.shared.configure(pid, Some(configuration));
+        self.shared
+            .configurations()
+            .insert(pid, Arc::new(configuration));
     }
 
-    fn sample(&mut self, taken: Taken, catalog: &mut Catalog) -> Sample {
-        let Taken {
+    fn sample(&mut self, taken: WorkerSample, catalog: &mut Catalog) -> Sample {
+        let WorkerSample {
             serial,
             mut reading,
             ..
@@ -219,7 +211,7 @@ impl Backend for Recorder {
         }
         let changes = self.processes.poll(catalog);
         for pid in changes.ended {
-            self.shared.configure(pid, None);
+            self.shared.configurations().remove(&pid);
         }
         for pid in changes.changed {
             self.configure(pid);

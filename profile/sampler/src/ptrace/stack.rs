@@ -4,19 +4,19 @@ use otelctx_reader::remote::{Memory, Stopped};
 use otelctx_sample::{Frame, StackEnd};
 use otelctx_unwind::{CodeMap, Registers};
 
-/// Maximum number of frames kept of a stack that is walked by frame pointers: as many as the kernel
-/// keeps (`kernel.perf_event_max_stack`).
+/// Maximum number of frames that are kept of a stack walked by frame pointers, as by the kernel
+/// (`kernel.perf_event_max_stack`).
 const MAX_FRAMES: usize = 127;
 
 /// A stack, innermost frame first.
 #[derive(Debug, Default)]
 pub(super) struct Stack {
     pub(super) frames: Vec<Frame>,
-    /// Why it ended; `None` if it was not to be walked.
+    /// The end of the stack; `None` if stacks are not sampled.
     pub(super) end: Option<StackEnd>,
 }
 
-/// Walks a stack by the unwind tables of the process's code; by frame pointers if that is not known.
+/// Walks a stack by the unwind tables of the process's code, or without those by frame pointers.
 pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory, code: Option<&CodeMap>) -> Stack {
     let registers = Registers::of_stopped(stopped.registers());
     let code = code.filter(|code| !code.mappings().is_empty());
@@ -51,8 +51,8 @@ fn stack_end(end: otelctx_unwind::StackEnd) -> StackEnd {
     }
 }
 
-/// Walks a stack by frame pointers: each frame starts with its caller's frame pointer, followed by
-/// the return address (on both x86-64 and aarch64).
+/// Walks a stack by frame pointers: each frame starts with its caller's frame pointer and the
+/// return address (on both x86-64 and aarch64).
 fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
     let registers = stopped.registers();
     let mut frames = vec![Frame::instruction(registers.instruction_pointer())];
@@ -60,13 +60,12 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
     // Stacks grow down: a caller's frame lies above.
     let mut lowest = registers.stack_pointer();
     while frame >= lowest && frame.is_multiple_of(8) {
-        let mut words = [0; 16];
-        if memory.read(frame, &mut words).is_err() {
+        let mut bytes = [0; 16];
+        if memory.read(frame, &mut bytes).is_err() {
             break;
         }
-        let (next, address) = words.split_at(8);
-        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
-        let (next, address) = (word(next), word(address));
+        let words = u128::from_le_bytes(bytes);
+        let (next, address) = (words as u64, (words >> 64) as u64);
         if address == 0 {
             break;
         }
@@ -75,13 +74,13 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
             return Stack { frames, end };
         }
         frames.push(Frame::return_address(address));
-        // The end of this frame, at an address chosen by the target.
+        // The target chooses the addresses.
         let Some(above) = frame.checked_add(16) else {
             break;
         };
         (lowest, frame) = (above, next);
     }
-    // Nothing shows that the last frame is the one that the thread started with.
+    // Nothing shows that the last frame is the thread's first one.
     let end = Some(StackEnd::FramePointers);
     Stack { frames, end }
 }

@@ -1,4 +1,4 @@
-//! A process that is sampled with ptrace: its threads, and the CPU time that is owed to each of them.
+//! A process that is sampled with ptrace: its threads, and the samples owed to each of them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 
 use otelctx_unwind::CodeMap;
 
-use super::account::{Account, Ended};
+use super::account::{Account, EndedThreads};
 use super::stack::{Stack, walk};
 use crate::monotonic;
 
-/// How to read the threads of a process, as determined by the recorder.
+/// The facts for reading the threads of a process, as the recorder has determined them.
 #[derive(Debug)]
 pub(super) struct Configuration {
     pub(super) serial: u32,
@@ -28,11 +28,11 @@ pub(super) struct Configuration {
 
 #[derive(Debug)]
 pub(super) struct Target {
-    process: Process,
+    pub(super) process: Process,
     memory: Option<ProcessMemory>,
-    /// Otherwise its CPU time counts, and no thread of it is stopped.
-    is_traceable: bool,
-    /// It ran between the last two surveys.
+    /// Its threads may be stopped. Otherwise, its CPU time counts as not traceable.
+    pub(super) is_traceable: bool,
+    /// The process ran between the last two surveys.
     pub(super) runs: bool,
     /// CPU time at the last survey, in nanoseconds.
     cpu_time: Option<u64>,
@@ -41,10 +41,10 @@ pub(super) struct Target {
 
 /// A thread that is owed a sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Due {
+pub(super) struct DueThread {
     pub(super) pid: i32,
     pub(super) tid: i32,
-    /// The CPU that it runs on or waits for.
+    /// CPU that it runs on or waits for.
     pub(super) cpu: u32,
     /// CPU time since the last tick, in nanoseconds.
     pub(super) ran: u64,
@@ -61,7 +61,6 @@ pub(super) struct Reading {
     pub(super) stack: Option<Stack>,
 }
 
-/// How to read threads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadOptions {
     pub(super) user_stacks: bool,
@@ -73,7 +72,7 @@ pub(super) struct ReadOptions {
 
 impl Target {
     /// Creates a target. The CPU time of its threads counts from now on, or entirely if it started
-    /// after `start`. Fails if the threads cannot be listed: their CPU time so far must not count.
+    /// after `start`. Fails if the threads cannot be listed: their earlier CPU time must not count.
     pub(super) fn new(process: Process, start: u64) -> Result<Self, Error> {
         let is_traceable = is_traceable(&process);
         let is_older = start_ticks(&process).is_none_or(|ticks| ticks < start);
@@ -82,10 +81,12 @@ impl Target {
         } else {
             HashMap::default()
         };
-        let cpu_time = match (is_traceable, is_older) {
-            (true, _) => None,
-            (false, true) => process.stat().ok().and_then(|stat| stat.cpu_time()),
-            (false, false) => Some(0),
+        let cpu_time = if is_traceable {
+            None
+        } else if is_older {
+            process.stat().ok().and_then(|stat| stat.cpu_time())
+        } else {
+            Some(0)
         };
         Ok(Self {
             process,
@@ -97,17 +98,9 @@ impl Target {
         })
     }
 
-    pub(super) fn is_traceable(&self) -> bool {
-        self.is_traceable
-    }
-
-    pub(super) fn children(&self) -> Vec<i32> {
-        self.process.children()
-    }
-
-    /// Determines whether it has run since the last call. Returns false if it has ended. If it cannot be
-    /// traced, adds the nanoseconds that it has run to `skipped`, and checks whether it can be traced now.
-    pub(super) fn survey(&mut self, skipped: &mut u64, ended: &mut Ended) -> bool {
+    /// Determines whether it has run since the last call. Returns false if it has ended. If it was
+    /// not traceable, adds the nanoseconds that it has run to `skipped`, and checks that again.
+    pub(super) fn survey(&mut self, skipped: &mut u64, ended: &mut EndedThreads) -> bool {
         let stat = match self.process.stat() {
             Ok(stat) => stat,
             Err(Error::NoSuchProcess { .. }) => return false,
@@ -116,11 +109,13 @@ impl Target {
         };
         let cpu_time = stat.cpu_time();
         let has_run = cpu_time != self.cpu_time;
-        if let (false, Some(old), Some(new)) = (self.is_traceable, self.cpu_time, cpu_time) {
+        if !self.is_traceable
+            && let (Some(old), Some(new)) = (self.cpu_time, cpu_time)
+        {
             *skipped += new.saturating_sub(old);
         }
         self.cpu_time = cpu_time;
-        // It has given up privileges, or executed a program that has none, for example.
+        // For example, it has given up privileges, or executed a program without.
         if !self.is_traceable
             && has_run
             && is_traceable(&self.process)
@@ -134,13 +129,12 @@ impl Target {
     }
 
     /// Updates the CPU time of its threads, and adds the running ones that are owed a sample.
-    /// Returns the number of samples that are lost. If the threads cannot be listed, their CPU time
-    /// counts at the next call.
+    /// Returns the number of lost samples. If this fails, the time counts at the next call.
     pub(super) fn note_run_times(
         &mut self,
         period: u64,
-        due: &mut Vec<Due>,
-        ended: &mut Ended,
+        due: &mut Vec<DueThread>,
+        ended: &mut EndedThreads,
     ) -> Result<u64, Error> {
         let pid = self.process.pid();
         let threads = self.process.thread_ids()?;
@@ -156,7 +150,7 @@ impl Target {
             if account.is_due()
                 && let Some(cpu) = running_on(&self.process, tid)
             {
-                due.push(Due {
+                due.push(DueThread {
                     pid,
                     tid,
                     cpu,
@@ -178,8 +172,7 @@ impl Target {
         Ok(lost)
     }
 
-    /// Opens the memory if necessary, or if the process has executed another program. Returns true
-    /// in the latter case.
+    /// Opens the memory if necessary. Returns true if the process has executed another program.
     pub(super) fn refresh_memory(&mut self) -> bool {
         let gone = |memory: &ProcessMemory| {
             matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
@@ -188,7 +181,7 @@ impl Target {
         if is_gone || self.memory.is_none() {
             self.memory = self.process.memory().ok();
         }
-        // It has executed a set-user-ID program, for example.
+        // For example, it has executed a set-user-ID program.
         if is_gone && self.memory.is_none() && !is_traceable(&self.process) {
             (self.is_traceable, self.runs) = (false, false);
             self.cpu_time = self.process.stat().ok().and_then(|stat| stat.cpu_time());
@@ -207,23 +200,20 @@ impl Target {
     ) -> Result<Reading, Error> {
         let account = self.accounts.get_mut(&tid);
         let mut record = vec![0; options.max_record];
-        let stopped = match Stopped::stop(&self.process, tid, timeout) {
-            Ok(stopped) => stopped,
-            Err(error) => {
-                account.into_iter().for_each(|it| it.has_failed = true);
-                return Err(error);
+        let stopped = Stopped::stop(&self.process, tid, timeout);
+        if let Some(account) = account {
+            match &stopped {
+                Ok(_) => account.sampled(options.period),
+                Err(_) => account.has_failed = true,
             }
-        };
-        account
-            .into_iter()
-            .for_each(|it| it.sampled(options.period));
+        }
+        let stopped = stopped?;
         let time = monotonic();
         let memory = self.memory.as_ref();
-        let stack = match memory {
-            Some(memory) if options.user_stacks => Some(walk(&stopped, memory, code)),
-            // Not requested.
-            _ if !options.user_stacks => Some(Stack::default()),
-            _ => None,
+        let stack = if options.user_stacks {
+            memory.map(|memory| walk(&stopped, memory, code))
+        } else {
+            Some(Stack::default())
         };
         let thread_pointer = stopped.thread_pointer();
         let runtimes = match (configuration, memory) {
@@ -265,21 +255,21 @@ impl Target {
     }
 
     /// Adds the accounts of its threads when the process or the recording ends.
-    pub(super) fn close(&self, ended: &mut Ended) {
-        self.accounts
-            .values()
-            .for_each(|account| ended.add(account));
+    pub(super) fn close(&self, ended: &mut EndedThreads) {
+        for account in self.accounts.values() {
+            ended.add(account);
+        }
     }
 }
 
-/// Accounts of the threads of a process, whose CPU time counts from now on.
+/// Creates accounts of the threads of a process, whose CPU time counts from now on.
 fn accounts(process: &Process) -> Result<HashMap<i32, Account, RandomState>, Error> {
     let account = |tid| Some((tid, Account::from(process.thread_cpu_time(tid)?)));
     let threads = process.thread_ids()?;
     Ok(threads.into_iter().filter_map(account).collect())
 }
 
-/// Returns true if ptrace may stop its threads. False for a kernel thread.
+/// Returns true if ptrace may stop the threads of a process. False for a kernel thread.
 fn is_traceable(process: &Process) -> bool {
     let is_kernel_thread = process.status().is_ok_and(|status| status.kernel_thread);
     // Reading the memory takes the same permission (proc_pid_mem(5)).
@@ -287,13 +277,13 @@ fn is_traceable(process: &Process) -> bool {
     !is_kernel_thread && !is_refused()
 }
 
-/// The CPU of a thread that is running or runnable (fields 3 and 39 of its `stat`).
+/// Returns the CPU of a thread that is running or runnable (fields 3 and 39 of its `stat`).
 fn running_on(process: &Process, tid: i32) -> Option<u32> {
     let stat = process.thread_stat(tid).ok()?;
     (stat.state() == 'R').then(|| stat.field(39)?.parse().ok())?
 }
 
-/// When a process started, in ticks since boot.
+/// Returns the time when a process started, in ticks since boot.
 pub(super) fn start_ticks(process: &Process) -> Option<u64> {
     process.stat().ok()?.start()
 }

@@ -76,14 +76,21 @@ fn a_process_that_publishes_nothing_is_scanned_less_and_less_often() {
     let options = Options::new(Targets::Processes(vec![target.pid()]));
     let mut recorder = Recorder::start(&options, reader::Options::default(), None).unwrap();
     let (mut catalog, start) = (Catalog::new(), Instant::now());
-    while recorder.counts().not_published < 50 {
-        assert!(start.elapsed() < TIMEOUT, "{:?}", recorder.counts());
+    while recorder.processes().counts().not_published < 50 {
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "{:?}",
+            recorder.processes().counts()
+        );
         std::thread::sleep(INTERVAL);
         recorder.drain(&mut catalog, &mut |_| {});
     }
-    assert_eq!(recorder.counts().samples(), recorder.counts().not_published);
+    assert_eq!(
+        recorder.processes().counts().samples(),
+        recorder.processes().counts().not_published
+    );
     // At the start, after 40, 80, 160, 320, 640 ms and 1.28 s, and then every 2 s.
-    let polls = recorder.processes.polls();
+    let polls = recorder.processes.following.tracker.polls();
     let most = 8 + (monotonic() - recorder.started()) / 2_000_000_000;
     assert!(polls <= most, "{polls}");
 }

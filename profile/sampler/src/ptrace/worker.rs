@@ -1,7 +1,5 @@
-//! The thread that stops running threads at each tick, one after another.
-//!
-//! ptrace ties a stopped thread to the OS thread that stopped it. If the tracer dies, the kernel
-//! resumes its tracees.
+//! The thread that stops running threads at each tick, one after another: ptrace ties a stopped
+//! thread to the thread that stopped it. If the tracer dies, the kernel resumes its tracees.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,31 +13,29 @@ use otelctx_reader::remote::stop::resume_late;
 use otelctx_reader::remote::{self, Process};
 use otelctx_sample::StackEnd;
 
-use super::account::Ended;
+use super::account::EndedThreads;
 use super::code::CodeReader;
-use super::target::{Due, ReadOptions, Target, start_ticks};
-use super::{Shared, Taken};
+use super::target::{DueThread, ReadOptions, Target, start_ticks};
+use super::{Shared, WorkerSample};
 use crate::{Options, Targets, nanoseconds};
 
-/// How often to list processes and determine which of them have run.
+/// Time between two surveys: which processes exist, and which of them have run.
 const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
-/// How long to wait for a thread to stop. A running thread stops within microseconds; a thread that
-/// waits for a CPU stops when it gets one.
+/// Time limit for a thread to stop. A running thread stops within microseconds; a thread that waits
+/// for a CPU stops when it gets one.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_millis(20);
-/// How often to resume threads that stop only after that.
+/// Time between two checks for threads that stop after the time limit.
 const LATE_INTERVAL: Duration = Duration::from_millis(1);
-/// Time limit for stopping threads in one tick. If many threads wait for a CPU, the others stay
-/// owed, and are eventually lost.
+/// Time limit for stopping threads in one tick. Samples of the others stay owed, and are lost if
+/// many threads wait for a CPU.
 const TICK_BUDGET: Duration = Duration::from_millis(50);
 
-/// Number of samples that count as lost if processes or threads cannot be read, for example because
-/// no descriptors are left. How long they run is unknown: at least the count says that samples are
-/// missing.
+/// Number of samples that count as lost if processes or threads cannot be read, for example without
+/// descriptors. The true number is unknown: the count says that samples are missing.
 const UNKNOWN_LOSS: u64 = 1;
 
-/// A message from the worker to the recorder.
 pub(super) enum Message {
-    Sample(Taken),
+    Sample(WorkerSample),
     Exec(i32),
     Exited(i32),
 }
@@ -49,16 +45,14 @@ pub(super) struct Worker {
     whole_machine: bool,
     with_children: bool,
     read_options: ReadOptions,
-    /// In nanoseconds.
-    period: u64,
-    /// Time limit for stopping threads in one tick.
+    /// See [`TICK_BUDGET`].
     budget: Duration,
-    /// When the recording started, in ticks since boot.
+    /// Time when the recording started, in ticks since boot.
     start: u64,
-    /// Children that targets already had and that were not requested: process ID and start time.
+    /// Earlier children of targets, which were not requested: process ID and start time.
     older_children: HashSet<(i32, Option<u64>), RandomState>,
-    ended: Ended,
-    /// CPU time of processes that cannot be traced, in nanoseconds, less whole periods.
+    ended: EndedThreads,
+    /// CPU time of processes that are not traceable, in nanoseconds, less the counted periods.
     skipped: u64,
     code: CodeReader,
     messages: SyncSender<Message>,
@@ -81,11 +75,10 @@ impl Worker {
                 max_record,
                 period: options.period(),
             },
-            period: options.period(),
             budget: TICK_BUDGET,
             start: nanoseconds(libc::CLOCK_BOOTTIME) / TICK,
             older_children: HashSet::default(),
-            ended: Ended::default(),
+            ended: EndedThreads::default(),
             skipped: 0,
             code: CodeReader::start()?,
             messages,
@@ -105,26 +98,25 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens a process. `None` for a child that a target already had and that was not requested.
+    /// Opens a process. `None` for an earlier child of a target.
     fn open(&self, pid: i32) -> Result<Option<Target>, remote::Error> {
         let process = Process::open(pid)?;
-        if !self.older_children.is_empty()
-            && self.older_children.contains(&(pid, start_ticks(&process)))
-        {
+        let is_older = || self.older_children.contains(&(pid, start_ticks(&process)));
+        if !self.older_children.is_empty() && is_older() {
             return Ok(None);
         }
         Target::new(process, self.start).map(Some)
     }
 
     pub(super) fn run(mut self) {
-        let period = Duration::from_nanos(self.period);
+        let period = Duration::from_nanos(self.read_options.period);
         let mut tick = Instant::now();
         let mut surveyed = tick;
         while !self.is_stopped() {
             tick += period;
             let now = Instant::now();
             if now.saturating_duration_since(tick) > period {
-                // CPU time since the last tick is still owed.
+                // CPU time since the last tick stays owed.
                 tick = now;
             }
             sleep_until(tick);
@@ -142,25 +134,27 @@ impl Worker {
     }
 
     fn count_lost(&mut self, lost: u64) {
-        let lost = lost + self.ended.take_lost(self.period);
+        let lost = lost + self.ended.take_lost(self.read_options.period);
         self.shared.lost.fetch_add(lost, Ordering::Relaxed);
     }
 
     fn count_skipped(&mut self) {
-        let samples = self.skipped / self.period;
-        self.skipped %= self.period;
-        self.shared
-            .not_traceable
-            .fetch_add(samples, Ordering::Relaxed);
+        let samples = self.skipped / self.read_options.period;
+        self.skipped %= self.read_options.period;
+        let not_traceable = &self.shared.not_traceable;
+        not_traceable.fetch_add(samples, Ordering::Relaxed);
     }
 
-    /// Counts what is still owed as lost.
     fn close(&mut self) {
         let mut due = Vec::new();
         let mut lost = 0;
         for target in self.targets.values_mut() {
-            if target.is_traceable() {
-                lost += match target.note_run_times(self.period, &mut due, &mut self.ended) {
+            if target.is_traceable {
+                lost += match target.note_run_times(
+                    self.read_options.period,
+                    &mut due,
+                    &mut self.ended,
+                ) {
                     Ok(lost) => lost,
                     Err(remote::Error::NoSuchProcess { .. }) => 0,
                     Err(_) => UNKNOWN_LOSS,
@@ -174,19 +168,18 @@ impl Worker {
         self.count_skipped();
     }
 
-    /// Samples running threads that are owed a sample.
     fn tick(&mut self) {
         let (mut due, mut lost) = (Vec::new(), 0);
         for target in self.targets.values_mut().filter(|target| target.runs) {
             if self.shared.stop.load(Ordering::Relaxed) {
                 break;
             }
-            let noted = target.note_run_times(self.period, &mut due, &mut self.ended);
+            let noted = target.note_run_times(self.read_options.period, &mut due, &mut self.ended);
             lost += noted.unwrap_or(0);
         }
         self.count_lost(lost);
-        // A thread that has just run most likely still has a CPU, and stops at once. A thread that
-        // did not stop last time must not keep the others from being sampled.
+        // A thread that has just run most likely still has a CPU, and stops at once. One that did
+        // not stop last time comes last.
         due.sort_unstable_by_key(|due| (due.has_failed, std::cmp::Reverse(due.ran)));
         let end = Instant::now() + self.budget;
         for due in due {
@@ -198,21 +191,18 @@ impl Worker {
         }
     }
 
-    fn sample(&mut self, due: Due, left: Duration) {
+    fn sample(&mut self, due: DueThread, left: Duration) {
         let Some(target) = self.targets.get_mut(&due.pid) else {
             return;
         };
         if target.refresh_memory() {
             self.code.forget(due.pid);
-            self.shared.configure(due.pid, None);
+            self.shared.configurations().remove(&due.pid);
             self.send(Message::Exec(due.pid));
         }
-        let configuration = self.shared.configuration(due.pid);
-        let code = if self.read_options.user_stacks {
-            self.code.of(due.pid)
-        } else {
-            None
-        };
+        let configuration = self.shared.configurations().get(&due.pid).cloned();
+        let with_stack = self.read_options.user_stacks;
+        let code = with_stack.then(|| self.code.of(due.pid)).flatten();
         let Some(target) = self.targets.get_mut(&due.pid) else {
             return;
         };
@@ -223,8 +213,8 @@ impl Worker {
             configuration.as_deref(),
             code.as_deref(),
         );
-        // Without a reading, the sample is still owed. If the thread is traced by another process,
-        // or never stops, it will be lost and counted.
+        // Without a reading, the sample stays owed: of a thread that is traced by another process
+        // or never stops, it is lost and counted later.
         let Ok(reading) = reading else {
             return;
         };
@@ -232,7 +222,7 @@ impl Worker {
         if end == Some(StackEnd::NotExecutable) {
             self.code.refresh(due.pid);
         }
-        self.send(Message::Sample(Taken {
+        self.send(Message::Sample(WorkerSample {
             cpu: due.cpu,
             pid: due.pid,
             tid: due.tid,
@@ -243,12 +233,13 @@ impl Worker {
 
     fn send(&self, message: Message) {
         let is_sample = matches!(message, Message::Sample(_));
-        if self.messages.try_send(message).is_err() {
-            if is_sample {
-                self.shared.lost.fetch_add(1, Ordering::Relaxed);
-            } else {
-                self.shared.lost_process.store(true, Ordering::Relaxed);
-            }
+        if self.messages.try_send(message).is_ok() {
+            return;
+        }
+        if is_sample {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.shared.lost_process.store(true, Ordering::Relaxed);
         }
     }
 
@@ -256,16 +247,16 @@ impl Worker {
     pub(super) fn survey(&mut self) {
         let mut exited = Vec::new();
         self.targets.retain(|pid, target| {
-            let is_there = target.survey(&mut self.skipped, &mut self.ended);
-            if !is_there {
+            let is_running = target.survey(&mut self.skipped, &mut self.ended);
+            if !is_running {
                 target.close(&mut self.ended);
                 exited.push(*pid);
             }
-            is_there
+            is_running
         });
         for pid in exited {
             self.code.forget(pid);
-            self.shared.configure(pid, None);
+            self.shared.configurations().remove(&pid);
             self.send(Message::Exited(pid));
         }
         let own = std::process::id() as i32;
@@ -276,7 +267,8 @@ impl Worker {
                 Err(_) => is_complete = false,
             }
         } else if self.with_children {
-            new = self.targets.values().flat_map(Target::children).collect();
+            let targets = self.targets.values();
+            new = targets.flat_map(|it| it.process.children()).collect();
         }
         for pid in new {
             if pid == own || self.targets.contains_key(&pid) {
@@ -295,7 +287,7 @@ impl Worker {
     }
 }
 
-/// Sleeps, and resumes threads that stop late meanwhile.
+/// Sleeps until a tick, and resumes threads that stop late meanwhile.
 fn sleep_until(tick: Instant) {
     loop {
         let is_any_late = resume_late();
@@ -303,11 +295,8 @@ fn sleep_until(tick: Instant) {
         if wait.is_zero() {
             return;
         }
-        std::thread::sleep(if is_any_late {
-            wait.min(LATE_INTERVAL)
-        } else {
-            wait
-        });
+        let limit = if is_any_late { LATE_INTERVAL } else { wait };
+        std::thread::sleep(wait.min(limit));
     }
 }
 

@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use otelctx_sample::{Catalog, Frame, ProcessId, StackEnd};
 
-/// Maximum number of pairs of a module and a reason; stacks of others are counted together.
+/// Maximum number of pairs of a module and a reason; other stacks are counted without a module.
 const MAX_PLACES: usize = 256;
 
 /// Stacks that ended in the same module, for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IncompleteStacks {
-    /// The file name of the module with the last frame that was found, such as `libfoo.so`; for code that
-    /// was generated the runtime, such as `[Java]`; `[anon]` for other memory without a file, empty if the
+    /// The file name of the module with the last frame, such as `libfoo.so`; the runtime of
+    /// generated code, such as `[Java]`; `[anon]` for other memory without a file; empty if the
     /// module is unknown or one of too many.
     pub module: String,
-    /// Why they ended.
+    /// The reason.
     pub end: StackEnd,
     /// Number of samples.
     pub samples: u64,
@@ -26,9 +26,8 @@ impl IncompleteStacks {
     /// Creates an entry, for example to test code that shows it.
     #[must_use]
     pub fn new(module: &str, end: StackEnd, samples: u64) -> Self {
-        let module = module.to_owned();
         Self {
-            module,
+            module: module.to_owned(),
             end,
             samples,
         }
@@ -42,7 +41,7 @@ pub(crate) struct StackTally {
 }
 
 impl StackTally {
-    /// Counts a stack if it is incomplete. `module` returns the module with its last frame ([`last_module`]).
+    /// Counts a stack if it is incomplete. `module` returns its [`last_module`].
     pub(crate) fn add(&mut self, end: StackEnd, module: impl FnOnce() -> Option<String>) {
         if end == StackEnd::Start {
             return;
@@ -55,22 +54,18 @@ impl StackTally {
     }
 
     pub(crate) fn sorted(&self) -> Vec<IncompleteStacks> {
-        let place = |((module, end), samples): (&(String, StackEnd), &u64)| IncompleteStacks {
-            module: module.clone(),
-            end: *end,
-            samples: *samples,
+        let counts = self.counts.iter();
+        let entry = |(key, samples): (&(String, StackEnd), &u64)| {
+            IncompleteStacks::new(&key.0, key.1, *samples)
         };
-        let mut places: Vec<_> = self.counts.iter().map(place).collect();
-        places.sort_by(|one, other| {
-            let order = other.samples.cmp(&one.samples);
-            order.then_with(|| (&one.module, one.end).cmp(&(&other.module, other.end)))
-        });
-        places
+        let mut all: Vec<_> = counts.map(entry).collect();
+        all.sort_by(|a, b| (b.samples, &a.module, a.end).cmp(&(a.samples, &b.module, b.end)));
+        all
     }
 }
 
-/// The name of the module with the last frame of a stack, at the time of its sample. `generated_by` returns the runtime
-/// that has generated the code at an address.
+/// Returns the name of the module with the last frame of a stack, at the time of its sample.
+/// `generated_by` returns the runtime that has generated the code at an address.
 pub(crate) fn last_module(
     stack: &[Frame],
     process: ProcessId,

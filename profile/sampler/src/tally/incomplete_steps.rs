@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use otelctx_reader::runtime::RuntimeError;
 
-/// Maximum number of reasons, some of which have an address; samples with others are counted in
-/// [`Counts::incomplete_steps`](otelctx_sample::Counts::incomplete_steps) alone.
+/// Maximum number of reasons, some of which have an address; `Counts::incomplete_steps` has all.
 const MAX_REASONS: usize = 32;
 
 /// Samples that lack the part of a runtime, for the same reason.
@@ -21,7 +20,7 @@ const MAX_REASONS: usize = 32;
 pub struct IncompleteSteps {
     /// The name of the runtime, such as `nodejs`.
     pub runtime: &'static str,
-    /// Why it could not be read, as a sentence without a full stop.
+    /// The reason, as a sentence without a full stop.
     pub reason: String,
     /// Number of samples.
     pub samples: u64,
@@ -31,10 +30,9 @@ impl IncompleteSteps {
     /// Creates an entry, for example to test code that shows it.
     #[must_use]
     pub fn new(runtime: &'static str, reason: &str, samples: u64) -> Self {
-        let reason = reason.to_owned();
         Self {
             runtime,
-            reason,
+            reason: reason.to_owned(),
             samples,
         }
     }

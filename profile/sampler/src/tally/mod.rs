@@ -17,7 +17,7 @@ pub(crate) use incomplete_steps::StepTally;
 pub struct Totals {
     /// The counters.
     pub counts: Counts,
-    /// The ends of the stacks of [`Counts::incomplete_stacks`] and [`Counts::truncated_stacks`], most samples first.
+    /// See [`Sampler::incomplete_stacks`](crate::Sampler::incomplete_stacks).
     pub incomplete_stacks: Vec<IncompleteStacks>,
     /// The reasons for [`Counts::incomplete_steps`], most samples first.
     pub incomplete_steps: Vec<IncompleteSteps>,

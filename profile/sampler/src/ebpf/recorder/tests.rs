@@ -173,14 +173,14 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
             incomplete += 1;
         }
     }
-    assert_eq!(recorder.counts().incomplete_steps, 0);
+    assert_eq!(recorder.processes().counts().incomplete_steps, 0);
     let mut samples = 0;
     while samples == 0 {
         assert!(begin.elapsed() < TIMEOUT);
         recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
     }
     assert_eq!(
-        recorder.counts().incomplete_steps,
+        recorder.processes().counts().incomplete_steps,
         samples,
         "after {incomplete}"
     );
@@ -232,13 +232,13 @@ fn a_step_without_room_for_its_part_is_counted() {
             cut += usize::from(is_cut);
         }
     }
-    assert_eq!(recorder.counts().incomplete_steps, 0);
+    assert_eq!(recorder.processes().counts().incomplete_steps, 0);
     let mut samples = 0;
     while samples == 0 {
         assert!(begin.elapsed() < TIMEOUT);
         recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
     }
-    assert_eq!(recorder.counts().incomplete_steps, samples);
+    assert_eq!(recorder.processes().counts().incomplete_steps, samples);
 }
 
 /// Its samples say so (see above).
@@ -338,7 +338,7 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
     let mut samples = 0;
     recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
     let (_, runs) = recorder.kernel_time().unwrap();
-    let counts = recorder.counts();
+    let counts = recorder.processes().counts();
     assert!(samples > 0);
     assert_eq!(counts.samples(), samples);
     assert_eq!(counts.samples() + counts.lost, runs);
@@ -485,13 +485,13 @@ fn processes_without_room_among_the_targets_are_counted() {
         targets.insert(pid, target(0, &[]));
     }
     // The shell has had room before.
-    assert_eq!(targets.refused(), 1);
+    assert_eq!(targets.refused, 1);
     // Once is not twice.
     targets.insert(UNUSED + ROOM - 1, target(0, &[]));
-    assert_eq!(targets.refused(), 1);
+    assert_eq!(targets.refused, 1);
     shell.command("start");
     recorder.survey(Instant::now());
-    assert_eq!(recorder.counts().dropped_processes, 3);
+    assert_eq!(recorder.processes().counts().dropped_processes, 3);
 }
 
 /// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
@@ -542,7 +542,7 @@ fn what_is_kept_of_a_process_whose_end_was_not_reported_is_found() {
     recorder.processes.report(report);
     let is_kept = |recorder: &Recorder| {
         [
-            recorder.processes.untracked().any(|it| it == pid),
+            recorder.processes.untracked.contains(pid),
             recorder.loaded.unwinding.processes().any(|it| it == pid),
         ]
     };

@@ -1,14 +1,16 @@
-//! The data that the program unwinds with: `bpf/unwind.h`.
-//!
-//! A test compares every layout here with the type information in the compiled objects.
+//! The data that the program unwinds with (`bpf/unwind.h`). A test compares every layout with the
+//! type information in the objects.
 
 use aya::Pod;
 use otelctx_unwind::{Cfa, FrameRule, MAX_RULES, ReturnAddress, Rule, SHARD_ROWS, Saved};
 
+#[cfg(test)]
+pub(in crate::ebpf) use tests::check_layouts;
+
 /// Maximum number of shards of 1 MiB. 500 files have 39 MiB of rows at the 99th percentile.
 pub(super) const MAX_SHARDS: u32 = 48;
-/// How many of them may have rows of files that no process has mapped: they may be needed again. A machine
-/// on which people work maps 16 MiB at a time.
+/// Maximum number of shards as long as they have rows of files that no process has mapped. A
+/// machine on which people work maps 16 MiB at a time.
 pub(super) const MAX_KEPT_SHARDS: u32 = 24;
 /// Maximum number of pages of 64 KiB with rows, of all files.
 pub(super) const MAX_PAGES: usize = 1 << 18;
@@ -56,7 +58,7 @@ pub(super) struct ProcessCode {
     pub(super) serial: u64,
 }
 
-// SAFETY: integers without padding.
+// SAFETY: integers without padding: `repr(C)`, and a test compares the layout with the objects.
 unsafe impl Pod for ProcessCode {}
 
 /// `VDSO`: the offset in the vDSO's key, whose other members are zero.
@@ -73,7 +75,7 @@ pub(super) struct FileCodeKey {
     pub(super) device: u32,
 }
 
-// SAFETY: integers without padding.
+// SAFETY: as above.
 unsafe impl Pod for FileCodeKey {}
 
 /// `struct file_code`.
@@ -85,7 +87,7 @@ pub(super) struct FileCode {
     pub(super) pages: u32,
 }
 
-// SAFETY: integers without padding.
+// SAFETY: as above.
 unsafe impl Pod for FileCode {}
 
 /// `struct rule`.
@@ -149,8 +151,12 @@ impl From<Rule> for KernelRule {
 }
 
 fn of_frame(frame: FrameRule) -> KernelRule {
+    let mut rule = KernelRule {
+        kind: kind::FRAME,
+        ..KernelRule::default()
+    };
     // enum cfa_kind
-    let (cfa, cfa_register, cfa_offset, addend) = match frame.cfa {
+    (rule.cfa, rule.cfa_register, rule.cfa_offset, rule.addend) = match frame.cfa {
         Cfa::Register { register, offset } => (0, register, offset, 0),
         Cfa::Memory {
             register,
@@ -159,32 +165,23 @@ fn of_frame(frame: FrameRule) -> KernelRule {
         } => (1, register, offset, addend),
         Cfa::Plt { pushed_at } => (2, 0, 0, pushed_at.into()),
     };
-    let (frame_pointer, frame_pointer_register, frame_pointer_offset) = saved(frame.frame_pointer);
-    let (base, _, base_offset) = saved(frame.base);
+    (
+        rule.frame_pointer,
+        rule.frame_pointer_register,
+        rule.frame_pointer_offset,
+    ) = saved(frame.frame_pointer);
+    (rule.base, _, rule.base_offset) = saved(frame.base);
     // enum return_kind
-    let (return_address, return_register, return_offset) = match frame.return_address {
-        ReturnAddress::AtCfa(offset) => (0, 0, offset),
-        ReturnAddress::Register(register) => (1, register, 0),
-    };
-    KernelRule {
-        kind: kind::FRAME,
-        cfa,
-        cfa_register,
-        frame_pointer,
-        frame_pointer_register,
-        base,
-        return_address,
-        return_register,
-        cfa_offset,
-        addend,
-        frame_pointer_offset,
-        base_offset,
-        return_offset,
-        reserved: 0,
+    match frame.return_address {
+        ReturnAddress::AtCfa(offset) => rule.return_offset = offset,
+        ReturnAddress::Register(register) => {
+            (rule.return_address, rule.return_register) = (1, register);
+        }
     }
+    rule
 }
 
-/// `enum saved`, a register and an offset.
+/// Returns `enum saved`, a register and an offset.
 fn saved(saved: Saved) -> (u8, u8, i32) {
     match saved {
         Saved::Same => (0, 0, 0),
@@ -199,14 +196,13 @@ fn saved(saved: Saved) -> (u8, u8, i32) {
 pub(in crate::ebpf) mod stack_end {
     use otelctx_sample::StackEnd;
 
-    /// The program does not know how a stack ends that it has walked by frame pointers alone: nothing
-    /// shows that the last frame is the first one of the thread.
+    /// The stack was walked by frame pointers: nothing shows that it reaches the first frame.
     pub(in crate::ebpf) const BY_FRAME_POINTERS: u16 = 0;
 
     /// `STACK_ALL_MAPPINGS`, beside the end: no mapping was missing for lack of room.
     pub(in crate::ebpf) const ALL_MAPPINGS: u16 = 1 << 8;
 
-    /// The end of a stack that was unwound by tables.
+    /// Returns the end of a stack that was unwound by tables.
     pub(in crate::ebpf) fn of(end: u16) -> StackEnd {
         match end & !ALL_MAPPINGS {
             0 => StackEnd::FramePointers,
@@ -220,55 +216,54 @@ pub(in crate::ebpf) mod stack_end {
     }
 }
 
-/// Calls `check` with name, size and members (offset in bytes) of each structure.
-#[cfg(test)]
-pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)])) {
-    use std::mem::offset_of;
-
-    macro_rules! layout {
-        ($name:literal, $type:ty, [$($member:ident),*]) => {
-            let members = [$((stringify!($member), offset_of!($type, $member))),*];
-            check($name, size_of::<$type>(), &members);
-        };
-    }
-    layout!("page_index", PageIndex, [first]);
-    layout!("code", Code, [start, end, base, page, pages]);
-    layout!("code_list", CodeList, [at]);
-    layout!("process_code", ProcessCode, [first, count, serial]);
-    layout!(
-        "file_code_key",
-        FileCodeKey,
-        [inode, offset, ctime, ctime_nanoseconds, device]
-    );
-    layout!("file_code", FileCode, [base, page, pages]);
-    layout!("rule_list", RuleList, [at]);
-    layout!(
-        "rule",
-        KernelRule,
-        [
-            kind,
-            cfa,
-            cfa_register,
-            frame_pointer,
-            frame_pointer_register,
-            base,
-            return_address,
-            return_register,
-            cfa_offset,
-            addend,
-            frame_pointer_offset,
-            base_offset,
-            return_offset,
-            reserved
-        ]
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use otelctx_sample::StackEnd;
 
     use super::*;
+
+    /// Calls `check` with name, size and members (offset in bytes) of each structure.
+    pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)])) {
+        use std::mem::offset_of;
+
+        macro_rules! layout {
+            ($name:literal, $type:ty, [$($member:ident),*]) => {
+                let members = [$((stringify!($member), offset_of!($type, $member))),*];
+                check($name, size_of::<$type>(), &members);
+            };
+        }
+        layout!("page_index", PageIndex, [first]);
+        layout!("code", Code, [start, end, base, page, pages]);
+        layout!("code_list", CodeList, [at]);
+        layout!("process_code", ProcessCode, [first, count, serial]);
+        layout!(
+            "file_code_key",
+            FileCodeKey,
+            [inode, offset, ctime, ctime_nanoseconds, device]
+        );
+        layout!("file_code", FileCode, [base, page, pages]);
+        layout!("rule_list", RuleList, [at]);
+        layout!(
+            "rule",
+            KernelRule,
+            [
+                kind,
+                cfa,
+                cfa_register,
+                frame_pointer,
+                frame_pointer_register,
+                base,
+                return_address,
+                return_register,
+                cfa_offset,
+                addend,
+                frame_pointer_offset,
+                base_offset,
+                return_offset,
+                reserved
+            ]
+        );
+    }
 
     #[test]
     fn each_end_of_a_stack_is_converted_and_only_one_is_complete() {

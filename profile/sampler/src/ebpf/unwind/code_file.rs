@@ -14,7 +14,7 @@ pub(super) enum CodeFile {
 }
 
 impl CodeFile {
-    /// Identifies the file of a mapping by the mapping itself. `None` for memory.
+    /// Identifies the file by the mapping's facts alone. `None` for memory.
     pub(super) fn of(mapping: &Mapping<'_>) -> Option<Self> {
         let (device, inode) = (mapping.device, mapping.inode);
         match mapping.name {

@@ -1,7 +1,6 @@
 //! The program's lists of the code of processes, and the rows of files.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -24,12 +23,15 @@ use super::worker::{Answer, Request, Worker};
 use crate::refusal::Refusal;
 use crate::{Options, monotonic};
 
-/// Maximum number of files whose rows are asked for and not there yet.
+/// Maximum number of requests for rows in the queue.
 const MAX_REQUESTS: usize = 512;
 /// Maximum number of files that are remembered.
 const MAX_FILES: usize = 16 * 1024;
-/// How long the contents of a file are taken for unchanged.
+/// Time before a file is checked for a change.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Rows that the program does not have yet, by their files.
+pub(super) type NewRows = HashMap<CodeFile, Arc<PlacedRows>, RandomState>;
 
 /// The program's maps, and the worker.
 pub(super) struct Kernel {
@@ -37,32 +39,32 @@ pub(super) struct Kernel {
     processes: KernelMap<MapData, u32, ProcessCode>,
     pool: Pool,
     files: HashMap<CodeFile, FileEntry, RandomState>,
-    requests: SyncSender<Request>,
+    pub(super) requests: SyncSender<Request>,
     answers: Receiver<Answer>,
     /// Number of the newest list of mappings.
     serial: u64,
-    /// Number of requests without an answer.
     pending: usize,
-    /// The files of the answers that were taken since the last call of `end_taking`.
+    /// The files of the answers since the last call of `end_taking`.
     taken: Vec<CodeFile>,
-    /// When the rows of the last answer were placed, in nanoseconds.
+    /// Time when the rows of the last answer were placed, in nanoseconds.
     last_answer: u64,
-    /// Devices of mappings on which several files can have the same inode number: those of subvolumes, or layers.
+    /// Devices of subvolumes or layers: several files can have the same inode number.
     shared_devices: HashSet<Device, RandomState>,
     /// There is no room for the rows of some file.
     has_unplaced: bool,
-    /// There was no room for a request, or a mapping's file was not distinguished from others.
-    has_refused: bool,
+    /// There was no room for a request, or a mapping's file was not distinguished from others: the
+    /// mappings must be read again.
+    pub(super) has_refused: bool,
 }
 
 struct FileEntry {
-    /// `None` until they are made, and if there are none. Without a process that has mapped the file, they
-    /// may be given back.
+    /// `None` before they are made, and if there are none. They may be given back when no process
+    /// maps the file.
     rows: Option<Weak<PlacedRows>>,
     requested: Instant,
-    /// When it became known whether there are rows, in nanoseconds; `None` before.
+    /// Time of the answer, in nanoseconds; `None` before.
     answered: Option<u64>,
-    /// As in the answer.
+    /// See [`Answer::end_in_gaps`].
     end_in_gaps: Option<StackEnd>,
 }
 
@@ -77,26 +79,25 @@ impl FileEntry {
 #[derive(Default)]
 pub(super) struct PlacedCode {
     code: ProcessCode,
-    /// The rows that they refer to, which stay in their place as long as they do.
+    /// The rows that they refer to, which stay in place as long as this does.
     rows: Vec<Arc<PlacedRows>>,
 }
 
 impl Kernel {
     pub(super) fn start(programs: &mut Ebpf, options: &Options) -> Result<Self, Refusal> {
-        let failed = |error: io::Error| Refusal::of(&error);
         let kept = options.kept_rows.unwrap_or(MAX_KEPT_SHARDS);
         let store = Store::new(programs, kept, options.max_rows.unwrap_or(MAX_SHARDS))?;
-        let rules = Shared::of(array(programs, "rules")?).map_err(failed)?;
-        let code = Shared::of(array(programs, "code")?).map_err(failed)?;
+        let rules = Shared::of(array(programs, "rules")?).map_err(Refusal::of)?;
+        let code = Shared::of(array(programs, "code")?).map_err(Refusal::of)?;
         let processes = map(programs, "processes")?;
         let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();
         let worker = Worker::new(store, rules);
-        // It ends when this is dropped, or later: a file server may keep it from that.
+        // It ends when this is dropped, or later, if a file server does not respond.
         std::thread::Builder::new()
             .name("otelctx-rows".into())
             .spawn(move || worker.run(&of_worker, &to_here))
-            .map_err(failed)?;
+            .map_err(Refusal::of)?;
         Ok(Self {
             code,
             processes,
@@ -114,7 +115,6 @@ impl Kernel {
         })
     }
 
-    /// The file of a mapping.
     pub(super) fn code_file(
         &self,
         process: &Process,
@@ -130,7 +130,7 @@ impl Kernel {
         Some(CodeFile::File { device, inode })
     }
 
-    /// The rows of a mapping's file, if they are there; asks for them, if they are not.
+    /// Returns the rows of a mapping's file, or requests them.
     pub(super) fn rows(
         &mut self,
         process: &Process,
@@ -170,31 +170,30 @@ impl Kernel {
                 }
             };
             self.make_room();
-            if self.requests.try_send(request).is_ok() {
-                self.pending += 1;
-                let entry = FileEntry {
-                    rows: rows.as_ref().map(Arc::downgrade),
-                    requested: now,
-                    // A file that is only checked again keeps its rows meanwhile.
-                    answered: answered.filter(|_| !were_given_back),
-                    end_in_gaps,
-                };
-                self.files.insert(code_file, entry);
-            } else {
+            if self.requests.try_send(request).is_err() {
                 self.has_refused = true;
+                return rows;
             }
+            self.pending += 1;
+            let entry = FileEntry {
+                rows: rows.as_ref().map(Arc::downgrade),
+                requested: now,
+                // A file that is only checked again keeps its rows meanwhile.
+                answered: answered.filter(|_| !were_given_back),
+                end_in_gaps,
+            };
+            self.files.insert(code_file, entry);
         }
         rows
     }
 
-    /// Makes room for one more file.
     fn make_room(&mut self) {
         if self.files.len() >= MAX_FILES {
             self.files.clear();
         }
     }
 
-    /// Notes that a file cannot be opened; it is tried again later. Its rows, if there are any, stay.
+    /// Notes that a file cannot be opened; a later request retries. Its rows, if any, stay.
     fn note_unreadable(&mut self, code_file: CodeFile) {
         self.make_room();
         let entry = self.files.entry(code_file).or_insert_with(|| FileEntry {
@@ -206,28 +205,12 @@ impl Kernel {
         entry.requested = Instant::now();
     }
 
-    /// Returns true if a request was refused since the last call: the mappings must be read again.
-    pub(super) fn take_refused(&mut self) -> bool {
-        std::mem::take(&mut self.has_refused)
-    }
-
-    /// Sends requests to another queue, with room for `room` of them. Returns the worker's, and the other end of this one.
-    #[cfg(test)]
-    pub(super) fn redirect(&mut self, room: usize) -> (SyncSender<Request>, Receiver<Request>) {
-        let (requests, queue) = mpsc::sync_channel(room);
-        (std::mem::replace(&mut self.requests, requests), queue)
-    }
-
-    #[cfg(test)]
-    pub(super) fn redirect_to(&mut self, requests: SyncSender<Request>) {
-        self.requests = requests;
-    }
-
     pub(super) fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
-        process.lacks_room = !self.has_placed(pid, process);
+        process.lacks_room = !self.try_place(pid, process);
     }
 
-    fn has_placed(&mut self, pid: i32, process: &mut ProcessMappings) -> bool {
+    /// Writes a process's list. Returns false if there is no room.
+    fn try_place(&mut self, pid: i32, process: &mut ProcessMappings) -> bool {
         let now = Instant::now();
         self.serial += 1;
         let head = Code {
@@ -237,7 +220,7 @@ impl Kernel {
         let mappings = process.mappings.iter().map(Mapping::code);
         let list: Vec<Code> = std::iter::once(head).chain(mappings).collect();
         let Some(first) = self.pool.take(list.len() as u32, now) else {
-            // The list that it has may give this one its room, before the next attempt.
+            // The former list may give this one its room, before the next attempt.
             if list.len() as u32 <= process.placed.code.count + 1 {
                 let placed = std::mem::take(&mut process.placed);
                 self.forget(pid, placed);
@@ -268,29 +251,28 @@ impl Kernel {
         let PlacedCode { code, rows } = placed;
         if code.serial != 0 {
             let head = code.first - 1;
-            // A child may have inherited them and not be tracked yet.
+            // Invalidates the list of a child that inherited it and is not tracked yet.
             let unused = [Code::default()];
             self.code
                 .write(member!(CodeList, at), head as usize, &unused);
             self.pool.give_back(head, code.count + 1, Instant::now());
         }
-        // Only now, because they may be given back from here on.
+        // Only now: from here on, they may be given back.
         drop(rows);
     }
 
     pub(super) fn forget(&mut self, pid: i32, placed: PlacedCode) {
-        // The program removes it, too.
+        // The program removes the entry, too.
         let _ = self.processes.remove(&(pid as u32));
         self.free(placed);
     }
 
-    /// Why a stack ended at a time, in nanoseconds, at code without rows.
+    /// Returns why a stack ended at `time`, in nanoseconds, at code without rows.
     pub(super) fn end_without_rows(&self, code_file: CodeFile, time: u64) -> StackEnd {
-        match self.files.get(&code_file) {
-            Some(it) if it.answered.is_none_or(|answered| time < answered) => {
-                StackEnd::TablesNotReady
-            }
-            // There was no room for the request.
+        let file = self.files.get(&code_file);
+        let is_answered = |it: &&FileEntry| it.answered.is_some_and(|answered| answered <= time);
+        match file.filter(is_answered) {
+            // There was no room for the request, or there is no answer yet.
             None => StackEnd::TablesNotReady,
             // Rules without room are no gaps.
             Some(it) if it.rows.is_some() && it.end_in_gaps == Some(StackEnd::TooManyTables) => {
@@ -300,14 +282,14 @@ impl Kernel {
         }
     }
 
-    /// Why a stack ended at code whose rule the program cannot use, most likely: one file can have code of both kinds.
+    /// Returns the likely reason why a stack ended at code whose rule the program cannot use: one
+    /// file can have code of both kinds.
     pub(super) fn end_with_unusable_rule(&self, code_file: CodeFile) -> StackEnd {
-        let file = self.files.get(&code_file);
-        file.and_then(|it| it.end_in_gaps)
-            .unwrap_or(StackEnd::BadTables)
+        let end = self.files.get(&code_file).and_then(|it| it.end_in_gaps);
+        end.unwrap_or(StackEnd::BadTables)
     }
 
-    /// Notes the time from which on the program has the rows in the answers that were taken.
+    /// Notes that the program has the rows of all answers from now on.
     pub(super) fn end_taking(&mut self) {
         if self.taken.is_empty() {
             return;
@@ -321,13 +303,13 @@ impl Kernel {
         self.has_unplaced = self.files.values().any(FileEntry::is_unplaced);
     }
 
-    /// Returns true if the rows of all files that have any were there at `time`, in nanoseconds.
+    /// Returns true if the rows of all files were there at `time`, in nanoseconds.
     pub(super) fn is_settled(&self, time: u64) -> bool {
         self.pending == 0 && self.last_answer <= time && !self.has_unplaced
     }
 
-    /// Why the frame pointer of code that has tables may have led to another frame than its caller's, because its rows were
-    /// not there at `time`, in nanoseconds. With `has_rows`, they are there now.
+    /// Returns why the frame pointer of code with tables may have led to another frame than its
+    /// caller's: its rows were not there at `time`, in nanoseconds. With `has_rows`, they are now.
     pub(super) fn reason_to_cut(
         &self,
         code_file: CodeFile,
@@ -345,41 +327,35 @@ impl Kernel {
         }
     }
 
-    /// An answer, if one comes within this time and one is expected.
+    /// Waits for an answer until this time is over, if one is expected.
     pub(super) fn wait(&self, time: Duration) -> Option<Answer> {
-        let is_expected = self.pending > 0;
-        is_expected.then(|| self.answers.recv_timeout(time).ok())?
+        (self.pending > 0).then(|| self.answers.recv_timeout(time).ok())?
     }
 
-    /// The new rows in this answer and in all others that have come.
-    pub(super) fn take(
-        &mut self,
-        first: Option<Answer>,
-    ) -> HashMap<CodeFile, Arc<PlacedRows>, RandomState> {
-        let mut new = HashMap::<CodeFile, Arc<PlacedRows>, RandomState>::default();
+    /// Returns the new rows in this answer and in all others that have come.
+    pub(super) fn take(&mut self, first: Option<Answer>) -> NewRows {
+        let mut new = NewRows::default();
         for answer in first.into_iter().chain(self.answers.try_iter()) {
             self.pending -= 1;
-            let Answer {
-                code_file, rows, ..
-            } = answer;
-            let Some(file) = self.files.get_mut(&code_file) else {
+            let Some(file) = self.files.get_mut(&answer.code_file) else {
                 continue;
             };
-            self.taken.push(code_file);
-            let same = match (&file.rows, &rows) {
-                (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
-                (None, None) => true,
-                _ => false,
-            };
+            self.taken.push(answer.code_file);
             // Rows that could not be read again stay: the file may be another by now.
-            if rows.is_some() || file.rows.is_none() {
+            if answer.rows.is_some() || file.rows.is_none() {
                 file.end_in_gaps = answer.end_in_gaps;
             }
-            if !same && let Some(rows) = rows {
+            let is_known = |rows: &Arc<_>| {
+                let known = file.rows.as_ref();
+                known.is_some_and(|known| known.as_ptr() == Arc::as_ptr(rows))
+            };
+            if let Some(rows) = answer.rows
+                && !is_known(&rows)
+            {
                 file.rows = Some(Arc::downgrade(&rows));
                 // The program has them from now on.
                 file.answered = None;
-                new.insert(code_file, rows);
+                new.insert(answer.code_file, rows);
             }
         }
         new

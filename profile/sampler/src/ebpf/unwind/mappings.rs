@@ -16,40 +16,33 @@ pub(super) struct Mapping {
     pub(super) offset: u64,
     pub(super) code_file: Option<CodeFile>,
     pub(super) rows: Option<Arc<PlacedRows>>,
-    /// It is several pieces of memory, in any order.
+    /// The mapping is joined of several pieces of memory, in any order.
     is_joined: bool,
 }
 
 impl Mapping {
-    /// Its entry in the program's list.
+    /// Returns the mapping's entry in the program's list.
     pub(super) fn code(&self) -> Code {
         let (start, end) = self.range;
-        let without = Code {
+        let without_rows = Code {
             start,
             end,
             ..Code::default()
         };
-        let Some(rows) = self.rows.as_ref().filter(|_| !self.is_joined) else {
-            return without;
-        };
-        let offset = if self.code_file == Some(CodeFile::Vdso) {
-            0
-        } else {
-            self.offset
-        };
-        match rows.segments.bias(start, offset) {
-            Some(bias) => Code {
-                base: bias.wrapping_add(rows.start),
-                page: rows.page,
-                pages: rows.pages,
-                ..without
-            },
-            None => without,
-        }
+        let is_vdso = self.code_file == Some(CodeFile::Vdso);
+        let offset = if is_vdso { 0 } else { self.offset };
+        let rows = self.rows.as_ref().filter(|_| !self.is_joined);
+        let biased = rows.and_then(|rows| Some((rows, rows.segments.bias(start, offset)?)));
+        biased.map_or(without_rows, |(rows, bias)| Code {
+            base: bias.wrapping_add(rows.start),
+            page: rows.page,
+            pages: rows.pages,
+            ..without_rows
+        })
     }
 
-    /// Merges with the mapping behind it, if that continues the same file or is the same kind of memory. Returns true if
-    /// it did.
+    /// Merges with the mapping behind it, if that continues the file or is the same kind of memory.
+    /// Returns true if so.
     fn merges(&mut self, next: &Self, is_memory: bool) -> bool {
         if self.range.1 != next.range.0 || self.code_file != next.code_file {
             return false;
@@ -68,29 +61,25 @@ impl Mapping {
     }
 }
 
-/// The mappings of a process that were dropped: the program has no room for them.
+/// The kinds of mappings that were dropped, because the program has no room for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
-    /// Some.
     pub(super) any: bool,
-    /// Some that may have unwind tables.
     pub(super) files: bool,
 }
 
-/// Gathers the mappings of a process.
-///
-/// If there are too many, memory is dropped first: its code has no unwind tables, whereas without those of a
-/// library all stacks through it are cut.
+/// Gathers the mappings of a process. If there are too many, memory is dropped first: its code has
+/// no unwind tables, whereas without a library's all stacks through it are cut.
 #[derive(Default)]
 pub(super) struct MappingList {
     files: Vec<Mapping>,
-    /// Of just-in-time compilers: without a file, or as .NET has it in a memfd.
+    /// Memory of just-in-time compilers: without a file, or in a memfd, as of .NET.
     memory: Vec<Mapping>,
     dropped: Dropped,
 }
 
 impl MappingList {
-    /// Adds the mapping with the next higher address. `rows` finds the rows of its file.
+    /// Adds the mapping with the next higher address. `rows` returns the rows of its file.
     pub(super) fn add(
         &mut self,
         mapping: &remote::Mapping<'_>,
@@ -129,7 +118,7 @@ impl MappingList {
         }
     }
 
-    /// Returns the mappings that the program has room for, in address order, and which were dropped.
+    /// Returns the mappings that have room, in address order, and the kinds of dropped ones.
     pub(super) fn finish(self) -> (Vec<Mapping>, Dropped) {
         let Self {
             files: mut mappings,

@@ -1,7 +1,6 @@
-//! Stacks by unwind tables: passes the rows that cover the code of each process on to the program.
-//!
-//! A worker thread makes the rows of a file. Until a process's mappings are known here, the program
-//! walks by frame pointers.
+//! Stacks by unwind tables: passes the rows for the code of each process on to the program.
+//! A worker thread makes the rows of a file. The program walks by frame pointers until a process's
+//! mappings are read here.
 
 mod abi;
 mod code_file;
@@ -12,8 +11,6 @@ mod store;
 mod worker;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
@@ -26,19 +23,17 @@ use otelctx_track::schedule::Backoff;
 pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
 use code_file::CodeFile;
-use kernel::{Kernel, PlacedCode};
+use kernel::{Kernel, NewRows, PlacedCode};
 use mappings::{Dropped, Mapping, MappingList};
-use store::PlacedRows;
 use worker::Answer;
 
 use crate::Options;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
-/// Maximum number of processes whose children are tracked before they are sampled: as many as the program has
-/// (`process_code.h`).
+/// Maximum number of processes whose children get their mappings (`process_code.h`).
 const MAX_PROCESSES: usize = 8192;
-/// How long to wait before the mappings of processes without room are placed again.
+/// Time between two attempts to place the mappings of processes without room.
 const ROOM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The code of processes, as the program has it.
@@ -46,7 +41,7 @@ pub(super) struct Unwinding {
     /// `None` if stacks are walked by frame pointers alone.
     kernel: Option<Kernel>,
     processes: HashMap<i32, ProcessMappings, RandomState>,
-    /// When to place those without room again.
+    /// Time of the next attempt to place the mappings of processes without room.
     next_placing: Instant,
 }
 
@@ -60,7 +55,7 @@ struct ProcessMappings {
     placed: PlacedCode,
     /// There was no room in the program's list for the newest mappings.
     lacks_room: bool,
-    /// The mappings that were dropped, because one process may not have as many.
+    /// Mappings beyond the maximum for one process.
     dropped: Dropped,
 }
 
@@ -86,8 +81,8 @@ impl ProcessMappings {
         self.mapping_at(address).is_some()
     }
 
-    /// Takes the rows of its mappings. Returns whether there are any.
-    fn take(&mut self, new: &HashMap<CodeFile, Arc<PlacedRows>, RandomState>) -> bool {
+    /// Sets the new rows of its mappings. Returns true if there are any.
+    fn take(&mut self, new: &NewRows) -> bool {
         let mut any = false;
         for mapping in &mut self.mappings {
             if let Some(rows) = mapping.code_file.and_then(|code_file| new.get(&code_file)) {
@@ -98,7 +93,7 @@ impl ProcessMappings {
         any
     }
 
-    /// Reads the mappings. Returns whether they have changed.
+    /// Reads the mappings. Returns true if they have changed.
     fn read(&mut self, process: &Process, kernel: &mut Option<Kernel>) -> bool {
         let mut list = MappingList::default();
         // A process that has ended has no mappings.
@@ -124,16 +119,15 @@ impl ProcessMappings {
 }
 
 impl Unwinding {
-    /// Takes the program's maps, if it unwinds by tables.
+    /// Takes the program's maps and starts the worker, if the program unwinds by tables.
     pub(super) fn start(
         programs: &mut Ebpf,
         by_tables: bool,
         options: &Options,
     ) -> Result<Self, Refusal> {
         let kernel = by_tables.then(|| Kernel::start(programs, options));
-        let kernel = kernel.transpose()?;
         Ok(Self {
-            kernel,
+            kernel: kernel.transpose()?,
             processes: HashMap::default(),
             next_placing: Instant::now(),
         })
@@ -141,17 +135,15 @@ impl Unwinding {
 
     pub(super) fn read(&mut self, process: &Process) {
         let now = Instant::now();
-        let entry = match self.processes.entry(process.pid()) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(ProcessMappings::new(now)),
-        };
+        let entry = self.processes.entry(process.pid());
+        let entry = entry.or_insert_with(|| ProcessMappings::new(now));
         if !entry.reads.is_due(now) {
             return;
         }
         entry.is_stale = false;
         let changed = entry.read(process, &mut self.kernel);
         if let Some(kernel) = &mut self.kernel {
-            entry.is_stale = kernel.take_refused();
+            entry.is_stale = std::mem::take(&mut kernel.has_refused);
             if changed {
                 kernel.place(process.pid(), entry);
             }
@@ -160,7 +152,7 @@ impl Unwinding {
         entry.reads.done(end, end - now, changed);
     }
 
-    /// Notes a report of the kernel about a process's mappings. A child has the mappings of its parent.
+    /// Applies a report of the kernel. A child has the mappings of its parent.
     pub(super) fn note(&mut self, report: &Report) {
         match report.change {
             MemoryChange::Mapped(_) => {
@@ -190,21 +182,21 @@ impl Unwinding {
         }
     }
 
-    /// Returns true if a stack of a process shows that it has mappings which are not known.
+    /// Returns true if a stack shows that mappings of its process are missing here.
     pub(super) fn lacks_mappings(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
-        // Those in between are in mappings as old as these, as a rule.
+        // The mappings of the frames in between are usually as old as these.
         let first = stack.first().and_then(Frame::address);
         let last = stack.iter().rev().find_map(Frame::lookup_address);
-        let is_known = |it: &ProcessMappings| {
+        let is_complete = |it: &ProcessMappings| {
             let mut ends = first.into_iter().chain(last);
             !it.is_stale && ends.all(|address| it.contain(address))
         };
-        end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
+        end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_complete)
     }
 
-    /// Distinguishes code without tables from code whose tables are damaged, have no room, or were not ready at `time`, in
-    /// nanoseconds. In the last two cases the stack is cut there: the frame pointer may lead to another frame than the
-    /// caller's, to what only looks like the start, or to no code at all.
+    /// Distinguishes code without tables from code whose tables are damaged, have no room, or were
+    /// not ready at `time`, in nanoseconds. The last two cut the stack there: the frame pointer may
+    /// lead to another frame than the caller's, to an apparent start, or to no code at all.
     pub(super) fn explain(
         &self,
         pid: i32,
@@ -215,10 +207,12 @@ impl Unwinding {
         let process = self.processes.get(&pid);
         let process = process.filter(|it| !it.mappings.is_empty());
         let (Some(process), Some(kernel)) = (process, &self.kernel) else {
-            return match (end, process) {
-                // The process has ended before its mappings were read: the program has found them by itself.
-                (StackEnd::NoTables, None) => StackEnd::TablesNotReady,
-                _ => end,
+            // The process ended before its mappings were read: the program found them itself.
+            let is_gone = process.is_none() && end == StackEnd::NoTables;
+            return if is_gone {
+                StackEnd::TablesNotReady
+            } else {
+                end
             };
         };
         let mapping_of = |frame: &Frame| process.mapping_at(frame.lookup_address()?);
@@ -245,18 +239,16 @@ impl Unwinding {
         }
     }
 
-    /// Cuts a stack that was walked by frame pointers alone at the first address that is not
-    /// executable.
+    /// Cuts a stack that was walked by frame pointers alone at the first non-executable address.
     pub(super) fn cut(&self, pid: i32, stack: &mut Vec<Frame>, end: StackEnd) -> StackEnd {
-        let Some(known) = self.processes.get(&pid) else {
+        let Some(process) = self.processes.get(&pid) else {
             return end;
         };
         let is_code = |frame: &&Frame| {
-            frame
-                .lookup_address()
-                .is_some_and(|address| known.contain(address))
+            let address = frame.lookup_address();
+            address.is_some_and(|address| process.contain(address))
         };
-        // The innermost one was running.
+        // The innermost frame was running.
         let code = 1 + stack.iter().skip(1).take_while(is_code).count();
         if code >= stack.len() {
             return end;
@@ -265,7 +257,7 @@ impl Unwinding {
         StackEnd::NotExecutable
     }
 
-    /// Waits until the worker has made the rows that were asked for, or the time is over.
+    /// Waits until the worker has made the requested rows, or the time is over.
     pub(super) fn wait(&mut self, time: Duration) {
         let end = Instant::now() + time;
         let next = |kernel: &Kernel| kernel.wait(end.saturating_duration_since(Instant::now()));
@@ -274,8 +266,8 @@ impl Unwinding {
         }
     }
 
-    /// Returns true if a stack of a process ended for lack of room for the process's mappings. With `has_all`, the
-    /// program has found mappings that are in no list: only rows can be missing.
+    /// Returns true if a stack ended for lack of room for its process's mappings. With `has_all`,
+    /// the program has found mappings that are in no list: only rows can be missing.
     pub(super) fn lacks_room(
         &self,
         pid: i32,
@@ -290,7 +282,7 @@ impl Unwinding {
         let lacks_list = process.lacks_room && !has_all;
         match end {
             StackEnd::FramePointers => lacks_list,
-            // Memory has no tables, with room or without.
+            // Memory has no tables in any case.
             StackEnd::NoTables if process.dropped.files => {
                 lacks_list || last().is_some_and(|address| !process.contain(address))
             }
@@ -300,7 +292,7 @@ impl Unwinding {
         }
     }
 
-    /// Passes the rows that the worker has made on to the program, and mappings that there was no room for.
+    /// Passes new rows on to the program, and mappings that there was no room for.
     pub(super) fn poll(&mut self) {
         self.take(None);
         let now = Instant::now();
@@ -330,7 +322,7 @@ impl Unwinding {
         kernel.end_taking();
     }
 
-    /// The processes whose mappings are kept.
+    /// Returns the processes whose mappings are kept.
     pub(super) fn processes(&self) -> impl Iterator<Item = i32> {
         self.processes.keys().copied()
     }
@@ -429,7 +421,7 @@ mod tests {
         let pid = std::process::id() as i32;
         let options = Options::new(Targets::Processes(vec![pid]));
         let mut loaded = Feature::Ebpf.or_skip(Loaded::load(&options))?;
-        let tables = loaded.without_tables.take().map_or(Ok(()), Err);
+        let tables = loaded.sample.without_tables.take().map_or(Ok(()), Err);
         Feature::Tables.or_skip(tables)?;
         Some((loaded, Process::open(pid).unwrap()))
     }
@@ -483,7 +475,8 @@ mod tests {
         let pid = process.pid();
         let unwinding = &mut loaded.unwinding;
         let kernel = unwinding.kernel.as_mut().unwrap();
-        let (to_worker, queue) = kernel.redirect(1);
+        let (requests, queue) = std::sync::mpsc::sync_channel(1);
+        let to_worker = std::mem::replace(&mut kernel.requests, requests);
         unwinding.read(&process);
         // This program comes first, and then the C library.
         let [own, library] = [own as *const () as u64, libc::getpid as *const () as u64];
@@ -502,7 +495,7 @@ mod tests {
         assert!(queue.try_recv().is_err());
 
         let kernel = unwinding.kernel.as_mut().unwrap();
-        kernel.redirect_to(to_worker);
+        kernel.requests = to_worker;
         unwinding.wait(Duration::from_secs(60));
         // As if they had tables, this says that the rows are there.
         let expected = [StackEnd::NoTables, StackEnd::TablesNotReady];

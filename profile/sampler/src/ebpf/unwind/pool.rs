@@ -1,4 +1,4 @@
-//! Ranges of the array that has the mappings of all processes.
+//! Ranges of the program's array of mappings.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use otelctx_unwind::FreeRanges;
 
-/// How long a range is not used again: a program that has found it before may still read it.
+/// Time before a range is used again: a program that has found it before may still read it.
 const REUSE_DELAY: Duration = Duration::from_millis(100);
 
 /// Allocates ranges of `0..size`.
 #[derive(Debug)]
 pub(super) struct Pool {
     free: FreeRanges,
-    /// Ranges that were freed, and when.
     freed: VecDeque<(Instant, Range<u32>)>,
 }
 
@@ -25,7 +24,7 @@ impl Pool {
         }
     }
 
-    /// The first index of a range of this length; `None` if there is none left.
+    /// Allocates a range of this length, and returns its first index; `None` if there is no room.
     pub(super) fn take(&mut self, count: u32, now: Instant) -> Option<u32> {
         while let Some((when, range)) = self.freed.front()
             && now.saturating_duration_since(*when) >= REUSE_DELAY
@@ -36,7 +35,6 @@ impl Pool {
         self.free.take(count)
     }
 
-    /// Frees a range.
     pub(super) fn give_back(&mut self, first: u32, count: u32, now: Instant) {
         self.freed.push_back((now, first..first + count));
     }

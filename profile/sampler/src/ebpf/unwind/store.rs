@@ -1,8 +1,8 @@
 //! The rows of all files, in the memory where the program searches them.
 //!
-//! Rows stay where they are while a list of mappings of the program refers to them: each list has an
-//! [`Arc`] of what it refers to, and drops it only after the program finds the list no more. Runs of the
-//! program that have found it before are waited for.
+//! Rows stay in place while a list of mappings of the program refers to them: each list has their
+//! [`Arc`]s, and drops them after the list is removed. Runs of the program that have found the list
+//! before are waited for.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -23,38 +23,36 @@ use super::abi::{FileCode, FileCodeKey, MAX_PAGES, MAX_SHARDS, PageIndex, Shard,
 use super::code_file::CodeFile;
 use crate::refusal::Refusal;
 
-/// Where the program finds a file's rows.
 #[derive(Debug)]
 pub(super) struct PlacedRows {
     pub(super) segments: CodeSegments,
     /// Address of the first page with rows, by the file's program headers.
     pub(super) start: u64,
-    /// The place of that page in the index.
+    /// The place of that page in the page index.
     pub(super) page: u32,
     pub(super) pages: u32,
-    /// Why stacks end in the code whose tables could not be used, if there is any.
+    /// The reason why stacks end in code whose tables could not be used, if there is any.
     pub(super) end_in_gaps: Option<StackEnd>,
 }
 
 struct StoredRows {
     placed: Arc<PlacedRows>,
     pieces: Vec<Piece>,
-    /// When a process last asked for them: the number of that use.
+    /// Number of the last use ([`Store::uses`]).
     last_use: u64,
 }
 
-/// A file in the program's map, in the state that it had.
+/// A file in the program's map, in one state.
 struct AddedFile {
-    /// The place of its rows in the page index.
+    /// See [`PlacedRows::page`].
     page: u32,
-    /// One for each mapping that shows its code.
+    /// One key for each mapping that shows its code.
     keys: Vec<FileCodeKey>,
 }
 
-/// Room for the rows of a file.
 struct Reserved {
     placement: Placement,
-    /// Its place in the page index.
+    /// See [`PlacedRows::page`].
     page: u32,
 }
 
@@ -70,16 +68,14 @@ pub(super) struct Store {
     layout: Shards,
     pages: Shared<PageIndex>,
     free_pages: FreeRanges,
-    /// By their place in the page index.
+    /// By [`PlacedRows::page`].
     stored: HashMap<u32, StoredRows>,
-    /// Where the program finds the rows of a mapping that is in no list.
+    /// The program's map with the rows of mappings that are in no list.
     file_code: KernelMap<MapData, FileCodeKey, FileCode>,
     added_files: HashMap<CodeFile, AddedFile>,
-    /// Number of uses so far.
     uses: u64,
     /// Maximum number of shards unless more are needed by processes.
     max_kept: u32,
-    /// Maximum number of shards.
     max_shards: u32,
 }
 
@@ -89,12 +85,11 @@ impl Store {
         max_kept: u32,
         max_shards: u32,
     ) -> Result<Self, Refusal> {
-        let pages = Shared::of(array(programs, "page_index")?);
         Ok(Self {
             shards: array(programs, "shards")?,
             loaded: (0..MAX_SHARDS).map(|_| None).collect(),
             layout: Shards::new(MAX_SHARDS),
-            pages: pages.map_err(|error| Refusal::of(&error))?,
+            pages: Shared::of(array(programs, "page_index")?).map_err(Refusal::of)?,
             free_pages: FreeRanges::new(0..MAX_PAGES as u32),
             stored: HashMap::new(),
             file_code: map(programs, "file_code")?,
@@ -113,8 +108,8 @@ impl Store {
         }
     }
 
-    /// Adds a file that has these rows to the program's map: processes without a list are unwound with them. `key` has its
-    /// device, inode and ctime.
+    /// Adds a file with these rows to the program's map: processes without a list are unwound with
+    /// them. `key` has its device, inode and ctime.
     pub(super) fn add_file(&mut self, code_file: CodeFile, key: FileCodeKey, rows: &PlacedRows) {
         let with_offset = |offset| FileCodeKey { offset, ..key };
         if let Some(added) = self.added_files.get(&code_file) {
@@ -143,7 +138,7 @@ impl Store {
             let key = with_offset(offset);
             let mut added = self.file_code.insert(key, code, 0);
             if added.is_err() {
-                // It is full, most likely of files that are not used any more.
+                // The map is full, most likely of files that are not used any more.
                 self.remove_files(|_| true);
                 added = self.file_code.insert(key, code, 0);
             }
@@ -154,7 +149,7 @@ impl Store {
         let page = rows.page;
         if let Some(replaced) = replaced {
             for key in replaced.keys.iter().filter(|it| !keys.contains(it)) {
-                // It is there, or there was no room for it.
+                // There may have been no room for it.
                 let _ = self.file_code.remove(key);
             }
         }
@@ -166,13 +161,10 @@ impl Store {
         let removed = self.added_files.extract_if(|_, file| is_removed(file));
         let mut are_gone = true;
         for key in removed.flat_map(|(_, file)| file.keys) {
-            are_gone &= match self.file_code.remove(&key) {
-                Ok(()) => true,
-                Err(MapError::SyscallError(error)) => {
-                    error.io_error.kind() == io::ErrorKind::NotFound
-                }
-                Err(_) => false,
-            };
+            if let Err(error) = self.file_code.remove(&key) {
+                are_gone &= matches!(error, MapError::SyscallError(error)
+                    if error.io_error.kind() == io::ErrorKind::NotFound);
+            }
         }
         are_gone
     }
@@ -228,7 +220,7 @@ impl Store {
         Some(placed)
     }
 
-    /// Finds room for a file, if that takes at most this many shards in all.
+    /// Reserves room for a file, if that takes at most this many shards in all.
     fn reserve(&mut self, rows: &Rows, max_shards: u32) -> Option<Reserved> {
         let (mut layout, mut free_pages) = (self.layout.clone(), self.free_pages.clone());
         let placement = layout.place(rows)?;
@@ -240,7 +232,7 @@ impl Store {
         Some(Reserved { placement, page })
     }
 
-    /// Writes rows of a file to their shard, which is created if there is none.
+    /// Writes rows of a file to their shard. Creates it if there is none.
     fn write(&mut self, rows: &Rows, piece: &Piece) -> io::Result<()> {
         let place = &mut self.loaded[piece.shard as usize];
         let shard = match place {
@@ -266,8 +258,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back at least `count` rows that no list refers to, or all, the least recently requested ones first. Returns
-    /// true if there were any.
+    /// Gives back at least `count` rows that no list refers to, or all of them, the least recently
+    /// used first. Returns true if there were any.
     fn give_back(&mut self, count: usize) -> bool {
         let is_unused = |stored: &StoredRows| Arc::strong_count(&stored.placed) == 1;
         let unused = self.stored.iter().filter(|(_, stored)| is_unused(stored));
@@ -286,7 +278,7 @@ impl Store {
                     rows += stored.pieces.iter().map(|it| it.rows.len()).sum::<usize>();
                     given_back.push((stored.pieces, placed));
                 }
-                // A process has asked for them just now.
+                // A process has just requested them.
                 Err(placed) => {
                     stored.placed = placed;
                     self.stored.insert(page, stored);
@@ -296,7 +288,7 @@ impl Store {
         let pages: HashSet<u32> = given_back.iter().map(|(_, placed)| placed.page).collect();
         let are_gone = self.remove_files(|file| pages.contains(&file.page));
         if given_back.is_empty() || !are_gone || self.wait_for_programs().is_err() {
-            // What a program may still search is not used again.
+            // Memory that a program may still search is not used again.
             return false;
         }
         for (pieces, placed) in given_back {

@@ -1,6 +1,5 @@
-//! The thread that makes rows of files, and places them where the program searches them.
-//!
-//! Rows of files that no process has mapped are kept for the next process, until others need their room.
+//! The thread that makes rows of files, and places them where the program searches them. Rows of
+//! files that no process has mapped are kept until others need their room.
 
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
@@ -23,19 +22,18 @@ use super::store::{PlacedRows, Store};
 
 /// Maximum number of files that are remembered, with rows or without.
 const MAX_FILES: usize = 16 * 1024;
-/// How long to wait before rows are made again for which there was no room.
+/// Time between two attempts to place the rows of a file without room.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// How often to check whether rows can be given back, while more are kept than should be.
+/// Time between two attempts to give rows back, while more are kept than should be.
 const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Asks for the rows of a file that a process has mapped.
+/// A request for the rows of a file that a process has mapped.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Opened while it was mapped: its process may have ended.
+    /// A file that was opened while it was mapped: its process may have ended.
     File {
         file: File,
         code_file: CodeFile,
-        /// Device and inode, as the mapping shows them.
         mapped: (Device, u64),
     },
     Vdso,
@@ -45,19 +43,17 @@ pub(super) struct Answer {
     pub(super) code_file: CodeFile,
     /// `None` where the file has no usable tables, or there is no room.
     pub(super) rows: Option<Arc<PlacedRows>>,
-    /// Why stacks end in code whose tables are damaged, exceed a limit or could not be read, or have no room; `None` if it
-    /// has no such code.
+    /// The reason why stacks end in code whose tables are damaged, exceed a limit, could not be
+    /// read, or have no room; `None` if there is no such code.
     pub(super) end_in_gaps: Option<StackEnd>,
 }
 
-/// Identifies one state of a file's contents: device, inode, size, and mtime and ctime in
-/// nanoseconds.
+/// One state of a file's contents: device, inode, size, and mtime and ctime in nanoseconds.
 type State = (u64, u64, u64, i128, i128);
 
-/// The outcome of making a file's rows.
 #[derive(Clone, Debug)]
 enum FileOutcome {
-    /// Where its rows are, unless they were given back.
+    /// Its rows, unless they were given back.
     Placed(Weak<PlacedRows>),
     NoTables,
     /// Its tables are damaged, exceed a limit, or could not be read.
@@ -85,25 +81,21 @@ impl FileOutcome {
     }
 
     fn answer(&self, code_file: CodeFile) -> Answer {
-        let rows = self.rows();
-        let end_in_gaps = match (&rows, self) {
-            (Some(rows), _) => rows.end_in_gaps,
-            (None, Self::Damaged) => Some(StackEnd::BadTables),
-            (None, Self::NoRoom(_)) => Some(StackEnd::TooManyTables),
-            (None, _) => None,
-        };
-        Answer {
+        let mut answer = Answer {
             code_file,
-            rows,
-            end_in_gaps,
-        }
-    }
-
-    fn rows(&self) -> Option<Arc<PlacedRows>> {
+            rows: None,
+            end_in_gaps: None,
+        };
         match self {
-            Self::Placed(rows) => rows.upgrade(),
-            Self::NoTables | Self::Damaged | Self::NoRoom(_) => None,
+            Self::Placed(rows) => {
+                answer.rows = rows.upgrade();
+                answer.end_in_gaps = answer.rows.as_ref().and_then(|rows| rows.end_in_gaps);
+            }
+            Self::NoTables => {}
+            Self::Damaged => answer.end_in_gaps = Some(StackEnd::BadTables),
+            Self::NoRoom(_) => answer.end_in_gaps = Some(StackEnd::TooManyTables),
         }
+        answer
     }
 }
 
@@ -115,7 +107,7 @@ pub(super) struct Worker {
     written: usize,
     by_state: HashMap<State, FileOutcome>,
     by_tables: HashMap<(u64, u64), FileOutcome>,
-    /// Files are made by others, who must not be able to make one that is taken for another.
+    /// Random: nobody can make a file whose tables are taken for another's.
     seeds: [RandomState; 2],
 }
 
@@ -132,7 +124,7 @@ impl Worker {
         }
     }
 
-    /// Answers requests until there is nobody to answer.
+    /// Answers requests until the other end is dropped.
     pub(super) fn run(mut self, requests: &Receiver<Request>, answers: &Sender<Answer>) {
         let mut next_trim = Instant::now() + TRIM_INTERVAL;
         loop {
@@ -176,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// This process's own vDSO: it is the same in all, but a target may have changed its own.
+    /// Makes the rows of this process's vDSO for all: a target may have changed its own.
     fn of_vdso(&mut self) -> FileOutcome {
         let own = Process::open(std::process::id() as i32);
         let Ok((process, memory)) = own.and_then(|own| own.memory().map(|memory| (own, memory)))
@@ -215,7 +207,7 @@ impl Worker {
         let known = match elf.map(|elf| elf.map(|elf| UnwindTables::read(&elf))) {
             Ok(Some(Ok(tables))) => self.of_tables(tables),
             Ok(Some(Err(error))) => error.into(),
-            // It is no ELF file.
+            // Not an ELF file.
             Ok(None) => FileOutcome::NoTables,
             Err(_) => FileOutcome::Damaged,
         };
@@ -223,7 +215,7 @@ impl Worker {
         known
     }
 
-    /// The rows of these tables, which are made once for all files that have them.
+    /// Makes the rows of these tables, once for all files that have them.
     fn of_tables(&mut self, tables: UnwindTables) -> FileOutcome {
         let [first, second] = &self.seeds;
         let identity = (first.hash_one(&tables), second.hash_one(&tables));
@@ -246,7 +238,6 @@ impl Worker {
         }
     }
 
-    /// Writes rules that the program does not have yet.
     fn write_rules(&mut self) {
         let rule = |index: usize| KernelRule::from(self.dictionary.rule(index as u16));
         let new: Vec<KernelRule> = (self.written..self.dictionary.len()).map(rule).collect();

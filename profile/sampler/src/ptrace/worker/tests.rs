@@ -96,7 +96,7 @@ fn what_is_not_sampled_is_counted_as_lost() {
         let times = threads.iter().map(|tid| process.thread_cpu_time(*tid));
         let total: u64 = times.map(Option::unwrap).sum();
         let lost = shared.lost.load(Ordering::Relaxed);
-        assert_eq!(found as u64 + lost, total / worker.period);
+        assert_eq!(found as u64 + lost, total / worker.read_options.period);
     });
 }
 
@@ -270,12 +270,12 @@ fn a_process_is_sampled_as_soon_as_it_can_be_traced() {
         survey_until(&|_| shared.not_traceable.load(Ordering::Relaxed) > 0);
         assert_eq!(samples(&messages), 0);
         may_trace_all(true);
-        survey_until(&|worker| worker.targets[&pid].is_traceable());
+        survey_until(&|worker| worker.targets[&pid].is_traceable);
         tick_until(&mut worker, &messages, 1);
         let process = Process::open(pid).unwrap();
         // What was skipped is not lost in addition.
-        let skipped = shared.not_traceable.load(Ordering::Relaxed) * worker.period;
-        let counted = shared.lost.load(Ordering::Relaxed) * worker.period;
+        let skipped = shared.not_traceable.load(Ordering::Relaxed) * worker.read_options.period;
+        let counted = shared.lost.load(Ordering::Relaxed) * worker.read_options.period;
         assert!(skipped + counted <= process.thread_cpu_time(pid).unwrap());
     });
 }

@@ -92,7 +92,7 @@ fn add(recorder: &mut Recorder, pid: i32) {
     recorder.loaded.unwinding.wait(TIMEOUT);
     // Stacks that were taken before have no rows.
     recorder.drain(&mut Catalog::new(), &mut |_| {});
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
 }
 
 /// Ends a program, and waits until that is known.
@@ -104,7 +104,7 @@ fn end(recorder: &mut Recorder, target: Target) {
         assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut Catalog::new(), &mut |_| {});
-        recorder.reset_catalog();
+        recorder.processes_mut().reset_catalog();
     }
 }
 
@@ -131,13 +131,18 @@ fn check_stacks(recorder: &mut Recorder, all: &mut [&mut Spinning]) {
             }
         }
     }
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
 }
 
 /// How many samples ended in a program's file, by the reason.
 fn ends(recorder: &Recorder, program: &Path) -> BTreeMap<StackEnd, u64> {
     let name = program.file_name().unwrap().to_str().unwrap();
-    let places = recorder.incomplete_stacks().into_iter();
+    let places = recorder
+        .processes()
+        .tally
+        .incomplete_stacks
+        .sorted()
+        .into_iter();
     let places = places.filter(|place| place.module == name);
     places.map(|place| (place.end, place.samples)).collect()
 }
@@ -215,7 +220,7 @@ fn check_until_ready(with: Option<PathBuf>) {
         recorder.drain(&mut catalog, &mut |_| samples += 1);
     }
     assert_eq!(ends(&recorder, &with), before);
-    assert_ne!(recorder.counts().complete_stacks, 0);
+    assert_ne!(recorder.processes().counts().complete_stacks, 0);
     let ends: Vec<StackEnd> = ends(&recorder, &without).into_keys().collect();
     assert_eq!(ends, [StackEnd::NoTables]);
 }
@@ -312,7 +317,7 @@ fn the_program_finds_mappings_that_are_in_no_list() {
         return;
     }
     recorder.drain(&mut Catalog::new(), &mut |_| {});
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
     check_stacks(&mut recorder, &mut [&mut known, &mut first]);
 
     // Another process of the same file, before its rows are requested.
@@ -338,7 +343,7 @@ fn the_program_finds_mappings_that_are_in_no_list() {
     recorder.loaded.unwinding.read(&process);
     recorder.loaded.unwinding.wait(TIMEOUT);
     recorder.drain(&mut Catalog::new(), &mut |_| {});
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
     check_stacks(&mut recorder, &mut [&mut known, &mut changed]);
 }
 
@@ -387,10 +392,10 @@ fn files_with_the_same_inode_number_in_two_subvolumes_have_their_own_rows() {
             }
         }
     }
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
     recorder.loaded.unwinding.wait(TIMEOUT);
     recorder.drain(&mut Catalog::new(), &mut |_| {});
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
     check_stacks(&mut recorder, &mut all.iter_mut().collect::<Vec<_>>());
     for process in all {
         // With the C library's: start_thread and clone3.
@@ -524,18 +529,22 @@ fn mappings_without_room_are_placed_when_there_is_room() {
 
 /// Samples until there are `count` more complete stacks.
 fn sample_complete_stacks(recorder: &mut Recorder, count: u64) {
-    let until = recorder.counts().complete_stacks + count;
+    let until = recorder.processes().counts().complete_stacks + count;
     drain_until(recorder, |counts| counts.complete_stacks >= until);
 }
 
 /// Samples until this is true of the counts.
 fn drain_until(recorder: &mut Recorder, is_enough: impl Fn(&Counts) -> bool) {
     let begin = Instant::now();
-    while !is_enough(&recorder.counts()) {
-        assert!(begin.elapsed() < TIMEOUT, "{:?}", recorder.counts());
+    while !is_enough(&recorder.processes().counts()) {
+        assert!(
+            begin.elapsed() < TIMEOUT,
+            "{:?}",
+            recorder.processes().counts()
+        );
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut Catalog::new(), &mut |_| {});
-        recorder.reset_catalog();
+        recorder.processes_mut().reset_catalog();
     }
 }
 
@@ -606,7 +615,7 @@ fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
     };
     recorder.loaded.unwinding.wait(TIMEOUT);
     recorder.drain(&mut Catalog::new(), &mut |_| {});
-    recorder.reset_catalog();
+    recorder.processes_mut().reset_catalog();
     check_stacks(&mut recorder, &mut [&mut living]);
     assert_eq!(shards(&recorder), 1);
 

@@ -15,8 +15,8 @@ fn callers(program: &Path, depth: usize, without_loops: bool) -> Option<(Vec<u64
     Feature::Tables.or_skip(recorder.without_tables().map_or(Ok(()), Err))?;
     recorder.loaded.unwinding.wait(TIMEOUT);
     recorder.drain(&mut Catalog::new(), &mut |_| {});
-    recorder.reset_catalog();
-    let before = recorder.counts();
+    recorder.processes_mut().reset_catalog();
+    let before = recorder.processes().counts();
     let mut catalog = Catalog::new();
     let (mut first, mut samples) = (None, 0);
     let begin = Instant::now();
@@ -39,7 +39,7 @@ fn callers(program: &Path, depth: usize, without_loops: bool) -> Option<(Vec<u64
             );
         }
     }
-    let mut counts = recorder.counts();
+    let mut counts = recorder.processes().counts();
     counts -= before;
     assert_eq!(
         counts.incomplete_stacks.iter().sum::<u64>(),
