@@ -5,13 +5,13 @@ use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::RandomState;
 
-/// Maximum number of values that are distinguished. A machine that builds programs starts thousands of processes a second.
+/// Maximum number of values that are distinguished: builds start thousands of processes a second.
 const MAX: usize = 256 * 1024;
 
 /// Counts distinct values, such as processes. Exact up to 262,144.
 #[derive(Clone, Debug, Default)]
 pub struct DistinctCount {
-    /// The values' hashes. With as many, two are equal with a probability of 1 in 500 million.
+    /// The values' hashes, of which two are equal with a probability of 1 in 500 million.
     known: HashSet<u64, RandomState>,
     hasher: RandomState,
     has_more: bool,
@@ -28,13 +28,13 @@ impl DistinctCount {
         }
     }
 
-    /// The number of distinct values, 262,144 at most.
+    /// Returns the number of distinct values, 262,144 at most.
     #[must_use]
     pub fn get(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether there are more than [`get`](Self::get) returns.
+    /// Returns true if there are more than [`get`](Self::get) returns.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.has_more

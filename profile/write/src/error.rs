@@ -1,9 +1,9 @@
-//! Why a profile could not be written or read.
+//! Errors of writing and reading profiles.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a profile could not be written or read.
+/// An error of writing or reading a profile.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,7 +19,7 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Reading failed.
@@ -27,7 +27,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The file seems valid, but decoding it exceeds the memory limit.
@@ -44,7 +44,7 @@ pub enum Error {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect, as a sentence without a full stop.
         reason: String,
     },
 }

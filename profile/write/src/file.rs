@@ -1,12 +1,11 @@
 //! Writes files atomically: a file is complete or does not appear.
 //!
-//! The content goes into a file without a name (`O_TMPFILE`), which is linked to its path when it is
-//! complete. It has a temporary name only briefly, where a file at the path is replaced, because only
-//! rename(2) replaces files; and while it is written, where the file system has no unnamed files. A
-//! writer that is killed then leaves it behind. Its lock (`flock`) tells the next writer of the same
-//! path whether it can be removed.
+//! The content goes into a file without a name (`O_TMPFILE`), which is linked to its path when it
+//! is complete. It has a temporary name while it replaces another file, as only rename(2) does, and
+//! while it is written where the file system has no unnamed files. A writer that is killed then
+//! leaves it behind. Its lock (`flock`) tells the next writer of the path if it can be removed.
 //!
-//! The crate `tempfile` writes to a named file from the start: a killed writer would always leave one.
+//! The crate `tempfile` names the file from the start: a killed writer would always leave one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -21,19 +20,19 @@ use nix::unistd::{AccessFlags, access, geteuid, linkat};
 
 use crate::error::Error;
 
-/// Writes `content` to `path`. Even if this process is killed, `path` has either its earlier
-/// content or all of the new content. A killed process can leave a file `.NAME.PID` in the same
-/// directory, see above; the next call for `path` removes it.
-///
-/// A file that is not regular (a pipe, a terminal) is written to directly.
+/// Writes `content` to `path`, which has its earlier content until the new one is complete. A
+/// killed process can leave a file `.NAME.PID` in the same directory; the next call for `path`
+/// removes it. A pipe or a terminal is written to directly.
 pub(crate) fn write(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), Error> {
-    try_write(path, content).map_err(|source| Error::Write {
-        path: path.to_owned(),
-        source,
-    })
+    try_write(path, content).map_err(|source| write_error(path, source))
+}
+
+fn write_error(path: &Path, source: io::Error) -> Error {
+    let path = path.to_owned();
+    Error::Write { path, source }
 }
 
 fn try_write(
@@ -53,18 +52,11 @@ fn try_write(
     clear(path);
     match nameless(directory(path)) {
         Ok(file) => {
-            let file = Locked::new(file);
+            let file = MaybeLocked::lock(file);
             fill(&file, content)?;
             let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let link = |to: &Path| {
-                linkat(
-                    AT_FDCWD,
-                    own.as_str(),
-                    AT_FDCWD,
-                    to,
-                    AtFlags::AT_SYMLINK_FOLLOW,
-                )
-            };
+            let follow = AtFlags::AT_SYMLINK_FOLLOW;
+            let link = |to: &Path| linkat(AT_FDCWD, own.as_str(), AT_FDCWD, to, follow);
             match link(path) {
                 Ok(()) => Ok(()),
                 // Linking does not replace a file, renaming does.
@@ -90,12 +82,11 @@ fn try_write(
     }
 }
 
-/// Checks whether a profile can be written to `path`, as far as possible without one. Leaves
-/// nothing behind that [`Profile::write_file`](crate::Profile::write_file) would not remove.
+/// Checks that a profile can be written to `path`, as far as possible without one. Leaves nothing
+/// behind that [`Profile::write_file`](crate::Profile::write_file) would not remove.
 ///
 /// # Errors
-///
-/// [`Error::Write`].
+/// Returns [`Error::Write`].
 pub fn check_writable(path: &Path) -> Result<(), Error> {
     let permitted = match path.metadata() {
         Ok(found) if found.is_dir() => Err(Errno::EISDIR.into()),
@@ -107,20 +98,17 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
             other => other.map(drop),
         },
     };
-    permitted.map_err(|source| Error::Write {
-        path: path.to_owned(),
-        source,
-    })
+    permitted.map_err(|source| write_error(path, source))
 }
 
-/// Creates a file without a name in a directory, for writing and reading. Where the file system has no
-/// such files, a killed process can leave a file `.otelctx.PID`, which the next call removes.
+/// Creates a file without a name in a directory, for writing and reading. Where the file system has
+/// no such files, a killed process can leave a file `.otelctx.PID`, which the next call removes.
 pub(crate) fn unlinked(directory: &Path) -> io::Result<File> {
     match nameless(directory) {
         Err(error) if has_no_nameless_files(&error) => {
             let (path, file) = named(&directory.join("otelctx"))?;
             fs::remove_file(path)?;
-            // Without the lock, which ends here: nobody else can find the file.
+            // The lock ends here: nobody else can find the file.
             file.try_clone()
         }
         file => file,
@@ -143,31 +131,27 @@ fn nameless(directory: &Path) -> io::Result<File> {
         .open(directory)
 }
 
-/// Some file systems (overlay before Linux 6.3, NFS, FUSE) do not support files without a name. A
-/// kernel that does not know the flag returns `EISDIR` (open(2)).
+/// Recognizes a file system without unnamed files (overlay before Linux 6.3, NFS, FUSE). A kernel
+/// without `O_TMPFILE` returns `EISDIR` (open(2)).
 fn has_no_nameless_files(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EOPNOTSUPP | Errno::EISDIR))
 }
 
 /// Creates a new file next to `path`. Returns its path, too.
-fn named(path: &Path) -> io::Result<(PathBuf, Locked)> {
+fn named(path: &Path) -> io::Result<(PathBuf, MaybeLocked)> {
     clear(path);
     let other = beside(path);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&other)?;
-    Ok((other, Locked::new(file)))
+    let file = File::create_new(&other)?;
+    Ok((other, MaybeLocked::lock(file)))
 }
 
-/// A path in the same directory with this process's ID.
+/// Returns a path in the same directory with this process's ID.
 fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!("{}{}", head(path), std::process::id()))
 }
 
-/// The prefix of the names of files next to `path`, before the process ID.
+/// Returns the prefix of the names of files next to `path`, before the process ID.
 fn head(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!(".{name}.")
@@ -176,11 +160,8 @@ fn head(path: &Path) -> String {
 /// Removes files left behind by killed writers of `path`. Failures are ignored.
 fn clear(path: &Path) {
     let head = head(path);
-    for entry in fs::read_dir(directory(path))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    let entries = fs::read_dir(directory(path)).into_iter().flatten();
+    for entry in entries.flatten() {
         let name = entry.file_name();
         let id = name.to_str().and_then(|name| name.strip_prefix(&head));
         let is_id = |id: &str| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
@@ -190,10 +171,9 @@ fn clear(path: &Path) {
     }
 }
 
-/// Whether a file belongs to this user and has no active writer.
+/// Returns true if a file belongs to this user and has no active writer.
 fn is_abandoned(path: &Path) -> bool {
-    // In a directory that others can write to, the name can be anything: a link, a pipe without a
-    // writer.
+    // Where others can write, it can be anything: a link, a pipe without a writer.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new()
         .read(true)
@@ -207,24 +187,24 @@ fn is_abandoned(path: &Path) -> bool {
 const LOCK: FlockArg = FlockArg::LockExclusiveNonblock;
 
 /// A file that is locked while it is open, if its file system supports locks.
-enum Locked {
-    With(Flock<File>),
-    Without(File),
+enum MaybeLocked {
+    Locked(Flock<File>),
+    Unlocked(File),
 }
 
-impl Locked {
-    fn new(file: File) -> Self {
-        Flock::lock(file, LOCK).map_or_else(|(file, _)| Self::Without(file), Self::With)
+impl MaybeLocked {
+    fn lock(file: File) -> Self {
+        Flock::lock(file, LOCK).map_or_else(|(file, _)| Self::Unlocked(file), Self::Locked)
     }
 }
 
-impl Deref for Locked {
+impl Deref for MaybeLocked {
     type Target = File;
 
     fn deref(&self) -> &File {
         match self {
-            Self::With(file) => file,
-            Self::Without(file) => file,
+            Self::Locked(file) => file,
+            Self::Unlocked(file) => file,
         }
     }
 }

@@ -12,7 +12,7 @@
 //! Samples that differ in trace, span, attributes or thread are never merged where the format can
 //! keep them apart: in all but the last two, which have stacks only.
 //!
-//! It does not take samples, and leaves resolving functions to a [`Symbolizer`].
+//! This crate does not take samples, and leaves resolving functions to a [`Symbolizer`].
 
 mod attributes;
 mod distinct;

@@ -28,21 +28,20 @@ pub struct Location {
     /// The sampled address of a native frame: of an instruction, or a return address. 0 for a frame
     /// that a runtime has named.
     pub address: u64,
-    /// What the frame's code belongs to.
+    /// The owner of the frame's code.
     pub place: Place,
-    /// The functions at the address, innermost inlined function first; empty if unknown. Locations of
-    /// several processes share them.
+    /// The functions at the address, innermost inlined function first; empty if unknown.
     pub functions: Arc<[Function]>,
 }
 
-/// What the code of a [`Location`] belongs to.
+/// The owner of the code of a [`Location`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// The kernel.
     Kernel,
     /// This mapping of a process.
     Mapped(Mapping),
-    /// Memory of a process that is in no known mapping.
+    /// Memory of a process in no known mapping.
     Unknown,
     /// A runtime, which has named the function.
     Runtime(FrameKind),
@@ -61,15 +60,15 @@ impl Remappings {
         Self(catalog.processes().filter_map(times).collect())
     }
 
-    /// The epoch of a process at a time, in which an address belongs to one mapping: from 1; 0 if the
-    /// process never mapped code over other code.
+    /// Returns the epoch of a process, in which an address belongs to one mapping, at a time: from
+    /// 1; 0 if the process never mapped code over other code.
     pub(crate) fn epoch(&self, process: ProcessId, time: u64) -> usize {
         let times = self.0.get(&process);
         times.map_or(0, |times| 1 + times.partition_point(|it| *it <= time))
     }
 }
 
-/// The module of a mapping, and the address of the module's first byte.
+/// Returns the module of a mapping, and the address of the module's first byte.
 fn code(mapping: &Mapping) -> (ModuleId, u64) {
     (mapping.module, mapping.start.wrapping_sub(mapping.offset))
 }
@@ -95,35 +94,32 @@ fn remapping_times(process: &ProcessFacts) -> Vec<u64> {
     times
 }
 
-/// Assigns a location to each frame.
 #[derive(Default)]
 pub(crate) struct Locator {
     known: HashMap<Key, LocationIndex, foldhash::fast::RandomState>,
     locations: Vec<Location>,
     /// The locations that represent the missing frames of incomplete stacks.
     markers: HashMap<StackEnd, LocationIndex, foldhash::fast::RandomState>,
-    /// The address to resolve of each location, if there is one.
+    /// The address to resolve of each location.
     unresolved: Vec<Option<UnresolvedAddress>>,
 }
 
-/// The locations of a recording, resolved.
 pub(crate) struct Resolved {
     /// In the order of their indices.
     pub(crate) locations: Vec<Location>,
     pub(crate) identities: HashMap<ModuleId, Identity>,
 }
 
-/// Identifies a location. The process is part of it for native frames in a process: the same address
-/// may be another function in another process.
+/// Identifies a location, native frames with their process: an address may be another function in
+/// another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     process: Option<ProcessId>,
     frame: FrameId,
-    /// What was mapped there, if that depends on the time: the module, and the address of its first byte.
+    /// The [`code`] of the mapping at the time, if the process mapped code over other code.
     code: Option<(ModuleId, u64)>,
 }
 
-/// An address whose functions are to be resolved.
 #[derive(Clone, Copy)]
 struct UnresolvedAddress {
     process: ProcessId,
@@ -132,8 +128,8 @@ struct UnresolvedAddress {
 }
 
 impl Locator {
-    /// The locations of a sample's stack, innermost first: the kernel frames, then the user-mode
-    /// frames. `epoch` is the process's at the time of the sample.
+    /// Returns the locations of a sample's stack, innermost first: the kernel frames, then the
+    /// user-mode frames. `epoch` is the process's at the time of the sample.
     pub(crate) fn stack(
         &mut self,
         catalog: &Catalog,
@@ -171,7 +167,7 @@ impl Locator {
         stack.into()
     }
 
-    /// The location that represents the missing frames of an incomplete stack.
+    /// Returns the location that represents the missing frames of an incomplete stack.
     fn marker(&mut self, end: StackEnd) -> Option<LocationIndex> {
         if let Some(index) = self.markers.get(&end) {
             return Some(*index);
@@ -194,13 +190,10 @@ impl Locator {
             Frame::Named(named) => (named_location(named), None),
             Frame::Native { address, .. } => {
                 let instruction = frame.lookup_address().unwrap_or(*address);
-                let place = match key.process {
-                    None => Place::Kernel,
-                    Some(process) => catalog
-                        .process(process)
-                        .mapping_at(instruction, time)
-                        .map_or(Place::Unknown, |mapping| Place::Mapped(*mapping)),
-                };
+                let place = key.process.map_or(Place::Kernel, |process| {
+                    let mapping = catalog.process(process).mapping_at(instruction, time);
+                    mapping.map_or(Place::Unknown, |mapping| Place::Mapped(*mapping))
+                });
                 let location = Location {
                     address: *address,
                     place,
@@ -239,8 +232,7 @@ impl Locator {
         for (index, address) in self.unresolved.into_iter().enumerate() {
             let Some(address) = address else { continue };
             let module = catalog.module_facts(address.module);
-            // A file contains the same code in each process, and so does each of its copies; memory
-            // without a file does not.
+            // A file and its copies contain the same code in each process; memory does not.
             let file = match &module.build_id[..] {
                 [] => (None, Some(address.module)),
                 build_id => (Some(build_id), None),
@@ -279,7 +271,7 @@ impl Locator {
     }
 }
 
-/// The location of a frame that needs no symbols.
+/// Creates the location of a frame that needs no symbols.
 fn named_location(frame: &NamedFrame) -> Location {
     let name = frame.name();
     let is_qualified = name != frame.function;
@@ -296,7 +288,7 @@ fn named_location(frame: &NamedFrame) -> Location {
     }
 }
 
-/// The address of an instruction, as a [`Symbolizer`] expects it.
+/// Converts the address of an instruction to what a [`Symbolizer`] expects.
 fn address_in_module(catalog: &Catalog, place: Place, instruction: u64) -> u64 {
     match place {
         Place::Mapped(mapping) if catalog.module_facts(mapping.module).has_file() => {

@@ -1,19 +1,17 @@
 //! The messages in an OTLP file.
 
-/// The messages in a file: a single message, or several, each preceded by its size (four bytes, big
+/// The messages in a file: a single one, or several, each preceded by its size (four bytes, big
 /// endian), as the OpenTelemetry Collector's file exporter writes them.
 #[derive(Clone)]
 pub(crate) struct Messages<'f> {
-    /// The remaining bytes.
     rest: &'f [u8],
     have_sizes: bool,
 }
 
 impl<'f> Messages<'f> {
     pub(crate) fn new(file: &'f [u8]) -> Self {
-        // A message starts with a field number shifted by three bits, and there is no field number
-        // 0 (https://protobuf.dev/programming-guides/encoding). The first byte of a size below 128
-        // MiB is less than that.
+        // A message starts with a field number, at least 1, shifted by three bits
+        // (https://protobuf.dev/programming-guides/encoding); a size below 128 MiB with less.
         let have_sizes = file.first().is_some_and(|first| *first < 1 << 3);
         Self {
             rest: file,
@@ -23,7 +21,7 @@ impl<'f> Messages<'f> {
 }
 
 impl<'f> Iterator for Messages<'f> {
-    /// An error is the last item: a sentence that says what is wrong.
+    /// An error is the last item: a sentence that names the defect.
     type Item = Result<&'f [u8], String>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -31,7 +31,7 @@ pub struct Profile {
     identities: HashMap<ModuleId, Identity>,
 }
 
-/// Identifies a resolved stack. Addresses have a meaning in their process only, and in an epoch of it.
+/// Identifies a resolved stack: addresses depend on the process, and on its epoch.
 #[derive(PartialEq, Eq, Hash)]
 struct StackKey {
     process: ProcessId,
@@ -42,19 +42,19 @@ struct StackKey {
     kernel: StackId,
 }
 
-/// Whether a sample is of time on a CPU or off-CPU.
+/// The kind of time that a sample stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// On a CPU: each sample stands for [`Profile::period`] nanoseconds.
+    /// Time on a CPU: each sample stands for [`Profile::period`] nanoseconds.
     OnCpu,
-    /// Off-CPU: each sample has its own nanoseconds.
+    /// Time off-CPU: each sample has its own nanoseconds.
     OffCpu,
 }
 
 /// Samples that differ only in their time.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'p> {
-    /// On a CPU or off-CPU.
+    /// The kind of time.
     pub kind: Kind,
     /// The process.
     pub process: ProcessId,
@@ -73,7 +73,7 @@ pub struct Group<'p> {
 }
 
 impl Group<'_> {
-    /// The time of all samples, in nanoseconds.
+    /// Returns the time of all samples, in nanoseconds.
     #[must_use]
     pub fn nanoseconds(&self, period: NonZeroU64) -> u64 {
         let each = |sample: &Sample| match sample.event {
@@ -92,14 +92,13 @@ struct Key {
     thread: ThreadId,
     context: Option<ContextId>,
     gil: Option<GilState>,
-    /// The index of the stack.
     stack: usize,
     cpu: u32,
 }
 
-/// Maps each context, by index, to the first one that every format writes identically: they may
-/// differ in flags, in the order of attributes, and in attributes that [`attributes`] drops. A
-/// context without IDs and attributes counts as none.
+/// Maps each context, by index, to the first one that every format writes identically: flags, order
+/// of attributes, and attributes that [`attributes`] drops may differ. A context without IDs and
+/// attributes counts as none.
 fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
     let mut first: HashMap<_, ContextId, foldhash::fast::RandomState> = HashMap::default();
     let contexts = catalog.contexts();
@@ -192,73 +191,73 @@ impl Profile {
         }
     }
 
-    /// The data that samples refer to.
+    /// Returns the data that samples refer to.
     #[must_use]
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// The time that the recording spans: each sample lies in `[start, end)`.
+    /// Returns the time that the recording spans: each sample lies in `[start, end)`.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The sampling period, in nanoseconds of CPU time.
+    /// Returns the sampling period, in nanoseconds of CPU time.
     #[must_use]
     pub fn period(&self) -> NonZeroU64 {
         self.period
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> usize {
         self.samples.len()
     }
 
-    /// Whether there are no samples.
+    /// Returns true if there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.samples.is_empty()
     }
 
-    /// All locations, in the order of their indices.
+    /// Returns all locations, in the order of their indices.
     #[must_use]
     pub fn locations(&self) -> &[Location] {
         &self.locations
     }
 
-    /// The location with this index.
+    /// Returns the location with this index.
     #[must_use]
     pub fn location(&self, index: LocationIndex) -> &Location {
         &self.locations[index.index()]
     }
 
-    /// The process of a group.
+    /// Returns the process of a group.
     #[must_use]
     pub fn process(&self, id: ProcessId) -> &ProcessFacts {
         self.catalog.process(id)
     }
 
-    /// The thread of a group.
+    /// Returns the thread of a group.
     #[must_use]
     pub fn thread(&self, id: ThreadId) -> &ThreadFacts {
         self.catalog.thread_facts(id)
     }
 
-    /// The context of a group.
+    /// Returns the context of a group.
     #[must_use]
     pub fn context(&self, id: ContextId) -> &DecodedContext {
         self.catalog.context_facts(id)
     }
 
-    /// The module that a place belongs to.
+    /// Returns the module that a place belongs to.
     #[must_use]
     pub fn module_of(&self, place: Place) -> Option<ModuleId> {
         match place {
@@ -268,13 +267,13 @@ impl Profile {
         }
     }
 
-    /// The identity of a module that a location belongs to.
+    /// Returns the identity of a module that a location belongs to.
     #[must_use]
     pub fn identity(&self, module: ModuleId) -> Option<&Identity> {
         self.identities.get(&module)
     }
 
-    /// Groups of equal samples, sorted by process, kind and thread.
+    /// Returns groups of equal samples, sorted by process, kind and thread.
     pub fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         let mut samples = &self.samples[..];
         self.keys.iter().map(move |(key, count)| {

@@ -23,25 +23,20 @@ pub(crate) const LIMITS: Limits = Limits {
     cpu: 600,
     timeout: 1800,
 };
+
 fn too_large(path: &Path, reason: String) -> Error {
-    Error::TooLarge {
-        path: path.to_owned(),
-        reason,
-    }
+    let path = path.to_owned();
+    Error::TooLarge { path, reason }
 }
 
 fn malformed(path: &Path, reason: String) -> Error {
-    Error::Malformed {
-        path: path.to_owned(),
-        reason,
-    }
+    let path = path.to_owned();
+    Error::Malformed { path, reason }
 }
 
 fn unreadable(path: &Path, source: io::Error) -> Error {
-    Error::Read {
-        path: path.to_owned(),
-        source,
-    }
+    let path = path.to_owned();
+    Error::Read { path, source }
 }
 
 fn file_too_large(path: &Path) -> Error {
@@ -57,8 +52,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<ProfilesData>, String> {
     violation.map_or(Ok(data), Err)
 }
 
-/// Runs `work` on the file at `path` in a worker process. It writes a value as JSON, or a sentence that
-/// says what is wrong with the file.
+/// Runs `work` on the file at `path` in a worker process. It writes a value as JSON, or a sentence
+/// that names the file's defect.
 pub(crate) fn in_worker<T: DeserializeOwned>(
     path: &Path,
     limits: Limits,
@@ -95,7 +90,7 @@ fn died(path: &Path, limits: Limits) -> Error {
     )
 }
 
-/// Describes a file that has one of the other formats, by its first bytes.
+/// Describes a file of another format, by its first bytes.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
         return Some("it is compressed, like files for pprof and the Firefox Profiler");
@@ -116,11 +111,10 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
 /// Reads a recorded file.
 ///
 /// # Errors
-///
-/// [`Error::Read`], [`Error::TooLarge`] and [`Error::Malformed`].
+/// Returns [`Error::Read`], [`Error::TooLarge`] and [`Error::Malformed`].
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let file = File::open(path).map_err(|source| unreadable(path, source))?;
-    // A pipe has no size; it is too large once this much was read.
+    // A pipe has no size: `read_from` checks what was read.
     if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
         return Err(file_too_large(path));
     }

@@ -22,9 +22,9 @@ pub struct Recording {
 /// The time that a recording spans, with the relation of its clock to calendar time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// When it started, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Start, in nanoseconds of `CLOCK_MONOTONIC`.
     pub start: u64,
-    /// When it ended, on the same clock.
+    /// End, on the same clock.
     pub end: u64,
     /// The calendar time at `start`, in nanoseconds after 1970-01-01 UTC.
     pub start_unix: u64,
@@ -34,18 +34,16 @@ impl Clock {
     /// Converts a monotonic time to calendar time, in nanoseconds after 1970-01-01 UTC.
     #[must_use]
     pub fn unix(&self, time: u64) -> u64 {
-        self.start_unix
-            .saturating_add(time)
-            .saturating_sub(self.start)
+        let sum = self.start_unix.saturating_add(time);
+        sum.saturating_sub(self.start)
     }
 
-    /// The length of the recording, in nanoseconds, at least 1.
+    /// Returns the length of the recording, in nanoseconds, at least 1.
     #[must_use]
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start).max(1)
     }
 
-    /// This clock with its span extended to include `time`.
     pub(crate) fn including(self, time: u64) -> Self {
         let start = self.start.min(time);
         Self {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::Hash;
 use std::io::Read;
 use std::path::Path;
 
@@ -23,7 +22,7 @@ use crate::rules::{self, entry};
 
 /// The name for samples without the attribute.
 pub const NO_ATTRIBUTE: &str = "(none)";
-/// The name of a function whose file is unknown, too.
+/// The name of a function in an unknown file.
 const UNKNOWN: &str = "[unknown]";
 
 /// Sums of CPU time over a recorded file.
@@ -36,27 +35,25 @@ pub struct Report {
     pub with_trace: Cost,
     /// Samples by the state of the interpreter's lock, in the order of [`GilState::ALL`].
     pub by_gil: [Cost; GilState::ALL.len()],
-    /// By the value of the requested attribute, [`NO_ATTRIBUTE`] included.
+    /// Costs by value of the requested attribute, or [`NO_ATTRIBUTE`].
     pub by_attribute: Vec<(String, Cost)>,
-    /// The attributes that any sample has: their names, where their values are text.
+    /// The names of all samples' attributes whose values are text.
     pub attributes: BTreeSet<String>,
-    /// By trace.
+    /// Costs by trace.
     pub by_trace: Vec<(Trace, Cost)>,
-    /// By function. An unknown function is replaced by its file, or by `[unknown]` if that is
-    /// unknown, too.
+    /// Costs by function; of an unknown one by file, or `[unknown]`.
     pub by_function: Vec<(String, FunctionCost)>,
-    /// By process: service name, or of a process without one the command name, and process id. The
-    /// file has a command name if it has samples of the first thread; otherwise the program's name is
-    /// used.
+    /// Costs by service name and process ID. Without a service name, the command name takes its
+    /// place, or without samples of the first thread the program's name.
     pub by_process: Vec<(String, Cost)>,
-    /// From the first recorded time to the last, in nanoseconds.
+    /// Time from the first recorded time to the last, in nanoseconds.
     pub duration: u64,
 }
 
 /// A trace in a [`Report`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Trace {
-    /// Its id, 32 hexadecimal digits.
+    /// Its ID, 32 hexadecimal digits.
     pub id: String,
     /// The attribute's value in most of its samples; [`NO_ATTRIBUTE`] if there is none.
     pub attribute: String,
@@ -81,14 +78,14 @@ impl Cost {
 /// The cost of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionCost {
-    /// In the function itself.
+    /// Cost of the function itself.
     pub own: Cost,
-    /// In the function and the functions that it called.
+    /// Cost of the function and the functions that it called.
     pub total: Cost,
 }
 
-/// Decodes and summarizes a file in a worker process. The memory limit includes the file, because
-/// two bytes of a file can encode a message of a hundred, and the file may be hostile.
+/// Decodes and summarizes a file in a worker process: two bytes of a hostile file can encode a
+/// message of a hundred. The memory limit includes the file.
 fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report, Error> {
     in_worker(path, limits, |pipe| {
         let report = decode(bytes).map(|data| Report::of_all(&data, by));
@@ -97,13 +94,12 @@ fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report,
 }
 
 impl Report {
-    /// Reads and summarizes an OTLP file by the attribute `by`. The file is a single message, as
-    /// this crate writes it, or several messages preceded by their sizes, as the OpenTelemetry
-    /// Collector's file exporter writes them with `format: proto`.
+    /// Reads and summarizes an OTLP file by the attribute `by`. The file is a single message, as by
+    /// this crate, or several messages preceded by their sizes, as by the OpenTelemetry Collector's
+    /// file exporter with `format: proto`.
     ///
     /// # Errors
-    ///
-    /// Those of [`Report::read_from`].
+    /// Returns the errors of [`Report::read_from`].
     pub fn read(path: &Path, by: &str) -> Result<Self, Error> {
         sum_up(&read(path)?, path, by, LIMITS)
     }
@@ -111,9 +107,8 @@ impl Report {
     /// Reads from a source other than a file; errors name it `path`.
     ///
     /// # Errors
-    ///
-    /// [`Error::Read`], [`Error::TooLarge`] if the file is larger than 1 GiB or takes more than 4
-    /// GiB of memory, and [`Error::Malformed`] if it is truncated or violates a rule of the format.
+    /// Returns [`Error::Read`], [`Error::TooLarge`] for more than 1 GiB, or 4 GiB of memory, and
+    /// [`Error::Malformed`] for a truncated file or one that violates a rule of the format.
     pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
         sum_up(&read_from(source, path)?, path, by, LIMITS)
     }
@@ -138,9 +133,7 @@ fn is_on_cpu(profile: &Profile, dictionary: &ProfilesDictionary) -> bool {
     entry(&dictionary.string_table, kind).is_some_and(|kind| kind == "samples")
 }
 
-/// A process, by its resource.
 struct Process<'d> {
-    /// Its service's name.
     service: Cow<'d, str>,
     pid: Option<i64>,
     /// The name of its program, if it has not published the name of its service.
@@ -149,9 +142,7 @@ struct Process<'d> {
 
 impl<'d> Process<'d> {
     fn of(dictionary: &'d ProfilesDictionary, resource: Option<&'d Resource>) -> Self {
-        let attributes = resource
-            .map(|resource| &resource.attributes[..])
-            .unwrap_or_default();
+        let attributes = resource.map_or(&[][..], |resource| &resource.attributes);
         let find = |key: &str| {
             let mut attributes = attributes.iter().enumerate();
             attributes.find(|(_, it)| rules::key(dictionary, it) == key)
@@ -185,18 +176,9 @@ impl<'d> Process<'d> {
         }
     }
 
-    /// The command name, which is that of the first thread, if this is one of its samples.
+    /// Returns the command name, the name of the first thread, if this is one of its samples.
     fn command_name(&self, dictionary: &'d ProfilesDictionary, sample: &Sample) -> Option<&'d str> {
-        let find = |name: &str| {
-            let attributes = sample.attribute_indices.iter();
-            let mut attributes =
-                attributes.filter_map(|index| entry(&dictionary.attribute_table, *index));
-            let key = |it: &KeyValueAndUnit| entry(&dictionary.string_table, it.key_strindex);
-            attributes
-                .find(|it| key(it).is_some_and(|key| key == name))?
-                .value
-                .as_ref()
-        };
+        let find = |name| rules::value(dictionary, &sample.attribute_indices, name);
         match find(THREAD_ID)?.value.as_ref()? {
             any_value::Value::IntValue(tid) if Some(*tid) == self.pid => {
                 rules::text(dictionary, find(THREAD_NAME))
@@ -218,7 +200,7 @@ struct ProcessSum {
     cost: Cost,
     /// The command name with the process ID, if the process has not published its service's name.
     command: Option<String>,
-    /// The program's name with the process ID, likewise.
+    /// The program's name with the process ID, in the same case.
     program: Option<String>,
 }
 
@@ -231,11 +213,11 @@ struct Sums<'d> {
     by_gil: [Cost; GilState::ALL.len()],
     by_attribute: HashMap<&'d str, Cost>,
     attributes: BTreeSet<&'d str>,
-    /// For each attribute of the current message's dictionary, whether a sample uses it.
+    /// The attributes of the current message's dictionary that a sample uses.
     used: Vec<bool>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
     by_function: HashMap<&'d str, FunctionCost>,
-    /// By service name and process ID.
+    /// Sums by service name and process ID.
     by_process: HashMap<String, ProcessSum>,
 }
 
@@ -250,10 +232,8 @@ impl<'d> Sums<'d> {
             let process = Process::of(dictionary, resource.resource.as_ref());
             // Resources without samples have no row.
             let mut sum: Option<ProcessSum> = None;
-            let profiles = resource
-                .scope_profiles
-                .iter()
-                .flat_map(|scope| &scope.profiles);
+            let scopes = resource.scope_profiles.iter();
+            let profiles = scopes.flat_map(|scope| &scope.profiles);
             for profile in profiles.filter(|profile| is_on_cpu(profile, dictionary)) {
                 let start = profile.time_unix_nano;
                 let end = start.saturating_add(profile.duration_nano);
@@ -273,8 +253,7 @@ impl<'d> Sums<'d> {
                 let all = self.by_process.entry(process.with_pid(&process.service));
                 let all = all.or_default();
                 all.cost.add(sum.cost);
-                // A sample from just before an exec may be in a process with the facts of the next program, and
-                // the name of the one before.
+                // A sample from before an exec may have the next program's facts, not its name.
                 all.command = sum.command.or(all.command.take());
                 let program = || process.program.map(|name| process.with_pid(name));
                 all.program = all.program.take().or_else(program);
@@ -294,12 +273,11 @@ impl<'d> Sums<'d> {
         sample: &'d Sample,
         by: &str,
     ) -> Cost {
-        let samples = match sample.values.len() {
-            0 => sample.timestamps_unix_nano.len() as u64,
-            _ => {
-                let values = sample.values.iter().map(|value| value.unsigned_abs());
-                values.fold(0, u64::saturating_add)
-            }
+        let samples = if sample.values.is_empty() {
+            sample.timestamps_unix_nano.len() as u64
+        } else {
+            let values = sample.values.iter().map(|value| value.unsigned_abs());
+            values.fold(0, u64::saturating_add)
         };
         let cost = Cost {
             samples,
@@ -354,9 +332,8 @@ impl<'d> Sums<'d> {
 
     fn finish(self) -> Report {
         let traces = self.by_trace.into_iter().map(|(id, (cost, attributes))| {
-            let most = attributes
-                .into_iter()
-                .max_by_key(|(name, count)| (*count, *name));
+            let attributes = attributes.into_iter();
+            let most = attributes.max_by_key(|(name, count)| (*count, *name));
             let trace = Trace {
                 id: hexadecimal(id),
                 attribute: most.map_or(NO_ATTRIBUTE, |(name, _)| name).to_owned(),
@@ -364,37 +341,32 @@ impl<'d> Sums<'d> {
             (trace, cost)
         });
         let functions = self.by_function.into_iter();
-        let mut by_function: Vec<_> = functions
-            .map(|(name, cost)| (name.to_owned(), cost))
-            .collect();
-        by_function.sort_by(|(one_name, one), (other_name, other)| {
-            let key = |cost: &FunctionCost| (cost.own.nanoseconds, cost.total.nanoseconds);
-            key(other)
-                .cmp(&key(one))
-                .then_with(|| one_name.cmp(other_name))
+        let functions = functions.map(|(name, cost)| (name.to_owned(), cost));
+        let by_function = largest_first(functions, |cost: &FunctionCost| {
+            (cost.own.nanoseconds, cost.total.nanoseconds)
         });
+        let attributes = self.by_attribute.into_iter();
+        let attributes = attributes.map(|(name, cost)| (name.to_owned(), cost));
+        let processes = self.by_process.into_iter().map(|(service, sum)| {
+            let name = sum.command.or(sum.program).unwrap_or(service);
+            (name, sum.cost)
+        });
+        let nanoseconds = |cost: &Cost| cost.nanoseconds;
         Report {
             total: self.total,
             with_trace: self.with_trace,
             by_gil: self.by_gil,
-            by_attribute: largest_first(
-                self.by_attribute
-                    .into_iter()
-                    .map(|(name, cost)| (name.to_owned(), cost)),
-            ),
+            by_attribute: largest_first(attributes, nanoseconds),
             attributes: self.attributes.into_iter().map(str::to_owned).collect(),
-            by_trace: largest_first(traces),
+            by_trace: largest_first(traces, nanoseconds),
             by_function,
-            by_process: largest_first(self.by_process.into_iter().map(|(service, sum)| {
-                let name = sum.command.or(sum.program).unwrap_or(service);
-                (name, sum.cost)
-            })),
+            by_process: largest_first(processes, nanoseconds),
             duration: self.span.map_or(0, |(first, last)| last - first),
         }
     }
 }
 
-/// The functions at a location, innermost first; if none is known, its file, or [`UNKNOWN`].
+/// Returns the functions at a location, innermost first, or its file, or [`UNKNOWN`].
 fn names<'d>(
     dictionary: &'d ProfilesDictionary,
     location: &'d Location,
@@ -409,7 +381,7 @@ fn names<'d>(
         (!name.is_empty()).then_some(name)
     };
     let instead = location.lines.is_empty().then(|| match file() {
-        // The kernel's name for memory without a file, such as JIT-compiled code.
+        // The kernel's name for memory without a file, such as generated code.
         Some(name) if name == "//anon" => "[anon]",
         Some(name) => name,
         None => UNKNOWN,
@@ -429,24 +401,28 @@ fn attribute<'d>(
     })
 }
 
-/// The name of a sample's attribute, as its record has it, and its value, if that is text.
+/// Returns the name of a sample's attribute in its record, and its value, if that is text.
 fn named_text<'d>(
     dictionary: &'d ProfilesDictionary,
     attribute: &'d KeyValueAndUnit,
 ) -> Option<(&'d str, &'d str)> {
     let key = entry(&dictionary.string_table, attribute.key_strindex)?;
-    let record = key.strip_prefix(UPSTREAM_PREFIX);
-    // A record's attribute with this name is not the state of the lock.
-    let record = record.filter(|name| *name != GIL);
+    // With the prefix, this name is a record's attribute, not the state of the lock.
+    let record = key
+        .strip_prefix(UPSTREAM_PREFIX)
+        .filter(|name| *name != GIL);
     let value = rules::text(dictionary, attribute.value.as_ref())?;
     Some((record.unwrap_or(key), value))
 }
 
-fn largest_first<T: Ord + Hash>(sums: impl Iterator<Item = (T, Cost)>) -> Vec<(T, Cost)> {
+fn largest_first<T: Ord, C, K: Ord>(
+    sums: impl Iterator<Item = (T, C)>,
+    size: impl Fn(&C) -> K,
+) -> Vec<(T, C)> {
     let mut sums: Vec<_> = sums.collect();
     sums.sort_by(|(one_name, one), (other_name, other)| {
-        let by_cost = other.nanoseconds.cmp(&one.nanoseconds);
-        by_cost.then_with(|| one_name.cmp(other_name))
+        let order = size(other).cmp(&size(one));
+        order.then_with(|| one_name.cmp(other_name))
     });
     sums
 }

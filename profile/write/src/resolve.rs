@@ -1,7 +1,5 @@
 //! Adds functions to a recorded file that has addresses alone.
-//!
-//! Only the dictionary of each message is changed; samples and resources are copied as they are. The
-//! file may be hostile: it is decoded in worker processes.
+//! Only dictionaries change. Worker processes decode the file, which may be hostile.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write};
@@ -24,8 +22,9 @@ use crate::{Error, Function, Identity, UnnamedModule, file};
 const MAX_OUTPUT: u64 = 2 << 30;
 /// Field number of the dictionary in `ProfilesData`.
 const DICTIONARY: u32 = 2;
-/// The type of frames whose functions are resolved, and of those of the kernel.
+/// The type of frames whose functions are resolved.
 const NATIVE: &str = "native";
+/// The type of the kernel's frames.
 const KERNEL: &str = "kernel";
 
 /// A recorded file, in memory.
@@ -35,38 +34,34 @@ pub struct RecordedFile<'p> {
     path: &'p Path,
 }
 
-/// The functions at offsets of a module, innermost inlined function first: [`UnnamedModule::path`],
-/// what identifies the module, and the functions at each of [`UnnamedModule::offsets`].
+/// A module, and the functions at its [`UnnamedModule::offsets`], innermost inlined one first.
 pub type NamedModule = (UnnamedModule, Vec<Vec<Function>>);
 
 impl<'p> RecordedFile<'p> {
     /// Reads an OTLP file.
     ///
     /// # Errors
-    ///
-    /// Those of [`Report::read_from`](crate::report::Report::read_from).
+    /// Returns the errors of [`Report::read_from`](crate::report::Report::read_from).
     pub fn read(path: &'p Path) -> Result<Self, Error> {
         let bytes = recorded_file::read(path)?;
         Ok(Self { bytes, path })
     }
 
-    /// The files some of whose functions are unknown.
+    /// Returns the files with unknown functions.
     ///
     /// # Errors
-    ///
-    /// [`Error::TooLarge`] and [`Error::Malformed`].
+    /// Returns [`Error::TooLarge`] and [`Error::Malformed`].
     pub fn unnamed(&self) -> Result<Vec<UnnamedModule>, Error> {
         in_worker(self.path, LIMITS, |pipe| {
             Ok(serde_json::to_writer(pipe, &unnamed_modules(&self.bytes))?)
         })
     }
 
-    /// Writes the recording to `path`, with these functions. If this fails, or this process is killed,
-    /// an existing file is unchanged.
+    /// Writes the recording to `path`, with these functions. If this fails, or this process is
+    /// killed, an existing file is unchanged.
     ///
     /// # Errors
-    ///
-    /// [`Error::TooLarge`], [`Error::Malformed`] and [`Error::Write`].
+    /// Returns [`Error::TooLarge`], [`Error::Malformed`] and [`Error::Write`].
     pub fn write(&self, named: &[NamedModule], path: &Path) -> Result<(), Error> {
         let limits = Limits {
             output: MAX_OUTPUT,
@@ -78,12 +73,12 @@ impl<'p> RecordedFile<'p> {
     }
 }
 
-/// The files in a recording some of whose functions are unknown; otherwise a sentence that says what is
-/// wrong with it. Not in a worker process: for the fuzz target.
+/// Returns the files with unknown functions in a recording, or a sentence that names its defect.
+/// Not in a worker process: for the fuzz target.
 #[doc(hidden)]
 pub fn unnamed_modules(bytes: &[u8]) -> Result<Vec<UnnamedModule>, String> {
     let data = decode(bytes)?;
-    // Other programs may write other addresses.
+    // Other programs' addresses may have another meaning.
     if !data.iter().flat_map(scopes).all(|name| name == SCOPE) {
         return Err("another program than otelctx recorded it".to_owned());
     }
@@ -96,15 +91,14 @@ pub fn unnamed_modules(bytes: &[u8]) -> Result<Vec<UnnamedModule>, String> {
 /// Writes a recording with these functions. Not in a worker process: for the fuzz target.
 ///
 /// # Errors
-///
-/// If [`unnamed_modules`] refuses the recording, and those of `out`.
+/// Fails if [`unnamed_modules`] refuses the recording, or with the errors of `out`.
 #[doc(hidden)]
 pub fn write_named(bytes: &[u8], named: &[NamedModule], out: &mut dyn Write) -> io::Result<()> {
-    let names = Names::of(named);
-    let messages: Result<Vec<_>, String> = Messages::new(bytes)
-        .map(|message| with_names(message?, &names))
-        .collect();
-    let messages = messages.map_err(io::Error::other)?;
+    let names = names_of(named);
+    let messages = Messages::new(bytes).map(|message| with_names(message?, &names));
+    let messages: Vec<_> = messages
+        .collect::<Result<_, _>>()
+        .map_err(io::Error::other)?;
     if let [single] = &messages[..] {
         return out.write_all(single);
     }
@@ -116,14 +110,13 @@ pub fn write_named(bytes: &[u8], named: &[NamedModule], out: &mut dyn Write) -> 
     Ok(())
 }
 
-/// The names of the scopes in a message.
 fn scopes(data: &proto::ProfilesData) -> impl Iterator<Item = &str> {
     let resources = data.resource_profiles.iter();
     let scopes = resources.flat_map(|resource| &resource.scope_profiles);
     scopes.map(|scope| scope.scope.as_ref().map_or("", |scope| &scope.name))
 }
 
-/// What identifies a module in a recording.
+/// Identifies a module in a recording: path, build ID, head-tail hash.
 type ModuleKey = (String, Vec<u8>, Option<[u8; 16]>);
 
 fn key(module: &UnnamedModule) -> ModuleKey {
@@ -140,11 +133,8 @@ impl Modules {
         let keys: Vec<_> = (0..dictionary.mapping_table.len())
             .map(|index| module_at(dictionary, index))
             .collect();
-        for frame in dictionary
-            .stack_table
-            .iter()
-            .flat_map(|it| frames(dictionary, it))
-        {
+        let stacks = dictionary.stack_table.iter();
+        for frame in stacks.flat_map(|it| frames(dictionary, it)) {
             if let Some((mapping, offset)) = unresolved_address(dictionary, frame)
                 && let Some(Some(key)) = keys.get(mapping)
             {
@@ -170,7 +160,7 @@ impl Modules {
     }
 }
 
-/// The module of a mapping; `None` if it is no file.
+/// Returns the module of a mapping; `None` for memory without a file.
 fn module_at(dictionary: &proto::ProfilesDictionary, mapping: usize) -> Option<ModuleKey> {
     let mapping = dictionary.mapping_table.get(mapping)?;
     let path = entry(&dictionary.string_table, mapping.filename_strindex)?;
@@ -178,16 +168,12 @@ fn module_at(dictionary: &proto::ProfilesDictionary, mapping: usize) -> Option<M
     if path.is_empty() || path.starts_with('[') || path.starts_with("//") {
         return None;
     }
-    let attribute = |name: &str| {
-        let mut attributes = mapping.attribute_indices.iter();
-        attributes.find_map(|index| {
-            let found = entry(&dictionary.attribute_table, *index)?;
-            let key = entry(&dictionary.string_table, found.key_strindex)?;
-            match (key == name, found.value.as_ref()?.value.as_ref()?) {
-                (true, Value::StringValue(text)) => bytes_of(text),
-                _ => None,
-            }
-        })
+    let attribute = |name: &str| match rules::value(dictionary, &mapping.attribute_indices, name)?
+        .value
+        .as_ref()?
+    {
+        Value::StringValue(text) => bytes_of(text),
+        _ => None,
     };
     let build_id = attribute("process.executable.build_id.gnu").unwrap_or_default();
     let htlhash = attribute("process.executable.build_id.htlhash");
@@ -195,7 +181,7 @@ fn module_at(dictionary: &proto::ProfilesDictionary, mapping: usize) -> Option<M
     Some((path.clone(), build_id, htlhash))
 }
 
-/// The bytes that hexadecimal digits stand for.
+/// Decodes hexadecimal digits.
 fn bytes_of(digits: &str) -> Option<Vec<u8>> {
     let digits = digits.as_bytes();
     let (pairs, rest) = digits.as_chunks::<2>();
@@ -206,14 +192,13 @@ fn bytes_of(digits: &str) -> Option<Vec<u8>> {
 /// A frame of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct FrameKey {
-    /// The index of its location.
     location: i32,
-    /// Whether it has called another frame, so that its address is a return address.
+    /// The frame has called another one: its address is a return address.
     is_caller: bool,
 }
 
-/// The frames of a stack, innermost first. The innermost frames of the kernel and of the process are no
-/// callers.
+/// Returns the frames of a stack, innermost first. The innermost frames of the kernel and of the
+/// process are not callers.
 fn frames<'d>(
     dictionary: &'d proto::ProfilesDictionary,
     stack: &'d proto::Stack,
@@ -234,14 +219,15 @@ fn frame_type<'d>(
     dictionary: &'d proto::ProfilesDictionary,
     location: &proto::Location,
 ) -> Option<&'d str> {
-    location.attribute_indices.iter().find_map(|index| {
-        let found = entry(&dictionary.attribute_table, *index)?;
-        let key = entry(&dictionary.string_table, found.key_strindex)?;
-        (key == "profile.frame.type").then(|| rules::text(dictionary, found.value.as_ref()))?
-    })
+    let value = rules::value(
+        dictionary,
+        &location.attribute_indices,
+        "profile.frame.type",
+    );
+    rules::text(dictionary, value)
 }
 
-/// The mapping of a frame's address and the offset in its file, if its functions are to be resolved.
+/// Returns the mapping of a frame without functions, and the offset in its file.
 fn unresolved_address(
     dictionary: &proto::ProfilesDictionary,
     frame: FrameKey,
@@ -258,18 +244,15 @@ fn unresolved_address(
     Some((usize::try_from(location.mapping_index).ok()?, offset))
 }
 
-/// Functions by module and offset.
-struct Names<'n>(HashMap<ModuleKey, HashMap<u64, &'n [Function], RandomState>>);
+type Names<'n> = HashMap<ModuleKey, HashMap<u64, &'n [Function], RandomState>>;
 
-impl<'n> Names<'n> {
-    fn of(named: &'n [NamedModule]) -> Self {
-        let module = |(module, functions): &'n NamedModule| {
-            let functions = functions.iter().map(Vec::as_slice);
-            let offsets = module.offsets.iter().copied().zip(functions);
-            (key(module), offsets.collect())
-        };
-        Self(named.iter().map(module).collect())
-    }
+fn names_of(named: &[NamedModule]) -> Names<'_> {
+    let names = named.iter().map(|(module, functions)| {
+        let functions = functions.iter().map(Vec::as_slice);
+        let offsets = module.offsets.iter().copied().zip(functions);
+        (key(module), offsets.collect())
+    });
+    names.collect()
 }
 
 /// Adds names to a message: only its dictionary changes, and comes last.
@@ -294,9 +277,8 @@ fn with_names(message: &[u8], names: &Names<'_>) -> Result<Vec<u8>, String> {
     add_names(&mut dictionary, names);
     encode_key(DICTIONARY, WireType::LengthDelimited, &mut out);
     encode_varint(dictionary.encoded_len() as u64, &mut out);
-    dictionary
-        .encode(&mut out)
-        .map_err(|error| error.to_string())?;
+    let encoded = dictionary.encode(&mut out);
+    encoded.map_err(|error| error.to_string())?;
     Ok(out)
 }
 
@@ -317,14 +299,10 @@ fn add_names(dictionary: &mut proto::ProfilesDictionary, names: &Names<'_>) {
         interned.functions.entry(key).or_insert(index);
     }
     let of_mapping: Vec<_> = (0..dictionary.mapping_table.len())
-        .map(|index| names.0.get(&module_at(dictionary, index)?))
+        .map(|index| names.get(&module_at(dictionary, index)?))
         .collect();
-    let mut locations: Vec<proto::Location> = dictionary
-        .location_table
-        .first()
-        .cloned()
-        .into_iter()
-        .collect();
+    let zero = dictionary.location_table.first();
+    let mut locations: Vec<proto::Location> = zero.into_iter().cloned().collect();
     let mut of_content: HashMap<Vec<u8>, i32, RandomState> = HashMap::default();
     let mut of_frame: HashMap<FrameKey, i32, RandomState> = HashMap::default();
     let mut stacks = std::mem::take(&mut dictionary.stack_table);
@@ -346,12 +324,11 @@ fn add_names(dictionary: &mut proto::ProfilesDictionary, names: &Names<'_>) {
             for function in functions.unwrap_or_default() {
                 location.lines.push(interned.line(dictionary, function));
             }
-            let new = *of_content
-                .entry(location.encode_to_vec())
-                .or_insert_with(|| {
-                    locations.push(location);
-                    to_index(locations.len() - 1)
-                });
+            let new = of_content.entry(location.encode_to_vec());
+            let new = *new.or_insert_with(|| {
+                locations.push(location);
+                to_index(locations.len() - 1)
+            });
             of_frame.insert(frame, new);
             *index = new;
         }
@@ -394,7 +371,8 @@ impl Interned {
     }
 }
 
-fn to_index(index: usize) -> i32 {
+/// Converts an index of a dictionary's table.
+pub(crate) fn to_index(index: usize) -> i32 {
     i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
 }
 
@@ -415,7 +393,7 @@ mod tests {
         }
         encode_key(DICTIONARY, WireType::LengthDelimited, &mut message);
         encode_varint(0, &mut message);
-        let written = with_names(&message, &Names(HashMap::default())).unwrap();
+        let written = with_names(&message, &Names::default()).unwrap();
         assert_eq!(written, message);
     }
 }

@@ -26,8 +26,7 @@ use crate::{Error, Place, Profile, file};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// OTLP profiles: one `ProfilesData` message of
-    /// `opentelemetry.proto.profiles.v1development`.
+    /// OTLP profiles: one `ProfilesData` message of `opentelemetry.proto.profiles.v1development`.
     Otlp,
     /// pprof's `profile.proto`, compressed with gzip.
     Pprof,
@@ -40,11 +39,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format for a file name's extension.
+    /// Returns the format for a file name's extension.
     ///
     /// # Errors
-    ///
-    /// [`Error::Ending`] for any other extension.
+    /// Returns [`Error::Ending`] for any other extension.
     pub fn from_path(path: &Path) -> Result<Self, Error> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let endings = [
@@ -55,15 +53,12 @@ impl Format {
             (".folded", Self::Folded),
         ];
         let found = endings.iter().find(|(ending, _)| name.ends_with(ending));
-        found
-            .map(|(_, format)| *format)
-            .ok_or_else(|| Error::Ending(path.to_owned()))
+        let format = found.map(|(_, format)| *format);
+        format.ok_or_else(|| Error::Ending(path.to_owned()))
     }
-}
 
-impl Format {
-    /// The path of a part of a recording, for formats with one file per part: part 1 has `path`
-    /// itself, part 2 of `a/b.otlp` has `a/b.2.otlp`.
+    /// Returns the path of a part of a recording, for formats with one file per part: part 1 has
+    /// `path` itself, part 2 of `a/b.otlp` has `a/b.2.otlp`.
     #[must_use]
     pub fn part_path(path: &Path, part: usize) -> PathBuf {
         match (part, path.file_stem(), path.extension()) {
@@ -77,8 +72,8 @@ impl Format {
         }
     }
 
-    /// Whether this format has one file for all parts of a recording ([`Aggregate`]). OTLP has one
-    /// file per part.
+    /// Returns true if this format has one file for all parts of a recording ([`Aggregate`]). OTLP
+    /// has one file per part.
     #[must_use]
     pub fn is_aggregate(self) -> bool {
         self != Self::Otlp
@@ -89,8 +84,8 @@ impl Format {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The attribute whose value is the root of flame graphs and folded stacks, and the name of span
-    /// markers in the Firefox Profiler.
+    /// The attribute whose value is the root of flame graphs and folded stacks, and the name of
+    /// span markers in the Firefox Profiler.
     pub by: Option<String>,
     /// Prefix for record attribute names in OTLP; the OpenTelemetry eBPF profiler writes
     /// `process.context.label.`.
@@ -102,8 +97,7 @@ impl Profile {
     /// process is killed, an existing file is unchanged.
     ///
     /// # Errors
-    ///
-    /// [`Error::Ending`] or [`Error::Write`].
+    /// Returns [`Error::Ending`] or [`Error::Write`].
     pub fn write_file(&self, path: &Path, options: &Options) -> Result<(), Error> {
         let format = Format::from_path(path)?;
         file::write(path, |writer| self.write(format, options, writer))
@@ -112,8 +106,7 @@ impl Profile {
     /// Writes this profile in a format.
     ///
     /// # Errors
-    ///
-    /// The errors of `writer`.
+    /// Returns the errors of `writer`.
     pub fn write(
         &self,
         format: Format,
@@ -129,7 +122,7 @@ impl Profile {
     }
 }
 
-/// Start and end of a place in memory, and its offset in the file. The kernel has the upper half.
+/// Returns start and end of a place in memory, and its offset in the file.
 fn range(place: Place) -> (u64, u64, u64) {
     match place {
         Place::Kernel => (1 << 63, u64::MAX, 0),
@@ -138,8 +131,7 @@ fn range(place: Place) -> (u64, u64, u64) {
     }
 }
 
-/// The name of a process's service. In parentheses if the process has not published it: its environment
-/// has it.
+/// Returns the name of a process's service; in parentheses if it was not published.
 fn service_of(process: &ProcessFacts) -> Option<Cow<'_, str>> {
     let service = process
         .resource
@@ -151,12 +143,12 @@ fn service_of(process: &ProcessFacts) -> Option<Cow<'_, str>> {
     if process.published {
         return Some(service.into());
     }
-    // The specification's name for a service without a name says no more than the command name.
+    // For a service without a name, the command name is shown instead of the specification's.
     let is_unknown = service.starts_with(UNKNOWN_SERVICE);
     (!is_unknown).then(|| format!("({service})").into())
 }
 
-/// The name of a process's service, or its command name.
+/// Returns the name of a process's service, or its command name.
 fn name_of(process: &ProcessFacts) -> Cow<'_, str> {
     service_of(process).unwrap_or(Cow::Borrowed(&process.comm))
 }

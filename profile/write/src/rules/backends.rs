@@ -1,11 +1,11 @@
-//! What backends expect of a file beyond the rules of the data model.
+//! Expectations of backends beyond the rules of the data model.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{
     Location, Mapping, Profile, ProfilesData, Sample, ValueType,
 };
 
-use super::{Check, entry, key};
+use super::{Check, MAX_VIOLATIONS, entry, key, require, value};
 
 /// Size of a head-tail hash, in bytes.
 const HTLHASH_SIZE: usize = 16;
@@ -15,13 +15,13 @@ const HTLHASH_SIZE: usize = 16;
 ///
 /// - A profile counts samples with a period of CPU time, or off-CPU nanoseconds without a period:
 ///   what Pyroscope maps. Each sample has its times.
-/// - A sample has `thread.name`, `thread.id` and `cpu.logical_number`, a resource `service.name` and `process.pid`.
-/// - A location has `profile.frame.type`, which may be one that the semantic conventions do not list;
+/// - A sample has `thread.name`, `thread.id` and `cpu.logical_number`.
+/// - A resource has `service.name` and `process.pid`.
+/// - A location has `profile.frame.type`, which may be another than the semantic conventions list;
 ///   it is `kernel` for locations in the kernel, and for no others.
-/// - A mapping of a file has `process.executable.build_id.htlhash`, by which Elastic finds symbols, and
-///   ids are hexadecimal digits. The GNU build id is optional: not every file has one. A mapping
-///   without a file (the kernel, the vDSO, just-in-time compiled code) and one of a removed file, which
-///   may be unreadable, can have neither.
+/// - A mapping of a file has `process.executable.build_id.htlhash`, by which Elastic finds symbols;
+///   IDs are hexadecimal digits. The GNU build ID is optional: not every file has one. A mapping
+///   without a file (kernel, vDSO, generated code) or of a removed file can lack both.
 #[must_use]
 pub fn missed_by_backends(data: &ProfilesData) -> Vec<String> {
     let Some(dictionary) = &data.dictionary else {
@@ -41,7 +41,7 @@ pub fn missed_by_backends(data: &ProfilesData) -> Vec<String> {
         let attributes = resource.resource.iter().flat_map(|it| &it.attributes);
         let keys: Vec<&str> = attributes.map(|it| key(dictionary, it)).collect();
         for name in ["service.name", "process.pid"] {
-            check.require(keys.contains(&name), || format!("a resource has no {name}"));
+            require!(check, keys.contains(&name), "a resource has no {name}");
         }
         let scopes = &resource.scope_profiles;
         for profile in scopes.iter().flat_map(|scope| &scope.profiles) {
@@ -59,12 +59,8 @@ impl<'d> Check<'d> {
         entry(&self.dictionary.string_table, index).map_or("", String::as_str)
     }
 
-    /// An attribute's value.
     fn value(&self, indices: &[i32], name: &str) -> Option<&'d Value> {
-        let table = &self.dictionary.attribute_table;
-        let mut entries = indices.iter().filter_map(|index| entry(table, *index));
-        let named = entries.find(|entry| self.text(entry.key_strindex) == name);
-        named?.value.as_ref()?.value.as_ref()
+        value(self.dictionary, indices, name)?.value.as_ref()
     }
 
     fn identity(&mut self, mapping: &Mapping) {
@@ -75,30 +71,31 @@ impl<'d> Check<'d> {
         // "//anon" is the kernel's name for memory without a file.
         let is_file = name.starts_with('/') && !name.starts_with("//");
         let may_be_read = is_file && !name.ends_with(" (deleted)");
-        self.require(hash.is_some() || !may_be_read, || {
-            format!("the mapping of {name} has no head-tail hash")
-        });
+        require!(
+            self,
+            hash.is_some() || !may_be_read,
+            "the mapping of {name} has no head-tail hash"
+        );
         for (id, size) in [(gnu, None), (hash, Some(HTLHASH_SIZE))] {
             let is_id = id.as_ref().is_none_or(|id| is_hexadecimal(id, size));
-            self.require(is_id, || format!("the mapping of {name} has the id {id:?}"));
+            require!(self, is_id, "the mapping of {name} has the id {id:?}");
         }
     }
 
     fn frame_type(&mut self, location: &Location) {
-        let found = self.value(&location.attribute_indices, "profile.frame.type");
-        let found = match found {
+        let found = match self.value(&location.attribute_indices, "profile.frame.type") {
             Some(Value::StringValue(text)) => text,
             _ => "",
         };
-        self.require(!found.is_empty(), || {
-            "a location has no frame type".to_owned()
-        });
+        require!(self, !found.is_empty(), "a location has no frame type");
         let mapping = entry(&self.dictionary.mapping_table, location.mapping_index);
         let name = mapping.map_or("", |mapping| self.text(mapping.filename_strindex));
         let is_kernels = name == otelctx_sample::Module::kernel().path;
-        self.require(is_kernels == (found == "kernel"), || {
-            format!("a location in {name:?} has the frame type {found}")
-        });
+        require!(
+            self,
+            is_kernels == (found == "kernel"),
+            "a location in {name:?} has the frame type {found}"
+        );
     }
 
     fn kind(&mut self, profile: &Profile) {
@@ -111,12 +108,12 @@ impl<'d> Check<'d> {
             (Some(("off_cpu", "nanoseconds")), None) => profile.period == 0,
             _ => false,
         };
-        self.require(is_known, || {
-            format!(
-                "a profile has the types {kind:?} with the period {}",
-                profile.period
-            )
-        });
+        require!(
+            self,
+            is_known,
+            "a profile has the types {kind:?} with the period {}",
+            profile.period
+        );
     }
 
     fn thread(&mut self, sample: &Sample) {
@@ -125,25 +122,27 @@ impl<'d> Check<'d> {
         let has_cpu = matches!(value("cpu.logical_number"), Some(Value::IntValue(_)));
         let has_identity =
             matches!(name, Some(Value::StringValue(_))) && matches!(id, Some(Value::IntValue(_)));
-        self.require(has_identity, || {
-            format!("a sample has the thread {name:?} with the id {id:?}")
-        });
-        self.require(has_cpu, || "a sample has no CPU".to_owned());
-        self.require(!sample.timestamps_unix_nano.is_empty(), || {
-            "a sample has no time".to_owned()
-        });
+        require!(
+            self,
+            has_identity,
+            "a sample has the thread {name:?} with the id {id:?}"
+        );
+        require!(self, has_cpu, "a sample has no CPU");
+        require!(
+            self,
+            !sample.timestamps_unix_nano.is_empty(),
+            "a sample has no time"
+        );
     }
 }
 
-/// Whether this is the hexadecimal text of `size` bytes, or of any number if that is `None`.
+/// Returns true for hexadecimal digits of `size` bytes, or of any number if that is `None`.
 fn is_hexadecimal(value: &Value, size: Option<usize>) -> bool {
     let Value::StringValue(text) = value else {
         return false;
     };
-    let digits = |text: &str| {
-        text.bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     let length = text.len();
-    digits(text) && length > 0 && length % 2 == 0 && size.is_none_or(|size| length == 2 * size)
+    let has_size = size.is_none_or(|size| length == 2 * size);
+    text.bytes().all(is_digit) && length > 0 && length % 2 == 0 && has_size
 }

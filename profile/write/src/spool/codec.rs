@@ -1,7 +1,5 @@
-//! The encoding of samples and catalogs in the spool.
-//!
-//! Numbers are little-endian; strings and lists are preceded by their length. Only the process that
-//! wrote a spool ever reads it.
+//! The encoding of samples and catalogs in the spool, which only its writer reads. Numbers are
+//! little-endian; strings and lists follow their length.
 
 use std::io;
 
@@ -9,40 +7,25 @@ use otelctx_sample::format::process_context::Payload;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_sample::{
-    Catalog, Event, Found, Frame, FrameKind, GilState, Module, NamedFrame, ProcessFacts, ReadStep,
-    Sample, StackEnd,
+    Catalog, Event, Found, Frame, FrameKind, GilState, Mapping, Module, ModuleId, NamedFrame,
+    ProcessFacts, ReadStep, Sample, StackEnd,
 };
 
-/// Size of a sample, in bytes.
-pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 1 + 4;
-/// Encodes that a sample was taken on a CPU, in place of the time off-CPU.
-const ON_CPU: u64 = u64::MAX;
+use super::part::Ids;
 
-/// A sample that refers to entries by their positions in their catalog.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) time: u64,
-    pub(super) cpu: u32,
-    pub(super) thread: usize,
-    pub(super) event: Event,
-    /// With the position of the context.
-    pub(super) found: Found<usize>,
-    pub(super) gil: Option<GilState>,
-    pub(super) user_stack: usize,
-    pub(super) stack_end: Option<StackEnd>,
-    pub(super) kernel_stack: usize,
-}
+pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 1 + 4;
+/// Encodes a sample on a CPU, in place of the time off-CPU.
+const ON_CPU: u64 = u64::MAX;
 
 mod outcome {
     pub(super) const ATTACHED: u8 = 0;
     pub(super) const DETACHED: u8 = 1;
     pub(super) const NOT_PUBLISHED: u8 = 2;
     pub(super) const INVALID: u8 = 3;
-    /// Plus the step.
+    /// To which the step is added.
     pub(super) const UNREADABLE: u8 = 4;
 }
 
-/// Adds a sample.
 pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     let before = out.len();
     let off_cpu = match sample.event {
@@ -69,18 +52,18 @@ pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     debug_assert_eq!(out.len() - before, SAMPLE_SIZE);
 }
 
-/// Reads a sample.
-pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
+/// Reads a sample of a segment with these IDs.
+pub(super) fn read_sample(bytes: &mut &[u8], ids: &Ids) -> io::Result<Sample> {
     let time = take_u64(bytes)?;
     let cpu = take_u32(bytes)?;
-    let thread = take_number(bytes)?;
+    let thread = take_entry(bytes, &ids.threads)?;
     let event = match take_u64(bytes)? {
         ON_CPU => Event::OnCpu,
         nanoseconds => Event::OffCpu { nanoseconds },
     };
     let (outcome, context) = (take::<1>(bytes)?[0], take_number(bytes)?);
     let found = match outcome {
-        outcome::ATTACHED => Found::Attached(context),
+        outcome::ATTACHED => Found::Attached(*ids.contexts.get(context).ok_or_else(damaged)?),
         outcome::DETACHED => Found::Detached,
         outcome::NOT_PUBLISHED => Found::NotPublished,
         outcome::INVALID => Found::Invalid,
@@ -89,21 +72,20 @@ pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
             Found::Unreadable(*ReadStep::ALL.get(step).ok_or_else(damaged)?)
         }
     };
-    Ok(Entry {
+    Ok(Sample {
         time,
         cpu,
         thread,
         event,
         found,
         gil: take_choice(bytes, &GilState::ALL)?,
-        user_stack: take_number(bytes)?,
+        user_stack: take_entry(bytes, &ids.stacks)?,
         stack_end: take_choice(bytes, &StackEnd::ALL)?,
-        kernel_stack: take_number(bytes)?,
+        kernel_stack: take_entry(bytes, &ids.stacks)?,
     })
 }
 
-/// Adds a catalog. `kinds` are the kinds of named frames, which are encoded by their position in
-/// it.
+/// Adds a catalog. Kinds of named frames are encoded by their position in `kinds`.
 pub(super) fn write_catalog(out: &mut Vec<u8>, catalog: &Catalog, kinds: &mut Vec<FrameKind>) {
     number(out, catalog.modules().len());
     for (_, module) in catalog.modules() {
@@ -190,7 +172,6 @@ fn write_frame(out: &mut Vec<u8>, frame: &Frame, kinds: &mut Vec<FrameKind>) {
     }
 }
 
-/// Reads the modules of a catalog.
 pub(super) fn read_module(bytes: &mut &[u8]) -> io::Result<Module> {
     Ok(Module {
         path: take_text(bytes)?,
@@ -200,29 +181,8 @@ pub(super) fn read_module(bytes: &mut &[u8]) -> io::Result<Module> {
     })
 }
 
-/// A process whose mappings are read separately: they refer to modules by position.
-pub(super) struct Process {
-    pub(super) facts: ProcessFacts,
-    pub(super) mappings: Vec<MappingEntry>,
-}
-
-/// A mapping that refers to a module by its position.
-pub(super) struct MappingEntry {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) offset: u64,
-    pub(super) since: u64,
-    pub(super) module: usize,
-}
-
-/// A thread that refers to a process by its position.
-pub(super) struct ThreadEntry {
-    pub(super) process: usize,
-    pub(super) tid: i32,
-    pub(super) name: String,
-}
-
-pub(super) fn read_process(bytes: &mut &[u8]) -> io::Result<Process> {
+/// Reads a process, whose mappings refer to these modules by position.
+pub(super) fn read_process(bytes: &mut &[u8], modules: &[ModuleId]) -> io::Result<ProcessFacts> {
     let mut facts = ProcessFacts {
         pid: take_u32(bytes)?.cast_signed(),
         start_ticks: take_u64(bytes)?,
@@ -234,16 +194,16 @@ pub(super) fn read_process(bytes: &mut &[u8]) -> io::Result<Process> {
     let payload = Payload::decode(take_block(bytes)?);
     facts.resource = payload.map_err(|_| damaged())?.resource;
     facts.published = take::<1>(bytes)?[0] != 0;
-    let mappings = take_list(bytes, |bytes| {
-        Ok(MappingEntry {
+    facts.mappings = take_list(bytes, |bytes| {
+        Ok(Mapping {
             start: take_u64(bytes)?,
             end: take_u64(bytes)?,
             offset: take_u64(bytes)?,
             since: take_u64(bytes)?,
-            module: take_number(bytes)?,
+            module: take_entry(bytes, modules)?,
         })
     })?;
-    Ok(Process { facts, mappings })
+    Ok(facts)
 }
 
 pub(super) fn read_context(bytes: &mut &[u8]) -> io::Result<DecodedContext> {
@@ -263,9 +223,8 @@ pub(super) fn read_frame(bytes: &mut &[u8], kinds: &[FrameKind]) -> io::Result<F
             is_return_address: kind != 0,
         });
     }
-    let kind = kinds.get(take_number(bytes)?).ok_or_else(damaged)?;
     Ok(Frame::from(NamedFrame {
-        kind: *kind,
+        kind: take_entry(bytes, kinds)?,
         function: take_text(bytes)?,
         qualified_name: take_text(bytes)?,
         file: take_text(bytes)?,
@@ -273,15 +232,7 @@ pub(super) fn read_frame(bytes: &mut &[u8], kinds: &[FrameKind]) -> io::Result<F
     }))
 }
 
-pub(super) fn read_thread(bytes: &mut &[u8]) -> io::Result<ThreadEntry> {
-    Ok(ThreadEntry {
-        process: take_number(bytes)?,
-        tid: take_u32(bytes)?.cast_signed(),
-        name: take_text(bytes)?,
-    })
-}
-
-/// A catalog contains fewer than 2^32 entries of a kind.
+/// Adds a number below 2^32: a catalog contains fewer entries of a kind.
 fn number(out: &mut Vec<u8>, number: usize) {
     out.extend((number as u32).to_le_bytes());
 }
@@ -295,7 +246,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
     block(out, text.as_bytes());
 }
 
-/// The error if another process has written to the file.
+/// Creates the error for a file that another process has changed.
 pub(super) fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the spool file was changed")
 }
@@ -306,16 +257,15 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> io::Result<[u8; N]> {
     Ok(*first)
 }
 
-/// Reads the position of one of `all`, from 1, or 0 for none.
+/// Reads the position of one of `all`, from 1; 0 for none.
 fn take_choice<T: Copy>(bytes: &mut &[u8], all: &[T]) -> io::Result<Option<T>> {
     let [number] = take::<1>(bytes)?;
-    let chosen = number
-        .checked_sub(1)
-        .map(|index| all.get(usize::from(index)));
-    chosen.map(|it| it.copied().ok_or_else(damaged)).transpose()
+    let index = number.checked_sub(1).map(usize::from);
+    let chosen = index.map(|index| all.get(index).copied().ok_or_else(damaged));
+    chosen.transpose()
 }
 
-/// Reads entries that are preceded by their number.
+/// Reads entries that follow their number.
 pub(super) fn take_list<T>(
     bytes: &mut &[u8],
     mut read: impl FnMut(&mut &[u8]) -> io::Result<T>,
@@ -323,7 +273,12 @@ pub(super) fn take_list<T>(
     (0..take_number(bytes)?).map(|_| read(bytes)).collect()
 }
 
-fn take_u32(bytes: &mut &[u8]) -> io::Result<u32> {
+/// Reads the position of one of `all`.
+pub(super) fn take_entry<T: Copy>(bytes: &mut &[u8], all: &[T]) -> io::Result<T> {
+    all.get(take_number(bytes)?).copied().ok_or_else(damaged)
+}
+
+pub(super) fn take_u32(bytes: &mut &[u8]) -> io::Result<u32> {
     take(bytes).map(u32::from_le_bytes)
 }
 
@@ -342,7 +297,7 @@ fn take_block<'b>(bytes: &mut &'b [u8]) -> io::Result<&'b [u8]> {
     Ok(block)
 }
 
-fn take_text(bytes: &mut &[u8]) -> io::Result<String> {
+pub(super) fn take_text(bytes: &mut &[u8]) -> io::Result<String> {
     let block = take_block(bytes)?.to_vec();
     String::from_utf8(block).map_err(|_| damaged())
 }

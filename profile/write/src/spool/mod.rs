@@ -1,10 +1,8 @@
-//! A recording in progress: samples are written to a file, so that its length is not limited by
-//! memory.
+//! A recording in progress, in a file, so that memory does not limit its length.
 //!
 //! The file has no name, and is deleted with the process. It consists of segments: the samples that
-//! were taken with one catalog, followed by that catalog. A catalog that has grown too large is
-//! written and replaced, so that the memory of a recording is bounded. At the end, segments are
-//! combined into parts, each of which is bounded as well; nearly all recordings have one part.
+//! were taken with one catalog, and that catalog, which is replaced when it has grown too large. At
+//! the end, segments are combined into parts of bounded memory; most recordings have one part.
 
 mod codec;
 mod part;
@@ -24,17 +22,15 @@ use crate::{Clock, Recording, file};
 use codec::SAMPLE_SIZE;
 use part::Part;
 
-/// Samples are written once there are this many bytes of them.
+/// Number of bytes of samples that are written at once.
 const BUFFER: usize = 256 * 1024;
-/// Maximum memory of a catalog before it is replaced, in bytes: small compared to the rest of the
-/// command's memory.
+/// Maximum memory of a catalog before it is replaced, in bytes: small compared to the command's.
 const MAX_CATALOG: usize = 2 << 20;
 /// Minimum number of samples per catalog: two and a half seconds of two busy CPUs at 999 Hz.
 const MIN_SEGMENT_SAMPLES: u64 = 5_000;
 /// Maximum memory for resolving and writing a part, in bytes, as [`Part::cost`] estimates it.
 const MAX_PART_MEMORY: usize = 200 << 20;
 
-/// The limits of a spool.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     rotation: Rotation,
@@ -50,11 +46,9 @@ const LIMITS: Limits = Limits {
 #[derive(Debug)]
 pub struct Spool {
     file: File,
-    /// Samples that are not written yet.
     buffer: Vec<u8>,
-    /// The position at which the next bytes are written.
     end: u64,
-    /// The position of the first sample that belongs to the current catalog.
+    /// The position of the current catalog's first sample.
     start: u64,
     segments: Vec<Segment>,
     kinds: Vec<FrameKind>,
@@ -62,7 +56,6 @@ pub struct Spool {
     len: u64,
 }
 
-/// Samples, followed by their catalog.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     start: u64,
@@ -71,11 +64,11 @@ struct Segment {
 }
 
 impl Spool {
-    /// Creates a spool next to `path`, or if that is not possible, in the current directory or the
-    /// directory for temporary files; or in memory if no file can be created in any of them.
+    /// Creates a spool next to `path`, otherwise in the current directory or the directory for
+    /// temporary files, otherwise in memory.
     ///
     /// # Errors
-    /// If there is not enough memory either.
+    /// Fails if there is not enough memory either.
     pub fn beside(path: &Path) -> io::Result<Self> {
         let is_file = path.metadata().is_ok_and(|found| found.is_file());
         let is_new = path.symlink_metadata().is_err();
@@ -102,13 +95,13 @@ impl Spool {
         }
     }
 
-    /// Number of samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are no samples.
+    /// Returns true if there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -121,13 +114,12 @@ impl Spool {
         codec::write_sample(&mut self.buffer, sample);
     }
 
-    /// Writes samples if there are many, and the catalog if it is large. In the latter case it is
-    /// empty afterwards, and the sampler must be notified (`Sampler::reset_catalog`). Returns
-    /// whether the catalog was written.
+    /// Writes samples if there are many, and the catalog if it is large. Returns true if the
+    /// catalog was written and is empty now: the caller calls `Sampler::reset_catalog`.
     ///
     /// # Errors
-    /// If the file cannot be written, for example because the disk is full. Nothing is lost, but
-    /// the recording must end.
+    /// Fails if the file cannot be written, for example because the disk is full. Nothing is lost,
+    /// but the recording must end.
     pub fn write(&mut self, catalog: &mut Catalog) -> io::Result<bool> {
         if self.buffer.len() >= BUFFER {
             self.flush()?;
@@ -156,7 +148,7 @@ impl Spool {
             end: self.end + self.buffer.len() as u64,
         };
         let written = self.file.write_all_at(&self.buffer, self.end);
-        // Keeps its memory: the next catalog needs as much.
+        // Keeps its memory for the next catalog.
         self.buffer.clear();
         written?;
         self.segments.push(segment);
@@ -197,9 +189,9 @@ impl Spool {
 /// The last segment, whose catalog is not in the file.
 #[derive(Debug)]
 struct Last {
-    /// Their positions in the file.
+    /// Positions of samples in the file.
     samples: Range<u64>,
-    /// Further samples, which are not in the file.
+    /// Further samples.
     buffer: Vec<u8>,
     catalog: Vec<u8>,
 }
@@ -237,13 +229,13 @@ impl Iterator for Parts {
 }
 
 impl Parts {
-    /// Number of samples in all parts.
+    /// Returns the number of samples in all parts.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The time span of all parts.
+    /// Returns the time span of all parts.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
@@ -284,7 +276,6 @@ impl Parts {
         })
     }
 
-    /// Adds the samples in a range of the file.
     fn add_samples(&self, part: &mut Part, range: Range<u64>, ids: &part::Ids) -> io::Result<()> {
         let step = BUFFER / SAMPLE_SIZE * SAMPLE_SIZE;
         for start in range.clone().step_by(step) {
@@ -301,8 +292,7 @@ impl Parts {
         Ok(bytes)
     }
 
-    /// Returns the space of a range of the file, if the file system supports it; otherwise all of it is
-    /// returned at the end.
+    /// Returns the space of a range to the file system, if it supports that.
     fn give_back(&self, range: Range<u64>) {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let size = (range.end - range.start).cast_signed();

@@ -22,9 +22,8 @@ pub struct Aggregate {
     stacks: Option<Stacks>,
     pprof: Option<Pprof>,
     firefox: Option<Firefox>,
-    /// By ID and start time.
+    /// Processes by ID and start time.
     processes: DistinctCount,
-    /// The name of one of them.
     process: String,
     clock: Clock,
     period: NonZeroU64,
@@ -41,9 +40,8 @@ struct Stacks {
 }
 
 impl Aggregate {
-    /// Creates an empty aggregate for these formats. `clock` is that of the whole recording,
-    /// `samples` its maximum number of samples: in long recordings, the Firefox Profiler gets only
-    /// a subset.
+    /// Creates an empty aggregate for these formats, with the clock and the maximum number of
+    /// samples of the whole recording: of a long one, the Firefox Profiler gets a subset.
     #[must_use]
     pub fn new(options: &Options, formats: &[Format], clock: Clock, samples: u64) -> Self {
         let wants = |format| formats.contains(&format);
@@ -87,8 +85,7 @@ impl Aggregate {
     /// Writes `path` in the format of its extension.
     ///
     /// # Errors
-    ///
-    /// [`Error::Ending`] for a format for which the aggregate was not created, [`Error::Write`].
+    /// Returns [`Error::Ending`] for a format that was not requested, or [`Error::Write`].
     pub fn write_file(&mut self, path: &Path) -> Result<(), Error> {
         let format = Format::from_path(path)?;
         let is_there = match format {
@@ -119,27 +116,26 @@ impl Aggregate {
         }
     }
 
-    /// Each stack with its number of samples.
     fn lines(&self) -> impl Iterator<Item = (&str, usize)> {
         self.stacks.iter().flat_map(|stacks| {
-            let lines = stacks.lines.iter();
-            let others = (stacks.others > 0).then_some((OTHER, stacks.others));
-            lines
-                .map(|(stack, count)| (&stack[..], *count))
-                .chain(others)
+            let lines = stacks
+                .lines
+                .iter()
+                .map(|(stack, count)| (&stack[..], *count));
+            lines.chain((stacks.others > 0).then_some((OTHER, stacks.others)))
         })
     }
 
-    /// What was recorded: the service if it is one process, otherwise the number of processes.
+    /// Returns the service of a single process, otherwise the number of processes.
     fn subject(&self) -> String {
-        match (self.processes.get(), self.processes.has_more()) {
-            (1, _) => self.process.clone(),
-            (processes, false) => format!("{processes} processes"),
-            (processes, true) => format!("more than {processes} processes"),
+        match self.processes.get() {
+            1 => self.process.clone(),
+            processes if self.processes.has_more() => format!("more than {processes} processes"),
+            processes => format!("{processes} processes"),
         }
     }
 
-    /// The subject, and the attribute by which it is divided.
+    /// Returns the subject, and the attribute by which it is divided.
     fn title(&self) -> String {
         let subject = self.subject();
         match &self.options.by {

@@ -16,8 +16,7 @@ use super::room::{OTHER, Room};
 use crate::attributes::{attribute, attributes};
 use crate::{Clock, Kind, LocationIndex, Options, Place, Profile};
 
-/// Maximum number of samples in a file. In a longer recording, each shown sample represents several
-/// of its thread.
+/// Maximum number of samples in a file: of a longer recording, each represents several.
 const MAX_SAMPLES: u64 = 500_000;
 /// Maximum memory of tracks, stacks and the text of spans, in bytes (estimated).
 const MAX_MEMORY: usize = 32 << 20;
@@ -32,17 +31,16 @@ pub(super) struct Firefox {
     /// The attribute that names spans.
     by: Option<String>,
     categories: Categories,
-    /// By ID, start time and program.
+    /// Processes by ID, start time and program.
     processes: HashMap<(i32, u64, String), fx::ProcessHandle>,
-    /// By process and thread ID.
+    /// Tracks by process and thread ID.
     tracks: IndexMap<(fx::ProcessHandle, i32), Track>,
     strings: HashMap<String, fx::StringHandle>,
     /// Stacks by thread, callers and innermost frame.
     stacks: HashMap<StackKey, fx::StackHandle, RandomState>,
     room: Room,
-    /// The clock of the whole recording.
     clock: Clock,
-    /// Number of samples of a thread that each shown sample represents.
+    /// Number of a thread's samples that each shown one represents.
     stride: usize,
 }
 
@@ -53,7 +51,6 @@ type StackKey = (
     fx::CategoryHandle,
 );
 
-/// A thread's row.
 #[derive(Debug)]
 struct Track {
     thread: fx::ThreadHandle,
@@ -61,7 +58,6 @@ struct Track {
     span: Option<(SpanMarker, u64, u64)>,
 }
 
-/// A sample in a track.
 struct TrackSample<'p> {
     time: u64,
     stack: &'p [LocationIndex],
@@ -89,24 +85,20 @@ impl Firefox {
         }
     }
 
-    /// Adds a part of the recording.
     pub(super) fn add(&mut self, part: &Profile) {
         let interval = fx::SamplingInterval::from_nanos(part.period().get());
         self.out.set_interval(interval);
         let mut threads: Vec<(ThreadId, Vec<TrackSample<'_>>)> = Vec::new();
         for group in part.groups().filter(|group| group.kind == Kind::OnCpu) {
-            if threads
-                .last()
-                .is_none_or(|(thread, _)| *thread != group.thread)
-            {
-                threads.push((group.thread, Vec::new()));
-            }
-            let (_, samples) = threads.last_mut().expect("one was just added");
-            samples.extend(group.samples.iter().map(|sample| TrackSample {
+            let samples = group.samples.iter().map(|sample| TrackSample {
                 time: sample.time,
                 stack: group.stack,
                 context: group.context,
-            }));
+            });
+            match threads.last_mut() {
+                Some((thread, known)) if *thread == group.thread => known.extend(samples),
+                _ => threads.push((group.thread, samples.collect())),
+            }
         }
         for (thread, mut samples) in threads {
             samples.sort_unstable_by_key(|sample| sample.time);
@@ -117,7 +109,7 @@ impl Firefox {
         }
     }
 
-    /// The position of a thread's track, or of the shared track of threads without room.
+    /// Returns the position of a thread's track, or of the shared track of threads without room.
     fn track(&mut self, part: &Profile, id: ThreadId) -> usize {
         let thread = part.thread(id);
         let facts = part.process(thread.process);
@@ -173,7 +165,7 @@ impl Firefox {
         shown
     }
 
-    /// A stack, or the one that represents others if there is no room for it.
+    /// Interns a stack. Returns the one that represents others if there is no room.
     fn stack(
         &mut self,
         part: &Profile,
@@ -187,12 +179,8 @@ impl Firefox {
             let is_named = matches!(location.place, Place::Runtime(_));
             each_frame(part, location, |name| {
                 waits |= is_named && name == GilState::WAITING_FRAME;
-                let category = if waits {
-                    self.categories.waiting(&mut self.out)
-                } else {
-                    category
-                };
-                let frame = self.frame(thread, last, name, category);
+                let waiting = waits.then(|| self.categories.waiting(&mut self.out));
+                let frame = self.frame(thread, last, name, waiting.unwrap_or(category));
                 is_whole &= frame.is_some();
                 last = frame.or(last);
             });
@@ -206,7 +194,7 @@ impl Firefox {
         other
     }
 
-    /// A frame with its callers; none if there is no room for it.
+    /// Interns a frame with its callers. `None` if there is no room.
     fn frame(
         &mut self,
         thread: fx::ThreadHandle,
@@ -233,7 +221,7 @@ impl Firefox {
         Some(stack)
     }
 
-    /// A string, if there is room for it.
+    /// Interns a string. `None` if there is no room.
     fn string(&mut self, text: &str) -> Option<fx::StringHandle> {
         if let Some(known) = self.strings.get(text) {
             return Some(*known);
@@ -246,9 +234,8 @@ impl Firefox {
         Some(string)
     }
 
-    /// Records each run of samples of one span. It becomes a marker when another span follows,
-    /// possibly in the next part: from the first sample to the end of the time that the last sample
-    /// represents.
+    /// Extends the track's span, or ends it and starts another one. A span becomes a marker from
+    /// its first sample to the end of the time of its last one, possibly in the next part.
     fn add_spans(&mut self, part: &Profile, track: usize, shown: &[&TrackSample<'_>]) {
         for run in shown.chunk_by(|one, other| one.context == other.context) {
             let (start, end) = (run[0].time, run[run.len() - 1].time);
@@ -290,7 +277,6 @@ impl Firefox {
         }
     }
 
-    /// Adds the marker of a track's last span.
     fn end_span(&mut self, track: usize) {
         let track = &mut self.tracks[track];
         let Some((marker, start, end)) = track.span.take() else {
@@ -306,7 +292,6 @@ impl Firefox {
         fx::Timestamp::from_nanos_since_reference(time.saturating_sub(self.clock.start))
     }
 
-    /// Writes the file.
     pub(super) fn write(&mut self, subject: &str, writer: &mut dyn Write) -> io::Result<()> {
         for track in 0..self.tracks.len() {
             self.end_span(track);
@@ -323,9 +308,9 @@ struct Categories {
     user: fx::CategoryHandle,
     kernel: fx::CategoryHandle,
     span: fx::CategoryHandle,
-    /// The category of frames that wait for an interpreter's lock, once there are any.
+    /// Frames that wait for an interpreter's lock, once there are any.
     waiting: Option<fx::CategoryHandle>,
-    /// Categories of frames that a runtime has named, by what executes them.
+    /// Frames that a runtime has named.
     runtimes: HashMap<FrameKind, fx::CategoryHandle>,
 }
 
@@ -359,7 +344,6 @@ impl Categories {
     }
 }
 
-/// A span that a thread was working on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SpanMarker {
     category: fx::CategoryHandle,

@@ -26,18 +26,18 @@ pub(super) fn write<'s>(
     chosen.title = title.chars().map(folded::in_a_line).collect();
     chosen.subtitle = Some(subtitle(clock, period, samples));
     chosen.count_name = "samples".to_owned();
-    // The start of a name says more than its end.
+    // Keeps the start of a name.
     chosen.text_truncate_direction = flamegraph::TextTruncateDirection::Right;
     // Each function has the same colour in every graph.
     chosen.hash = true;
     if lines.is_empty() {
-        // inferno returns an error if there are no samples.
+        // inferno fails without samples.
         return writer.write_all(EMPTY.as_bytes());
     }
     flamegraph::from_lines(&mut chosen, lines.iter().map(String::as_str), writer)
 }
 
-/// The number of samples, their frequency, and the time of the recording.
+/// Formats the number of samples, their frequency, and the time of the recording.
 fn subtitle(clock: Clock, period: NonZeroU64, samples: usize) -> String {
     let seconds = clock.duration() as f64 / 1e9;
     let frequency = (1e9 / period.get() as f64).round();
@@ -46,18 +46,18 @@ fn subtitle(clock: Clock, period: NonZeroU64, samples: usize) -> String {
     format!("{samples} samples at {frequency} Hz, {seconds:.1} s from {start} UTC")
 }
 
-/// A number with thousands separators, as in what functions show: `12,345`.
+/// Formats a number with thousands separators, as inferno does for functions: `12,345`.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&[u8]> = digits.as_bytes().rchunks(3).rev().collect();
     String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }
 
-/// Date and time of day, `seconds` after 1970-01-01.
+/// Formats date and time of day, `seconds` after 1970-01-01.
 fn utc(seconds: u64) -> String {
     const DAY: u64 = 86_400;
-    // In a calendar whose years start in March, the leap day is the last day of the year, and each
-    // five months have 153 days. Days count from 1 March of year 0, in eras of 400 years.
+    // If years start in March, the leap day is the last day of the year, and each five months have
+    // 153 days. Days count from 1 March of year 0, in eras of 400 years.
     let days = seconds / DAY + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;

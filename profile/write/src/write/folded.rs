@@ -6,8 +6,8 @@ use crate::attributes::{GIL, attribute};
 use crate::report::NO_ATTRIBUTE;
 use crate::{Group, Kind, Location, Options, Place, Profile};
 
-/// Each on-CPU stack with its count. The first frames are the requested attribute, the process and
-/// the thread.
+/// Returns on-CPU stacks with their counts. The first frames are the requested attribute, the
+/// process and the thread.
 pub(super) fn stacks<'p>(
     profile: &'p Profile,
     options: &'p Options,
@@ -22,16 +22,15 @@ pub(super) fn stacks<'p>(
         push(&mut stack, &super::name_of(profile.process(group.process)));
         push(&mut stack, &profile.thread(group.thread).name);
         for &index in group.stack.iter().rev() {
-            each_frame(profile, profile.location(index), |frame| {
-                push(&mut stack, frame)
-            });
+            let location = profile.location(index);
+            each_frame(profile, location, |frame| push(&mut stack, frame));
         }
         end_without_count(&mut stack);
         (stack, group.samples.len())
     })
 }
 
-/// The value of an attribute of a group of samples: [`GIL`], or one of its context.
+/// Returns the value of an attribute of a group of samples: [`GIL`], or one of its context.
 fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Option<&'p str> {
     if name == GIL {
         return group.gil.map(GilState::name);
@@ -39,8 +38,7 @@ fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Opti
     attribute(profile.context(group.context?), name)
 }
 
-/// Visits the names of a location's functions, outermost first; if it has none, the name of its
-/// file.
+/// Visits the names of a location's functions, outermost first, or the name of its file.
 pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl FnMut(&str)) {
     for function in location.functions.iter().rev() {
         each(&function.name);
@@ -50,7 +48,7 @@ pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl 
     }
 }
 
-/// The name for all unnamed functions of a file: a frame for each address would only be noise.
+/// Returns the name for all unnamed functions of a file: a frame for each address would be noise.
 fn unnamed(profile: &Profile, place: Place) -> String {
     let Some(module) = profile.module_of(place) else {
         return "[unknown]".to_owned();
@@ -60,10 +58,10 @@ fn unnamed(profile: &Profile, place: Place) -> String {
     format!("[{}]", name.trim_matches(['[', ']']))
 }
 
-/// The name of a frame without text, so that the frames after it keep their depth.
+/// The name of a frame without text: the frames after it keep their depth.
 const EMPTY: &str = "(empty)";
 
-/// Adds a frame. Replaces characters that this format uses, or that do not belong in a line.
+/// Adds a frame. Replaces characters that this format uses, or that a line cannot have.
 fn push(stack: &mut String, frame: &str) {
     if !stack.is_empty() {
         stack.push(';');
@@ -75,8 +73,7 @@ fn push(stack: &mut String, frame: &str) {
     }));
 }
 
-/// A character, or its replacement if it does not belong in a line of text or in XML
-/// (<https://www.w3.org/TR/xml/#charsets>).
+/// Replaces characters that a line or XML (<https://www.w3.org/TR/xml/#charsets>) cannot have.
 pub(super) fn in_a_line(character: char) -> char {
     match character {
         '\u{fffe}' | '\u{ffff}' => char::REPLACEMENT_CHARACTER,
@@ -85,16 +82,13 @@ pub(super) fn in_a_line(character: char) -> char {
     }
 }
 
-/// A number after a space, as of a thread `worker 3` without a stack, would be read as a first count
-/// before the one that follows: `difffolded.pl` writes two.
+/// Replaces the space before a final number, as of a thread `worker 3` without a stack: it would be
+/// read as a first count, as `difffolded.pl` writes two.
 fn end_without_count(stack: &mut String) {
     stack.truncate(stack.trim_end().len());
-    let is_number = |text: &str| {
-        text.chars()
-            .all(|digit| digit.is_ascii_digit() || digit == '.')
-    };
+    let is_digit = |digit: char| digit.is_ascii_digit() || digit == '.';
     if let Some(space) = stack.rfind(' ')
-        && is_number(&stack[space + 1..])
+        && stack[space + 1..].chars().all(is_digit)
     {
         stack.replace_range(space..=space, "_");
     }

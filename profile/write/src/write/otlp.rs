@@ -1,7 +1,6 @@
-//! OTLP profiles: one `ProfilesData` of `opentelemetry.proto.profiles.v1development`.
-//!
-//! Written in two passes, so that only one sample's message is in memory at a time: the first pass
-//! fills the tables and computes sizes, the second writes the bytes.
+//! OTLP profiles: one `ProfilesData` of `opentelemetry.proto.profiles.v1development`. The first
+//! pass fills the tables and computes sizes, the second writes the bytes: one sample's message is
+//! in memory at a time.
 
 mod messages;
 mod tables;
@@ -21,7 +20,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 
 use crate::attributes::{DETECTED, SERVICE_NAME, UNKNOWN_SERVICE};
 use crate::{Group, Kind, Options, Profile};
-use tables::{Entries, Tables};
+use tables::Tables;
 
 /// The version of the semantic conventions that define the attributes written here.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.42.0";
@@ -29,17 +28,12 @@ const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.42.0";
 /// The name of the scope of every profile.
 pub(crate) const SCOPE: &str = "otelctx";
 
-/// Field numbers of the messages that are written incrementally.
+/// Field numbers of `ProfilesData` (two), `ResourceProfiles`, `ScopeProfiles` and `Profile`.
 mod field {
-    /// In `ProfilesData`.
     pub(super) const RESOURCE_PROFILES: u32 = 1;
-    /// In `ProfilesData`.
     pub(super) const DICTIONARY: u32 = 2;
-    /// In `ResourceProfiles`.
     pub(super) const SCOPE_PROFILES: u32 = 2;
-    /// In `ScopeProfiles`.
     pub(super) const PROFILES: u32 = 2;
-    /// In `Profile`.
     pub(super) const SAMPLES: u32 = 2;
 }
 
@@ -52,8 +46,7 @@ pub(super) fn write(
     write_groups(profile, &groups, options, writer)
 }
 
-/// Writes a message of these groups, which are sorted by process, then by kind, with a dictionary of
-/// the entries in use.
+/// Writes a message of these groups, sorted by process and kind, with a dictionary for them.
 fn write_groups<'p>(
     profile: &'p Profile,
     groups: &[Group<'p>],
@@ -97,19 +90,19 @@ fn write_groups<'p>(
         }
     }
     out.start(field::DICTIONARY, tables.encoded_len())?;
-    tables.each_entry(&mut out)
+    tables.write(&mut out)
 }
 
-/// Size of a field whose content has `size` bytes, with its key and length.
+/// Returns the size of a field whose content has `size` bytes, with its key and length.
 fn field_size(tag: u32, size: usize) -> usize {
     key_len(tag) + encoded_len_varint(size as u64) + size
 }
 
-/// A `ResourceProfiles` without its scopes.
+/// Creates a `ResourceProfiles` without its scopes.
 fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourceProfiles {
     proto::ResourceProfiles {
         resource: Some(resource(profile, process)),
-        // The version of the conventions that a process's own attributes follow is unknown.
+        // The version of the conventions of a process's own attributes is unknown.
         schema_url: if profile.process(process).resource.is_empty() {
             SCHEMA_URL.to_owned()
         } else {
@@ -119,7 +112,7 @@ fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourcePro
     }
 }
 
-/// A `ScopeProfiles` without its profiles.
+/// Creates a `ScopeProfiles` without its profiles.
 fn scope_message() -> proto::ScopeProfiles {
     proto::ScopeProfiles {
         scope: Some(InstrumentationScope {
@@ -132,7 +125,7 @@ fn scope_message() -> proto::ScopeProfiles {
     }
 }
 
-/// A `Profile` without its samples.
+/// Creates a `Profile` without its samples.
 fn profile_message(profile: &Profile, kind: Kind, tables: &mut Tables<'_>) -> proto::Profile {
     let mut value_type = |kind, unit| {
         Some(proto::ValueType {
@@ -157,7 +150,6 @@ fn profile_message(profile: &Profile, kind: Kind, tables: &mut Tables<'_>) -> pr
     message
 }
 
-/// Fills `sample` with the data of a group.
 fn fill<'p>(
     sample: &mut proto::Sample,
     profile: &Profile,
@@ -171,18 +163,17 @@ fn fill<'p>(
     sample.values.clear();
     sample.values.extend(group.samples.iter().filter_map(value));
     sample.stack_index = tables.stack(group.stack);
-    sample.attribute_indices.clear();
-    sample.attribute_indices.extend(tables.thread(group.thread));
-    sample.attribute_indices.push(tables.cpu(group.cpu));
-    sample
-        .attribute_indices
-        .extend(group.gil.map(|state| tables.gil(state)));
+    let indices = &mut sample.attribute_indices;
+    indices.clear();
+    indices.extend(tables.thread(group.thread));
+    indices.push(tables.cpu(group.cpu));
+    indices.extend(group.gil.map(|state| tables.gil(state)));
     let (link, attributes) = tables.context(group.context);
-    sample.attribute_indices.extend(attributes);
+    indices.extend(attributes);
     sample.link_index = link;
 }
 
-/// The value of a sample. On-CPU samples need none: a time without a value stands for 1
+/// Returns the value of a sample off-CPU. Others need none: a time alone stands for 1
 /// (`profiles.proto`, `Sample`).
 fn value(sample: &Sample) -> Option<i64> {
     match sample.event {
@@ -191,16 +182,14 @@ fn value(sample: &Sample) -> Option<i64> {
     }
 }
 
-/// The resource that the process publishes, supplemented by what the recorder detected.
+/// Returns the resource that the process publishes, supplemented by detected attributes.
 fn resource(profile: &Profile, process: ProcessId) -> Resource {
     let facts = profile.process(process);
     let mut attributes: Vec<KeyValue> = Vec::new();
-    let published = facts
-        .resource
-        .iter()
-        .map(|(key, value)| (key.as_str(), any_value(value)))
-        // They describe how contexts are shared, and are not telemetry.
-        .filter(|(key, _)| !key.starts_with(THREADLOCAL));
+    // Attributes that describe how contexts are shared are not telemetry.
+    let published = facts.resource.iter();
+    let published = published.filter(|(key, _)| !key.starts_with(THREADLOCAL));
+    let published = published.map(|(key, value)| (key.as_str(), any_value(value)));
     let names_service = super::service_of(facts).is_some();
     let is_detected = (names_service && !facts.published).then(|| {
         let value = Some(any_value::Value::BoolValue(true));
@@ -222,7 +211,7 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
     }
 }
 
-/// Attributes of a process that the recorder detected.
+/// Returns the attributes of a process that the recorder detected.
 fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     let text = |text: &str| (!text.is_empty()).then(|| string(text));
     let name = facts.executable_name();
@@ -231,7 +220,7 @@ fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     let pid = any_value::Value::IntValue(facts.pid.into());
     [
         ("process.pid", Some(AnyValue { value: Some(pid) })),
-        // After the process ID: `report` distinguishes it from a published name by that.
+        // After the process ID, by which `report` distinguishes it from a published name.
         (SERVICE_NAME, text(&format!("{UNKNOWN_SERVICE}:{program}"))),
         ("process.executable.name", text(name)),
         ("process.executable.path", text(&facts.executable)),
@@ -276,7 +265,6 @@ fn any_value(value: &Value) -> AnyValue {
     AnyValue { value }
 }
 
-/// Writes fields.
 struct Out<'w> {
     writer: &'w mut dyn Write,
     buffer: Vec<u8>,
@@ -290,9 +278,8 @@ impl Out<'_> {
         encode_varint(size as u64, &mut self.buffer);
         self.writer.write_all(&self.buffer)
     }
-}
 
-impl Entries for Out<'_> {
+    /// Writes a message as a field.
     fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()> {
         self.buffer.clear();
         prost::encoding::message::encode(tag, message, &mut self.buffer);

@@ -17,8 +17,8 @@ use crate::{Clock, Group, Kind, Place, Profile};
 
 /// Maximum memory of all samples, in bytes (estimated).
 const MAX_MEMORY: usize = 80 << 20;
-/// The part of it for samples without trace and span IDs: once the rest is used up, samples have
-/// [`OTHER`] as their trace.
+/// Reserved memory for samples without trace and span IDs: once the other memory is used up,
+/// samples have [`OTHER`] as their trace.
 const WITHOUT_IDS: usize = 28 << 20;
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -127,7 +127,7 @@ type Table<T> = IndexSet<T, RandomState>;
 #[derive(Debug)]
 pub(super) struct Pprof {
     strings: Table<String>,
-    /// Without IDs and flags; the value is whether a location in it has a function.
+    /// Mappings without IDs and flags, with true if a location in it has a function.
     mappings: IndexMap<Mapping, bool, RandomState>,
     functions: Table<Function>,
     locations: Table<Location>,
@@ -165,14 +165,11 @@ impl Pprof {
         }
     }
 
-    /// Adds a part of a recording.
     pub(super) fn add(&mut self, part: &Profile) {
         self.room.reserved = 0;
-        let locations: Vec<Option<u64>> = part
-            .locations()
-            .iter()
-            .map(|location| self.location(part, location))
-            .collect();
+        let locations = part.locations().iter();
+        let locations = locations.map(|location| self.location(part, location));
+        let locations: Vec<Option<u64>> = locations.collect();
         for group in part.groups() {
             let executable = self.string(&part.process(group.process).executable);
             *self.executables.entry(executable.unwrap_or(0)).or_default() += group.samples.len();
@@ -196,7 +193,7 @@ impl Pprof {
         }
     }
 
-    /// The key of a group of samples; none if there is no room for its data.
+    /// Returns the key of a group of samples; `None` if there is no room for its data.
     fn key(
         &mut self,
         part: &Profile,
@@ -206,12 +203,8 @@ impl Pprof {
     ) -> Option<Key> {
         let stack = group.stack.iter().map(|index| locations[index.index()]);
         let stack: Vec<u64> = stack.collect::<Option<_>>()?;
-        let stack = intern(
-            &mut self.stacks,
-            &stack,
-            size_of_val(&stack[..]),
-            &mut self.room,
-        )?;
+        let size = size_of_val(&stack[..]);
+        let stack = intern(&mut self.stacks, &stack, size, &mut self.room)?;
         let labels = self.labels(part, group, has_ids)?;
         let size = size_of::<(Key, Values)>() + size_of_val(&labels[..]);
         let key = (stack, labels.into());
@@ -269,7 +262,7 @@ impl Pprof {
         Some(index as i64)
     }
 
-    /// The id of a location, from 1.
+    /// Returns the ID of a location, from 1.
     fn location(&mut self, part: &Profile, location: &crate::Location) -> Option<u64> {
         let mut lines = Vec::new();
         for function in location.functions.iter() {
@@ -300,7 +293,7 @@ impl Pprof {
         Some(index as u64 + 1)
     }
 
-    /// The ID of a mapping, from 1; 0 if there is none.
+    /// Returns the ID of a mapping, from 1; 0 if there is none.
     fn mapping(&mut self, part: &Profile, place: Place, is_named: bool) -> Option<u64> {
         if matches!(place, Place::Unknown | Place::Runtime(_)) {
             return Some(0);
@@ -327,7 +320,6 @@ impl Pprof {
         Some(index as u64 + 1)
     }
 
-    /// Writes the file.
     pub(super) fn write(
         &mut self,
         clock: Clock,
@@ -379,7 +371,7 @@ impl Pprof {
         out.gzip.finish().map(drop)
     }
 
-    /// Adds a sample that represents all samples for which there was no room.
+    /// Adds a sample that represents all samples without room.
     fn add_others(&mut self) {
         let name = self.string(OTHER).unwrap_or_default();
         let function = Function {
@@ -409,7 +401,7 @@ impl Pprof {
             };
             out.message(field::LOCATION, &location)?;
         }
-        // The first mapping must be the main program's (profile.proto, Profile.mapping): the
+        // The first mapping must be the main program's (profile.proto, Profile.mapping): of the
         // executable with the most samples.
         let main = self.executables.iter().max_by_key(|(_, samples)| **samples);
         let main = main.map_or(0, |(executable, _)| *executable);
@@ -436,7 +428,7 @@ impl Pprof {
     }
 }
 
-/// The position of an entry. Adds it if it is new and there is room for it and for `size` bytes
+/// Returns the position of an entry. Adds a new one if there is room for it and for `size` bytes
 /// outside the table.
 fn intern<T, Q>(table: &mut Table<T>, entry: &Q, size: usize, room: &mut Room) -> Option<usize>
 where

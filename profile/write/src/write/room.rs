@@ -1,12 +1,10 @@
-//! A memory budget for what is kept of a long recording.
+//! A memory budget for long recordings.
 
-/// Represents all stacks, traces or spans for which there was no room.
+/// The name of all stacks, traces or spans without room.
 pub(super) const OTHER: &str = "(other)";
 
-/// A memory budget for entries of tables.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// The budget, in bytes.
     pub(super) size: usize,
     left: usize,
     /// Bytes of the budget that are reserved for now.
@@ -25,7 +23,7 @@ impl Room {
         }
     }
 
-    /// Takes this many bytes from the budget, if they are left.
+    /// Takes this many bytes from the budget. Returns false if they are not left.
     pub(super) fn take(&mut self, bytes: usize) -> bool {
         let bytes = bytes.saturating_add(Self::ENTRY);
         let is_enough = self.left.saturating_sub(self.reserved) >= bytes;

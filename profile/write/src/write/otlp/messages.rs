@@ -1,7 +1,6 @@
-//! Splits a profile into several messages if one would be larger than the receiver accepts.
-//!
-//! Each message has its own dictionary, with the entries that its samples use. The same tables first
-//! determine how many groups fit, and then write the message.
+//! Splits a profile into several messages if one would be larger than the receiver accepts. Each
+//! has its own dictionary, with the entries that its samples use. The same tables first determine
+//! how many groups fit, and then write the message.
 
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use otelctx_sample::Sample;
@@ -12,8 +11,7 @@ use super::tables::Tables;
 use super::{fill, profile_message, resource_message, scope_message, value, write_groups};
 use crate::{Group, Options, Profile};
 
-/// The maximum size of a field's key (one byte for fields up to 15) and length (up to 32 bits, seven
-/// per byte).
+/// The maximum size of a field's key (a byte up to field 15) and length (32 bits, seven per byte).
 const FIELD_HEAD: usize = 1 + 5;
 
 /// The messages of [`Profile::otlp_messages`].
@@ -29,10 +27,9 @@ pub struct OtlpMessages<'p> {
 impl Profile {
     /// Encodes this profile as OTLP messages of at most `limit` bytes. Each is a complete
     /// `ProfilesData`, which is also an `ExportProfilesServiceRequest`, with its own dictionary.
-    /// Each sample is in exactly one of them. Without samples there are no messages.
+    /// Each sample is in exactly one of them; without samples there are none.
     ///
-    /// If a single sample, with its stack, its attributes and the resource of its process, exceeds
-    /// `limit`, so does its message.
+    /// A message exceeds `limit` if a single sample does, with its stack, attributes and resource.
     #[must_use]
     pub fn otlp_messages<'p>(&'p self, options: &'p Options, limit: usize) -> OtlpMessages<'p> {
         OtlpMessages {
@@ -60,8 +57,7 @@ impl Iterator for OtlpMessages<'_> {
 }
 
 impl<'p> OtlpMessages<'p> {
-    /// The next groups that fit into a message, at least one. A group is only split if it does not
-    /// fit into one message.
+    /// Takes the next groups that fit into a message, at least one. Splits too large ones.
     fn fitting(&mut self) -> Vec<Group<'p>> {
         let mut size = Size::new(self.profile, self.options);
         let mut fitting: Vec<Group<'p>> = Vec::new();
@@ -93,12 +89,12 @@ impl<'p> OtlpMessages<'p> {
     }
 }
 
-/// Bytes that a sample's value (a varint, if it has one) and time (eight bytes) add to its message.
+/// Returns the size of a sample's value (a varint, if it has one) and time (eight bytes).
 fn size_of(sample: &Sample) -> usize {
     value(sample).map_or(0, |value| encoded_len_varint(value.cast_unsigned())) + 8
 }
 
-/// The number of leading `samples` that fit into `room` bytes.
+/// Returns the number of leading `samples` that fit into `room` bytes.
 fn leading(samples: &[Sample], room: usize) -> usize {
     let sizes = samples.iter().scan(0, |sum, sample| {
         *sum += size_of(sample);
@@ -144,12 +140,8 @@ impl<'p> Size<'p> {
             samples: &[],
             ..*group
         };
-        fill(
-            &mut self.sample,
-            self.profile,
-            &nothing_yet,
-            &mut self.tables,
-        );
+        let (profile, tables) = (self.profile, &mut self.tables);
+        fill(&mut self.sample, profile, &nothing_yet, tables);
         // The heads of the sample, its values and its times.
         self.outside_tables += 3 * FIELD_HEAD + self.sample.encoded_len();
     }

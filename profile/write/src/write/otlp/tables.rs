@@ -13,8 +13,9 @@ use otelctx_sample::{ContextId, GilState, ThreadId};
 use prost::Message;
 
 use super::super::range;
-use super::field_size;
+use super::{Out, field_size};
 use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX, attributes, beside};
+use crate::resolve::to_index;
 use crate::{LocationIndex, Place, Profile};
 
 /// The attribute of samples with the number of the CPU.
@@ -46,21 +47,19 @@ pub(super) struct Tables<'p> {
     functions: Table<proto::Function>,
     locations: Table<Location>,
     stacks: Table<proto::Stack>,
-    /// The entries for each context, thread, location and stack.
+    /// Entries for each context, thread, location and stack.
     of_context: HashMap<ContextId, (i32, Vec<i32>), RandomState>,
     of_thread: HashMap<ThreadId, [i32; 2], RandomState>,
     of_location: HashMap<LocationIndex, i32, RandomState>,
     of_stack: HashMap<&'p [LocationIndex], i32, RandomState>,
 }
 
-/// A table whose entry 0 is the zero value.
 struct Table<T> {
     entries: IndexSet<T, RandomState>,
-    /// Size of all entries in the dictionary's message.
+    /// Size of all entries in the dictionary's message, in bytes.
     bytes: usize,
 }
 
-/// An entry of a table.
 trait Entry: Hash + Eq + Default {
     /// Its size in the dictionary's message, in bytes.
     fn size(&self) -> usize;
@@ -90,53 +89,25 @@ impl<T: Entry> Table<T> {
     }
 }
 
-impl Entry for String {
-    fn size(&self) -> usize {
-        field_size(field::STRING, self.len())
-    }
+/// Implements [`Entry`] for a type: its field, and the size of its content, in bytes.
+macro_rules! entry {
+    ($type:ty, $field:ident, |$entry:ident| $size:expr) => {
+        impl Entry for $type {
+            fn size(&self) -> usize {
+                let $entry = self;
+                field_size(field::$field, $size)
+            }
+        }
+    };
 }
+entry!(String, STRING, |entry| entry.len());
+entry!(Attribute, ATTRIBUTE, |entry| entry.message().encoded_len());
+entry!(Location, LOCATION, |entry| entry.message().encoded_len());
+entry!(proto::Link, LINK, |entry| entry.encoded_len());
+entry!(proto::Mapping, MAPPING, |entry| entry.encoded_len());
+entry!(proto::Function, FUNCTION, |entry| entry.encoded_len());
+entry!(proto::Stack, STACK, |entry| entry.encoded_len());
 
-impl Entry for Attribute {
-    fn size(&self) -> usize {
-        field_size(field::ATTRIBUTE, self.message().encoded_len())
-    }
-}
-
-impl Entry for Location {
-    fn size(&self) -> usize {
-        field_size(field::LOCATION, self.message().encoded_len())
-    }
-}
-
-impl Entry for proto::Link {
-    fn size(&self) -> usize {
-        field_size(field::LINK, self.encoded_len())
-    }
-}
-
-impl Entry for proto::Mapping {
-    fn size(&self) -> usize {
-        field_size(field::MAPPING, self.encoded_len())
-    }
-}
-
-impl Entry for proto::Function {
-    fn size(&self) -> usize {
-        field_size(field::FUNCTION, self.encoded_len())
-    }
-}
-
-impl Entry for proto::Stack {
-    fn size(&self) -> usize {
-        field_size(field::STACK, self.encoded_len())
-    }
-}
-
-fn to_index(index: usize) -> i32 {
-    i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
-}
-
-/// A name and its value.
 #[derive(Default, PartialEq, Eq, Hash)]
 struct Attribute {
     key: i32,
@@ -224,7 +195,6 @@ impl<'p> Tables<'p> {
         self.attributes.add(Attribute { key, value })
     }
 
-    /// The attributes of a thread's samples.
     pub(super) fn thread(&mut self, id: ThreadId) -> [i32; 2] {
         if let Some(indices) = self.of_thread.get(&id) {
             return *indices;
@@ -238,17 +208,16 @@ impl<'p> Tables<'p> {
         indices
     }
 
-    /// The attribute of the samples of a CPU.
     pub(super) fn cpu(&mut self, number: u32) -> i32 {
         self.number(CPU, number.into())
     }
 
-    /// The attribute of the samples with this state of the interpreter's lock.
+    /// Returns the attribute of the samples with this state of the interpreter's lock.
     pub(super) fn gil(&mut self, state: GilState) -> i32 {
         self.text(GIL, state.name())
     }
 
-    /// The link of a context's samples, 0 for none, and their attributes.
+    /// Returns the link of a context's samples, 0 for none, and their attributes.
     pub(super) fn context(&mut self, id: Option<ContextId>) -> (i32, &[i32]) {
         let Some(id) = id else { return (0, &[]) };
         if !self.of_context.contains_key(&id) {
@@ -263,21 +232,17 @@ impl<'p> Tables<'p> {
         let context = self.profile.context(id);
         let (trace, span) = (context.trace_id, context.span_id);
         let mut indices = Vec::new();
-        let link = match (trace.is_zero(), span.is_zero()) {
-            (false, false) => self.links.add(proto::Link {
+        let mut link = 0;
+        if !trace.is_zero() && !span.is_zero() {
+            link = self.links.add(proto::Link {
                 trace_id: trace.to_bytes().to_vec(),
                 span_id: span.to_bytes().to_vec(),
-            }),
-            (has_no_trace, has_no_span) => {
-                if !has_no_trace {
-                    indices.push(self.text(TRACE_ID, &trace.to_string()));
-                }
-                if !has_no_span {
-                    indices.push(self.text(SPAN_ID, &span.to_string()));
-                }
-                0
-            }
-        };
+            });
+        } else if !trace.is_zero() {
+            indices.push(self.text(TRACE_ID, &trace.to_string()));
+        } else if !span.is_zero() {
+            indices.push(self.text(SPAN_ID, &span.to_string()));
+        }
         for (name, value) in attributes(context) {
             let name = self.name(name);
             indices.push(self.text(&name, value));
@@ -285,8 +250,7 @@ impl<'p> Tables<'p> {
         (link, indices)
     }
 
-    /// The name of a record's attribute on a sample, where names must be unique and not empty.
-    /// Distinct names stay distinct.
+    /// Returns the name of a record's attribute on a sample, unique and not empty.
     fn name(&self, name: &str) -> String {
         let name = format!("{}{name}", self.attribute_prefix);
         match self.attribute_prefix {
@@ -344,8 +308,8 @@ impl<'p> Tables<'p> {
         index
     }
 
-    /// Whether addresses of this place are relative to its file, as if the file were mapped at address 0.
-    /// Then all processes that map it share its entries.
+    /// Returns true if addresses of this place are relative to its file, as if that were mapped at
+    /// address 0: then all processes that map it share its entries.
     fn is_relative(&self, place: Place) -> bool {
         let profile = self.profile;
         let module = profile.module_of(place);
@@ -355,7 +319,7 @@ impl<'p> Tables<'p> {
     fn address(&self, location: &crate::Location) -> u64 {
         match location.place {
             Place::Mapped(mapping) if self.is_relative(location.place) => {
-                // The target chooses both, so that the sum may overflow.
+                // The target chooses both: the sum may overflow.
                 let within = location.address.saturating_sub(mapping.start);
                 within.saturating_add(mapping.offset)
             }
@@ -374,9 +338,8 @@ impl<'p> Tables<'p> {
                 let build_id = hexadecimal(&identity.build_id);
                 attributes.push(self.text("process.executable.build_id.gnu", &build_id));
             }
-            if let Some(hash) = identity.htlhash {
-                attributes
-                    .push(self.text("process.executable.build_id.htlhash", &hexadecimal(&hash)));
+            if let Some(hash) = identity.htlhash.map(|hash| hexadecimal(&hash)) {
+                attributes.push(self.text("process.executable.build_id.htlhash", &hash));
             }
         }
         let (start, end, file_offset) = range(place);
@@ -393,7 +356,7 @@ impl<'p> Tables<'p> {
         self.mappings.add(entry)
     }
 
-    /// Size of the dictionary, in bytes.
+    /// Returns the size of the dictionary, in bytes.
     pub(super) fn encoded_len(&self) -> usize {
         self.mappings.bytes
             + self.locations.bytes
@@ -404,8 +367,7 @@ impl<'p> Tables<'p> {
             + self.stacks.bytes
     }
 
-    /// Visits all entries, with the field number of each.
-    pub(super) fn each_entry(&self, out: &mut impl Entries) -> io::Result<()> {
+    pub(super) fn write(&self, out: &mut Out<'_>) -> io::Result<()> {
         for entry in &self.mappings.entries {
             out.entry(field::MAPPING, entry)?;
         }
@@ -429,12 +391,4 @@ impl<'p> Tables<'p> {
         }
         Ok(())
     }
-}
-
-/// A consumer of table entries.
-pub(super) trait Entries {
-    /// A message.
-    fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()>;
-    /// A string.
-    fn string(&mut self, tag: u32, text: &str) -> io::Result<()>;
 }
