@@ -37,25 +37,17 @@ Examples:
 
 Exit status: 0 success, 1 a problem was found, 2 the command could not run.";
 
+// Their descriptions are with their arguments: one here would replace the long ones.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a small service that publishes its contexts, and record it from outside
     Demo(demo::Arguments),
-    /// List the processes that publish a context
     Ps(ps::Arguments),
-    /// Show the context of a process and of each of its threads
     Dump(dump::Arguments),
-    /// Check whether readers can find a program's contexts, and how to fix it if not
     Check(check::Arguments),
-    /// Sample processes and write a profile with the trace on every sample
     Record(record::Arguments),
-    /// Show CPU time by route, trace and function from a recording
     Report(report::Arguments),
-    /// Add function names to a recording, also on another machine
     Symbolize(symbolize::Arguments),
-    /// Show what each thread is working on and how much CPU it uses, live
     Top(top::Arguments),
-    /// The service that `demo` records
     #[command(hide = true)]
     DemoService(demo::service::Arguments),
 }
@@ -75,7 +67,6 @@ impl Status {
     /// The states with a fixed exit status: all but [`Self::Ended`].
     const ALL: [Self; 3] = [Self::Done, Self::FoundProblem, Self::CouldNotRun];
 
-    /// The exit status.
     fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -91,7 +82,7 @@ impl Status {
     }
 }
 
-/// The parts that the program which assembles the command adds: language runtimes, and what reads them in the kernel.
+/// The language runtimes that the command supports, and the code that reads them in the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     /// The language runtimes to support.
@@ -100,7 +91,7 @@ pub struct Setup {
     pub kernel_object: Option<KernelObject>,
 }
 
-/// The command's arguments, to generate shell completions and man pages from.
+/// Returns the command's arguments, to generate shell completions and man pages from.
 #[must_use]
 pub fn arguments() -> clap::Command {
     Arguments::command()
