@@ -25,12 +25,10 @@ pub(crate) enum Error {
     KernelThread(i32),
     #[error("{}: not a readable directory: {why}", .path.display())]
     Sysroot {
-        /// The path given as `--sysroot`.
         path: PathBuf,
         #[source]
         why: io::Error,
     },
-    /// Inspecting it does not end.
     #[error(
         "process {pid} did not respond within {} s (its memory may be backed by an unresponsive file server)",
         .waited.as_secs_f64()
@@ -63,18 +61,13 @@ pub(crate) enum Error {
     NotSent(#[from] Box<otelctx_export::Failed>),
     #[error("process {0} is this otelctx process, which cannot sample itself")]
     Own(i32),
-    #[error("no process is named {}", crate::output::terminal::escape(.0))]
-    NoneNamed(String),
-    #[error("no process is in container {0}")]
-    EmptyContainer(String),
-    #[error("no process is in control group {}", crate::output::terminal::escape(.0))]
-    EmptyControlGroup(String),
-    /// `symbolize` was to write another format.
+    /// No process has a name, a container or a control group that it was selected by.
+    #[error("no process is {0}")]
+    NoneSelected(String),
     #[error("{}: symbolize writes OTLP alone, to a file FILE.otlp", .0.display())]
     OnlyOtlp(PathBuf),
     #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),
-    /// A file that the demo would write exists.
     #[error("{}: already exists", .0.display())]
     OutputExists(PathBuf),
     #[error("{}: cannot create the directory: {why}", path.display())]
@@ -98,7 +91,6 @@ pub(crate) enum Error {
     Publish(#[from] otelctx::PublishError),
     #[error("cannot install a signal handler: {0}")]
     Interrupt(#[source] io::Error),
-    /// prctl(2) failed.
     #[error("cannot tie the demo's service to this process: {0}")]
     Tie(#[source] nix::Error),
 }
@@ -205,7 +197,7 @@ impl Error {
     }
 }
 
-/// The hint of an error about permissions.
+/// Returns the hint of an error about permissions.
 pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     match error {
         otelctx_reader::Error::Remote(remote::Error::NotPermitted { hint, .. }) => Some(hint),
@@ -213,7 +205,7 @@ pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     }
 }
 
-/// The message without its hint, which is printed on a line of its own.
+/// Returns the message without its hint, which is printed on a line of its own.
 fn headline(error: &otelctx_reader::Error) -> String {
     match error {
         otelctx_reader::Error::Remote(remote::Error::NotPermitted { pid, action, .. }) => {

@@ -33,15 +33,17 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     if SEEN.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
         return end(signal);
     }
-    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO (sigaction(2)), as `catch` installs this one.
+    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO (sigaction(2)), as
+    // `catch` installs this one.
     let code = unsafe { (*info).si_code };
     // sigaction(2): positive codes are the kernel's, which sends for the terminal.
     let sign = if code > 0 { -1 } else { 1 };
     CAUGHT.store(sign * signal, Ordering::Relaxed);
 }
 
-/// Reports what is lost, if anything is, and ends the process by the signal's default. A signal that arrives meanwhile, on
-/// another thread, is ignored: with SA_RESETHAND it would end the process before the report.
+/// Reports what is lost, if anything is, and ends the process by the signal's default. A signal that
+/// arrives meanwhile, on another thread, is ignored: with SA_RESETHAND it would end the process before
+/// the report.
 fn end(signal: libc::c_int) {
     if IS_ENDING.swap(true, Ordering::Relaxed) {
         return;
@@ -55,11 +57,11 @@ fn end(signal: libc::c_int) {
     }
     // SAFETY: signal(2) is async-signal-safe, and the default action runs no code.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
-    // SAFETY: raise(3) is async-signal-safe. The signal is blocked during the handler, and arrives when it returns.
+    // SAFETY: raise(3) is async-signal-safe. The signal is blocked until the handler returns.
     unsafe { libc::raise(signal) };
 }
 
-/// Makes a second signal report that the recording is lost; `false` ends that.
+/// Makes a second signal report that the recording is lost, or no longer.
 pub(crate) fn report_loss(is_unwritten: bool) {
     let pid = std::process::id() as i32;
     UNWRITTEN.store(if is_unwritten { pid } else { 0 }, Ordering::Relaxed);
@@ -81,8 +83,8 @@ pub(crate) fn caught() -> Option<Caught> {
     })
 }
 
-/// Catches the signals: the first of each is only recorded, a second one ends the process as usual, see also
-/// [`report_loss`]. An ignored signal, as in a shell's background job or under `nohup`, stays ignored.
+/// Catches the signals: the first of each is only recorded, a second one ends the process as usual, see
+/// also [`report_loss`]. An ignored signal, as under `nohup`, stays ignored.
 pub(crate) fn catch() -> io::Result<()> {
     let noted = SigAction::new(
         SigHandler::SigAction(note),

@@ -2,11 +2,11 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the limit to what an unprivileged process may have: usually, that is far more than the 1,024 that
-/// it starts with.
+/// Raises the limit to what an unprivileged process may have: usually, that is far more than the 1,024
+/// that it starts with.
 pub(crate) fn allow_many() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // What is beyond the limit is reported as not readable.
+        // Files beyond the limit are reported as not readable.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
 }

@@ -129,7 +129,7 @@ fn suspend_now() {
     }
 }
 
-/// The kernel ignores the signal if no process could continue this one (an orphaned process group).
+/// Suspends this process, unless no process could continue it (an orphaned process group).
 fn take_default_action(signal: Signal) {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: a handler must be async-signal-safe; the default runs no code.
@@ -145,7 +145,7 @@ fn take_default_action(signal: Signal) {
     if unblocked.is_ok() {
         let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
     }
-    // SAFETY: this action was in place before; who set it ensured that its handler is async-signal-safe.
+    // SAFETY: this action was in place before, and who set it ensured the same of its handler.
     let _ = unsafe { sigaction(signal, &before) };
 }
 

@@ -19,7 +19,7 @@ use crate::output::terminal;
 
 /// A child process that waits before it executes its program.
 pub(super) struct Waiting {
-    pid: i32,
+    pub(super) pid: i32,
     gate: std::fs::File,
     /// Runs `Command::spawn`, which returns only once the program is executed.
     starting: JoinHandle<io::Result<Child>>,
@@ -32,9 +32,9 @@ impl Waiting {
         let ((pid_reader, pid_writer), (gate_reader, gate_writer)) = (pipe()?, pipe()?);
         let (pid_pipe, gate_pipe) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
         let opens = gate_writer.as_raw_fd();
-        // SAFETY: a closure between fork and exec may only call async-signal-safe functions. This one calls getpid(2),
-        // write(2), close(2) and read(2), on descriptors that this function keeps open until the spawn, and creates an
-        // error from a number, which allocates nothing.
+        // SAFETY: a closure between fork and exec may only call async-signal-safe functions. This
+        // one makes system calls, on descriptors that this function keeps open until the spawn, and
+        // creates an error from a number, which allocates nothing.
         unsafe {
             program.pre_exec(move || {
                 let pid = libc::getpid().to_ne_bytes();
@@ -63,14 +63,11 @@ impl Waiting {
                 starting,
             }),
             // The fork failed.
-            Err(_) => Err(joined(starting)
-                .err()
-                .unwrap_or(io::ErrorKind::Other.into())),
+            Err(_) => {
+                let error = joined(starting).err();
+                Err(error.unwrap_or(io::ErrorKind::Other.into()))
+            }
         }
-    }
-
-    pub(super) fn pid(&self) -> i32 {
-        self.pid
     }
 
     /// Lets it execute the program.
@@ -80,7 +77,7 @@ impl Waiting {
     }
 }
 
-/// The program and its arguments; `None` where there is none.
+/// Returns the program and its arguments, if one is given.
 pub(super) fn program(command: &[OsString]) -> Option<Command> {
     let (name, arguments) = command.split_first()?;
     let mut program = Command::new(name);
@@ -88,7 +85,7 @@ pub(super) fn program(command: &[OsString]) -> Option<Command> {
     Some(program)
 }
 
-/// The error for a program that cannot be started.
+/// Returns the error for a program that cannot be started.
 pub(super) fn cannot_start(command: &[OsString]) -> impl Fn(io::Error) -> Error {
     let program = command.first().cloned().unwrap_or_default();
     move |why| Error::Command {
@@ -97,8 +94,8 @@ pub(super) fn cannot_start(command: &[OsString]) -> impl Fn(io::Error) -> Error 
     }
 }
 
-/// Returns true if the child has ended. Does not reap it, and ignores its stops: while the ptrace sampler
-/// stops it, its parent is notified of them.
+/// Returns whether the child has ended. Does not reap it, and ignores its stops: while the ptrace
+/// sampler stops it, its parent is notified of them.
 pub(super) fn has_ended(child: &Child) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     let status = waitid(Id::Pid(Pid::from_raw(child.id() as i32)), flags);
@@ -108,8 +105,8 @@ pub(super) fn has_ended(child: &Child) -> bool {
     )
 }
 
-/// Terminates the command when its recording has ended. A signal that ended the recording is passed on,
-/// unless the terminal already sent it to the command; otherwise it gets SIGTERM, as with
+/// Terminates the command when its recording has ended. A signal that ended the recording is passed
+/// on, unless the terminal already sent it to the command; otherwise it gets SIGTERM, as with
 /// perf-record(1), and a line says so.
 pub(super) fn end(child: &Child) {
     let signal = match interrupt::caught() {
@@ -119,10 +116,8 @@ pub(super) fn end(child: &Child) {
     };
     if !has_ended(child) {
         if interrupt::caught().is_none() {
-            terminal::complain(
-                "the recording has ended, and SIGTERM ends the command",
-                None,
-            );
+            let message = "the recording has ended, and SIGTERM ends the command";
+            terminal::complain(message, None);
         }
         // Fails only if it has ended; it was not reaped, so the ID is still its own.
         let _ = kill(Pid::from_raw(child.id() as i32), signal);
@@ -138,7 +133,6 @@ pub(super) fn status(mut child: Child) -> u8 {
 }
 
 fn joined(starting: JoinHandle<io::Result<Child>>) -> io::Result<Child> {
-    starting
-        .join()
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let child = starting.join();
+    child.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -28,12 +28,12 @@ pub(crate) struct DebugFiles {
 }
 
 impl DebugFiles {
-    /// Returns whether there is one.
+    /// Returns whether one is given.
     pub(crate) fn are_given(&self) -> bool {
         !self.debug_dir.is_empty() || self.debuginfod.is_some()
     }
 
-    /// The server, if there is one. It is not connected to yet.
+    /// Returns the server, if one is given. It is not connected to yet.
     pub(crate) fn server(&self) -> Result<Option<SharedServer>, Error> {
         let Some(url) = &self.debuginfod else {
             return Ok(None);
@@ -45,7 +45,7 @@ impl DebugFiles {
         }))))
     }
 
-    /// A symbolizer with these sources.
+    /// Returns a symbolizer with these sources.
     pub(crate) fn symbols(&self, server: Option<SharedServer>) -> Symbols {
         let directories = self.debug_dir.iter();
         let symbols = directories.fold(Symbols::new(), Symbols::debug_directory);
@@ -60,26 +60,22 @@ impl DebugFiles {
 struct Debuginfod {
     /// `None` after an error that will persist.
     downloads: Option<Downloads>,
-    /// Errors that were reported: of many files, each once.
+    /// Errors that were reported, each once: many files may have the same.
     reported: Vec<String>,
 }
 
 impl std::fmt::Debug for Debuginfod {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let in_use = self.downloads.is_some();
-        f.debug_struct("Debuginfod")
-            .field("in_use", &in_use)
-            .finish()
+        write!(f, "Debuginfod {{ in_use: {in_use} }}")
     }
 }
 
 impl Debuginfod {
     fn report(&mut self, error: &DownloadError) {
         let is_lasting = error.is_lasting();
-        if is_lasting {
-            self.downloads = None;
-        }
         let rest = if is_lasting {
+            self.downloads = None;
             "; it is not asked again"
         } else {
             ""
@@ -102,12 +98,9 @@ impl DebugServer for Debuginfod {
             _ => "debuginfo",
         };
         let path = format!("/buildid/{}/{kind}", hexadecimal(build_id));
-        match downloads.get(&path, file) {
-            Ok(found) => found,
-            Err(error) => {
-                self.report(&error);
-                false
-            }
-        }
+        downloads.get(&path, file).unwrap_or_else(|error| {
+            self.report(&error);
+            false
+        })
     }
 }

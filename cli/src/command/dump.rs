@@ -13,12 +13,14 @@ mod text;
 
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_reader::remote::stop;
 use otelctx_reader::sweep::SnapshotSource;
 use otelctx_reader::{Options, Process};
 use otelctx_sampler::Snapshots;
+use otelctx_unwind::Dictionary;
 
 use self::inspection::Inspection;
 use self::model::Report;
@@ -113,7 +115,6 @@ pub(crate) struct Arguments {
     max_payload: u32,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     let mut options = Options::default();
     options.runtimes = setup.runtimes.clone();
@@ -128,11 +129,12 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         loaded.map_err(otelctx_sampler::Error::Snapshot)
     });
     let mut snapshots = snapshots.transpose()?;
-    let stacks = StackOptions::new(arguments.stop_sleeping);
-    let stacks = arguments.stacks.then_some(stacks);
-    let symbols = arguments
-        .debug_files
-        .symbols(arguments.debug_files.server()?);
+    let stacks = arguments.stacks.then(|| StackOptions {
+        dictionary: Arc::new(Dictionary::new()),
+        stop_sleeping: arguments.stop_sleeping,
+    });
+    let debug_files = &arguments.debug_files;
+    let symbols = debug_files.symbols(debug_files.server()?);
     let with_lines =
         arguments.lines || arguments.core.is_some() || arguments.debug_files.are_given();
     let symbols = if with_lines {
@@ -173,7 +175,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     }
 }
 
-/// The source of contexts that are read without stops, if `--no-stop` was given.
+/// Returns the source of contexts that are read without stops, if `--no-stop` was given.
 fn source(snapshots: &mut Option<Snapshots>) -> Option<&mut dyn SnapshotSource> {
     snapshots.as_mut().map(|it| it as &mut dyn SnapshotSource)
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::iter;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Catalog, Found, ProcessFacts, ProcessId, Sample};
+use otelctx_profile::sample::{Catalog, ProcessFacts, ProcessId, Sample};
 use otelctx_reader::format::TraceId;
 use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
@@ -31,23 +31,19 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Returns true if all samples are kept.
     pub(super) fn is_empty(&self) -> bool {
         self.resource.is_empty() && self.trace.is_none()
     }
 
-    /// Removes all other samples, and returns how many; the counters keep them. At the end of a recording, because a
-    /// process may publish late.
+    /// Removes all other samples, and returns how many; the counters keep them. At the end of a
+    /// recording, because a process may publish late.
     pub(super) fn keep(&self, recording: &mut Recording) -> usize {
         if self.is_empty() {
             return 0;
         }
         let catalog = &recording.catalog;
-        let processes = catalog.processes();
-        let wanted: HashSet<ProcessId> = processes
-            .filter(|(_, facts)| self.accepts(facts))
-            .map(|(id, _)| id)
-            .collect();
+        let wanted = catalog.processes().filter(|(_, facts)| self.accepts(facts));
+        let wanted: HashSet<ProcessId> = wanted.map(|(id, _)| id).collect();
         let all = recording.samples.len();
         recording.samples.retain(|sample| {
             let process = catalog.thread_facts(sample.thread).process;
@@ -56,18 +52,18 @@ impl Filter {
         all - recording.samples.len()
     }
 
-    /// Returns true if a sample passes, by what its process has published so far.
+    /// Returns whether a sample passes, by what its process has published so far.
     pub(super) fn keeps(&self, catalog: &Catalog, sample: &Sample) -> bool {
         let process = catalog.thread_facts(sample.thread).process;
         self.accepts(catalog.process(process)) && self.is_of_trace(catalog, sample)
     }
 
     fn is_of_trace(&self, catalog: &Catalog, sample: &Sample) -> bool {
-        match (self.trace, sample.found) {
-            (None, _) => true,
-            (Some(trace), Found::Attached(id)) => catalog.context_facts(id).trace_id == trace,
-            (Some(_), _) => false,
-        }
+        let Some(trace) = self.trace else {
+            return true;
+        };
+        let context = sample.found.attached();
+        context.is_some_and(|id| catalog.context_facts(*id).trace_id == trace)
     }
 
     fn accepts(&self, facts: &ProcessFacts) -> bool {
@@ -78,7 +74,6 @@ impl Filter {
     }
 }
 
-/// `KEY=VALUE`
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -97,7 +92,8 @@ pub(super) struct Select {
     /// Sample the processes of this container: its ID or the start of it, at least 12 digits
     #[arg(long, value_name = "ID", value_parser = container)]
     pub(super) container: Vec<String>,
-    /// Sample the processes of this control group and of those in it: its path as in /proc/PID/cgroup, or its directory
+    /// Sample the processes of this control group and of those in it: its path as in
+    /// /proc/PID/cgroup, or its directory
     #[arg(long, value_name = "PATH", value_parser = control_group)]
     pub(super) cgroup: Vec<String>,
 }
@@ -107,7 +103,7 @@ impl Select {
         self.name.is_empty() && self.container.is_empty() && self.cgroup.is_empty()
     }
 
-    /// The processes that are selected by `pids`, by name, by container or by control group.
+    /// Returns the processes that are selected by `pids`, name, container or control group.
     pub(super) fn processes(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {
         let mut selected = processes(pids)?;
         if self.is_empty() {
@@ -121,9 +117,8 @@ impl Select {
             let Ok(process) = remote::Process::open(pid) else {
                 continue;
             };
-            let is_candidate = process
-                .status()
-                .is_ok_and(|it| !it.kernel_thread && it.state != 'Z');
+            let status = process.status();
+            let is_candidate = status.is_ok_and(|it| !it.kernel_thread && it.state != 'Z');
             if pid == std::process::id() as i32 || !is_candidate {
                 continue;
             }
@@ -139,17 +134,19 @@ impl Select {
         let first_missing =
             |of: &[String]| of.iter().find(|it| missing.contains(it.as_str())).cloned();
         if let Some(name) = first_missing(&self.name) {
-            Err(Error::NoneNamed(name))
+            let name = terminal::escape(&name);
+            Err(Error::NoneSelected(format!("named {name}")))
         } else if let Some(id) = first_missing(&self.container) {
-            Err(Error::EmptyContainer(id))
+            Err(Error::NoneSelected(format!("in container {id}")))
         } else if let Some(path) = first_missing(&self.cgroup) {
-            Err(Error::EmptyControlGroup(path))
+            let path = terminal::escape(&path);
+            Err(Error::NoneSelected(format!("in control group {path}")))
         } else {
             Ok(selected)
         }
     }
 
-    /// The names, containers and control groups that a process belongs to; `groups` is its
+    /// Returns the names, containers and control groups that a process belongs to; `groups` is its
     /// `/proc/PID/cgroup`.
     fn matching(&self, facts: &Facts, groups: &str) -> Vec<&str> {
         let named = |name: &&String| names(facts).any(|it| it == name.as_str());
@@ -158,14 +155,13 @@ impl Select {
         let grouped = |path: &&String| groups.lines().any(|line| is_in(line, path));
         let names = self.name.iter().filter(named);
         let containers = self.container.iter().filter(contained);
-        let all = names
-            .chain(containers)
-            .chain(self.cgroup.iter().filter(grouped));
+        let groups = self.cgroup.iter().filter(grouped);
+        let all = names.chain(containers).chain(groups);
         all.map(String::as_str).collect()
     }
 }
 
-/// The names that `--name` selects a process by: its command name, and that of its program's file.
+/// Returns the names that `--name` selects a process by: its command name, and its program's file.
 pub(super) fn names(facts: &Facts) -> impl Iterator<Item = &str> {
     let path = facts.executable.strip_suffix(" (deleted)");
     let program = path.unwrap_or(&facts.executable).rsplit('/').next();
@@ -173,8 +169,8 @@ pub(super) fn names(facts: &Facts) -> impl Iterator<Item = &str> {
     facts.comm.as_deref().into_iter().chain(program)
 }
 
-/// Starts to sample the processes of `options`. A process that was selected by a name, a container or a control
-/// group, not `given` by its ID, may have ended since: it is omitted if others are left.
+/// Starts to sample the processes of `options`. A process that was not `given` by its ID may have
+/// ended since: it is omitted if others are left.
 pub(super) fn start(options: &mut Options, given: &[i32]) -> Result<Sampler, SamplerError> {
     loop {
         let error = match Sampler::start(options) {
@@ -197,7 +193,7 @@ pub(super) fn start(options: &mut Options, given: &[i32]) -> Result<Sampler, Sam
     }
 }
 
-/// The ID of a container, or the start of it.
+/// Parses the ID of a container, or the start of it.
 fn container(text: &str) -> Result<String, String> {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if (12..=64).contains(&text.len()) && text.bytes().all(is_digit) {
@@ -207,8 +203,8 @@ fn container(text: &str) -> Result<String, String> {
     }
 }
 
-/// The path of a control group, with a slash at its start and none at its end, from its path or its
-/// directory.
+/// Parses the path of a control group, with a slash at its start and none at its end, from its path
+/// or its directory.
 fn control_group(text: &str) -> Result<String, String> {
     let path = text.strip_prefix("/sys/fs/cgroup/").unwrap_or(text);
     match path.trim_matches('/') {
@@ -217,10 +213,10 @@ fn control_group(text: &str) -> Result<String, String> {
     }
 }
 
-/// Returns true if a line of `/proc/PID/cgroup` (`ID:CONTROLLERS:PATH`, cgroups(7)) means this group or one in
-/// it. In version 1 of control groups, the directory of a group is below that of its controllers, to which
-/// links with the name of each lead; beside it, version 2 has the directory `unified` (systemd,
-/// docs/CGROUP_DELEGATION.md).
+/// Returns whether a line of `/proc/PID/cgroup` (`ID:CONTROLLERS:PATH`, cgroups(7)) means this group
+/// or one in it. In version 1 of control groups, the directory of a group is below that of its
+/// controllers, to which links with the name of each lead; beside it, version 2 has the directory
+/// `unified` (systemd, docs/CGROUP_DELEGATION.md).
 fn is_in(line: &str, group: &str) -> bool {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
@@ -242,7 +238,7 @@ fn is_in(line: &str, group: &str) -> bool {
     below(path, group) || directories.any(of_controllers)
 }
 
-/// The processes with these IDs, or with threads of these IDs.
+/// Returns the processes with these IDs, or with threads of these IDs.
 fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     let mut pids = Vec::new();
     for id in ids {
@@ -262,7 +258,7 @@ fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     Ok(pids)
 }
 
-/// A trace ID in hexadecimal digits, in either case.
+/// Parses a trace ID in hexadecimal digits, in either case.
 fn trace(text: &str) -> Result<TraceId, String> {
     const DIGITS: usize = 32;
     let lower = text.to_ascii_lowercase();

@@ -4,7 +4,7 @@ use otelctx_reader::remote::Process;
 
 use crate::error::Error;
 
-/// The process whose ID, or the ID of one of whose threads, is `id`.
+/// Returns the process whose ID, or the ID of one of whose threads, is `id`.
 pub(super) fn process_of(id: i32) -> Result<i32, Error> {
     // The kernel shows the directory of a thread ID as well, with the data of the whole process.
     let status = Process::open(id)?.status()?;
@@ -18,7 +18,6 @@ pub(super) fn process_of(id: i32) -> Result<i32, Error> {
     })
 }
 
-/// Parses a process ID from the command line.
 pub(super) fn pid(text: &str) -> Result<i32, String> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {

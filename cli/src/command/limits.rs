@@ -2,7 +2,7 @@
 
 use otelctx_sampler::{Method, Sampler};
 
-/// The limits, most important first. Most samplers have none.
+/// Describes the limits, most important first. Most samplers have none.
 pub(super) fn limits(sampler: &Sampler) -> Vec<String> {
     let mut limits = Vec::new();
     if let Method::Ptrace(why) = sampler.method() {

@@ -2,7 +2,6 @@
 
 pub(crate) mod check;
 mod child;
-mod deadline;
 mod debug_files;
 pub(crate) mod demo;
 pub(crate) mod dump;

@@ -84,7 +84,6 @@ struct Failure {
     error: String,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     if arguments.watch {
         return watch::run(arguments);
@@ -168,7 +167,7 @@ fn inspect_all(
     inspected.map_err(io::Error::other)?
 }
 
-/// `None` if the process publishes nothing.
+/// Inspects one process. Returns `None` if it publishes nothing.
 fn inspect(
     pid: i32,
     arguments: &Arguments,
@@ -197,7 +196,7 @@ fn inspect(
     })
 }
 
-/// `all`: with the processes' names, as most of them have no service.
+/// Formats the table. `all`: with the processes' names, as most of them have no service.
 fn render(listing: &Listing, all: bool, terminal: &Terminal) -> String {
     if listing.processes.is_empty() {
         return String::new();
@@ -218,7 +217,7 @@ fn render(listing: &Listing, all: bool, terminal: &Terminal) -> String {
 }
 
 impl Skipped {
-    /// A single process.
+    /// Returns the reason for skipping a single process.
     fn one(pid: i32, error: &ReaderError) -> Self {
         let mut skipped = Self::default();
         if let Some(error) = skipped.counted(pid, error) {
@@ -248,7 +247,6 @@ impl Skipped {
         None
     }
 
-    /// Says what an empty list means.
     fn nothing_found(&self) -> &'static str {
         if self.not_permitted == 0 && self.too_many_mappings.is_empty() && self.failed.is_empty() {
             "no process on this machine publishes a context"
@@ -261,19 +259,14 @@ impl Skipped {
     fn report(&self, max_mappings: Option<u64>) {
         let processes = |number| crate::output::text::count(number, "process", "processes");
         if self.not_permitted > 0 {
-            let message = format!(
-                "{} could not be inspected: permission denied",
-                processes(self.not_permitted)
-            );
+            let processes = processes(self.not_permitted);
+            let message = format!("{processes} could not be inspected: permission denied");
             terminal::complain(&message, self.hint.as_deref());
         }
         if let (Some(limit), false) = (max_mappings, self.too_many_mappings.is_empty()) {
             let pids: Vec<_> = self.too_many_mappings.iter().map(i32::to_string).collect();
-            let message = format!(
-                "skipped {} with more than {limit} mappings: {}",
-                processes(pids.len()),
-                pids.join(", ")
-            );
+            let (processes, pids) = (processes(pids.len()), pids.join(", "));
+            let message = format!("skipped {processes} with more than {limit} mappings: {pids}");
             terminal::complain(&message, None);
         }
         for failure in &self.failed {

@@ -76,10 +76,8 @@ fn tables(report: &Report, by: &str, rows: usize, terminal: &Terminal) -> String
         text.push_str(&format!("\n{}\n", terminal.paint(Style::Bold, head)));
         text.push_str(&table);
         if all > most {
-            text.push_str(&format!(
-                "  and {} more; -n 0 shows all\n",
-                grouped(all - most)
-            ));
+            let more = grouped(all - most);
+            text.push_str(&format!("  and {more} more; -n 0 shows all\n"));
         }
     };
     let number = |name| (name, Align::Right);
@@ -136,7 +134,7 @@ fn share(part: Cost, all: Cost) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// docs/json.md
+/// The JSON object of docs/json.md.
 #[derive(Serialize)]
 struct Answer<'r> {
     samples: u64,
@@ -179,6 +177,17 @@ fn answer<'r>(report: &'r Report, by: &'r str) -> Answer<'r> {
         samples: cost.samples,
         cpu_ns: cost.nanoseconds,
     };
+    let trace_row = |(trace, cost): &'r (Trace, Cost)| TraceRow {
+        trace_id: &trace.id,
+        attribute: &trace.attribute,
+        samples: cost.samples,
+        cpu_ns: cost.nanoseconds,
+    };
+    let function_row = |(name, cost): &'r (String, FunctionCost)| FunctionRow {
+        name,
+        self_ns: cost.own.nanoseconds,
+        total_ns: cost.total.nanoseconds,
+    };
     Answer {
         samples: report.total.samples,
         cpu_ns: report.total.nanoseconds,
@@ -190,25 +199,8 @@ fn answer<'r>(report: &'r Report, by: &'r str) -> Answer<'r> {
             NONE => Vec::new(),
             _ => report.by_attribute.iter().map(row).collect(),
         },
-        by_trace: report
-            .by_trace
-            .iter()
-            .map(|(trace, cost)| TraceRow {
-                trace_id: &trace.id,
-                attribute: &trace.attribute,
-                samples: cost.samples,
-                cpu_ns: cost.nanoseconds,
-            })
-            .collect(),
-        by_function: report
-            .by_function
-            .iter()
-            .map(|(name, cost)| FunctionRow {
-                name,
-                self_ns: cost.own.nanoseconds,
-                total_ns: cost.total.nanoseconds,
-            })
-            .collect(),
+        by_trace: report.by_trace.iter().map(trace_row).collect(),
+        by_function: report.by_function.iter().map(function_row).collect(),
         by_process: report.by_process.iter().map(row).collect(),
     }
 }

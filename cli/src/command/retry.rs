@@ -6,7 +6,7 @@ use otelctx_reader::{Error, remote};
 const MAX_ATTEMPTS: usize = 3;
 
 /// Calls `read` for process `pid`, and again if it reports that the process has ended although it
-/// exists. `None` if it has ended.
+/// exists. Returns `None` if it has ended.
 pub(super) fn unless_ended<T>(
     pid: i32,
     mut read: impl FnMut() -> Result<T, Error>,
@@ -23,8 +23,8 @@ pub(super) fn unless_ended<T>(
     Err(Error::NotStopped { tid: pid })
 }
 
-/// Returns true if there is no program with this ID: a process that is exiting has no executable, and
-/// neither does a kernel thread.
+/// Returns whether there is no program with this ID: a process that is exiting has no executable,
+/// and neither does a kernel thread.
 fn has_ended(pid: i32) -> bool {
     let executable = remote::Process::open(pid).and_then(|process| process.executable());
     executable.is_err()

@@ -8,7 +8,6 @@ use crate::output::attributes::pairs;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::terminal::escape;
 
-/// The runtimes of a process, by name.
 pub(super) struct RuntimesJson<'r>(pub(super) &'r [Present]);
 
 impl Serialize for RuntimesJson<'_> {
@@ -23,7 +22,7 @@ impl Serialize for RuntimesJson<'_> {
     }
 }
 
-/// A runtime on one line: its name and its facts, or why it cannot be read.
+/// Formats a runtime on one line: its name and its facts, or why it cannot be read.
 pub(super) fn sentence(present: &Present) -> String {
     let name = present.name;
     match &present.process {

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The maximum, in seconds: a day.
 const MAX_SECONDS: f64 = 86_400.0;
 
-/// A number of seconds, with an optional fraction.
+/// Parses a number of seconds, with an optional fraction.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=MAX_SECONDS).contains(&seconds) => {

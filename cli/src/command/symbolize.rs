@@ -18,14 +18,17 @@ use crate::{Status, open_files};
 
 /// Maximum number of lines about files that were not found.
 const MAX_MISSING: usize = 20;
-/// Maximum number of lines about files that have no names: most programs of a distribution are stripped.
+/// Maximum number of lines about files that have no names: most programs of a distribution are
+/// stripped.
 const MAX_WITHOUT_NAMES: usize = 5;
 
 /// Add function names to a recording, also on another machine
 ///
 /// Only files that are the recorded ones, by their build IDs, are used: at their paths, in the
-/// directories of --debug-dir (which may have programs and libraries, too), in the system's directories for debug files, and mapped in living
-/// processes. Files without names are stripped: install their debug files (Debian: -dbgsym packages), or give --debuginfod. The kernel's functions are not named, because its addresses change with every boot.
+/// directories of --debug-dir (which may have programs and libraries, too), in the system's
+/// directories for debug files, and mapped in living processes. Files without names are stripped:
+/// install their debug files (Debian: -dbgsym packages), or give --debuginfod. The kernel's
+/// functions are not named, because its addresses change with every boot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -46,14 +49,13 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// docs/json.md
-#[derive(Serialize)]
+/// The JSON object of docs/json.md.
+#[derive(Default, Serialize)]
 struct Answer {
     file: String,
     /// Addresses in files whose functions were unknown, and how many are known now.
     addresses: usize,
     named: usize,
-    /// Files that were not found.
     missing: Vec<ListedFile>,
     /// Files that have no names for some of the addresses, most addresses first.
     without_names: Vec<ListedFile>,
@@ -86,21 +88,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let mut answer = Answer {
         file: output.to_string_lossy().into_owned(),
         addresses: modules.iter().map(|module| module.offsets.len()).sum(),
-        named: 0,
-        missing: Vec::new(),
-        without_names: Vec::new(),
-        failures: Vec::new(),
+        ..Answer::default()
     };
     let mut symbols = arguments.debug_files.symbols(server);
     let process = ProcessFacts::default();
     let mut named = Vec::new();
     for (index, (module, file)) in modules.into_iter().zip(found).enumerate() {
+        let listed = |addresses: usize| ListedFile {
+            path: module.path.clone(),
+            build_id: hexadecimal(&module.identity.build_id),
+            addresses,
+        };
         let Some(file) = file else {
-            answer.missing.push(ListedFile {
-                build_id: hexadecimal(&module.identity.build_id),
-                addresses: module.offsets.len(),
-                path: module.path,
-            });
+            answer.missing.push(listed(module.offsets.len()));
             continue;
         };
         let facts = Module {
@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             inode: index as u64 + 1,
             ..Module::default()
         };
-        // One at a time: the number of files that are kept is bounded, that of a recording's is not.
+        // One at a time: the number of files that are kept is bounded, a recording's is not.
         let files = ModuleFiles::default();
         files.keep(&facts, file);
         symbols = symbols.files(files);
@@ -118,16 +118,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         let without = functions.iter().filter(|it| it.is_empty()).count();
         answer.named += functions.len() - without;
         if without > 0 {
-            answer.without_names.push(ListedFile {
-                build_id: hexadecimal(&module.identity.build_id),
-                addresses: without,
-                path: module.path.clone(),
-            });
+            answer.without_names.push(listed(without));
         }
         named.push((module, functions));
     }
-    let listed = &mut answer.without_names;
-    listed.sort_by_key(|file| Reverse(file.addresses));
+    (answer.without_names).sort_by_key(|file| Reverse(file.addresses));
     let failures = symbols.failures().iter();
     answer.failures = failures.map(ToString::to_string).collect();
     recorded.write(&named, output)?;
@@ -140,18 +135,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-/// A line for each file, and one for the rest.
+/// Formats a line for each file, and one for the rest.
 fn lines(what: &str, files: &[ListedFile], max: usize) -> String {
     let line = |file: &ListedFile| {
         let build_id = match file.build_id.as_str() {
             "" => "no build ID".to_owned(),
             build_id => format!("build ID {build_id}"),
         };
-        let addresses = count(file.addresses, "address", "addresses");
-        format!(
-            "  {what:9}  {}, {build_id}: {addresses}\n",
-            escape(&file.path)
-        )
+        let (path, addresses) = (
+            escape(&file.path),
+            count(file.addresses, "address", "addresses"),
+        );
+        format!("  {what:9}  {path}, {build_id}: {addresses}\n")
     };
     let mut text: String = files.iter().take(max).map(line).collect();
     let more = files.len().saturating_sub(max);

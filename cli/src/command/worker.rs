@@ -35,8 +35,8 @@ use crate::suspend;
 const MAX_STALLED_PERIODS: u32 = 20;
 /// Time for which a target may stall a worker.
 const STALL_TIMEOUT: Duration = Duration::from_millis(PERIOD as u64 * MAX_STALLED_PERIODS as u64);
-/// Time by which the inspection of one process may exceed its deadline, whatever progress it makes: each
-/// page that arrives late is progress. On a busy machine, an inspection also ends late.
+/// Time by which the inspection of one process may exceed its deadline, whatever progress it makes:
+/// each page that arrives late is progress. On a busy machine, an inspection also ends late.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Attempts at a system call that fails, for example because of a signal.
@@ -55,17 +55,16 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// From now on the worker inspects process `pid`.
+    /// States that the worker inspects process `pid` from now on.
     pub(super) fn begin(&self, pid: i32) {
         self.inspected.store(pid, Ordering::Release);
     }
 
-    /// From now on it inspects none and has no time limit: the reader of its output may be slow.
+    /// States that it inspects none, and has no time limit: the reader of its output may be slow.
     pub(super) fn end(&self) {
         self.inspected.store(NONE, Ordering::Release);
     }
 
-    /// Sends a message to the parent.
     pub(super) fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
@@ -121,7 +120,6 @@ pub(super) fn one(
     }
 }
 
-/// The end of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// It exited with this status; -1 if a signal killed it.
@@ -130,11 +128,12 @@ enum End {
     Abandoned(i32, Duration),
 }
 
-/// Limits malloc to one arena: a second, for the thread that inspects, would grow by a page at a time, each by a system
-/// call (glibc, malloc/arena.c, `grow_heap`).
+/// Limits malloc to one arena: a second, for the thread that inspects, would grow by a page at a time,
+/// each by a system call (glibc, malloc/arena.c, `grow_heap`).
 fn use_one_arena() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt(3) must not be called while another thread allocates. The worker calls it before it starts one.
+    // SAFETY: mallopt(3) must not be called while another thread allocates. The worker calls it before
+    // it starts one.
     unsafe {
         nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1);
     }
@@ -183,7 +182,7 @@ fn run(
     }
 }
 
-/// The exit status of a worker that is about to end.
+/// Returns the exit status of a worker that is about to end.
 fn status_of(child: Pid) -> i32 {
     for _ in 0..MAX_ATTEMPTS {
         match waitpid(child, None) {
@@ -264,19 +263,19 @@ fn follow(
     ended.map_err(Error::ReadWorker)?.transpose()
 }
 
-/// CPU time of all threads of a process.
+/// Returns the CPU time of all threads of a process.
 fn cpu_time(process: Pid) -> Option<Duration> {
     let clock = ClockId::pid_cpu_clock_id(process).ok()?;
     clock_gettime(clock).ok().map(Duration::from)
 }
 
-/// A number that a worker shares with its parent. Its page is never unmapped.
+/// Maps a number that a worker shares with its parent. Its page is never unmapped.
 fn shared() -> io::Result<&'static AtomicI32> {
     let size = NonZero::new(size_of::<AtomicI32>()).ok_or(Errno::EINVAL)?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a mapping must not replace another one. The kernel chooses a free address for it.
     let page = unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }?;
-    // SAFETY: the memory must be aligned, initialized and mapped for as long as the reference lives. The kernel aligned
-    // it to a page and filled it with zeroes (NONE), and nothing unmaps it.
+    // SAFETY: the memory must be aligned, initialized and mapped for as long as the reference lives.
+    // The kernel aligned it to a page and filled it with zeroes (NONE), and nothing unmaps it.
     Ok(unsafe { page.cast::<AtomicI32>().as_ref() })
 }

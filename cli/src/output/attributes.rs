@@ -5,16 +5,18 @@ use otelctx_reader::format::{THREADLOCAL, hexadecimal};
 
 use super::terminal::escape;
 
-/// `key=value` for each attribute, except the ones that only describe the mechanism.
+/// Formats each attribute as `key=value`, except the ones that only describe the mechanism.
 pub(crate) fn pairs(attributes: &Attributes) -> Vec<String> {
-    attributes
-        .iter()
-        .filter(|(key, _)| !key.starts_with(THREADLOCAL))
-        .map(|(key, value)| format!("{}={}", escape(key), text(value)))
-        .collect()
+    let shown = attributes.iter();
+    let shown = shown.filter(|(key, _)| !key.starts_with(THREADLOCAL));
+    shown.map(pair).collect()
 }
 
-/// A value on one line, escaped.
+fn pair((key, value): &(String, Value)) -> String {
+    format!("{}={}", escape(key), text(value))
+}
+
+/// Formats a value on one line, escaped.
 pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => escape(text),
@@ -26,10 +28,7 @@ pub(crate) fn text(value: &Value) -> String {
             format!("[{}]", items.join(", "))
         }
         Value::Map(attributes) => {
-            let items: Vec<String> = attributes
-                .iter()
-                .map(|(key, value)| format!("{}={}", escape(key), text(value)))
-                .collect();
+            let items: Vec<String> = attributes.iter().map(pair).collect();
             format!("{{{}}}", items.join(", "))
         }
         Value::Bytes(bytes) => format!("0x{}", hexadecimal(bytes)),
@@ -38,7 +37,7 @@ pub(crate) fn text(value: &Value) -> String {
     }
 }
 
-/// The value of a string attribute, or `None` if it is missing or not a string.
+/// Returns the value of a string attribute, or `None` if it is missing or not a string.
 pub(crate) fn string<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a str> {
     match attributes.iter().find(|(name, _)| name == key) {
         Some((_, Value::String(text))) => Some(text),
@@ -46,13 +45,13 @@ pub(crate) fn string<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a st
     }
 }
 
-/// The service's name in a detected resource. The specification's name for a service without a name is left
-/// out.
+/// Returns the service's name in a detected resource, unless it is the specification's name for a
+/// service without a name.
 pub(crate) fn detected_service(resource: &Attributes) -> Option<&str> {
     string(resource, "service.name").filter(|name| !name.starts_with("unknown_service"))
 }
 
-/// The language of a service: that of its SDK, else its runtime.
+/// Returns the language of a service: that of its SDK, else its runtime.
 pub(crate) fn language(resource: &Attributes) -> Option<&str> {
     string(resource, "telemetry.sdk.language").or_else(|| string(resource, "process.runtime.name"))
 }

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::libc;
 
-/// `2026-11-21T06:42:09.123Z` (RFC 3339).
+/// Formats a time as `2026-11-21T06:42:09.123Z` (RFC 3339).
 pub(crate) fn utc(time: SystemTime) -> String {
     let (seconds, milliseconds) = since_epoch(time);
     let at = broken_down(seconds, libc::gmtime_r);
@@ -19,7 +19,7 @@ pub(crate) fn utc(time: SystemTime) -> String {
     )
 }
 
-/// `07:42:09` in local time.
+/// Formats a time as `07:42:09`, in local time.
 pub(crate) fn local(time: SystemTime) -> String {
     let at = broken_down(since_epoch(time).0, libc::localtime_r);
     format!("{:02}:{:02}:{:02}", at.tm_hour, at.tm_min, at.tm_sec)
@@ -37,8 +37,8 @@ type Convert = unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut 
 fn broken_down(seconds: libc::time_t, convert: Convert) -> libc::tm {
     // SAFETY: all fields of `tm` are numbers and a pointer, for which zeroes are valid values.
     let mut at: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both callers pass gmtime_r or localtime_r, which read a time_t and write a tm: these are references to one
-    // of each. If the year does not fit, `at` keeps its zeroes.
+    // SAFETY: both callers pass gmtime_r or localtime_r, which read a time_t and write a tm: these are
+    // references to one of each. If the year does not fit, `at` keeps its zeroes.
     unsafe { convert(&raw const seconds, &raw mut at) };
     at
 }

@@ -2,7 +2,7 @@
 
 use otelctx_profile::sample::{Counts, ReadStep, StackEnd};
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::Serializer;
 
 /// Serializes all counters, in the order of docs/json.md.
 #[derive(Serialize)]
@@ -39,20 +39,19 @@ pub(crate) struct CountsJson {
     context_conflicts: u64,
 }
 
-/// The share of stacks that are incomplete, such as `2.0 %`; `None` if there are none.
+/// Formats the share of stacks that are incomplete, such as `2.0 %`; `None` if there are none.
 pub(crate) fn incomplete_stacks(counts: &Counts) -> Option<String> {
     let incomplete = counts.all_incomplete_stacks();
     (incomplete > 0).then(|| share(incomplete, counts.all_stacks()))
 }
 
-/// The most frequent reason why stacks are incomplete, if there are any such.
+/// Returns the most frequent reason why stacks are incomplete, if any are.
 pub(crate) fn most_frequent_end(counts: &Counts) -> Option<StackEnd> {
     let ends = counts.incomplete_stacks.iter().zip(StackEnd::INCOMPLETE);
     let (number, end) = ends.max_by_key(|(number, _)| **number)?;
     (*number > 0).then_some(end)
 }
 
-/// A share in percent.
 pub(crate) fn share(number: u64, all: u64) -> String {
     match 100.0 * number as f64 / all as f64 {
         percent if percent < 0.1 => "<0.1 %".to_owned(),
@@ -65,17 +64,10 @@ fn by_step<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Err
 }
 
 fn by_end<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
-    named(
-        &StackEnd::INCOMPLETE.map(StackEnd::name),
-        counts,
-        serializer,
-    )
+    let names = StackEnd::INCOMPLETE.map(StackEnd::name);
+    named(&names, counts, serializer)
 }
 
 fn named<S: Serializer>(names: &[&str], counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
-    let mut map = serializer.serialize_map(Some(counts.len()))?;
-    for (name, count) in names.iter().zip(counts) {
-        map.serialize_entry(name, count)?;
-    }
-    map.end()
+    serializer.collect_map(names.iter().zip(counts))
 }

@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use otelctx_reader::format::hexadecimal;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use serde::Serialize;
-use serde::ser::{SerializeMap, SerializeSeq, Serializer};
+use serde::ser::Serializer;
 
 use super::terminal::is_control;
 
-/// `answer` as indented JSON.
+/// Formats `answer` as indented JSON.
 pub(crate) fn render(answer: &impl Serialize) -> String {
     let mut json = Vec::new();
     // Cannot fail: keys are strings, all types serialize, and the output is memory.
@@ -54,29 +54,21 @@ impl Write for Harmless<'_> {
     }
 }
 
-/// `{"error": "…"}`: it exists and cannot be read.
-#[derive(Debug, Serialize)]
-pub(crate) struct Unreadable {
-    /// The message: what was being read, what was found, and what to do.
-    pub(crate) error: String,
-}
-
-/// A value, or the reason why it cannot be read.
+/// A value, or the reason why it cannot be read: `{"error": "…"}`.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum OrError<T> {
-    /// The value.
     Value(T),
-    /// The reason.
-    Error(Unreadable),
+    /// The message: what was being read, what was found, and what to do.
+    Error {
+        error: String,
+    },
 }
 
 impl<T> OrError<T> {
-    /// The reason why there is no value.
     pub(crate) fn error(why: &impl ToString) -> Self {
-        Self::Error(Unreadable {
-            error: why.to_string(),
-        })
+        let error = why.to_string();
+        Self::Error { error }
     }
 }
 
@@ -92,14 +84,9 @@ impl Serialize for AttributeMap {
 }
 
 fn map<S: Serializer>(attributes: &Attributes, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut map = serializer.serialize_map(None)?;
     let mut seen = std::collections::BTreeSet::new();
-    for (key, value) in attributes {
-        if seen.insert(key) {
-            map.serialize_entry(key, &Natural(value))?;
-        }
-    }
-    map.end()
+    let first = attributes.iter().filter(|(key, _)| seen.insert(key));
+    serializer.collect_map(first.map(|(key, value)| (key, Natural(value))))
 }
 
 /// A value as the nearest JSON type.
@@ -116,13 +103,7 @@ impl Serialize for Natural<'_> {
             Value::Double(value) if value.is_nan() => serializer.serialize_str("NaN"),
             Value::Double(value) if *value > 0.0 => serializer.serialize_str("Infinity"),
             Value::Double(_) => serializer.serialize_str("-Infinity"),
-            Value::Array(values) => {
-                let mut list = serializer.serialize_seq(Some(values.len()))?;
-                for value in values {
-                    list.serialize_element(&Natural(value))?;
-                }
-                list.end()
-            }
+            Value::Array(values) => serializer.collect_seq(values.iter().map(Natural)),
             Value::Map(attributes) => map(attributes, serializer),
             Value::Bytes(bytes) => serializer.serialize_str(&hexadecimal(bytes)),
             // `Value` may get more variants; unknown ones become null.

@@ -9,9 +9,7 @@ use super::terminal::{Style, Terminal};
 /// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
-    /// Text.
     Left,
-    /// Numbers.
     Right,
 }
 
@@ -30,7 +28,7 @@ const GAP: &str = "  ";
 pub(crate) const MAX_WIDTH: usize = 160;
 
 impl<const N: usize> Table<N> {
-    /// Columns as wide as their headings.
+    /// Creates a table with columns as wide as their headings.
     pub(crate) fn new(columns: [(&'static str, Align); N]) -> Self {
         let widths = columns.map(|(head, _)| head.width());
         Self { columns, widths }
@@ -54,7 +52,7 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// The heading line, cut to the terminal's width.
+    /// Formats the heading line, cut to the terminal's width.
     pub(crate) fn head(&self, terminal: &Terminal) -> String {
         let names = self.columns.map(|(name, _)| name);
         let mut head = self.line(&names);
@@ -65,8 +63,8 @@ impl<const N: usize> Table<N> {
         terminal.paint(Style::Bold, &terminal.cut(&head)) + "\n"
     }
 
-    /// A row, cut to the terminal's width. If its last cell does not fit, it continues below the
-    /// row. Cells must be escaped and without line breaks.
+    /// Formats a row, cut to the terminal's width. If its last cell does not fit, it continues below
+    /// the row. Cells must be escaped and without line breaks.
     pub(crate) fn row(&self, cells: &[String; N], terminal: &Terminal) -> String {
         let cells = cells.each_ref().map(String::as_str);
         let mut text = self.line(&cells);
@@ -114,7 +112,6 @@ impl<const N: usize> Table<N> {
         Ok(())
     }
 
-    /// The table as a string.
     pub(crate) fn render(
         self,
         rows: impl Iterator<Item = [String; N]> + Clone,

@@ -12,8 +12,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     /// Width in columns if standard output is a terminal. Lines in a pipe are never cut.
-    width: Option<usize>,
-    colours: bool,
+    pub(crate) width: Option<usize>,
+    pub(crate) colours: bool,
 }
 
 /// Style of a text, if colours are supported.
@@ -21,14 +21,11 @@ pub(crate) struct Terminal {
 pub(crate) enum Style {
     /// Headings and names.
     Bold,
-    /// Good.
     Green,
-    /// Bad.
     Red,
 }
 
 impl Terminal {
-    /// Standard output.
     pub(crate) fn of_stdout() -> Self {
         let is_terminal = io::stdout().is_terminal();
         let set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -49,7 +46,7 @@ impl Terminal {
         }
     }
 
-    /// `text` in `style`, if colours are supported.
+    /// Returns `text` in `style`, if colours are supported.
     pub(crate) fn paint(&self, style: Style, text: &str) -> String {
         if !self.colours || text.is_empty() {
             return text.to_owned();
@@ -63,22 +60,10 @@ impl Terminal {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
-    /// Returns whether colours are supported.
-    pub(crate) fn colours(&self) -> bool {
-        self.colours
-    }
-
-    /// Width in columns, if limited.
-    pub(crate) fn width(&self) -> Option<usize> {
-        self.width
-    }
-
-    /// Returns whether `text` fits on one line.
     pub(crate) fn fits(&self, text: &str) -> bool {
         self.width.is_none_or(|width| text.width() <= width)
     }
 
-    /// `text`, cut to one line.
     pub(crate) fn cut(&self, text: &str) -> String {
         match self.width {
             Some(width) => cut(text, width),
@@ -86,19 +71,19 @@ impl Terminal {
         }
     }
 
-    /// `head` and the `items`, separated by two spaces. On a terminal they are wrapped, with
+    /// Formats `head` and the `items`, separated by two spaces. On a terminal they are wrapped, with
     /// further lines starting below the first item.
     pub(crate) fn flow(&self, head: &str, items: &[String]) -> String {
         self.fill(head, items.iter().map(String::as_str), "  ", true)
     }
 
-    /// `head` and a sentence, wrapped like [`Self::flow`].
+    /// Formats `head` and a sentence, wrapped like [`Self::flow`].
     pub(crate) fn sentence(&self, head: &str, sentence: &str) -> String {
         self.fill(head, sentence.split(' '), " ", true)
     }
 
-    /// Like [`Self::sentence`], but nothing is cut: the terminal wraps a word that does not fit
-    /// on a line.
+    /// Like [`Self::sentence`], but cuts nothing: the terminal wraps a word that does not fit on a
+    /// line.
     pub(crate) fn paragraph(&self, head: &str, sentence: &str) -> String {
         self.fill(head, sentence.split(' '), " ", false)
     }
@@ -136,7 +121,7 @@ impl Terminal {
     }
 }
 
-/// Width of a terminal, if `file` is one and knows it.
+/// Returns the width of a terminal, if `file` is one and knows it.
 pub(crate) fn columns(file: BorrowedFd<'_>) -> Option<usize> {
     let mut size = libc::winsize {
         ws_row: 0,
@@ -144,8 +129,8 @@ pub(crate) fn columns(file: BorrowedFd<'_>) -> Option<usize> {
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // SAFETY: TIOCGWINSZ writes one winsize to its argument (ioctl_tty(2)), and `size`, which nothing else uses during the
-    // call, is one.
+    // SAFETY: TIOCGWINSZ writes one winsize to its argument (ioctl_tty(2)), and `size`, which nothing
+    // else uses during the call, is one.
     let answer = unsafe { libc::ioctl(file.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
     // A terminal without a known size reports 0.
     (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())
@@ -190,7 +175,7 @@ pub(crate) fn complain(message: &str, hint: Option<&str>) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// The part of `text` that fits into `width` columns, with `…` if it is cut.
+/// Returns the part of `text` that fits into `width` columns, with `…` if it is cut.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -219,7 +204,7 @@ pub(crate) fn is_control(character: char) -> bool {
         )
 }
 
-/// `text` with every control character shown as Rust writes it: `\n`, `\u{1b}`.
+/// Returns `text` with every control character as Rust writes it: `\n`, `\u{1b}`.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use otelctx_reader::remote::{Access, Storage};
 
-/// Describes how the code accesses the variable.
+/// Names the access model of code that uses the variable.
 pub(crate) fn access(access: Access) -> &'static str {
     match access {
         Access::Tlsdesc => "tlsdesc",
@@ -15,7 +15,7 @@ pub(crate) fn access(access: Access) -> &'static str {
     }
 }
 
-/// Describes where each thread keeps the variable.
+/// Names the storage in which each thread keeps the variable.
 pub(crate) fn storage(storage: Storage) -> &'static str {
     match storage {
         Storage::Static => "static",
@@ -23,14 +23,14 @@ pub(crate) fn storage(storage: Storage) -> &'static str {
     }
 }
 
-/// A path from `/proc/PID/maps`, where a line break is written as `\012`
+/// Returns a path from `/proc/PID/maps`, where a line break is written as `\012`
 /// (fs/proc/task_mmu.c, show_map_vma). It cannot be distinguished from a name with these four
 /// characters.
 pub(crate) fn path(escaped: &OsStr) -> String {
     escaped.to_string_lossy().replace("\\012", "\n")
 }
 
-/// `1 key`, `2,000 keys`.
+/// Formats a number of things: `1 key`, `2,000 keys`.
 pub(crate) fn count(number: usize, one: &str, many: &str) -> String {
     format!(
         "{} {}",
@@ -39,7 +39,7 @@ pub(crate) fn count(number: usize, one: &str, many: &str) -> String {
     )
 }
 
-/// A number with thousands separators: `12,345`.
+/// Formats a number with thousands separators: `12,345`.
 pub(crate) fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -63,7 +63,7 @@ pub(crate) fn own_name() -> String {
     }
 }
 
-/// `text` as one argument for a shell: in quotes if it needs them.
+/// Returns `text` as one argument for a shell: in quotes if it needs them.
 pub(crate) fn argument(text: &str) -> String {
     let is_plain = |it: char| it.is_alphanumeric() || "/._-+,:@%=".contains(it);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -72,7 +72,7 @@ pub(crate) fn argument(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// A bar of this length, in eighths of a column.
+/// Returns a bar of this length, in eighths of a column.
 pub(crate) fn bar(eighths: usize) -> String {
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
     "█".repeat(eighths / 8) + rest

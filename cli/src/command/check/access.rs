@@ -8,7 +8,7 @@ use super::finding::Finding;
 use super::fix;
 use crate::output::text::{self, count};
 
-/// One finding for each access model in a linked file's own code.
+/// Returns one finding for each access model in a linked file's own code.
 pub(super) fn of_file(inspection: &Inspection, module: &Module, target: &str) -> Vec<Finding> {
     if module.relocations.is_empty() {
         return if module.executable {
@@ -134,7 +134,7 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
     finding.access(name, None)
 }
 
-/// A library whose own code cannot be bound to another module's definition.
+/// Says that code in a library cannot be bound to another module's definition.
 fn bound_here(inspection: &Inspection, module: &Module) -> Option<Finding> {
     if module.executable || !matches!(module.symbol, Symbol::Exported { .. }) {
         return None;

@@ -15,8 +15,8 @@ use super::{access, fix};
 /// Size of the structure that an addon keeps for each thread, in bytes.
 const SIZE: u64 = 32;
 
-/// Findings about a file that has the variable of addons. That of OTEP 4947's threads does not count in one that exports
-/// it: the addon of the package `otelctx` has both, and publishes by the former.
+/// Returns findings about a file that has the variable of addons. OTEP 4947's variable does not
+/// count there: the addon of the package `otelctx` has both, and publishes by this one.
 pub(super) fn of_file(path: &Path, inspection: &Inspection) -> Option<Vec<Finding>> {
     let other = inspection.module.as_ref().map(|it| &it.symbol);
     let has_other = other.is_some_and(|it| *it != Symbol::Absent) || !inspection.local.is_empty();
@@ -30,11 +30,8 @@ pub(super) fn of_file(path: &Path, inspection: &Inspection) -> Option<Vec<Findin
     }
     let mut findings = vec![symbol(module)?];
     if is_exported {
-        findings.extend(access::of_file(
-            &inspection,
-            module,
-            &fix::target_name(path),
-        ));
+        let target = fix::target_name(path);
+        findings.extend(access::of_file(&inspection, module, &target));
     }
     Some(findings)
 }
@@ -70,13 +67,12 @@ pub(super) fn check_process(
 ) -> Result<(), Error> {
     if !process.runtimes()?.iter().any(|it| it.reads_schema(schema)) {
         let absent = format!("no addon of the process exports {NODEJS_SYMBOL}");
-        checked.findings.push(
-            Finding::problem("absent", absent)
-                .hint("Load the addon that publishes the contexts, or announce no schema."),
-        );
+        let finding = Finding::problem("absent", absent)
+            .hint("Load the addon that publishes the contexts, or announce no schema.");
+        checked.findings.push(finding);
         return Ok(());
     }
-    // Without the variable that every other process is searched for.
+    // Does not search for OTEP 4947's variable, unlike in every other process.
     let mut options = process.options().clone();
     options.any_schema = false;
     let pid = process.running()?.pid();

@@ -1,6 +1,8 @@
 //! The process context of a running process, as a reader sees it.
 
 use std::collections::BTreeMap;
+use std::iter;
+use std::time::Instant;
 
 use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
 use otelctx_reader::format::{KEY_MAP, KeyMapError, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
@@ -8,18 +10,12 @@ use otelctx_reader::remote::Memory;
 use otelctx_reader::{Broken, ContextState, Options, Process, ProcessContext};
 
 use super::finding::Finding;
-use crate::command::deadline::Deadline;
 use crate::output::text::{count, grouped};
 
 /// The largest payload that every reader accepts, in bytes (OTEP 4719).
 const EVERY_READER_TAKES: u32 = 65_536;
 
-/// The findings about it.
-pub(super) fn findings(
-    process: &Process,
-    state: &ContextState,
-    deadline: &Deadline,
-) -> Vec<Finding> {
+pub(super) fn findings(process: &Process, state: &ContextState, deadline: Instant) -> Vec<Finding> {
     match state {
         ContextState::Published(context) => {
             let mut findings = published(context);
@@ -31,12 +27,12 @@ pub(super) fn findings(
     }
 }
 
-/// The process publishes nothing. A forked child inherits nothing, which is often a mistake.
-fn absent(process: &Process, deadline: &Deadline) -> Finding {
+/// A forked child inherits nothing, which is often a mistake.
+fn absent(process: &Process, deadline: Instant) -> Finding {
     let status = process.running().ok().and_then(|it| it.status().ok());
     let parent = status.map_or(0, |status| status.parent);
     let mut options = Options::default();
-    options.deadline = Some(deadline.half());
+    options.deadline = Some(halfway_to(deadline));
     let publishes = Process::with_options(parent, options)
         .and_then(|mut parent| parent.context())
         .is_ok_and(|state| matches!(state, ContextState::Published(_)));
@@ -53,119 +49,92 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
     finding
         .hint("At start-up, a Rust program calls  otelctx::ProcessContext::detect().publish()")
         .hint(
-            "A C program calls  otelctx_publish(process, &error), Python has  import otelctx, and Node.js  \
-            --import otelctx/register",
+            "A C program calls  otelctx_publish(process, &error), Python has  import otelctx, and \
+            Node.js  --import otelctx/register",
         )
-        .hint(
-            "If it does, check whether the call returned an error. A sandbox may deny \
-            memfd_create.",
-        )
+        .hint("If it does, check whether the call returned an error. A sandbox may deny memfd_create.")
 }
 
-/// A process of this version of Node.js publishes nothing.
+/// Says how this version of Node.js publishes.
 pub(super) fn absent_of_node(version: &str) -> Finding {
     Finding::problem("no-process-context", "it publishes no process context")
         .hint("Start it with  node --import otelctx/register")
         .hint(format!(
-            "That takes Node.js 24 or later, or 22.7 with  --experimental-async-context-frame: this is {version}. Where \
-             it can't publish, it says so on standard error."
+            "That takes Node.js 24 or later, or 22.7 with  --experimental-async-context-frame: \
+             this is {version}. Where it can't publish, it says so on standard error."
         ))
 }
 
-/// The context's mapping.
-fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> Vec<Finding> {
+/// Returns the middle of the time that is left: the limit for work that may never end, or that is
+/// optional.
+fn halfway_to(deadline: Instant) -> Instant {
+    let now = Instant::now();
+    now + deadline.saturating_duration_since(now) / 2
+}
+
+fn mapping(process: &Process, context: &ProcessContext, deadline: Instant) -> Vec<Finding> {
     let mut findings = Vec::new();
     let Ok(process) = process.running() else {
         return findings;
     };
     let mut header = [0; HEADER_SIZE];
-    let read = process
-        .memory()
-        .is_ok_and(|memory| memory.read(context.address, &mut header).is_ok());
+    let memory = process.memory();
+    let read = memory.is_ok_and(|it| it.read(context.address, &mut header).is_ok());
     if let Ok(header) = Header::decode(&header)
         && read
         && header.payload_size > EVERY_READER_TAKES
     {
-        findings.push(
-            Finding::note(
-                "oversize",
-                format!(
-                    "its payload has {} bytes: readers need not accept more than {}",
-                    grouped(header.payload_size as usize),
-                    grouped(EVERY_READER_TAKES as usize)
-                ),
-            )
-            .hint("Publish fewer or shorter attributes."),
+        let text = format!(
+            "its payload has {} bytes: readers need not accept more than {}",
+            grouped(header.payload_size as usize),
+            grouped(EVERY_READER_TAKES as usize)
         );
+        let finding = Finding::note("oversize", text);
+        findings.push(finding.hint("Publish fewer or shorter attributes."));
     }
-    let until = Some(deadline.half());
+    let until = Some(halfway_to(deadline));
     if let Ok(Some(true)) = process.is_copied_on_fork(context.address, until) {
-        findings.push(
-            Finding::note(
-                "copied-on-fork",
-                "a forked child inherits the mapping and shows its parent's context as its own",
-            )
-            .hint("After mmap, call  madvise(mapping, size, MADV_DONTFORK)"),
-        );
+        let text = "a forked child inherits the mapping and shows its parent's context as its own";
+        let finding = Finding::note("copied-on-fork", text);
+        findings.push(finding.hint("After mmap, call  madvise(mapping, size, MADV_DONTFORK)"));
     }
     findings
 }
 
 fn broken(why: &Broken) -> Finding {
-    let finding = Finding::problem(
-        "broken-process-context",
-        format!("its process context can't be read: {why}"),
-    );
+    let text = format!("its process context can't be read: {why}");
+    let finding = Finding::problem("broken-process-context", text);
     match why {
         Broken::TooLarge { .. } => finding
             .hint("Publish less: readers need not accept more than 64 KiB, and few accept 1 MiB."),
         Broken::BeingUpdated { .. } => finding.hint(
-            "If this persists, the publisher ended in the middle of an update: publish \
-                again.",
+            "If this persists, the publisher ended in the middle of an update: publish again.",
         ),
         _ => finding.hint("Publish in the order that OTEP 4719 requires; the crate otelctx does."),
     }
 }
 
-/// The contents of the process context, except for thread contexts.
+/// Returns findings about the context's contents, except for thread contexts.
 fn published(context: &ProcessContext) -> Vec<Finding> {
-    let service = context.payload.resource_attribute("service.name");
-    let mut findings = vec![Finding::ok(
-        "process-context",
-        format!(
-            "its process context is valid, with {} in the resource",
-            count(context.payload.resource.len(), "attribute", "attributes")
-        ),
-    )];
-    if service.is_none() {
-        findings.push(
-            Finding::note("no-service-name", "the resource has no service.name")
-                .hint("Set OTEL_SERVICE_NAME, or  .with_service_name(\"…\")"),
-        );
+    let attributes = count(context.payload.resource.len(), "attribute", "attributes");
+    let text = format!("its process context is valid, with {attributes} in the resource");
+    let mut findings = vec![Finding::ok("process-context", text)];
+    if context.payload.resource_attribute("service.name").is_none() {
+        let finding = Finding::note("no-service-name", "the resource has no service.name");
+        findings.push(finding.hint("Set OTEL_SERVICE_NAME, or  .with_service_name(\"…\")"));
     }
     for problem in &context.problems {
-        findings.push(
-            Finding::note(
-                "attribute",
-                format!("{problem}: readers skip it, and strict ones reject the context"),
-            )
-            .hint(match problem {
-                Problem::EmptyKey => "Give each attribute a name.",
-                _ => "Publish each attribute once.",
-            }),
-        );
+        let text = format!("{problem}: readers skip it, and strict ones reject the context");
+        findings.push(Finding::note("attribute", text).hint(match problem {
+            Problem::EmptyKey => "Give each attribute a name.",
+            _ => "Publish each attribute once.",
+        }));
     }
     for address in &context.others {
-        findings.push(
-            Finding::note(
-                "second-process-context",
-                format!(
-                    "there is a second process context at {address:#x}, which readers do not \
-                    use"
-                ),
-            )
-            .hint("Two publishers are active in this process: keep one of them."),
-        );
+        let text =
+            format!("there is a second process context at {address:#x}, which readers do not use");
+        let finding = Finding::note("second-process-context", text);
+        findings.push(finding.hint("Two publishers are active in this process: keep one of them."));
     }
     findings.push(schema(context.schema.as_ref()));
     findings.extend(key_map(context));
@@ -204,48 +173,37 @@ fn key_map(context: &ProcessContext) -> Vec<Finding> {
     match &context.keys {
         Ok(Some(keys)) => {
             let names = keys.names();
-            let valid = Finding::ok(
-                "key-map",
-                format!("its key map has {}", count(names.len(), "key", "keys")),
-            );
-            [valid].into_iter().chain(oddities(names)).collect()
+            let text = format!("its key map has {}", count(names.len(), "key", "keys"));
+            iter::once(Finding::ok("key-map", text))
+                .chain(oddities(names))
+                .collect()
         }
-        Ok(None) => vec![
-            Finding::note(
-                "no-key-map",
-                format!("{KEY_MAP} is missing: records have IDs, but no attributes"),
-            )
-            .hint("Publish the names of the attributes in it, in the order of their indexes."),
-        ],
+        Ok(None) => {
+            let text = format!("{KEY_MAP} is missing: records have IDs, but no attributes");
+            let hint = "Publish the names of the attributes in it, in the order of their indexes.";
+            vec![Finding::note("no-key-map", text).hint(hint)]
+        }
         Err(error) => {
-            vec![
-                Finding::problem("broken-key-map", error.to_string()).hint(match error {
-                    KeyMapError::TooMany => "An index has one byte: publish at most 256 names.",
-                    _ => "Publish it as an array of strings.",
-                }),
-            ]
+            let hint = match error {
+                KeyMapError::TooMany => "An index has one byte: publish at most 256 names.",
+                _ => "Publish it as an array of strings.",
+            };
+            vec![Finding::problem("broken-key-map", error.to_string()).hint(hint)]
         }
     }
 }
 
-/// Names that are probably mistakes.
 fn oddities(names: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut first: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, name) in names.iter().enumerate() {
         if name.is_empty() {
-            findings.push(
-                Finding::note("empty-key", format!("key {index} has an empty name"))
-                    .hint("Give it a name, or do not use it in records."),
-            );
+            let finding = Finding::note("empty-key", format!("key {index} has an empty name"));
+            findings.push(finding.hint("Give it a name, or do not use it in records."));
         } else if let Some(earlier) = first.get(name.as_str()) {
-            findings.push(
-                Finding::note(
-                    "repeated-key",
-                    format!("keys {earlier} and {index} are both {name}"),
-                )
-                .hint("Publish each name once, and use its index."),
-            );
+            let text = format!("keys {earlier} and {index} are both {name}");
+            let finding = Finding::note("repeated-key", text);
+            findings.push(finding.hint("Publish each name once, and use its index."));
         } else {
             first.insert(name, index);
         }

@@ -32,11 +32,7 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
                 (Subject::file(&inspection), findings)
             }
         },
-        Contents::Foreign {
-            bits,
-            big_endian,
-            machine,
-        } => foreign(bits, big_endian, machine),
+        Contents::Foreign { bits, machine, .. } => foreign(bits, machine),
         Contents::Archive { count, members } => {
             let subject = Subject::Archive {
                 members: count,
@@ -67,10 +63,8 @@ fn with_libraries(inspection: &Inspection, path: &Path) -> Vec<Finding> {
     let mut findings = linked(inspection, "", path);
     findings.retain(|it| !["absent", "defined-elsewhere"].contains(&it.id));
     let uses = module.symbol == Symbol::Undefined;
-    findings.insert(
-        0,
-        variable::elsewhere(uses, inspection.stripped, &libraries),
-    );
+    let finding = variable::elsewhere(uses, inspection.stripped, &libraries);
+    findings.insert(0, finding);
     if let Some((path, found)) = &libraries.defining {
         let name = path.to_string_lossy();
         let of_library = linked(found, &format!(" in {name}"), path);
@@ -79,7 +73,7 @@ fn with_libraries(inspection: &Inspection, path: &Path) -> Vec<Finding> {
     findings
 }
 
-/// Findings about a program or shared library. `place` follows a noun.
+/// Returns findings about a program or shared library. `place` follows a noun.
 pub(super) fn linked(inspection: &Inspection, place: &str, path: &Path) -> Vec<Finding> {
     let Some(module) = &inspection.module else {
         return Vec::new();
@@ -92,28 +86,22 @@ pub(super) fn linked(inspection: &Inspection, place: &str, path: &Path) -> Vec<F
     findings
 }
 
-/// The file has another word size or byte order.
-fn foreign(bits: u8, big_endian: bool, machine: u16) -> (Subject, Vec<Finding>) {
-    let finding = match (bits, big_endian) {
-        (32, _) => thirty_two_bits(),
-        _ => Finding::problem(
-            "machine",
-            "it is built for a big-endian machine, for which OTEP 4947 defines no thread context",
-        )
-        .hint("OTEP 4947 covers x86-64 and aarch64. The program can publish a process context."),
+/// Says that the file has another word size or byte order.
+fn foreign(bits: u8, machine: u16) -> (Subject, Vec<Finding>) {
+    let (kind, finding) = if bits == 32 {
+        ("32-bit", thirty_two_bits())
+    } else {
+        ("big-endian", variable::unsupported("a big-endian machine"))
     };
     let subject = Subject::File {
-        kind: match bits {
-            32 => "32-bit",
-            _ => "big-endian",
-        },
+        kind,
         machine: subject::machine(Machine::Other(machine)),
         stripped: false,
     };
     (subject, vec![finding])
 }
 
-/// OTEP 4947 does not cover 32-bit targets.
+/// Says that OTEP 4947 does not cover 32-bit targets.
 pub(super) fn thirty_two_bits() -> Finding {
     Finding::problem(
         "32-bit",
@@ -122,7 +110,7 @@ pub(super) fn thirty_two_bits() -> Finding {
     .hint("Build it for a 64-bit machine; on x86, with  -m64")
 }
 
-/// Inspects a module of a process.
+/// Inspects the file of a module of a process.
 pub(super) fn inspect(file: &std::fs::File) -> Result<Inspection, String> {
     match Contents::of(file, SYMBOL)? {
         Contents::Elf(inspection) => Ok(*inspection),

@@ -47,7 +47,6 @@ pub(super) struct Finding {
     fix: Vec<Line>,
 }
 
-/// Several sentences as one string.
 fn join<S: Serializer>(sentences: &[String], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&sentences.join(" "))
 }
@@ -79,13 +78,11 @@ impl Finding {
         }
     }
 
-    /// Adds a sentence that says what to do.
     pub(super) fn hint(mut self, line: impl Into<String>) -> Self {
         self.hints.push(line.into());
         self
     }
 
-    /// Adds lines to copy.
     pub(super) fn fix(mut self, lines: impl IntoIterator<Item = Line>) -> Self {
         self.fix.extend(lines);
         self
@@ -107,12 +104,12 @@ impl Finding {
         self
     }
 
-    /// Returns true if a reader would succeed despite these findings.
+    /// Returns whether a reader would succeed despite these findings.
     pub(super) fn are_readable(findings: &[Self]) -> bool {
         findings.iter().all(|it| it.level != Level::Problem)
     }
 
-    /// The finding and its hints. They are never cut, and lines to copy are never wrapped.
+    /// Formats the finding and its hints. They are never cut, and lines to copy are never wrapped.
     fn render(&self, terminal: &Terminal) -> String {
         let (mark, painted) = match self.level {
             Level::Ok => ("✓", terminal.paint(Style::Green, "✓")),
@@ -127,12 +124,11 @@ impl Finding {
         text + &self.render_lines(terminal)
     }
 
-    /// The lines to copy. Tools that take the same line share it; a long line goes below its tool.
+    /// Formats the lines to copy. Tools with the same line share it; a long line goes below its tool.
     fn render_lines(&self, terminal: &Terminal) -> String {
-        let same = |a: &Line, b: &Line| a.line == b.line;
         let groups: Vec<(String, &str)> = self
             .fix
-            .chunk_by(same)
+            .chunk_by(|one, other| one.line == other.line)
             .map(|lines| {
                 let tools: Vec<&str> = lines.iter().map(|line| line.tool).collect();
                 (format!("    {}:", tools.join(", ")), lines[0].line.as_str())
@@ -150,8 +146,9 @@ impl Finding {
                 text += &one;
             } else {
                 text += tools;
-                line.lines()
-                    .for_each(|line| text += &format!("\n      {}", escape(line)));
+                for line in line.lines() {
+                    text += &format!("\n      {}", escape(line));
+                }
             }
             text.push('\n');
         }
@@ -164,7 +161,7 @@ impl Finding {
 pub(super) struct Answer {
     target: String,
     subject: Subject,
-    readable: bool,
+    pub(super) readable: bool,
     findings: Vec<Finding>,
 }
 
@@ -178,11 +175,7 @@ impl Answer {
         }
     }
 
-    pub(super) fn readable(&self) -> bool {
-        self.readable
-    }
-
-    /// The subject, and a line for each finding.
+    /// Formats the subject, and a line for each finding.
     pub(super) fn render(&self, terminal: &Terminal) -> String {
         let name = terminal.paint(Style::Bold, &escape(&self.target));
         let subject = terminal.paragraph("  ", &escape(&self.subject.to_string()));

@@ -27,7 +27,6 @@ const RUST: &str = "Rust";
 /// Below `global:` in that file.
 const VERSION_SCRIPT: &str = "version script (global)";
 
-/// The linker option.
 const EXPORT: &str = "--export-dynamic-symbol=otel_thread_ctx_v1";
 
 fn line(tool: &'static str, line: impl Into<String>) -> Line {
@@ -37,12 +36,12 @@ fn line(tool: &'static str, line: impl Into<String>) -> Line {
     }
 }
 
-/// At the top of that file, because after a table header it would be part of that table.
+/// Returns lines for the top of that file: after a table header they would be part of that table.
 fn cargo_config(text: impl std::fmt::Display) -> Line {
     line(CARGO_CONFIG, format!("# at the top:\n{text}"))
 }
 
-/// The most likely name of the CMake target that builds this file.
+/// Returns the most likely name of the CMake target that builds this file.
 pub(super) fn target_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let library = name
@@ -59,6 +58,8 @@ pub(super) fn target_name(path: &Path) -> String {
 
 /// Makes the linker export a program's variable.
 pub(super) fn export(target: &str) -> Vec<Line> {
+    let option = format!("target_link_options({target} PRIVATE\n  \"LINKER:{EXPORT}\")");
+    let property = format!("set_property(TARGET {target} PROPERTY ENABLE_EXPORTS ON)");
     vec![
         line(GCC, format!("-Wl,{EXPORT}")),
         line(CLANG, format!("-Wl,{EXPORT}")),
@@ -71,35 +72,24 @@ pub(super) fn export(target: &str) -> Vec<Line> {
         cargo_config(format_args!(
             "build.rustflags = [\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"
         )),
-        line(
-            CMAKE,
-            format!("target_link_options({target} PRIVATE\n  \"LINKER:{EXPORT}\")"),
-        ),
-        line(
-            CMAKE,
-            format!("set_property(TARGET {target} PROPERTY ENABLE_EXPORTS ON)"),
-        ),
+        line(CMAKE, option),
+        line(CMAKE, property),
     ]
 }
 
 /// Declares the variable with default visibility.
 pub(super) fn declare_visible() -> Vec<Line> {
-    vec![line(
-        C,
-        "__attribute__((visibility(\"default\"))) __thread void *otel_thread_ctx_v1;",
-    )]
+    let visible = "__attribute__((visibility(\"default\"))) __thread void *otel_thread_ctx_v1;";
+    vec![line(C, visible)]
 }
 
-/// Makes a hidden variable visible.
 pub(super) fn make_visible(target: &str) -> Vec<Line> {
+    let property = format!("set_property(TARGET {target} PROPERTY C_VISIBILITY_PRESET default)");
     let mut lines = declare_visible();
     lines.extend([
         line(GCC, "-fvisibility=default"),
         line(CLANG, "-fvisibility=default"),
-        line(
-            CMAKE,
-            format!("set_property(TARGET {target} PROPERTY C_VISIBILITY_PRESET default)"),
-        ),
+        line(CMAKE, property),
     ]);
     lines
 }
@@ -120,51 +110,43 @@ pub(super) fn list() -> Vec<Line> {
 /// Makes a static program position-independent, with a linker that can export from it.
 pub(super) fn static_pie(target: &str) -> Vec<Line> {
     let flags = format!("-static-pie -fPIE -fuse-ld=lld \\\n  -Wl,{EXPORT}");
+    let options = format!(
+        "target_compile_options({target} PRIVATE -fPIE)\n\
+         target_link_options({target} PRIVATE -static-pie -fuse-ld=lld\n  \"LINKER:{EXPORT}\")"
+    );
     vec![
         line(GCC, flags.clone()),
         line(CLANG, flags),
         line(RUSTC, "-C target-feature=-crt-static"),
         cargo_config("build.rustflags = [\"-Ctarget-feature=-crt-static\"]"),
-        line(
-            CMAKE,
-            format!(
-                "target_compile_options({target} PRIVATE -fPIE)\n\
-                 target_link_options({target} PRIVATE -static-pie -fuse-ld=lld\n  \"LINKER:{EXPORT}\")"
-            ),
-        ),
+        line(CMAKE, options),
     ]
 }
 
 /// Exports the variable from a static, position-independent program.
 pub(super) fn export_static_pie(target: &str) -> Vec<Line> {
+    let arguments = format!("-C link-arg=-fuse-ld=lld \\\n  -C link-arg=-Wl,{EXPORT}");
+    let options =
+        format!("target_link_options({target} PRIVATE -fuse-ld=lld\n  \"LINKER:{EXPORT}\")");
     vec![
         line(GCC, format!("-fuse-ld=lld -Wl,{EXPORT}")),
         line(CLANG, format!("-fuse-ld=lld -Wl,{EXPORT}")),
-        line(
-            RUSTC,
-            format!("-C link-arg=-fuse-ld=lld \\\n  -C link-arg=-Wl,{EXPORT}"),
-        ),
+        line(RUSTC, arguments),
         cargo_config(format_args!(
             "build.rustflags = [\n  \"-Clink-arg=-fuse-ld=lld\",\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"
         )),
-        line(
-            CMAKE,
-            format!("target_link_options({target} PRIVATE -fuse-ld=lld\n  \"LINKER:{EXPORT}\")"),
-        ),
+        line(CMAKE, options),
     ]
 }
 
-/// Links with lld.
 pub(super) fn use_lld(target: &str) -> Vec<Line> {
+    let options = format!("target_link_options({target} PRIVATE -fuse-ld=lld)");
     vec![
         line(GCC, "-fuse-ld=lld"),
         line(CLANG, "-fuse-ld=lld"),
         line(RUSTC, "-C link-arg=-fuse-ld=lld"),
         cargo_config("build.rustflags = [\"-Clink-arg=-fuse-ld=lld\"]"),
-        line(
-            CMAKE,
-            format!("target_link_options({target} PRIVATE -fuse-ld=lld)"),
-        ),
+        line(CMAKE, options),
     ]
 }
 
@@ -186,18 +168,16 @@ pub(super) fn descriptors(machine: Machine, target: &str, other_model: bool) -> 
             (flags.clone(), flags)
         }
     };
+    let options = format!("target_compile_options({target} PRIVATE {gcc})");
+    let cargo = cargo_config(format_args!("env.CFLAGS = \"{gcc}\""));
     vec![
-        line(GCC, gcc.clone()),
+        line(GCC, gcc),
         line(CLANG, clang),
-        line(
-            CMAKE,
-            format!("target_compile_options({target} PRIVATE {gcc})"),
-        ),
-        cargo_config(format_args!("env.CFLAGS = \"{gcc}\"")),
+        line(CMAKE, options),
+        cargo,
     ]
 }
 
-/// Declares the variable.
 pub(super) fn declare() -> Vec<Line> {
     vec![line(C, "__thread void *otel_thread_ctx_v1;")]
 }

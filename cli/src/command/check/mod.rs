@@ -49,7 +49,6 @@ pub(crate) struct Arguments {
     deadline: Duration,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     let digits = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = arguments.target.to_str().filter(digits);
@@ -58,9 +57,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         let answer = file::check(&arguments.target)?;
         return write(&answer, arguments.json, &terminal);
     };
-    let pid = number
-        .parse()
-        .map_err(|_| Error::NoProcessId(number.into()))?;
+    let no_process = |_| Error::NoProcessId(number.into());
+    let pid = number.parse().map_err(no_process)?;
     worker::one(pid, arguments.deadline, |worker| {
         let runtimes = setup.runtimes.clone();
         let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline, runtimes))??;
@@ -76,7 +74,7 @@ fn write(answer: &Answer, as_json: bool, terminal: &Terminal) -> Result<Status, 
         answer.render(terminal)
     };
     terminal::print(&text).map_err(Error::Output)?;
-    Ok(if answer.readable() {
+    Ok(if answer.readable {
         Status::Done
     } else {
         Status::FoundProblem

@@ -26,7 +26,6 @@ const CONFIGURATION: &str = "/etc/ld.so.conf";
 pub(super) struct Libraries {
     /// The first that defines the variable, in the order in which the dynamic linker searches.
     pub(super) defining: Option<(PathBuf, Box<Inspection>)>,
-    /// Number of libraries that were inspected.
     pub(super) inspected: usize,
     /// Names of the libraries that were not found or could not be read.
     pub(super) missing: Vec<String>,
@@ -84,9 +83,8 @@ fn own_folders(path: &Path, search_path: Option<&str>) -> Vec<PathBuf> {
     let folders = search_path.unwrap_or_default().split(':');
     folders
         .map(|folder| {
-            folder
-                .replace("${ORIGIN}", &origin)
-                .replace("$ORIGIN", &origin)
+            let folder = folder.replace("${ORIGIN}", &origin);
+            folder.replace("$ORIGIN", &origin)
         })
         .filter(|folder| !folder.is_empty() && !folder.contains('$'))
         .map(PathBuf::from)
@@ -165,9 +163,9 @@ fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
         files.retain(|file| file.extension().is_some_and(|it| it == "conf"));
         files.sort();
         if depth > 0 {
-            files
-                .iter()
-                .for_each(|file| configured(file, depth - 1, folders));
+            for file in &files {
+                configured(file, depth - 1, folders);
+            }
         }
     }
 }

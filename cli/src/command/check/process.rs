@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::Value;
@@ -26,7 +26,6 @@ use super::subject::{self, Subject};
 use super::threads::{self, Checked};
 use super::variable;
 use super::{access, addon, context, file};
-use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
 use crate::command::runtimes::sentence;
 use crate::error::{Error, MORE_TIME};
@@ -40,14 +39,12 @@ const MAX_FILES: usize = 256;
 const MAX_INSPECTED: usize = 16;
 
 /// Reads everything that a process publishes, to find out whether readers can. Takes at most
-/// `timeout`.
-///
-/// `id` is that of the process or of one of its threads.
+/// `timeout`. `id` is that of the process or of one of its threads.
 pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<Answer, Error> {
-    let deadline = Deadline::after(timeout);
+    let deadline = Instant::now() + timeout;
     let sweep = Sweep::within(timeout).with_max_bytes(usize::MAX);
     let mut options = Options::default();
-    options.deadline = Some(deadline.end());
+    options.deadline = Some(deadline);
     // The variable is of interest even if the process context does not announce it.
     options.any_schema = true;
     options.runtimes = runtimes;
@@ -62,7 +59,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let mut checked = Checked {
         findings: match &unpublished_node {
             Some(version) => vec![context::absent_of_node(version)],
-            None => context::findings(&process, &state, &deadline),
+            None => context::findings(&process, &state, deadline),
         },
         stopped: 0,
     };
@@ -77,15 +74,14 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
             Some(schema) => addon::check_process(&mut process, schema, sweep, &mut checked),
             None => {
                 let announced = schema.is_some_and(Schema::is_thread_local_record);
-                check_native(&mut process, announced, &deadline, sweep, &mut checked)
+                check_native(&mut process, announced, deadline, sweep, &mut checked)
             }
         };
         match result {
             Err(ReaderError::Deadline { .. }) => {
                 let why = PartialReason::Deadline(timeout);
-                checked
-                    .findings
-                    .push(threads::partly_read(&Partial::none_read(&process, why)));
+                let partial = Partial::none_read(&process, why);
+                checked.findings.push(threads::partly_read(&partial));
             }
             result => result?,
         }
@@ -95,9 +91,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let executable = process.running()?.executable().ok();
     let subject = Subject::Process {
         pid,
-        comm: process
-            .comm()
-            .map_or_else(|_| String::new(), |it| lossy(&it)),
+        comm: process.comm().map_or(String::new(), |it| lossy(&it)),
         asked_thread: (pid != id).then_some(id),
         executable: executable.map(|it| lossy(it.as_os_str())),
         state: subject::state(status.state),
@@ -106,11 +100,12 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     Ok(Answer::new(id.to_string(), subject, checked.findings))
 }
 
-/// Adds findings about the threads' native contexts. `announced`: the process context says that they exist.
+/// Adds findings about the threads' native contexts, which the process context has `announced` or
+/// not.
 fn check_native(
     process: &mut Process,
     announced: bool,
-    deadline: &Deadline,
+    deadline: Instant,
     sweep: Sweep<'_>,
     checked: &mut Checked,
 ) -> Result<(), ReaderError> {
@@ -135,8 +130,8 @@ fn check_native(
     Ok(())
 }
 
-/// The version of Node.js, if the process runs it. Its threads' contexts are those of its process context alone: the
-/// variable of an addon that publishes nothing says nothing.
+/// Returns the version of Node.js, if the process runs it. Its threads' contexts are those of its
+/// process context alone: the variable of an addon that publishes nothing says nothing.
 fn node_version(present: Result<Arc<[Present]>, ReaderError>) -> Option<String> {
     let present = present.ok()?;
     let node = present.iter().find(|it| it.name == "nodejs")?;
@@ -148,7 +143,6 @@ fn node_version(present: Result<Arc<[Present]>, ReaderError>) -> Option<String> 
     }
 }
 
-/// The findings about language runtimes.
 fn runtimes_of(present: Result<Arc<[Present]>, ReaderError>) -> Result<Vec<Finding>, ReaderError> {
     match present {
         Ok(present) => Ok(present.iter().map(runtime).collect()),
@@ -168,14 +162,13 @@ fn runtime(present: &Present) -> Finding {
     }
 }
 
-/// Returns true if the process runs a 32-bit program.
 fn is_32_bit(process: &Process) -> bool {
     let program = process.running().and_then(|it| Ok(it.open_executable()?));
     program.is_ok_and(|program| Contents::is_32_bit(&program))
 }
 
-/// Findings about every module that has the variable.
-fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) -> Vec<Finding> {
+/// Returns findings about every module that has the variable.
+fn found(process: &Process, variables: &ThreadVariables, deadline: Instant) -> Vec<Finding> {
     let resolution = &variables.resolution;
     let definitions = resolution.variables.iter().enumerate();
     let mut findings: Vec<Finding> = definitions
@@ -189,35 +182,24 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
         })
         .collect();
     if resolution.variables.len() > 1 {
-        findings.push(
-            Finding::note(
-                "several-variables",
-                format!(
-                    "{} modules have a {SYMBOL} of their own; readers read all of them",
-                    grouped(resolution.variables.len())
-                ),
-            )
-            .hint(
-                "Export it from one module, so that the dynamic linker binds all references to \
-                it.",
-            ),
+        let text = format!(
+            "{} modules have a {SYMBOL} of their own; readers read all of them",
+            grouped(resolution.variables.len())
         );
+        findings.push(Finding::note("several-variables", text).hint(
+            "Export it from one module, so that the dynamic linker binds all references to it.",
+        ));
     }
     for module in &resolution.bound_elsewhere {
         let module = module.to_string_lossy();
-        findings.push(
-            Finding::note(
-                "bound-elsewhere",
-                format!("{module} defines {SYMBOL}, too; the process uses the one above"),
-            )
-            .module(&module),
-        );
+        let text = format!("{module} defines {SYMBOL}, too; the process uses the one above");
+        findings.push(Finding::note("bound-elsewhere", text).module(&module));
     }
     findings.extend(modules(&resolution.unreadable));
     findings
 }
 
-/// Findings about a variable: what its file shows, and what only the process can show.
+/// Returns findings about a variable: what its file shows, and what only the process can show.
 fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) -> Vec<Finding> {
     let module = variable.module.to_string_lossy();
     let place = format!(" in {module}");
@@ -253,7 +235,7 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
 }
 
 /// Inspects the file that the process has mapped under this name.
-fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspection, String> {
+fn inspect(process: &Process, name: &OsStr, deadline: Instant) -> Result<Inspection, String> {
     let target = process.running().map_err(|error| error.to_string())?;
     let mut found = None;
     let scan = target.file_mappings(scan_options(deadline), &mut |mapping| {
@@ -264,7 +246,7 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
         }
     });
     let scan = scan.map_err(|error| error.to_string())?;
-    if scan != Scan::Complete(()) || deadline.has_passed() {
+    if scan != Scan::Complete(()) || Instant::now() >= deadline {
         return Err("the deadline passed before".to_owned());
     }
     match found {
@@ -273,16 +255,15 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
     }
 }
 
-/// Options for scanning mappings.
-fn scan_options(deadline: &Deadline) -> ScanOptions {
+fn scan_options(deadline: Instant) -> ScanOptions {
     ScanOptions {
-        deadline: Some(deadline.end()),
+        deadline: Some(deadline),
         ..ScanOptions::default()
     }
 }
 
-/// The module that defines something else under the variable's name, if there is one.
-fn other_symbol(process: &Process, deadline: &Deadline) -> Result<Option<OsString>, ReaderError> {
+/// Finds a module that defines something else under the variable's name.
+fn other_symbol(process: &Process, deadline: Instant) -> Result<Option<OsString>, ReaderError> {
     let target = process.running()?;
     let late = || ReaderError::Deadline {
         pid: target.pid(),
@@ -303,7 +284,7 @@ fn other_symbol(process: &Process, deadline: &Deadline) -> Result<Option<OsStrin
         return Err(late());
     }
     for (name, file) in files {
-        if deadline.has_passed() {
+        if Instant::now() >= deadline {
             return Err(late());
         }
         let module = file.and_then(|file| Module::of_file(&file, SYMBOL));
@@ -314,8 +295,8 @@ fn other_symbol(process: &Process, deadline: &Deadline) -> Result<Option<OsStrin
     Ok(None)
 }
 
-/// Says that no module has the variable. `other` defines something else under that name; `all_read`: every
-/// module could be inspected.
+/// Says that no module has the variable. `other` defines something else under that name;
+/// `all_read`: every module could be inspected.
 fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding {
     if let Some(module) = other {
         let module = module.to_string_lossy();
@@ -342,20 +323,16 @@ fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding 
         .hint("Stripping removes a variable that is not exported: check the unstripped file.")
 }
 
-/// Modules that could not be inspected.
+/// Returns findings about modules that could not be inspected.
 fn modules(unreadable: &[(OsString, String)]) -> Vec<Finding> {
-    unreadable
-        .iter()
-        .map(|(module, why)| unreadable_module(&module.to_string_lossy(), why))
-        .collect()
+    let finding =
+        |(module, why): &(OsString, String)| unreadable_module(&module.to_string_lossy(), why);
+    unreadable.iter().map(finding).collect()
 }
 
 fn unreadable_module(module: &str, why: &str) -> Finding {
-    Finding::note(
-        "unreadable-module",
-        format!("{module} could not be inspected: {why}"),
-    )
-    .module(module)
+    let text = format!("{module} could not be inspected: {why}");
+    Finding::note("unreadable-module", text).module(module)
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ pub(super) enum Subject {
     },
     /// A static library.
     Archive { members: usize, concerned: usize },
-    /// A process.
     Process {
         pid: i32,
         comm: String,
@@ -75,7 +74,6 @@ fn sentence(kind: &str) -> &'static str {
     }
 }
 
-/// The architecture's name.
 pub(super) fn machine(machine: Machine) -> String {
     match machine {
         Machine::X86_64 => "x86-64".into(),

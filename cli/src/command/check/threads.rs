@@ -11,11 +11,9 @@ use crate::output::text::{count, grouped};
 /// The findings, and what reading the threads took.
 pub(super) struct Checked {
     pub(super) findings: Vec<Finding>,
-    /// Number of threads that were stopped.
     pub(super) stopped: usize,
 }
 
-/// Reads the context of every thread.
 pub(super) fn check(
     process: &mut Process,
     sweep: Sweep<'_>,
@@ -41,13 +39,9 @@ pub(super) fn check(
         })?;
     let (read, findings) = (swept.read, &mut checked.findings);
     if let Some(error) = failed.first() {
-        findings.push(Finding::problem(
-            "threads",
-            format!(
-                "{} can't be read: {error}",
-                count(failed.len(), "thread", "threads")
-            ),
-        ));
+        let threads = count(failed.len(), "thread", "threads");
+        let text = format!("{threads} can't be read: {error}");
+        findings.push(Finding::problem("threads", text));
     } else if read > 0 || swept.partial.is_none() {
         findings.push(readable(troubled, read, attached, swept.partial.is_some()));
         if attached == 0 && swept.partial.is_none() {
@@ -80,7 +74,7 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> F
     Finding::ok("threads", text)
 }
 
-/// No thread has a record attached, of a program in this language.
+/// Says that no thread has a record attached, of a program in this language.
 fn none_attached(language: Option<&str>) -> Finding {
     let attaches = match language {
         Some("rust") => {

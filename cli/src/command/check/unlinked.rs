@@ -1,5 +1,7 @@
 //! Object files and static libraries: input for a linker.
 
+use std::iter;
+
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::Access;
 use otelctx_reader::remote::inspect::{Entry, Inspection, Member};
@@ -7,10 +9,9 @@ use otelctx_reader::remote::inspect::{Entry, Inspection, Member};
 use super::access;
 use super::finding::Finding;
 use super::fix;
-use super::variable::{absent, not_thread_local, wrong_size};
+use super::variable::{absent, hidden, not_thread_local, wrong_size};
 use crate::output::text;
 
-/// Findings about an object file.
 pub(super) fn object(inspection: &Inspection) -> Vec<Finding> {
     let mut findings = vec![not_linked("an object file")];
     findings.extend(of_member(inspection, ""));
@@ -18,26 +19,18 @@ pub(super) fn object(inspection: &Inspection) -> Vec<Finding> {
 }
 
 fn not_linked(what: &str) -> Finding {
-    Finding::note(
-        "not-linked",
-        format!("{what} is not linked yet: the linker decides what is exported"),
-    )
-    .hint("Check the program or library linked from it, too.")
+    let text = format!("{what} is not linked yet: the linker decides what is exported");
+    Finding::note("not-linked", text).hint("Check the program or library linked from it, too.")
 }
 
-/// Findings about an object file, alone or in a library. `place` follows a noun.
+/// Returns findings about an object file, alone or in a library. `place` follows a noun.
 fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     if inspection.intermediate {
-        findings.push(
-            Finding::note(
-                "intermediate",
-                format!(
-                    "it was compiled with -flto{place}: gcc generates its code only at link time"
-                ),
-            )
-            .hint("Check the program or library linked from it."),
-        );
+        let text =
+            format!("it was compiled with -flto{place}: gcc generates its code only at link time");
+        let finding = Finding::note("intermediate", text);
+        findings.push(finding.hint("Check the program or library linked from it."));
     }
     let defined = inspection.local.iter().find(|it| it.defined);
     match defined {
@@ -49,13 +42,11 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
         None if inspection.local.is_empty() => {
             findings.push(absent(format!("it has no {SYMBOL}{place}")));
         }
-        None => findings.push(
-            Finding::note(
-                "defined-elsewhere",
-                format!("it uses {SYMBOL}{place}, which another file defines"),
-            )
-            .hint("Check that file, or the program or library linked from both."),
-        ),
+        None => {
+            let text = format!("it uses {SYMBOL}{place}, which another file defines");
+            let hint = "Check that file, or the program or library linked from both.";
+            findings.push(Finding::note("defined-elsewhere", text).hint(hint));
+        }
         Some(entry) => findings.extend(definition(entry, place)),
     }
     let executable = inspection.code.contains(&Access::LocalExec);
@@ -76,49 +67,27 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
         .hint("Declare it without  static:")
         .fix(fix::declare())
     } else if entry.hidden {
-        Finding::problem(
-            "hidden",
-            format!("{SYMBOL} is defined{place} but hidden: no linker exports it"),
-        )
-        .hint(
-            "It was compiled with hidden visibility. Change that in its source, or for the \
-            whole program:",
-        )
-        .fix(fix::make_visible("app"))
+        hidden(place, "no linker exports it", "app")
     } else {
-        Finding::ok(
-            "defined",
-            format!("{SYMBOL} is defined{place}, and a linker can export it"),
-        )
+        let text = format!("{SYMBOL} is defined{place}, and a linker can export it");
+        Finding::ok("defined", text)
     };
     let wrong_size = wrong_size(place, entry.size);
-    [finding].into_iter().chain(wrong_size).collect()
+    iter::once(finding).chain(wrong_size).collect()
 }
 
-/// The compiler's access model.
+/// Describes the compiler's access model.
 fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Finding {
     let name = text::access(access);
-    match access {
-        Access::Tlsdesc => Finding::ok(
-            "access",
-            format!(
-                "access is {name} as compiled (required by OTEP 4947; linkers relax it in programs)"
-            ),
-        )
-        .access(name, None),
-        Access::LocalExec => Finding::ok(
-            "access",
-            format!(
-                "access is {name} as compiled: suitable for programs, not for shared \
-                libraries"
-            ),
-        )
-        .access(name, None),
-        access => access::of_model(access, executable, inspection.machine),
-    }
+    let suitable = match access {
+        Access::Tlsdesc => " (required by OTEP 4947; linkers relax it in programs)",
+        Access::LocalExec => ": suitable for programs, not for shared libraries",
+        access => return access::of_model(access, executable, inspection.machine),
+    };
+    let text = format!("access is {name} as compiled{suitable}");
+    Finding::ok("access", text).access(name, None)
 }
 
-/// Findings about a static library's members.
 pub(super) fn archive(members: &[Member]) -> Vec<Finding> {
     if members.is_empty() {
         return vec![absent(format!("none of its members has {SYMBOL}"))];
@@ -127,10 +96,10 @@ pub(super) fn archive(members: &[Member]) -> Vec<Finding> {
     for member in members {
         let found = match &member.contents {
             Ok(inspection) => of_member(inspection, &format!(" in {}", member.name)),
-            Err(why) => vec![Finding::note(
-                "unreadable-module",
-                format!("{} could not be inspected: {why}", member.name),
-            )],
+            Err(why) => {
+                let text = format!("{} could not be inspected: {why}", member.name);
+                vec![Finding::note("unreadable-module", text)]
+            }
         };
         findings.extend(found.into_iter().map(|it| it.module(&member.name)));
     }

@@ -17,21 +17,19 @@ const MAX_NAMED: usize = 6;
 /// The size of the variable: a pointer of a 64-bit process.
 const SIZE: u64 = 8;
 
-/// Findings about the variable in a linked file. `place` follows a noun: empty, or ` in FILE`;
-/// `target` is the likely name of its build target.
+/// Returns findings about the variable in a linked file. `place` follows a noun: empty, or
+/// ` in FILE`; `target` is the likely name of its build target.
 pub(super) fn of_file(
     inspection: &Inspection,
     module: &Module,
     place: &str,
     target: &str,
 ) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = unsupported(module.machine).into_iter().collect();
+    let mut findings: Vec<Finding> = foreign(module.machine).into_iter().collect();
     match module.symbol {
         Symbol::Exported { size, .. } => {
-            findings.push(Finding::ok(
-                "exported",
-                format!("{SYMBOL} is exported{place}"),
-            ));
+            let text = format!("{SYMBOL} is exported{place}");
+            findings.push(Finding::ok("exported", text));
             findings.extend(wrong_size(place, size));
             findings.extend(crashes(inspection, module, target));
             findings.extend(version(inspection, place));
@@ -53,50 +51,38 @@ pub(super) fn of_file(
     let own = |entry: &&Entry| entry.defined && entry.thread_local;
     let definitions = inspection.local.iter().filter(own).count();
     if definitions > 1 {
-        findings.push(
-            Finding::note(
-                "several-definitions",
-                format!("it has {definitions} variables of that name, static ones among them"),
-            )
-            .hint("Declare it in one source file, without  static  and in no header."),
-        );
+        let text = format!("it has {definitions} variables of that name, static ones among them");
+        let hint = "Declare it in one source file, without  static  and in no header.";
+        findings.push(Finding::note("several-definitions", text).hint(hint));
     }
     findings
 }
 
-/// Says that OTEP 4947 does not cover this architecture, or that it is not this machine's.
-fn unsupported(machine: Machine) -> Option<Finding> {
-    match machine {
-        Machine::Other(_) => Some(
-            Finding::problem(
-                "machine",
-                format!(
-                    "it is built for {}, for which OTEP 4947 defines no thread context",
-                    subject::machine(machine)
-                ),
-            )
-            .hint(
-                "OTEP 4947 covers x86-64 and aarch64. The program can publish a process \
-                context.",
-            ),
-        ),
-        machine if machine != Machine::own() => Some(
-            Finding::note(
-                "other-machine",
-                format!(
-                    "it is built for {}, and this machine is {}: the findings below are about \
-                     readers on the former",
-                    subject::machine(machine),
-                    subject::machine(Machine::own())
-                ),
-            )
-            .hint("On this machine, only its core files can be read."),
-        ),
-        _ => None,
+/// Says that this architecture is not this machine's.
+fn foreign(machine: Machine) -> Option<Finding> {
+    let name = subject::machine(machine);
+    if let Machine::Other(_) = machine {
+        return Some(unsupported(&name));
     }
+    (machine != Machine::own()).then(|| {
+        let text = format!(
+            "it is built for {name}, and this machine is {}: the findings below are about readers \
+             on the former",
+            subject::machine(Machine::own())
+        );
+        Finding::note("other-machine", text)
+            .hint("On this machine, only its core files can be read.")
+    })
 }
 
-/// The variable is defined, but not in the dynamic symbol table.
+/// Says that OTEP 4947 does not cover this architecture.
+pub(super) fn unsupported(machine: &str) -> Finding {
+    let text = format!("it is built for {machine}, for which OTEP 4947 defines no thread context");
+    Finding::problem("machine", text)
+        .hint("OTEP 4947 covers x86-64 and aarch64. The program can publish a process context.")
+}
+
+/// Says why the variable is not in the dynamic symbol table.
 fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     let own = |entry: &&Entry| entry.thread_local && entry.defined;
     let mut all = inspection.local.iter().chain(&inspection.dynamic);
@@ -115,15 +101,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
              code that uses it is local-exec:",
         )
         .fix(fix::export_static_pie(target)),
-        _ if hidden => Finding::problem(
-            "hidden",
-            format!("{SYMBOL} is defined{place} but hidden: readers can't find it"),
-        )
-        .hint(
-            "It was compiled with hidden visibility. Change that in its source, or for the \
-            whole program:",
-        )
-        .fix(fix::make_visible(target)),
+        _ if hidden => self::hidden(place, "readers can't find it", target),
         Kind::Library => defined_only(place)
             .hint("It is hidden, static, or local in a version script. For these:")
             .fix(fix::make_visible(target))
@@ -136,7 +114,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
             )
             .fix(fix::export(target))
             .fix(fix::declare_visible()),
-        // GNU ld makes only static and hidden symbols local, and what a version script names as local.
+        // GNU ld makes only static and hidden symbols local, and those that a version script names.
         _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
             format!(
@@ -153,7 +131,17 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     }
 }
 
-/// The linker could have exported the program's variable.
+pub(super) fn hidden(place: &str, effect: &str, target: &str) -> Finding {
+    let text = format!("{SYMBOL} is defined{place} but hidden: {effect}");
+    Finding::problem("hidden", text)
+        .hint(
+            "It was compiled with hidden visibility. Change that in its source, or for the \
+            whole program:",
+        )
+        .fix(fix::make_visible(target))
+}
+
+/// Says that the linker could have exported the program's variable.
 pub(super) fn exportable(place: &str, target: &str) -> Finding {
     defined_only(place)
         .hint("The linker kept it local. Any one of these exports it:")
@@ -165,85 +153,72 @@ fn defined_only(place: &str) -> Finding {
     Finding::problem("not-exported", text)
 }
 
-/// The program has no dynamic symbol table.
 fn static_program(place: &str, target: &str) -> Finding {
-    Finding::problem(
-        "static",
-        format!(
-            "nothing exports {SYMBOL}{place}: the program is static, so only readers that \
-             search .symtab find it, and none once it is stripped"
-        ),
-    )
-    .hint("Link it dynamically, or with these instead of -static (in Rust, +crt-static):")
-    .fix(fix::static_pie(target))
+    let text = format!(
+        "nothing exports {SYMBOL}{place}: the program is static, so only readers that search \
+         .symtab find it, and none once it is stripped"
+    );
+    Finding::problem("static", text)
+        .hint("Link it dynamically, or with these instead of -static (in Rust, +crt-static):")
+        .fix(fix::static_pie(target))
 }
 
 /// GNU ld leaves a relocation that glibc cannot resolve before it has set up thread-local storage
 /// (`_dl_relocate_static_pie`).
 fn crashes(inspection: &Inspection, module: &Module, target: &str) -> Option<Finding> {
-    let left = inspection.kind == Kind::StaticPie
-        && module
-            .relocations
-            .iter()
-            .any(|it| it.access == Access::InitialExec);
-    left.then(|| {
+    let mut relocations = module.relocations.iter();
+    let left = relocations.any(|it| it.access == Access::InitialExec);
+    (inspection.kind == Kind::StaticPie && left).then(|| {
         let name = module.machine.relocation_name(Access::InitialExec);
-        Finding::problem(
-            "static-pie-crash",
-            format!(
-                "this static program crashes before main: the linker left {} for {SYMBOL}, and \
-                 there is no dynamic linker to resolve it",
-                name.unwrap_or("a relocation")
-            ),
-        )
-        .hint("GNU ld does this. Link with lld or mold, or dynamically:")
-        .fix(fix::use_lld(target))
+        let text = format!(
+            "this static program crashes before main: the linker left {} for {SYMBOL}, and there \
+             is no dynamic linker to resolve it",
+            name.unwrap_or("a relocation")
+        );
+        Finding::problem("static-pie-crash", text)
+            .hint("GNU ld does this. Link with lld or mold, or dynamically:")
+            .fix(fix::use_lld(target))
     })
 }
 
 fn version(inspection: &Inspection, place: &str) -> Option<Finding> {
     let version = inspection.version.as_ref()?;
-    Some(
-        Finding::note(
-            "versioned",
-            format!(
-                "{SYMBOL}{place} has the version {version}: readers search by name and find it"
-            ),
-        )
-        .hint("Programs that link to it bind to that version: keep it in later releases."),
-    )
+    let text =
+        format!("{SYMBOL}{place} has the version {version}: readers search by name and find it");
+    let hint = "Programs that link to it bind to that version: keep it in later releases.";
+    Some(Finding::note("versioned", text).hint(hint))
 }
 
-/// Something else has the variable's name.
+/// Says that something else has the variable's name.
 pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
     let how = if exported { "exported" } else { "defined" };
-    Finding::problem(
-        "not-thread-local",
-        format!("{SYMBOL} is {how}{place}, but is not a thread-local variable: readers ignore it"),
-    )
-    .hint("Declare it as thread-local:")
-    .fix(fix::declare())
+    let text =
+        format!("{SYMBOL} is {how}{place}, but is not a thread-local variable: readers ignore it");
+    Finding::problem("not-thread-local", text)
+        .hint("Declare it as thread-local:")
+        .fix(fix::declare())
 }
 
-/// A file without the variable.
 fn absent_from(inspection: &Inspection) -> Finding {
-    let lacks = if inspection.stripped {
-        format!("it exports no {SYMBOL}, and is stripped")
-    } else {
-        format!("it has no {SYMBOL}")
-    };
+    let lacks = lacks(inspection.stripped);
     absent(format!("{lacks}: its threads publish no context"))
 }
 
-/// A file without a definition of its own, whose libraries may have it. `uses`: its own code
-/// refers to the variable.
-pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Finding {
-    let own = if uses {
-        format!("it uses {SYMBOL} and does not define it")
-    } else if stripped {
+fn lacks(stripped: bool) -> String {
+    if stripped {
         format!("it exports no {SYMBOL}, and is stripped")
     } else {
         format!("it has no {SYMBOL}")
+    }
+}
+
+/// Describes a file without a definition of its own, whose libraries may have it. `uses`: its own
+/// code refers to the variable.
+pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Finding {
+    let own = if uses {
+        format!("it uses {SYMBOL} and does not define it")
+    } else {
+        lacks(stripped)
     };
     if let Some((path, _)) = &libraries.defining {
         let text = format!("{own}: the definition is in {}", path.display());
@@ -252,12 +227,9 @@ pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Fi
     let inspected = match libraries.inspected {
         0 => String::new(),
         number => format!(
-            ", and {} that it needs {}",
+            ", and {} that it needs {} not have it either",
             count(number, "library", "libraries"),
-            match number {
-                1 => "does not have it either",
-                _ => "do not have it either",
-            }
+            if number == 1 { "does" } else { "do" }
         ),
     };
     if libraries.missing.is_empty() && libraries.skipped.is_empty() {
@@ -284,7 +256,7 @@ pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Fi
     finding
 }
 
-/// The first names, and the number of others.
+/// Lists the first names, and the number of others.
 fn first_of(names: &[String]) -> String {
     let more = match names.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
@@ -293,24 +265,19 @@ fn first_of(names: &[String]) -> String {
     names[..names.len().min(MAX_NAMED)].join(", ") + &more
 }
 
-/// The file defines nothing of that name.
 pub(super) fn absent(text: String) -> Finding {
     Finding::problem("absent", text).hint(
         "Rust programs get it from the crate otelctx, others from a publisher for their language.",
     )
 }
 
-/// The variable has another size than a pointer.
+/// Says that the variable has another size than a pointer.
 pub(super) fn wrong_size(place: &str, size: u64) -> Option<Finding> {
     (size != SIZE).then(|| {
-        Finding::problem(
-            "wrong-size",
-            format!(
-                "{SYMBOL}{place} has {} instead of {SIZE}: readers ignore it",
-                count(size as usize, "byte", "bytes")
-            ),
-        )
-        .hint("Declare it as one pointer:")
-        .fix(fix::declare())
+        let bytes = count(size as usize, "byte", "bytes");
+        let text = format!("{SYMBOL}{place} has {bytes} instead of {SIZE}: readers ignore it");
+        Finding::problem("wrong-size", text)
+            .hint("Declare it as one pointer:")
+            .fix(fix::declare())
     })
 }

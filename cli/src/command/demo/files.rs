@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// A file of each format.
 const NAMES: [&str; 5] = [
     "profile.otlp",
     "profile.pb.gz",
@@ -20,49 +19,27 @@ const DIRECTORY: &str = "otelctx-demo";
 /// Maximum number to append.
 const MAX_SUFFIX: u32 = 1000;
 
-/// The directory to write to.
-#[derive(Debug)]
-pub(super) enum Files {
-    /// The directory that the user named.
-    Named(PathBuf),
-    /// A new directory.
-    New,
-}
-
-impl Files {
-    /// Chooses the directory, and checks that no file would be overwritten.
-    pub(super) fn plan(named: Option<&Path>) -> Result<Self, Error> {
-        let Some(directory) = named else {
-            return Ok(Self::New);
-        };
-        for name in NAMES {
-            let path = directory.join(name);
-            if path.symlink_metadata().is_ok() {
-                return Err(Error::OutputExists(path));
-            }
+/// Checks that no file in the directory `named` would be overwritten, and creates it.
+pub(super) fn prepare(named: &Path) -> Result<(), Error> {
+    for name in NAMES {
+        let path = named.join(name);
+        if path.symlink_metadata().is_ok() {
+            return Err(Error::OutputExists(path));
         }
-        // A failure should show before the recording, not after it.
-        make_named(directory)?;
-        Ok(Self::Named(directory.to_owned()))
     }
-
-    /// Creates the directory. Returns it and the paths of the files.
-    pub(super) fn make(self) -> Result<(PathBuf, Vec<PathBuf>), Error> {
-        let directory = match self {
-            Self::Named(directory) => directory,
-            Self::New => make_new()?,
-        };
-        let files = NAMES.iter().map(|name| directory.join(name)).collect();
-        Ok((directory, files))
-    }
+    // A failure should show before the recording, not after it.
+    let made = fs::create_dir_all(named);
+    let writable = made.and_then(|()| {
+        nix::unistd::access(named, nix::unistd::AccessFlags::W_OK).map_err(io::Error::from)
+    });
+    writable.map_err(|why| cannot(named, why))
 }
 
-fn make_named(directory: &Path) -> Result<(), Error> {
-    let made = fs::create_dir_all(directory);
-    let writable = made.and_then(|()| {
-        nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK).map_err(io::Error::from)
-    });
-    writable.map_err(|why| cannot(directory, why))
+/// Returns the directory `named`, or a new one, and the paths of the files in it.
+pub(super) fn choose(named: Option<PathBuf>) -> Result<(PathBuf, Vec<PathBuf>), Error> {
+    let directory = named.map_or_else(make_new, Ok)?;
+    let files = NAMES.iter().map(|name| directory.join(name)).collect();
+    Ok((directory, files))
 }
 
 fn cannot(directory: &Path, why: io::Error) -> Error {

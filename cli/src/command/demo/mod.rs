@@ -23,7 +23,6 @@ use crate::output::json;
 use crate::output::terminal::{self, Terminal};
 use crate::{Setup, Status};
 
-use files::Files;
 use report::Report;
 
 /// Samples per second on each CPU: a request of 10 ms gets a few.
@@ -62,7 +61,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let files = Files::plan(arguments.output.as_deref())?;
+    if let Some(directory) = &arguments.output {
+        files::prepare(directory)?;
+    }
     // Started here and not on a thread: the service ends when the thread that started it does.
     let service = child::Service::start()?;
     interrupt::catch().map_err(Error::Interrupt)?;
@@ -81,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         beside: PathBuf::new(),
         duration: Some(arguments.duration),
     })?;
-    let method = session.method().clone();
+    let method = session.method;
     let mut recorded = session.run(|sampler| !sampler.has_targets());
     let sampled = recorded.files;
     if let Some(error) = recorded.failure {
@@ -93,15 +94,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         Some(Err(error)) => return Err(Error::Spool(error)),
         None => return Err(Error::Spool(io::ErrorKind::UnexpectedEof.into())),
     };
-    let pid = service.pid();
-    let mut report = Report::of(pid, &method, &recorded);
-    // The service is still there while its functions are named: it may have been started from a file
-    // that is gone.
+    let mut report = Report::of(service.pid(), method, &recorded);
+    // While the service is there: it may have been started from a file that is gone.
     let profile = Profile::new(recorded, &mut Symbols::new().files(sampled));
     drop(service);
     let mut options = Options::default();
     options.by = output::root(None, &profile);
-    let (directory, written, failed) = match files.make() {
+    let (directory, written, failed) = match files::choose(arguments.output.clone()) {
         Ok((directory, paths)) => {
             let finished = output::write(&profile, &options, &paths);
             (Some(directory), finished.written, finished.failed)

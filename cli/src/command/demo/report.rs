@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Catalog, ContextId, Found, Sample, ThreadId};
+use otelctx_profile::sample::{Catalog, ContextId, ThreadId};
 use otelctx_reader::format::TraceId;
-use otelctx_sampler::Method;
 use serde::Serialize;
 
 use crate::command::filter::ROUTE;
@@ -53,7 +52,6 @@ pub(super) struct Route {
     pub(super) traces: usize,
 }
 
-/// A request.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Trace {
     pub(super) trace_id: String,
@@ -64,7 +62,6 @@ pub(super) struct Trace {
     pub(super) threads: usize,
 }
 
-/// A thread of the service.
 #[derive(Debug, Serialize)]
 pub(super) struct Thread {
     pub(super) tid: i32,
@@ -93,7 +90,6 @@ pub(super) struct Last {
     pub(super) span_id: String,
 }
 
-/// Counters of a request.
 #[derive(Debug, Default)]
 struct Request<'r> {
     route: Option<&'r str>,
@@ -101,7 +97,6 @@ struct Request<'r> {
     threads: BTreeSet<ThreadId>,
 }
 
-/// Counters of a thread.
 #[derive(Debug, Default)]
 struct Work<'r> {
     samples: usize,
@@ -110,7 +105,6 @@ struct Work<'r> {
     last: Option<(u64, ContextId)>,
 }
 
-/// The samples of a recording, added up.
 #[derive(Default)]
 struct Tally<'r> {
     routes: BTreeMap<Option<&'r str>, usize>,
@@ -122,7 +116,7 @@ impl<'r> Tally<'r> {
     fn of(recorded: &'r Recording) -> Self {
         let mut tally = Self::default();
         for sample in &recorded.samples {
-            let context = context_of(sample);
+            let context = sample.found.attached().copied();
             let route = context.and_then(|context| route_of(&recorded.catalog, context));
             *tally.routes.entry(route).or_default() += 1;
             let thread = tally.threads.entry(sample.thread).or_default();
@@ -143,7 +137,7 @@ impl<'r> Tally<'r> {
 
 impl Report {
     /// Creates the report on process `pid`, without files.
-    pub(super) fn of(pid: i32, method: &Method, recorded: &Recording) -> Self {
+    pub(super) fn of(pid: i32, method: &'static str, recorded: &Recording) -> Self {
         let catalog = &recorded.catalog;
         let Tally {
             routes,
@@ -153,60 +147,52 @@ impl Report {
         let period_ns = recorded.period.get();
         let milliseconds = |samples: usize| samples as f64 * period_ns as f64 / 1e6;
         let samples = recorded.samples.len();
-        let mut routes: Vec<Route> = routes
-            .into_iter()
-            .map(|(route, of_route)| Route {
-                route: route.map(str::to_owned),
-                samples: of_route,
-                cpu_ms: milliseconds(of_route),
-                share: of_route as f64 / samples as f64,
-                traces: traces.values().filter(|it| it.route == route).count(),
-            })
-            .collect();
+        let routes = routes.into_iter().map(|(route, of_route)| Route {
+            route: route.map(str::to_owned),
+            samples: of_route,
+            cpu_ms: milliseconds(of_route),
+            share: of_route as f64 / samples as f64,
+            traces: traces.values().filter(|it| it.route == route).count(),
+        });
+        let mut routes: Vec<Route> = routes.collect();
         routes.sort_by_key(|route| std::cmp::Reverse(route.samples));
         let moved = traces.values().filter(|it| it.threads.len() > 1).count();
         let with_trace = traces.values().map(|it| it.samples).sum();
-        let mut traces: Vec<Trace> = traces
-            .into_iter()
-            .map(|(id, request)| Trace {
-                trace_id: id.to_string(),
-                route: request.route.map(str::to_owned),
-                samples: request.samples,
-                cpu_ms: milliseconds(request.samples),
-                threads: request.threads.len(),
-            })
-            .collect();
+        let traces = traces.into_iter().map(|(id, request)| Trace {
+            trace_id: id.to_string(),
+            route: request.route.map(str::to_owned),
+            samples: request.samples,
+            cpu_ms: milliseconds(request.samples),
+            threads: request.threads.len(),
+        });
+        let mut traces: Vec<Trace> = traces.collect();
         traces.sort_by(|one, other| {
             let by_cost = other.samples.cmp(&one.samples);
             by_cost.then_with(|| one.trace_id.cmp(&other.trace_id))
         });
         let seconds = recorded.clock.duration() as f64 / 1e9;
-        let mut threads: Vec<Thread> = threads
-            .into_iter()
-            .map(|(id, work)| Thread {
-                tid: catalog.thread_facts(id).tid,
-                name: catalog.thread_facts(id).name.clone(),
-                samples: work.samples,
-                busy: milliseconds(work.samples) / 1e3 / seconds,
-                routes: parts(&work),
-                last: work.last.map(|(_, context)| {
-                    let facts = catalog.context_facts(context);
-                    Last {
-                        route: route_of(catalog, context).map(str::to_owned),
-                        trace_id: facts.trace_id.to_string(),
-                        span_id: facts.span_id.to_string(),
-                    }
-                }),
-            })
-            .collect();
+        let last = |(_, context): (u64, ContextId)| {
+            let facts = catalog.context_facts(context);
+            Last {
+                route: route_of(catalog, context).map(str::to_owned),
+                trace_id: facts.trace_id.to_string(),
+                span_id: facts.span_id.to_string(),
+            }
+        };
+        let threads = threads.into_iter().map(|(id, work)| Thread {
+            tid: catalog.thread_facts(id).tid,
+            name: catalog.thread_facts(id).name.clone(),
+            samples: work.samples,
+            busy: milliseconds(work.samples) / 1e3 / seconds,
+            routes: parts(&work),
+            last: work.last.map(last),
+        });
+        let mut threads: Vec<Thread> = threads.collect();
         threads.sort_by_key(|thread| thread.tid);
         Self {
             pid,
             seconds,
-            method: match method {
-                Method::Ebpf => "ebpf",
-                _ => "ptrace",
-            },
+            method,
             period_ns,
             samples,
             with_trace,
@@ -231,23 +217,13 @@ fn route_of(catalog: &Catalog, context: ContextId) -> Option<&str> {
     route.map(|(_, value)| value.as_str())
 }
 
-fn context_of(sample: &Sample) -> Option<ContextId> {
-    match sample.found {
-        Found::Attached(context) => Some(context),
-        _ => None,
-    }
-}
-
 fn parts(work: &Work<'_>) -> Vec<Part> {
-    let mut parts: Vec<Part> = work
-        .routes
-        .iter()
-        .map(|(route, samples)| Part {
-            route: route.map(str::to_owned),
-            samples: *samples,
-            share: *samples as f64 / work.samples as f64,
-        })
-        .collect();
+    let parts = work.routes.iter().map(|(route, samples)| Part {
+        route: route.map(str::to_owned),
+        samples: *samples,
+        share: *samples as f64 / work.samples as f64,
+    });
+    let mut parts: Vec<Part> = parts.collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.samples));
     parts
 }

@@ -29,9 +29,8 @@ pub(super) fn head(pid: i32, duration: Duration) -> String {
 }
 
 pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
-    let bar = terminal
-        .width()
-        .map_or(BAR, |width| width.saturating_sub(BESIDE_BAR).clamp(1, BAR));
+    let room = |width: usize| width.saturating_sub(BESIDE_BAR).clamp(1, BAR);
+    let bar = terminal.width.map_or(BAR, room);
     let mut text = routes(&report.routes, bar, terminal);
     text.push('\n');
     text += &traces(&report.traces, terminal);
@@ -55,7 +54,7 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         number(report.lost),
     );
     text += &terminal.sentence("", &samples);
-    // A short look may miss it.
+    // A short recording may contain none.
     if report.traces_that_moved > 0 {
         let moved = format!(
             "{} seen on several threads: async tasks move, their context with them.",
@@ -75,7 +74,7 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-/// Nothing of it is cut: it is there to be copied.
+/// Formats the lines about the files. Nothing is cut, so that they can be copied.
 fn files(report: &Report) -> String {
     let Some(directory) = &report.directory else {
         return "\n".to_owned();
@@ -149,7 +148,7 @@ fn threads(threads: &[Thread], terminal: &Terminal) -> String {
         ("BUSY WITH", Align::Left),
     ]);
     let rows = threads.iter().map(|thread| {
-        // What is not a request's is the rest.
+        // Work outside of requests is the rest.
         let of_routes = thread.routes.iter().filter(|part| part.route.is_some());
         let with: Vec<String> = of_routes
             .map(|part| format!("{} {}", name(part.route.as_ref()), percent(part.share)))
@@ -185,7 +184,7 @@ fn milliseconds(milliseconds: f64) -> String {
     }
 }
 
-/// A bar of up to `width` columns, to an eighth of a column.
+/// Returns a bar of up to `width` columns, to an eighth of a column.
 fn bar(part: f64, width: usize) -> String {
     text::bar((part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize)
 }

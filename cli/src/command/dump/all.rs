@@ -37,7 +37,6 @@ enum Message {
     Problem,
 }
 
-/// The results for all processes.
 #[derive(Debug, Default)]
 struct Tally {
     not_permitted: usize,
@@ -46,7 +45,6 @@ struct Tally {
     not_written: Option<io::Error>,
 }
 
-/// Tools that all processes share.
 pub(super) struct Tools {
     /// With `--no-stop`.
     pub(super) snapshots: Option<Snapshots>,
@@ -55,7 +53,6 @@ pub(super) struct Tools {
     pub(super) names: Names,
 }
 
-/// Runs the command.
 pub(super) fn run(options: &Options, timeout: Duration, mut tools: Tools) -> Result<Status, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
@@ -103,7 +100,6 @@ impl Tally {
     }
 }
 
-/// Dumps processes, in the worker.
 fn write_all(
     worker: &Worker,
     pids: &[i32],
@@ -119,12 +115,11 @@ fn write_all(
         let dumped = unless_ended(pid, || {
             let open = |options| Process::with_files(pid, options, modules.clone());
             let inspection = Inspection::begin(options.clone(), timeout, open)?;
-            if matches!(inspection.context(), ContextState::Absent) {
+            if matches!(inspection.context, ContextState::Absent) {
                 return Ok(None);
             }
-            let inspection = inspection
-                .with_stacks(tools.stacks.as_ref())
-                .with_snapshots(source(&mut tools.snapshots));
+            let inspection = inspection.with_stacks(tools.stacks.as_ref());
+            let inspection = inspection.with_snapshots(source(&mut tools.snapshots));
             stop::on_own_thread(|| inspection.finish())?.map(Some)
         });
         worker.end();

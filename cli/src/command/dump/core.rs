@@ -16,7 +16,6 @@ use crate::error::Error;
 /// No timeout: a core file does not change.
 const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Reads everything in the core file at `path`.
 pub(super) fn dump(
     path: &Path,
     sysroot: &Path,

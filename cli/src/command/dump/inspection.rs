@@ -13,14 +13,14 @@ use super::stacks::{StackOptions, StackReader};
 /// A process whose context was read, but not its threads yet.
 pub(super) struct Inspection<'s> {
     process: Process,
-    context: ContextState,
+    pub(super) context: ContextState,
     sweep: Sweep<'s>,
     is_unstopped: bool,
     collector: Collector,
 }
 
 impl<'s> Inspection<'s> {
-    /// Opens a process with `open` and these options, and reads its context, for at most `timeout`.
+    /// Opens a process with `open` and these options, and reads its context, within `timeout`.
     pub(super) fn begin(
         mut options: Options,
         timeout: Duration,
@@ -54,14 +54,9 @@ impl<'s> Inspection<'s> {
         self
     }
 
-    /// The process context.
-    pub(super) fn context(&self) -> &ContextState {
-        &self.context
-    }
-
-    /// Reads the threads. Without snapshots this stops threads, so it must be called on its own OS
-    /// thread.
-    pub(super) fn finish(mut self) -> Result<Report, Error> {
+    /// Reads the threads. Without snapshots this stops threads, so it must be called on an OS thread
+    /// of its own.
+    pub(super) fn finish(self) -> Result<Report, Error> {
         let (mut process, mut context) = (self.process, self.context);
         let detected = match (&context, process.running()) {
             (ContextState::Published(_), _) | (_, Err(_)) => None,
@@ -71,13 +66,9 @@ impl<'s> Inspection<'s> {
             // Opens its memory, also if it publishes nothing.
             drop(process.target()?);
         }
-        let mut swept = self
-            .sweep
-            .run_of(&mut process, &mut context, &mut self.collector)?;
-        let Collector {
-            threads,
-            mut stacks,
-        } = self.collector;
+        let (sweep, mut collector) = (self.sweep, self.collector);
+        let mut swept = sweep.run_of(&mut process, &mut context, &mut collector)?;
+        let (threads, mut stacks) = (collector.threads, collector.stacks);
         if let Some(partial) = &mut swept.partial {
             // A thread that did not stop in time is shown, with its error.
             partial.read = threads.len();
@@ -144,7 +135,7 @@ impl Visitor for Collector {
     }
 
     fn memory(&self) -> usize {
-        self.stacks.as_ref().map_or(0, StackReader::memory)
+        self.stacks.as_ref().map_or(0, |it| it.memory)
     }
 
     fn end(&mut self, process: &Process) {

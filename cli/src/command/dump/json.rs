@@ -6,11 +6,12 @@ mod stacks;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
+use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{DecodedContext, Skipped};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::{ContextState, Found, ProcessContext, SYMBOL, ThreadVariables};
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::Serializer;
 
 use self::runtimes::{TasksJson, ThreadRuntimesJson};
 use self::stacks::StackJson;
@@ -20,7 +21,7 @@ use crate::command::runtimes::RuntimesJson;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::text;
 
-/// The report, serialized without copying its threads.
+/// Returns a view of the report that serializes without copying its threads.
 pub(super) fn of(report: &Report) -> impl Serialize + '_ {
     let (process_context, second_contexts) = match &report.context {
         ContextState::Published(context) => (
@@ -41,9 +42,8 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
     let conflicts = report.conflicts();
     let present = &*report.swept.runtimes;
     let tasks = &report.swept.tasks;
-    let truncated = tasks
-        .iter()
-        .filter(|reading| reading.is_truncated || reading.missing.is_some());
+    let truncated = tasks.iter();
+    let truncated = truncated.filter(|it| it.is_truncated || it.missing.is_some());
     let missing = tasks.iter().filter_map(|reading| {
         let missing = reading.missing.as_ref()?;
         Some((reading.name, missing.to_string()))
@@ -173,24 +173,20 @@ struct UnreadableModuleJson {
 impl ThreadContextJson {
     fn of(variables: &ThreadVariables, report: &Report) -> Self {
         let mut all = variables.resolution.variables.iter().map(VariableJson::of);
-        let announced = variables
-            .schema
-            .as_ref()
-            .is_some_and(otelctx_reader::format::Schema::is_thread_local_record);
+        let unreadable = report.unreadable_modules().iter();
+        let unreadable = unreadable.map(|(module, error)| UnreadableModuleJson {
+            module: text::path(module),
+            error: error.clone(),
+        });
+        let announced = variables.schema.as_ref();
+        let announced = announced.is_some_and(Schema::is_thread_local_record);
         Self {
             schema: variables.schema.as_ref().map(ToString::to_string),
             symbol: SYMBOL,
             variable: all.next(),
             keys: variables.keys.names().to_vec(),
             other_variables: all.collect(),
-            unreadable_modules: report
-                .unreadable_modules()
-                .iter()
-                .map(|(module, error)| UnreadableModuleJson {
-                    module: text::path(module),
-                    error: error.clone(),
-                })
-                .collect(),
+            unreadable_modules: unreadable.collect(),
             forced: report.forced && !announced,
         }
     }
@@ -263,11 +259,8 @@ impl<'r> ThreadJson<'r> {
             name: thread.name.as_deref().map(lossy),
             context,
             invalid: matches!(thread.context, Ok(Found::Invalid)),
-            stack: thread
-                .stack
-                .as_ref()
-                .map(|it| StackJson::of(report, thread, it)),
-            runtimes: ThreadRuntimesJson::of(report, thread),
+            stack: (thread.stack.as_ref()).map(|it| StackJson::of(report, thread, it)),
+            runtimes: ThreadRuntimesJson(report, thread),
         }
     }
 }
@@ -277,9 +270,10 @@ struct ContextJson<'r> {
     trace_id: Option<String>,
     span_id: Option<String>,
     trace_flags: u8,
-    attributes: RecordAttributes<'r>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    skipped: Option<SkippedJson>,
+    #[serde(serialize_with = "serialize_pairs")]
+    attributes: &'r [(String, String)],
+    #[serde(with = "SkippedJson", skip_serializing_if = "Skipped::is_empty")]
+    skipped: Skipped,
 }
 
 impl<'r> ContextJson<'r> {
@@ -288,38 +282,24 @@ impl<'r> ContextJson<'r> {
             trace_id: (!context.trace_id.is_zero()).then(|| context.trace_id.to_string()),
             span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),
             trace_flags: context.trace_flags.0,
-            attributes: RecordAttributes(&context.attributes),
-            skipped: (!context.skipped.is_empty()).then(|| SkippedJson::of(&context.skipped)),
+            attributes: &context.attributes,
+            skipped: context.skipped,
         }
     }
 }
 
-/// The attributes of a record: strings, each name once.
-struct RecordAttributes<'r>(&'r [(String, String)]);
-
-impl Serialize for RecordAttributes<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (key, value) in self.0 {
-            map.serialize_entry(key, value)?;
-        }
-        map.end()
-    }
+/// Serializes the attributes of a record as an object: strings, each name once.
+fn serialize_pairs<S: Serializer>(
+    pairs: &[(String, String)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(key, value)| (key, value)))
 }
 
 #[derive(Serialize)]
+#[serde(remote = "Skipped")]
 struct SkippedJson {
     unknown_key: u32,
     not_utf8: u32,
     incomplete_bytes: usize,
-}
-
-impl SkippedJson {
-    fn of(skipped: &Skipped) -> Self {
-        Self {
-            unknown_key: skipped.unknown_key,
-            not_utf8: skipped.not_utf8,
-            incomplete_bytes: skipped.incomplete_bytes,
-        }
-    }
 }

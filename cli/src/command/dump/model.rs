@@ -38,7 +38,6 @@ pub(super) struct Report {
     pub(super) swept: Swept,
     /// The code that the threads' stacks are in, with `--stacks`.
     pub(super) code: Option<Code>,
-    /// The functions of the stacks.
     pub(super) named: Named,
 }
 
@@ -54,14 +53,12 @@ pub(super) struct CoreReport {
     pub(super) missing: Vec<String>,
 }
 
-/// The result of reading one thread.
 #[derive(Debug)]
 pub(super) struct ThreadReport {
     pub(super) tid: i32,
     /// `None` if a core file does not contain it.
     pub(super) name: Option<OsString>,
     pub(super) context: Result<Found<DecodedContext>, String>,
-    /// The reason if it was stopped.
     pub(super) stop: Option<StopReason>,
     /// Another source has a context with different IDs.
     pub(super) is_conflict: bool,
@@ -97,8 +94,8 @@ impl ThreadReport {
 }
 
 impl Report {
-    /// Returns true if something is published that is unreadable, or was not read. Publishing
-    /// nothing is not a problem.
+    /// Returns whether something is published that is unreadable, or was not read. Publishing nothing
+    /// is not a problem.
     pub(super) fn has_problem(&self) -> bool {
         let missing = self.core.as_ref().map_or(0, |core| core.missing.len());
         missing > 0
@@ -115,8 +112,8 @@ impl Report {
             }
     }
 
-    /// Number of threads that were stopped to be read, and how many of them were running; `None`
-    /// for a core file.
+    /// Returns the number of threads that were stopped to be read, and how many of them were running;
+    /// `None` for a core file.
     pub(super) fn stopped_threads(&self) -> Option<(usize, usize)> {
         let stops = || self.threads.iter().filter_map(|thread| thread.stop);
         let running = stops().filter(|stop| *stop == StopReason::Running).count();
@@ -125,10 +122,8 @@ impl Report {
 
     /// Number of threads whose sources have contradictory contexts.
     pub(super) fn conflicts(&self) -> usize {
-        self.threads
-            .iter()
-            .filter(|thread| thread.is_conflict)
-            .count()
+        let threads = self.threads.iter();
+        threads.filter(|thread| thread.is_conflict).count()
     }
 
     /// Modules that could not be read, and may define the variable. For a core file, they are
@@ -147,24 +142,19 @@ impl Report {
             Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
                 Support::Unpublished
             }
-            Ok(ThreadSupport::Unreadable(why)) => match why {
-                Unreadable::UnsupportedSchema(schema) => match self.runtime_of(schema) {
-                    Some(runtime) => Support::ByRuntime(schema, runtime),
-                    None => Support::Unreadable(why),
-                },
-                _ => Support::Unreadable(why),
-            },
+            Ok(ThreadSupport::Unreadable(why @ Unreadable::UnsupportedSchema(schema))) => {
+                let mut present = self.swept.runtimes.iter();
+                let runtime = present.find(|it| it.reads_schema(schema));
+                runtime.map_or(Support::Unreadable(why), |it| {
+                    Support::ByRuntime(schema, it.name)
+                })
+            }
+            Ok(ThreadSupport::Unreadable(why)) => Support::Unreadable(why),
             Err(error) => Support::Unknown(error),
         }
     }
 
-    /// The runtime that reads the threads' contexts of this schema.
-    fn runtime_of(&self, schema: &Schema) -> Option<&'static str> {
-        let mut present = self.swept.runtimes.iter();
-        Some(present.find(|it| it.reads_schema(schema))?.name)
-    }
-
-    /// The command that reads a process context that is too large.
+    /// Returns the option that reads a process context that is too large.
     pub(super) fn larger_payload(&self) -> Option<String> {
         match self.context {
             ContextState::Broken(Broken::TooLarge { size, .. }) => {
@@ -175,7 +165,7 @@ impl Report {
     }
 }
 
-/// How the threads' contexts can be read, or why not.
+/// The way to read the threads' contexts, or why there is none.
 #[derive(Debug)]
 pub(super) enum Support<'r> {
     /// They can, from these variables.

@@ -22,7 +22,7 @@ pub(super) struct Names {
     size: usize,
 }
 
-/// The function that a runtime has named.
+/// Returns the function that a runtime has named.
 fn function(frame: &NamedFrame) -> Function {
     Function {
         name: frame.name().to_owned(),
@@ -32,13 +32,13 @@ fn function(frame: &NamedFrame) -> Function {
     }
 }
 
-/// The offset in a region's file.
+/// Returns the offset in a region's file.
 fn offset(region: &Region, address: u64) -> u64 {
     let inside = address.wrapping_sub(region.start);
     inside.wrapping_add(region.offset)
 }
 
-/// The address at which a symbolizer looks up a function: an offset if the region has a file.
+/// Returns the address at which a symbolizer looks up a function: an offset if the region has a file.
 fn lookup_address(region: &Region, address: u64) -> u64 {
     if region.module.has_file() {
         offset(region, address)
@@ -129,10 +129,8 @@ impl Names {
             if let Some(named) = generated {
                 return Some(vec![function(&named)]);
             }
-            let key = (
-                region.module.build_id.clone(),
-                lookup_address(region, *address),
-            );
+            let address = lookup_address(region, *address);
+            let key = (region.module.build_id.clone(), address);
             self.known.get(&key).cloned()
         };
         region.lookups.iter().map(known).collect()

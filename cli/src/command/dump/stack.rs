@@ -24,11 +24,6 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// Estimated memory, in bytes.
-    pub(super) fn size(&self) -> usize {
-        size_of_val(&self.frames[..])
-    }
-
     /// Each frame with the address at which to look up its function: a caller's is within its call
     /// instruction. Code that the kernel makes a signal handler return to has called nothing.
     pub(super) fn frames(&self) -> impl Iterator<Item = (&Frame, u64)> {
@@ -40,8 +35,9 @@ impl Stack {
         })
     }
 
-    /// Returns the frames, with those of the thread's runtimes in place of the calls of their interpreters. The flag is
-    /// true if a runtime executes on a stack of its own: then the frames are complete.
+    /// Returns the frames, with those of the thread's runtimes in place of the calls of their
+    /// interpreters. The flag is true if a runtime executes on a stack of its own: then the frames are
+    /// complete.
     pub(super) fn mixed(
         &self,
         runtimes: &[RuntimeReading],
@@ -76,12 +72,12 @@ impl Stack {
         (mixed, own.is_some())
     }
 
-    /// Returns true if it lacks frames of the thread's runtimes, which were read at another moment.
+    /// Returns whether it lacks frames of the thread's runtimes, which were read at another moment.
     pub(super) fn lacks_frames(&self, runtimes: &[RuntimeReading]) -> bool {
         self.is_separate && interpreted(runtimes).next().is_some()
     }
 
-    /// The reason if it is incomplete.
+    /// Returns the reason if it is incomplete.
     pub(super) fn why_incomplete(&self) -> Option<String> {
         match &self.end {
             StackEnd::Start => None,
@@ -94,13 +90,13 @@ impl Stack {
         }
     }
 
-    /// It ends because a register is unknown.
+    /// Returns whether it ends because a register is unknown.
     pub(super) fn needs_stop(&self) -> bool {
         self.is_asleep && matches!(self.end, StackEnd::UnknownRegister | StackEnd::NoRows)
     }
 }
 
-/// The frames of runtimes that have an interpreter.
+/// Returns the stacks of runtimes that have an interpreter.
 fn interpreted(runtimes: &[RuntimeReading]) -> impl Iterator<Item = &RuntimeStack> {
     runtimes.iter().filter_map(|reading| {
         let stack = &reading.thread.as_ref().ok()?.stack;
@@ -113,7 +109,7 @@ fn interpreted(runtimes: &[RuntimeReading]) -> impl Iterator<Item = &RuntimeStac
 pub(super) struct Code {
     pub(super) regions: Vec<Region>,
     pub(super) files: ModuleFiles,
-    /// When the stacks were taken, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time at which the stacks were taken, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) time: u64,
     /// The names of generated code, if a stack is in any.
     pub(super) generated: Option<GeneratedNames>,
@@ -133,11 +129,9 @@ pub(super) struct Region {
     pub(super) lookups: Vec<u64>,
 }
 
-/// The functions of a process's stacks.
 #[derive(Debug, Default)]
 pub(super) struct Named {
     pub(super) places: HashMap<u64, Place>,
-    /// Paths of files.
     pub(super) modules: Vec<String>,
     /// Files whose functions could not be resolved.
     pub(super) failures: Vec<Failure>,
@@ -161,8 +155,8 @@ impl Named {
         place.map_or(&[], |place| &place.functions)
     }
 
-    /// Returns true if an address is in code that a runtime has generated for this function, without lines of its own.
-    /// A function that the runtime has not announced yet has the runtime's name, such as `[Python]`.
+    /// Returns whether an address is in code that a runtime has generated for this function, without
+    /// lines of its own. A function that is not announced yet has the runtime's name: `[Python]`.
     pub(super) fn is_generated_for(&self, address: u64, name: &str) -> bool {
         let [function] = self.functions(address) else {
             return false;
@@ -172,7 +166,7 @@ impl Named {
         is_it && function.line == 0 && self.is_anonymous(address)
     }
 
-    /// Returns true if an address is in memory without a file or another name.
+    /// Returns whether an address is in memory without a file or another name.
     pub(super) fn is_anonymous(&self, address: u64) -> bool {
         let place = self.places.get(&address);
         place.is_some_and(|it| self.modules[it.module].is_empty())

@@ -29,35 +29,24 @@ const MIN_STOP_TIMEOUT: Duration = Duration::from_millis(20);
 /// Delay before retrying.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Options for walking stacks.
 #[derive(Debug, Clone)]
 pub(super) struct StackOptions {
     /// The rules of unwind tables, which processes share.
-    dictionary: Arc<Dictionary>,
+    pub(super) dictionary: Arc<Dictionary>,
     /// Stop sleeping threads whose stacks need it (`--stop-sleeping`).
-    stop_sleeping: bool,
+    pub(super) stop_sleeping: bool,
 }
 
-impl StackOptions {
-    pub(super) fn new(stop_sleeping: bool) -> Self {
-        Self {
-            dictionary: Arc::new(Dictionary::new()),
-            stop_sleeping,
-        }
-    }
-}
-
-/// Walks the stacks of a process's threads.
 pub(super) struct StackReader {
     options: StackOptions,
     /// An error if the process's mappings cannot be read.
     code_map: Result<CodeMap, String>,
-    /// When no thread is stopped any more.
+    /// Time from which no thread is stopped any more.
     deadline: Instant,
     /// By thread ID.
     pub(super) stacks: HashMap<i32, ThreadStack>,
     /// Memory of the stacks, in bytes.
-    kept: usize,
+    pub(super) memory: usize,
     /// The code that the stacks are in.
     pub(super) code: Option<Code>,
 }
@@ -69,34 +58,27 @@ impl StackReader {
             code_map: Ok(CodeMap::default()),
             deadline: Instant::now(),
             stacks: HashMap::new(),
-            kept: 0,
+            memory: 0,
             code: None,
         }
     }
 
-    /// Reads the unwind tables of the process's code.
     pub(super) fn begin(&mut self, process: &Process, deadline: Instant) {
         let read = |target: &dyn Target| {
             let dictionary = &self.options.dictionary;
             CodeMap::read(target, process.files(), dictionary, MakeRules::OnDemand)
         };
-        let code_map = process.as_target().map(|target| read(&*target));
+        let code_map = process.as_target().map(|target| read(&*target)).transpose();
         self.code_map = code_map
-            .transpose()
             .map(Option::unwrap_or_default)
             .map_err(|error| error.to_string());
         self.deadline = deadline;
         self.stacks.clear();
-        self.kept = 0;
+        self.memory = 0;
     }
 
-    /// Memory of the stacks, in bytes.
-    pub(super) fn memory(&self) -> usize {
-        self.kept
-    }
-
-    /// Reads a thread with `read`, and walks its stack at the same moment if possible. `stopped` is the
-    /// thread, if it is already stopped; `read` gets the thread if it was stopped here.
+    /// Reads a thread with `read`, and walks its stack at the same moment if possible. `stopped` is
+    /// the thread, if it is already stopped; `read` gets the thread if it was stopped here.
     pub(super) fn read(
         &mut self,
         thread: &Thread<'_>,
@@ -108,13 +90,13 @@ impl StackReader {
             (Ok(_), Some(stopped)) => (read(None), self.of_stopped(thread, stopped)),
             (Ok(process), None) => self.live(process, thread, read),
         };
-        self.kept += stack.as_ref().map_or(0, Stack::size);
+        self.memory += stack.as_ref().map_or(0, |it| size_of_val(&it.frames[..]));
         self.stacks.insert(thread.tid(), stack);
         reading
     }
 
-    /// Reads a thread that must not be stopped with `read`, and walks its stack at the same moment if the thread
-    /// sleeps for long enough.
+    /// Reads a thread that must not be stopped with `read`, and walks its stack at the same moment if
+    /// the thread sleeps for long enough.
     fn read_unstopped(
         &self,
         process: &remote::Process,
@@ -125,7 +107,7 @@ impl StackReader {
         if Instant::now() >= self.deadline {
             return (read(None), Err("the deadline has passed".into()));
         }
-        if self.kept > max_bytes {
+        if self.memory > max_bytes {
             let why = format!("the stacks take more than {} MiB", max_bytes >> 20);
             return (read(None), Err(why));
         }
@@ -148,7 +130,7 @@ impl StackReader {
         (reading, self.asleep(thread, &mut files).map(separate))
     }
 
-    /// The stack of a thread that must not be stopped.
+    /// Walks the stack of a thread that must not be stopped.
     fn asleep(&self, thread: &Thread<'_>, files: &mut ThreadFiles) -> ThreadStack {
         for _ in 0..MAX_TRIES {
             if let Some((stack, ())) = self.read_asleep(thread, files, |_, _| ())? {
@@ -177,7 +159,7 @@ impl StackReader {
             call.is_some_and(|call| call.is_lengthened_by_a_stop(process.pid()))
         };
         let mut tries = 0;
-        // Of a reading that does not count, because the thread ran since its stack was walked.
+        // The stop of a reading that does not count: the thread has run since its stack was walked.
         let mut stop = None;
         loop {
             tries += 1;
@@ -220,8 +202,8 @@ impl StackReader {
         }
     }
 
-    /// Walks the stack of a thread that sleeps, and calls `read` meanwhile. `None` if the thread was running, or ran
-    /// before `read` returned.
+    /// Walks the stack of a thread that sleeps, and calls `read` meanwhile. Returns `None` if the
+    /// thread was running, or ran before `read` returned.
     fn read_asleep<T>(
         &self,
         thread: &Thread<'_>,
@@ -242,18 +224,14 @@ impl StackReader {
         self.walk(thread, Registers::of_stopped(stopped.registers()), false)
     }
 
-    /// The stack of a thread in a core file.
     fn saved(&self, thread: &Thread<'_>) -> ThreadStack {
         let target = thread.process().as_target();
         let target = target.ok_or("it cannot be read")?;
         let saved = target.thread(thread.tid());
         let saved = saved.map_err(|error| error.to_string())?;
         let registers = saved.registers.ok_or("its registers are missing")?;
-        self.walk(
-            thread,
-            Registers::of_call(target.machine(), &registers),
-            false,
-        )
+        let registers = Registers::of_call(target.machine(), &registers);
+        self.walk(thread, registers, false)
     }
 
     fn walk(
@@ -279,10 +257,8 @@ impl StackReader {
     /// Finds the code that the stacks are in, and opens its files.
     pub(super) fn end(&mut self, process: &Process) {
         let stacks = self.stacks.values().flatten();
-        let mut lookups: Vec<u64> = stacks
-            .flat_map(Stack::frames)
-            .map(|(_, lookup)| lookup)
-            .collect();
+        let lookups = stacks.flat_map(Stack::frames).map(|(_, lookup)| lookup);
+        let mut lookups: Vec<u64> = lookups.collect();
         lookups.sort_unstable();
         lookups.dedup();
         let code = self.code.insert(Code {
@@ -309,17 +285,16 @@ impl StackReader {
         });
     }
 
-    /// Reads the names of generated code. A runtime may have announced so much of it that this takes until
-    /// the deadline, so the process must not be stopped.
+    /// Reads the names of generated code. A runtime may have announced so much of it that this takes
+    /// until the deadline, so the process must not be stopped.
     pub(super) fn read_generated(&mut self, process: &Process) {
         let Some(code) = &mut self.code else {
             return;
         };
         let regions = code.regions.iter();
         let generated = regions.filter(|region| GeneratedNames::may_be_in(&region.module));
-        let addresses: Vec<u64> = generated
-            .flat_map(|region| region.lookups.iter().copied())
-            .collect();
+        let addresses = generated.flat_map(|region| region.lookups.iter().copied());
+        let addresses: Vec<u64> = addresses.collect();
         if let Ok(process) = process.running()
             && !addresses.is_empty()
         {

@@ -32,7 +32,6 @@ const INVALID: &str = "invalid: being rewritten, or detached";
 /// Start of lines about all threads.
 const THREADS: &str = "  threads   ";
 
-/// Writes the whole report.
 pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(about_process(report, terminal).as_bytes())?;
     let has_runtimes = !report.swept.runtimes.is_empty();
@@ -64,10 +63,9 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
                 text += &terminal.sentence("  skipped   ", &escape(&problem.to_string()));
             }
             for address in &context.others {
-                text += &terminal.sentence(
-                    "  warning   ",
-                    &format!("a second process context at {address:#x}: readers must not use it"),
-                );
+                let warning =
+                    format!("a second process context at {address:#x}: readers must not use it");
+                text += &terminal.sentence("  warning   ", &warning);
             }
         }
         ContextState::Absent => text += "  publishes no process context\n",
@@ -93,11 +91,8 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     }
     let unreadable = report.unreadable_modules();
     for (module, why) in unreadable.iter().take(MAX_MISSING) {
-        let sentence = format!(
-            "{} could not be inspected: {}",
-            escape(&text::path(module)),
-            escape(why)
-        );
+        let (module, why) = (escape(&text::path(module)), escape(why));
+        let sentence = format!("{module} could not be inspected: {why}");
         text += &terminal.sentence("  missing   ", &sentence);
     }
     text += &more_missing(unreadable.len());
@@ -118,10 +113,10 @@ fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
     };
     let skipped = match report.swept.kernel_workers {
         0 => String::new(),
-        skipped => format!(
-            "; {} of io_uring skipped",
-            count(skipped, "kernel worker", "kernel workers")
-        ),
+        skipped => {
+            let workers = count(skipped, "kernel worker", "kernel workers");
+            format!("; {workers} of io_uring skipped")
+        }
     };
     format!("{threads}, {stopped}{skipped}")
 }
@@ -155,21 +150,17 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-/// Service name (or the program's name), process ID, language.
+/// Formats the service's name (or the program's), process ID and language.
 fn head(report: &Report, terminal: &Terminal) -> String {
     let resource = match &report.context {
         ContextState::Published(context) => Some(&context.payload.resource),
         _ => report.detected.as_ref().map(|detected| &detected.resource),
     };
     let service = resource.and_then(|resource| string(resource, "service.name"));
-    let name = match service {
-        Some(service) => escape(service),
-        None => escape(&report.comm.to_string_lossy()),
-    };
+    let comm = report.comm.to_string_lossy();
+    let name = escape(service.unwrap_or(&comm));
     let language = resource.and_then(language).map(escape).unwrap_or_default();
-    let pid = report
-        .pid
-        .map_or("pid unknown".into(), |pid| format!("pid {pid}"));
+    let pid = (report.pid).map_or("pid unknown".into(), |pid| format!("pid {pid}"));
     let head = format!("{}  {pid}  {language}", terminal.paint(Style::Bold, &name));
     format!("{}\n", head.trim_end())
 }
@@ -200,21 +191,18 @@ fn more_missing(all: usize) -> String {
 
 /// Names the variables that the threads' contexts come from.
 fn source(variables: &ThreadVariables, forced: bool) -> String {
-    let places: Vec<String> = variables
-        .resolution
-        .variables
-        .iter()
-        .map(|variable| {
-            let module = escape(&text::path(&variable.module));
-            let access = text::access(variable.access);
-            let hint = if variable.exported {
-                ""
-            } else {
-                " (not exported: found in .symtab, which not every reader searches)"
-            };
-            format!("in {module}, {access}{hint}")
-        })
-        .collect();
+    let variables_found = variables.resolution.variables.iter();
+    let places = variables_found.map(|variable| {
+        let module = escape(&text::path(&variable.module));
+        let access = text::access(variable.access);
+        let hint = if variable.exported {
+            ""
+        } else {
+            " (not exported: found in .symtab, which not every reader searches)"
+        };
+        format!("in {module}, {access}{hint}")
+    });
+    let places: Vec<String> = places.collect();
     let keys = count(variables.keys.names().len(), "key", "keys");
     let mut text = format!("{SYMBOL} {}, {keys}", places.join(", also "));
     let announced = variables.schema.as_ref();
@@ -254,16 +242,15 @@ fn table(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Resul
     table.write(rows, terminal, out)
 }
 
-/// A word in place of a context.
+/// Returns a word in place of a context.
 fn word(text: &str) -> [String; 3] {
     [text.into(), String::new(), String::new()]
 }
 
 fn context_cells(context: &DecodedContext) -> [String; 3] {
     let id = |zero: bool, id: String| if zero { NO_ID.into() } else { id };
-    let mut attributes: Vec<String> = context
-        .attributes
-        .iter()
+    let attributes = context.attributes.iter();
+    let mut attributes: Vec<String> = attributes
         .map(|(key, value)| format!("{}={}", escape(key), escape(value)))
         .collect();
     if !context.skipped.is_empty() {
@@ -282,10 +269,8 @@ fn skipped(skipped: &Skipped) -> String {
         (skipped.not_utf8 as usize, "not UTF-8"),
         (skipped.incomplete_bytes, "bytes incomplete"),
     ];
-    let parts: Vec<String> = parts
-        .iter()
-        .filter(|(number, _)| *number > 0)
-        .map(|(number, what)| format!("{number} {what}"))
-        .collect();
+    let parts = parts.iter().filter(|(number, _)| *number > 0);
+    let parts = parts.map(|(number, what)| format!("{number} {what}"));
+    let parts: Vec<String> = parts.collect();
     format!("(skipped: {})", parts.join(", "))
 }

@@ -29,7 +29,6 @@ pub(super) struct Row {
     pub(super) schema: Option<String>,
     /// Number of names in the key map.
     pub(super) keys: Option<usize>,
-    /// Number of threads.
     pub(super) threads: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) threads_with_trace: Option<usize>,
@@ -60,15 +59,15 @@ pub(super) const COLUMNS: [(&str, Align); 6] = [
 ];
 
 impl Row {
-    /// Creates the row of a process whose context was read.
     pub(super) fn published(
         process: &mut Process,
         context: &ProcessContext,
     ) -> Result<Self, Error> {
+        let running = process.running()?;
         let mut row = Self {
             comm: comm(process)?,
-            threads: process.running()?.status()?.threads,
-            ..Self::of_context(process.running()?.pid(), context)
+            threads: running.status()?.threads,
+            ..Self::of_context(running.pid(), context)
         };
         let present = match process.runtimes() {
             Ok(present) => present,
@@ -113,7 +112,7 @@ impl Row {
         })
     }
 
-    /// Fills in what the context alone contains.
+    /// Creates a row of what the context alone contains.
     pub(super) fn of_context(pid: i32, context: &ProcessContext) -> Self {
         let resource = &context.payload.resource;
         Self {
@@ -129,7 +128,6 @@ impl Row {
         }
     }
 
-    /// Counts the threads that have a trace.
     pub(super) fn count_traces(
         &mut self,
         process: &mut Process,
@@ -139,18 +137,15 @@ impl Row {
             return Ok(());
         }
         let mut with_trace = 0;
-        let swept = sweep
-            .unverified()
-            .run(process, &mut |thread: ThreadReading| {
-                let context = thread.context.as_ref().ok().and_then(Found::attached);
-                let has_trace = context.is_some_and(|context| !context.trace_id.is_zero());
-                with_trace += usize::from(has_trace);
-            })?;
+        let sweep = sweep.unverified();
+        let swept = sweep.run(process, &mut |thread: ThreadReading| {
+            let context = thread.context.as_ref().ok().and_then(Found::attached);
+            let has_trace = context.is_some_and(|context| !context.trace_id.is_zero());
+            with_trace += usize::from(has_trace);
+        })?;
         self.threads_with_trace = Some(with_trace);
-        self.partial = swept
-            .partial
-            .as_ref()
-            .map(|partial| Box::new(PartialJson::of(partial)));
+        let partial = swept.partial.as_ref();
+        self.partial = partial.map(|partial| Box::new(PartialJson::of(partial)));
         Ok(())
     }
 
@@ -162,7 +157,7 @@ impl Row {
         }
     }
 
-    /// The row as text. `hint`: say how to find out what is wrong.
+    /// Formats the row. `hint`: say how to find out what is wrong.
     pub(super) fn cells(&self, hint: bool) -> [String; COLUMNS.len()] {
         let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
         let keys = self.keys.map_or("-".into(), |keys| keys.to_string());
@@ -204,7 +199,6 @@ impl Row {
     }
 }
 
-/// The JSON object of the runtimes.
 fn object(present: &[Present]) -> serde_json::Map<String, serde_json::Value> {
     match serde_json::to_value(RuntimesJson(present)) {
         Ok(serde_json::Value::Object(object)) => object,

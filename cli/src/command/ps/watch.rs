@@ -26,7 +26,6 @@ struct Line<'a> {
     entry: &'a Entry,
 }
 
-/// The contents of a line.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Entry {
@@ -94,10 +93,8 @@ impl Watching {
                 Ok(events) => events,
                 Err(error) => return Ok(Err(error.into())),
             };
-            let lines: Vec<_> = events
-                .into_iter()
-                .filter_map(|event| self.entry(event))
-                .collect();
+            let lines = events.into_iter().filter_map(|event| self.entry(event));
+            let lines: Vec<_> = lines.collect();
             self.write(&lines, out)?;
             out.flush()?;
             if self.is_first {
@@ -126,7 +123,7 @@ impl Watching {
             }
             Change::Updated(context) => ("updated", self.published(pid, &context)),
             Change::Broken(why) => ("broken", Row::broken(self.watch.process(pid)?, &why)),
-            // Nothing else was found yet.
+            // Nothing was found yet.
             _ => return None,
         };
         match row {
@@ -190,15 +187,9 @@ impl Entry {
             Self::Row(row) if ["ended", "withdrawn"].contains(&event) => row.cells(false),
             Self::Row(row) => row.cells(true),
             Self::Failed { pid, error } => {
-                let [service, language, schema, keys] = [(); 4].map(|()| "-".to_owned());
-                [
-                    pid.to_string(),
-                    service,
-                    language,
-                    schema,
-                    keys,
-                    escape(error),
-                ]
+                let mut cells = [(); COLUMNS.len()].map(|()| "-".to_owned());
+                (cells[0], cells[5]) = (pid.to_string(), escape(error));
+                cells
             }
         };
         let [pid, service, language, schema, keys, threads] = cells;

@@ -1,4 +1,4 @@
-//! Child processes of the targets that already ran when the recording started, and so are not recorded.
+//! Child processes of the targets that ran before the recording started, and so are not recorded.
 
 use std::collections::BTreeSet;
 
@@ -20,13 +20,11 @@ struct Child {
     names: Vec<String>,
 }
 
-/// Returns a hint about the children of these processes that are not recorded, if there are any. Children that
-/// started later than this command are recorded.
+/// Returns a hint about the children of these processes that are not recorded, if there are any.
+/// Children that started later than this command are recorded.
 pub(super) fn hint(targets: &[i32]) -> Option<String> {
-    let targets: Vec<i32> = targets
-        .iter()
-        .filter_map(|id| process_of(*id).ok())
-        .collect();
+    let targets = targets.iter().filter_map(|id| process_of(*id).ok());
+    let targets: Vec<i32> = targets.collect();
     let own = Process::open(std::process::id() as i32).ok()?;
     let start = Facts::of(&own).start_ticks;
     let children_of = |pid| Process::open(pid).map_or_else(|_| Vec::new(), |it| it.children());
@@ -46,7 +44,8 @@ pub(super) fn hint(targets: &[i32]) -> Option<String> {
     hint_for(targets.len(), &children)
 }
 
-/// The processes that descend from the targets and are none of them, in the order of their IDs.
+/// Returns the processes that descend from the targets and are none of them, in the order of their
+/// IDs.
 fn below(targets: &[i32], children_of: impl Fn(i32) -> Vec<i32>) -> Vec<i32> {
     let mut found = BTreeSet::new();
     let mut parents = targets.to_vec();
@@ -57,16 +56,16 @@ fn below(targets: &[i32], children_of: impl Fn(i32) -> Vec<i32>) -> Vec<i32> {
     found.into_iter().collect()
 }
 
-/// The hint for these children of this number of targets.
 fn hint_for(targets: usize, children: &[Child]) -> Option<String> {
     let first = children.first()?;
     let of_all = |name: &&String| children.iter().all(|child| child.names.contains(name));
     let listed = children.iter().take(MAX_LISTED);
     let pids: Vec<String> = listed.map(|child| child.pid.to_string()).collect();
-    let (pids, more) = if children.len() > MAX_LISTED {
-        (pids.join(", "), ", …")
+    let pids = pids.join(", ");
+    let more = if children.len() > MAX_LISTED {
+        ", …"
     } else {
-        (pids.join(", "), "")
+        ""
     };
     let whose = if targets == 1 { "its" } else { "their" };
     let (are, them, all) = match children.len() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use otelctx_profile::sample::{ContextId, Counts, Found, Sample};
+use otelctx_profile::sample::{ContextId, Counts};
 use otelctx_profile::{GIL_ATTRIBUTE, Recording};
 
 use super::gil::GilSamples;
@@ -43,10 +43,8 @@ impl Before {
                 self.services.extend(service.map(str::to_owned));
             }
             let asked = arguments.filter.resource.first();
-            let found = facts
-                .resource
-                .iter()
-                .find(|(key, _)| asked.is_some_and(|(name, _)| name == key));
+            let is_asked = |key: &String| asked.is_some_and(|(name, _)| name == key);
+            let found = facts.resource.iter().find(|(key, _)| is_asked(key));
             let value = found.map(|(_, value)| attributes::text(value));
             if self.values.len() < MAX_NAMES {
                 self.values.extend(value);
@@ -89,18 +87,18 @@ impl Before {
             return Some(self.chosen(arguments));
         }
         let silent = self.counts.attached == 0 && self.counts.detached == 0;
-        (silent && !arguments.all).then(|| Explanation {
-            message: "no sample has a trace: no sampled process publishes readable thread contexts"
-                .to_owned(),
-            hint: format!(
-                "`{} check PID` explains what is missing{}",
-                own_name(),
-                if arguments.command.is_empty() {
-                    ""
-                } else {
-                    ", while the command runs"
-                }
-            ),
+        (silent && !arguments.all).then(|| {
+            let moment = match &arguments.command[..] {
+                [] => "",
+                _ => ", while the command runs",
+            };
+            let own = own_name();
+            Explanation {
+                message:
+                    "no sample has a trace: no sampled process publishes readable thread contexts"
+                        .to_owned(),
+                hint: format!("`{own} check PID` explains what is missing{moment}"),
+            }
         })
     }
 
@@ -113,36 +111,33 @@ impl Before {
             ),
             [] => String::new(),
         };
+        let message = format!(
+            "no samples: no thread was running on a CPU when a sample was taken, every {period:.1} ms"
+        );
+        let longer = || format!("record longer, or sample more often with -F 999{dump}");
         Explanation {
-            message: format!(
-                "no samples: no thread was running on a CPU when a sample was taken, every \
-                 {period:.1} ms"
-            ),
-            hint: children::hint(&arguments.pid).unwrap_or_else(|| {
-                format!("record longer, or sample more often with -F 999{dump}")
-            }),
+            message,
+            hint: children::hint(&arguments.pid).unwrap_or_else(longer),
         }
     }
 
-    /// Why `--gil` has kept none.
     fn without_gil(&self) -> Explanation {
         let all = count(self.gil.all() as usize, "sample", "samples");
-        match self.gil.threads() {
-            0 => Explanation {
-                message: format!(
-                    "none of {all} was kept: no sampled thread is one of an interpreter with a GIL"
-                ),
-                hint: format!(
-                    "`{} dump PID` shows whether a process is recognized as Python, and which threads it has",
-                    own_name()
-                ),
-            },
-            _ => Explanation {
-                message: format!(
-                    "none of {all} was kept: no thread held the GIL when it was sampled"
-                ),
+        if self.gil.threads() > 0 {
+            let why = "no thread held the GIL when it was sampled";
+            return Explanation {
+                message: format!("none of {all} was kept: {why}"),
                 hint: "record longer, or without --gil".to_owned(),
-            },
+            };
+        }
+        let why = "no sampled thread is one of an interpreter with a GIL";
+        Explanation {
+            message: format!("none of {all} was kept: {why}"),
+            hint: format!(
+                "`{} dump PID` shows whether a process is recognized as Python, and which threads \
+                 it has",
+                own_name()
+            ),
         }
     }
 
@@ -192,11 +187,8 @@ impl Contexts {
             self.any = true;
             self.attributes.insert(GIL_ATTRIBUTE.to_owned());
         }
-        let attached = |it: &Sample| match it.found {
-            Found::Attached(context) => Some(context),
-            _ => None,
-        };
-        let contexts: HashSet<ContextId> = part.samples.iter().filter_map(attached).collect();
+        let contexts = part.samples.iter().filter_map(|it| it.found.attached());
+        let contexts: HashSet<ContextId> = contexts.copied().collect();
         self.any |= !contexts.is_empty();
         let attributes = |id: &ContextId| &part.catalog.context_facts(*id).attributes;
         for (key, _) in contexts.iter().flat_map(attributes) {
@@ -206,7 +198,6 @@ impl Contexts {
         }
     }
 
-    /// Explains that no recorded sample has the attribute of `--by`.
     pub(super) fn lacking(&self, asked: Option<&str>) -> Option<Explanation> {
         let attributes = self.any.then_some(&self.attributes)?;
         lacking(asked, attributes)
@@ -229,7 +220,6 @@ pub(in crate::command) fn lacking(
     })
 }
 
-/// The first few names.
 fn list(names: &BTreeSet<String>) -> String {
     let listed = names.iter().take(MAX_LISTED).map(|it| argument(it));
     let mut listed: Vec<String> = listed.collect();

@@ -20,7 +20,6 @@ pub(in crate::command) struct GilSamples {
 }
 
 impl GilSamples {
-    /// Counts the samples of a part of a recording.
     pub(super) fn of_part(part: &Recording) -> Self {
         let mut counts = Self::default();
         for sample in &part.samples {
@@ -54,15 +53,15 @@ impl GilSamples {
 
     /// Samples of threads that use such a lock.
     pub(super) fn threads(self) -> u64 {
-        let all = [self.held, self.waiting, self.released];
-        all.into_iter().fold(0, u64::saturating_add)
+        let threads = self.held.saturating_add(self.waiting);
+        threads.saturating_add(self.released)
     }
 
     pub(super) fn all(self) -> u64 {
         self.threads().saturating_add(self.none)
     }
 
-    /// Shares of the samples of threads that use such a lock, if there are any.
+    /// Formats shares of the samples of threads that use such a lock, if there are any.
     pub(in crate::command) fn line(self) -> Option<String> {
         let all = self.threads();
         let share = |number: u64| format!("{:.1} %", 100.0 * number as f64 / all as f64);

@@ -18,7 +18,7 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use otelctx_profile::sample::{GilState, Sample};
 use otelctx_profile::{Options, Parts, Profile, Recording};
-use otelctx_sampler::{Method, Targets};
+use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
@@ -33,15 +33,15 @@ use crate::{Setup, Status, interrupt};
 
 use empty_recording::{Before, Contexts};
 use gil::GilSamples;
-use output::Outputs;
+use output::{Outputs, Written};
 use send::{Collector, Delivery};
 use session::{Plan, Recorded, Session};
 use summary::Summary;
 
 /// Sample processes and write a profile with the trace on every sample
 ///
-/// Records until the processes have exited, for --duration, or until Ctrl-C or SIGTERM; then writes the files. A second Ctrl-C
-/// ends it without writing them.
+/// Records until the processes have exited, for --duration, or until Ctrl-C or SIGTERM; then writes
+/// the files. A second Ctrl-C ends it without writing them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(
@@ -121,12 +121,11 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         Targets::Processes(arguments.select.processes(&arguments.pid)?)
     };
     if arguments.no_symbols && !output::take_names_later(&arguments.output) {
+        let own = own_name();
+        let hint = format!("write .otlp, then run `{own} symbolize FILE.otlp`");
         terminal::complain(
             "--no-symbols: names can be added to .otlp files alone; the other files keep addresses",
-            Some(&format!(
-                "write .otlp, then run `{} symbolize FILE.otlp`",
-                own_name()
-            )),
+            Some(&hint),
         );
     }
     let collector = Collector::of(&arguments.send)?;
@@ -134,11 +133,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     interrupt::report_loss(true);
     interrupt::catch().map_err(Error::Interrupt)?;
     let (recorded, method, child) = record(arguments, targets, setup)?;
-    let summary = Summary::new(
-        method,
-        recorded.incomplete_stacks,
-        recorded.incomplete_steps,
-    );
+    let (stacks, steps) = (recorded.incomplete_stacks, recorded.incomplete_steps);
+    let summary = Summary::new(method, stacks, steps);
     let symbols = arguments.debug_files.symbols(server).search_processes();
     let mut symbols = symbols.files(recorded.files);
     if arguments.no_symbols {
@@ -208,7 +204,7 @@ impl Writer<'_> {
             let Some(collector) = &mut self.collector else {
                 continue;
             };
-            match (collector.send(&profile, outputs.options()), &mut self.sent) {
+            match (collector.send(&profile, &outputs.options), &mut self.sent) {
                 (Ok(delivery), Some(sent)) => sent.add(&delivery),
                 (Ok(delivery), sent) => *sent = Some(delivery),
                 (Err(error), _) => {
@@ -235,7 +231,8 @@ impl Writer<'_> {
         self.summary.add(part, gil, filtered);
     }
 
-    /// Writes the files of all parts, and prints the closing lines: on standard error if standard output is a command's.
+    /// Writes the files of all parts, and prints the closing lines: on standard error if standard
+    /// output is a command's.
     fn finish(&mut self, is_command: bool) -> Result<(), Error> {
         let arguments = self.arguments;
         let outputs = self.outputs.take();
@@ -243,21 +240,19 @@ impl Writer<'_> {
         interrupt::report_loss(false);
         self.failed.append(&mut finished.failed);
         let written = &finished.written;
-        let explanation = self
-            .before
-            .explanation(self.summary.samples(), arguments)
-            .or_else(|| self.contexts.lacking(arguments.by.as_deref()));
+        let lacking = || self.contexts.lacking(arguments.by.as_deref());
+        let explanation = self.before.explanation(self.summary.samples(), arguments);
+        let explanation = explanation.or_else(lacking);
         let text = if arguments.json {
             json::render(&self.summary.json(written, self.sent.as_ref()))
         } else {
-            let files = written
-                .iter()
-                .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
+            let line = |it: &Written| format!("  {}: {}\n", escape(&it.path), escape(&it.open));
+            let files = written.iter().map(line);
             let sent = self.sent.as_ref().map(Delivery::line).unwrap_or_default();
             self.summary.text() + &files.collect::<String>() + &sent
         };
         let printed = if is_command && !arguments.json {
-            // Standard output may be a pipe to another program. There is nowhere to report a failure.
+            // Standard output may be a pipe to another program. A failure cannot be reported.
             let _ = io::stderr().write_all(text.as_bytes());
             Ok(())
         } else {
@@ -286,19 +281,19 @@ impl Writer<'_> {
     }
 }
 
-/// Samples until the recording ends. Returns the command as well, if one was started.
+/// Samples until the recording ends. Returns the method's name, and the command if one was started.
 fn record(
     arguments: &Arguments,
     targets: Targets,
     setup: &Setup,
-) -> Result<(Recorded, Method, Option<Child>), Error> {
+) -> Result<(Recorded, &'static str, Option<Child>), Error> {
     let cannot_start = child::cannot_start(&arguments.command);
     let program = child::program(&arguments.command);
     let waiting = program.map(Waiting::start).transpose();
     let waiting = waiting.map_err(&cannot_start)?;
     let session = Session::start(Plan {
         targets: match &waiting {
-            Some(waiting) => Targets::Processes(vec![waiting.pid()]),
+            Some(waiting) => Targets::Processes(vec![waiting.pid]),
             None => targets,
         },
         given: arguments.pid.clone(),
@@ -310,7 +305,7 @@ fn record(
         beside: arguments.output.first().cloned().unwrap_or_default(),
         duration: arguments.duration,
     })?;
-    let method = session.method().clone();
+    let method = session.method;
     let Some(waiting) = waiting else {
         let recorded = session.run(|sampler| !sampler.has_targets());
         return Ok((recorded, method, None));

@@ -13,8 +13,7 @@ use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
 use crate::output::text;
 
-/// Checks whether these files can be written, as far as possible: an error now is better than after
-/// an hour.
+/// Checks whether these files can be written, as far as possible, before an hour is recorded.
 pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
     for (index, path) in paths.iter().enumerate() {
         Format::from_path(path)?;
@@ -32,7 +31,7 @@ pub(super) fn take_names_later(paths: &[PathBuf]) -> bool {
     paths.iter().all(is_otlp)
 }
 
-/// The attribute for flame graphs: the requested one, otherwise the route if any sample has it.
+/// Returns the attribute for flame graphs: the requested one, else the route if any sample has it.
 pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option<String> {
     match asked {
         Some(NONE) => None,
@@ -48,21 +47,19 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
 
 /// Writes the files of a recording, part by part. If one cannot be written, the others still are.
 pub(in crate::command) struct Outputs {
-    options: Options,
+    pub(super) options: Options,
     paths: Vec<PathBuf>,
     parts: usize,
     /// The contents of files in formats with one file for all parts.
     aggregate: Aggregate,
-    /// Samples of all parts.
     samples: usize,
     /// Files written so far, each with the position of its path on the command line.
     written: Vec<(usize, Written)>,
-    /// Existing files for parts without samples, in the same way. Only replaced if other parts have any.
+    /// Existing files for parts without samples, likewise. Replaced only if other parts have any.
     existing: Vec<(usize, PathBuf, Clock)>,
     failed: Vec<Error>,
 }
 
-/// The output of a recording.
 #[derive(Default)]
 pub(in crate::command) struct Finished {
     /// The files that were written, in the order in which they were requested.
@@ -74,22 +71,18 @@ pub(in crate::command) struct Finished {
 }
 
 impl Finished {
-    /// A line about the files that were kept, if there are any.
+    /// Formats a line about the files that were kept, if there are any.
     pub(super) fn kept_line(&self) -> Option<String> {
-        let names: Vec<String> = self
-            .kept
-            .iter()
-            .map(|path| text::argument(&path.to_string_lossy()))
-            .collect();
+        let names = self.kept.iter().map(|path| path.to_string_lossy());
+        let names: Vec<String> = names.map(|name| text::argument(&name)).collect();
         let keep = match names.len() {
             0 => return None,
             1 => "keeps its",
             _ => "keep their",
         };
         let names = names.join(", ");
-        Some(format!(
-            "{names} {keep} former content: the recording has no samples"
-        ))
+        let why = "the recording has no samples";
+        Some(format!("{names} {keep} former content: {why}"))
     }
 }
 
@@ -115,10 +108,6 @@ impl Outputs {
         }
     }
 
-    pub(in crate::command) fn options(&self) -> &Options {
-        &self.options
-    }
-
     /// Adds a part, and writes the files with only this part.
     pub(in crate::command) fn add(&mut self, part: &Profile) {
         self.parts += 1;
@@ -134,19 +123,18 @@ impl Outputs {
         }
     }
 
-    /// Writes a file that was not requested.
     pub(in crate::command) fn add_file(&mut self, part: &Profile, path: &Path) {
         self.write(self.paths.len(), path, part);
     }
 
-    /// Unless it is the first part, the file has the part's number in its name.
+    /// Writes a file with the part's number in its name, unless it is the first part.
     fn write(&mut self, index: usize, path: &Path, part: &Profile) {
         let path = Format::part_path(path, self.parts);
         let written = part.write_file(&path, &self.options);
         self.note(index, &path, written);
     }
 
-    /// The paths of the files for all parts, or of the others, each with its position.
+    /// Returns the paths of the files for all parts, or of the others, each with its position.
     fn paths_of(&self, aggregate: bool) -> Vec<(usize, PathBuf)> {
         let is_aggregate = |path: &Path| Format::from_path(path).is_ok_and(Format::is_aggregate);
         let mut paths: Vec<_> = self.paths.iter().cloned().enumerate().collect();
@@ -169,8 +157,8 @@ impl Outputs {
                 kept.push((index, path));
                 continue;
             }
-            let written = Profile::new(without_samples(clock), &mut NoSymbols)
-                .write_file(&path, &self.options);
+            let empty = Profile::new(without_samples(clock), &mut NoSymbols);
+            let written = empty.write_file(&path, &self.options);
             self.note(index, &path, written);
         }
         for (index, path) in self.paths_of(true) {
@@ -243,7 +231,6 @@ impl Written {
     }
 }
 
-/// The file's URL, for a browser.
 fn url(path: &Path) -> String {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut url = "file://".to_owned();

@@ -67,7 +67,6 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// Adds the delivery of another part.
     pub(super) fn add(&mut self, other: &Self) {
         self.messages += other.messages;
         self.bytes += other.bytes;

@@ -39,11 +39,11 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) duration: Option<Duration>,
 }
 
-/// A sampler that has started.
 pub(in crate::command) struct Session {
     sampler: Sampler,
     spool: Spool,
-    method: Method,
+    /// `ebpf` or `ptrace`.
+    pub(in crate::command) method: &'static str,
     period: NonZeroU64,
     duration: Option<Duration>,
     /// The time at which it started: `CLOCK_MONOTONIC` in nanoseconds, and since the Unix epoch.
@@ -62,11 +62,11 @@ impl Session {
         options.load_all_runtimes = plan.is_command;
         options.kernel_object = plan.setup.kernel_object;
         let mut sampler = filter::start(&mut options, &plan.given)?;
-        let method = sampler.method().clone();
         for limit in limits(&sampler) {
             terminal::complain(&limit, None);
         }
-        if matches!(method, Method::Ptrace(_)) && plan.ptrace_frequency != options.frequency {
+        let is_stopping = matches!(sampler.method(), Method::Ptrace(_));
+        if is_stopping && plan.ptrace_frequency != options.frequency {
             drop(sampler);
             options.frequency = plan.ptrace_frequency;
             options.without_ebpf = true;
@@ -79,16 +79,12 @@ impl Session {
         Ok(Self {
             sampler,
             spool,
-            method,
+            method: if is_stopping { "ptrace" } else { "ebpf" },
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             duration: plan.duration,
             start,
             start_unix: now.unwrap_or_default().saturating_sub(since),
         })
-    }
-
-    pub(in crate::command) fn method(&self) -> &Method {
-        &self.method
     }
 
     /// Samples until `has_ended` returns true, the duration has passed, a signal arrives, or
@@ -97,10 +93,8 @@ impl Session {
         let mut catalog = Catalog::new();
         let mut failure = None;
         let since = Duration::from_nanos(monotonic().saturating_sub(self.start));
-        let left = |duration: Duration| duration.saturating_sub(since);
-        let deadline = self
-            .duration
-            .map(|duration| Instant::now() + left(duration));
+        let left = self.duration.map(|it| it.saturating_sub(since));
+        let deadline = left.map(|left| Instant::now() + left);
         let mut progress = Progress::new(self.duration);
         loop {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
@@ -110,8 +104,8 @@ impl Session {
             let interval = self.sampler.interval();
             std::thread::sleep(left.map_or(interval, |left| left.min(interval)));
             let spool = &mut self.spool;
-            self.sampler
-                .drain(&mut catalog, &mut |sample| spool.push(&sample));
+            let mut push = |sample| spool.push(&sample);
+            self.sampler.drain(&mut catalog, &mut push);
             match self.spool.write(&mut catalog) {
                 Ok(false) => {}
                 Ok(true) => self.sampler.reset_catalog(),
@@ -135,10 +129,9 @@ impl Session {
             end: monotonic(),
             start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
         };
+        let spool = self.spool;
         Recorded {
-            parts: self
-                .spool
-                .finish(catalog, clock, self.period, totals.counts),
+            parts: spool.finish(catalog, clock, self.period, totals.counts),
             files,
             incomplete_stacks: totals.incomplete_stacks,
             incomplete_steps: totals.incomplete_steps,
@@ -147,11 +140,9 @@ impl Session {
     }
 }
 
-/// The result of a session.
 pub(in crate::command) struct Recorded {
     /// The recording, at least one part.
     pub(in crate::command) parts: Parts,
-    /// The files of the sampled code.
     pub(in crate::command) files: ModuleFiles,
     /// The ends of stacks that do not reach the start of their thread.
     pub(in crate::command) incomplete_stacks: Vec<IncompleteStacks>,

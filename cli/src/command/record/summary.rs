@@ -6,7 +6,7 @@ use otelctx_profile::sample::{
     Counts, Found, Frame, FrameKind, ProcessId, ReadStep, Sample, StackEnd,
 };
 use otelctx_profile::{DistinctCount, Recording};
-use otelctx_sampler::{IncompleteStacks, IncompleteSteps, Method};
+use otelctx_sampler::{IncompleteStacks, IncompleteSteps};
 use serde::Serialize;
 
 use super::gil::GilSamples;
@@ -22,7 +22,7 @@ const MAX_PLACES: usize = 3;
 /// Smallest share of the samples, in percent, for which there is a hint about a runtime.
 const HINT_SHARE: u64 = 10;
 
-/// Runtimes, what their code is called here, and what announces the names of its functions for perf.
+/// Runtimes, the name of their code here, and what announces its functions' names for perf.
 const UNNAMED: [(FrameKind, &str, &str); 3] = [
     (FrameKind::V8JS, "JavaScript", "V8's --perf-basic-prof"),
     (
@@ -33,9 +33,9 @@ const UNNAMED: [(FrameKind, &str, &str); 3] = [
     (FrameKind::BEAM, "Erlang", "erl +JPperf true"),
 ];
 
+#[derive(Default)]
 pub(super) struct Summary {
     samples: usize,
-    /// Number of samples with a context.
     attached: usize,
     gil: GilSamples,
     /// Number of samples that --filter or --trace has dropped.
@@ -46,7 +46,8 @@ pub(super) struct Summary {
     processes: DistinctCount,
     duration_ns: u64,
     period_ns: u64,
-    method: Method,
+    /// `ebpf` or `ptrace`.
+    method: &'static str,
     /// Counters of all samples, including those dropped by a filter.
     counts: Counts,
     /// The ends of incomplete stacks, most samples first.
@@ -57,28 +58,20 @@ pub(super) struct Summary {
 
 impl Summary {
     pub(super) fn new(
-        method: Method,
+        method: &'static str,
         incomplete_stacks: Vec<IncompleteStacks>,
         incomplete_steps: Vec<IncompleteSteps>,
     ) -> Self {
         Self {
-            samples: 0,
-            attached: 0,
-            gil: GilSamples::default(),
-            filtered: 0,
-            unnamed: [0; UNNAMED.len()],
-            processes: DistinctCount::default(),
-            duration_ns: 0,
-            period_ns: 0,
             method,
-            counts: Counts::default(),
             incomplete_stacks,
             incomplete_steps,
+            ..Self::default()
         }
     }
 
-    /// Adds a part of the recording. `gil` are the states of its samples before `--gil` removed any, `filtered` is the
-    /// number of samples that a filter has removed before that.
+    /// Adds a part of the recording. `gil` are the states of its samples before `--gil` removed any,
+    /// `filtered` is the number of samples that a filter has removed before that.
     pub(super) fn add(&mut self, part: &Recording, gil: GilSamples, filtered: usize) {
         self.gil += gil;
         self.filtered += filtered;
@@ -157,7 +150,7 @@ impl Summary {
         text + &counted + &self.hints()
     }
 
-    /// Lines about what runtimes need for whole stacks and names.
+    /// Formats lines about what runtimes need for whole stacks and names.
     fn hints(&self) -> String {
         let mut text = String::new();
         let places = self.incomplete_stacks.iter();
@@ -182,7 +175,7 @@ impl Summary {
         text
     }
 
-    /// Lines about the most frequent reasons why samples lack what runtimes add.
+    /// Formats lines about the most frequent reasons why samples lack what runtimes add.
     fn steps(&self) -> String {
         let line = |step: &IncompleteSteps| {
             let samples = count(step.samples as usize, "sample", "samples");
@@ -193,7 +186,7 @@ impl Summary {
         most.map(line).collect()
     }
 
-    /// A line about incomplete stacks, if there are any: where the most of them ended, and why.
+    /// Formats a line about incomplete stacks, if there are any: where most of them ended, and why.
     fn stacks(&self) -> String {
         let all = self.counts.all_stacks();
         let Some(total) = incomplete_stacks(&self.counts) else {
@@ -213,12 +206,21 @@ impl Summary {
         format!("  {total} of stacks incomplete: {places}\n")
     }
 
-    /// The JSON object of docs/json.md.
     pub(super) fn json<'s>(
         &'s self,
         files: &'s [Written],
         sent: Option<&'s Delivery>,
     ) -> impl Serialize + 's {
+        let place = |place: &'s IncompleteStacks| PlaceJson {
+            module: &place.module,
+            reason: place.end.name(),
+            samples: place.samples,
+        };
+        let step = |step: &'s IncompleteSteps| StepJson {
+            runtime: step.runtime,
+            reason: &step.reason,
+            samples: step.samples,
+        };
         SummaryJson {
             samples: self.samples,
             with_context: self.attached,
@@ -226,36 +228,17 @@ impl Summary {
             processes: self.processes.get(),
             duration_ns: self.duration_ns,
             period_ns: self.period_ns,
-            method: match self.method {
-                Method::Ebpf => "ebpf",
-                _ => "ptrace",
-            },
+            method: self.method,
             counts: self.counts,
-            incomplete_stacks: self
-                .incomplete_stacks
-                .iter()
-                .map(|place| PlaceJson {
-                    module: &place.module,
-                    reason: place.end.name(),
-                    samples: place.samples,
-                })
-                .collect(),
-            incomplete_steps: self
-                .incomplete_steps
-                .iter()
-                .map(|step| StepJson {
-                    runtime: step.runtime,
-                    reason: &step.reason,
-                    samples: step.samples,
-                })
-                .collect(),
+            incomplete_stacks: self.incomplete_stacks.iter().map(place).collect(),
+            incomplete_steps: self.incomplete_steps.iter().map(step).collect(),
             files,
             sent,
         }
     }
 }
 
-/// A description of each counter that is not zero, except those of complete samples and of lost samples.
+/// Descriptions of the counters that are not zero, except those of complete and of lost samples.
 struct Missing(Vec<String>);
 
 impl Missing {
@@ -265,14 +248,11 @@ impl Missing {
         }
     }
 
-    /// Adds what is missing of contexts and processes.
     fn add_contexts(&mut self, counts: &Counts) {
         let unreadable = counts.unreadable.iter().zip(ReadStep::ALL);
         let steps = unreadable.filter(|(number, _)| **number > 0);
-        let steps: Vec<_> = steps
-            .map(|(number, step)| format!("{step}: {}", grouped(*number as usize)))
-            .collect();
-        let steps = steps.join(", ");
+        let steps = steps.map(|(number, step)| format!("{step}: {}", grouped(*number as usize)));
+        let steps = steps.collect::<Vec<_>>().join(", ");
         self.add(
             counts.unreadable_samples(),
             &format!("unreadable context ({steps})"),
@@ -311,7 +291,6 @@ impl Missing {
         );
     }
 
-    /// Adds what is missing of mappings, names, stacks and the parts of runtimes.
     fn add_names_and_stacks(&mut self, counts: &Counts) {
         self.add(
             counts.lost_mappings,
@@ -436,7 +415,7 @@ mod tests {
             processes,
             duration_ns: 5_040_000_000,
             period_ns: 1_000_000,
-            method: Method::Ebpf,
+            method: "ebpf",
             counts,
             incomplete_stacks: Vec::new(),
             incomplete_steps: Vec::new(),
@@ -594,7 +573,7 @@ mod tests {
             period: NonZeroU64::MIN,
             counts: Counts::default(),
         };
-        let mut summary = Summary::new(Method::Ebpf, Vec::new(), Vec::new());
+        let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
         summary.add(&part, GilSamples::default(), 0);
         assert_eq!(summary.unnamed, [1, 1, 1]);
     }

@@ -19,10 +19,9 @@ use crate::output::terminal::{self, Style, Terminal};
 use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
 
-/// The time that a table waits for names.
+/// Time that a table waits for names.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Prints the samples of each interval.
 pub(super) fn run(
     feed: &mut Feed<'_>,
     plan: &Plan,
@@ -30,7 +29,7 @@ pub(super) fn run(
     iterations: Option<u64>,
 ) -> Result<(), Error> {
     let terminal = Terminal::of_stdout();
-    let mut names = Names::new(feed.files());
+    let mut names = Names::new(feed.sampler.files());
     let mut done = 0;
     let mut ended = false;
     while !ended && iterations.is_none_or(|all| done < all) {
@@ -66,7 +65,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The rows, with the names of functions that are resolved in time.
+/// Returns the rows, with the names of functions that are resolved in time.
 fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &str) -> Vec<Row> {
     let end = Instant::now() + NAMES_TIMEOUT;
     loop {
@@ -74,16 +73,16 @@ fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &
         let rows = rows(&feed.window, by, attribute, &mut function);
         names.hurry();
         names.update(&feed.catalog, feed.generation);
-        if !names.is_waiting() || interrupt::is_caught() {
+        if !names.is_waiting || interrupt::is_caught() {
             return rows;
         }
-        while names.is_waiting() && Instant::now() < end {
+        while names.is_waiting && Instant::now() < end {
             std::thread::sleep(INTERVAL);
             // Samples that arrive meanwhile count in the next interval.
             feed.drain();
             names.update(&feed.catalog, feed.generation);
         }
-        if names.is_waiting() {
+        if names.is_waiting {
             return rows;
         }
     }
@@ -121,10 +120,10 @@ fn table(
     let mut columns = columns(rows, by, attribute, share);
     // Bars are for terminals; this output may be searched.
     columns.retain(|column| !column.head.is_empty());
-    if let Some(width) = terminal.width() {
+    if let Some(width) = terminal.width {
         columns = fit(columns, width);
     }
-    let may_cut = terminal.width().is_some();
+    let may_cut = terminal.width.is_some();
     text += &(terminal.paint(Style::Bold, &line(&columns, None, may_cut)) + "\n");
     for row in 0..rows.len() {
         text += &(line(&columns, Some(row), may_cut) + "\n");
@@ -132,7 +131,7 @@ fn table(
     text + "\n"
 }
 
-/// The JSON object of one interval, on one line (docs/json.md).
+/// The JSON object of one interval (docs/json.md).
 #[derive(Serialize)]
 struct Report<'r> {
     time: String,
@@ -181,13 +180,11 @@ fn line_of_json(
     rows: &[Row],
 ) -> Result<String, Error> {
     let (window, share) = (&feed.window, plan.share(&feed.window));
-    let attached = window
-        .cells()
-        .filter(|(cell, _)| cell.work.context().is_some());
     let mut gil = GilSamples::default();
     for (cell, samples) in window.cells() {
         gil.add(cell.gil, samples);
     }
+    let rows = rows.iter().map(|row| row_of(row, share.of(row.samples)));
     let report = Report {
         time: clock::utc(SystemTime::now()),
         wall_ns: window.wall(),
@@ -195,7 +192,7 @@ fn line_of_json(
         cpus: plan.cpus,
         method: if plan.is_stopping { "ptrace" } else { "ebpf" },
         samples: window.samples(),
-        with_context: attached.map(|(_, samples)| samples).sum(),
+        with_context: window.attached(),
         gil,
         lost: window.counts().lost,
         counts: window.counts(),
@@ -207,10 +204,7 @@ fn line_of_json(
             By::Function => "function",
         },
         attribute: Some(attribute).filter(|name| !name.is_empty()),
-        rows: rows
-            .iter()
-            .map(|row| row_of(row, share.of(row.samples)))
-            .collect(),
+        rows: rows.collect(),
     };
     let mut line = Vec::new();
     json::write_line(&report, &mut line).map_err(Error::Output)?;

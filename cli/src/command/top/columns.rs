@@ -9,14 +9,14 @@ use crate::output::table::{Align, MAX_WIDTH};
 use crate::output::terminal::{cut, escape};
 use crate::output::text;
 
-/// Spaces between two columns.
 const GAP: usize = 2;
 /// Widths that texts are cut to: first, and if that is not enough.
 const PREFERRED_WIDTH: usize = 12;
 const MIN_WIDTH: usize = 8;
-/// Columns that are expendable by at least this are dropped before others are cut to less than [`PREFERRED_WIDTH`].
+/// Columns that are expendable by at least this are dropped before others are cut to less than
+/// [`PREFERRED_WIDTH`].
 const EXTRA: u8 = 6;
-/// Length of the longest bar.
+/// Maximum length of a bar, in columns.
 const BAR: usize = 10;
 
 #[derive(Clone, Debug)]
@@ -25,7 +25,6 @@ pub(super) struct Column {
     pub(super) align: Align,
     /// Escaped for a terminal, one per row.
     pub(super) cells: Vec<String>,
-    /// The width in terminal columns.
     pub(super) width: usize,
     /// Widths that it may be cut to before and after the columns of at least [`EXTRA`] are dropped.
     preferred: usize,
@@ -44,7 +43,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// 1 for one CPU, fully used.
+    /// Returns 1 for one CPU, fully used.
     pub(super) fn of(self, samples: u64) -> f64 {
         samples as f64 * self.period as f64 / self.wall.max(1) as f64
     }
@@ -54,7 +53,7 @@ impl Share {
     }
 }
 
-/// The columns for rows grouped by `by`, in their order on the line.
+/// Returns the columns for rows grouped by `by`, in their order on the line.
 pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> Vec<Column> {
     let text = |head: &str, expendable, cell: &dyn Fn(&Row) -> String| {
         column(head, Align::Left, expendable, rows, cell)
@@ -62,11 +61,10 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
     let number = |head: &str, expendable, cell: &dyn Fn(&Row) -> String| {
         column(head, Align::Right, expendable, rows, cell)
     };
-    let cpu = || number("CPU %", 0, &|row| share.percent(row.samples));
+    let cpu = number("CPU %", 0, &|row| share.percent(row.samples));
     let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
-    let bar = || text("", 9, &|row| bar(row.samples, most));
+    let bar = text("", 9, &|row| bar(row.samples, most));
     let service = |expendable| text("SERVICE", expendable, &service);
-    let thread = || text("THREAD", 0, &|row| row.name());
     let value = |row: &Row| row.value.clone().unwrap_or_default();
     // A truncated ID cannot be searched.
     let whole = |column: Column| Column {
@@ -83,53 +81,35 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
         }
         columns
     };
-    match by {
+    let others = match by {
         By::Thread => {
             let tid = number("TID", 5, &|row| id(row.thread.tid));
             let pid = number("PID", 6, &|row| id(row.thread.process.pid));
-            let columns = vec![
-                cpu(),
-                bar(),
-                pid,
-                tid,
-                thread(),
-                service(3),
-                traces(7),
-                trace(),
-                span(),
-            ];
-            with_value(columns, 6)
+            let name = text("THREAD", 0, &|row| row.name());
+            let columns = vec![pid, tid, name, service(3), traces(7), trace(), span()];
+            with_value(columns, 4)
         }
         By::Attribute(name) => {
             let name = text(name, 0, &|row| row.name());
-            vec![
-                cpu(),
-                bar(),
-                name,
-                threads(),
-                traces(2),
-                service(5),
-                trace(),
-            ]
+            vec![name, threads(), traces(2), service(5), trace()]
         }
         By::Trace => {
             let name = whole(text("TRACE", 0, &|row| row.name()));
             let spans = number("SPANS", 7, &|row| row.spans.to_string());
-            let columns = vec![cpu(), bar(), name, threads(), spans, service(5)];
-            with_value(columns, 3)
+            with_value(vec![name, threads(), spans, service(5)], 1)
         }
         By::Process => {
             let name = text("SERVICE", 0, &|row| row.name());
             let pid = number("PID", 2, &|row| id(row.thread.process.pid));
-            let columns = vec![cpu(), bar(), pid, name, threads(), traces(4), trace()];
-            with_value(columns, 6)
+            let columns = vec![pid, name, threads(), traces(4), trace()];
+            with_value(columns, 4)
         }
         By::Function => {
             let name = text("FUNCTION", 0, &|row| row.name());
-            let columns = vec![cpu(), bar(), name, threads(), traces(4), service(5)];
-            with_value(columns, 3)
+            with_value(vec![name, threads(), traces(4), service(5)], 1)
         }
-    }
+    };
+    [cpu, bar].into_iter().chain(others).collect()
 }
 
 fn column(
@@ -141,14 +121,9 @@ fn column(
 ) -> Column {
     let cells: Vec<String> = rows.iter().map(|row| escape(&cell(row))).collect();
     let head = escape(head);
-    let widths = cells
-        .iter()
-        .map(|cell| cell.width())
-        .filter(|it| *it <= MAX_WIDTH);
-    let width = widths
-        .chain([head.width().min(MAX_WIDTH)])
-        .max()
-        .unwrap_or(0);
+    let widths = cells.iter().map(|cell| cell.width());
+    let widest = widths.filter(|it| *it <= MAX_WIDTH).max();
+    let width = widest.unwrap_or(0).max(head.width().min(MAX_WIDTH));
     let at_most = |limit| match align {
         // A number that is cut is another number.
         Align::Right => width,
@@ -165,7 +140,7 @@ fn column(
     }
 }
 
-/// The service with most of a row's samples, and how many others there are.
+/// Returns the service with most of a row's samples, and how many others there are.
 fn service(row: &Row) -> String {
     let name = row.thread.process.label();
     let services = row.all_threads.iter().map(|it| &it.process);
@@ -193,13 +168,13 @@ fn id(id: i32) -> String {
     }
 }
 
-/// A bar, full for the row with the most.
+/// Returns a bar, full for the row with the most samples.
 fn bar(samples: u64, most: u64) -> String {
     text::bar((samples * 8 * BAR as u64).div_ceil(most.max(1)) as usize)
 }
 
-/// Narrows and drops columns until they fit in `width`. Columns that are not expendable stay even if they
-/// do not fit.
+/// Narrows and drops columns until they fit in `width`. Columns that are not expendable stay even if
+/// they do not fit.
 pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
     let sum = |columns: &[Column], width_of: &dyn Fn(&Column) -> usize| {
         let gaps = GAP * columns.len().saturating_sub(1);
@@ -232,7 +207,7 @@ pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
     columns
 }
 
-/// The text of `row`, or of the headings, cut to the columns' widths if `may_cut`.
+/// Formats `row`, or the headings, cut to the columns' widths if `may_cut`.
 pub(super) fn line(columns: &[Column], row: Option<usize>, may_cut: bool) -> String {
     let mut line = String::new();
     for (index, column) in columns.iter().enumerate() {

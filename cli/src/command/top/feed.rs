@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use otelctx_profile::sample::format::record;
 use otelctx_profile::sample::{
-    Catalog, ContextId, Counts, Found, ModuleFiles, ProcessFacts, Rotation, Sample, ThreadId,
+    Catalog, ContextId, Counts, Found, ProcessFacts, Rotation, Sample, ThreadId,
 };
 use otelctx_sampler::{IncompleteSteps, Sampler, monotonic};
 
@@ -16,19 +16,19 @@ use crate::output::terminal::escape;
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
-/// A catalog is not replaced before it has served this many samples: of 127 new frames each, these take 20 MB.
+/// A catalog is not replaced before it has served this many samples: of 127 new frames each, these
+/// take 20 MB.
 const MIN_SAMPLES: u64 = 2_000;
 /// Maximum length of a process's name, in characters.
 const MAX_NAME: usize = 256;
 
 /// Moves samples from the sampler into a window.
 pub(super) struct Feed<'c> {
-    sampler: Sampler,
+    pub(super) sampler: Sampler,
     filter: &'c Filter,
     pub(super) catalog: Catalog,
     /// Takes new samples while the view is paused, as the other catalog has the stacks in view.
     aside: Option<Catalog>,
-    /// The catalog's number, counted from 0.
     pub(super) generation: u32,
     rotation: Rotation,
     pub(super) window: Window,
@@ -37,8 +37,8 @@ pub(super) struct Feed<'c> {
     interned: Interned,
 }
 
-/// Entries of the catalog that were used in this slice. Looked up again in each slice, because a process may
-/// publish more later.
+/// Entries of the catalog that were used in this slice. Looked up again in each slice, because a
+/// process may publish more later.
 #[derive(Default)]
 struct Interned {
     threads: HashMap<ThreadId, Shared<Thread>>,
@@ -62,8 +62,8 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// Returns the share of the window's stacks that are incomplete, and the most frequent reason. `None` with a filter:
-    /// the counters are of all samples.
+    /// Returns the share of the window's stacks that are incomplete, and the most frequent reason.
+    /// `None` with a filter: the counters are of all samples.
     pub(super) fn incomplete_stacks(&self) -> Option<String> {
         let counts = self.window.counts();
         if !self.filter.is_empty() {
@@ -74,40 +74,31 @@ impl<'c> Feed<'c> {
         Some(format!("{share} of stacks incomplete (most: {reason})"))
     }
 
-    /// Returns how many of the window's samples lack the part of a language runtime, and why. `None` with a filter,
-    /// likewise.
+    /// Returns how many of the window's samples lack the part of a language runtime, and why. `None`
+    /// with a filter, likewise.
     pub(super) fn incomplete_steps(&self) -> Option<String> {
         let counts = self.filter.is_empty().then(|| self.window.counts())?;
         let reasons = self.sampler.incomplete_steps();
         incomplete_steps(counts.incomplete_steps, self.window.samples(), &reasons)
     }
 
-    /// The files of the sampled code.
-    pub(super) fn files(&self) -> ModuleFiles {
-        self.sampler.files()
-    }
-
-    pub(super) fn has_targets(&self) -> bool {
-        self.sampler.has_targets()
-    }
-
-    /// Takes the samples that have arrived.
     pub(super) fn drain(&mut self) {
         let mut samples = Vec::new();
-        self.sampler
-            .drain(&mut self.catalog, &mut |sample| samples.push(sample));
+        let mut push = |sample| samples.push(sample);
+        self.sampler.drain(&mut self.catalog, &mut push);
         self.rotation.count(samples.len() as u64);
         for sample in samples {
             if self.filter.keeps(&self.catalog, &sample) {
-                let cell =
-                    self.interned
-                        .cell(&self.catalog, self.generation, &sample, &mut self.window);
-                self.window.add(cell);
+                let (window, generation) = (&mut self.window, self.generation);
+                let cell = self
+                    .interned
+                    .cell(&self.catalog, generation, &sample, window);
+                window.add(cell);
             }
         }
     }
 
-    /// Takes the samples that have arrived and discards them. [`Feed::restart`] starts counting again.
+    /// Takes the samples that have arrived and discards them. [`Feed::restart`] counts again.
     pub(super) fn skip(&mut self) {
         let rotation = &mut self.rotation;
         let aside = match &mut self.aside {
@@ -136,8 +127,7 @@ impl<'c> Feed<'c> {
         self.interned = Interned::default();
     }
 
-    /// Replaces the catalog if it has grown too large. The stacks of earlier slices cannot be named after
-    /// that.
+    /// Replaces the catalog if it has grown too large: the stacks of earlier slices get no names then.
     pub(super) fn renew(&mut self) {
         if renew(&mut self.sampler, &mut self.catalog, &mut self.rotation) {
             self.generation += 1;
@@ -145,7 +135,6 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// Discards all samples up to now.
     pub(super) fn restart(&mut self) {
         self.skip();
         self.catalog = self.aside.take().unwrap_or_default();
@@ -156,8 +145,8 @@ impl<'c> Feed<'c> {
     }
 }
 
-/// The share of samples that lack the part of a runtime. The reason is the most frequent one since sampling began: reasons
-/// are not counted by window, and some samples have none.
+/// Formats the share of samples that lack the part of a runtime. The reason is the most frequent one
+/// since sampling began: reasons are not counted by window, and some samples have none.
 fn incomplete_steps(missing: u64, samples: u64, reasons: &[IncompleteSteps]) -> Option<String> {
     // A sample counts once for each runtime that cannot be read.
     let share = (missing > 0).then(|| share(missing, samples.max(missing)))?;
@@ -189,7 +178,7 @@ impl Interned {
     ) -> Cell {
         let thread = self.threads.entry(sample.thread).or_insert_with(|| {
             let facts = catalog.thread_facts(sample.thread);
-            window.thread(Thread {
+            window.threads.get(Thread {
                 process: process(catalog.process(facts.process)),
                 tid: facts.tid,
                 name: facts.name.clone(),
@@ -199,7 +188,7 @@ impl Interned {
             Found::Attached(id) => {
                 let context = self.contexts.entry(id);
                 let known = context
-                    .or_insert_with(|| window.context(context_of(catalog.context_facts(id))));
+                    .or_insert_with(|| window.contexts.get(context_of(catalog.context_facts(id))));
                 Work::Attached(known.clone())
             }
             Found::Detached | Found::NotPublished => Work::Nothing,
@@ -227,22 +216,19 @@ fn context_of(context: &record::DecodedContext) -> Context {
     }
 }
 
-/// A process, named after its service if that has a name.
+/// Returns a process, named after its service if that has a name.
 fn process(facts: &ProcessFacts) -> Process {
     let service = if facts.published {
         attributes::string(&facts.resource, "service.name")
     } else {
         attributes::detected_service(&facts.resource)
     };
+    let name = service.unwrap_or(&facts.comm);
     Process {
         pid: facts.pid,
         start_ticks: facts.start_ticks,
         is_detected: service.is_some() && !facts.published,
-        name: service
-            .unwrap_or(&facts.comm)
-            .chars()
-            .take(MAX_NAME)
-            .collect(),
+        name: name.chars().take(MAX_NAME).collect(),
     }
 }
 

@@ -31,9 +31,9 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
 }
 
 fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
-    let colours = Terminal::of_stdout().colours();
+    let colours = Terminal::of_stdout().colours;
     let mut state = State::new(plan.by.clone(), String::new());
-    let mut names = Names::new(feed.files());
+    let mut names = Names::new(feed.sampler.files());
     let mut next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);
     loop {
@@ -43,11 +43,10 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
         }
         let area = screen.area().map_err(Error::Output)?;
         state.scroll(view::page(area, &state, &shown), shown.rows.len());
-        screen
-            .draw(|frame| {
-                view::draw(frame.buffer_mut(), area, &state, &shown, colours);
-            })
-            .map_err(Error::Output)?;
+        let drawn = screen.draw(|frame| {
+            view::draw(frame.buffer_mut(), area, &state, &shown, colours);
+        });
+        drawn.map_err(Error::Output)?;
         // Waits until there is something new to draw.
         while !changed {
             // A paused view stays after all targets have ended.
@@ -109,7 +108,6 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
     }
 }
 
-/// Collects the content of the view.
 fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> Shown {
     let window = &feed.window;
     state.keys = attribute_keys(window);
@@ -137,9 +135,6 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         let frames = names.frames(&feed.catalog, stacks, MAX_FRAMES);
         (!frames.is_empty()).then_some((frames, *samples))
     });
-    let attached = window
-        .cells()
-        .filter(|(cell, _)| cell.work.context().is_some());
     let limits = feed.incomplete_steps().into_iter();
     let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
@@ -147,7 +142,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         share: plan.share(window),
         cpus: plan.cpus,
         samples: window.samples(),
-        attached: attached.map(|(_, samples)| samples).sum(),
+        attached: window.attached(),
         lost: window.counts().lost,
         not_traceable: window.counts().not_traceable,
         incomplete: feed.incomplete_stacks(),

@@ -96,7 +96,7 @@ Examples:
   otelctx top -- ./app --option value     a command, from its first instruction
   otelctx top --json --iterations 1       one table, for a script";
 
-/// The property that rows are grouped by.
+/// Properties that rows can be grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Group {
     Thread,
@@ -107,7 +107,7 @@ enum Group {
     Function,
 }
 
-/// The arguments, resolved.
+/// The resolved arguments.
 struct Plan {
     by: By,
     /// The requested attribute; empty for none.
@@ -119,9 +119,8 @@ struct Plan {
     cpus: usize,
     /// True if threads are stopped to sample them.
     is_stopping: bool,
-    /// Descriptions of what is not sampled as well as on other kernels.
+    /// What is not sampled as well as on other kernels.
     limits: Vec<String>,
-    /// The command, if one was started.
     child: Option<Child>,
 }
 
@@ -130,7 +129,7 @@ impl Plan {
     fn have_targets_ended(&self, feed: &Feed<'_>) -> bool {
         match &self.child {
             Some(child) => child::has_ended(child),
-            None => !feed.has_targets(),
+            None => !feed.sampler.has_targets(),
         }
     }
 
@@ -152,7 +151,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let cannot_start = child::cannot_start(&arguments.command);
     let waiting = start(&arguments.command).map_err(&cannot_start)?;
     let targets = match (&waiting, &pids[..]) {
-        (Some(waiting), _) => Targets::Processes(vec![waiting.pid()]),
+        (Some(waiting), _) => Targets::Processes(vec![waiting.pid]),
         (None, []) => Targets::All,
         (None, pids) => Targets::Processes(pids.to_vec()),
     };
@@ -226,8 +225,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     }
 }
 
-/// Starts a program that waits before its first instruction. It gets no terminal: the keys and the screen
-/// are the view's.
+/// Starts a program that waits before its first instruction. It gets no terminal: the keys and the
+/// screen are the view's.
 fn start(command: &[OsString]) -> io::Result<Option<Waiting>> {
     let silent = |mut program: Command| {
         program.stdin(Stdio::null()).stdout(Stdio::null());
@@ -252,21 +251,19 @@ fn ended(pids: &[i32]) -> String {
 /// Default window on a terminal: long enough for steady shares, short enough to be current.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// The number of CPUs online.
 fn online_cpus() -> usize {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     online.ok().flatten().map_or(1, |number| number as usize)
 }
 
-/// The attribute to show: the requested one, else the first key seen, which is the route if there is one.
+/// Returns the attribute to show: the requested one, else the first key seen, which is the route if
+/// there is one.
 fn attribute(plan: &Plan, seen: &[String]) -> String {
-    match &plan.attribute {
-        Some(given) => given.clone(),
-        None => seen.first().cloned().unwrap_or_default(),
-    }
+    let shown = plan.attribute.as_ref().or(seen.first());
+    shown.cloned().unwrap_or_default()
 }
 
-/// The number of samples of each value of an attribute, in descending order.
+/// Counts the samples of each value of an attribute, in descending order.
 fn samples_by_value(window: &Window, attribute: &str) -> Vec<(String, u64)> {
     let mut values: HashMap<&str, u64> = HashMap::new();
     for (cell, samples) in window.cells() {

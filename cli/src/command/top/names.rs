@@ -48,7 +48,8 @@ pub(super) struct Names {
     wanted: HashMap<Spot, (ProcessId, Option<Mapping>)>,
     requests: Sender<(u32, Vec<Request>)>,
     answers: Receiver<Answer>,
-    waiting: bool,
+    /// Names are still being resolved.
+    pub(super) is_waiting: bool,
     next: Instant,
 }
 
@@ -82,12 +83,13 @@ impl Names {
             wanted: HashMap::new(),
             requests,
             answers,
-            waiting: false,
+            is_waiting: false,
             next: Instant::now(),
         }
     }
 
-    /// The innermost function; for a thread that waits for an interpreter's lock, that it waits. Functions of an earlier catalog are counted together.
+    /// Returns the innermost function; for a thread that waits for an interpreter's lock, that it
+    /// waits. Functions of an earlier catalog are counted together.
     pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Key {
         if stacks.catalog != self.generation {
             return Key::Others;
@@ -99,7 +101,8 @@ impl Names {
         innermost.map_or(Key::Nothing, Key::Function)
     }
 
-    /// The innermost frames: names of functions, or of their files until the former are resolved.
+    /// Returns the innermost frames: names of functions, or of their files until the former are
+    /// resolved.
     pub(super) fn frames(
         &mut self,
         catalog: &Catalog,
@@ -111,20 +114,17 @@ impl Names {
         }
         let process = catalog.thread_facts(stacks.thread).process;
         let kernel = catalog.frames(stacks.kernel).map(|frame| (None, frame));
-        let user = catalog
-            .frames(stacks.user)
-            .map(|frame| (Some(process), frame));
-        kernel
-            .chain(user)
-            .take(most)
-            .map(|(process, frame)| match frame {
-                Frame::Named(named) => named.name().to_owned(),
-                Frame::Native { address, .. } => {
-                    let address = frame.lookup_address().unwrap_or(*address);
-                    self.name(catalog, process, address)
-                }
-            })
-            .collect()
+        let user = catalog.frames(stacks.user);
+        let user = user.map(|frame| (Some(process), frame));
+        let innermost = kernel.chain(user).take(most);
+        let names = innermost.map(|(process, frame)| match frame {
+            Frame::Named(named) => named.name().to_owned(),
+            Frame::Native { address, .. } => {
+                let address = frame.lookup_address().unwrap_or(*address);
+                self.name(catalog, process, address)
+            }
+        });
+        names.collect()
     }
 
     fn name(&mut self, catalog: &Catalog, process: Option<ProcessId>, address: u64) -> String {
@@ -169,7 +169,7 @@ impl Names {
         }
         let mut new = false;
         while let Ok(answer) = self.answers.try_recv() {
-            self.waiting = false;
+            self.is_waiting = false;
             self.next = Instant::now() + answer.took * IDLE_FACTOR;
             if answer.generation != generation {
                 continue;
@@ -182,9 +182,9 @@ impl Names {
                 self.known.insert(spot, name);
             }
         }
-        if !self.waiting && !self.wanted.is_empty() && Instant::now() >= self.next {
+        if !self.is_waiting && !self.wanted.is_empty() && Instant::now() >= self.next {
             let requests = self.requests(catalog);
-            self.waiting = self.requests.send((generation, requests)).is_ok();
+            self.is_waiting = self.requests.send((generation, requests)).is_ok();
         }
         new
     }
@@ -194,12 +194,7 @@ impl Names {
         self.next = Instant::now();
     }
 
-    /// Returns whether names are still being resolved.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.waiting
-    }
-
-    /// The requests, by module.
+    /// Returns the requests, by module.
     fn requests(&mut self, catalog: &Catalog) -> Vec<Request> {
         let mut by_module: HashMap<Option<ModuleId>, Request> = HashMap::new();
         for (spot, (process, mapping)) in self.wanted.drain() {
@@ -221,7 +216,7 @@ impl Names {
     }
 }
 
-/// Stands for a function until its name is resolved.
+/// Returns what stands for a function until its name is resolved.
 fn file(module: &Module) -> String {
     let name = module.path.rsplit('/').next().unwrap_or_default();
     if name.starts_with('[') {
@@ -232,20 +227,15 @@ fn file(module: &Module) -> String {
 }
 
 fn find(request: Request, symbols: &Symbols) -> Vec<(Spot, Option<String>)> {
-    let Request {
-        module,
-        process,
-        mapping,
-        spots,
-    } = request;
-    let query = SymbolQuery::new(&module, &process).mapped(mapping.as_ref());
-    let addresses: Vec<u64> = spots.iter().map(|spot| spot.address).collect();
+    let mapping = request.mapping.as_ref();
+    let query = SymbolQuery::new(&request.module, &request.process).mapped(mapping);
+    let addresses: Vec<u64> = request.spots.iter().map(|spot| spot.address).collect();
     let functions = symbols.clone().functions(query, &addresses);
     let names = functions.into_iter().map(|functions| {
         let innermost = functions.into_iter().next();
         innermost.map(|function| function.name)
     });
-    spots.into_iter().zip(names).collect()
+    request.spots.into_iter().zip(names).collect()
 }
 
 #[cfg(test)]

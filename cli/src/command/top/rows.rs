@@ -110,7 +110,7 @@ impl Row {
     }
 }
 
-/// The rows of a window.
+/// Groups the samples of a window into rows.
 pub(super) fn rows(
     window: &Window,
     by: &By,
@@ -143,10 +143,8 @@ pub(super) fn rows(
             *group.stacks.entry(stacks).or_default() += samples;
         }
     }
-    let mut rows: Vec<Row> = groups
-        .into_iter()
-        .map(|(key, group)| group.row(key))
-        .collect();
+    let rows = groups.into_iter().map(|(key, group)| group.row(key));
+    let mut rows: Vec<Row> = rows.collect();
     sort(&mut rows, Sort::Cpu, false);
     rows
 }
@@ -170,8 +168,8 @@ pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
     }
 }
 
-/// Returns the attribute keys in the window: the route first, then in alphabetical order. The state of interpreters'
-/// locks comes last.
+/// Returns the attribute keys in the window: the route first, then in alphabetical order, and the
+/// state of interpreters' locks last.
 pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
     let contexts = window.cells().filter_map(|(cell, _)| cell.work.context());
     let keys: HashSet<&str> = contexts
@@ -266,7 +264,7 @@ impl Group<'_> {
     }
 }
 
-/// The item with the most samples; of several, the last in `order`.
+/// Returns the item with the most samples; of several, the last in `order`.
 fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) -> Option<T> {
     of.max_by_key(|(thing, samples)| (*samples, order(thing)))
         .map(|(thing, _)| thing)
@@ -359,9 +357,9 @@ mod tests {
             (3, None, 1),
         ] {
             let cell = Cell {
-                thread: window.thread(thread(1, tid)),
+                thread: window.threads.get(thread(1, tid)),
                 gil,
-                work: Work::Attached(window.context(context(1, "/a"))),
+                work: Work::Attached(window.contexts.get(context(1, "/a"))),
                 stacks: None,
             };
             (0..samples).for_each(|_| window.add(cell.clone()));

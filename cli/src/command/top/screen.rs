@@ -53,8 +53,8 @@ fn area() -> io::Result<Rect> {
     Ok(Rect::new(0, 0, width, height))
 }
 
-/// A backend with a given size. If ratatui determined the size itself, it would query the terminal for its
-/// cursor at each change, and fail if the terminal does not respond.
+/// Creates a backend with a given size. If ratatui determined the size itself, it would query the
+/// terminal for its cursor at each change, and fail if the terminal does not respond.
 fn empty(area: Rect) -> io::Result<Terminal> {
     let options = TerminalOptions {
         viewport: Viewport::Fixed(area),
@@ -79,8 +79,8 @@ const MAX_EVENTS: usize = 64;
 /// The interval at which the thread that reads keys checks whether the view has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Reads keys and changes of size in a thread of its own, until the view has ended: where the terminal disappears
-/// at the wrong moment, crossterm reads forever.
+/// Reads keys and changes of size in a thread of its own, until the view has ended: where the terminal
+/// disappears at the wrong moment, crossterm reads forever.
 fn read_events(
     keyboard: OwnedFd,
     has_ended: Arc<AtomicBool>,
@@ -134,7 +134,7 @@ impl Screen {
         let handler = SigHandler::Handler(note);
         let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
         for signal in [Signal::SIGTSTP, Signal::SIGCONT] {
-            // SAFETY: a handler must be async-signal-safe (signal-safety(7)); `note` only stores to atomics.
+            // SAFETY: a handler must be async-signal-safe; `note` only stores to atomics.
             unsafe { sigaction(signal, &action) }?;
         }
         let area = area()?;
@@ -238,7 +238,7 @@ fn give_back() {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // What is typed from now on is for others.
+        // Keys from now on are for other programs.
         self.has_ended.store(true, Ordering::Relaxed);
         give_back();
         // Its `Drop` shows the cursor once more, and panics if it can write neither that nor an error

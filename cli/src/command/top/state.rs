@@ -39,7 +39,6 @@ pub(super) enum Action {
     /// Compute the rows again.
     Show,
     Quit,
-    /// Suspend this job.
     Suspend,
     Pause,
 }
@@ -163,8 +162,8 @@ impl State {
         self.at = self.selected.is_some().then_some(at);
     }
 
-    /// Finds the selected row among new ones. If it is gone, the row in its place is selected, unless the
-    /// details are shown.
+    /// Finds the selected row among new ones. If it is gone, the row in its place is selected, unless
+    /// the details are shown.
     pub(super) fn follow(&mut self, rows: &[Row]) {
         let Some(selected) = &self.selected else {
             return;

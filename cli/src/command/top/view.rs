@@ -70,7 +70,6 @@ impl Layout {
     }
 }
 
-/// The number of rows of the table.
 pub(super) fn page(area: Rect, state: &State, shown: &Shown) -> usize {
     let details = details(state, shown).len();
     Layout::new(area, state, shown, details).rows.1.into()
@@ -89,12 +88,8 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown
     if shown.lost > 0 && area.height > 1 {
         let text = summary(state, shown);
         let from = text.find(&lost(shown)).map(|at| text[..at].width());
-        paint.over(
-            0,
-            from.unwrap_or(0),
-            &lost(shown),
-            paint.coloured(Color::Red),
-        );
+        let (from, red) = (from.unwrap_or(0), paint.coloured(Color::Red));
+        paint.over(0, from, &lost(shown), red);
     }
     if layout.head > 1 {
         paint.text(1, &values(state, shown, area.width.into()), Style::new());
@@ -133,23 +128,22 @@ impl Paint<'_> {
         }
     }
 
-    /// A line, cut to the width.
+    /// Draws a line, cut to the width.
     fn text(&mut self, y: u16, text: &str, style: Style) {
         if y < self.area.height {
             let text = cut(text, self.area.width.into());
-            let (x, y) = (self.area.x, self.area.y + y);
-            self.buffer
-                .set_stringn(x, y, text, self.area.width.into(), style);
+            let (x, y, width) = (self.area.x, self.area.y + y, self.area.width.into());
+            self.buffer.set_stringn(x, y, text, width, style);
         }
     }
 
-    /// A part of a line, from a column on.
+    /// Draws a part of a line, from a column on.
     fn over(&mut self, y: u16, x: usize, text: &str, style: Style) {
         let width = usize::from(self.area.width);
         if x < width && y < self.area.height {
-            let (left, y) = (self.area.x + x as u16, self.area.y + y);
+            let (left, y, width) = (self.area.x + x as u16, self.area.y + y, width - x);
             self.buffer
-                .set_stringn(left, y, cut(text, width - x), width - x, style);
+                .set_stringn(left, y, cut(text, width), width, style);
         }
     }
 
@@ -244,7 +238,6 @@ fn lost(shown: &Shown) -> String {
     format!("{} lost", grouped(shown.lost as usize))
 }
 
-/// The first line.
 fn summary(state: &State, shown: &Shown) -> String {
     let mut parts = Vec::new();
     if state.paused {
@@ -275,7 +268,7 @@ fn summary(state: &State, shown: &Shown) -> String {
     parts.join(" · ")
 }
 
-/// The second line: the values with the most CPU time.
+/// Formats the second line: the values with the most CPU time.
 fn values(state: &State, shown: &Shown, width: usize) -> String {
     if shown.values.is_empty() {
         return match (shown.samples, shown.attached) {
@@ -300,13 +293,10 @@ fn values(state: &State, shown: &Shown, width: usize) -> String {
     text
 }
 
-/// The last line.
 fn keys(state: &State, width: usize) -> String {
     if state.typing {
-        return format!(
-            "filter: {}▏  Enter keeps it, Esc clears it",
-            escape(&state.filter)
-        );
+        let filter = escape(&state.filter);
+        return format!("filter: {filter}▏  Enter keeps it, Esc clears it");
     }
     let by = match &state.by {
         By::Thread => "thread".to_owned(),
@@ -342,7 +332,6 @@ fn keys(state: &State, width: usize) -> String {
     text
 }
 
-/// The details of the selected row.
 fn details(state: &State, shown: &Shown) -> Vec<String> {
     if !state.details {
         return Vec::new();
@@ -379,11 +368,9 @@ fn details(state: &State, shown: &Shown) -> Vec<String> {
         let id = |id: Option<String>| id.unwrap_or_else(|| "none".into());
         let trace = id(context.trace_id().map(|id| id.to_string()));
         let span = id(context.span_id().map(|id| id.to_string()));
-        lines.push(format!(
-            "trace       {trace}{}",
-            several(row.traces, "traces")
-        ));
-        lines.push(format!("span        {span}{}", several(row.spans, "spans")));
+        let (traces, spans) = (several(row.traces, "traces"), several(row.spans, "spans"));
+        lines.push(format!("trace       {trace}{traces}"));
+        lines.push(format!("span        {span}{spans}"));
         for (key, value) in &context.attributes {
             lines.push(format!("{:<10}  {}", escape(key), escape(value)));
         }

@@ -39,7 +39,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// The name, in parentheses if it was detected.
+    /// Returns the name, in parentheses if it was detected.
     pub(super) fn label(&self) -> String {
         if self.is_detected {
             format!("({})", self.name)
@@ -92,7 +92,7 @@ impl Context {
         (!id.is_zero()).then_some(id)
     }
 
-    /// The last value if the key is repeated, as in files.
+    /// Returns an attribute's value: the last one if the key is repeated, as in files.
     pub(super) fn attribute(&self, key: &str) -> Option<&str> {
         let found = self.attributes.iter().rfind(|(name, _)| name == key);
         found.map(|(_, value)| value.as_str())
@@ -127,10 +127,10 @@ impl<T> Hash for Shared<T> {
 
 /// Keeps each value once, for as long as it is in use.
 #[derive(Debug)]
-struct Interner<T>(HashSet<Rc<T>>);
+pub(super) struct Interner<T>(HashSet<Rc<T>>);
 
 impl<T: Eq + Hash> Interner<T> {
-    fn get(&mut self, value: T) -> Shared<T> {
+    pub(super) fn get(&mut self, value: T) -> Shared<T> {
         if let Some(known) = self.0.get(&value) {
             return Shared(known.clone());
         }
@@ -168,7 +168,6 @@ impl Work {
 /// A thread's stacks, in one catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stacks {
-    /// The catalog's number, counted from 0.
     pub(super) catalog: u32,
     pub(super) thread: otelctx_profile::sample::ThreadId,
     pub(super) user: StackId,
@@ -186,7 +185,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// The value of an attribute: of the context, or the state of the interpreter's lock.
+    /// Returns the value of an attribute: of the context, or the state of the interpreter's lock.
     pub(super) fn value(&self, attribute: &str) -> Option<&str> {
         match attribute {
             GIL => self.gil.map(GilState::name),
@@ -195,7 +194,6 @@ impl Cell {
     }
 }
 
-/// Samples of a period of time.
 #[derive(Debug, Default)]
 struct Slice {
     /// Start and end, in nanoseconds.
@@ -222,18 +220,17 @@ impl Slice {
 pub(super) struct Window {
     /// Its length, in nanoseconds; 0 for the last slice alone.
     length: u64,
-    /// The slices that have ended.
     slices: VecDeque<Slice>,
     /// Their size, as counted for [`MAX_TOTAL_CELLS`].
     size: usize,
     current: Slice,
-    threads: Interner<Thread>,
-    contexts: Interner<Context>,
+    pub(super) threads: Interner<Thread>,
+    pub(super) contexts: Interner<Context>,
     others: Shared<Thread>,
 }
 
 impl Window {
-    /// Begins at `now` (nanoseconds).
+    /// Creates a window that begins at `now` (nanoseconds).
     pub(super) fn new(length: u64, now: u64) -> Self {
         Self {
             length,
@@ -246,15 +243,6 @@ impl Window {
         }
     }
 
-    pub(super) fn thread(&mut self, thread: Thread) -> Shared<Thread> {
-        self.threads.get(thread)
-    }
-
-    pub(super) fn context(&mut self, context: Context) -> Shared<Context> {
-        self.contexts.get(context)
-    }
-
-    /// Counts a sample.
     pub(super) fn add(&mut self, cell: Cell) {
         let cells = &mut self.current.cells;
         self.current.samples += 1;
@@ -305,7 +293,6 @@ impl Window {
         self.contexts.prune();
     }
 
-    /// Drops everything and starts again.
     pub(super) fn restart(&mut self, now: u64) {
         self.slices.clear();
         self.size = 0;
@@ -318,7 +305,7 @@ impl Window {
         cells.map(|(cell, count)| (cell, *count))
     }
 
-    /// Its actual length, in nanoseconds.
+    /// Returns its actual length, in nanoseconds.
     pub(super) fn wall(&self) -> u64 {
         let wall = |slice: &Slice| slice.end - slice.start;
         self.slices.iter().map(wall).sum()
@@ -326,6 +313,13 @@ impl Window {
 
     pub(super) fn samples(&self) -> u64 {
         self.slices.iter().map(|slice| slice.samples).sum()
+    }
+
+    pub(super) fn attached(&self) -> u64 {
+        let attached = self
+            .cells()
+            .filter(|(cell, _)| cell.work.context().is_some());
+        attached.map(|(_, samples)| samples).sum()
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -370,10 +364,10 @@ pub(super) mod tests {
         samples: usize,
     ) {
         let cell = Cell {
-            thread: window.thread(thread),
+            thread: window.threads.get(thread),
             gil: None,
             work: context.map_or(Work::Nothing, |context| {
-                Work::Attached(window.context(context))
+                Work::Attached(window.contexts.get(context))
             }),
             stacks: None,
         };

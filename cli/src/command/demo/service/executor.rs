@@ -32,7 +32,6 @@ impl Wake for Task {
 }
 
 impl Executor {
-    /// Adds a task.
     pub(super) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let work: Work = Box::pin(work);
         let task = Arc::new(Task {
@@ -48,11 +47,9 @@ impl Executor {
             let task = self.next();
             let mut work = lock(&task.work);
             let waker = Waker::from(task.clone());
+            let mut context = Context::from_waker(&waker);
             if let Some(future) = work.as_mut()
-                && future
-                    .as_mut()
-                    .poll(&mut Context::from_waker(&waker))
-                    .is_ready()
+                && future.as_mut().poll(&mut context).is_ready()
             {
                 *work = None;
             }
@@ -65,10 +62,8 @@ impl Executor {
             if let Some(task) = ready.pop_front() {
                 return task;
             }
-            ready = self
-                .more
-                .wait(ready)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = self.more.wait(ready);
+            ready = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -88,10 +83,10 @@ impl Executor {
                     let wait = self.earlier.wait_timeout(waiting, time - now);
                     wait.unwrap_or_else(PoisonError::into_inner).0
                 }
-                None => self
-                    .earlier
-                    .wait(waiting)
-                    .unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    let waited = self.earlier.wait(waiting);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
             };
         }
     }

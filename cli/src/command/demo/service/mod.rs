@@ -19,7 +19,6 @@ use crate::interrupt;
 
 /// Name of the service, its process, and the timer thread.
 const NAME: &std::ffi::CStr = c"shop";
-/// Number of workers that run async tasks.
 const ASYNC_WORKERS: usize = 3;
 /// Number of all workers: one more answers health checks.
 pub(crate) const WORKERS: usize = ASYNC_WORKERS + 1;

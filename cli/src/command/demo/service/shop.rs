@@ -50,7 +50,6 @@ fn root(trace: TraceId, method: &str, route: &str) -> SharedContext {
         .share()
 }
 
-/// A span within a request.
 fn step(trace: TraceId, route: &str, name: &str) -> Context {
     Context::new(trace, span_id())
         .expect("an ID that is not zero")

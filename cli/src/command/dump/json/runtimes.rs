@@ -5,7 +5,7 @@ use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::runtime::{RuntimeThread, Task, TaskReading};
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::Serializer;
 
 use super::super::model::{Report, ThreadReport};
 use super::ContextJson;
@@ -13,35 +13,24 @@ use super::stacks::FrameJson;
 use crate::output::json::{AttributeMap, OrError};
 
 /// The readings of a thread, by the names of the runtimes.
-pub(super) struct ThreadRuntimesJson<'r> {
-    report: &'r Report,
-    thread: &'r ThreadReport,
-}
-
-impl<'r> ThreadRuntimesJson<'r> {
-    pub(super) fn of(report: &'r Report, thread: &'r ThreadReport) -> Self {
-        Self { report, thread }
-    }
-}
+pub(super) struct ThreadRuntimesJson<'r>(pub(super) &'r Report, pub(super) &'r ThreadReport);
 
 impl Serialize for ThreadRuntimesJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        for reading in &self.thread.runtimes {
+        let Self(report, thread) = self;
+        serializer.collect_map(thread.runtimes.iter().map(|reading| {
             let value = match &reading.thread {
-                Ok(thread) => {
-                    let facts = facts(self.report, reading.name);
-                    OrError::Value(ThreadRuntimeJson::of(thread, facts, self.thread))
+                Ok(found) => {
+                    let facts = facts(report, reading.name);
+                    OrError::Value(ThreadRuntimeJson::of(found, facts, thread))
                 }
                 Err(error) => OrError::error(error),
             };
-            map.serialize_entry(reading.name, &value)?;
-        }
-        map.end()
+            (reading.name, value)
+        }))
     }
 }
 
-/// The facts about the process of a runtime.
 fn facts(report: &Report, runtime: &str) -> Attributes {
     let mut present = report.swept.runtimes.iter();
     let present = present.find(|present| present.name == runtime);

@@ -43,7 +43,7 @@ impl<'r> StackJson<'r> {
     }
 }
 
-/// The frames, converted one by one as they are written.
+/// Serializes the frames, converting them one by one.
 fn serialize_frames<S: Serializer>(
     (frames, named): &(Vec<Frame>, &Named),
     serializer: S,
@@ -84,7 +84,7 @@ impl<'r> FrameJson<'r> {
         }
     }
 
-    /// A frame of a thread's runtime, beside its name.
+    /// Converts a frame of a thread's runtime, beside the runtime's name.
     pub(super) fn of_runtime(frame: &'r NamedFrame) -> Self {
         Self {
             runtime: None,
@@ -112,9 +112,7 @@ impl<'r> FrameJson<'r> {
         let callee = functions.len().saturating_sub(1);
         let one = move |index: usize, function: Option<&'r Function>| Self {
             function: function.map(|it| it.name.as_str()),
-            file: function
-                .map(|it| it.file.as_str())
-                .filter(|it| !it.is_empty()),
+            file: (function.map(|it| it.file.as_str())).filter(|it| !it.is_empty()),
             line: function.map(|it| it.line).filter(|line| *line > 0),
             inlined: index < callee,
             module: module.map(|(path, _)| path),

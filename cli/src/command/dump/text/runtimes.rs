@@ -14,7 +14,8 @@ use crate::output::attributes::pairs;
 use crate::output::terminal::{Terminal, escape};
 use crate::output::text::count;
 
-/// The runtimes of a process, one per line, and the number of threads with contradictory contexts.
+/// Formats the runtimes of a process, one per line, and the number of threads with contradictory
+/// contexts.
 pub(super) fn head(report: &Report, terminal: &Terminal) -> String {
     let mut text = String::new();
     for present in &*report.swept.runtimes {
@@ -26,7 +27,7 @@ pub(super) fn head(report: &Report, terminal: &Terminal) -> String {
     }
 }
 
-/// This number of threads have sources with contradictory contexts.
+/// Says that this number of threads have sources with contradictory contexts.
 fn conflict(threads: usize) -> String {
     format!(
         "{} contexts from several sources with different IDs; the native record is shown",
@@ -34,8 +35,8 @@ fn conflict(threads: usize) -> String {
     )
 }
 
-/// The frames of each thread that a runtime knows, unless they are part of its stack, and of each
-/// task, with its context.
+/// Formats the frames of each thread that a runtime knows, unless they are part of its stack, and of
+/// each task, with its context.
 pub(super) fn frames(report: &Report) -> String {
     let mut text = String::new();
     for thread in &report.threads {

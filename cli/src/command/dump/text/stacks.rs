@@ -8,7 +8,6 @@ use super::super::model::Report;
 use super::super::stack::Named;
 use crate::output::terminal::escape;
 
-/// The stacks of all threads.
 pub(super) fn lines(report: &Report) -> String {
     let mut text = String::new();
     for thread in &report.threads {
@@ -35,7 +34,8 @@ pub(super) fn lines(report: &Report) -> String {
                     let _ = writeln!(text, "    incomplete: {}", escape(&reason));
                 }
                 if stack.lacks_frames(&thread.runtimes) {
-                    text += "    native frames alone: the thread ran before its runtime was read (--no-stop)\n";
+                    text += "    native frames alone: the thread ran before its runtime was read \
+                             (--no-stop)\n";
                 }
             }
             Err(error) => {
@@ -50,11 +50,11 @@ pub(super) fn lines(report: &Report) -> String {
     text
 }
 
-/// A line for each function of a frame: those inlined at its address, then the one they are part of.
+/// Adds a line for each function of a frame: those inlined at its address, then the one they are in.
 fn add_frame(text: &mut String, address: u64, lookup: u64, named: &Named) {
     let functions = named.functions(lookup);
     let module = named.module(lookup);
-    let Some((_, inlined)) = functions.split_last() else {
+    let Some(callee) = functions.len().checked_sub(1) else {
         let _ = match module {
             Some((path, offset)) => writeln!(text, "    {}+{offset:#x}", escape(file_name(path))),
             None if named.is_anonymous(lookup) => writeln!(text, "    {address:#x} ([anon])"),
@@ -69,17 +69,12 @@ fn add_frame(text: &mut String, address: u64, lookup: u64, named: &Named) {
             (file, 0, _) => format!(" ({file})"),
             (file, line, _) => format!(" ({file}:{line})"),
         };
-        let inlined = if index < inlined.len() {
-            " inlined"
-        } else {
-            ""
-        };
+        let inlined = if index < callee { " inlined" } else { "" };
         let (name, place) = (escape(&function.name), escape(&place));
         let _ = writeln!(text, "    {name}{place}{inlined}");
     }
 }
 
-/// A line for a frame that a runtime has named.
 fn add_named(text: &mut String, frame: &NamedFrame) {
     let place = match (frame.file.as_str(), frame.line) {
         ("", _) => String::new(),
