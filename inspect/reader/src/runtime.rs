@@ -147,7 +147,13 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     }
 
     /// The step of the kernel program that reads its threads while they are sampled. `None` if
-    /// there is none: then only the ptrace sampler includes data of the runtime.
+    /// there is none.
+    ///
+    /// Without a step, or if the sampler's kernel object does not contain it, the runtime adds
+    /// nothing to samples that are taken with eBPF: no frames, no contexts and no lock. Only the
+    /// ptrace sampler includes its data. The object of `otelctx-sampler` itself contains no steps:
+    /// `otelctx_sampler::Options::kernel_object` replaces it (docs/runtimes.md, "A runtime outside
+    /// of this checkout").
     fn kernel_step(&self) -> Option<&KernelStep> {
         None
     }
