@@ -96,7 +96,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value, with --all one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Time limit for each process, in seconds; threads read up to the limit are shown
+    /// Time limit for each process, in seconds; threads read in nine tenths of it are shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "core")]
     deadline: Duration,
     /// Do not stop threads: read their records with eBPF while they run. Each record is read twice and

@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     /// Count the threads that have a trace (stops each one for a few microseconds)
     #[arg(long)]
     threads: bool,
-    /// Time limit for each process, in seconds; what was found up to the limit is shown
+    /// Time limit for each process, in seconds, nine tenths of it for threads; what was found is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "watch")]
     deadline: Duration,
     /// Skip processes with more mappings than this

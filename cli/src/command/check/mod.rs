@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Time limit for a process, in seconds; what was found up to the limit is shown
+    /// Time limit for a process, in seconds, nine tenths of it for threads; what was found is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     deadline: Duration,
 }
