@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use otelctx_remote::Stopped;
 use otelctx_sample::Found;
 
-use super::partial::{Partial, PartialReason};
+use super::partial::{Partial, PartialReason, Size};
 use super::reading::{Outcome, ThreadReading, failed, memory_of};
 use super::runtimes::StoppedRuntimes;
 use super::settle::settle;
@@ -17,7 +17,6 @@ use crate::process::Threads;
 use crate::runtime::{Present, RuntimeReading, TaskReading, ThreadState};
 use crate::{Error, Process, Thread, ThreadSupport};
 
-/// The limits of an attempt.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) deadline: Instant,
@@ -25,7 +24,6 @@ pub(super) struct Limits {
     pub(super) max_bytes: usize,
 }
 
-/// The results of an attempt.
 pub(super) struct Results {
     pub(super) support: Arc<ThreadSupport>,
     pub(super) runtimes: Arc<[Present]>,
@@ -50,7 +48,6 @@ impl Results {
         }
     }
 
-    /// Number of threads that were read.
     pub(super) fn read(&self) -> usize {
         self.threads.iter().filter(|thread| !thread.is_late).count()
     }
@@ -64,19 +61,16 @@ impl Results {
         }
     }
 
-    /// Keeps only the number of threads. Without contexts, nothing can be wrong.
+    /// Keeps only the number of threads, if they have contexts, which may be wrong.
     pub(super) fn forget(&mut self, why: PartialReason) {
         if matches!(*self.support, ThreadSupport::Readable(_)) {
-            let of = self
-                .partial
-                .map_or(self.threads.len(), |partial| partial.of);
+            let of = self.partial.map_or(self.threads.len(), |it| it.of);
             self.threads.clear();
             self.partial = Some(Partial { read: 0, of, why });
         }
     }
 
-    /// Adds the native contexts of a snapshot to the readings of runtimes. If the snapshot failed, that is
-    /// the error of each thread.
+    /// Adds the native contexts of a snapshot, or its error, to the readings of runtimes.
     pub(super) fn add_snapshot(
         &mut self,
         snapshot: Result<Vec<ThreadSnapshot>, Error>,
@@ -91,11 +85,8 @@ impl Results {
             Err(Error::Snapshot { reason }) => {
                 let failed = |thread: &mut ThreadReading| {
                     let reason = reason.clone();
-                    (
-                        thread.tid,
-                        thread.name.take(),
-                        Err(Error::Snapshot { reason }),
-                    )
+                    let error = Error::Snapshot { reason };
+                    (thread.tid, thread.name.take(), Err(error))
                 };
                 asleep.iter_mut().map(failed).collect()
             }
@@ -127,8 +118,8 @@ impl Results {
     }
 }
 
-/// Reads the context and the runtimes of each thread, until a limit is reached; then invalid records again:
-/// one that still is invalid was detached that way.
+/// Reads the context and the runtimes of each thread, until a limit is reached; then invalid
+/// records again: one that still is invalid was detached that way.
 pub(super) fn read_each(
     listed: &Threads<'_>,
     runtimes: &StoppedRuntimes,
@@ -200,7 +191,7 @@ pub(super) fn read_each(
     results
 }
 
-/// Reads the runtimes of the threads that sleep. Beyond a limit, the reading of each thread names the limit.
+/// Reads the runtimes of the threads that sleep, or names the limit that was exceeded.
 pub(super) fn read_asleep(
     listed: &Threads<'_>,
     runtimes: &StoppedRuntimes,
@@ -217,10 +208,9 @@ pub(super) fn read_asleep(
                 return ThreadReading::read(thread, present, None);
             }
             let name = thread.name().ok().flatten();
+            let failed = why.as_ref().map(|why| failed(present, why));
             ThreadReading {
-                runtimes: why
-                    .as_ref()
-                    .map_or_else(Vec::new, |why| failed(present, why)),
+                runtimes: failed.unwrap_or_default(),
                 ..ThreadReading::new(thread.tid(), name, Ok(Found::NotPublished))
             }
         });
@@ -236,9 +226,9 @@ pub(super) fn read_asleep(
 /// Returns the limit that was exceeded, if any: readings of `kept` bytes are kept.
 fn exceeded(pid: i32, kept: usize, limits: Limits) -> Option<String> {
     if kept > limits.max_bytes {
-        let limit = limits.max_bytes >> 20;
+        let limit = Size(limits.max_bytes);
         return Some(format!(
-            "not read: what runtimes know of other threads takes more than {limit} MiB"
+            "not read: what runtimes know of other threads takes more than {limit}"
         ));
     }
     let action = "read what runtimes know of all threads";
