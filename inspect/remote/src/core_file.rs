@@ -1,18 +1,14 @@
-//! A core file: the memory and the threads of a process as they were when it was written, by the
-//! kernel or by a debugger (`gcore`).
+//! A core file: the memory and the threads of a process as the kernel or a debugger (`gcore`) has
+//! written them.
 //!
-//! A core file lacks most of the contents of mapped files: they are read from the files themselves,
-//! if files with the same build IDs are available. Memory that is neither in the core file nor in
-//! such a file is an error that says so, and never read as zeroes.
-//!
-//! The core file is read with pread, never mapped, and not trusted.
+//! A core file lacks most of the contents of mapped files. They are read from files with the same
+//! build IDs, if there are. Files are read with pread, never mapped, and not trusted.
 
 mod files;
 mod notes;
 mod segments;
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::{ControlFlow, Range};
@@ -29,10 +25,9 @@ use crate::memory::{FileBytes, MemoryError, Omission};
 use crate::{Device, Error, Memory, Permissions, Target, ThreadInfo};
 pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
-use segments::{Coverage, Load, Segments, missing};
+use segments::{Load, Segments, missing};
 
-/// Maximum number of mappings of one module; the dynamic linker creates one for each of its
-/// segments.
+/// Maximum number of mappings of one module: one for each of its segments.
 const MAX_SEGMENTS: usize = 512;
 
 /// A core file.
@@ -52,10 +47,14 @@ pub struct CoreFile {
 }
 
 /// Parts that a core file lacks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Missing {
     /// The file is truncated.
+    #[error(
+        "the core file is truncated: it has {length} of {expected} bytes (see RLIMIT_CORE in \
+         core(5), and the disk's free space)"
+    )]
     CutShort {
         /// Its size, in bytes.
         length: u64,
@@ -63,32 +62,16 @@ pub enum Missing {
         expected: u64,
     },
     /// Some of the notes: threads and the names of mappings may be missing.
+    #[error(
+        "some notes of the core file are missing or unreadable: there may have been more threads"
+    )]
     Notes,
     /// Some or all names of the files that were mapped (NT_FILE).
+    #[error(
+        "the core file does not name all files that were mapped (its NT_FILE note is missing or \
+         unreadable): files without a name are not searched for thread-local variables"
+    )]
     FileNames,
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Missing::CutShort { length, expected } => write!(
-                f,
-                "the core file is truncated: it has {length} of {expected} bytes (see RLIMIT_CORE \
-                 in core(5), and the disk's free space)"
-            ),
-            Missing::Notes => write!(
-                f,
-                "some notes of the core file are missing or unreadable: there may have been more \
-                 threads"
-            ),
-            Missing::FileNames => write!(
-                f,
-                "the core file does not name all files that were mapped (its NT_FILE note is \
-                 missing or unreadable): files without a name are not searched for thread-local \
-                 variables"
-            ),
-        }
-    }
 }
 
 /// A file that provides memory missing from the core file.
@@ -176,8 +159,7 @@ impl CoreFile {
         &self.notes.threads
     }
 
-    /// The signal that terminated the process, and the thread that received it; `None` if the
-    /// process continued.
+    /// The signal that terminated the process, if any, and the thread that received it.
     pub fn crash(&self) -> Option<(i32, i32)> {
         let first = self.notes.threads.first()?;
         (first.signal != 0).then_some((first.signal, first.tid))
@@ -203,7 +185,6 @@ impl CoreFile {
     }
 
     fn mapped_name(&self, mapped: &MappedFile) -> &[u8] {
-        // It was created together with the names.
         let start = mapped.name as usize;
         &self.notes.names[start..start + usize::from(mapped.name_length)]
     }
@@ -220,11 +201,8 @@ impl CoreFile {
 
     /// Reads memory in the core file itself, at most up to the end of a segment.
     fn read_covered(&self, address: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
-        let (offset, length) = match self.segments.coverage(address) {
-            Coverage::At { offset, length } => (offset, length),
-            Coverage::LeftOut(_) => return Err(missing(address, Omission::LeftOut)),
-            Coverage::NotMentioned(_) => return Err(missing(address, Omission::NotMentioned)),
-        };
+        let covered = self.segments.covered(address);
+        let (offset, length) = covered.map_err(|why| missing(address, why))?;
         let take = usize::try_from(length).map_or(buffer.len(), |length| length.min(buffer.len()));
         let mut done = 0;
         while done < take {
@@ -252,8 +230,8 @@ impl CoreFile {
         Ok(take)
     }
 
-    /// Reads memory that is missing from the core file from the file that was mapped there. Only
-    /// segments that are not writable, because the process may have changed others.
+    /// Reads memory that the core file lacks from the file that was mapped there, unless the
+    /// segment is writable: the process may have changed it.
     fn read_backing(&self, address: u64, buffer: &mut [u8]) -> Result<usize, Omission> {
         let writable = self.segments.load(address);
         if writable.is_some_and(|load| load.permissions.write) {
@@ -293,8 +271,8 @@ impl CoreFile {
         first
     }
 
-    /// gdb does not even mention mappings that it excludes: the module's headers show what they
-    /// are. `known` caches the result for the last module, by its start.
+    /// Permissions of a mapping that gdb has excluded and does not mention, from the module's
+    /// headers. `known` caches the ranges of code of the last module, by its start.
     fn unmentioned_permissions(
         &self,
         index: usize,
@@ -318,8 +296,7 @@ impl CoreFile {
         }
     }
 
-    /// The address ranges of code in the module whose headers are loaded at `start`, if the core
-    /// file contains them.
+    /// The address ranges of code in the module whose headers are at `start`, if these are covered.
     fn code(&self, start: u64) -> Option<Vec<Range<u64>>> {
         let core = Core(self);
         let elf = Elf::read_headers(Source::Loaded(&core, start)).ok()??;
@@ -342,8 +319,7 @@ impl CoreFile {
         })
     }
 
-    /// Finds the file of the module whose headers are loaded at `start`. The error says why it
-    /// cannot be identified.
+    /// Finds the file of the module whose headers are loaded at `start`. The error is the reason.
     fn find_file(&self, start: u64, name: &[u8]) -> Result<File, String> {
         let held = Core(self);
         let headers = Elf::read_headers(Source::Loaded(&held, start));
@@ -392,7 +368,6 @@ impl Memory for CoreFile {
     }
 }
 
-/// Reads piece after piece.
 fn read_all(
     address: u64,
     buffer: &mut [u8],
@@ -484,9 +459,7 @@ impl Target for CoreFile {
 
     fn thread_ids(&self, visit: &mut dyn FnMut(i32) -> ControlFlow<()>) -> Result<(), Error> {
         let mut threads = self.notes.threads.iter();
-        while let Some(thread) = threads.next()
-            && visit(thread.tid).is_continue()
-        {}
+        let _ = threads.try_for_each(|thread| visit(thread.tid));
         Ok(())
     }
 

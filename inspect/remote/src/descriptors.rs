@@ -11,18 +11,13 @@ const ENOUGH: u64 = 4096;
 
 /// Makes room for descriptors while this process has only one thread.
 ///
-/// The table starts with 64 entries and doubles when it is full. If several threads share it, the kernel waits for an
-/// RCU grace period each time, 4 to 20 ms (fs/file.c, `expand_fdtable`). Without this, `dump` would spend most of its
-/// time waiting.
+/// A table that several threads share doubles only after an RCU grace period of 4 to 20 ms
+/// (fs/file.c, `expand_fdtable`), from 64 entries on: `dump` would spend most of its time waiting.
 pub(crate) fn reserve() {
-    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE) else {
-        return;
-    };
-    let Ok(last) = i32::try_from(limit.min(ENOUGH).saturating_sub(1)) else {
-        return;
-    };
-    // Without a file to duplicate, or without memory for the table, it grows later.
-    if let Ok(any) = File::open("/proc/self")
+    // If this fails, the table grows later.
+    if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Ok(last) = i32::try_from(limit.min(ENOUGH).saturating_sub(1))
+        && let Ok(any) = File::open("/proc/self")
         && let Ok(highest) = fcntl(&any, FcntlArg::F_DUPFD_CLOEXEC(last))
     {
         let _ = close(highest);

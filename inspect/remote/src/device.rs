@@ -7,8 +7,7 @@ use std::os::unix::fs::MetadataExt;
 /// The device that a file lies on.
 ///
 /// `/proc/PID/maps` prints it as `major:minor` in hexadecimal, stat(2) packs it into `st_dev`. On
-/// file systems with a device number for each subvolume (btrfs, some overlayfs) the two differ
-/// for the same file.
+/// some file systems (btrfs, overlayfs) the two differ for the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Device {
     /// The driver's number, 12 bits.

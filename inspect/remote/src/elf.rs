@@ -37,8 +37,7 @@ use crate::memory::{Memory, MemoryError};
 const MAX_SEGMENTS: usize = 512;
 /// Maximum number of entries of the dynamic table; a linker writes about thirty.
 const MAX_DYNAMIC: usize = 4096;
-/// Maximum number of symbols or relocations of one table: 192 MiB of them, more than the largest
-/// browsers have.
+/// Maximum number of symbols or relocations of one table: more than browsers have.
 const MAX_ENTRIES: u64 = 1 << 23;
 /// Number of bytes of a table read at a time.
 const CHUNK: u64 = 64 * 1024;
@@ -125,8 +124,8 @@ pub struct Elf<'a> {
 }
 
 impl<'a> Elf<'a> {
-    /// Reads the headers and the dynamic table of a little-endian 64-bit module. `Ok(None)` if the
-    /// bytes are not an ELF file.
+    /// Reads the headers and the dynamic table of a little-endian 64-bit module. `None` if it is
+    /// not ELF.
     pub fn read(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let Some(mut module) = Self::read_headers(source)? else {
             return Ok(None);
@@ -137,7 +136,6 @@ impl<'a> Elf<'a> {
         Ok(Some(module))
     }
 
-    /// Reads only the headers, see [`Self::read`].
     pub(crate) fn read_headers(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let (memory, base) = match source {
             Source::File(memory) => (memory, 0),
@@ -236,7 +234,7 @@ impl<'a> Elf<'a> {
         matches!(self.source, Source::File(_))
     }
 
-    /// The load bias, the difference between addresses in the process and in the module; 0 for a file.
+    /// The load bias, which is added to an address of the module; 0 for a file.
     pub fn bias(&self) -> u64 {
         match (self.source, self.loads.first()) {
             (Source::Loaded(_, base), Some(load)) => bias(base, 0, load),
@@ -328,8 +326,7 @@ impl<'a> Elf<'a> {
         Ok(table)
     }
 
-    /// The name in the module itself (DT_SONAME), at most 255 bytes. `None` also if it lies outside
-    /// the module.
+    /// The name in the module itself (DT_SONAME), at most 255 bytes. `None` also if it is outside.
     pub fn soname(&self) -> Result<Option<Vec<u8>>, ElfError> {
         let Some(offset) = self.table.soname else {
             return Ok(None);
@@ -393,8 +390,7 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// The load bias of a module whose PT_LOAD segment `load` is mapped so that the page of the file at
-/// `offset` is at `start`.
+/// The load bias of a module whose segment `load` is mapped with the file's `offset` at `start`.
 pub(crate) fn bias(start: u64, offset: u64, load: &Segment) -> u64 {
     start
         .wrapping_sub(offset)

@@ -26,8 +26,7 @@ pub enum Error {
         /// The requested process.
         pid: i32,
     },
-    /// The thread does not exist or has exited, or the ID does not belong to a thread of the
-    /// process.
+    /// The thread does not exist, has exited, or belongs to another process.
     #[error("thread {tid} of process {pid} does not exist, or has exited")]
     NoSuchThread {
         /// The process.
@@ -171,7 +170,6 @@ impl Error {
         }
     }
 
-    /// Adds to a memory error what was being read.
     pub(crate) fn memory(what: &'static str) -> impl FnOnce(MemoryError) -> Error {
         move |source| Error::Memory { what, source }
     }

@@ -38,14 +38,13 @@ pub(crate) fn require_regular(path: &Path) -> Result<File, Error> {
 }
 
 /// Opens the file at `path`, on the reader's side, if it is the one that a mapping with `device`
-/// and `inode` refers to: for a process that has ended and so does not give access to its files.
+/// and `inode` refers to: for a process that has ended.
 pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
     let file = open_regular(path).ok()??;
     (in_stat(&file)? == (device, inode)).then_some(file)
 }
 
-/// Returns whether the file, which may be opened with O_PATH, is the one that a mapping with
-/// `device` and `inode` refers to.
+/// Returns whether a mapping with `device` and `inode` refers to the file, which may be O_PATH.
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
     match in_stat(file) {
         Some((of_stat, found)) if of_stat == device => found == inode,
@@ -60,8 +59,8 @@ fn in_stat(file: &File) -> Option<(Device, u64)> {
     Some((Device::from_stat(found.dev()), found.ino()))
 }
 
-/// Device and inode of a file as `/proc/PID/maps` shows them where it is mapped. On some file systems (btrfs, overlayfs)
-/// they differ from those of stat(2), so this maps the file, without reading it.
+/// Device and inode of a file in `/proc/PID/maps`, which differ from those of stat(2) on some file
+/// systems (btrfs, overlayfs): maps the file, without reading it.
 fn shown_in_maps(file: &File) -> Option<(Device, u64)> {
     let file = reopen(file)?;
     let (length, access) = (NonZeroUsize::MIN, ProtFlags::PROT_NONE);

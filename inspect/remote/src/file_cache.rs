@@ -1,13 +1,11 @@
 //! Facts about ELF files, computed once per file and shared by all processes that have it mapped.
 //!
-//! A file is identified only by device, inode, size, modification and change time: the cached facts
-//! do not depend on which was requested first. Facts of any type can be cached next to the crate's
-//! own, see [`LoadedModule::fact`](crate::LoadedModule::fact).
+//! A file is identified by device, inode, size, modification and change time. Facts can be of any
+//! type, see [`LoadedModule::fact`](crate::LoadedModule::fact).
 
 use std::any::{Any, TypeId};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -20,11 +18,9 @@ use crate::memory::{Memory, MemoryError};
 const MAX_FILES: usize = 16 * 1024;
 /// Maximum number of facts about one file; they are dropped if there are more.
 const MAX_FACTS: usize = 256;
-/// Maximum number of bytes read of one file for one fact: several times the size of a large
-/// browser's tables. A sparse file costs its creator nothing.
+/// Maximum number of bytes read of one file for one fact: several times a large browser's tables.
 pub(crate) const MAX_READ: u64 = 256 << 20;
-/// The cost of a short read, as the number of bytes that take the same time: about half a
-/// microsecond.
+/// The cost of a short read, about half a microsecond, as the number of bytes that take this time.
 const SHORT_READ: u64 = 1024;
 
 /// Identity and state of a file: if all of it is unchanged, so are the contents.
@@ -73,7 +69,6 @@ impl FileCache {
         self.files().is_empty()
     }
 
-    /// The cached facts about a file.
     pub(crate) fn facts(&self, key: FileKey) -> FileFacts {
         let mut files = self.files();
         if files.len() >= MAX_FILES && !files.contains_key(&key) {
@@ -90,14 +85,8 @@ impl FileCache {
 type Kept = Result<Option<Arc<dyn Any + Send + Sync>>, String>;
 
 /// The facts about one file, by type and name. Clones share them.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct FileFacts(Arc<Mutex<HashMap<(TypeId, String), Kept>>>);
-
-impl fmt::Debug for FileFacts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} facts", self.kept().len())
-    }
-}
 
 impl FileFacts {
     fn kept(&self) -> MutexGuard<'_, HashMap<(TypeId, String), Kept>> {
@@ -108,10 +97,8 @@ impl FileFacts {
     pub(crate) fn get<T: Any + Send + Sync>(&self, name: &str) -> Option<Fact<T>> {
         let kept = self.kept();
         let kept = kept.get(&(TypeId::of::<T>(), name.to_owned()))?;
-        Some(kept.clone().map(|fact| {
-            // It is stored under the ID of its own type.
-            fact.and_then(|fact| fact.downcast().ok())
-        }))
+        // It is stored under the ID of its own type.
+        Some(kept.clone().map(|fact| fact?.downcast().ok()))
     }
 
     /// Computes a fact and caches it. Also returns the cost of reading, see [`Counted`].
@@ -128,11 +115,7 @@ impl FileFacts {
     }
 
     pub(crate) fn keep<T: Any + Send + Sync>(&self, name: &str, fact: &Fact<T>) {
-        let kept: Kept = match fact {
-            Ok(Some(fact)) => Ok(Some(fact.clone())),
-            Ok(None) => Ok(None),
-            Err(error) => Err(error.clone()),
-        };
+        let kept: Kept = fact.clone().map(|fact| fact.map(|fact| fact as _));
         let mut facts = self.kept();
         if facts.len() >= MAX_FACTS {
             facts.clear();
@@ -141,8 +124,8 @@ impl FileFacts {
     }
 }
 
-/// Reads the ELF module at `source`, at most `limit` bytes of it. Returns the result and its cost.
-/// `None` if it is not an ELF file.
+/// Reads the ELF module at `source`, at most `limit` bytes of it. Returns the result, if it is ELF,
+/// and its cost.
 pub(crate) fn read_within<T>(
     limit: u64,
     source: Source<'_>,
@@ -162,20 +145,15 @@ pub(crate) fn read_within<T>(
         Source::File(memory) => from(Source::File(&counted(memory))),
         Source::Loaded(memory, base) => from(Source::Loaded(&counted(memory), base)),
     };
-    let result = match result {
-        // The result is incomplete.
-        _ if cost.get() > limit => Err(format!(
-            "more than {} MiB of it would have to be read",
-            limit >> 20
-        )),
-        Ok(value) => Ok(value),
-        Err(error) => Err(error.to_string()),
-    };
+    let mut result = result.map_err(|error| error.to_string());
+    if cost.get() > limit {
+        let limit = limit >> 20;
+        result = Err(format!("more than {limit} MiB of it would have to be read"));
+    }
     (result, cost.get())
 }
 
-/// Memory that counts the cost of reads: bytes, or [`SHORT_READ`] for a short read. Fails above a
-/// limit.
+/// Memory that counts the cost of reads, in bytes, at least [`SHORT_READ`] each, up to a limit.
 struct Counted<'a> {
     memory: &'a dyn Memory,
     cost: &'a Cell<u64>,

@@ -1,6 +1,5 @@
 //! Collects all facts of a file about one thread-local variable, to explain why a reader finds it
-//! or not. Readers use [`Module`]; this also covers symbols of other kinds, versions, how the linker
-//! changed the code, and files that are not linked.
+//! or not. Readers use [`Module`], which has fewer.
 
 mod archive;
 mod other;
@@ -13,8 +12,8 @@ use object::elf;
 
 use crate::Error;
 pub use crate::arch::Relaxed;
-use crate::elf::sections::{Namesake, Section, text};
-use crate::elf::{Elf, ElfError, Source};
+use crate::elf::sections::{Section, text};
+use crate::elf::{Elf, ElfError, FoundSymbol, Source};
 use crate::file::require_regular;
 use crate::machine::Machine;
 use crate::memory::{FileBytes, Memory};
@@ -27,8 +26,7 @@ pub use other::Other;
 const MAX_NEEDED: usize = 1024;
 /// Maximum number of bytes of `.comment` read: it has a line per compiler.
 const MAX_COMMENT: u64 = 64 * 1024;
-/// Maximum number of bytes of code searched for relaxed accesses, which takes less than a second;
-/// the largest browsers have half of that.
+/// Maximum number of bytes of code searched for relaxed accesses: twice the largest browsers' code.
 const MAX_CODE: u64 = 1 << 29;
 /// Maximum size of the relocations of an object file, in bytes.
 const MAX_RELOCATIONS: u64 = 1 << 29;
@@ -105,8 +103,7 @@ pub struct Inspection {
     pub local: Vec<Entry>,
     /// The version of the exported symbol.
     pub version: Option<String>,
-    /// True if a relocation is for the offset in the block (DTPOFF): the linker did not relax
-    /// general dynamic code.
+    /// True if a relocation is for the offset in the block (DTPOFF): of unrelaxed code.
     pub block_offset: bool,
     /// Code sequences that linkers generate for relaxed TLS descriptors.
     pub relaxed: Relaxed,
@@ -153,7 +150,6 @@ impl Contents {
             Self::of_memory(&bytes, size, name)
         };
         contents.map_err(|error| match error {
-            // The size of the file is more useful than the address.
             ElfError::Memory(_) => format!("it is truncated after {size} bytes"),
             error => error.to_string(),
         })
@@ -257,7 +253,7 @@ impl Inspection {
 }
 
 impl Entry {
-    fn of(symbol: &Namesake) -> Self {
+    fn of(symbol: &FoundSymbol) -> Self {
         Self {
             thread_local: symbol.kind == elf::STT_TLS,
             defined: symbol.defined,
@@ -308,7 +304,7 @@ fn in_code(
     elf: &Elf<'_>,
     sections: &[Section],
     machine: Machine,
-    symbols: &[Namesake],
+    symbols: &[FoundSymbol],
 ) -> Result<Vec<Access>, ElfError> {
     let mut found = Vec::new();
     let relocations = || sections.iter().filter(|it| it.kind == elf::SHT_RELA);

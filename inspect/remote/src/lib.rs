@@ -3,7 +3,7 @@
 //!
 //! It provides:
 //! - one trait, [`Target`], for a running process ([`LiveProcess`]), a core file ([`CoreFile`]) and
-//!   a hand-made process for tests ([`TargetImage`]): code written for one works for all;
+//!   a hand-made process for tests ([`TargetImage`]);
 //! - reads of memory that return everything or an error ([`Memory`]), and mappings that are
 //!   streamed in bounded memory ([`mappings`]), even millions of them;
 //! - a list of the loaded modules ([`Modules`]), with their symbols, sections, segments,
@@ -19,8 +19,7 @@
 //!
 //! It does not choose processes, and does not obtain the right to inspect them (`CAP_SYS_PTRACE`,
 //! or the same user where ptrace is not restricted). It runs no code in the target, never writes to
-//! its memory, and maps none of its files. It supports 64-bit little-endian Linux processes on
-//! x86-64 and aarch64.
+//! its memory, and maps none of its files. It supports 64-bit processes on x86-64 and aarch64.
 //!
 //! Everything read from a target is untrusted: it is bounded before use, and a failed read is an
 //! error that says what was read, never a zero.

@@ -33,8 +33,7 @@ pub enum Access {
     Tlsdesc,
     /// `__tls_get_addr` with module and offset.
     GeneralDynamic,
-    /// `__tls_get_addr` for the module; the offset is fixed by the linker. Not supported by OTEP
-    /// 4947.
+    /// `__tls_get_addr` for the module; the offset is fixed by the linker. Not in OTEP 4947.
     LocalDynamic,
     /// The offset from the thread pointer is in the global offset table.
     InitialExec,

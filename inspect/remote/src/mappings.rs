@@ -1,8 +1,7 @@
 //! Parses `/proc/PID/maps` as a stream.
 //!
-//! A process can have millions of mappings, so only the incomplete line at the end of a read is
-//! kept. read(2) returns at most 4 KiB of maps, regardless of the buffer's size, takes the target's
-//! lock each time, and is consistent only within one read.
+//! A process can have millions of mappings: only the incomplete line at the end of a read is kept.
+//! read(2) returns at most 4 KiB of maps, and is consistent only within one read.
 
 pub(crate) mod query;
 mod search;
@@ -14,8 +13,7 @@ use crate::Device;
 pub(crate) use search::is_clock_check_due;
 pub use search::{NameFilter, NamedMapping, Scan, ScanOptions, Search};
 
-/// Maximum size of a line that can be a mapping: a path has at most 4096 bytes, each of which takes
-/// at most four characters when escaped (`\012`), after about 75 other characters.
+/// Maximum size of a line: a path of 4096 bytes, each escaped (`\012`), after about 75 characters.
 const MAX_LINE: usize = 4 * 4096 + 256;
 
 /// The permissions in the second column.
@@ -46,9 +44,8 @@ pub struct Mapping<'a> {
     pub device: Device,
     /// Inode of the file; zero for anonymous memory.
     pub inode: u64,
-    /// The last column as the kernel wrote it: a path (a newline is escaped as `\012` in the text,
-    /// but not with `PROCMAP_QUERY`, and ` (deleted)` may follow), a name in brackets, or nothing.
-    /// Not necessarily UTF-8.
+    /// The last column as the kernel wrote it: a path (a newline is escaped as `\012`, but not with
+    /// `PROCMAP_QUERY`; ` (deleted)` may follow), a name in brackets, or nothing. May not be UTF-8.
     pub name: &'a [u8],
 }
 
@@ -72,12 +69,9 @@ impl<'a> Mapping<'a> {
         literal(&mut rest, b':')?;
         let minor = u32::try_from(hexadecimal(&mut rest)?).ok()?;
         literal(&mut rest, b' ')?;
-        let inode = decimal(&mut rest)?;
+        let inode = digits(&mut rest, 10)?;
         // The kernel pads with spaces up to column 73, and always writes at least one.
-        let padding = rest
-            .iter()
-            .position(|byte| *byte != b' ')
-            .unwrap_or(rest.len());
+        let padding = rest.iter().take_while(|byte| **byte == b' ').count();
         if padding == 0 && !rest.is_empty() {
             return None;
         }
@@ -111,10 +105,6 @@ fn literal(rest: &mut &[u8], expected: u8) -> Option<()> {
 
 fn hexadecimal(rest: &mut &[u8]) -> Option<u64> {
     digits(rest, 16)
-}
-
-fn decimal(rest: &mut &[u8]) -> Option<u64> {
-    digits(rest, 10)
 }
 
 /// Consumes digits at the start: at least one, and no more than fit into 64 bits.
@@ -161,13 +151,11 @@ impl Parser {
         Parser::default()
     }
 
-    /// Returns whether the text so far ends within a line.
     pub(crate) fn is_inside_line(&self) -> bool {
         self.skipping || !self.partial.is_empty()
     }
 
-    /// Parses the next piece, and calls `visit` for every line that it completes, until `visit`
-    /// breaks.
+    /// Parses the next piece, and calls `visit` for every line that it completes, until it breaks.
     pub fn feed(&mut self, mut piece: &[u8], visit: Visit<'_>) -> ControlFlow<()> {
         while let Some(newline) = piece.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = (&piece[..newline], &piece[newline + 1..]);

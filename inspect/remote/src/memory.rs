@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Part of the range is not mapped, or not readable.
+    /// Part of the range is not readable.
     #[error("no readable memory at {address:#x} ({length} bytes requested)")]
     Unmapped {
         /// Start of the range.
@@ -79,8 +79,7 @@ pub enum Omission {
 ///
 /// Integers are in the byte order of the reader's machine.
 pub trait Memory {
-    /// Fills `buffer` from `address`: all of it, or returns an error. The contents of `buffer` are
-    /// unspecified after an error.
+    /// Fills all of `buffer` from `address`. After an error, its contents are unspecified.
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
 
     /// Drops cached contents, also those of the memory that this reads through: the next read
@@ -115,8 +114,7 @@ pub trait Memory {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Reads `length` bytes, at most `limit`. The length may come from the target; the limit must
-    /// not.
+    /// Reads `length` bytes, at most `limit`. Only the length may come from the target.
     fn read_vec(&self, address: u64, length: u64, limit: usize) -> Result<Vec<u8>, MemoryError> {
         if length > limit as u64 {
             return Err(MemoryError::Limit {
@@ -142,10 +140,7 @@ impl<M: Memory + ?Sized> Memory for &M {
 }
 
 /// The memory of a running process, read through `/proc/PID/mem`, which is opened once: about 1 µs
-/// per read.
-///
-/// The descriptor refers to the address space that the process had when it was opened. After an
-/// exec, every read fails with [`MemoryError::Gone`]; the new program's memory is never returned.
+/// per read. After an exec, every read fails with [`MemoryError::Gone`].
 #[derive(Debug)]
 pub struct ProcessMemory {
     file: File,
@@ -160,40 +155,27 @@ impl ProcessMemory {
 impl Memory for ProcessMemory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         let length = buffer.len();
-        let mut done = 0;
-        while done < length {
-            let Some(at) = address
-                .checked_add(done as u64)
-                .filter(|at| *at <= i64::MAX as u64)
-            else {
-                // pread rejects negative offsets, and user memory ends below these addresses.
-                return Err(MemoryError::Unmapped { address, length });
-            };
-            match self.file.read_at(&mut buffer[done..], at) {
-                // fs/proc/base.c, mem_rw: 0 when the address space has no users left.
-                Ok(0) => return Err(MemoryError::Gone { address }),
-                // A short read stops before an unreadable page: the next read returns the error.
-                Ok(read) => done += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let errno = error.raw_os_error().unwrap_or(0);
-                    return Err(match errno {
-                        nix::libc::EIO => MemoryError::Unmapped { address, length },
-                        errno => MemoryError::System {
-                            address,
-                            length,
-                            errno,
-                        },
-                    });
-                }
-            }
+        let unmapped = MemoryError::Unmapped { address, length };
+        // pread rejects negative offsets, and user memory ends below these addresses.
+        if length > 0 && address > i64::MAX as u64 {
+            return Err(unmapped);
         }
-        Ok(())
+        // A short read stops before an unreadable page: the next one returns the error.
+        let read = self.file.read_exact_at(buffer, address);
+        read.map_err(|error| match error.raw_os_error() {
+            // fs/proc/base.c, mem_rw: nothing is read when the address space has no users left.
+            None => MemoryError::Gone { address },
+            Some(nix::libc::EIO) => unmapped,
+            Some(errno) => MemoryError::System {
+                address,
+                length,
+                errno,
+            },
+        })
     }
 }
 
-/// A file's bytes, read with pread: if the target truncates the file, a read ends early, whereas a
-/// mapping of it would crash the reader.
+/// A file's bytes, read with pread: a mapping would crash the reader if the file is truncated.
 #[derive(Debug, Clone, Copy)]
 pub struct FileBytes<'a>(pub &'a File);
 
@@ -215,7 +197,7 @@ impl Memory for FileBytes<'_> {
 /// Hand-made memory for tests: byte ranges at addresses.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
-    /// The ranges by start address; of overlapping ones, the one with the highest start takes precedence.
+    /// The ranges by start address; of overlapping ones, the last takes precedence.
     pieces: std::collections::BTreeMap<u64, Vec<u8>>,
 }
 

@@ -1,5 +1,4 @@
-//! Facts about an ELF file that are the same in all processes: what it is, and whether and how it
-//! defines or uses one thread-local variable.
+//! Facts about an ELF file, and about its definition and use of one thread-local variable.
 
 use std::fs::File;
 use std::ops::{Deref, Range};
@@ -37,11 +36,9 @@ pub struct ModuleFile {
     pub soname: Option<Vec<u8>>,
     /// Its thread-local storage.
     pub tls: Option<TlsSegment>,
-    /// The first PT_LOAD segment.
     pub(crate) first_load: Segment,
     /// The first segment with code, which determines the load bias.
     pub(crate) first_code: Segment,
-    /// The end of the last PT_LOAD segment.
     pub(crate) end: u64,
     /// The addresses of DT_JMPREL.
     pub(crate) jump_relocations: Range<u64>,
@@ -55,8 +52,7 @@ pub struct Module {
     pub file: Arc<ModuleFile>,
     /// Its symbol for the variable.
     pub symbol: Symbol,
-    /// The slots through which its code accesses the variable. Empty for a module without
-    /// references, and for an executable whose accesses were relaxed to local exec.
+    /// The slots through which its code accesses the variable; none for local exec.
     pub relocations: Vec<Relocation>,
 }
 
@@ -137,15 +133,11 @@ impl ModuleFile {
         let pie = table.flags_1 & elf::DF_1_PIE.0 != 0;
         let is_static = !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie);
         let first_code = elf.loads.iter().find(|load| load.executable);
-        let ends = elf
-            .loads
-            .iter()
-            .map(|load| load.address.saturating_add(load.memory_size));
+        let end = |load: &Segment| load.address.saturating_add(load.memory_size);
         Ok(ModuleFile {
             machine: elf.machine(),
-            // For linkers before DF_1_PIE (binutils 2.26), PT_INTERP is not sufficient: glibc's
-            // libc.so has it, and so has every library linked by gold or mold through musl-gcc,
-            // which always passes --dynamic-linker.
+            // Without DF_1_PIE (before binutils 2.26), PT_INTERP is not sufficient: glibc's libc.so
+            // has it, and so has every library linked by gold or mold through musl-gcc.
             executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && table.debug),
             dynamic: elf.dynamic.is_some(),
             interpreter: elf.interpreter,
@@ -154,7 +146,7 @@ impl ModuleFile {
             tls: elf.tls(),
             first_load: elf.loads.first().copied().unwrap_or_default(),
             first_code: first_code.copied().unwrap_or_default(),
-            end: ends.max().unwrap_or(0),
+            end: elf.loads.iter().map(end).max().unwrap_or(0),
             jump_relocations: jump_relocations
                 ..jump_relocations.saturating_add(table.jump_relocations_size),
         })
@@ -168,27 +160,24 @@ impl ModuleFile {
 }
 
 impl Module {
-    /// Reads the facts about the thread-local variable `name` in the ELF file at `path`, on the
-    /// reader's side.
+    /// Reads the facts about the variable `name` in the file at `path`, on the reader's side.
     pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
         let file = require_regular(path)?;
-        let module = Self::read(Source::File(&FileBytes(&file)), name);
-        module
-            .and_then(|module| module.ok_or_else(|| "it is not an ELF file".to_string()))
-            .map_err(|reason| Error::Elf {
-                path: path.into(),
-                reason,
-            })
+        let reason = match Self::read(Source::File(&FileBytes(&file)), name) {
+            Ok(Some(module)) => return Ok(module),
+            Ok(None) => "it is not an ELF file".to_string(),
+            Err(reason) => reason,
+        };
+        let path = path.into();
+        Err(Error::Elf { path, reason })
     }
 
-    /// Reads the facts from an open file, see [`Self::open`]. `None` if it is not a readable ELF
-    /// file.
+    /// [`Self::open`] for an open file. `None` if it is not a readable ELF file.
     pub fn of_file(file: &File, name: &str) -> Option<Self> {
         Self::read(Source::File(&FileBytes(file)), name).ok()?
     }
 
-    /// Reads the facts from the bytes of an ELF file, see [`Self::open`]. `None` if they are not a
-    /// readable ELF file.
+    /// [`Self::open`] for the bytes of a file. `None` if they are not a readable ELF file.
     pub fn from_bytes(bytes: &[u8], name: &str) -> Option<Self> {
         let mut image = Image::new();
         image.map(0, bytes);
@@ -242,8 +231,7 @@ impl Module {
     }
 }
 
-/// The build ID of an ELF file, which its linker derived from the contents (NT_GNU_BUILD_ID).
-/// `None` if the file has none, or is not a readable ELF file.
+/// The build ID of an ELF file (NT_GNU_BUILD_ID). `None` if it has none, or is not readable.
 pub fn build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
     headers(&bytes)?.build_id().ok()?
@@ -267,8 +255,8 @@ pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
     (self::build_id(&file)? == build_id).then_some(file)
 }
 
-/// Reads the headers of any file: a target or a recording has chosen its path. Files of size 0,
-/// such as those in /proc, are not read: a line read from `/proc/kmsg` is gone for other readers.
+/// Reads the headers of a file whose path is untrusted. Files of size 0, such as those in /proc,
+/// are not read: a line read from `/proc/kmsg` is gone for other readers.
 fn headers<'f>(bytes: &'f FileBytes<'_>) -> Option<Elf<'f>> {
     let has_content = bytes.0.metadata().is_ok_and(|found| found.len() > 0);
     has_content.then(|| Elf::read_headers(Source::File(bytes)).ok())??
@@ -298,11 +286,10 @@ fn relocations(
             let base = by_symbol.map_or(0, |symbol| symbol.value);
             offset == Some(base.wrapping_add(value))
         };
+        let is_own = || named || own(addend as u64);
         let access = match kind {
-            TlsRelocation::Descriptor if named || own(addend as u64) => Access::Tlsdesc,
-            TlsRelocation::ThreadPointerOffset if named || own(addend as u64) => {
-                Access::InitialExec
-            }
+            TlsRelocation::Descriptor if is_own() => Access::Tlsdesc,
+            TlsRelocation::ThreadPointerOffset if is_own() => Access::InitialExec,
             TlsRelocation::ModuleId if by_symbol.is_some() => Access::GeneralDynamic,
             TlsRelocation::ModuleId if offset.is_some() => {
                 // The linker put the offset into the next word, or left it 0 for local dynamic.

@@ -50,9 +50,7 @@ impl LoadedModule {
         self.file.contains(self.bias, address)
     }
 
-    /// A fact about the module's file: computed by `read` the first time, and stored in the
-    /// [`FileCache`] for every process that has the file mapped. A type can be stored under several
-    /// names, for facts that depend on a name, such as that of a variable.
+    /// A fact about the module's file, which `read` computes once per [`FileCache`], type and name.
     ///
     /// `read` is passed the file, or the loaded memory if the file cannot be opened (deleted or
     /// replaced, and no permission for `/proc/PID/map_files`), which has no sections and no
@@ -91,8 +89,7 @@ impl LoadedModule {
         Ok(*symbol)
     }
 
-    /// The definition of `name` in `.dynsym`. Unlike [`Self::symbol`], this is very cheap for
-    /// modules that do not export it. Computed once per file.
+    /// The definition of `name` in `.dynsym`: a cheaper [`Self::symbol`]. Computed once per file.
     pub fn exported(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         struct Exported(Option<ElfSymbol>);
         let symbol = self.fact(target, name, |elf| {
@@ -101,9 +98,8 @@ impl LoadedModule {
         Ok(symbol.0)
     }
 
-    /// The definition of `name` in `.dynsym`. If a program does not export it: in its `.symtab`,
-    /// unless the names there have more than 4 MiB, a search of tens of milliseconds. Computed once
-    /// per file.
+    /// The definition of `name` in `.dynsym`, or in the `.symtab` of a program, unless its names
+    /// have more than 4 MiB, which takes tens of milliseconds. Computed once per file.
     pub fn defined(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         const MAX_NAMES: u64 = 4 << 20;
         struct Defined(Option<ElfSymbol>);
@@ -118,9 +114,8 @@ impl LoadedModule {
         Ok(symbol.0)
     }
 
-    /// The address of the symbol `name` in the process: a variable or a function. `None` if the
-    /// module does not define it, or defines it as a thread-local variable, which has an address
-    /// for each thread: see [`tls`](crate::tls).
+    /// The address in the process of `name`, a variable or a function. `None` if the module does
+    /// not define it, or as a thread-local variable: see [`tls`](crate::tls).
     pub fn address_of(&self, target: &dyn Target, name: &str) -> Result<Option<u64>, Error> {
         let symbol = self.symbol(target, name)?;
         let symbol = symbol.filter(|symbol| symbol.kind != SymbolKind::ThreadLocal);
@@ -181,8 +176,7 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// Reads the modules that a process has loaded: one walk over its mappings, and the facts that
-    /// are not cached yet for each file.
+    /// Reads the modules that a process has loaded, and the uncached facts of each file.
     ///
     /// # Errors
     /// If the mappings cannot be read, or the target's deadline has passed.
@@ -191,8 +185,8 @@ impl Modules {
         Self::read_named(target, cache, &|_| true)
     }
 
-    /// Reads only the modules for whose names `wanted` returns true. The names are those of the
-    /// mappings, as the kernel wrote them. The files of other modules are not opened.
+    /// [`Self::read`] for the modules for whose mappings' names, as the kernel wrote them, `wanted`
+    /// returns true. The files of other modules are not opened.
     pub fn read_named(
         target: &dyn Target,
         cache: &FileCache,
@@ -201,15 +195,15 @@ impl Modules {
         Self::read_wanted(target, cache, &|name, _| wanted(name))
     }
 
-    /// Reads only the modules of the C library, recognized by their names: itself, its library of
-    /// threads before glibc 2.34, and its dynamic linker. A static program has none.
+    /// [`Self::read_named`] for the C library: itself, its library of threads before glibc 2.34,
+    /// and its dynamic linker. A static program has none.
     pub fn read_c_library(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
         Self::read_named(target, cache, &libc::is_c_library)
     }
 
     /// [`Self::read_named`], and other modules that define one of `symbols`
-    /// ([`LoadedModule::defined`]). A file is opened to find out only if it has at least the size
-    /// given with the symbol, in bytes; if it cannot be read, it is not listed as unreadable.
+    /// ([`LoadedModule::defined`]) and have at least the size given with it, in bytes. Unreadable
+    /// ones of these are not listed.
     pub fn read_named_or_defining(
         target: &dyn Target,
         cache: &FileCache,
@@ -262,8 +256,7 @@ impl Modules {
         libc::FileFacts::c_library(self.loaded.iter().map(|module| &module.file.libc))
     }
 
-    /// glibc's description of its own structures; `None` if none of the modules has it. Read once
-    /// per file.
+    /// glibc's description of its own structures, if a module has it. Read once per file.
     pub fn thread_db(&self, target: &dyn Target) -> Result<Option<Arc<ThreadDb>>, Error> {
         for module in &self.loaded {
             let file = &module.file;
@@ -280,8 +273,7 @@ impl Modules {
         Ok(None)
     }
 
-    /// Locates the threads' values of `pthread_setspecific`; `None` if the C library is unknown or
-    /// does not describe them.
+    /// Locates the threads' values of `pthread_setspecific`, if the C library describes them.
     pub fn pthread_keys(&self, target: &dyn Target) -> Result<Option<PthreadKeys>, Error> {
         let machine = target.machine();
         if self.c_library() == Some(CLibrary::Musl) {
@@ -294,8 +286,7 @@ impl Modules {
         }))
     }
 
-    /// The distance from a thread's thread pointer to the address that `pthread_self` returns in it,
-    /// in bytes; `None` if the C library is unknown or does not describe it.
+    /// The offset of `pthread_self`'s result from a thread pointer, in bytes, if known.
     pub fn pthread_self(&self, target: &dyn Target) -> Result<Option<i64>, Error> {
         let machine = target.machine();
         if self.c_library() == Some(CLibrary::Musl) {

@@ -5,7 +5,6 @@ use std::fs;
 /// The number of CAP_SYS_PTRACE (capabilities(7), include/uapi/linux/capability.h).
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// The reader's own rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Own {
     root: bool,
@@ -30,8 +29,7 @@ impl Own {
     }
 }
 
-/// Names the capability or the setting that would allow reading and tracing another process
-/// (ptrace(2), "Ptrace access mode checking").
+/// Names what would allow tracing another process (ptrace(2), "Ptrace access mode checking").
 pub(crate) fn hint() -> String {
     let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let own = Own::of(&fs::read_to_string("/proc/self/status").unwrap_or_default());

@@ -33,12 +33,10 @@ pub use status::Status;
 
 /// Maximum number of bytes read of a `/proc` file whose length the target controls.
 const STATUS_LIMIT: u64 = 64 * 1024;
-/// More than the size of `comm`, in bytes: a name of at most 63 (fs/proc/array.c,
-/// `proc_task_name`), and the end of the line.
+/// More than the size of `comm`, in bytes: at most 64 (fs/proc/array.c, `proc_task_name`).
 const NAME_SIZE: usize = 128;
 
-/// Maximum number of bytes read of the list of one thread's children: as many as there can be
-/// processes (PID_MAX_LIMIT), with 8 bytes each.
+/// Maximum number of bytes read of the list of one thread's children: PID_MAX_LIMIT, 8 bytes each.
 const MAX_CHILDREN: u64 = 32 << 20;
 
 /// A process, pinned by a descriptor of its directory in `/proc`: once the process has exited,
@@ -96,8 +94,7 @@ impl Process {
         self.pid
     }
 
-    /// Returns whether the process still exists, including as a zombie. True if that cannot be
-    /// determined, for example because no descriptors are left.
+    /// Returns whether the process still exists, including as a zombie. True if that is unknown.
     pub fn exists(&self) -> bool {
         !matches!(self.open_entry("stat"), Err(error) if is_gone(&error))
     }
@@ -109,7 +106,6 @@ impl Process {
 
     fn name_of(&self, entry: &str) -> Result<OsString, Error> {
         let mut buffer = [0; NAME_SIZE];
-        // A single read returns all of it.
         let file = self.open_entry(entry);
         let size = file.and_then(|file| file.read_at(&mut buffer, 0));
         let text = &buffer[..size.map_err(|error| self.error(entry, "read /proc", error))?];
@@ -133,9 +129,8 @@ impl Process {
             .map_err(|error| self.error("exe", "read the executable", error))
     }
 
-    /// Its threads, in the order of `/proc/PID/task`, without threads that exit meanwhile. Like
-    /// [`Self::thread_ids`], this does not end while a process creates threads as fast as they are
-    /// listed.
+    /// Its threads, in the order of `/proc/PID/task`, without threads that exit meanwhile. May not
+    /// end, like [`Self::visit_thread_ids`].
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
         let mut threads = Vec::new();
         for tid in self.thread_ids()? {
@@ -148,7 +143,7 @@ impl Process {
         Ok(threads)
     }
 
-    /// The IDs of its threads. [`Self::visit_thread_ids`] can be ended early.
+    /// The IDs of its threads. May not end, like [`Self::visit_thread_ids`].
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         let mut ids = Vec::new();
         self.visit_thread_ids(&mut |tid| {
@@ -169,7 +164,6 @@ impl Process {
         let mut directory =
             Dir::openat(&self.directory, "task", flags, Mode::empty()).map_err(error)?;
         for tid in numbers(&mut directory) {
-            // The caller knows that it broke.
             if visit(tid.map_err(error)?).is_break() {
                 break;
             }
@@ -209,18 +203,14 @@ impl Process {
             .map_err(|error| error.of_thread(tid))
     }
 
-    /// The existing processes that its threads have started. Empty if the kernel does not list them
-    /// (CONFIG_PROC_CHILDREN).
+    /// The existing processes that its threads have started; none without CONFIG_PROC_CHILDREN.
     pub fn children(&self) -> Vec<i32> {
         let mut children = Vec::new();
         for tid in self.thread_ids().unwrap_or_default() {
             let list = self.read_entry(&format!("task/{tid}/children"), MAX_CHILDREN);
-            let list = list.unwrap_or_default();
-            let pids = String::from_utf8_lossy(&list);
-            children.extend(
-                pids.split_whitespace()
-                    .filter_map(|pid| pid.parse::<i32>().ok()),
-            );
+            let list = String::from_utf8(list.unwrap_or_default()).unwrap_or_default();
+            let pids = list.split_whitespace().map(str::parse);
+            children.extend(pids.filter_map(Result::<i32, _>::ok));
         }
         children
     }
@@ -231,8 +221,7 @@ impl Process {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The environment with which the program was started, at most `limit` bytes of it. Later
-    /// changes by the program are not visible.
+    /// The environment with which the program was started, at most `limit` bytes of it.
     pub fn environment(&self, limit: usize) -> Result<Vec<(OsString, OsString)>, Error> {
         let entry = format!("{}environ", self.task_prefix());
         let bytes = self.read_entry(&entry, limit as u64)?;
@@ -244,8 +233,8 @@ impl Process {
         Ok(pairs.collect())
     }
 
-    /// Returns whether both share their memory, as a process and its vfork child do, or a child
-    /// created with CLONE_VM. `None` if the kernel was built without kcmp(2), or denies it.
+    /// Returns whether both share their memory (CLONE_VM), as a process and its vfork child do.
+    /// `None` if the kernel was built without kcmp(2), or denies it.
     #[doc(alias = "kcmp")]
     pub fn shares_memory_with(&self, other: &Process) -> Option<bool> {
         const KCMP_VM: i32 = 1;
@@ -300,9 +289,8 @@ impl Process {
     ///
     /// Tries in turn: `map_files` (the mapped file, even if deleted or replaced; requires
     /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the process's program (even then, and for its own
-    /// user), the path below the process's root, the plain path (a process in a chroot shows its paths
-    /// as seen from outside). A path may refer to another file by now, so it must have the device and inode that
-    /// `/proc/PID/maps` shows, also on file systems that have others in stat(2).
+    /// user), the path below the process's root, the plain path (for a process in a chroot). The
+    /// file must have the device and inode that `/proc/PID/maps` shows.
     pub fn mapped_file(
         &self,
         range: (u64, u64),
@@ -333,27 +321,20 @@ impl Process {
         name: &[u8],
         is_mapped: impl Fn(&File) -> bool,
     ) -> Option<File> {
-        // The mapping may have been replaced since.
-        let map_files = format!("map_files/{start:x}-{end:x}");
-        let mapped = self.open_regular(Path::new(&map_files), &is_mapped);
-        if mapped.is_some() {
-            return mapped;
-        }
-        // Not everyone may open those. A program that was removed or replaced can still be opened here.
-        let program = self.open_regular(Path::new("exe"), &is_mapped);
-        if program.is_some() {
-            return program;
-        }
-        let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
-        let root = format!("{}root", self.task_prefix());
-        [&root, "/"]
-            .into_iter()
-            .find_map(|root| self.open_regular(&Path::new(root).join(relative), &is_mapped))
+        let open = |path: &Path| self.open_regular(path, &is_mapped);
+        let by_path = || {
+            let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
+            let root = format!("{}root", self.task_prefix());
+            let mut roots = [&root, "/"].into_iter();
+            roots.find_map(|root| open(&Path::new(root).join(relative)))
+        };
+        open(Path::new(&format!("map_files/{start:x}-{end:x}")))
+            .or_else(|| open(Path::new("exe")))
+            .or_else(by_path)
     }
 
-    /// Opens a file that the process has written, at a path in its own file system, relative to its
-    /// root. The path must lead to a regular file of the process's user, or of root. Symbolic links
-    /// stay below the root.
+    /// Opens a file that the process has written, at a path relative to its root: a regular file of
+    /// the process's user, or of root. Symbolic links stay below the root.
     pub fn open_own_file(&self, path: &Path) -> Option<File> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let root = self.open_path(Path::new("root"), flags).ok()?;
@@ -367,11 +348,8 @@ impl Process {
         (metadata.is_file() && is_own).then(|| reopen(&found))?
     }
 
-    /// Opens a file if it is a regular file and `is_wanted` returns true.
-    ///
-    /// The target controls what is at a path. Opening a device can have side effects (a watchdog
-    /// starts), and opening a FIFO unblocks its writer. So the path is first opened with O_PATH to
-    /// check the type of the file, and then that same file is opened.
+    /// Opens a file if it is a regular file and `is_wanted` returns true. It is first opened with
+    /// O_PATH: opening a device can have side effects, and opening a FIFO unblocks its writer.
     fn open_regular(&self, path: &Path, is_wanted: impl FnOnce(&File) -> bool) -> Option<File> {
         let found = File::from(self.open_path(path, OFlag::O_PATH).ok()?);
         if !found.metadata().is_ok_and(|it| it.is_file()) || !is_wanted(&found) {
@@ -390,7 +368,7 @@ impl Process {
     /// The directory of a running thread, if the thread-group leader has exited.
     fn other_task(&self) -> Option<String> {
         // "task" has a link for each thread, in addition to its own two (fs/proc/base.c,
-        // proc_task_getattr): here the leader is the only thread. Kernel threads are like this.
+        // proc_task_getattr): the leader is the only thread.
         let task = fstatat(&self.directory, "task", AtFlags::empty()).ok()?;
         if task.st_nlink == 3 {
             return None;
@@ -399,9 +377,10 @@ impl Process {
         // Not listed first: the list may not end.
         self.visit_thread_ids(&mut |tid| {
             found = Some(format!("task/{tid}/")).filter(|prefix| self.has_memory(prefix));
-            found
-                .as_ref()
-                .map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
+            if found.is_some() {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
         })
         .ok()?;
         found
@@ -413,11 +392,8 @@ impl Process {
         !matches!(link, Err(Errno::ENOENT | Errno::ESRCH))
     }
 
-    /// Opens an entry; ESRCH if the task has no memory.
-    ///
-    /// Such a task's entries belong to root (fs/proc/base.c, task_dump_owner), so its own user gets
-    /// EACCES as if permission were missing. A moment later, another thread may have executed a
-    /// program and taken over the ID.
+    /// Opens an entry; ESRCH if the task has no memory: its entries belong to root then
+    /// (fs/proc/base.c, task_dump_owner), until a thread that executes a program takes over the ID.
     pub(crate) fn open_entry(&self, entry: &str) -> io::Result<File> {
         let open = || self.open_path(Path::new(entry), OFlag::O_RDONLY);
         let mut file = open();
@@ -463,8 +439,7 @@ impl Process {
     }
 }
 
-/// Returns whether `/proc` belongs to this process's PID namespace. If not, its IDs refer to other
-/// processes in ptrace(2) and kill(2). Checked once.
+/// Returns whether `/proc` belongs to this process's PID namespace. Checked once.
 fn is_own_proc() -> bool {
     static IS_OWN: OnceLock<bool> = OnceLock::new();
     *IS_OWN.get_or_init(|| match std::fs::read_link("/proc/self") {

@@ -1,9 +1,8 @@
 //! Stops a thread with ptrace, and resumes it unchanged.
 //!
 //! A stop is PTRACE_SEIZE and PTRACE_INTERRUPT; resuming is PTRACE_DETACH. Neither sends a signal.
-//! Two things are necessary so that the thread does not notice: a signal that was being delivered
-//! when the thread stopped is passed on, and a system call that the stop ended with EINTR is
-//! restarted, with its full timeout.
+//! A signal that was being delivered at the stop is passed on, and a system call that the stop
+//! ended with EINTR is restarted, with its full timeout.
 
 mod all;
 pub mod suspend;
@@ -23,15 +22,13 @@ pub use all::StoppedProcess;
 use suspend::Traced;
 use tracee::{MAX_PAUSE, Outcome, Poll, Stop};
 
-/// Maximum timeout; longer ones are shortened. A caller can pass one that does not fit into an
-/// [`Instant`].
+/// Maximum timeout; longer ones, which may not fit into an [`Instant`], are shortened.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The time to wait for the end of a thread that was killed while it was stopped.
 const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Threads (process, thread) that this OS thread still traces without a [`Stopped`]: they did
-    /// not stop in time, or are exiting.
+    /// Threads (process, thread) that did not stop in time and that this OS thread still traces.
     static LATE: RefCell<Vec<(i32, i32, Traced)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -66,18 +63,16 @@ pub struct Stopped {
 impl Stopped {
     /// Stops thread `tid` of `process`, waiting at most `timeout`.
     ///
-    /// A thread in an uninterruptible sleep is not stopped. A thread that enters such a sleep just
-    /// when the stop is requested, or gets no CPU in time, stays traced until it stops. It is
-    /// resumed by the next call in this OS thread, by [`resume_late`], or when this OS thread ends:
-    /// see [`on_own_thread`].
+    /// A thread in an uninterruptible sleep is not stopped. If it enters one when the stop is
+    /// requested, or gets no CPU in time, it stays traced until it stops. The next call in this OS
+    /// thread, [`resume_late`], or the OS thread's end resumes it: see [`on_own_thread`].
     #[doc(alias("PTRACE_SEIZE", "PTRACE_INTERRUPT"))]
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
         Self::stop_then(process, tid, timeout, || ())
     }
 
-    /// [`Self::stop`] with a callback that runs as soon as the thread has stopped. Its registers
-    /// are read afterwards, because that waits until the thread has left its CPU (kernel/ptrace.c,
-    /// `ptrace_check_attach`), which takes as long as reading memory.
+    /// [`Self::stop`] with a callback that runs as soon as the thread has stopped. Reading its
+    /// registers waits until it has left its CPU (kernel/ptrace.c, `ptrace_check_attach`).
     pub fn stop_then(
         process: &Process,
         tid: i32,
@@ -102,7 +97,7 @@ impl Stopped {
         let pid = process.pid();
         let traced = Traced::new();
         // EPERM also means that the thread is exiting, or is being killed by an exec in another
-        // thread, which /proc may not show until later: only repeated errors count.
+        // thread: only repeated errors count.
         tracee::seize(tid)
             .or_else(|_| tracee::seize(tid))
             .or_else(|_| {
@@ -110,7 +105,7 @@ impl Stopped {
                 tracee::seize(tid)
             })
             .map_err(|errno| refused(process, tid, errno))?;
-        // From here on, the ID cannot be reused for another thread; before, it could have been.
+        // From here on, the ID cannot be reused for another thread.
         let belongs = process.has_thread(tid);
         // The wait detects a thread that has died since.
         let _ = tracee::interrupt(tid);
@@ -118,9 +113,8 @@ impl Stopped {
             Outcome::Stopped(stop) => {
                 then();
                 let stopped = Self::new(pid, tid, stop, traced)?;
-                belongs
-                    .then_some(stopped)
-                    .ok_or(Error::NoSuchThread { pid, tid })
+                let stopped = belongs.then_some(stopped);
+                stopped.ok_or(Error::NoSuchThread { pid, tid })
             }
             Outcome::Gone => Err(Error::NoSuchThread { pid, tid }),
             Outcome::Executed(stop) => {
@@ -183,10 +177,8 @@ impl Stopped {
     #[doc(alias = "PTRACE_DETACH")]
     pub fn resume(mut self) -> Result<(), Error> {
         let (pid, tid) = (self.pid, self.tid);
-        let is_alive = self.release();
-        is_alive
-            .then_some(())
-            .ok_or(Error::NoSuchThread { pid, tid })
+        let is_alive = self.release().then_some(());
+        is_alive.ok_or(Error::NoSuchThread { pid, tid })
     }
 
     /// Resumes the thread; false if it was killed while it was stopped.
@@ -225,8 +217,7 @@ impl Drop for Stopped {
 }
 
 /// Resumes threads that stopped only after their timeout. Returns whether others have not stopped
-/// yet: an OS thread that stops threads over a long time should then call this again soon, because
-/// a thread that stops late is not resumed until then.
+/// yet: a long-lived OS thread should then call this again soon.
 pub fn resume_late() -> bool {
     let waiting = LATE.with_borrow_mut(std::mem::take);
     for (pid, tid, traced) in waiting {
@@ -239,18 +230,16 @@ pub fn resume_late() -> bool {
     LATE.with_borrow(|late| !late.is_empty())
 }
 
-/// Takes the threads that [`suspend`] must not count as resumed until this OS thread has exited: the
-/// kernel resumes late threads only then. If dropping them suspended this process before, they would
-/// stay traced, and stop as soon as they wake.
+/// Takes the threads that [`suspend`] must not count as resumed until this OS thread has exited:
+/// the kernel resumes late threads only then.
 ///
-/// An OS thread that stops threads calls this at its end and returns the result; drop that after joining the OS
-/// thread, which exits even if this process is suspended. [`on_own_thread`] does this.
+/// An OS thread that stops threads calls this at its end and returns the result; drop that after
+/// joining the OS thread. [`on_own_thread`] does this.
 pub fn take_late() -> Late {
     Late(LATE.take())
 }
 
-/// Waits while the thread is in an uninterruptible sleep: if it was requested to stop then, it would
-/// stay traced until it wakes.
+/// Waits while the thread is in an uninterruptible sleep, in which it cannot stop.
 fn wait_until_stoppable(
     process: &Process,
     tid: i32,
@@ -271,17 +260,15 @@ fn wait_until_stoppable(
                 });
             }
             'D' => std::thread::sleep(MAX_PAUSE),
-            // Some kernels refuse to trace it. Others return the registers of the thread that it
-            // works for.
+            // Its registers would be those of the thread that it works for.
             _ if stat.is_kernel_worker() => return Err(Error::KernelWorker { pid, tid }),
             _ => return Ok(()),
         }
     }
 }
 
-/// Checks that the threads of a readable process can be traced, without tracing one: the right to
-/// read its memory is the right to trace it, unless a sandbox denies ptrace(2), or another process
-/// already traces it.
+/// Checks, without tracing, that a readable process can be traced: not if a sandbox denies
+/// ptrace(2), or another process already traces it.
 ///
 /// # Errors
 ///
@@ -340,10 +327,8 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
     }
 }
 
-/// Runs `work` on a new OS thread and returns its result.
-///
-/// A thread of the target that did not stop in time stays traced until it stops, or until the OS
-/// thread that requested the stop ends. If threads are stopped in `work`, none stay traced.
+/// Runs `work` on a new OS thread and returns its result. No thread stays traced, even one that
+/// `work` requested to stop and that did not stop in time.
 ///
 /// # Errors
 ///

@@ -1,5 +1,4 @@
 //! A process, observed from outside: running, ended (its core file), or hand-made for a test.
-//! Everything above this module works on a [`Target`], regardless of its kind.
 
 mod image;
 mod live;
@@ -18,17 +17,14 @@ pub use image::TargetImage;
 pub use live::LiveProcess;
 pub use through::Through;
 
-/// A process: its memory, its mappings, its threads.
-///
-/// This extends [`Memory`], through which its memory is read, so that a `&dyn Target` can be used
-/// wherever a `&dyn Memory` can. [`Modules::read`](crate::Modules::read) returns the modules that
-/// it has loaded.
+/// A process: its memory ([`Memory`]), its mappings, its threads.
+/// [`Modules::read`](crate::Modules::read) returns the modules that it has loaded.
 pub trait Target: Memory {
     /// Calls `visit` for each mapping until it breaks, in address order.
     fn mappings(&self, visit: Visit<'_>) -> Result<Walk, Error>;
 
-    /// Calls `visit` for each mapping of a file, in address order. Executable mappings have their
-    /// names; others may have none.
+    /// Calls `visit` for each mapping of a file, in address order; only executable ones must be
+    /// named.
     ///
     /// # Errors
     /// If the mappings cannot be read, or [`Self::deadline`] has passed.
@@ -49,8 +45,7 @@ pub trait Target: Memory {
         Ok(layout.finish())
     }
 
-    /// The reason why mappings of files may be missing, as a sentence without a full stop. `None` if
-    /// none are missing.
+    /// The reason why mappings of files may be missing, as a sentence without a full stop, if any.
     fn unlisted(&self) -> Option<String> {
         None
     }
@@ -63,8 +58,7 @@ pub trait Target: Memory {
     /// Opens the file of a mapping, given the mapping's range, name, device and inode.
     ///
     /// # Errors
-    /// If it cannot be opened, with the reason if that is informative. The loaded memory is used
-    /// instead.
+    /// If it cannot be opened, with the reason if known. The loaded memory is used instead.
     fn mapped_file(
         &self,
         range: (u64, u64),
@@ -79,8 +73,7 @@ pub trait Target: Memory {
     /// Its name in messages.
     fn name(&self) -> OsString;
 
-    /// Its process ID; for a core file, the one in the process's own PID namespace. `None` if
-    /// unknown.
+    /// Its process ID, if known; for a core file, the one in the process's own PID namespace.
     fn pid(&self) -> Option<i32> {
         None
     }
@@ -90,8 +83,7 @@ pub trait Target: Memory {
         Ok(OsString::new())
     }
 
-    /// Returns whether it is running, so that another read may return another result. False for a
-    /// core file.
+    /// Returns whether it is running, so that another read may return another result.
     fn is_running(&self) -> bool {
         false
     }
@@ -123,14 +115,12 @@ pub struct ThreadInfo {
     pub tid: i32,
     /// Its name: at most 15 bytes, chosen by the target. `None` for a core file.
     pub name: Option<OsString>,
-    /// Its state letter, see [`Status::state`](crate::process::Status::state). `None` for a core
-    /// file.
+    /// Its state letter ([`Status::state`](crate::process::Status::state)). `None` for a core file.
     pub state: Option<char>,
     /// fs base on x86-64, TPIDR_EL0 on aarch64. `None` for a running process, whose threads must be
     /// stopped for it, and if a core file lacks it.
     pub thread_pointer: Option<u64>,
-    /// The registers for unwinding a stack. `None` for a running process, and if a core file lacks
-    /// them.
+    /// The registers for unwinding a stack, if a core file has them.
     pub registers: Option<CallRegisters>,
 }
 
@@ -168,9 +158,15 @@ pub(crate) struct CodeLayoutBuilder(DefaultHasher);
 impl CodeLayoutBuilder {
     /// Adds a mapping of a file; only executable ones count.
     pub(crate) fn add(&mut self, mapping: &Mapping<'_>) {
+        let Mapping {
+            start,
+            end,
+            device,
+            inode,
+            ..
+        } = mapping;
         if mapping.permissions.execute {
-            let it = mapping;
-            (it.start, it.end, it.device, it.inode).hash(&mut self.0);
+            (start, end, device, inode).hash(&mut self.0);
         }
     }
 

@@ -1,8 +1,7 @@
 //! Resolves a thread-local variable to its address in each thread of a process.
 //!
-//! Every module that refers to the variable has a slot that the dynamic linker filled when it bound
-//! the reference. The slots show which definition is in use, and whether its storage is static or
-//! dynamic; the dynamic linker's list of modules provides the rest.
+//! The dynamic linker has filled a slot in every module that refers to the variable: the slots show
+//! which definition is in use, and its storage. The linker's list of modules provides the rest.
 
 mod definition;
 mod modules;
@@ -28,8 +27,7 @@ use slot::Location;
 const POINTER: u64 = 8;
 /// Maximum number of definitions in a process, which usually has one or a few.
 const MAX_DEFINITIONS: usize = 256;
-/// Maximum number of slots that are followed in a process; every module that refers to the variable
-/// has one or two.
+/// Maximum number of slots that are followed in a process, one or two of each referring module.
 const MAX_SLOTS: usize = 1 << 16;
 
 /// The kind of a variable's storage.
@@ -68,8 +66,7 @@ pub enum Place {
         module: u64,
         /// The offset in the module's block, in bytes.
         offset: u64,
-        /// The generation that a vector must have reached to contain the module's block; only for
-        /// glibc.
+        /// The generation from which on a vector contains the module's block; only for glibc.
         generation: Option<u64>,
     },
 }
@@ -83,8 +80,7 @@ pub struct Resolution {
     pub bound_elsewhere: Vec<OsString>,
     /// Modules that could not be read, or define something else with the name, with the reason.
     pub unreadable: Vec<(OsString, String)>,
-    /// True if a module defines the variable, but its location is unknown: unreadable, or not bound
-    /// yet.
+    /// True if a module defines the variable at an unknown location: unreadable, or not bound yet.
     pub unplaced: bool,
     /// The location of the process's list of threads.
     pub threads: ThreadLists,
@@ -92,10 +88,8 @@ pub struct Resolution {
     pub layout: Option<CodeLayout>,
 }
 
-/// Resolves the thread-local variable `name`, 8 bytes, in all modules of the process.
-///
-/// The result is valid until the process loads or unloads a module, or executes another program. No
-/// thread needs to be stopped.
+/// Resolves the thread-local variable `name`, 8 bytes, in all modules of the process. The result is
+/// valid until the process loads or unloads a module, or executes another program.
 #[doc(alias = "__tls_get_addr")]
 pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Resolution, Error> {
     resolve_sized(target, cache, name, POINTER)
@@ -220,10 +214,8 @@ fn definitions<'l>(
 /// Resolves a module's own variable of 8 bytes to its offset from the thread pointer, in bytes,
 /// from the slot at the address `slot` that its code uses: a pair of words for `__tls_get_addr`
 /// (general dynamic) on x86-64, a TLS descriptor on aarch64. `None` if the dynamic linker has not
-/// filled it, or the storage is not static.
-///
-/// This needs no symbol, and of `modules` only the one with the slot, the C library and the dynamic
-/// linker, whereas [`resolve`] reads the files of all modules.
+/// filled it, or the storage is not static. Of `modules`, the one with the slot, the C library and
+/// the dynamic linker are needed.
 pub fn resolve_slot(
     target: &dyn Target,
     modules: &Modules,
@@ -260,8 +252,7 @@ pub fn resolve_slot(
     Ok(block.map(|block| block.wrapping_add(offset.cast_signed())))
 }
 
-/// The dynamic linker's own list. Empty if it cannot be read, which is reported in `unreadable`:
-/// the slots contain most of the information, too.
+/// The dynamic linker's own list. Empty if it cannot be read, which is reported in `unreadable`.
 fn glibc_tls_modules(
     memory: &dyn Memory,
     loaded: &[Loaded],
@@ -288,7 +279,6 @@ fn variable(
     let module = &definition.loaded.module;
     let place = match (definition.fixed, definition.module, library) {
         (Some(offset), ..) => Place::Static(offset),
-        // A thread may still have the block of a closed library with the same ID.
         (None, Some((_, None)), Some(CLibrary::Glibc)) => {
             return Err(
                 "its storage is dynamic, and a thread's block cannot be distinguished from that \
@@ -353,8 +343,8 @@ impl TlsVariable {
         self.place
     }
 
-    /// The place where the dynamic linker stores that the module is loaded, for a glibc that describes
-    /// this and a module that may be closed. If the words change, the variable does not exist any more.
+    /// The place where a glibc that describes this stores that the module, which may be closed, is
+    /// loaded. If the words change, the variable does not exist any more.
     pub fn registration(&self) -> Option<Registration> {
         self.registration
     }
@@ -362,7 +352,6 @@ impl TlsVariable {
     /// The variable's address for the thread with this thread pointer; `None` if the thread has
     /// never accessed it. Takes no reads for static storage, three for dynamic storage.
     pub fn address(&self, memory: &dyn Memory, thread_pointer: u64) -> Result<Option<u64>, Error> {
-        // A thread without a thread pointer has no thread-local storage yet.
         if thread_pointer == 0 {
             return Ok(None);
         }

@@ -127,7 +127,7 @@ impl Glibc {
         root.into_iter().chain(parts).collect()
     }
 
-    /// What runs `program` by this glibc.
+    /// The command that runs `program` with this glibc.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(self.folder.join("ld.so"));
         command.arg("--library-path").arg(self.folder.join("lib"));
@@ -182,8 +182,8 @@ impl Glibc {
     }
 }
 
-/// What a reader finds in a process now; it has compared every thread with what that says of
-/// itself.
+/// Describes the resolution in a process, after comparing the address in every thread with the
+/// one that the thread prints.
 fn inspect(target: &Target, module: &Path) -> String {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();

@@ -1,4 +1,4 @@
-//! What resolving reads of the modules' files, counted by the kernel.
+//! The part of the modules' files that resolving reads, counted by the kernel.
 
 use std::cell::Cell;
 use std::ffi::OsString;

@@ -56,7 +56,7 @@ fn every_kind_of_program() {
     );
 }
 
-/// What was found in a row.
+/// The findings of a row.
 type Verdict = Result<String, String>;
 
 /// The rows, what could not be built by reason, and how many there are of each kind.

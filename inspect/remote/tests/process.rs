@@ -1,4 +1,4 @@
-//! What `/proc` tells of programs that say it themselves.
+//! Compares `/proc` with what programs say about themselves.
 
 use std::process::Command;
 use std::time::Instant;

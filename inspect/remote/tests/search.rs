@@ -1,4 +1,4 @@
-//! Mappings found by their names, in either way of looking.
+//! Mappings found by their names, in either way of searching.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -16,7 +16,7 @@ const NAMES: [&[u8]; 3] = [
     b"/memfd:OTEL_CTX",
 ];
 
-/// What is found first, and what at last.
+/// The mappings that are found first, and all of them.
 type Found = (Vec<NamedMapping>, Vec<NamedMapping>);
 
 fn start() -> Option<Target> {
@@ -57,7 +57,7 @@ fn found(process: &Process, names: &[&[u8]], limit: usize) -> Found {
     found
 }
 
-/// What the target has printed about its contexts, the last first.
+/// The target's output about its contexts, the last first.
 fn printed(target: &Target) -> Vec<u64> {
     let address = |line: &String| {
         let address = line.strip_prefix("context 0x")?;

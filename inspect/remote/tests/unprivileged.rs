@@ -1,4 +1,4 @@
-//! What a reader without privileges can read, and the errors for the rest.
+//! Readers without privileges: the facts that they can read, and the errors for the rest.
 
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;

@@ -3,6 +3,10 @@
 pub(crate) mod aarch64;
 pub(crate) mod x86_64;
 
+use std::mem::size_of;
+
+use nix::errno::Errno;
+use nix::libc::{self, c_void};
 use object::elf;
 
 #[cfg(target_arch = "aarch64")]
@@ -21,7 +25,6 @@ pub(crate) enum TlsRelocation {
     Descriptor,
     /// The module id, first word of what `__tls_get_addr` takes; the offset is the second.
     ModuleId,
-    /// The offset from the thread pointer.
     ThreadPointerOffset,
 }
 
@@ -43,7 +46,6 @@ pub struct Relaxed {
     pub to_initial_exec: usize,
 }
 
-/// The layout of a thread's notes in a core file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StatusLayout {
     /// Bytes of NT_PRSTATUS.
@@ -58,13 +60,32 @@ pub(crate) struct StatusLayout {
     pub(crate) link: Option<usize>,
 }
 
-/// The note with the thread pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThreadPointerNote {
     /// NT_PRSTATUS has it at this offset in bytes.
     Status(usize),
     /// A note of this type has only it.
     Own(elf::NoteType),
+}
+
+/// Reads a whole register set of a stopped tracee. EINVAL if the thread has a smaller one, as
+/// 32-bit code does.
+///
+/// # Safety
+/// Any bytes must be a valid `T`.
+unsafe fn read_register_set<T>(tid: i32, set: usize, registers: &mut T) -> Result<(), Errno> {
+    let mut vector = libc::iovec {
+        iov_base: (&raw mut *registers).cast(),
+        iov_len: size_of::<T>(),
+    };
+    let set = set as *mut c_void;
+    // SAFETY: `vector` has the address and size of `registers`, which lives through the call, and
+    // the caller ensures that the kernel may write any bytes of it.
+    let result = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, set, &raw mut vector) };
+    Errno::result(result)?;
+    (vector.iov_len == size_of::<T>())
+        .then_some(())
+        .ok_or(Errno::EINVAL)
 }
 
 impl Machine {
@@ -140,18 +161,18 @@ impl Machine {
 
     pub(crate) fn tls_relocation(self, number: u32) -> Option<TlsRelocation> {
         let numbers = self.relocation_numbers()?;
-        match number {
-            number if number == numbers.descriptor => Some(TlsRelocation::Descriptor),
-            number if number == numbers.module_id => Some(TlsRelocation::ModuleId),
-            number if number == numbers.thread_pointer_offset => {
-                Some(TlsRelocation::ThreadPointerOffset)
-            }
-            _ => None,
+        if number == numbers.descriptor {
+            Some(TlsRelocation::Descriptor)
+        } else if number == numbers.module_id {
+            Some(TlsRelocation::ModuleId)
+        } else {
+            let is_offset = number == numbers.thread_pointer_offset;
+            is_offset.then_some(TlsRelocation::ThreadPointerOffset)
         }
     }
 
-    /// Returns whether a TLS descriptor that the dynamic linker has filled means static storage;
-    /// its argument is the offset from the thread pointer then.
+    /// Returns whether a TLS descriptor that the dynamic linker has filled means static storage.
+    /// Its argument is the offset from the thread pointer then.
     pub(crate) fn descriptor_is_static(
         self,
         memory: &dyn Memory,
@@ -173,8 +194,7 @@ impl Machine {
         }
     }
 
-    /// The start of a module's TLS block, as an offset from the thread pointer, given glibc's
-    /// `l_tls_offset`.
+    /// [`Self::executable_block`] of any module, given glibc's `l_tls_offset`.
     pub(crate) fn glibc_block(self, l_tls_offset: u64) -> Option<i64> {
         match self {
             Machine::X86_64 => Some((l_tls_offset as i64).wrapping_neg()),

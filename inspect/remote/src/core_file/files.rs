@@ -10,9 +10,8 @@ use crate::module::{self, open_regular};
 /// The kernel's suffix for the name of a deleted file.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Finds the file that was mapped as `name` by its build ID, in the tree at `root`: at its path, in
-/// the directories in which distributions and debuginfod store files by build ID, or by its file
-/// name.
+/// Finds the file that was mapped as `name`, by its build ID, in the tree at `root`: at its path,
+/// where distributions and debuginfod store files by build ID, or by its file name.
 pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
     places(root, name, build_id)
         .iter()

@@ -15,8 +15,7 @@ const MAX_NOTES: u32 = 1 << 20;
 const MAX_THREADS: usize = 1 << 17;
 /// Maximum number of mappings: as many as program headers.
 const MAX_MAPPED: u64 = 1 << 19;
-/// Maximum size of all file names, in bytes; consecutive repetitions count once. By default the
-/// kernel writes at most 4 MiB of NT_FILE.
+/// Maximum size of all file names, in bytes. By default the kernel writes at most 4 MiB of NT_FILE.
 const MAX_NAMES: usize = 8 << 20;
 /// Maximum size of a file name, in bytes (PATH_MAX, plus ` (deleted)`).
 const MAX_NAME: usize = 4096 + 16;
@@ -31,9 +30,8 @@ const PROCESS_SIZE: u64 = 136;
 const PROCESS_PID: usize = 24;
 const PROCESS_NAME: usize = 40;
 const PROCESS_NAME_SIZE: usize = 16;
-/// The entry of the auxiliary vector with the address of the program headers (<elf.h>).
+/// Entries of the auxiliary vector (<elf.h>): addresses of the program headers and of the vDSO.
 const AT_PHDR: u64 = 3;
-/// The entry with the address of the vDSO.
 const AT_SYSINFO_EHDR: u64 = 33;
 
 /// A thread in a core file.
@@ -71,7 +69,6 @@ pub(crate) struct Notes {
     pub(crate) vdso: Option<u64>,
     /// Sorted by their addresses; `None` without NT_FILE.
     pub(crate) mapped: Option<Vec<MappedFile>>,
-    /// True if `mapped` is complete.
     pub(crate) all_mapped: bool,
     /// The names of `mapped`, each terminated by a NUL byte.
     pub(crate) names: Vec<u8>,
@@ -242,7 +239,6 @@ impl Notes {
     }
 }
 
-/// The position of a note's contents.
 #[derive(Debug, Clone, Copy)]
 struct Note {
     start: u64,

@@ -20,13 +20,12 @@ const CHUNK: u64 = 1024;
 /// The smallest page size of the supported architectures, in bytes.
 const PAGE: u64 = 4096;
 
-/// A PT_LOAD segment: a mapping of the process.
+/// A PT_LOAD segment: a mapping of the process. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) start: u64,
-    /// Size of the mapping, in bytes.
     pub(crate) memory_size: u64,
-    /// Number of bytes of it that are in the core file.
+    /// The part that is in the core file.
     pub(crate) file_size: u64,
     offset: u64,
     pub(crate) permissions: Permissions,
@@ -39,7 +38,6 @@ impl Load {
     }
 }
 
-/// The program headers of a core file.
 #[derive(Debug)]
 pub(crate) struct Segments {
     pub(crate) machine: Machine,
@@ -47,21 +45,9 @@ pub(crate) struct Segments {
     pub(crate) loads: Vec<Load>,
     /// Offset and size of the notes.
     pub(crate) notes: Vec<(u64, u64)>,
-    /// True if there are more notes.
     pub(crate) more_notes: bool,
     /// The size that the file must have to contain everything, in bytes.
     pub(crate) expected_size: u64,
-}
-
-/// The part of a core file that describes an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Coverage {
-    /// The file has this many bytes at this offset.
-    At { offset: u64, length: u64 },
-    /// The address was mapped, but its contents were not written up to this address.
-    LeftOut(u64),
-    /// No program header covers the addresses up to this one.
-    NotMentioned(u64),
 }
 
 impl Segments {
@@ -148,27 +134,20 @@ impl Segments {
         }
     }
 
-    /// The mapping that contains an address.
     pub(crate) fn load(&self, address: u64) -> Option<&Load> {
         let behind = self.loads.partition_point(|load| load.start <= address);
         let load = self.loads.get(behind.checked_sub(1)?)?;
         (address < load.end()).then_some(load)
     }
 
-    pub(crate) fn coverage(&self, address: u64) -> Coverage {
-        let Some(load) = self.load(address) else {
-            let next = self.loads.partition_point(|load| load.start <= address);
-            let next = self.loads.get(next).map_or(u64::MAX, |load| load.start);
-            return Coverage::NotMentioned(next);
-        };
+    /// The offset of an address in the file, and the number of bytes that the file has from there
+    /// on.
+    pub(crate) fn covered(&self, address: u64) -> Result<(u64, u64), Omission> {
+        let load = self.load(address).ok_or(Omission::NotMentioned)?;
         let skip = address - load.start;
-        match (
-            load.file_size.checked_sub(skip),
-            load.offset.checked_add(skip),
-        ) {
-            (Some(length @ 1..), Some(offset)) => Coverage::At { offset, length },
-            _ => Coverage::LeftOut(load.end()),
-        }
+        let length = load.file_size.checked_sub(skip).filter(|it| *it > 0);
+        let offset = load.offset.checked_add(skip);
+        offset.zip(length).ok_or(Omission::LeftOut)
     }
 }
 

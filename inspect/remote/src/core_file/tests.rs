@@ -228,7 +228,7 @@ fn a_module_whose_headers_are_missing_is_reported() {
     assert!(why.contains("0x1000 is not in the core"), "{why}");
 }
 
-/// What a NT_FILE note has: {start, end, offset in pages}, and the names.
+/// The contents of an NT_FILE note: {start, end, offset in pages}, and the names.
 fn files(mapped: &[[u64; 3]], names: &[u8]) -> Vec<u8> {
     let head = [mapped.len() as u64, 4096];
     let words = head.iter().chain(mapped.as_flattened());

@@ -1,22 +1,16 @@
-//! Sections, which linkers write for debuggers and for each other, and which are not needed at run
-//! time.
+//! Sections, which are not needed at run time.
 
 use memchr::memmem::Finder;
 use object::LittleEndian as LE;
-use object::elf::{
-    self, Dyn64, DynamicTag, Rela64, SectionHeader64, SectionType, Sym64, SymbolType,
-};
+use object::elf::{self, Dyn64, DynamicTag, Rela64, SectionHeader64, SectionType, Sym64};
 
 use super::ElfError::Malformed;
-use super::{
-    CHUNK, Elf, ElfError, MAX_DYNAMIC, Source, chunks, read_struct, read_structs, structs,
-};
+use super::{CHUNK, Elf, ElfError, FoundSymbol, MAX_DYNAMIC, Source};
+use super::{chunks, read_struct, read_structs, structs};
 
-/// Maximum number of sections of a file. An object file of a large program, with a section for each
-/// function, has about ten thousand.
+/// Maximum number of sections. A large object file, with one for each function, has ten thousand.
 const MAX_SECTIONS: u64 = 1 << 18;
-/// Maximum size of the table of section names, in bytes; linkers share names, so that a program's take
-/// a few hundred.
+/// Maximum size of the table of section names, in bytes. A program's has a few hundred.
 const MAX_SECTION_NAMES: u64 = 1 << 20;
 /// Maximum size of a string table, in bytes: more than the largest browsers have.
 const MAX_STRINGS: u64 = 1 << 29;
@@ -46,23 +40,8 @@ pub struct Section {
     pub(crate) info: u32,
 }
 
-/// A symbol with the requested name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Namesake {
-    pub(crate) index: u32,
-    pub(crate) value: u64,
-    pub(crate) size: u64,
-    pub(crate) kind: SymbolType,
-    /// STB_LOCAL
-    pub(crate) local: bool,
-    /// STV_HIDDEN or STV_INTERNAL
-    pub(crate) hidden: bool,
-    pub(crate) defined: bool,
-}
-
 impl Elf<'_> {
-    /// All section headers; none for a module that is loaded, or whose section headers were
-    /// stripped.
+    /// All section headers; none for a loaded module, or if they were stripped.
     ///
     /// # Errors
     /// If there are more than 262,144, or the headers cannot be read.
@@ -107,8 +86,7 @@ impl Elf<'_> {
         sections.get(names)
     }
 
-    /// Returns the first section of each of these names. Names are read at once, where
-    /// [`Self::section_named`] takes a read for each section.
+    /// Returns the first section of each of these names, all of which are read at once.
     pub fn sections_named<const N: usize>(
         &self,
         names: [&[u8]; N],
@@ -231,7 +209,7 @@ impl Elf<'_> {
         sections: &[Section],
         table: &Section,
         name: &[u8],
-    ) -> Result<Vec<Namesake>, ElfError> {
+    ) -> Result<Vec<FoundSymbol>, ElfError> {
         let Some(strings) = sections.get(table.link as usize) else {
             return Err(Malformed("a symbol table has no string table"));
         };
@@ -246,18 +224,7 @@ impl Elf<'_> {
             let at = table.offset.wrapping_add(skip);
             for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
                 if spellings.contains(&symbol.st_name.get(LE)) && found.len() < MAX_NAMESAKES {
-                    found.push(Namesake {
-                        index,
-                        value: symbol.st_value.get(LE),
-                        size: symbol.st_size.get(LE),
-                        kind: symbol.st_type(),
-                        local: symbol.st_bind() == elf::STB_LOCAL,
-                        hidden: matches!(
-                            symbol.st_visibility(),
-                            elf::STV_HIDDEN | elf::STV_INTERNAL
-                        ),
-                        defined: symbol.st_shndx.get(LE) != elf::SHN_UNDEF,
-                    });
+                    found.push(FoundSymbol::new(index, symbol));
                 }
                 index += 1;
             }
@@ -266,8 +233,7 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// The offsets at which a string table contains `name` and its terminator. Searching the table
-    /// first avoids reading the name of each of a million symbols.
+    /// The offsets of `name` in a string table: faster than reading the name of each symbol.
     fn spellings(&self, strings: &Section, name: &[u8]) -> Result<Vec<u32>, ElfError> {
         if strings.size > MAX_STRINGS {
             return Err(Malformed("a string table has more than 512 MiB"));
@@ -289,8 +255,7 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// The name of the version of a symbol in `.dynsym`; `None` if it has none (linker's VERSION
-    /// command, System V ABI "Symbol Versioning").
+    /// The name of a `.dynsym` symbol's version, if any (System V ABI, "Symbol Versioning").
     pub(crate) fn version(
         &self,
         sections: &[Section],

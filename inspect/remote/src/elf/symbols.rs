@@ -8,8 +8,7 @@ use super::{CHUNK, Elf, ElfError, Source, chunks, structs};
 
 /// Maximum number of links of a hash chain that are followed; linkers create short chains.
 const MAX_CHAIN: u64 = 1 << 12;
-/// Maximum number of symbols whose names are compared one by one; a program has a few hundred
-/// thread-local variables, and libpthread about as many objects.
+/// Maximum number of symbols whose names are compared one by one; a program has a few hundred.
 const MAX_COMPARED: u64 = 1 << 14;
 const TOO_MANY_COMPARED: ElfError =
     Malformed("it has more than 16,384 symbols of one kind to compare");
@@ -17,8 +16,7 @@ const TOO_MANY_COMPARED: ElfError =
 /// A defined symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElfSymbol {
-    /// `st_value`: an address in the module, or for a thread-local variable the offset in the
-    /// module's block.
+    /// `st_value`: an address in the module, or an offset in its thread-local storage.
     pub value: u64,
     /// Size in bytes (`st_size`).
     pub size: u64,
@@ -44,7 +42,7 @@ pub enum SymbolKind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoundSymbol {
-    /// Its index in `.dynsym`; 0 if it is from `.symtab`.
+    /// Its index in the table; 0 in [`Elf::static_tls_symbol`].
     pub(crate) index: u32,
     pub(crate) value: u64,
     pub(crate) size: u64,
@@ -53,6 +51,8 @@ pub(crate) struct FoundSymbol {
     /// True if it is visible only in its own module (STB_LOCAL). gold and mold put hidden variables
     /// into `.dynsym` so that relocations of TLS descriptors can name them.
     pub(crate) local: bool,
+    /// STV_HIDDEN or STV_INTERNAL
+    pub(crate) hidden: bool,
 }
 
 impl Elf<'_> {
@@ -72,12 +72,8 @@ impl Elf<'_> {
         // Other object files may have local symbols with the name.
         let defined = || named.iter().filter(|symbol| symbol.defined);
         let found = defined().find(|symbol| !symbol.local);
-        Ok(found.or_else(|| defined().next()).map(|found| ElfSymbol {
-            value: found.value,
-            size: found.size,
-            kind: SymbolKind::of(found.kind),
-            dynamic: false,
-        }))
+        let found = found.or_else(|| defined().next());
+        Ok(found.map(|found| ElfSymbol::of(found, false)))
     }
 
     /// The size of the names of the symbols in `.symtab`, in bytes; 0 if there is no `.symtab`.
@@ -88,16 +84,10 @@ impl Elf<'_> {
         Ok(strings.map_or(0, |strings| strings.size))
     }
 
-    /// The definition of `name` in `.dynsym`. This is a lookup in a hash table, unlike in
-    /// `.symtab`.
+    /// The definition of `name` in `.dynsym`, looked up in a hash table.
     pub fn exported_symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
         let found = self.dynamic_symbol(name)?.filter(|it| it.defined);
-        Ok(found.map(|found| ElfSymbol {
-            value: found.value,
-            size: found.size,
-            kind: SymbolKind::of(found.kind),
-            dynamic: true,
-        }))
+        Ok(found.map(|found| ElfSymbol::of(&found, true)))
     }
 
     /// Looks up a symbol in `.dynsym`: a definition in the hash table, or else a reference.
@@ -122,8 +112,8 @@ impl Elf<'_> {
         let mut head = [0; 16];
         self.read_at(at, &mut head)?;
         let words = head.as_chunks::<4>().0;
-        let word = |index: usize| u64::from(u32::from_le_bytes(words[index]));
-        let (buckets, first, bloom_words, bloom_shift) = (word(0), word(1), word(2), word(3));
+        let [buckets, first, bloom_words, bloom_shift] =
+            [0, 1, 2, 3].map(|index| u64::from(u32::from_le_bytes(words[index])));
         if buckets == 0 || bloom_words == 0 || bloom_shift >= 32 {
             return Err(Malformed(
                 "its DT_GNU_HASH has no buckets or an impossible filter",
@@ -261,8 +251,8 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// The values of the objects in `.symtab`, which only files have, whose names have the prefix
-    /// `prefix` and at most `longest` bytes. The prefix is removed from the names.
+    /// The names without `prefix`, and the values, of the objects in `.symtab` whose names have
+    /// that prefix and at most `longest` bytes.
     pub(crate) fn static_objects(
         &self,
         prefix: &[u8],
@@ -303,10 +293,10 @@ impl Elf<'_> {
         chunks(table.size, entry, |skip, length| {
             let at = table.offset.wrapping_add(skip);
             for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
-                let local = FoundSymbol::new(0, symbol);
+                let found = FoundSymbol::new(0, symbol);
                 let offset = u64::from(symbol.st_name.get(LE));
                 let left = strings.size.saturating_sub(offset).min(longest as u64 + 1);
-                if !goes_on || local.kind != kind || !local.defined || left == 0 {
+                if !goes_on || found.kind != kind || !found.defined || left == 0 {
                     continue;
                 }
                 compared += 1;
@@ -316,7 +306,7 @@ impl Elf<'_> {
                 let name = &mut buffer[..left as usize];
                 file.read(strings.offset.wrapping_add(offset), name)?;
                 if let Some(end) = name.iter().position(|byte| *byte == 0) {
-                    goes_on = visit(local, &name[..end]);
+                    goes_on = visit(found, &name[..end]);
                 }
             }
             Ok(())
@@ -324,19 +314,24 @@ impl Elf<'_> {
     }
 }
 
-impl SymbolKind {
-    fn of(kind: SymbolType) -> Self {
-        match kind {
-            elf::STT_OBJECT => Self::Object,
-            elf::STT_FUNC => Self::Function,
-            elf::STT_TLS => Self::ThreadLocal,
-            other => Self::Other(other.0),
+impl ElfSymbol {
+    fn of(found: &FoundSymbol, dynamic: bool) -> Self {
+        ElfSymbol {
+            value: found.value,
+            size: found.size,
+            kind: match found.kind {
+                elf::STT_OBJECT => SymbolKind::Object,
+                elf::STT_FUNC => SymbolKind::Function,
+                elf::STT_TLS => SymbolKind::ThreadLocal,
+                other => SymbolKind::Other(other.0),
+            },
+            dynamic,
         }
     }
 }
 
 impl FoundSymbol {
-    fn new(index: u32, symbol: &Sym64<LE>) -> Self {
+    pub(super) fn new(index: u32, symbol: &Sym64<LE>) -> Self {
         FoundSymbol {
             index,
             value: symbol.st_value.get(LE),
@@ -344,6 +339,7 @@ impl FoundSymbol {
             kind: symbol.st_type(),
             defined: symbol.st_shndx.get(LE) != elf::SHN_UNDEF,
             local: symbol.st_bind() == elf::STB_LOCAL,
+            hidden: matches!(symbol.st_visibility(), elf::STV_HIDDEN | elf::STV_INTERNAL),
         }
     }
 }

@@ -16,7 +16,8 @@ const TABLES: u64 = 0x1000;
 /// End of the file, which is one segment: 1 TiB, almost all holes.
 const END: u64 = 1 << 40;
 
-/// A file that counts reads and their bytes. Bytes that are not in the image are `filler`, repeated.
+/// A file that counts reads and their bytes. Bytes that are not in the image are `filler`,
+/// repeated.
 struct Hostile {
     image: Image,
     filler: [u8; 8],

@@ -25,7 +25,6 @@ pub struct Member {
     pub contents: Result<Box<Inspection>, String>,
 }
 
-/// Returns whether the file is a static library.
 pub(super) fn is_archive(memory: &dyn Memory) -> bool {
     let mut magic = [0; MAGIC.len()];
     memory.read(0, &mut magic).is_ok() && (&magic == MAGIC || &magic == THIN_MAGIC)
@@ -48,7 +47,6 @@ impl Memory for Part<'_> {
     }
 }
 
-/// Inspects every member.
 pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Contents, ElfError> {
     let mut magic = [0; MAGIC.len()];
     memory.read(0, &mut magic)?;

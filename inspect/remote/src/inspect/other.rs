@@ -20,7 +20,6 @@ pub enum Other {
 }
 
 impl Other {
-    /// Identifies the type by the first bytes.
     pub(super) fn of(start: &[u8]) -> Self {
         if start.is_empty() {
             return Self::Empty;

@@ -1,5 +1,4 @@
-//! glibc: how its dynamic linker stores the modules' TLS blocks. The layouts of these structures are
-//! in its table for debuggers ([`ThreadDb`]): no offset is guessed.
+//! glibc: where its dynamic linker stores TLS blocks, by its table for debuggers ([`ThreadDb`]).
 
 use super::thread_db::ThreadDb;
 use crate::Memory;
@@ -15,19 +14,16 @@ pub(super) const LOADER_PREFIX: &[u8] = b"ld-linux";
 
 /// Maximum number of slots of the slot-information list: modules with thread-local storage.
 const MAX_MODULES: u64 = 64 * 1024;
-/// Maximum number of nodes of that list; glibc adds one for every 62 or more modules
-/// (`TLS_SLOTINFO_SURPLUS`).
+/// Maximum number of nodes of that list, each of at least 62 modules (`TLS_SLOTINFO_SURPLUS`).
 const MAX_NODES: usize = 1024;
 
-/// Size of a `dtv_t`, in bytes: a pointer to the block, and a pointer to free
-/// (`sysdeps/generic/dl-dtv.h`).
+/// Size of a `dtv_t`, in bytes: pointers to the block and to free (`sysdeps/generic/dl-dtv.h`).
 const ENTRY: u64 = 16;
 /// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
 const UNALLOCATED: u64 = u64::MAX;
 
-/// The result of `pthread_self`, as an offset from the thread pointer: the address of `struct
-/// pthread`, which begins at the thread pointer on x86-64, and ends at it elsewhere. `None` if the
-/// table lacks its size.
+/// The result of `pthread_self`, as an offset from the thread pointer: `struct pthread` begins
+/// there on x86-64, and ends there elsewhere. `None` if the table lacks its size.
 pub(crate) fn pthread_self(table: &ThreadDb, machine: Machine) -> Option<i64> {
     match machine {
         Machine::X86_64 => Some(0),
@@ -51,7 +47,6 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The entries of the table that it is read from.
     pub(super) const NAMES: [&str; 8] = [
         "rtld_global__dl_tls_dtv_slotinfo_list",
         "dtv_slotinfo_list_len",
@@ -90,12 +85,10 @@ pub(crate) struct TlsModule {
     pub(crate) bias: u64,
     /// `l_tls_offset`, if the module has static storage.
     pub(crate) static_offset: Option<u64>,
-    /// The place that this was read from.
     pub(crate) registration: Option<Registration>,
 }
 
-/// The place where glibc stores which module an index belongs to (`struct dtv_slotinfo`). It clears the map
-/// when it closes the module, and gives the next module another generation.
+/// The entry of a module in glibc's list (`struct dtv_slotinfo`), which changes when it is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registration {
     /// Address of the two words.
@@ -127,15 +120,13 @@ pub(crate) fn tls_modules(
                 .wrapping_add(layout.list_slots)
                 .wrapping_add(index.wrapping_mul(layout.slot_size));
             let map = memory.read_u64(slot.wrapping_add(layout.slot_map))?;
-            // Module IDs start at 1. Slot 0 is not used, but is not always empty: glibc 2.36 also
-            // stores the executable's map there.
+            // Module IDs start at 1, but glibc 2.36 also stores the executable's map in slot 0.
             if map == 0 || first_id + index == 0 {
                 continue;
             }
             let tls_offset = memory.read_u64(map.wrapping_add(layout.tls_offset))?;
             let generation = memory.read_u64(slot.wrapping_add(layout.slot_generation))?;
-            // In every glibc that describes them, a slot consists of these two words, in this
-            // order.
+            // Every glibc so far has these two words, in this order.
             let as_known = (layout.slot_generation, layout.slot_map) == (0, 8);
             modules.push(TlsModule {
                 id: first_id + index,
@@ -166,8 +157,7 @@ fn vector_offset(machine: Machine) -> u64 {
     }
 }
 
-/// The block of a module according to a thread's dynamic thread vector, by the conditions of
-/// `__tls_get_addr` and `_dl_tlsdesc_dynamic`.
+/// The block of a module in a thread's dynamic thread vector, as `__tls_get_addr` finds it.
 pub(crate) fn block(
     memory: &dyn Memory,
     machine: Machine,
@@ -182,12 +172,7 @@ pub(crate) fn block(
     // dtv[-1] is the number of entries, dtv[0] the generation that the thread has updated to.
     let mut head = [0; 24];
     memory.read(vector.wrapping_sub(ENTRY), &mut head)?;
-    let word = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&head[at..at + 8]);
-        u64::from_le_bytes(bytes)
-    };
-    let (length, seen) = (word(0), word(16));
+    let [length, _, seen] = [0, 1, 2].map(|word| u64::from_le_bytes(head.as_chunks().0[word]));
     // A thread that has not updated may still have the block of a closed module with the same ID.
     if module > length || generation.is_some_and(|generation| seen < generation) {
         return Ok(None);
@@ -201,7 +186,7 @@ mod tests {
     use super::*;
     use crate::memory::{CountedMemory, Image};
 
-    /// Not glibc's numbers: those come from a libc.so.
+    /// Numbers of this test; glibc's come from a libc.so.
     const LAYOUT: Layout = Layout {
         list: 0x20,
         list_length: 0,
@@ -215,7 +200,7 @@ mod tests {
     const GLOBAL: u64 = 0x1000;
     const NODE: u64 = 0x2000;
 
-    /// And the number of reads.
+    /// Returns the modules and the number of reads.
     fn modules(memory: Image) -> (Result<Vec<TlsModule>, MemoryError>, usize) {
         let memory = CountedMemory::new(memory);
         let modules = tls_modules(&memory, GLOBAL, &LAYOUT);

@@ -1,13 +1,11 @@
-//! Thread-specific data: the values that `pthread_getspecific` would return in another process's
-//! thread.
+//! Thread-specific data: what `pthread_getspecific` would return in another process's thread.
 
 use super::thread_db::ThreadDb;
 use super::{glibc, musl};
 use crate::machine::Machine;
 use crate::memory::{Memory, MemoryError};
 
-/// Number of keys in a block of the two-level table in glibc's `struct pthread`
-/// (PTHREAD_KEY_2NDLEVEL_SIZE in nptl/descr.h).
+/// Number of keys in a block of glibc (PTHREAD_KEY_2NDLEVEL_SIZE in nptl/descr.h).
 const KEYS_PER_BLOCK: u64 = 32;
 /// PTHREAD_KEYS_MAX of glibc, 1,024, and of musl, 128 (<limits.h>).
 const GLIBC_KEYS: u32 = 1024;
@@ -31,8 +29,8 @@ pub enum KeyLayout {
         entries: u64,
         /// Size of an entry.
         entry_size: u64,
-        /// Offset in an entry of its sequence number. A value whose number differs from that of the
-        /// key belongs to a deleted key.
+        /// Offset in an entry of its sequence number. One that differs from the key's means a
+        /// deleted key.
         entry_sequence: u64,
         /// Offset in an entry of the value.
         entry_data: u64,
@@ -86,8 +84,7 @@ impl PthreadKeys {
     }
 
     /// The value of a thread for `key`, given its thread pointer. `None` if `pthread_getspecific`
-    /// returns null, which includes values of a deleted key with the same number, and numbers
-    /// without a key.
+    /// returns null, as it does for a deleted key.
     #[doc(alias = "pthread_getspecific")]
     pub fn get(
         &self,
@@ -103,7 +100,6 @@ impl PthreadKeys {
                     return Ok(None);
                 }
                 match memory.read_u64(thread_pointer.wrapping_add_signed(values))? {
-                    // No key has been used yet.
                     0 => Ok(None),
                     values => Ok(not_null(memory.read_u64(values.wrapping_add(8 * number))?)),
                 }
@@ -131,8 +127,7 @@ impl PthreadKeys {
                     .wrapping_add(entries)
                     .wrapping_add((number % KEYS_PER_BLOCK).wrapping_mul(entry_size));
                 let key = keys.wrapping_add(number.wrapping_mul(key_size));
-                // nptl/pthread_getspecific.c: a key that was deleted and created again has another
-                // sequence number.
+                // A key that was deleted and created again has another sequence number.
                 let current = memory.read_u64(key.wrapping_add(key_sequence))?;
                 let sequence = memory.read_u64(entry.wrapping_add(entry_sequence))?;
                 if current != sequence {

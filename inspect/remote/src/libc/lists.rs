@@ -3,27 +3,24 @@
 use super::thread_db::{MAX_NAME, ThreadDb};
 use crate::elf::{Elf, ElfError};
 
-/// glibc's two lists of threads, by the symbols of a static program: threads with a stack from the
-/// application (including the first thread), and threads with a stack from glibc.
+/// glibc's two lists of threads in a static program: with a stack from the application (including
+/// the first thread), and with a stack from glibc.
 const STATIC_LISTS: [&[u8]; 2] = [b"_dl_stack_user", b"_dl_stack_used"];
 
 /// Offsets in glibc's `struct pthread`, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ThreadLayout {
-    /// Offset of the node in the list of threads: next, previous.
+    /// The node in the list of threads: next, previous.
     pub(crate) list: u64,
-    /// Offset of the thread's ID.
     pub(crate) tid: u64,
-    /// Size of the whole structure.
     pub(crate) size: u64,
 }
 
 impl ThreadLayout {
-    /// The entries of the table that it is read from.
     pub(super) const NAMES: [&str; 3] = ["pthread_list", "pthread_tid", "sizeof_pthread"];
 
-    /// On x86-64 in every glibc since 2.10: a `tcbhead_t`, defined by the ABI, of 704 bytes, the
-    /// node, the ID (nptl/descr.h). The size is irrelevant there.
+    /// On x86-64 in every glibc since 2.10: a `tcbhead_t` of 704 bytes, the node, the ID
+    /// (nptl/descr.h). The size is irrelevant there.
     pub(crate) const X86_64: Self = Self {
         list: 704,
         tid: 720,
@@ -50,7 +47,6 @@ pub(crate) struct ThreadFacts {
 }
 
 impl ThreadFacts {
-    /// The entries of the table that name the lists in `_rtld_global`.
     pub(super) const NAMES: [&str; 2] =
         ["rtld_global__dl_stack_user", "rtld_global__dl_stack_used"];
 

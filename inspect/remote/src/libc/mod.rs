@@ -38,8 +38,7 @@ pub(crate) struct FileFacts {
 }
 
 impl FileFacts {
-    /// Reads the facts of a file with this SONAME. `is_static`: it is a program that no dynamic
-    /// linker loads.
+    /// Reads the facts of a file with this SONAME, or of a program without a dynamic linker.
     pub(crate) fn read(
         elf: &Elf<'_>,
         soname: Option<&[u8]>,
@@ -74,8 +73,8 @@ impl FileFacts {
         Ok(facts)
     }
 
-    /// The C library that manages the thread-local storage of a process with these modules: glibc if
-    /// its dynamic linker is loaded, whatever else is.
+    /// The C library that manages the thread-local storage of a process with these modules: glibc
+    /// if its dynamic linker is loaded, whatever else is.
     pub(crate) fn c_library<'a>(
         modules: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<CLibrary> {
@@ -88,8 +87,7 @@ impl FileFacts {
 
 impl CLibrary {
     /// Recognizes glibc by its SONAME, and musl by a function that its dynamic linker looks up in
-    /// itself: musl has no SONAME unless a distribution sets one, and other C libraries (bionic,
-    /// through libhybris next to glibc) have the same SONAME.
+    /// itself: its SONAME, if it has one, is that of other C libraries, too (bionic).
     pub(crate) fn recognize(
         elf: &Elf<'_>,
         soname: Option<&[u8]>,
@@ -105,9 +103,7 @@ impl CLibrary {
     }
 
     /// Returns whether static storage may start at the thread pointer itself, so that an offset of
-    /// 0 is valid and does not mean an empty slot. musl reserves the words after the thread pointer
-    /// only for the executable's storage (`GAP_ABOVE_TP`, ldso/dynlink.c): if the executable has
-    /// none, a library's storage is there.
+    /// 0 is no empty slot (musl's ldso/dynlink.c, `GAP_ABOVE_TP`).
     pub(crate) fn has_offset_zero(self, machine: Machine) -> bool {
         (self, machine) == (CLibrary::Musl, Machine::Aarch64)
     }

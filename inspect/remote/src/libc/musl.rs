@@ -5,8 +5,7 @@ use crate::Memory;
 use crate::machine::Machine;
 use crate::memory::MemoryError;
 
-/// The last stage of its dynamic linker (`ldso/dynlink.c`), which the previous stage looks up by
-/// name.
+/// The last stage of its dynamic linker (`ldso/dynlink.c`), which it looks up by name.
 pub(crate) const DYNAMIC_LINKER: &[u8] = b"__dls3";
 /// The SONAME of musl's `libc.so`, if it has one.
 const SONAME: &[u8] = b"libc.so";
@@ -51,8 +50,7 @@ pub(crate) fn block(
     Ok((block != 0).then_some(block))
 }
 
-/// Returns whether the thread with this control block on x86-64 has variables of any module: its
-/// dynamic thread vector has entries.
+/// Returns whether the dynamic thread vector of this control block on x86-64 has entries.
 pub(crate) fn has_variables(memory: &dyn Memory, block: u64) -> bool {
     let at = block.wrapping_add(vector_offset(Machine::X86_64));
     let vector = memory.read_u64(at).ok();
@@ -62,9 +60,8 @@ pub(crate) fn has_variables(memory: &dyn Memory, block: u64) -> bool {
 /// Offset of the thread's ID in a control block on x86-64, in bytes.
 pub(crate) const TID: u64 = 48;
 
-/// The fields of a control block that are used: musl's `struct pthread` on x86-64
-/// (`src/internal/pthread_impl.h`) has self, dtv, prev, next, sysinfo, canary, tid. All threads form
-/// one ring.
+/// A control block, musl's `struct pthread` on x86-64 (`src/internal/pthread_impl.h`): self, dtv,
+/// prev, next, sysinfo, canary, tid. All threads form one ring.
 pub(crate) struct Block {
     pub(crate) previous: u64,
     pub(crate) next: u64,

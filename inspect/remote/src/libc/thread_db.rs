@@ -1,14 +1,12 @@
-//! glibc's description of its own structures for debuggers: the `_thread_db_*` table.
+//! glibc's description of its own structures for debuggers: the `_thread_db_*` table
+//! (`nptl_db/structs.def`, `nptl/libpthread_db.h`).
 //!
-//! Source: `nptl_db/structs.def` and `nptl/libpthread_db.h`. libc.so has exported the table since
-//! 2.34; before, it is in the `.symtab` of libpthread.so; in a static program, it is in the
-//! program's.
+//! libc.so exports it since 2.34; before, and in a static program, it is in `.symtab`.
 
 use std::collections::BTreeMap;
 
 use crate::elf::{Elf, ElfError};
 
-/// Prefix of the table's symbols.
 const PREFIX: &str = "_thread_db_";
 /// Maximum size of a name without the prefix; the longest one in use has 48 bytes.
 pub(super) const MAX_NAME: usize = 64;
@@ -118,11 +116,10 @@ impl ThreadDb {
             if let Some(structure) = name.strip_prefix(SIZE_OF) {
                 table.sizes.insert(structure.to_owned(), word(0)?);
             } else {
-                let [bits, count, offset] = [word(0)?, word(1)?, word(2)?];
                 let field = Field {
-                    bits,
-                    count,
-                    offset,
+                    bits: word(0)?,
+                    count: word(1)?,
+                    offset: word(2)?,
                 };
                 table.fields.insert(name, field);
             }

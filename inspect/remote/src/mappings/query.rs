@@ -1,5 +1,4 @@
-//! `PROCMAP_QUERY` (Linux 6.11): returns one mapping per call, in binary form; the kernel skips
-//! mappings that are not requested.
+//! `PROCMAP_QUERY` (Linux 6.11): one mapping per call, in binary form; the kernel skips others.
 //!
 //! Source: include/uapi/linux/fs.h, fs/proc/task_mmu.c (`do_procmap_query`).
 
@@ -48,8 +47,7 @@ mod call {
     nix::ioctl_readwrite!(procmap_query, b'f', 17, super::ProcmapQuery);
 }
 
-/// Maximum size of names other than paths. The name of a memfd has at most 249 bytes plus a prefix
-/// and a suffix, that of anonymous memory 80.
+/// Maximum size of names other than paths: a memfd's has at most 249 bytes, a prefix and a suffix.
 const MAX_NAME: usize = 512;
 /// Maximum size of a path in the kernel (PATH_MAX).
 const MAX_PATH: usize = 4096;

@@ -20,8 +20,8 @@ use super::{Mapping, Parser};
 use crate::Device;
 
 /// Selects mappings that are readable, not executable, and whose name the process chose: a memfd
-/// (`/memfd:NAME`), named shared anonymous memory (`[anon_shmem:NAME]`), which lies in the same file
-/// system, or named private anonymous memory (`[anon:NAME]`).
+/// (`/memfd:NAME`), named shared anonymous memory (`[anon_shmem:NAME]`), which lies in the same
+/// file system, or named private anonymous memory (`[anon:NAME]`).
 #[derive(Debug, Clone, Copy)]
 pub struct NameFilter<'a> {
     /// Prefixes of the names.
@@ -75,8 +75,7 @@ pub struct NamedMapping {
     pub name: Vec<u8>,
 }
 
-/// A search in two steps: the mappings that publishers normally use first, all others if asked.
-/// Results are in address order.
+/// A search in two steps, in address order: mappings that publishers normally use, all others.
 #[derive(Debug)]
 pub struct Search<'a> {
     filter: NameFilter<'a>,
@@ -109,8 +108,8 @@ impl Visited {
         }
     }
 
-    /// The first address from `address` on that was not visited. `next` is the index of the first
-    /// range that may contain it; addresses must be in ascending order.
+    /// The first address from `address` on that was not visited, in ascending calls. `next` is the
+    /// index of the first range that may contain it.
     fn skip(&self, address: u64, next: &mut usize) -> u64 {
         while let Some((start, end)) = self.0.get(*next) {
             if *end <= address {
@@ -134,11 +133,10 @@ impl<'a> Search<'a> {
         // If anonymous memory cannot have names, one walk finds everything; a second one would make
         // the kernel visit every mapping again.
         let in_one_walk = !anonymous_memory_has_names();
-        let only = if in_one_walk {
-            flags::FILE_BACKED | flags::READABLE
-        } else {
-            flags::FILE_BACKED | flags::READABLE | flags::WRITABLE
-        };
+        let mut only = flags::FILE_BACKED | flags::READABLE;
+        if !in_one_walk {
+            only |= flags::WRITABLE;
+        }
         let mut query = Query::new(&maps);
         let (mut found, mut others) = (Vec::new(), Vec::new());
         let mut visited = Visited::default();
@@ -183,15 +181,12 @@ impl<'a> Search<'a> {
         let (mut writable_files, mut rest) = (Vec::new(), Vec::new());
         let mut lines = NamedLines::new(filter.names);
         let scan = lines.read(maps, &filter.options, &mut |mapping| {
-            let is_first = is_writable_file(mapping);
-            filter.keep(
-                mapping,
-                if is_first {
-                    &mut writable_files
-                } else {
-                    &mut rest
-                },
-            );
+            let found = if is_writable_file(mapping) {
+                &mut writable_files
+            } else {
+                &mut rest
+            };
+            filter.keep(mapping, found);
         })?;
         Ok(match scan {
             // The thread has exited.
@@ -217,8 +212,8 @@ impl<'a> Search<'a> {
         let mut query = Query::new(&maps);
         let mut found = Vec::new();
         let (mut address, mut seen, mut range) = (0, 0, 0);
-        // Fetching an unneeded name is expensive for a file, a second query is expensive for
-        // anonymous memory. Neighbours are mostly of one kind.
+        // A name is expensive for a file, a second query for anonymous memory: guess by the last
+        // one.
         let mut with_name = false;
         loop {
             if is_clock_check_due(&mut seen) && self.filter.options.is_past_deadline() {
@@ -278,8 +273,7 @@ fn is_writable_file(mapping: &Mapping<'_>) -> bool {
     mapping.permissions.write && mapping.inode != 0
 }
 
-/// The device of memfds and shared anonymous memory, determined with a memfd of this process.
-/// `None` if it cannot create one.
+/// The device of memfds and shared anonymous memory, if this process can create one.
 fn memfd_device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     *DEVICE.get_or_init(|| {
@@ -348,7 +342,6 @@ impl<'n> NamedLines<'n> {
         }
     }
 
-    /// Parses the next piece of the text.
     fn feed(&mut self, mut piece: &[u8], visit: &mut dyn FnMut(&Mapping<'_>)) {
         let mut visit_cut = |mapping: &Mapping<'_>| {
             visit(mapping);

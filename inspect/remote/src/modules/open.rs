@@ -32,7 +32,6 @@ impl OpenFile {
         })
     }
 
-    /// Calls `read` with the file's bytes.
     pub(super) fn read<T>(&mut self, read: impl FnOnce(&PagedMemory<'_, FileBytes<'_>>) -> T) -> T {
         let bytes = FileBytes(&self.file);
         read(&PagedMemory::new(&bytes, &mut self.pages))
@@ -40,7 +39,7 @@ impl OpenFile {
 }
 
 impl OpenFiles {
-    /// Takes out the file with this key, if it is open and unchanged. It is not locked: a fact may need others.
+    /// Takes out the file with this key, if it is open and unchanged.
     pub(super) fn take(&self, key: FileKey) -> Option<OpenFile> {
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = files.iter().position(|file| file.key == key)?;

@@ -17,18 +17,15 @@ use crate::{Device, Error};
 /// Maximum number of modules read of one process; browsers load a few hundred.
 const MAX_MODULES: usize = 16 * 1024;
 
-/// Maximum size of the names of these modules, in bytes; a path has at most 4096 bytes, each of
-/// which takes at most four when escaped.
+/// Maximum size of the names of these modules, in bytes.
 const MAX_NAMES: usize = 8 << 20;
 
-/// Maximum number of bytes read of the modules of one process, several hundred times the size of a
-/// large browser's tables: about half a second of work. Cached facts cost nothing.
+/// Maximum number of bytes read of the modules of one process: about half a second of work.
 pub(crate) const MAX_COST: u64 = 1 << 30;
 
 /// The mappings of a module, and its file's facts.
 pub(crate) struct Place {
     run: Run,
-    /// The load bias.
     pub(crate) bias: u64,
     facts: FileFacts,
     key: Option<FileKey>,
@@ -55,8 +52,7 @@ impl Place {
     }
 }
 
-/// Consecutive mappings of one file, as a dynamic linker creates them for a module. There may be
-/// memory without a file (zeroed data) between them.
+/// Consecutive mappings of one file, as a dynamic linker creates them for a module.
 #[derive(Debug)]
 struct Run {
     start: u64,
@@ -68,8 +64,7 @@ struct Run {
     inode: u64,
     /// The name of the first executable mapping.
     name: Vec<u8>,
-    /// Address and file offset of the first executable mapping. It certainly belongs to the module,
-    /// unlike earlier mappings, which a symbolizer may have created.
+    /// Address and file offset of the first executable mapping; earlier ones may be a symbolizer's.
     code: Option<(u64, u64)>,
 }
 
@@ -87,8 +82,8 @@ impl Run {
         }
     }
 
-    /// Returns whether the mapping belongs to the same loaded module: the same file, at a later
-    /// offset. Small segments share a page of the file, which is mapped for each of them.
+    /// Returns whether the mapping belongs to the same module: the same file, at a later offset, or
+    /// the same one, because small segments share a page.
     fn takes(&self, mapping: &Mapping<'_>) -> bool {
         self.inode == mapping.inode
             && self.device == mapping.device
@@ -110,8 +105,7 @@ fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
     executable.then_some((mapping.start, mapping.offset))
 }
 
-/// Finds the modules: runs of mappings of one file of which one is executable. Also returns the
-/// number of skipped modules.
+/// Finds the modules: runs of mappings of one file with an executable one, and the number skipped.
 fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     let mut runs = Vec::new();
     let mut skipped = 0;
@@ -146,7 +140,6 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     Ok((runs, skipped, layout.finish()))
 }
 
-/// A fact about a module's file, and the cost of reading it.
 struct Read<T> {
     facts: FileFacts,
     key: Option<FileKey>,
@@ -164,25 +157,26 @@ fn read_fact<T>(
 ) -> Read<T> {
     let range = (run.start, run.end);
     let file = target.mapped_file(range, &run.name, run.device, run.inode);
-    let (facts, key, (fact, cost)) = match file.map(OpenFile::of) {
+    let mut facts = FileFacts::default();
+    let mut key = None;
+    let (fact, cost) = match file.map(OpenFile::of) {
         Ok(Ok(mut file)) => {
-            let key = file.key;
-            let facts = cache.facts(key);
+            key = Some(file.key);
+            facts = cache.facts(file.key);
             let fact = file.read(|bytes| read(&facts, Source::File(bytes)));
             open.keep(file);
-            (facts, Some(key), fact)
+            fact
         }
-        Ok(Err(error)) => (FileFacts::default(), None, (Err(error.to_string()), 0)),
-        // Deleted or replaced, and no permission for map_files: the loaded memory has the same
-        // data, except for .symtab.
+        Ok(Err(error)) => (Err(error.to_string()), 0),
+        // Deleted or replaced, and no permission for map_files: the loaded memory lacks only
+        // .symtab.
         Err(why) => {
-            let facts = FileFacts::default();
             let (fact, cost) = read(&facts, Source::Loaded(target, run.start));
             let fact = fact.map_err(|error| match why {
                 Some(why) => format!("{why}, and {error}"),
                 None => error,
             });
-            (facts, None, (fact, cost))
+            (fact, cost)
         }
     };
     Read {
@@ -193,9 +187,9 @@ fn read_fact<T>(
     }
 }
 
-/// Calls `keep` with each module for whose name and size of mappings `wanted` returns true, and a
-/// fact about its file, which `read` looks up or computes, with its cost. The files read last stay
-/// in `open`. Returns the modules that could not be read, with the reason, and the layout.
+/// Calls `keep` with each module for whose name and size of mappings `wanted` returns true, and the
+/// fact that `read` finds, with its cost. The files read last stay in `open`. Returns the modules
+/// that could not be read, with the reason, and the layout.
 pub(crate) fn visit<T: AsRef<ModuleFile>>(
     limit: u64,
     target: &dyn Target,
@@ -213,10 +207,8 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
         if !wanted(&run.name, run.last_end.saturating_sub(run.start)) {
             continue;
         }
-        if target
-            .deadline()
-            .is_some_and(|deadline| Instant::now() >= deadline)
-        {
+        let is_past = |deadline| Instant::now() >= deadline;
+        if target.deadline().is_some_and(is_past) {
             let name = target.name().to_string_lossy().into_owned();
             let action = "all of its modules were read";
             return Err(Error::Deadline { name, action });

@@ -7,13 +7,13 @@ use super::Process;
 use crate::Error;
 use crate::mappings::is_clock_check_due;
 
-/// Maximum number of bytes read of `smaps`: about 20,000 mappings, which take the kernel about a second.
+/// Maximum number of bytes read of `smaps`: about 20,000 mappings, which take about a second.
 const LIMIT: u64 = 16 << 20;
 
 impl Process {
-    /// Returns whether a forked child gets a copy of the mapping that starts at `address`: not if
-    /// it was marked with MADV_DONTFORK. `None` if the kernel does not report it, if it comes after
-    /// too many other mappings, or if `deadline` has passed.
+    /// Returns whether a forked child gets a copy of the mapping that starts at `address` (not with
+    /// MADV_DONTFORK). `None` if that is unknown, after too many other mappings, or past
+    /// `deadline`.
     pub fn is_copied_on_fork(
         &self,
         address: u64,

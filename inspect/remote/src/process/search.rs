@@ -16,17 +16,13 @@ use crate::mappings::{
 
 impl Process {
     /// Finds mappings by their names.
-    ///
-    /// Once the thread-group leader has exited, `/proc/PID/maps` is empty; another thread's is read
-    /// then.
     #[doc(alias = "PROCMAP_QUERY")]
     pub fn search<'a>(&self, filter: NameFilter<'a>) -> Result<Scan<Search<'a>>, Error> {
         let is_nothing = |scan: &io::Result<_>| scan.as_ref().is_err_and(is_gone);
         self.read_maps(|maps| Search::begin(maps, filter), is_nothing)
     }
 
-    /// Continues a search with all other mappings: mappings without a file, and ones that are not
-    /// writable.
+    /// Continues a search with all other mappings: those without a file, or not writable.
     pub fn search_others(&self, search: Search<'_>) -> Result<Scan<Vec<NamedMapping>>, Error> {
         let others = search.others();
         others.map_err(|error| self.error("maps", "read the mappings", error))
@@ -41,8 +37,7 @@ impl Process {
         self.mappings_of_files(Files::Code, options, visit)
     }
 
-    /// Calls `visit` for each mapping of a file. Executable mappings have their names; others may
-    /// have none.
+    /// Calls `visit` for each mapping of a file; those that are not executable may have no name.
     pub fn file_mappings(
         &self,
         options: ScanOptions,
@@ -78,7 +73,6 @@ impl Process {
         };
         self.read_maps(
             |maps| visit_executable(maps, &mut visit),
-            // A scan that failed halfway is not repeated: no mapping may be visited twice.
             |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
         )
     }
@@ -100,7 +94,6 @@ impl Process {
     }
 }
 
-/// The mappings of files that are visited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Files {
     /// Executable mappings, without their names.
@@ -200,8 +193,5 @@ fn visit_executable(maps: File, visit: Visit<'_>) -> io::Result<()> {
             ControlFlow::Continue(())
         }
     })?;
-    if walk.mappings == 0 {
-        return Err(Errno::ESRCH.into());
-    }
-    Ok(())
+    (walk.mappings > 0).then_some(()).ok_or(Errno::ESRCH.into())
 }

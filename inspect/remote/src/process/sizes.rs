@@ -16,8 +16,7 @@ pub struct Sizes {
     pub data: u64,
 }
 
-/// `/proc/PID/statm`, opened once: each read is one system call, and does not require the right to
-/// trace the process.
+/// `/proc/PID/statm`, opened once. Reading it does not require the right to trace the process.
 #[derive(Debug)]
 pub struct SizesFile {
     pid: i32,
@@ -56,8 +55,7 @@ impl SizesFile {
     /// Reads the current amount of mapped memory.
     ///
     /// # Errors
-    /// [`Error::NoSuchProcess`] if the process, or the thread for which it was opened, has exited,
-    /// even if its ID was reused.
+    /// [`Error::NoSuchProcess`] if the process, or the thread of the file, has exited.
     pub fn read(&self) -> Result<Sizes, Error> {
         // Seven numbers of at most 20 digits.
         let mut text = [0; 160];

@@ -60,8 +60,7 @@ impl Process {
     }
 }
 
-/// The fields from the third on. The second, the name, may contain anything, including parentheses
-/// and bytes that are not UTF-8.
+/// The fields from the third on, after the name, which may contain any bytes.
 #[derive(Debug)]
 pub struct Stat(String);
 
@@ -87,7 +86,6 @@ impl Stat {
         state.unwrap_or('?')
     }
 
-    /// The ID of the process's parent.
     pub(crate) fn parent(&self) -> Option<u64> {
         self.number(4)
     }
@@ -123,8 +121,7 @@ impl Stat {
         Some(Duration::from(now).saturating_sub(Duration::from_nanos(start)))
     }
 
-    /// Returns whether all threads of the process have ended and its parent has not waited for it.
-    /// The first thread may end before the others (field 20 counts them).
+    /// Returns whether all threads of the process (field 20) have ended, but are not waited for.
     pub fn is_zombie(&self) -> bool {
         matches!(self.field(3), Some("Z" | "X"))
             && self.number(20).is_none_or(|threads| threads < 2)

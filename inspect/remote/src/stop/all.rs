@@ -8,8 +8,7 @@ use super::Stopped;
 use crate::threads::ThreadFiles;
 use crate::{Error, Process};
 
-/// Maximum number of listings of the threads: threads created while others were being stopped are
-/// in the next one. A stopped thread creates none.
+/// Maximum number of listings of the threads, until one has no new threads.
 const MAX_LISTINGS: usize = 16;
 
 /// A process whose threads are stopped. Dropping this resumes them.
@@ -20,10 +19,9 @@ pub struct StoppedProcess {
 }
 
 impl StoppedProcess {
-    /// Stops every thread of a process, waiting at most `timeout` for each. After `deadline`, no
-    /// further thread is stopped: [`Self::running`] then has [`Error::Deadline`] for the first one.
-    /// A thread that sleeps in a system call whose timeout a stop would restart is not stopped
-    /// either ([`Error::WouldLengthen`]).
+    /// Stops every thread of a process, waiting at most `timeout` for each. [`Self::running`] has
+    /// [`Error::Deadline`] for the first thread after `deadline`, and [`Error::WouldLengthen`] for
+    /// threads that are not stopped because of a timeout.
     pub fn stop(process: &Process, timeout: Duration, deadline: Instant) -> Result<Self, Error> {
         let pid = process.pid();
         let mut stopped = Self {
@@ -55,8 +53,7 @@ impl StoppedProcess {
                 };
                 match result {
                     Ok(thread) => drop(stopped.threads.insert(tid, thread)),
-                    // It has ended, or is a kernel worker, which executes none of the process's
-                    // code.
+                    // It executes none of the process's code.
                     Err(Error::NoSuchThread { .. } | Error::KernelWorker { .. }) => {}
                     Err(error) => stopped.running.push((tid, error)),
                 }
@@ -80,8 +77,7 @@ impl StoppedProcess {
     }
 }
 
-/// Returns whether the thread sleeps in a system call whose timeout a stop would restart. If it
-/// goes to sleep after this, its timeout has hardly begun.
+/// Returns whether the thread sleeps in a system call whose timeout a stop would restart.
 fn would_lengthen(process: &Process, tid: i32) -> bool {
     let call = ThreadFiles::open(process, tid).and_then(|files| files.call());
     // If the call cannot be read, the stop fails, too, and says why.

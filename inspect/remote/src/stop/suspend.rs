@@ -28,8 +28,7 @@ pub fn set_action(action: fn()) {
 }
 
 /// Suspends this process as soon as it has no thread stopped: immediately, or when the last one is
-/// resumed, by the OS thread that resumes it. Until then, no other thread is stopped. May be called
-/// in signal handlers.
+/// resumed. Until then, no other thread is stopped. May be called in signal handlers.
 pub fn request() {
     REQUESTED.store(true, Ordering::SeqCst);
     if TRACED.load(Ordering::SeqCst) == 0 {
@@ -58,8 +57,7 @@ fn run() {
 pub(super) struct Traced(());
 
 impl Traced {
-    /// Waits while a request is pending, unless this OS thread traces another thread, which must be
-    /// resumed first.
+    /// Waits while a request is pending, unless this OS thread traces another thread.
     pub(super) fn new() -> Self {
         loop {
             TRACED.fetch_add(1, Ordering::SeqCst);

@@ -13,17 +13,14 @@ const SPINS: u32 = 100;
 const MIN_PAUSE: Duration = Duration::from_micros(20);
 pub(super) const MAX_PAUSE: Duration = Duration::from_millis(1);
 
-/// A stop as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stop {
     /// The signal that was being delivered, which must be passed on; 0 if none.
     pub(super) signal: c_int,
-    /// True if the whole process is stopped by a signal; then the thread stays stopped when it is
-    /// detached.
+    /// True if a signal has stopped the whole process: the thread stays stopped when detached.
     pub(super) group_stop: bool,
 }
 
-/// The result of polling a tracee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Poll {
     Running,
@@ -36,10 +33,8 @@ pub(super) enum Poll {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Stopped(Stop),
-    /// It has ended.
     Gone,
-    /// The thread has executed another program, has become the thread-group leader, and has
-    /// stopped.
+    /// The thread has become the thread-group leader by executing a program, and has stopped.
     Executed(Stop),
     /// The deadline has passed, and this thread is still traced.
     Late(i32),
@@ -71,10 +66,8 @@ pub(super) fn detach(tid: i32, signal: c_int) -> Result<(), Errno> {
     ptrace(libc::PTRACE_DETACH, tid, signal as usize)
 }
 
-/// Checks whether a tracee has stopped or ended.
-///
-/// A stop is reported with any flags (kernel/exit.c, `wait_task_stopped`); WNOWAIT leaves it, and
-/// more importantly an end, in a waitable state.
+/// Checks whether a tracee has stopped (reported with any flags: kernel/exit.c,
+/// `wait_task_stopped`) or ended. WNOWAIT leaves it waitable.
 pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     let (code, status) = match wait(tid, libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(news)) => news,
@@ -85,8 +78,8 @@ pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     if code == libc::CLD_TRAPPED {
         return Poll::Stopped(Stop::from_status(status));
     }
-    // The tracer must reap a thread, because the process's parent waits for that. A child of this
-    // process is left to the code that waits for the child.
+    // The process's parent waits until the tracer has reaped a thread. A child of this process is
+    // left to the code that waits for it.
     if tid != pid || !is_own_child(pid) {
         let _ = wait(tid, libc::WEXITED);
     }
@@ -111,10 +104,8 @@ fn is_own_child(pid: i32) -> bool {
     stat.is_ok_and(|stat| stat.parent() == Some(u64::from(std::process::id())))
 }
 
-/// Waits until thread `tid` of process `pid` has stopped, or until `deadline`.
-///
-/// This polls: waitpid(2) has no timeout, and a timer's signal would disturb the program that uses
-/// this library.
+/// Waits until thread `tid` of process `pid` has stopped, or until `deadline`: polls, as waitpid(2)
+/// has no timeout.
 pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
     let mut pause = MIN_PAUSE;
     let mut polls = 0;
@@ -133,8 +124,7 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             std::thread::yield_now();
             continue;
         }
-        // If another thread executes a program, this ID may live on untraced. Only another request
-        // shows that.
+        // If another thread executes a program, this ID may live on untraced, as a request shows.
         let late = Instant::now() >= deadline;
         if (late || pause == MAX_PAUSE)
             && interrupt(current).is_err()
@@ -155,8 +145,7 @@ impl Stop {
     fn from_status(status: c_int) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
         Stop {
-            // An event is this tracer's interrupt, or a stop of the whole process: no signal is
-            // being delivered.
+            // An event is an interrupt or a stop of the whole process: no signal is delivered.
             signal: if event == 0 { signal } else { 0 },
             group_stop: event == libc::PTRACE_EVENT_STOP && signal != libc::SIGTRAP,
         }

@@ -95,10 +95,7 @@ impl Target for TargetImage {
     }
 
     fn thread_ids(&self, visit: &mut dyn FnMut(i32) -> ControlFlow<()>) -> Result<(), Error> {
-        let mut threads = self.threads.iter();
-        while let Some(thread) = threads.next()
-            && visit(thread.tid).is_continue()
-        {}
+        let _ = self.threads.iter().try_for_each(|thread| visit(thread.tid));
         Ok(())
     }
 

@@ -21,8 +21,7 @@ pub struct LiveProcess<'p> {
 }
 
 impl<'p> LiveProcess<'p> {
-    /// Combines a process with the memory of the program that it is running: see
-    /// [`Process::memory`].
+    /// Combines a process with its [`Process::memory`].
     pub fn new(process: &'p Process, memory: &'p ProcessMemory) -> Self {
         LiveProcess {
             process,

@@ -33,8 +33,7 @@ struct Piece {
 }
 
 impl Batch {
-    /// Adds ranges to read; returns their positions in the batch, or an empty range if there is no
-    /// room.
+    /// Adds ranges to read. Returns their positions in the batch; `None` if there is no room.
     pub fn add(&mut self, ranges: &[MemoryRange]) -> Option<Range<usize>> {
         let first = self.pieces.len();
         let mut start = self.size();
@@ -58,8 +57,8 @@ impl Batch {
         self.pieces.last().map_or(0, |piece| piece.end)
     }
 
-    /// Reads all ranges. Ranges that cannot be read this way are missing. If the process has
-    /// executed another program, this reads that program's memory: see [`Self::discard_if_gone`].
+    /// Reads all ranges that can be read this way. If the process has executed another program,
+    /// this reads that program's memory: see [`Self::discard_if_gone`].
     pub fn read(&mut self, process: &Process) {
         if self.pieces.is_empty() {
             return;
@@ -76,8 +75,7 @@ impl Batch {
         self.bytes.truncate(read);
     }
 
-    /// Removes what was read if `memory`, which was opened before, belongs to a program that no
-    /// longer runs.
+    /// Removes what was read if the program of `memory`, which was opened before, no longer runs.
     pub fn discard_if_gone(&mut self, memory: &dyn Memory) {
         // Nothing is mapped at 0.
         if let Err(MemoryError::Gone { .. }) = memory.read(0, &mut [0]) {

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_long};
 
-/// io_pgetevents(2), which the libc crate does not name (<asm/unistd_64.h>, <asm-generic/unistd.h>).
+/// io_pgetevents(2), which libc lacks (<asm/unistd_64.h>, <asm-generic/unistd.h>).
 #[cfg(target_arch = "x86_64")]
 const IO_PGETEVENTS: c_long = 333;
 #[cfg(not(target_arch = "x86_64"))]
@@ -39,28 +39,23 @@ impl Call {
             *values.get_mut(count)? = u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()?;
             count += 1;
         }
-        // Outside a system call, there are no arguments.
-        match count {
-            2 => values.copy_within(..2, 6),
-            8 => {}
+        let arguments = match count {
+            // Outside a system call, there are no arguments.
+            2 => [0; 6],
+            8 => *values.first_chunk()?,
             _ => return None,
-        }
+        };
         Some(Self {
             number,
-            arguments: if count == 8 {
-                *values.first_chunk()?
-            } else {
-                [0; 6]
-            },
-            stack_pointer: values[6],
-            instruction_pointer: values[7],
+            arguments,
+            stack_pointer: values[count - 2],
+            instruction_pointer: values[count - 1],
         })
     }
 
     /// Returns whether stopping its thread, a thread of process `pid`, would lengthen the sleep:
-    /// the call has a finite timeout, and the kernel ends it with EINTR, so that it can only be
-    /// restarted with the full timeout. Other calls with a timeout (nanosleep, poll, futex, select)
-    /// are restarted by the kernel with the remaining time. `true` if unknown.
+    /// the call has a finite timeout, and the kernel ends it with EINTR. It restarts others
+    /// (nanosleep, poll, futex, select) with the remaining time. `true` if unknown.
     pub fn is_lengthened_by_a_stop(&self, pid: i32) -> bool {
         let [first, _, third, fourth, fifth, _] = self.arguments;
         match self.number {
@@ -70,7 +65,6 @@ impl Call {
             libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => fourth != 0,
             libc::SYS_rt_sigtimedwait => third != 0,
             libc::SYS_io_getevents | IO_PGETEVENTS => fifth != 0,
-            // The timeout may be absent: that is in the target's memory.
             libc::SYS_io_uring_enter => fourth & IORING_ENTER_EXT_ARG != 0,
             libc::SYS_read
             | libc::SYS_readv
@@ -90,8 +84,7 @@ impl Call {
     }
 }
 
-/// Returns whether a descriptor of the process is a socket with this timeout. Queries a copy of the
-/// descriptor, which the target does not notice (Linux 5.6).
+/// Returns whether a descriptor of the process is a socket with this timeout, by a copy of it.
 fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
     match socket_timeout(pid, descriptor as c_long, option) {
         Ok(timeout) => timeout.tv_sec != 0 || timeout.tv_usec != 0,
@@ -102,7 +95,8 @@ fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
 fn socket_timeout(pid: i32, descriptor: c_long, option: c_int) -> Result<libc::timeval, Errno> {
     let owned = |result: c_long| {
         let descriptor = Errno::result(result)? as c_int;
-        // SAFETY: both calls below return a new descriptor, which no other code owns.
+        // SAFETY: the kernel has just returned it from one of the two calls below: nothing else
+        // owns it.
         Ok::<_, Errno>(unsafe { OwnedFd::from_raw_fd(descriptor) })
     };
     // SAFETY: pidfd_open(2) takes only numbers.

@@ -1,10 +1,8 @@
 //! The threads of a process, read without stopping the sleeping ones.
 //!
-//! - [`ThreadFiles::read_asleep`] reads a thread's memory while the thread sleeps, and notices if it
-//!   ran meanwhile;
+//! - [`ThreadFiles::read_asleep`] reads memory while a thread sleeps, and notices if it ran meanwhile;
 //! - [`ThreadPointers`] finds each thread's thread pointer in the C library's own list of threads;
-//! - [`Call`] is the system call that a thread sleeps in, and whether it has a timeout that a stop
-//!   would lengthen.
+//! - [`Call`] is the system call that a thread sleeps in.
 
 mod batch;
 mod call;

@@ -12,8 +12,7 @@ const MAX_PAGES: usize = 256;
 /// Maximum size of a read through pages, in bytes; larger reads are not cached.
 const MAX_READ: usize = 1024;
 
-/// Cached pages of a process's memory. Threads of one process share much data, and their own
-/// structures are close to each other, so that one read replaces many.
+/// Cached pages of a process's memory. Threads share much data, so that one read replaces many.
 #[derive(Debug, Default)]
 pub struct Pages {
     /// Positions in `bytes` by address; `None` for pages that could not be read.
@@ -30,8 +29,7 @@ impl Pages {
         self.used = 0;
     }
 
-    /// Returns the page at this address, a multiple of [`PAGE`]. `None` if it cannot be read, or the
-    /// cache is full.
+    /// Returns the page at this multiple of [`PAGE`], if it is readable and the cache not full.
     fn page(&mut self, memory: &dyn Memory, address: u64) -> Option<&[u8]> {
         let known = match self.known.get(&address) {
             Some(known) => *known,

@@ -4,14 +4,13 @@ use std::collections::HashMap;
 
 use super::lists::ThreadLists;
 use super::scan;
-use crate::libc::{ThreadLayout, musl};
+use crate::libc::{CLibrary, ThreadLayout, musl};
 use crate::machine::Machine;
 use crate::target::Target;
 use crate::{Memory, MemoryError};
 
-/// Range around the head of one of glibc's lists, in bytes, in which the other head is searched if
-/// there is no symbol for it: in a static program it is adjacent, and before glibc 2.34 it is in
-/// libpthread's `.data`, 17 KiB before `.bss` (Debian's 2.31).
+/// Range around the head of one of glibc's lists, in bytes, in which the other head is searched
+/// without a symbol. In libpthread (glibc 2.31 of Debian), they are 17 KiB apart.
 const HEADS_APART: u64 = 32 << 10;
 /// Maximum number of candidates in that range.
 const MAX_CANDIDATES: usize = 4096;
@@ -28,9 +27,8 @@ pub struct ThreadPointer {
 }
 
 impl ThreadPointer {
-    /// Returns whether the control block belongs to thread `tid`, in the process's own PID
-    /// namespace. Must be checked whenever the thread pointer is used, while the thread sleeps or
-    /// is stopped: a thread that exits leaves its block to the next one.
+    /// Returns whether the control block is that of `tid`, in the process's own PID namespace.
+    /// Check this at each use: a thread that exits leaves its block to the next one.
     pub fn is_of(&self, memory: &dyn Memory, tid: i32) -> bool {
         memory.read_u32(self.tid_at) == Ok(tid as u32)
     }
@@ -56,9 +54,8 @@ impl ThreadPointers {
     /// no symbol leads to the lists. `threads` is the approximate number of threads: the walk ends
     /// somewhat above it.
     ///
-    /// The process may change its lists during the walk. The walk of a list ends if it is
-    /// inconsistent, and threads may be missing then. Threads created with clone(2) without the C
-    /// library are in no list.
+    /// Threads may be missing if the process changes a list during the walk. Those created with
+    /// clone(2) without the C library are in no list.
     pub fn find(lists: &ThreadLists, target: &dyn Target, leader: i32, threads: usize) -> Self {
         let mut walk = Walk {
             memory: target,
@@ -75,12 +72,12 @@ impl ThreadPointers {
                 }
             }
             _ if is_x86_64 => match scan::find(lists, target, leader as u32) {
-                Some((scan::Block::Glibc, block)) => {
+                Some((CLibrary::Glibc, block)) => {
                     let layout = lists.layout.unwrap_or(ThreadLayout::X86_64);
                     walk.found.shape = Some(Shape::Glibc(layout, 0));
                     walk.glibc_from(block, &layout);
                 }
-                Some((scan::Block::Musl, block)) => {
+                Some((CLibrary::Musl, block)) => {
                     walk.found.shape = Some(Shape::Musl);
                     walk.musl(block);
                 }
@@ -117,8 +114,7 @@ impl ThreadPointers {
         self.known.is_empty()
     }
 
-    /// The [`ThreadPointer`] for an address that was read in a stop; `None` if the control blocks
-    /// of this process are unknown.
+    /// The [`ThreadPointer`] for an address that was read in a stop, if control blocks are known.
     pub fn at(&self, address: u64) -> Option<ThreadPointer> {
         let tid_at = match self.shape? {
             Shape::Glibc(layout, below) => address.wrapping_sub(below).wrapping_add(layout.tid),

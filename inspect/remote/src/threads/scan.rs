@@ -7,8 +7,7 @@ use crate::Memory;
 use crate::libc::{CLibrary, ThreadLayout, musl};
 use crate::target::Target;
 
-/// Maximum number of bytes scanned. The first thread's block is in the C library's own data, in the
-/// data of a static program, or at the start of its heap.
+/// Maximum number of bytes scanned of the C library's or a static program's data, and the heap.
 const MAX_SCANNED: u64 = 16 << 20;
 /// Maximum number of bytes scanned of one mapping.
 const MAX_OF_MAPPING: u64 = 1 << 20;
@@ -19,16 +18,12 @@ const CHUNK: usize = 64 << 10;
 /// Unit in which a chunk is read if it cannot be read as a whole.
 const PAGE: usize = 4096;
 
-/// The kind of control block that was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Block {
-    Glibc,
-    Musl,
-}
+/// A control block's C library, and its address.
+type Block = (CLibrary, u64);
 
 /// Scans writable memory for the control block of the thread with this ID, on x86-64: the first
 /// word of the block is its own address.
-pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option<(Block, u64)> {
+pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option<Block> {
     let mut scan = Scan {
         library: lists.library,
         memory: target,
@@ -63,13 +58,12 @@ struct Scan<'m> {
     tid: u32,
     left: u64,
     buffer: Vec<u8>,
-    /// A block without thread-local variables. musl has one of the first thread in its own data, and
-    /// abandons it for one on the heap if the program's variables do not fit.
-    abandoned: Option<(Block, u64)>,
+    /// A block without thread-local variables: musl abandons its first one if they do not fit.
+    abandoned: Option<Block>,
 }
 
 impl Scan<'_> {
-    fn range(&mut self, start: u64, end: u64) -> Option<(Block, u64)> {
+    fn range(&mut self, start: u64, end: u64) -> Option<Block> {
         let end = end.min(start.saturating_add(MAX_OF_MAPPING));
         let mut at = start;
         while at < end && self.left > 0 {
@@ -92,25 +86,25 @@ impl Scan<'_> {
     }
 
     /// Searches for a block in the memory read from `start`.
-    fn words(&mut self, start: u64, size: usize) -> Option<(Block, u64)> {
-        let words = self.buffer[..size]
-            .chunks_exact(8)
-            .zip((start..).step_by(8));
+    fn words(&mut self, start: u64, size: usize) -> Option<Block> {
+        let words = self.buffer[..size].chunks_exact(8);
+        let words = words.zip((start..).step_by(8));
         let blocks = words
             .filter(|(word, address)| **word == address.to_ne_bytes())
-            .filter_map(|(_, address)| Some((self.block(address)?, address)));
+            .filter_map(|(_, address)| Some((self.library_of(address)?, address)));
         let mut abandoned = self.abandoned;
-        for (block, address) in blocks {
-            if block == Block::Glibc || musl::has_variables(self.memory, address) {
-                return Some((block, address));
+        for (library, address) in blocks {
+            if library == CLibrary::Glibc || musl::has_variables(self.memory, address) {
+                return Some((library, address));
             }
-            abandoned = abandoned.or(Some((block, address)));
+            abandoned = abandoned.or(Some((library, address)));
         }
         self.abandoned = abandoned;
         None
     }
 
-    fn block(&self, address: u64) -> Option<Block> {
+    /// The C library whose control block is at this address, if one is.
+    fn library_of(&self, address: u64) -> Option<CLibrary> {
         let is_glibc = || {
             let at = |offset| address.wrapping_add(offset);
             self.memory.read_u64(at(16)) == Ok(address)
@@ -122,9 +116,9 @@ impl Scan<'_> {
             (block.tid == self.tid && next.previous == address).then_some(())
         };
         if self.library != Some(CLibrary::Musl) && is_glibc() {
-            return Some(Block::Glibc);
+            return Some(CLibrary::Glibc);
         }
         let may_be_musl = self.library != Some(CLibrary::Glibc);
-        (may_be_musl && is_musl().is_some()).then_some(Block::Musl)
+        (may_be_musl && is_musl().is_some()).then_some(CLibrary::Musl)
     }
 }

@@ -1,13 +1,11 @@
 //! Reads memory of a sleeping thread, and proves that the thread slept throughout.
 //!
-//! It is not enough that a thread is in state S with the same switch counters before and after: a
-//! thread that is about to sleep, finds its condition true and returns to user code does so without
-//! a switch. `/proc/PID/task/TID/syscall` closes this gap. The kernel reports the call only for a
-//! thread that is off its CPU and off the run queue, and still is when the report is complete
-//! (lib/syscall.c, `task_current_syscall`); otherwise it reports `running`.
+//! State S with the same switch counters before and after is no proof: a thread that is about to
+//! sleep may return to user code without a switch. `/proc/PID/task/TID/syscall` shows a call only
+//! of a thread that is off its CPU and off the run queue, and still is when the report is complete
+//! (lib/syscall.c, `task_current_syscall`); otherwise it shows `running`.
 //!
-//! Writes to the memory by another thread, io_uring or another process are not detected, as is the
-//! case when only one thread is stopped.
+//! Writes by other threads, io_uring or other processes are not detected.
 
 use std::fs::File;
 use std::io;
@@ -22,23 +20,21 @@ use crate::Process;
 const SCHEDSTAT_SIZE: usize = 96;
 /// Size of `syscall`, in bytes: a number and eight hexadecimal words of at most 19 characters.
 const SYSCALL_SIZE: usize = 256;
-/// Maximum number of bytes read of `status`; its line of groups has no other limit.
+/// Maximum number of bytes read of `status`.
 const STATUS_SIZE: u64 = 64 * 1024;
 
 /// The evidence that a thread slept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// The third number of `schedstat`, which counts how often the thread was put on a CPU, read
-    /// before `syscall` and after the memory. It increases before the thread executes a user
-    /// instruction. Needs CONFIG_SCHED_INFO.
+    /// before `syscall` and after the memory. Needs CONFIG_SCHED_INFO.
     Schedstat,
-    /// `syscall` and the context switches in `status`, read both before and after the memory. Works
-    /// on every kernel and takes about three times as long.
+    /// `syscall` and the context switches in `status`, read before and after the memory. Works on
+    /// every kernel and takes about three times as long.
     Status,
 }
 
-/// A thread's files in `/proc`, kept open: once the thread has exited, every read fails, even if
-/// its ID is reused.
+/// A thread's files in `/proc`, kept open: once it has exited, every read fails.
 #[derive(Debug)]
 pub struct ThreadFiles {
     syscall: File,
@@ -92,14 +88,13 @@ impl ThreadFiles {
         }
     }
 
-    /// Calls `read` while the thread sleeps. `None` if the thread ran before `read` returned: its
-    /// result is invalid then.
+    /// Calls `read` while the thread sleeps. `None` if the thread ran before `read` returned.
     pub fn read_asleep<T>(&mut self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
         self.read_report_asleep(|_| read())
     }
 
-    /// [`Self::read_asleep`] with the system call in which the thread sleeps throughout, and so its
-    /// stack and instruction pointer. `read` is not called if the kernel's report is not understood.
+    /// [`Self::read_asleep`] with the system call in which the thread sleeps throughout. `read` is
+    /// not called if the kernel's report is not understood.
     pub fn read_call_asleep<T>(&mut self, read: impl FnOnce(&Call) -> T) -> io::Result<Option<T>> {
         let result = self.read_report_asleep(|text| Call::parse(text).as_ref().map(read))?;
         Ok(result.flatten())
@@ -111,20 +106,23 @@ impl ThreadFiles {
         let before = self.ran_at.take();
         match (&self.schedstat, &self.status) {
             (Some(schedstat), _) => {
-                let result = self.by_schedstat(schedstat, before, read)?;
-                Ok(result.map(|(result, times)| {
-                    self.asleep_at = Some(times);
-                    result
-                }))
+                let mut buffer = [0; SYSCALL_SIZE];
+                let sleep = self.counted_sleep(schedstat, before, &mut buffer)?;
+                let Some((sleep, before)) = sleep else {
+                    return Ok(None);
+                };
+                let result = read(sleep);
+                let is_same = times_run(schedstat)? == before;
+                self.asleep_at = is_same.then_some(before);
+                Ok(is_same.then_some(result))
             }
             (None, Some(status)) => self.by_status(status, read),
             (None, None) => Ok(None),
         }
     }
 
-    /// Returns whether the thread is asleep. If [`Self::has_stayed_asleep`] confirms it later,
-    /// memory that was read in between is as by [`Self::read_asleep`]. Always `false` with
-    /// [`Protocol::Status`].
+    /// Returns whether the thread is asleep: [`Self::has_stayed_asleep`] can confirm it later.
+    /// Always `false` with [`Protocol::Status`].
     pub fn is_asleep(&mut self) -> io::Result<bool> {
         self.asleep_at = None;
         let before = self.ran_at.take();
@@ -138,9 +136,8 @@ impl ThreadFiles {
     }
 
     /// Returns whether the thread has stayed asleep since the last successful
-    /// [`Self::read_asleep`], or since [`Self::is_asleep`] was true: its thread pointer is
-    /// unchanged then, and memory that was read before this call is still valid. Takes one system
-    /// call. Always `false` with [`Protocol::Status`].
+    /// [`Self::read_asleep`], or since [`Self::is_asleep`] was true: what was read of it is still
+    /// valid. Takes one system call. Always `false` with [`Protocol::Status`].
     pub fn has_stayed_asleep(&mut self) -> io::Result<bool> {
         let (Some(schedstat), Some(asleep_at)) = (&self.schedstat, self.asleep_at) else {
             return Ok(false);
@@ -165,9 +162,8 @@ impl ThreadFiles {
     }
 
     /// [`Self::sleep`], and the count of `schedstat` before it: `before`, if that was read already.
-    /// The count must be read before the kernel reports that the thread is off the run queue: in the
-    /// opposite order, a thread that runs between the two is not detected. `None` if the thread is
-    /// running, or the kernel does not count.
+    /// In the opposite order, a thread that runs between the two would not be detected. `None` if
+    /// the thread is running, or the kernel does not count.
     fn counted_sleep<'b>(
         &self,
         schedstat: &File,
@@ -179,22 +175,7 @@ impl ThreadFiles {
         Ok(sleep.map(|sleep| (sleep, before)))
     }
 
-    fn by_schedstat<T>(
-        &self,
-        schedstat: &File,
-        before: Option<u64>,
-        read: impl FnOnce(&[u8]) -> T,
-    ) -> io::Result<Option<(T, u64)>> {
-        let mut buffer = [0; SYSCALL_SIZE];
-        let Some((sleep, before)) = self.counted_sleep(schedstat, before, &mut buffer)? else {
-            return Ok(None);
-        };
-        let result = read(sleep);
-        Ok((times_run(schedstat)? == before).then_some((result, before)))
-    }
-
-    /// A thread that ran between the first report and the first count of its switches may sleep in
-    /// another call: both reports must be the same.
+    /// Both reports must be the same: the thread may have run between the first one and the count.
     fn by_status<T>(&self, status: &File, read: impl FnOnce(&[u8]) -> T) -> io::Result<Option<T>> {
         let mut text = Vec::new();
         let (mut first, mut second) = ([0; SYSCALL_SIZE], [0; SYSCALL_SIZE]);
@@ -210,8 +191,7 @@ impl ThreadFiles {
     }
 }
 
-/// Maximum number of threads whose files a process should keep open: as many as take half of the
-/// soft limit (RLIMIT_NOFILE), with two files per thread.
+/// Maximum number of threads to keep two files each open: half of the soft limit (RLIMIT_NOFILE).
 pub fn max_kept() -> usize {
     let limits = getrlimit(Resource::RLIMIT_NOFILE);
     limits.map_or(0, |(soft, _)| {
@@ -233,8 +213,7 @@ fn times_run(schedstat: &File) -> io::Result<u64> {
     Ok(third.and_then(number).unwrap_or(0))
 }
 
-/// The sum of voluntary and other context switches of a thread that is off its CPU; `None` if it is
-/// not, or the kernel does not report them.
+/// The number of context switches of a thread that is off its CPU; `None` if it is not, or unknown.
 fn switches(status: &File, text: &mut Vec<u8>) -> io::Result<Option<u64>> {
     text.clear();
     let mut chunk = [0; 4096];

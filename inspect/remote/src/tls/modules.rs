@@ -15,7 +15,6 @@ use crate::target::{CodeLayout, Target};
 pub(super) struct Loaded {
     pub(super) module: Arc<Module>,
     pub(super) bias: u64,
-    /// The name of its mapping.
     pub(super) name: OsString,
 }
 

@@ -20,8 +20,7 @@ pub(super) enum Location {
     },
 }
 
-/// In a live process, an unreadable address means that the slot is not valid; in a core file, the
-/// memory may just be missing.
+/// An unreadable address means an invalid slot, unless the core file just lacks the memory.
 fn sense<T>(read: Result<T, MemoryError>) -> Result<Option<T>, MemoryError> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -57,19 +56,19 @@ pub(super) fn slot(
             } else {
                 second()?
             };
-            let location = offset.map(|offset| Location::Dynamic {
-                module: first,
-                offset,
-                generation: None,
-            });
-            location.filter(|_| first != 0)
+            offset
+                .filter(|_| first != 0)
+                .map(|offset| Location::Dynamic {
+                    module: first,
+                    offset,
+                    generation: None,
+                })
         }
         Access::Tlsdesc => {
             let (resolver, Some(argument)) = (first, second()?) else {
                 return Ok(None);
             };
-            // Until lazy binding has run (glibc before 2.35) the resolver is the module's own
-            // stub, and the argument is the relocation.
+            // Before lazy binding (glibc before 2.35): the module's own stub, and the relocation.
             let stubs = &referrer.module.jump_relocations;
             let relocation = argument.checked_sub(referrer.bias);
             let lazy = relocation.is_some_and(|address| stubs.contains(&address));
@@ -82,8 +81,8 @@ pub(super) fn slot(
                 Some(true) => return Ok(Some(Location::Static(argument as i64))),
                 None => return Ok(None),
             }
-            // glibc `struct tlsdesc_dynamic_arg` (sysdeps/x86_64/dl-tlsdesc.h); musl's has no
-            // generation, and stores its offset in the third word's place to the same effect.
+            // glibc `struct tlsdesc_dynamic_arg` (sysdeps/x86_64/dl-tlsdesc.h); musl has no
+            // generation.
             let (Some(module), Some(offset)) = (word(argument)?, word(argument.wrapping_add(8))?)
             else {
                 return Ok(None);

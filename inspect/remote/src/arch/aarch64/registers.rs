@@ -1,9 +1,9 @@
 //! A stopped thread's registers.
 
-use std::mem::size_of;
-
 use nix::errno::Errno;
-use nix::libc::{self, c_void};
+use nix::libc;
+
+use crate::arch::read_register_set;
 
 /// The registers that a thread stopped with.
 #[derive(Debug, Clone, Copy)]
@@ -23,17 +23,16 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Reads those of a stopped tracee. EINVAL for 32-bit code.
+    /// Reads the registers of a stopped tracee. EINVAL for 32-bit code.
     pub(crate) fn read(tid: i32) -> Result<Self, Errno> {
         /// Register set of TPIDR_EL0 (<linux/elf.h>).
         const NT_ARM_TLS: usize = 0x401;
         let mut registers = Registers::default();
-        let length = read_set(tid, libc::NT_PRSTATUS as usize, &mut registers.general)?;
-        // A 32-bit thread has a smaller set.
-        if length != size_of::<libc::user_regs_struct>() {
-            return Err(Errno::EINVAL);
+        // SAFETY: `user_regs_struct` and u64 consist of integers.
+        unsafe {
+            read_register_set(tid, libc::NT_PRSTATUS as usize, &mut registers.general)?;
+            read_register_set(tid, NT_ARM_TLS, &mut registers.thread_pointer)?;
         }
-        read_set(tid, NT_ARM_TLS, &mut registers.thread_pointer)?;
         Ok(registers)
     }
 
@@ -65,12 +64,10 @@ impl Registers {
         all
     }
 
-    /// Never: the kernel does not show the first argument, which the result has overwritten
-    /// (`orig_x0`), so a call cannot be made again from outside. Nor does `/proc/PID/task/TID/syscall`:
-    /// before a thread stops on its way out of a call, the kernel forgets that call
-    /// (arch/arm64/kernel/signal.c, `do_signal`). What that file said before the stop may be another
-    /// call's; and a call that is made again by a new program counter would be made again also after
-    /// a signal handler, in place of the EINTR that the program then expects.
+    /// Always false: a call cannot be restarted from outside. The kernel shows its first argument
+    /// (`orig_x0`), which the result has overwritten, neither to tracers nor in
+    /// `/proc/PID/task/TID/syscall` (arch/arm64/kernel/signal.c, `do_signal`). A program counter
+    /// set back would restart it even after a signal handler.
     pub(crate) fn is_interrupted_call(&self) -> bool {
         false
     }
@@ -79,24 +76,4 @@ impl Registers {
     pub(crate) fn restart_call(&self, _tid: i32) -> Result<(), Errno> {
         Ok(())
     }
-}
-
-/// Reads one register set; returns how many bytes the thread has of it.
-fn read_set<T>(tid: i32, set: usize, registers: &mut T) -> Result<usize, Errno> {
-    let mut vector = libc::iovec {
-        iov_base: (&raw mut *registers).cast(),
-        iov_len: size_of::<T>(),
-    };
-    // SAFETY: `vector` has the address and size of `registers`, which lives through the call; the
-    // callers pass integers and structs of integers: the kernel may write any bytes of them.
-    let result = unsafe {
-        libc::ptrace(
-            libc::PTRACE_GETREGSET,
-            tid,
-            set as *mut c_void,
-            &raw mut vector,
-        )
-    };
-    Errno::result(result)?;
-    Ok(vector.iov_len)
 }

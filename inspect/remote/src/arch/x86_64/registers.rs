@@ -1,9 +1,9 @@
 //! A stopped thread's registers.
 
-use std::mem::size_of;
-
 use nix::errno::Errno;
 use nix::libc::{self, c_void};
+
+use crate::arch::read_register_set;
 
 /// The result by which a system call asks the kernel to be called again unless a signal handler
 /// runs, and to return EINTR if one does (<linux/errno.h>).
@@ -21,30 +21,12 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Reads those of a stopped tracee in one call. EINVAL for 32-bit code.
+    /// Reads the registers of a stopped tracee. EINVAL for 32-bit code.
     pub(crate) fn read(tid: i32) -> Result<Self, Errno> {
         let mut registers = Registers::default();
-        let mut vector = libc::iovec {
-            iov_base: (&raw mut registers.0).cast(),
-            iov_len: size_of::<libc::user_regs_struct>(),
-        };
-        // SAFETY: `vector` has the address and size of `registers.0`, which lives through the call
-        // and is all integers: the kernel may write any bytes of it.
-        let result = unsafe {
-            libc::ptrace(
-                libc::PTRACE_GETREGSET,
-                tid,
-                libc::NT_PRSTATUS as *mut c_void,
-                &raw mut vector,
-            )
-        };
-        Errno::result(result)?;
-        // A 32-bit thread has a smaller set.
-        if vector.iov_len == size_of::<libc::user_regs_struct>() {
-            Ok(registers)
-        } else {
-            Err(Errno::EINVAL)
-        }
+        // SAFETY: `user_regs_struct` consists of integers.
+        unsafe { read_register_set(tid, libc::NT_PRSTATUS as usize, &mut registers.0)? };
+        Ok(registers)
     }
 
     /// fs base.
@@ -67,8 +49,8 @@ impl Registers {
         self.0.rbp
     }
 
-    /// The general registers in the order of their DWARF numbers, from 0 on (System V ABI, AMD64
-    /// supplement, "DWARF Register Number Mapping"): rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15.
+    /// The general registers in the order of their DWARF numbers, from 0 on (System V ABI, AMD64,
+    /// "DWARF Register Number Mapping"): rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15.
     pub fn general(&self) -> [u64; 16] {
         let all = &self.0;
         [
@@ -79,19 +61,15 @@ impl Registers {
 
     /// Returns whether it stopped in a system call that is about to return EINTR and may be called
     /// again. close(2) may not: the descriptor is gone, or another file's, when it returns EINTR.
-    ///
-    /// Calls that the kernel restarts by itself end with other numbers (-ERESTARTSYS, 512 and
-    /// following); they need nothing from us.
+    /// Calls that the kernel restarts by itself end with other numbers (-ERESTARTSYS, 512 and up).
     pub(crate) fn is_interrupted_call(&self) -> bool {
         let call = self.0.orig_rax as i64;
         self.0.rax as i64 == -i64::from(libc::EINTR) && call >= 0 && call != libc::SYS_close
     }
 
     /// Makes the kernel restart the call when the thread leaves the stop, unless a signal with a
-    /// handler is pending: then EINTR is the right answer. The kernel checks the result
-    /// after the stop (arch/x86/kernel/signal.c, `arch_do_signal_or_restart` and `handle_signal`),
-    /// so that it decides, without a race, and puts back the call's number and the instruction
-    /// pointer itself.
+    /// handler is pending: then EINTR is the right answer. The kernel decides this after the stop,
+    /// without a race (arch/x86/kernel/signal.c, `arch_do_signal_or_restart` and `handle_signal`).
     pub(crate) fn restart_call(&self, tid: i32) -> Result<(), Errno> {
         // The registers are the first member of `struct user`.
         let offset = std::mem::offset_of!(libc::user_regs_struct, rax) as *mut c_void;

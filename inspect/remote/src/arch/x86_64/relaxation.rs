@@ -2,9 +2,9 @@
 //! supplement, "Thread-Local Storage", GNU2 dialect).
 //!
 //! `lea variable@tlsdesc(%rip), %rax; call *(%rax)` becomes `mov $offset, %rax` (local exec) or
-//! `mov slot(%rip), %rax` (initial exec), and in the call's place `xchg %ax, %ax`, which no compiler
-//! writes behind a `mov` of that form. Other accesses leave no trace: what a linker makes of general
-//! dynamic code is what a compiler writes for the other models.
+//! `mov slot(%rip), %rax` (initial exec), and in the call's place `xchg %ax, %ax`, which no
+//! compiler writes behind a `mov` of that form. Other accesses leave no trace: what a linker makes
+//! of general dynamic code is what a compiler writes for the other models.
 
 use crate::arch::Relaxed;
 
