@@ -1,15 +1,13 @@
-//! Detects resource attributes of a process that publishes no context: from its OpenTelemetry
-//! environment variables, and from the kernel.
+//! Detects resource attributes of a process that publishes no context.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 use otelctx_format::environment;
 use otelctx_format::process_context::{Attributes, Value};
 
 use crate::Error;
 
-/// Maximum number of bytes read of an environment. Linux limits a string in it to 128 KiB
-/// (`MAX_ARG_STRLEN`), so neither of the two variables is longer.
+/// Maximum number of bytes read of an environment; a string has at most 128 KiB.
 const ENVIRONMENT_LIMIT: usize = 1 << 20;
 
 /// Resource attributes that the process did not publish.
@@ -27,7 +25,10 @@ impl Detected {
     /// Detects the attributes of `process` that the kernel reveals.
     pub(crate) fn of(process: &otelctx_remote::Process) -> Result<Self, Error> {
         let environment = process.environment(ENVIRONMENT_LIMIT)?;
-        let variable = |name: &str| text(environment.iter().find(|(key, _)| key == name));
+        let variable = |name: &str| {
+            let found = environment.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| lossy(value))
+        };
         let resource = environment::resource(
             variable(environment::SERVICE_NAME).as_deref(),
             variable(environment::RESOURCE_ATTRIBUTES).as_deref(),
@@ -59,10 +60,6 @@ impl Detected {
             self.resource.push((key.into(), value));
         }
     }
-}
-
-fn text(variable: Option<&(OsString, OsString)>) -> Option<String> {
-    variable.map(|(_, value)| lossy(value))
 }
 
 fn lossy(text: &OsStr) -> String {

@@ -45,15 +45,13 @@ pub enum Error {
         /// The thread.
         tid: i32,
     },
-    /// The thread would have to be stopped, which [`Options::never_stop`](crate::Options::never_stop)
-    /// forbids.
+    /// [`Options::never_stop`](crate::Options::never_stop) forbids to stop the thread.
     #[error("thread {tid} was not asleep, and can be read only if it is stopped")]
     NotAsleep {
         /// The thread.
         tid: i32,
     },
-    /// The thread sleeps in a system call with a timeout, and could only be read by stopping it,
-    /// which would restart the timeout: it was not stopped.
+    /// The thread sleeps in a system call whose timeout a stop would restart: it was not stopped.
     #[error(
         "thread {tid} was not stopped: it sleeps in a system call whose timeout would start \
          again, and its thread pointer cannot be found without a stop"

@@ -15,16 +15,14 @@ pub struct Options {
     /// Do not scan processes with more mappings than this. No limit by default. With a limit,
     /// `PROCMAP_QUERY` is not used: it does not count the mappings it skips.
     pub max_mappings: Option<u64>,
-    /// Read the text of `/proc/PID/maps` even if the kernel supports `PROCMAP_QUERY` (Linux 6.11),
-    /// which is faster and gives the same results.
+    /// Read the text of `/proc/PID/maps` even if the kernel supports the faster `PROCMAP_QUERY`.
     pub maps_as_text: bool,
-    /// Maximum number of bytes to read of a thread's record: between 28, the record's header, and
-    /// 65,563, the largest possible record; other values are clamped. The default, 640, is the size
-    /// that OTEP 4947 recommends to writers.
+    /// Maximum number of bytes to read of a thread's record, clamped to 28 (its header) to 65,563
+    /// (the largest). 640 by default, the size that OTEP 4947 recommends to writers.
     pub max_record: usize,
     /// Maximum time to wait for a thread to stop. 500 ms by default.
     pub stop_timeout: Duration,
-    /// Do not stop threads to read them: one that is not asleep is an [`Error::NotAsleep`](crate::Error::NotAsleep).
+    /// Do not stop threads: one that runs has [`Error::NotAsleep`](crate::Error::NotAsleep).
     pub never_stop: bool,
     /// The time after which no slow operation is started. None by default.
     pub deadline: Option<Instant>,
@@ -34,8 +32,8 @@ pub struct Options {
     pub runtimes: Runtimes,
     /// Also read the tasks of runtimes of which a thread can be read without stopping the process.
     pub tasks: bool,
-    /// The caller has native stacks of the threads, too, into which the frames of runtimes go. True by default;
-    /// without, finding a runtime takes less time.
+    /// The caller has native stacks of the threads, into which the frames of runtimes go. True by
+    /// default.
     pub native_stacks: bool,
 }
 

@@ -19,7 +19,7 @@ use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, 
 
 pub use self::find::Poll;
 use self::subject::Subject;
-pub use self::thread::{StoppedThread, Thread};
+pub use self::thread::{Reading, StopReason, StoppedThread, Thread};
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::record;
 use crate::runtime::{Present, RuntimeReading};
@@ -29,9 +29,8 @@ use crate::{ContextState, Detected, Error, Options, ThreadSupport};
 
 /// A process to read contexts from: a running process, or the core file of one that has ended.
 ///
-/// It caches addresses, so that later reads are cheap: one system call if the process context has
-/// not changed. It detects when the process publishes late, updates its context, loads or unloads
-/// libraries, or executes another program.
+/// It caches addresses: a later read takes one system call if the process context has not changed,
+/// no libraries were loaded or unloaded, and no other program was executed.
 #[derive(Debug)]
 pub struct Process {
     subject: Subject,
@@ -45,7 +44,6 @@ pub struct Process {
     runtimes: Option<(CodeLayout, Arc<[Present]>)>,
 }
 
-/// The threads of a process.
 pub(crate) struct Threads<'p> {
     pub(crate) support: Arc<ThreadSupport>,
     /// In the order of `/proc/PID/task`, or of the core file.
@@ -122,8 +120,7 @@ impl Process {
         self.subject.pid()
     }
 
-    /// Its command name: at most 15 bytes, chosen by the process. Empty if its core file does not
-    /// contain it.
+    /// Its command name: at most 15 bytes, chosen by the process. Empty if its core file lacks it.
     ///
     /// # Errors
     /// If it has ended.
@@ -184,8 +181,8 @@ impl Process {
     /// Returns the memory of the program that is running now.
     fn memory(&mut self) -> Result<&dyn Memory, Error> {
         if let Subject::Running { process, memory } = &mut self.subject {
-            // Open memory belongs to the program for which it was opened. Nothing is mapped at
-            // address 0: a read there only tells whether that program is still running.
+            // Nothing is mapped at address 0: a read there only tells whether the program for which
+            // the memory was opened is still running.
             let gone = |memory: &ProcessMemory| {
                 matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
             };
@@ -196,7 +193,6 @@ impl Process {
                 *memory = Some(process.memory()?);
             }
         }
-        // Opened above.
         Ok(self.open_memory().expect("memory was just opened"))
     }
 
@@ -208,8 +204,7 @@ impl Process {
         Detected::of(self.running()?)
     }
 
-    /// Finds out how the contexts of its threads can be read. Resolves the variable again if libraries were
-    /// loaded or unloaded.
+    /// Finds out how its threads can be read; again if libraries were loaded or unloaded.
     ///
     /// # Errors
     /// If the process cannot be inspected.
@@ -229,14 +224,12 @@ impl Process {
         }
     }
 
-    /// The last resolution of its variables.
     pub(crate) fn resolution(&self) -> Option<&tls::Resolution> {
         self.variables.as_deref()
     }
 
     /// The process as a [`Target`](remote::Target), until [`Options::deadline`], with the memory of
-    /// the program that was running when its context or its threads were last read. `None` if
-    /// neither was read.
+    /// the program that was last read, if any.
     #[must_use]
     pub fn as_target(&self) -> Option<impl Deref<Target = dyn Target + '_>> {
         self.subject.as_target(&self.options)
@@ -257,7 +250,6 @@ impl Process {
         &self.files
     }
 
-    /// The options for scanning its mappings.
     fn scan_options(&self) -> ScanOptions {
         ScanOptions {
             max_mappings: self.options.max_mappings,
@@ -277,12 +269,11 @@ impl Process {
         }
     }
 
-    /// Lists its threads. The listing may not end if a process creates threads as fast as they are listed: a
-    /// [`Sweep`](crate::sweep::Sweep) has a deadline.
+    /// Lists its threads. The listing may not end if a process creates threads as fast as they are
+    /// listed: a [`Sweep`](crate::sweep::Sweep) has a deadline.
     ///
     /// # Errors
-    /// If the process cannot be inspected. If its threads have no readable context,
-    /// [`Thread::context`] reports that.
+    /// If the process cannot be inspected; [`Thread::context`] reports unreadable contexts.
     pub fn threads(&mut self) -> Result<Vec<Thread<'_>>, Error> {
         let context = self.context()?;
         Ok(self.threads_of(&context, || true)?.threads)
@@ -306,9 +297,8 @@ impl Process {
             threads.push(Thread::new(process, support.clone(), tid));
             ControlFlow::Continue(())
         })?;
-        process
-            .sleeping
-            .note_listed(threads.iter().map(Thread::tid));
+        let tids = threads.iter().map(Thread::tid);
+        process.sleeping.note_listed(tids);
         Ok(Threads {
             support,
             threads,
@@ -316,28 +306,17 @@ impl Process {
         })
     }
 
-    pub(crate) fn sleeping(&self) -> &SleepingThreads {
-        &self.sleeping
-    }
-
     pub(crate) fn open_memory(&self) -> Option<&dyn Memory> {
         self.subject.memory()
     }
 
-    /// Allocates a buffer for a record.
     fn record_buffer(&self) -> Vec<u8> {
         let size = self.options.max_record;
         vec![0; size.clamp(HEADER_SIZE, MAX_SIZE)]
     }
 
-    pub(crate) fn subject(&self) -> &Subject {
-        &self.subject
-    }
-
-    /// Decodes the record that a runtime has found ([`RuntimeThread::record`]), with the names that the process
-    /// publishes. Without a record, nothing changes.
-    ///
-    /// [`RuntimeThread::record`]: crate::runtime::RuntimeThread::record
+    /// Decodes the [`record`](crate::runtime::RuntimeThread::record) that a runtime has found, if
+    /// any, with the names that the process publishes.
     pub fn decode_record(&self, reading: &mut RuntimeReading) {
         let Ok(thread) = &mut reading.thread else {
             return;
@@ -351,11 +330,8 @@ impl Process {
 
     /// Reads the current key map, if it has changed since it was last read.
     pub(crate) fn newer_keys(&self) -> Option<KeyMap> {
-        match self
-            .found
-            .as_ref()?
-            .poll(self.open_memory()?, self.options.max_payload)
-        {
+        let (found, memory) = (self.found.as_ref()?, self.open_memory()?);
+        match found.poll(memory, self.options.max_payload) {
             Polled::Changed(found) => found.context.keys.clone().ok().flatten(),
             _ => None,
         }

@@ -1,6 +1,5 @@
 //! Finds and reads the process context (OTEP 4719, "Reading Protocol").
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,15 +10,13 @@ use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote::mappings::NamedMapping;
 use otelctx_remote::{Memory, MemoryError};
 
-/// Maximum number of mappings with the name of a process context to read. A process normally has
-/// one; a process with more than this is hostile.
+/// Maximum number of mappings with the name of a process context to read; normally there is one.
 pub(crate) const MAX_PLACES: usize = 64;
 
 /// A header as stored in memory.
 pub(crate) type HeaderBytes = [u8; HEADER_SIZE];
 
-/// Delays between attempts to read a context that is being updated. An update takes a few
-/// microseconds, unless its thread is descheduled.
+/// Delays between attempts to read a context that is being updated, which takes microseconds.
 const BACK_OFF: [Duration; 4] = [
     Duration::ZERO,
     Duration::from_micros(20),
@@ -35,9 +32,8 @@ pub struct ProcessContext {
     pub mapping: String,
     /// The address of the header in the process.
     pub address: u64,
-    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`. Use it to
-    /// distinguish versions, not to compare with another clock: the process may be in another time
-    /// namespace.
+    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`, which may
+    /// differ from the reader's (time namespaces): it distinguishes versions.
     pub monotonic_published_at_ns: u64,
     /// The resource and the context's own attributes, each name once.
     pub payload: Payload,
@@ -52,38 +48,51 @@ pub struct ProcessContext {
     pub others: Vec<u64>,
 }
 
-/// The process context of a process, or that there is none.
+/// The result of reading a process context.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContextState {
-    /// It does.
+    /// The process publishes this.
     Published(Arc<ProcessContext>),
-    /// It does not.
+    /// The process publishes none.
     Absent,
     /// It has a mapping with that name, but without a readable context.
     Broken(Broken),
 }
 
 /// The reason why a published context could not be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Broken {
     /// The header is not one of this format and version.
+    #[error("{0}")]
     Header(HeaderError),
     /// The memory of the header cannot be read.
+    #[error("its header cannot be read: {0}")]
     HeaderUnreadable(MemoryError),
     /// In every attempt, the context was being published or updated.
+    #[error(
+        "it was being written at each of {tries} attempts; if this persists, its publisher ended \
+         in the middle of an update"
+    )]
     BeingUpdated {
         /// Number of attempts.
         tries: usize,
     },
     /// The process ended during an update: this is its core file.
+    #[error("it was being updated when the core file was written, so it cannot be relied on")]
     LeftInUpdate,
     /// The core file lacks memory that may contain a process context, and has none elsewhere.
+    #[error(
+        "none was found, and {mappings} unnamed mappings that it may be in are not in the core file"
+    )]
     NotInCore {
         /// Number of missing mappings without a name.
         mappings: usize,
     },
     /// The payload is larger than the limit.
+    #[error(
+        "its payload has {size} bytes, more than the limit of {limit}; raise the limit to read it"
+    )]
     TooLarge {
         /// Its size in bytes.
         size: u32,
@@ -91,52 +100,20 @@ pub enum Broken {
         limit: usize,
     },
     /// The memory of the payload cannot be read.
+    #[error("its payload cannot be read: {0}")]
     PayloadUnreadable(MemoryError),
     /// The payload is malformed.
+    #[error("{0}")]
     Payload(PayloadError),
 }
 
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Header(error) => error.fmt(f),
-            Self::HeaderUnreadable(error) => write!(f, "its header cannot be read: {error}"),
-            Self::BeingUpdated { tries } => write!(
-                f,
-                "it was being written at each of {tries} attempts; if this persists, its \
-                 publisher ended in the middle of an update"
-            ),
-            Self::LeftInUpdate => write!(
-                f,
-                "it was being updated when the core file was written, so it cannot be relied on"
-            ),
-            Self::NotInCore { mappings } => write!(
-                f,
-                "none was found, and {mappings} unnamed mappings that it may be in are not in the \
-                 core file"
-            ),
-            Self::TooLarge { size, limit } => write!(
-                f,
-                "its payload has {size} bytes, more than the limit of {limit}; raise the limit to \
-                 read it"
-            ),
-            Self::PayloadUnreadable(error) => write!(f, "its payload cannot be read: {error}"),
-            Self::Payload(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Broken {}
-
 /// Returns true if a mapping has the name of a process context.
 pub(crate) fn is_named(name: &[u8]) -> bool {
-    MAPPING_PREFIXES
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    let mut prefixes = MAPPING_PREFIXES.iter();
+    prefixes.any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns true if memory at `address` starts with the signature of a process context; `None` if it is
-/// missing.
+/// Returns true if memory at `address` has the signature of a context; `None` if it is missing.
 pub(crate) fn is_signed(memory: &dyn Memory, address: u64) -> Option<bool> {
     let mut start = [0; SIGNATURE.len()];
     memory.read(address, &mut start).ok()?;
@@ -150,7 +127,6 @@ pub(crate) struct Found {
     pub(crate) context: Arc<ProcessContext>,
 }
 
-/// The result of polling a context.
 pub(crate) enum Polled {
     Unchanged,
     Changed(Found),
@@ -163,8 +139,7 @@ pub(crate) enum Polled {
 impl Found {
     /// Polls the context: one read of the whole header if it has not changed.
     pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Polled {
-        // Zeroes: a withdrawn context was replaced by other memory, possibly by a context being
-        // published.
+        // Zeroes: other memory has replaced a withdrawn context.
         let first = match read_header(memory, self.context.address) {
             None | Some([0, ..]) => return Polled::Gone,
             Some(header) if header == self.header => return Polled::Unchanged,
@@ -194,7 +169,7 @@ impl Found {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     name: String,
-    address: u64,
+    pub(crate) address: u64,
     /// The process is not running: retrying is pointless.
     is_saved: bool,
 }
@@ -202,9 +177,8 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn new(mapping: &NamedMapping) -> Self {
         Self {
-            name: String::from_utf8_lossy(&mapping.name).into_owned(),
-            address: mapping.start,
             is_saved: false,
+            ..Self::saved(&mapping.name, mapping.start)
         }
     }
 
@@ -226,19 +200,15 @@ impl Place {
         if self.is_saved {
             return self.try_read(memory, limit)?.ok_or(Broken::LeftInUpdate);
         }
-        for wait in [None].into_iter().chain(BACK_OFF.map(Some)) {
-            match wait {
-                None => {}
-                Some(Duration::ZERO) => std::hint::spin_loop(),
-                Some(wait) => std::thread::sleep(wait),
-            }
+        for wait in BACK_OFF {
             if let Some(read) = self.try_read(memory, limit)? {
                 return Ok(read);
             }
+            std::thread::sleep(wait);
         }
-        Err(Broken::BeingUpdated {
-            tries: 1 + BACK_OFF.len(),
-        })
+        let tries = 1 + BACK_OFF.len();
+        let read = self.try_read(memory, limit)?;
+        read.ok_or(Broken::BeingUpdated { tries })
     }
 
     /// One attempt; `None` if the context was being published or updated. Errors only count if the
@@ -252,7 +222,7 @@ impl Place {
         memory
             .read(self.address, &mut before)
             .map_err(Broken::HeaderUnreadable)?;
-        // A publisher names its mapping, or creates it from a named file, before writing to it.
+        // A publisher names its mapping before writing to it.
         if before == [0; HEADER_SIZE] {
             return Ok(None);
         }
@@ -260,8 +230,7 @@ impl Place {
         if header.monotonic_published_at_ns == 0 {
             return Ok(None);
         }
-        // The system calls before and after the payload's read order it after the first read of the
-        // header and before the second, which is the purpose of the protocol's fences.
+        // System calls order the reads, as the protocol's fences do.
         let payload = if header.payload_size as usize > limit {
             Err(Broken::TooLarge {
                 size: header.payload_size,
@@ -295,10 +264,6 @@ impl Place {
         };
         Ok(Some((before, context)))
     }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
 }
 
 /// Reads the bytes of the header at `address`; `None` if they cannot be read.
@@ -308,7 +273,7 @@ pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderByt
     Some(header)
 }
 
-/// Reads the context at `address`, if there is one.
+/// Returns true if there is a valid header at `address`.
 fn is_valid(memory: &dyn Memory, address: u64) -> bool {
     read_header(memory, address).is_some_and(|header| Header::decode(&header).is_ok())
 }
@@ -334,10 +299,8 @@ pub(crate) fn read_first(
             Err(broken) => {
                 let foreign =
                     |why: &Broken| matches!(why, Broken::Header(_) | Broken::HeaderUnreadable(_));
-                if why
-                    .as_ref()
-                    .is_none_or(|why| foreign(why) && !foreign(&broken))
-                {
+                let is_better = |why: &Broken| foreign(why) && !foreign(&broken);
+                if why.as_ref().is_none_or(is_better) {
                     why = Some(broken);
                 }
             }

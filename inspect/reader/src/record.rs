@@ -5,8 +5,7 @@ use otelctx_format::record::{self, DecodedContext};
 use otelctx_remote::{Memory, MemoryError};
 use otelctx_sample::Found;
 
-/// Unit in which memory is readable or not, in bytes: the page size of x86-64, and the smallest
-/// page size of aarch64.
+/// The smallest size of a page, in bytes.
 const PAGE: u64 = 4096;
 
 /// Decodes a record with these keys. `newer_keys` is called if one is unknown.
@@ -28,8 +27,7 @@ pub(crate) fn decode(
     })
 }
 
-/// Reads the record at `pointer`, up to its announced size and the size of `buffer`, in bytes. Returns how many bytes it has:
-/// at least those of a header, if `buffer` has room for one.
+/// Reads the record at `pointer`, as far as it fits into `buffer`. Returns its size, in bytes.
 ///
 /// # Errors
 /// If the record cannot be read.
@@ -41,8 +39,7 @@ pub fn read_record(
     pointer: u64,
     buffer: &mut [u8],
 ) -> Result<usize, MemoryError> {
-    // One read is enough if a buffer's worth after the pointer lies in one page, which is readable
-    // as a whole. Otherwise, the memory after a short record may be unmapped.
+    // The memory after a short record may be unmapped if it is in another page.
     let one_read = pointer % PAGE + buffer.len() as u64 <= PAGE;
     let first = if one_read {
         buffer.len()
@@ -50,11 +47,9 @@ pub fn read_record(
         record::HEADER_SIZE
     };
     memory.read(pointer, &mut buffer[..first])?;
-    let attributes = [
-        buffer[record::offset::ATTRIBUTES_SIZE],
-        buffer[record::offset::ATTRIBUTES_SIZE + 1],
-    ];
-    let announced = record::HEADER_SIZE + usize::from(u16::from_ne_bytes(attributes));
+    let at = record::offset::ATTRIBUTES_SIZE;
+    let attributes = u16::from_ne_bytes([buffer[at], buffer[at + 1]]);
+    let announced = record::HEADER_SIZE + usize::from(attributes);
     let size = announced.min(buffer.len());
     if size > first {
         memory.read(pointer + first as u64, &mut buffer[first..size])?;

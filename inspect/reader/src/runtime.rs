@@ -1,12 +1,9 @@
 //! Language runtimes: the frames, contexts and tasks of their threads.
 //!
-//! A native program has one stack per thread, and its context in one thread-local variable. A
-//! runtime has frames that native debuggers do not see, its own threads that move between kernel
+//! A runtime has frames that native debuggers do not see, its own threads that move between kernel
 //! threads, and contexts stored in its own way. Each [`Runtime`] is a crate that supports one of
-//! them. The command registers the runtimes that it includes in a [`Runtimes`]; a program that
-//! embeds the reader registers those it needs.
-//!
-//! See `docs/runtimes.md` for an example.
+//! them; a program that embeds the reader registers those it needs in a [`Runtimes`]. See
+//! `docs/runtimes.md` for an example.
 
 mod choose;
 mod error;
@@ -42,19 +39,16 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Its name: the key of its facts in JSON, and the kind of its frames. Lower case: `cpython`.
     fn name(&self) -> &'static str;
 
-    /// Returns true if a module with this file name may be the runtime: `libpython3.12.so.1.0`. Most
-    /// processes have no such module, and none of their files is opened for it.
+    /// Returns true if a module with this file name (`libpython3.12.so.1.0`) may be the runtime.
     fn is_candidate(&self, file_name: &[u8]) -> bool;
 
-    /// Describes modules with other names that contain it, such as a program that embeds it. `None` if names are
-    /// enough.
+    /// Describes modules with other names that contain it, such as programs that embed it.
     fn embedded(&self) -> Option<Embedded> {
         None
     }
 
     /// Finds the runtime among the candidate modules of a process. `None` if it is absent. Check
-    /// symbols first, which are cached per file
-    /// ([`LoadedModule::fact`](otelctx_remote::LoadedModule::fact)).
+    /// symbols first: they are [cached per file](otelctx_remote::LoadedModule::fact).
     ///
     /// # Errors
     /// If it is present but cannot be read: an unknown version, or an inconsistent structure.
@@ -65,14 +59,13 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError>;
 }
 
-/// A function that every module with the runtime defines, whatever the module's name is. Files are opened only if they
-/// are large enough, and searched once.
+/// A function that every module with the runtime defines, whatever the module's name is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Embedded {
     /// A function that the module defines.
     pub symbol: &'static str,
-    /// Minimum size of the module in memory, in bytes. The larger, the fewer files of other processes are opened.
+    /// Minimum size of the module in memory, in bytes: smaller files are not opened.
     pub min_size: u64,
 }
 
@@ -84,14 +77,12 @@ impl Embedded {
     }
 }
 
-/// A runtime in one process. It is used until the process loads or unloads a module or executes
-/// another program; then the process is probed again.
+/// A runtime in one process, until that loads or unloads a module or executes another program.
 pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     /// Facts about the process, for example the runtime's version.
     fn facts(&self) -> Attributes;
 
-    /// Adapts it to these attributes of the process context, some of which may say how threads are read. `None` if
-    /// they change nothing.
+    /// Adapts it to these attributes of the process context. `None` if they change nothing.
     fn with_context(&self, attributes: &Attributes) -> Option<Arc<dyn RuntimeProcess>> {
         let _ = attributes;
         None
@@ -109,17 +100,13 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Finds the code that [`RuntimeStack::interpreter`] and [`Gil::code`] name, if that takes long: it is needed
-    /// for native stacks only. Called before threads are read, with [`Options::native_stacks`]. Without it, both
-    /// may be empty.
-    ///
-    /// [`Options::native_stacks`]: crate::Options::native_stacks
+    /// Finds the code for [`RuntimeStack::interpreter`] and [`Gil::code`]. Called before threads
+    /// are read, if [`Options::native_stacks`](crate::Options::native_stacks) is set.
     fn find_code(&self, target: &dyn Target) {
         let _ = target;
     }
 
-    /// Reads a thread, which is stopped or asleep, or belongs to a core file. `None` if the runtime
-    /// does not know the thread.
+    /// Reads a thread, which is stopped, asleep, or in a core file. `None` for an unknown thread.
     ///
     /// # Errors
     /// If memory cannot be read, or is inconsistent.
@@ -130,13 +117,12 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     ) -> Result<Option<RuntimeThread>, RuntimeError>;
 
     /// Calls `visit` with each context that no thread is executing now (suspended tasks, parked
-    /// goroutines) until it breaks: the caller limits their number and memory, and the time. Only
-    /// called if [`Self::scope`] is the process, or [`Options::tasks`](crate::Options::tasks) is set: the
-    /// process is stopped, but for threads that sleep, or is a core file.
+    /// goroutines) until it breaks. Only called if [`Self::scope`] is the process, or
+    /// [`Options::tasks`](crate::Options::tasks) is set: the process is stopped, but for threads
+    /// that sleep, or is a core file.
     ///
     /// # Errors
-    /// If memory cannot be read, or is inconsistent. Tasks that were visited before count: only others
-    /// are missing then.
+    /// If memory cannot be read, or is inconsistent. Tasks that were visited before count.
     fn tasks(
         &self,
         target: &dyn Target,
@@ -158,9 +144,9 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Finds a word that the kernel step needs and cannot find in the thread itself, such as the address of
-    /// its state: the step has asked for it (`unknown_thread` in `profile/sampler/bpf/steps.h`). The thread runs, and
-    /// may have ended. `None` if the runtime does not know it.
+    /// Finds a word that the kernel step has asked for (`unknown_thread` in
+    /// `profile/sampler/bpf/steps.h`), such as the address of the thread's state. The thread runs,
+    /// and may have ended. `None` if the runtime does not know it.
     ///
     /// # Errors
     /// If memory cannot be read, or is inconsistent.
@@ -173,9 +159,8 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Decodes the part of a sample that the kernel step added: the result is that of [`Self::thread`], at the time
-    /// of the sample. `target` is the current process, for data that does not change, such as the
-    /// names of functions; it may have ended.
+    /// Decodes the part of a sample that the kernel step added, to the result of [`Self::thread`]
+    /// then. `target` is the current process, for data that does not change; it may have ended.
     ///
     /// # Errors
     /// If the data is inconsistent, or refers to something that can no longer be read.
@@ -192,10 +177,9 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
 /// The part of a process that has to be stopped to read a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The thread that is read. Tasks are listed then only if [`Options::tasks`](crate::Options::tasks) is set.
+    /// The thread that is read.
     Thread,
-    /// All threads of the process. Tasks are not read while a thread sleeps in a system call whose
-    /// timeout a stop would restart: that thread is not stopped.
+    /// All threads of the process, but for those whose timeout a stop would restart.
     Process,
 }
 

@@ -11,17 +11,14 @@ use remote::threads::{
 use remote::tls::Resolution;
 use remote::{LiveProcess, Memory, Process, ProcessMemory};
 
-/// Attempts to read a thread before it must be stopped. A thread that was running each time is
-/// busy.
+/// Attempts to read a thread before it must be stopped.
 const MAX_TRIES: usize = 3;
-/// Maximum number of walks over the C library's list of threads after each listing of the threads.
-/// The second finds threads that the first missed because the list changed.
+/// Maximum number of walks over the C library's list of threads after each listing of the threads:
+/// the first misses some if the list changes.
 const MAX_WALKS: u32 = 2;
-/// Maximum number of threads that are found asleep before the first of them is read. With more,
-/// the cost per thread hardly decreases further, and more of them wake up meanwhile.
+/// Maximum number of threads that are found asleep before the first of them is read, and to read
+/// ahead at once. With more, the cost per thread does not decrease further.
 const MAX_FOUND: usize = 64;
-/// Maximum number of threads to read ahead at once. With more, the cost per thread does not
-/// decrease further.
 const MAX_AHEAD: usize = 64;
 /// Maximum number of ranges, and of bytes, to read ahead for a thread.
 const MAX_RANGES: usize = 8;
@@ -42,12 +39,10 @@ struct State {
     /// Number of threads with open files, and the maximum.
     open: usize,
     max_open: usize,
-    /// Data that was read ahead.
     batch: Batch,
     /// The index after the thread that was read last.
     next: usize,
-    /// The index after the last thread that was inspected by [`State::find_asleep`] since the
-    /// threads were listed. One that runs is not worth another try.
+    /// The index after the last thread that [`State::find_asleep`] has tried.
     found_to: usize,
     /// Memory that was read after the threads with [`CachedThread::is_found`] were found asleep.
     pages: Pages,
@@ -60,21 +55,17 @@ struct CachedThread {
     inner: i32,
     /// Open files, for up to [`max_kept`] threads.
     files: Option<ThreadFiles>,
-    /// A thread pointer from a stop that no control block confirms. It is valid for the thread to
-    /// which `files` belongs.
+    /// A thread pointer from a stop that no control block confirms, of the thread of `files`.
     unconfirmed: Option<u64>,
     /// The last read while it slept. Valid as long as it stays asleep.
     last: Option<Last>,
-    /// It was asleep before any of [`State::pages`] was read: if it still is after it was read
-    /// from these, it slept throughout.
+    /// It was asleep before any of [`State::pages`] was read.
     is_found: bool,
 }
 
-/// The last read of a thread.
 #[derive(Debug)]
 struct Last {
     thread_pointer: u64,
-    /// The memory that was read.
     ranges: Vec<MemoryRange>,
     /// Its position in the batch, if it was read ahead.
     ahead: Range<usize>,
@@ -97,7 +88,6 @@ impl SleepingThreads {
         *self.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::default();
     }
 
-    /// Updates the list of threads.
     pub(crate) fn note_listed(&self, tids: impl Iterator<Item = i32>) {
         let mut listed: Vec<_> = tids.map(|tid| (tid, None)).collect();
         listed.sort_unstable_by_key(|(tid, _)| *tid);
@@ -107,9 +97,8 @@ impl SleepingThreads {
         state.open = 0;
         for (tid, entry) in &mut listed {
             while cached.next_if(|(other, _)| other < tid).is_some() {}
-            *entry = cached
-                .next_if(|(other, _)| other == tid)
-                .and_then(|it| it.1);
+            let same = cached.next_if(|(other, _)| other == tid);
+            *entry = same.and_then(|(_, cached)| cached);
             if let Some(cached) = entry {
                 state.open += usize::from(cached.files.is_some());
                 cached.last.iter_mut().for_each(|last| last.ahead = 0..0);
@@ -124,8 +113,7 @@ impl SleepingThreads {
         state.found_to = 0;
     }
 
-    /// Calls `read` with the memory and the thread pointer of thread `tid` if the thread sleeps.
-    /// The result counts if the thread slept throughout; otherwise `read` is called again.
+    /// Calls `read` with the memory and the thread pointer of `tid` until that slept throughout.
     pub(crate) fn read<T>(
         &self,
         (process, memory): (&Process, &ProcessMemory),
@@ -159,8 +147,7 @@ impl SleepingThreads {
             let paged = PagedMemory::new(memory, &mut state.pages);
             let memory = state.batch.over(0..0, &paged);
             let is_same = pointer.is_of(&paged, cached.inner);
-            let result = is_same.then(|| read(&memory, pointer.address));
-            if let Some(result) = result
+            if let Some(result) = is_same.then(|| read(&memory, pointer.address))
                 && files.has_stayed_asleep().unwrap_or(false)
             {
                 cached.last = Last::new(pointer.address, memory.into_ranges());
@@ -289,8 +276,7 @@ impl State {
         threads.binary_search_by_key(&tid, |(tid, _)| *tid).ok()
     }
 
-    /// If threads are read one after another, reads ahead for the next ones what was last read of
-    /// them.
+    /// If threads are read one after another, reads ahead what was last read of the next ones.
     fn read_ahead(&mut self, process: &Process, memory: &ProcessMemory, index: usize) {
         let is_next = index == std::mem::replace(&mut self.next, index + 1) && index > 0;
         let cached = &self.threads[index].1;
@@ -317,8 +303,7 @@ impl State {
         self.batch.discard_if_gone(memory);
     }
 
-    /// Finds which of the next threads are asleep, unless they have been read before: they can be
-    /// read from the same pages.
+    /// Finds which of the next threads, if not read before, sleep: the same pages serve them all.
     fn find_asleep(&mut self, process: &Process, index: usize) {
         let end = self.threads.len().min(index + MAX_FOUND);
         for index in index..end {
@@ -355,13 +340,11 @@ impl State {
     ) -> Option<Box<CachedThread>> {
         self.is_namespaced(process)?;
         let cached = index.and_then(|index| self.threads[index].1.take());
-        match cached.filter(|cached| cached.files.is_some()) {
-            Some(cached) => {
-                self.open -= 1;
-                Some(cached)
-            }
-            None => CachedThread::open(process, tid, self.namespaced).map(Box::new),
-        }
+        let Some(cached) = cached.filter(|cached| cached.files.is_some()) else {
+            return CachedThread::open(process, tid, self.namespaced).map(Box::new);
+        };
+        self.open -= 1;
+        Some(cached)
     }
 
     fn keep(&mut self, index: Option<usize>, mut cached: Box<CachedThread>) {

@@ -1,8 +1,8 @@
 //! Reads all threads of a process, with a deadline and a memory bound.
 //!
-//! A single [`Thread::read`](crate::Thread::read) may be too early: the record is being rewritten, another reader has
-//! the thread stopped, a library was unloaded meanwhile. A [`Sweep`] reads again where that helps, ends at its
-//! deadline whatever the process does, and says which threads are missing, and why.
+//! A single [`Thread::read`](crate::Thread::read) may be too early: the record is being rewritten,
+//! another reader has the thread stopped, a library was unloaded meanwhile. A [`Sweep`] reads again
+//! where that helps, ends at its deadline, and says which threads are missing, and why.
 
 mod attempt;
 mod partial;
@@ -25,10 +25,9 @@ pub use self::visitor::Visitor;
 use crate::runtime::{Present, TaskReading};
 use crate::{ContextState, Error, Process, ThreadSupport};
 
-/// Fraction of the time for reading threads. The rest is for what the caller does with the results.
+/// Fraction of the timeout for reading threads. The rest is for the caller.
 const FOR_THREADS: f64 = 0.9;
-/// Additional time for checking whether libraries were unloaded, as a fraction of the time: without that
-/// check, no result is reliable.
+/// Additional time for checking whether libraries were unloaded, as a fraction of the timeout.
 const FOR_MODULES: f64 = 0.1;
 /// Maximum number of times to read the threads if libraries are unloaded each time.
 const MAX_ATTEMPTS: usize = 3;
@@ -45,13 +44,12 @@ pub struct Sweep<'s> {
 
 /// The way to read threads that are running.
 pub enum Mode<'s> {
-    /// Each is stopped for a few microseconds. A stop is tied to the OS thread that calls [`Sweep::run`], which
-    /// must end soon after it if stops have a timeout: see [`stop`](crate::remote::stop).
+    /// Each is stopped for a few microseconds. A stop is tied to the OS thread that calls
+    /// [`Sweep::run`]: call it in [`on_own_thread`](crate::remote::stop::on_own_thread).
     Stop,
     /// They are not read: each has [`Error::NotAsleep`].
     Asleep,
-    /// All native contexts are read from this source, while the threads run. Runtimes are read of threads that
-    /// sleep.
+    /// Native contexts are read from this source while threads run; runtimes of those that sleep.
     Snapshot(&'s mut dyn SnapshotSource),
 }
 
@@ -59,7 +57,7 @@ pub enum Mode<'s> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Swept {
-    /// How the native contexts were read, or why there are none. An error if there was no time to find out.
+    /// How the native contexts were read, or why there are none; an error if there was no time.
     pub support: Result<Arc<ThreadSupport>, Error>,
     /// The language runtimes that the process contains.
     pub runtimes: Arc<[Present]>,
@@ -82,11 +80,11 @@ impl Swept {
 }
 
 impl<'s> Sweep<'s> {
-    /// Default of [`Self::with_max_bytes`]: 30,000 threads with three attributes each take half of it.
+    /// Default of [`Self::with_max_bytes`]: 60,000 threads with three attributes each.
     pub const DEFAULT_MAX_BYTES: usize = 24 << 20;
 
-    /// A sweep that ends in `timeout`, counted from now, and stops running threads. Nine tenths of the time
-    /// are for reading threads. Checking whether libraries were unloaded meanwhile may exceed it by a tenth.
+    /// Creates a sweep that ends in `timeout`, counted from now, and stops running threads. Nine
+    /// tenths are for reading threads; checking for unloaded libraries may take a tenth more.
     #[must_use]
     pub fn within(timeout: Duration) -> Self {
         Self {
@@ -99,7 +97,7 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// Maximum memory of the results, in bytes: no thread is read when those before exceed it. 24 MiB by default.
+    /// Sets the size of the results, in bytes, after which no thread is read. 24 MiB by default.
     #[must_use]
     pub fn with_max_bytes(self, max_bytes: usize) -> Self {
         Self { max_bytes, ..self }
@@ -120,7 +118,7 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// Does not check whether libraries were unloaded meanwhile, for callers that only count contexts.
+    /// Does not check for unloaded libraries, for callers that only count contexts.
     #[must_use]
     pub fn unverified(self) -> Self {
         Self {
@@ -129,15 +127,15 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// The time after which no thread is read. Use it as [`Options::deadline`](crate::Options::deadline) if opening the process
-    /// counts as well.
+    /// The time after which no thread is read. Use it as
+    /// [`Options::deadline`](crate::Options::deadline) if opening the process counts as well.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         self.start + self.timeout.mul_f64(FOR_THREADS)
     }
 
-    /// Reads the threads of a process, and calls `visitor` once for each, in the order of `/proc/PID/task` or of
-    /// the core file, when it is certain that the results are valid. Threads that end meanwhile are omitted.
+    /// Reads the threads of a process, and calls `visitor` once for each, in the order of
+    /// `/proc/PID/task` or of the core file. Threads that end meanwhile are omitted.
     ///
     /// # Errors
     /// If the process cannot be inspected.
@@ -152,8 +150,7 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// [`Self::run`] for a process context that was just read. If the threads have to be read again, the context is read
-    /// again, too.
+    /// [`Self::run`] for a process context that was just read, and is read again with the threads.
     ///
     /// # Errors
     /// If the process cannot be inspected.
@@ -169,9 +166,7 @@ impl<'s> Sweep<'s> {
         process.set_deadline(deadline);
         process.set_never_stop(never_stop);
         let results = match results {
-            Err(error @ Error::Deadline { .. }) => {
-                return Ok(self.none_read(process, error));
-            }
+            Err(error @ Error::Deadline { .. }) => return Ok(self.none_read(process, error)),
             results => results?,
         };
         let read = results.read();
@@ -201,8 +196,7 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// Reads the threads; again if a library was unloaded meanwhile, because other data may have
-    /// taken the place of its variable.
+    /// Reads the threads; again if a library, and with it the variable, was unloaded meanwhile.
     fn read_settled(
         &mut self,
         process: &mut Process,
@@ -225,8 +219,7 @@ impl<'s> Sweep<'s> {
         Ok(results)
     }
 
-    /// Returns true if the modules stayed the same while the threads were read, and false if there was no
-    /// time to check.
+    /// Returns true if the modules stayed the same while the threads were read; false without time.
     fn are_modules_unchanged(&self, process: &mut Process) -> Result<bool, Error> {
         let end = self.start + self.timeout.mul_f64(1.0 + FOR_MODULES);
         process.set_deadline(Some(end));
@@ -245,7 +238,6 @@ impl<'s> Sweep<'s> {
         Instant::now() >= self.deadline()
     }
 
-    /// Reads each thread once, and the tasks.
     fn read_threads(
         &mut self,
         process: &mut Process,

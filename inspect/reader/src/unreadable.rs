@@ -53,12 +53,11 @@ impl fmt::Display for Unreadable {
                 write!(f, "unsupported schema {}", schema.as_str().escape_debug())
             }
             Self::KeyMap(error) => error.fmt(f),
-            Self::NotFound { unreadable } if unreadable.is_empty() => {
-                write!(
-                    f,
-                    "{SYMBOL} is not exported by any module: the library that defines it may not be loaded yet"
-                )
-            }
+            Self::NotFound { unreadable } if unreadable.is_empty() => write!(
+                f,
+                "{SYMBOL} is not exported by any module: the library that defines it may not be \
+                 loaded yet"
+            ),
             Self::NotFound { unreadable } => {
                 let (module, reason) = &unreadable[0];
                 write!(

@@ -23,8 +23,8 @@ pub enum ThreadSupport {
 /// The variables of a process, and the names that its records refer to.
 #[derive(Clone, Debug)]
 pub struct ThreadVariables {
-    /// The schema that the process announces. A schema other than a thread-local record is only
-    /// possible with [`Options::any_schema`](crate::Options::any_schema).
+    /// The schema that the process announces: that of thread-local records, unless
+    /// [`Options::any_schema`](crate::Options::any_schema) is set.
     pub schema: Option<Schema>,
     /// The names that records refer to.
     pub keys: KeyMap,
@@ -62,7 +62,6 @@ impl Announced {
         Ok(Self { schema, keys })
     }
 
-    /// Adds the variables.
     pub(crate) fn at(self, resolution: Arc<Resolution>) -> ThreadSupport {
         if resolution.variables.is_empty() {
             return ThreadSupport::Unreadable(Unreadable::NotFound {
@@ -78,12 +77,9 @@ impl Announced {
 }
 
 impl ThreadVariables {
-    /// Reads the record of thread `tid` into `buffer`, and returns its size: `None` if none is
-    /// attached, 0 if the attached record is invalid. Of several variables, uses the first that
-    /// points to a valid record, or else the first that is not null.
-    ///
-    /// The thread must be stopped. `thread_pointer` is the thread's fs base on x86-64, and
-    /// `TPIDR_EL0` on aarch64.
+    /// Reads the record of thread `tid`, which must be stopped, into `buffer`, and returns its
+    /// size: `None` if none is attached, 0 if the attached record is invalid. Of several variables,
+    /// uses the first that points to a valid record, or else the first that is not null.
     ///
     /// # Errors
     /// If the variable or the record cannot be read.
@@ -111,15 +107,12 @@ impl ThreadVariables {
         fallback
     }
 
-    /// Returns true if the modules of the variables are unchanged according to the dynamic linker (glibc):
-    /// after a module was unloaded, other data may take its place. False if the process has
-    /// executed another program.
+    /// Returns true if the modules of the variables are unchanged according to the dynamic linker
+    /// (glibc). False if the process has executed another program.
     #[must_use]
     pub fn are_current(&self, memory: &dyn Memory) -> bool {
-        let variables = &self.resolution.variables;
-        variables
-            .iter()
-            .all(|variable| is_registered(variable, memory) == Ok(true))
+        let mut variables = self.resolution.variables.iter();
+        variables.all(|variable| is_registered(variable, memory) == Ok(true))
     }
 
     /// Decodes a record, see [`Self::read`]. `newer_keys` is called if a key is unknown.
@@ -173,8 +166,8 @@ fn read_variable(
     }
 }
 
-/// Returns true if the dynamic linker's entry for the module of a variable is unchanged: a module that was
-/// unloaded and loaded again at the same address has different storage.
+/// Returns true if the dynamic linker's entry for the module of a variable is unchanged: a module
+/// that was unloaded and loaded again at the same address has different storage.
 pub(crate) fn is_registered(
     variable: &TlsVariable,
     memory: &dyn Memory,

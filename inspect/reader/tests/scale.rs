@@ -1,4 +1,4 @@
-//! What a reader takes of very many mappings: memory, and what it reads.
+//! The memory that a reader uses for very many mappings, and the bytes that it reads.
 
 use std::env;
 use std::fs;
@@ -65,7 +65,7 @@ fn two_million_mappings_take_little_memory() {
     assert!(output.status.success() && kib <= 64 * 1024, "{printed}");
 }
 
-/// What this thread has read so far, in bytes, if the kernel counts that.
+/// Number of bytes that this thread has read so far, if the kernel counts them.
 fn bytes_read() -> Option<u64> {
     let text = fs::read_to_string("/proc/thread-self/io").ok()?;
     let bytes = text.lines().find_map(|line| line.strip_prefix("rchar: "))?;

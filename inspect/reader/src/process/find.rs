@@ -25,8 +25,7 @@ pub enum Poll {
 }
 
 impl Process {
-    /// Reads the current process context. If it was read before and has not changed, this takes one
-    /// system call.
+    /// Reads the current process context: one system call if it has not changed since.
     ///
     /// # Errors
     /// If the process cannot be inspected.
@@ -49,8 +48,7 @@ impl Process {
     /// If the process cannot be inspected.
     pub fn scan_context(&mut self) -> Result<ContextState, Error> {
         match self.find()? {
-            // The process may have withdrawn its context, ended or executed another program between
-            // the scan of its mappings and the read of its memory: use the second result.
+            // The process may have changed between the scan and the read: use the second result.
             ContextState::Broken(Broken::HeaderUnreadable(_) | Broken::PayloadUnreadable(_)) => {
                 self.find()
             }
@@ -58,8 +56,7 @@ impl Process {
         }
     }
 
-    /// Tries the mappings of publishers that use a memfd, and if none of them is readable, all
-    /// other mappings with a matching name.
+    /// Tries the mappings of publishers that use a memfd, and then all others with a matching name.
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
@@ -102,17 +99,16 @@ impl Process {
         let max_payload = self.options.max_payload;
         let memory = self.memory()?;
         // Read before the contexts are tried, so that a later change is detected by the next poll.
-        let headers = places
-            .iter()
-            .map(|place| {
-                let address = place.address();
-                (address, process_context::read_header(memory, address))
-            })
-            .collect();
+        let header = |place: &Place| {
+            let header = process_context::read_header(memory, place.address);
+            (place.address, header)
+        };
+        let headers = places.iter().map(header).collect();
         match process_context::read_first(places, memory, max_payload) {
-            Ok(Some(found)) => Ok(ContextState::Published(
-                self.found.insert(found).context.clone(),
-            )),
+            Ok(Some(found)) => {
+                let found = self.found.insert(found);
+                Ok(ContextState::Published(found.context.clone()))
+            }
             Ok(None) => Ok(ContextState::Absent),
             Err(broken) => {
                 self.broken = headers;
@@ -146,7 +142,6 @@ impl Process {
                 Poll::Broken(why)
             }
             Polled::Gone => {
-                // Withdrawn, or the program was replaced together with its address space.
                 self.found = None;
                 Poll::Unknown
             }
@@ -159,10 +154,7 @@ fn places(mappings: Vec<NamedMapping>) -> Vec<Place> {
 }
 
 /// All mappings of a process that is not running that may contain a context, and the number of
-/// unreadable mappings that may, too.
-///
-/// A core file only names mappings of files, including memfds. If none has the right name, this
-/// uses unnamed memory that starts with the signature.
+/// unreadable ones. If none has the right name: unnamed memory that starts with the signature.
 fn saved_places(target: &dyn Target) -> Result<(Vec<Place>, usize), Error> {
     let (mut places, mut unnamed) = (Vec::new(), Vec::new());
     target.mappings(&mut |mapping| {

@@ -15,8 +15,7 @@ use crate::variables::is_registered;
 const RESOLVE: &str = "resolve the variable of its threads";
 
 impl Process {
-    /// Resolves the variable. Does so again if the modules have changed, or if the same modules may
-    /// give another result.
+    /// Resolves the variable; again if the modules have changed, or may give another result.
     pub(super) fn resolve(&mut self) -> Result<Arc<tls::Resolution>, Error> {
         // If the program has changed, this clears the caches.
         self.memory()?;
@@ -46,8 +45,8 @@ impl Process {
         }
     }
 
-    /// The runtimes among [`Options::runtimes`](crate::Options::runtimes) that the process contains. Probed again if
-    /// libraries were loaded or unloaded.
+    /// The runtimes among [`Options::runtimes`](crate::Options::runtimes) that the process
+    /// contains. Probed again if libraries were loaded or unloaded.
     ///
     /// # Errors
     /// If the process cannot be inspected.
@@ -55,7 +54,6 @@ impl Process {
         if self.options.runtimes.is_empty() {
             return Ok(Arc::default());
         }
-        // If the program has changed, this clears the caches.
         self.memory()?;
         let target = self.as_target().expect("memory was just opened");
         if let Some((known, present)) = &self.runtimes
@@ -82,8 +80,8 @@ impl Process {
         Ok(self.adapted(present))
     }
 
-    /// Finds the C library's list of threads, which is needed to read sleeping threads without stops. If a
-    /// variable is announced, it has been resolved, and the list with it.
+    /// Finds the C library's list of threads, which is needed to read sleeping threads without
+    /// stops, unless the variable has been resolved, and the list with it.
     fn find_thread_lists(&mut self) {
         let is_resolved = |it: &tls::Resolution| it.unplaced || !it.variables.is_empty();
         if !self.variables.as_deref().is_some_and(is_resolved)
@@ -131,7 +129,13 @@ impl Process {
         present
     }
 
-    /// The code that is mapped, and where.
+    /// The layout for which runtimes were found, if there are any.
+    fn runtimes_layout(&self) -> Option<CodeLayout> {
+        let found = self.runtimes.as_ref();
+        let found = found.filter(|(_, present)| !present.is_empty());
+        found.map(|(layout, _)| *layout)
+    }
+
     fn layout(&self, target: &dyn Target) -> Result<CodeLayout, Error> {
         match target.code_layout() {
             Err(remote::Error::Deadline { .. }) => Err(self.late("scan its mappings")),
@@ -140,19 +144,15 @@ impl Process {
     }
 
     /// Returns true if the loaded libraries are the same as when the variable was last resolved and
-    /// runtimes were last found. If a library is unloaded while threads are being read, other data
-    /// may replace its variable: after reading several threads, check this, and read them again if
-    /// it returns false.
+    /// runtimes were last found. After reading several threads, check this, and read them again if
+    /// it returns false: other data may have replaced the variable of a library that was unloaded.
     ///
     /// # Errors
     /// If the process cannot be inspected.
     pub fn modules_unchanged(&self) -> Result<bool, Error> {
         let variables = self.variables.as_ref();
-        let runtimes = self.runtimes.as_ref();
-        let runtimes = runtimes.filter(|(_, present)| !present.is_empty());
-        let runtimes = runtimes.map(|(layout, _)| *layout);
         let known = variables.and_then(|it| it.layout).into_iter();
-        let mut known = known.chain(runtimes).peekable();
+        let mut known = known.chain(self.runtimes_layout()).peekable();
         // Nothing was resolved, or the program for which it was resolved has ended.
         let (Some(_), Some(target)) = (known.peek(), self.as_target()) else {
             return Ok(true);
@@ -165,19 +165,15 @@ impl Process {
         Ok(known.all(|known| known == layout) && is_registered())
     }
 
-    /// Returns true if the variables of its threads still resolve to the same locations after
-    /// [`Self::modules_unchanged`] returned false: a process that maps code frequently need not
-    /// have loaded a module. Always false for a process with a language runtime, whose location is
-    /// not compared.
+    /// Returns true if the variables of its threads still resolve to the same locations although
+    /// [`Self::modules_unchanged`] returned false. Always false for a process with a language
+    /// runtime.
     ///
     /// # Errors
     /// If the process cannot be inspected.
     pub fn variables_unchanged(&self) -> Result<bool, Error> {
-        let has_runtime = self
-            .runtimes
-            .as_ref()
-            .is_some_and(|(_, present)| !present.is_empty());
-        let (Some(known), Some(target), false) = (&self.variables, self.as_target(), has_runtime)
+        let (Some(known), Some(target), None) =
+            (&self.variables, self.as_target(), self.runtimes_layout())
         else {
             return Ok(false);
         };
@@ -186,8 +182,7 @@ impl Process {
         Ok(is_same && self.are_registered(known))
     }
 
-    /// Returns true if the dynamic linker's entries for the modules of these variables are unchanged: a
-    /// module that was unloaded and loaded again at the same address has different storage.
+    /// Returns true if [`is_registered`] is true for all of these variables.
     fn are_registered(&self, resolution: &tls::Resolution) -> bool {
         let Some(memory) = self.open_memory() else {
             return false;
@@ -201,10 +196,9 @@ impl Process {
     }
 }
 
-/// Returns true if the same modules always give the same resolution. This is not the case while a module is
-/// being loaded or relocated (then something in it is unreadable), nor for dynamic storage: a
-/// library that was unloaded and loaded again at the same address has another generation, which
-/// distinguishes its blocks from stale ones.
+/// Returns true if the same modules always give the same resolution. They do not while a module is
+/// being loaded (then something in it is unreadable), nor for dynamic storage: a library that was
+/// unloaded and loaded again at the same address has another generation.
 fn is_settled(resolution: &tls::Resolution) -> bool {
     let is_static = |variable: &tls::TlsVariable| variable.storage() == tls::Storage::Static;
     resolution.unreadable.is_empty()
@@ -213,95 +207,4 @@ fn is_settled(resolution: &tls::Resolution) -> bool {
 }
 
 #[cfg(all(test, target_env = "gnu"))]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::ops::ControlFlow;
-    use std::os::unix::ffi::OsStrExt;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use otelctx_format::process_context::Attributes;
-    use remote::libc::is_c_library;
-
-    use super::*;
-    use crate::Options;
-    use crate::runtime::{
-        Runtime, RuntimeError, RuntimeProcess, RuntimeThread, Runtimes, ThreadView,
-    };
-
-    /// A runtime of every program, which counts how often its code was to be found.
-    #[derive(Debug, Clone, Default)]
-    struct Anything(Arc<AtomicUsize>);
-
-    impl Runtime for Anything {
-        fn name(&self) -> &'static str {
-            "anything"
-        }
-
-        fn is_candidate(&self, file_name: &[u8]) -> bool {
-            let program = std::env::current_exe().unwrap();
-            program.file_name().unwrap().as_bytes() == file_name
-        }
-
-        fn probe(
-            &self,
-            _: &dyn Target,
-            _: &Modules,
-        ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
-            Ok(Some(Arc::new(self.clone())))
-        }
-    }
-
-    impl RuntimeProcess for Anything {
-        fn facts(&self) -> Attributes {
-            Vec::new()
-        }
-
-        fn find_code(&self, _: &dyn Target) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-
-        fn thread(
-            &self,
-            _: &dyn Target,
-            _: ThreadView,
-        ) -> Result<Option<RuntimeThread>, RuntimeError> {
-            Ok(None)
-        }
-    }
-
-    #[test]
-    fn a_runtime_without_published_contexts_takes_no_other_files_than_its_own_and_the_c_library() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        let program = std::env::current_exe().unwrap();
-        let mut files = BTreeSet::new();
-        let mapped = remote::Process::open(own)
-            .unwrap()
-            .mappings(&mut |mapping| {
-                let is_own = mapping.name == program.as_os_str().as_bytes();
-                if mapping.permissions.execute && (is_own || is_c_library(mapping.name)) {
-                    files.insert(mapping.name.to_vec());
-                }
-                ControlFlow::Continue(())
-            });
-        mapped.unwrap();
-        for native_stacks in [false, true] {
-            let runtime = Anything::default();
-            let options = Options {
-                runtimes: Runtimes::new(vec![Arc::new(runtime.clone())]),
-                native_stacks,
-                ..Options::default()
-            };
-            let mut process = Process::with_options(own, options).unwrap();
-            assert_eq!(process.runtimes().unwrap().len(), 1);
-            assert_eq!(process.files().len(), files.len(), "{files:?}");
-            assert!(process.resolution().unwrap().threads.is_known());
-            // Once for a process.
-            process.runtimes().unwrap();
-            let found = runtime.0.load(Ordering::Relaxed);
-            assert_eq!(found, usize::from(native_stacks));
-            // The variable is still searched for in all files, if it is announced.
-            process.resolve().unwrap();
-            assert!(process.files().len() > files.len());
-        }
-    }
-}
+mod tests;

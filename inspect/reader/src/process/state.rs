@@ -14,7 +14,7 @@ use crate::runtime::{
 };
 use crate::{Error, StopReason, ThreadSupport, Unreadable};
 
-/// A process that publishes nothing natively is no error, and neither is one whose schema a runtime reads.
+/// Converts errors of a process that publishes nothing natively, or a schema that a runtime reads.
 fn not_published(
     result: Result<Found<DecodedContext>, Error>,
     runtimes: &[Present],
@@ -30,11 +30,9 @@ fn not_published(
 }
 
 impl Process {
-    /// Reads the tasks of its runtimes whose scope is the process, or of all with [`Options::tasks`].
-    /// Threads of a running process must be stopped or asleep. Without `support`, records of tasks count
-    /// as not published.
-    ///
-    /// [`Options::tasks`]: crate::Options::tasks
+    /// Reads the tasks of its runtimes whose scope is the process, or of all with
+    /// [`Options::tasks`](crate::Options::tasks). Threads of a running process must be stopped or
+    /// asleep. Without `support`, records of tasks count as not published.
     #[must_use]
     pub fn tasks(&self, runtimes: &[Present], support: Option<&ThreadSupport>) -> Vec<TaskReading> {
         let Some(target) = self.as_target() else {
@@ -60,14 +58,11 @@ impl Process {
 }
 
 impl Thread<'_> {
-    /// Reads the native context of the thread and its runtimes' data. `stopped` is the thread, if
-    /// it is already stopped. Otherwise it is read as by [`Thread::read`]: a sleeping thread is not
-    /// stopped. It is read again if a runtime was in the middle of a change ([`RuntimeThread::is_settled`]).
+    /// Reads the native context of the thread, which may be `stopped`, and its runtimes' data;
+    /// again if a runtime was not [settled](crate::runtime::RuntimeThread::is_settled).
     ///
     /// # Errors
     /// If it must be stopped, but cannot be.
-    ///
-    /// [`RuntimeThread::is_settled`]: crate::runtime::RuntimeThread::is_settled
     pub fn state(
         &self,
         runtimes: &[Present],
@@ -133,12 +128,10 @@ impl Thread<'_> {
         for reading in &mut readings {
             self.process().decode_record(reading);
         }
-        let native = match variables {
-            Ok(variables) => {
-                native.map(|size| self.decode(variables, size.map(|size| &record[..size])))
-            }
-            Err(error) => Err(error),
-        };
+        let native = variables.and_then(|variables| {
+            let size = native?;
+            Ok(self.decode(variables, size.map(|size| &record[..size])))
+        });
         Ok(ThreadState {
             native: not_published(native, runtimes),
             runtimes: readings,

@@ -9,7 +9,6 @@ use remote::{LiveProcess, Memory, ProcessMemory, Target};
 
 use crate::{Error, Options};
 
-/// The source of all reads.
 pub(crate) enum Subject {
     /// A running process, and the memory of its program once opened.
     Running {
@@ -56,11 +55,8 @@ impl Subject {
         Some(match self {
             Self::Running { process, memory } => {
                 let target = LiveProcess::new(process, memory.as_ref()?);
-                AsTarget::Running(
-                    target
-                        .with_deadline(options.deadline)
-                        .with_maps_as_text(options.maps_as_text),
-                )
+                let target = target.with_deadline(options.deadline);
+                AsTarget::Running(target.with_maps_as_text(options.maps_as_text))
             }
             Self::Saved(target) => AsTarget::Saved(&**target),
         })

@@ -13,10 +13,9 @@ use remote::{Memory, Stopped};
 use super::Process;
 use super::subject::Subject;
 use crate::sleeping::Asleep;
-use crate::{Error, Reading, StopReason, ThreadSupport, ThreadVariables};
+use crate::{Error, ThreadSupport, ThreadVariables};
 
-/// Minimum time to wait for a thread to stop, even if less is left until the deadline: once
-/// requested, the stop happens whether or not it is awaited.
+/// Minimum time to wait for a thread to stop: once requested, it happens even if it is not awaited.
 const MIN_STOP_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Attempts to stop a thread that exists but cannot be traced.
@@ -26,7 +25,7 @@ const MAX_TRIES: usize = 3;
 #[derive(Debug)]
 pub struct Thread<'p> {
     process: &'p Process,
-    support: Arc<ThreadSupport>,
+    pub(crate) support: Arc<ThreadSupport>,
     tid: i32,
 }
 
@@ -51,13 +50,13 @@ impl<'p> Thread<'p> {
         self.process
     }
 
-    /// Its current name, at most 15 bytes, chosen by the process: escape it before printing it to a
-    /// terminal. `None` if a core file does not contain it.
+    /// Its current name, at most 15 bytes, chosen by the process: escape it before printing it.
+    /// `None` if a core file does not contain it.
     ///
     /// # Errors
     /// If the thread has exited.
     pub fn name(&self) -> Result<Option<OsString>, Error> {
-        self.process.subject().thread_name(self.tid)
+        self.process.subject.thread_name(self.tid)
     }
 
     /// Stops the thread until the result is dropped. ptrace ties the stop to the calling OS thread.
@@ -83,9 +82,9 @@ impl<'p> Thread<'p> {
     /// Reads the thread while it runs, to predict which memory a read in a stop needs.
     fn rehearse<T>(&self, read: impl FnOnce(&dyn Memory, u64) -> T) -> Batch {
         let mut ahead = Batch::default();
-        if let Subject::Running { process, memory } = self.process.subject()
+        if let Subject::Running { process, memory } = &self.process.subject
             && let (Some(memory), Some(resolution)) = (memory, self.process.resolution())
-            && let sleeping = self.process.sleeping()
+            && let sleeping = &self.process.sleeping
             && let Some(pointer) = sleeping.pointer((process, memory), resolution, self.tid)
         {
             let noted = ahead.over_all(memory);
@@ -113,8 +112,7 @@ impl<'p> Thread<'p> {
             }
         };
         let process = self.process.running()?;
-        // The registers are read after it, which fails if the process has executed another program
-        // meanwhile. One that it executed before the stop is noticed by `modules_unchanged`.
+        // After an exec, reading the registers fails, or `modules_unchanged` returns false.
         let read = || ahead.read(process);
         Ok(Stopped::stop_then(process, self.tid, timeout, read)?)
     }
@@ -127,23 +125,20 @@ impl<'p> Thread<'p> {
         self.read().outcome
     }
 
-    /// Reads its context. A sleeping thread is not stopped. A running thread is stopped for a few
-    /// microseconds, as is a sleeping thread whose thread pointer cannot be found otherwise, unless
-    /// that would restart the timeout of its system call ([`Error::WouldLengthen`]).
+    /// Reads its context. A running thread is stopped for a few microseconds, as is a sleeping
+    /// thread whose thread pointer cannot be found otherwise, unless that would restart the timeout
+    /// of its system call ([`Error::WouldLengthen`]).
     #[must_use]
     pub fn read(&self) -> Reading {
         let mut stop = None;
-        let outcome = self.read_noting(&mut stop);
+        let outcome = self.variables().and_then(|variables| {
+            let mut record = self.process.record_buffer();
+            let size = self.with_pointer(&mut stop, |memory, pointer| {
+                variables.read(memory, self.tid, pointer, &mut record)
+            })??;
+            Ok(self.decode(variables, size.map(|size| &record[..size])))
+        });
         Reading { outcome, stop }
-    }
-
-    fn read_noting(&self, stop: &mut Option<StopReason>) -> Result<Found<DecodedContext>, Error> {
-        let variables = self.variables()?;
-        let mut record = self.process.record_buffer();
-        let size = self.with_pointer(stop, |memory, pointer| {
-            variables.read(memory, self.tid, pointer, &mut record)
-        })??;
-        Ok(self.decode(variables, size.map(|size| &record[..size])))
     }
 
     /// Calls `read` with the memory and the thread pointer while the thread executes nothing: it
@@ -156,7 +151,7 @@ impl<'p> Thread<'p> {
         stop: &mut Option<StopReason>,
         mut read: impl FnMut(&dyn Memory, u64) -> T,
     ) -> Result<T, Error> {
-        let (process, memory) = match self.process.subject() {
+        let (process, memory) = match &self.process.subject {
             Subject::Running {
                 process,
                 memory: Some(memory),
@@ -171,7 +166,7 @@ impl<'p> Thread<'p> {
                 return Ok(read(&**target, pointer));
             }
         };
-        let sleeping = self.process.sleeping();
+        let sleeping = &self.process.sleeping;
         let pid = process.pid();
         let mut read_once = |is_last: bool| {
             let asleep = match self.process.resolution() {
@@ -223,8 +218,7 @@ impl<'p> Thread<'p> {
                 Err(Error::WouldLengthen { tid: self.tid })
             }
             Asleep::Unknown(_) => Ok(StopReason::ThreadPointer),
-            // A thread that was running a moment ago has not slept for long: if it sleeps now, its
-            // timeout has hardly begun.
+            // If it sleeps now, its timeout has hardly begun.
             Asleep::Read(_) | Asleep::Ran => Ok(StopReason::Running),
         }
     }
@@ -237,10 +231,6 @@ impl<'p> Thread<'p> {
             Some(Err(error)) => !matches!(error, remote::Error::NoSuchThread { .. }),
             None => false,
         }
-    }
-
-    pub(crate) fn support(&self) -> &ThreadSupport {
-        &self.support
     }
 
     pub(crate) fn variables(&self) -> Result<&ThreadVariables, Error> {
@@ -263,6 +253,30 @@ impl<'p> Thread<'p> {
     }
 }
 
+/// The result of reading a thread's context.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Reading {
+    /// The outcome.
+    pub outcome: Result<Found<DecodedContext>, Error>,
+    /// The reason if the thread was stopped.
+    pub stop: Option<StopReason>,
+}
+
+/// The reason for stopping a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// It was running.
+    Running,
+    /// It was not running, but its thread pointer cannot be found without stopping it.
+    ThreadPointer,
+    /// A language runtime is read with it.
+    Runtime,
+    /// It was asleep, but its stack cannot be walked without all of its registers.
+    Stack,
+}
+
 /// A stopped thread. Dropping this resumes it.
 #[derive(Debug)]
 pub struct StoppedThread<'t> {
@@ -280,10 +294,17 @@ impl StoppedThread<'_> {
     /// If its variable or record cannot be read, or the process publishes no thread contexts.
     pub fn context(&mut self) -> Result<Found<DecodedContext>, Error> {
         let variables = self.thread.variables()?;
-        let size = self.read(variables)?;
-        Ok(self
-            .thread
-            .decode(variables, size.map(|size| &self.record[..size])))
+        let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
+        let process = self.thread.process;
+        // It was opened when the variables were resolved.
+        let memory = process.open_memory().ok_or_else(|| {
+            let pid = process.id();
+            remote::Error::NoSuchProcess { pid }
+        })?;
+        let memory = self.ahead.over_all(memory);
+        let size = variables.read(&memory, tid, thread_pointer, &mut self.record)?;
+        let record = size.map(|size| &self.record[..size]);
+        Ok(self.thread.decode(variables, record))
     }
 
     /// The thread pointer: fs base on x86-64, `TPIDR_EL0` on aarch64.
@@ -296,18 +317,6 @@ impl StoppedThread<'_> {
     #[must_use]
     pub fn stopped(&self) -> &Stopped {
         &self.stopped
-    }
-
-    fn read(&mut self, variables: &ThreadVariables) -> Result<Option<usize>, Error> {
-        let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
-        let process = self.thread.process;
-        // It was opened when the variables were resolved.
-        let memory = process.open_memory().ok_or_else(|| {
-            let pid = process.id();
-            remote::Error::NoSuchProcess { pid }
-        })?;
-        let memory = self.ahead.over_all(memory);
-        variables.read(&memory, tid, thread_pointer, &mut self.record)
     }
 }
 

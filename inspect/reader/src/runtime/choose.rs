@@ -19,11 +19,10 @@ pub struct ThreadState {
 }
 
 impl ThreadState {
-    /// Chooses the context from all sources. An error of the native record counts
-    /// only if no runtime has a context.
+    /// Chooses the context from all sources.
     ///
     /// # Errors
-    /// The error of the native record.
+    /// The error of the native record, if no runtime has a context.
     pub fn choose(&self) -> Result<Chosen, &Error> {
         let native = match &self.native {
             Ok(found) => found.clone(),
@@ -41,9 +40,7 @@ impl ThreadState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Chosen {
-    /// The context of the most reliable source that has one. If none has one: the outcome of the
-    /// native record, or, if no native contexts are published, that of the most reliable other
-    /// source.
+    /// The context of the most reliable source that has one, or else its outcome.
     pub context: Found<DecodedContext>,
     /// Sources have contexts with different trace or span IDs.
     pub is_conflict: bool,
@@ -60,11 +57,8 @@ pub fn choose(native: Found<DecodedContext>, runtimes: &[RuntimeReading]) -> Cho
     others.sort_by_key(|thread| thread.source);
     let ids = |context: &DecodedContext| (context.trace_id, context.span_id);
     let attached = others.iter().filter_map(|thread| thread.context.attached());
-    let mut all = native
-        .attached()
-        .into_iter()
-        .chain(attached.clone())
-        .map(ids);
+    let all = native.attached().into_iter().chain(attached.clone());
+    let mut all = all.map(ids);
     let first = all.next();
     let is_conflict = all.any(|other| Some(other) != first);
     let context = match (&native, attached.clone().next(), others.first()) {

@@ -19,8 +19,8 @@ impl RuntimeError {
         }
     }
 
-    /// The same, but the runtime may have been in the middle of a change. The reader reads a thread of a running process
-    /// again then, as for [`RuntimeThread::is_settled`](super::RuntimeThread::is_settled).
+    /// The error of a runtime in the middle of a change: the thread is read again, as for
+    /// [`RuntimeThread::is_settled`](super::RuntimeThread::is_settled).
     #[must_use]
     pub fn in_a_change(self) -> Self {
         Self {

@@ -11,9 +11,8 @@ use otelctx_sample::{Frame, FrameKind, GilState, NamedFrame};
 pub struct Gil {
     /// The thread holds it.
     pub is_held: bool,
-    /// The code that takes it or passes it on, in one or several parts: a thread that does not hold it and
-    /// has a native frame there waits for it. If this is unknown, it is empty, and threads that wait count as having
-    /// released it.
+    /// The code that takes it or passes it on: a thread that does not hold it and has a native
+    /// frame there waits for it. If this is empty, threads that wait count as having released it.
     pub code: Arc<[Range<u64>]>,
 }
 
@@ -24,8 +23,8 @@ impl Gil {
         Self { is_held, code }
     }
 
-    /// The thread's state, by its native stack, innermost frame first. If it waits, adds a frame of this
-    /// kind to the stack, [`GilState::WAITING_FRAME`], as if it had called the code that takes the lock.
+    /// The thread's state, by its native stack, innermost frame first. If it waits, adds a frame of
+    /// this kind, [`GilState::WAITING_FRAME`], as the caller of the code that takes the lock.
     pub fn state_in(&self, native: &mut Vec<Frame>, kind: FrameKind) -> GilState {
         if self.is_held {
             return GilState::Held;
@@ -85,7 +84,8 @@ mod tests {
         assert_eq!(state(&gil, &[0x120, 0x300]), released);
         assert_eq!(state(&gil, &[0x300, 0x120]), (GilState::Waiting, Some(2)));
         assert_eq!(state(&gil, &[0x200, 0x300]), (GilState::Waiting, Some(1)));
-        // One part calls the other. What is further out takes the lock, too, but has called something else.
+        // One part calls the other. What is further out takes the lock, too, but has called
+        // something else.
         let stack = [0x300, 0x210, 0x110, 0x300, 0x210];
         assert_eq!(state(&gil, &stack), (GilState::Waiting, Some(3)));
         gil.is_held = true;

@@ -10,13 +10,12 @@ use otelctx_sample::{Frame, NamedFrame};
 pub struct RuntimeStack {
     /// The frames, innermost first, grouped by calls of the interpreter, innermost first.
     pub calls: Vec<Vec<NamedFrame>>,
-    /// The code of the interpreter, in one or several parts: each native frame in it represents one of
-    /// the calls. Empty for a runtime that compiles all code.
+    /// The code of the interpreter, if any: each native frame in it represents one of the calls.
     pub interpreter: Vec<Range<u64>>,
     /// Outer frames are missing.
     pub is_truncated: bool,
-    /// Libraries that let a thread execute on several stacks, such as greenlet's: what their file names begin with. The
-    /// frames are those of one stack.
+    /// Prefixes of the file names of libraries that let a thread execute on several stacks, such as
+    /// greenlet's. The frames are those of one stack.
     pub switching_libraries: &'static [&'static str],
 }
 
@@ -39,12 +38,11 @@ impl RuntimeStack {
 
     /// Replaces each call of the interpreter in a native stack, innermost frame first, by the
     /// frames of that call. Calls without a native frame, because the native stack is truncated,
-    /// are added at the end. Native frames that exceed the calls are those of the innermost calls,
-    /// which have not begun to execute a function, or have ended doing so.
+    /// are added at the end. Native frames that exceed the calls are the innermost ones, which have
+    /// not begun to execute a function, or have ended doing so.
     ///
-    /// A runtime may have announced code that only calls the interpreter for one function, under the name of
-    /// that function, as CPython does with `-X perf` (Python/perf_trampoline.c): a frame of it that has this
-    /// name already, or none yet, is left out.
+    /// Frames of code that only calls the interpreter for one function, as CPython's with `-X perf`
+    /// (Python/perf_trampoline.c), are omitted if they have the function's name, or none yet.
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
         self.in_native_with(native, |frame, callee| match frame {
@@ -56,7 +54,7 @@ impl RuntimeStack {
         })
     }
 
-    /// [`Self::in_native`], for a native stack whose announced code is recognized by `only_calls`: it returns true if
+    /// [`Self::in_native`] with another recognition of frames to omit: `only_calls` returns true if
     /// this frame, which called the interpreter, only does so for this function.
     #[must_use]
     pub fn in_native_with(
@@ -69,14 +67,10 @@ impl RuntimeStack {
             let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
             address.is_some_and(contains)
         };
-        // Native calls that exceed the known ones. Of a truncated stack, it is unknown which are missing.
-        let mut excess = if self.is_truncated {
-            0
-        } else {
-            let count = native.iter().filter(|frame| is_call(frame)).count();
-            count.saturating_sub(self.calls.len())
-        };
-        let mut calls = self.calls.into_iter();
+        // Of a truncated stack, it is unknown which calls are missing.
+        let native_calls = native.iter().filter(|it| !self.is_truncated && is_call(it));
+        let mut excess = native_calls.count().saturating_sub(self.calls.len());
+        let mut calls = self.calls.into_iter().peekable();
         let mut mixed: Vec<Frame> = Vec::with_capacity(native.len());
         let mut was_call = false;
         for frame in native {
@@ -89,16 +83,11 @@ impl RuntimeStack {
             if is_trampoline {
                 continue;
             }
-            if !is_call {
-                mixed.push(frame);
-            } else if excess > 0 {
-                excess -= 1;
-                mixed.push(frame);
-            } else {
-                match calls.next() {
-                    Some(frames) => mixed.extend(frames.into_iter().map(Frame::from)),
-                    None => mixed.push(frame),
-                }
+            let is_excess = is_call && excess > 0;
+            excess -= usize::from(is_excess);
+            match calls.next_if(|_| is_call && !is_excess) {
+                Some(frames) => mixed.extend(frames.into_iter().map(Frame::from)),
+                None => mixed.push(frame),
             }
         }
         mixed.extend(calls.flatten().map(Frame::from));
@@ -113,10 +102,9 @@ impl RuntimeStack {
         libraries.any(|library| name.starts_with(library))
     }
 
-    /// Counts the native frames, innermost first, of the stack that the calls belong to. `None` if that is the thread's
-    /// own stack. The last frames of another stack are in the library that began it; memory behind them belongs to
-    /// other stacks, and may be out of date. `switches` returns true if an address is in such a library
-    /// ([`Self::is_switching_library`]).
+    /// Counts the native frames, innermost first, of the stack that the calls belong to. `None` if
+    /// that is the thread's own. The last frames of another stack are in the library that began it:
+    /// `switches` returns true if an address is in such a library ([`Self::is_switching_library`]).
     #[must_use]
     pub fn own_native_frames(
         &self,

@@ -24,8 +24,7 @@ impl Runtimes {
         self.0.is_empty()
     }
 
-    /// Finds the runtimes that a process contains, and the code that was mapped then: see
-    /// [`Modules::layout`].
+    /// Finds the runtimes that a process contains, and [`Modules::layout`].
     ///
     /// # Errors
     /// If its modules cannot be read, see [`Modules::read`].
@@ -46,10 +45,8 @@ impl Runtimes {
         }
         let present = |runtime: &Arc<dyn Runtime>| {
             let process = runtime.probe(target, &modules).transpose()?;
-            Some(Present {
-                name: runtime.name(),
-                process,
-            })
+            let name = runtime.name();
+            Some(Present { name, process })
         };
         let present = self.0.iter().filter_map(present).collect();
         Ok((present, modules.layout))
@@ -63,7 +60,6 @@ fn file_name(path: &[u8]) -> &[u8] {
 }
 
 impl PartialEq for Runtimes {
-    /// Returns true if they are the same list.
     fn eq(&self, other: &Self) -> bool {
         self.is_empty() && other.is_empty() || Arc::ptr_eq(&self.0, &other.0)
     }

@@ -12,8 +12,7 @@ use super::{RuntimeError, RuntimeProcess};
 
 /// Maximum number of tasks kept of one runtime in one process.
 pub const MAX_TASKS: usize = 16 * 1024;
-/// Maximum memory of these, in bytes, so that a process cannot fill the reader's: about 16,384 tasks
-/// with twenty frames each.
+/// Maximum memory of these, in bytes: about 16,384 tasks with twenty frames each.
 pub const MAX_TASK_BYTES: usize = 64 << 20;
 
 /// A context that no thread is executing now, and where its task will resume.
@@ -24,8 +23,8 @@ pub struct Task {
     pub id: u64,
     /// Its context.
     pub context: Found<DecodedContext>,
-    /// The address of the native record (OTEP 4947) that threads publish while they execute the task. If
-    /// there is one, the reader decodes it, and it is `context`.
+    /// The address of the native record (OTEP 4947) that threads publish while they execute the
+    /// task, if any: the reader decodes it to `context`.
     pub record: Option<u64>,
     /// Other facts about the task: its name, its state, what it waits for.
     pub facts: Attributes,
@@ -81,8 +80,7 @@ pub struct TaskReading {
     pub tasks: Result<Vec<Task>, RuntimeError>,
     /// The reason if other tasks than these could not be read.
     pub missing: Option<RuntimeError>,
-    /// There are more tasks than were kept: more than [`MAX_TASKS`] or [`MAX_TASK_BYTES`], or the
-    /// deadline passed.
+    /// There are more than [`MAX_TASKS`] or [`MAX_TASK_BYTES`], or the deadline passed.
     pub is_truncated: bool,
 }
 

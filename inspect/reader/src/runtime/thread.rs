@@ -17,11 +17,11 @@ pub struct RuntimeThread {
     pub context: Found<DecodedContext>,
     /// The source of `context`.
     pub source: Source,
-    /// The bytes of a native record (OTEP 4947) that the runtime leads to in its own way. If there is one, the
-    /// reader decodes it with the names that the process publishes, and it is `context`.
+    /// The bytes of a native record (OTEP 4947) that the runtime leads to, if any: the reader
+    /// decodes it to `context`, with the names that the process publishes.
     pub record: Option<Vec<u8>>,
-    /// False if the runtime was in the middle of a change that hides the context or the frames. Then the reader reads a
-    /// running process again, up to three times, 1 ms apart.
+    /// False if the runtime was in the middle of a change that hides the context or the frames. The
+    /// reader then reads a running process again, up to three times, 1 ms apart.
     pub is_settled: bool,
     /// The runtime's frames.
     pub stack: RuntimeStack,
@@ -32,7 +32,7 @@ pub struct RuntimeThread {
 }
 
 impl RuntimeThread {
-    /// Creates a thread with this context and its source, without frames, a global lock or other facts.
+    /// Creates a thread with this context and its source, without other facts.
     #[must_use]
     pub fn new(context: Found<DecodedContext>, source: Source) -> Self {
         Self {
@@ -87,10 +87,8 @@ pub fn read_thread(
     let read = |present: &Present| {
         let process = present.process.as_ref().ok()?;
         let thread = process.thread(target, thread).transpose()?;
-        Some(RuntimeReading {
-            name: present.name,
-            thread,
-        })
+        let name = present.name;
+        Some(RuntimeReading { name, thread })
     };
     runtimes.iter().filter_map(read).collect()
 }

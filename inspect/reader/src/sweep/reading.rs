@@ -18,8 +18,7 @@ use crate::{Error, StopReason, Thread, ThreadSupport};
 pub struct ThreadReading {
     /// Its ID in the reader's PID namespace.
     pub tid: i32,
-    /// Its name, at most 15 bytes, chosen by the process: escape it before printing it to a terminal. `None` if a
-    /// core file does not contain it, or if it could not be read.
+    /// Its name, see [`Thread::name`]. `None` also if it could not be read.
     pub name: Option<OsString>,
     /// Its context, chosen from all sources.
     pub context: Result<Found<DecodedContext>, Error>,
@@ -29,7 +28,7 @@ pub struct ThreadReading {
     pub runtimes: Vec<RuntimeReading>,
     /// The reason if it was stopped.
     pub stop: Option<StopReason>,
-    /// The deadline left no time to stop it. With more time, it might be readable.
+    /// The deadline left no time to stop it.
     pub is_late: bool,
 }
 
@@ -45,7 +44,7 @@ impl ThreadReading {
             Ok(name) => name,
             Err(error) => return Self::new(tid, None, Err(error)),
         };
-        if let ThreadSupport::Unreadable(why) = thread.support()
+        if let ThreadSupport::Unreadable(why) = &*thread.support
             && present.is_empty()
         {
             return Self::new(tid, name, Ok(why.found()));
@@ -144,8 +143,9 @@ pub(super) enum Outcome {
     /// A context, that there is none, or an error that is the thread's own.
     Read,
     /// A record that is being rewritten, or was detached that way.
-    Invalid { is_asleep: bool },
-    /// The thread has ended.
+    Invalid {
+        is_asleep: bool,
+    },
     Ended,
     /// The thread executes no code of the process.
     KernelWorker,
@@ -161,8 +161,7 @@ impl Outcome {
                 is_asleep: reading.stop.is_none(),
             },
             Err(Error::Deadline { .. }) => Self::Late,
-            // It was given the time that was left until the deadline, and might have stopped within
-            // the usual time.
+            // It was given less than the usual time.
             Err(Error::Remote(remote::Error::StopTimeout { timeout, .. }))
                 if *timeout < stop_timeout =>
             {

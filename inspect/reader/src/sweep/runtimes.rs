@@ -1,5 +1,4 @@
-//! The language runtimes of a process while its threads are read: the process is stopped as a whole if they need
-//! that.
+//! The language runtimes of a process, which is stopped as a whole if they need that.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,7 +48,6 @@ impl StoppedRuntimes {
         self.stopped.as_ref()?.thread(tid)
     }
 
-    /// Reads the tasks.
     pub(super) fn tasks(&self, process: &Process, support: &ThreadSupport) -> Vec<TaskReading> {
         if self.present.is_empty() {
             return Vec::new();
@@ -75,8 +73,8 @@ impl StoppedRuntimes {
     }
 }
 
-/// Calls `read` while the threads that were not stopped sleep: an event loop sleeps in a system call whose timeout
-/// a stop would restart. `None` if one runs each time.
+/// Calls `read` while the threads sleep that were not stopped, because a stop would restart a
+/// timeout. `None` if one runs each time.
 fn read_asleep<T>(
     process: &Process,
     running: &[(i32, remote::Error)],

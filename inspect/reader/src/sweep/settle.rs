@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::reading::Outcome;
 
-/// Delays before reading all invalid records again. A record that is being rewritten is valid again
-/// after less than a microsecond, unless its thread loses its CPU in between.
+/// Delays before reading all invalid records again. Rewriting one takes less than a microsecond.
 const WAITS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
-/// Reads the threads with invalid records again, until `deadline`. Returns those whose records are still
-/// invalid: the threads have detached them that way. `None` if there was not enough time.
+/// Reads the threads with invalid records again, until `deadline`. Returns those whose records are
+/// still invalid: the threads have detached them that way. `None` if there was not enough time.
 pub(super) fn settle(
     mut invalid: Vec<usize>,
     deadline: Instant,

@@ -7,11 +7,10 @@ use crate::{Error, Process, ThreadVariables};
 
 /// Reads the contexts of all threads of a process while they run, such as a program in the kernel.
 pub trait SnapshotSource: Send {
-    /// Reads the context of each thread, in the order of their IDs, from these variables of the process.
+    /// Reads the context of each thread from these variables of the process, in the order of IDs.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if the source failed: that is then the error of each thread. Any other error ends the
-    /// sweep.
+    /// [`Error::Snapshot`] becomes the error of each thread. Any other error ends the sweep.
     fn threads(
         &mut self,
         process: &mut Process,

@@ -7,22 +7,19 @@ use otelctx_remote::Stopped;
 use super::ThreadReading;
 use crate::{Process, Thread};
 
-/// Receives the threads of a sweep. A closure that takes a [`ThreadReading`] is one.
-///
-/// The other methods are for reading something else of each thread at the same moment as its context, such as
-/// its stack.
+/// Receives the threads of a sweep, as a closure that takes a [`ThreadReading`] does. The other
+/// methods are for reading something else of each thread at the same moment, such as its stack.
 pub trait Visitor {
     /// Receives a thread: once for each, when it is certain that the results are valid.
     fn visit(&mut self, thread: ThreadReading);
 
-    /// Called before threads are read; again if all of them have to be read again. What was read before does not
-    /// count then.
+    /// Called before threads are read; again if all of them have to be read again.
     fn begin(&mut self, process: &Process, deadline: Instant) {
         let _ = (process, deadline);
     }
 
-    /// Reads a thread with `read`, which may be called several times: the last result counts. `stopped` is the
-    /// thread, if the whole process is stopped. A visitor that stops the thread itself passes that to `read`.
+    /// Reads a thread with `read`; the last of several calls counts. `stopped` is the thread, if
+    /// the whole process is stopped. A visitor may stop the thread and pass that.
     fn read(
         &mut self,
         thread: &Thread<'_>,
@@ -38,7 +35,7 @@ pub trait Visitor {
         0
     }
 
-    /// Called after the threads were read, while the process is stopped if it was stopped as a whole.
+    /// Called after the threads were read, before a whole process is resumed.
     fn end(&mut self, process: &Process) {
         let _ = process;
     }
