@@ -36,10 +36,9 @@ impl Facts {
     }
 }
 
-/// Docker, containerd, CRI-O and Podman name a container's group by its ID, 64 hexadecimal digits,
-/// with or without a prefix and suffix: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`. The
-/// process that monitors a container is not in it, but its group has that ID, too:
-/// `crio-conmon-ID.scope`.
+/// Docker, containerd, CRI-O and Podman name a container's group by its ID: `docker-ID.scope`,
+/// `cri-containerd-ID.scope`, `/ID`. The process that monitors a container is not in it, although
+/// its group has that ID, too: `crio-conmon-ID.scope`.
 fn container_id(groups: &str) -> Option<String> {
     let mut names = groups.rsplit(['/', ':', '\n']);
     names.find_map(|name| {

@@ -1,16 +1,13 @@
-//! Tracks processes over time: which processes exist, what they publish, when to scan each again,
-//! what changed, and when they end.
+//! Tracks processes over time: which exist, what they publish, when to scan each again.
 //!
-//! It provides:
 //! - [`Tracker`] polls processes that have run, with a back-off, and reports changes. Samplers are
 //!   built on it: processes that are not sampled cost nothing.
 //! - [`Watch`] polls every process on the machine with one system call each, and reports processes
 //!   that publish, update and withdraw a process context, and that end.
-//! - Both only use memory for processes that exist, so they can run for days.
 //!
-//! Both must be called regularly, and need the right to read the processes (`CAP_SYS_PTRACE`, or the
-//! same user where ptrace is not restricted). They do not read threads (`otelctx-reader`) or take
-//! samples (`otelctx-sampler`).
+//! Both must be called regularly, use memory only for processes that exist, and need the right to
+//! read them (`CAP_SYS_PTRACE`, or the same user where ptrace is not restricted). They do not read
+//! threads (`otelctx-reader`) or take samples (`otelctx-sampler`).
 //!
 //! ```no_run
 //! use otelctx_track::{Budget, Options, Tracker};

@@ -14,12 +14,8 @@ use remote::process::{Sizes, SizesFile};
 
 use crate::schedule::{Backoff, wait_after};
 
-/// Default interval between scans of a process that seems unchanged. A scan takes as long as
-/// reading its `/proc/PID/maps`, about 40 µs for a small process.
-const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
-/// A poll that exceeds [`Options::scan_timeout`] is aborted, and the next one is allowed this many
-/// times as much: a busy machine is slow for every process, and no process may stay unread because
-/// of that.
+/// After a poll that exceeds [`Options::scan_timeout`], the next one is allowed this many times as
+/// much: no process may stay unread because the machine is busy.
 const TIMEOUT_FACTOR: u32 = 4;
 /// The maximum timeout. Polls of this length delay other processes, for at most 1/50 of the time.
 const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,14 +29,12 @@ pub struct Options {
     /// True to determine whether the contexts of their threads can be read. Default: false.
     pub threads: bool,
     /// Skip the scan of a process without a context while the amount of its mapped memory is
-    /// unchanged. A process that starts to publish maps memory for it, so this misses only contexts
-    /// in memory that was mapped before, or that replaces memory of the same size; they are found
-    /// after [`Options::rescan_interval`]. Default: true.
+    /// unchanged. Contexts in memory that was mapped before, or that replaces memory of the same
+    /// size, are found only after [`Options::rescan_interval`]. Default: true.
     pub trust_sizes: bool,
-    /// Interval between scans of a process that seems unchanged. Default: 30 s.
+    /// Interval between scans, of about 40 µs, of a process that seems unchanged. Default: 30 s.
     pub rescan_interval: Duration,
-    /// Timeout of the scan of one process. A scan that exceeds it is aborted; the next one of that
-    /// process may take four times as long, up to 1 s. Default: no limit.
+    /// Timeout of a scan; the next may take four times as long, up to 1 s. Default: no limit.
     pub scan_timeout: Option<Duration>,
 }
 
@@ -50,7 +44,7 @@ impl Default for Options {
             reader: reader::Options::default(),
             threads: false,
             trust_sizes: true,
-            rescan_interval: RESCAN_INTERVAL,
+            rescan_interval: Duration::from_secs(30),
             scan_timeout: None,
         }
     }
@@ -60,8 +54,7 @@ impl Default for Options {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Change {
-    /// It publishes a context. If it published one before, it has executed another program or
-    /// published again.
+    /// It publishes a context, perhaps again.
     Published(Arc<ProcessContext>),
     /// It has updated its context.
     Updated(Arc<ProcessContext>),
@@ -71,8 +64,7 @@ pub enum Change {
     Withdrawn,
     /// Its threads are read in another way, or can no longer be read: [`TrackedProcess::threads`].
     Threads,
-    /// All its threads have ended. The process stays tracked until its parent has waited for it.
-    /// Reported only if it published before.
+    /// All threads of a process that published have ended, and its parent has not waited for it.
     Exited,
     /// It has ended, and is no longer tracked.
     Ended,
@@ -91,7 +83,7 @@ pub struct TrackedProcess {
     /// True if the mappings may have changed since the last scan.
     needs_scan: bool,
     /// Start and duration of the last scan of its mappings.
-    last_scan: Option<(Instant, Duration)>,
+    pub(crate) last_scan: Option<(Instant, Duration)>,
     /// Minimum timeout of a poll, after polls that timed out.
     min_timeout: Duration,
     context: ContextStatus,
@@ -101,10 +93,9 @@ pub struct TrackedProcess {
     unreported: Option<Change>,
     /// The back-off, for processes that are polled on request.
     pub(crate) backoff: Backoff,
-    /// Its entry in the queue.
     pub(crate) ticket: Option<u64>,
-    /// True if the kernel has reported that its last thread exits. It stays tracked as long as the
-    /// kernel has it: until then there may be more samples of it, and its ID is not reused.
+    /// True if the kernel has reported that its last thread exits. It stays tracked until the
+    /// kernel has removed it: there may be more samples of it.
     pub(crate) is_exiting: bool,
 }
 
@@ -133,7 +124,11 @@ pub enum ThreadStatus {
     Unreadable(ReadStep),
 }
 
-/// The result of a poll: whether the process still exists.
+fn is_no_such_process(error: &Error) -> bool {
+    matches!(error, Error::Remote(remote::Error::NoSuchProcess { .. }))
+}
+
+/// The existence of a process, according to a poll.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Presence {
     Present,
@@ -153,16 +148,17 @@ impl ThreadStatus {
                 Self::NotPublished
             }
             Ok(ThreadSupport::Unreadable(_)) => Self::Unreadable(ReadStep::Access),
-            Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => Self::NotPublished,
+            Err(error) if is_no_such_process(&error) => Self::NotPublished,
             Err(_) => Self::Unreadable(ReadStep::Resolve),
         }
     }
 
     /// The status of a process that could not be opened.
     pub(crate) fn of_unopened(error: &Error) -> Self {
-        Self::Unreadable(match error {
-            Error::Remote(remote::Error::NoSuchProcess { .. }) => ReadStep::Process,
-            _ => ReadStep::Resolve,
+        Self::Unreadable(if is_no_such_process(error) {
+            ReadStep::Process
+        } else {
+            ReadStep::Resolve
         })
     }
 
@@ -241,15 +237,13 @@ impl TrackedProcess {
         }
     }
 
-    /// Returns whether the contexts of its threads can be read. Always unknown if
-    /// [`Options::threads`] is off.
+    /// The readability of the contexts of its threads; unknown without [`Options::threads`].
     #[must_use]
     pub fn threads(&self) -> &ThreadStatus {
         &self.threads
     }
 
-    /// The language runtimes that it contains, among those in [`Options::reader`]. Always empty if
-    /// [`Options::threads`] is off.
+    /// Its language runtimes, of those in [`Options::reader`]; none without [`Options::threads`].
     #[must_use]
     pub fn runtimes(&self) -> &Arc<[Present]> {
         &self.runtimes
@@ -258,27 +252,26 @@ impl TrackedProcess {
     /// Returns whether the process still exists, including as a zombie.
     #[must_use]
     pub fn exists(&self) -> bool {
-        let running = self.reader.as_ref().map(reader::Process::running);
-        matches!(running, Some(Ok(process)) if process.exists())
+        let process = self.reader.as_ref().and_then(|it| it.running().ok());
+        process.is_some_and(remote::Process::exists)
     }
 
     /// Returns whether all of its threads have ended: it does not exist, or is a zombie.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        let running = self.reader.as_ref().map(reader::Process::running);
-        !matches!(running, Some(Ok(process)) if !process.has_ended())
+        let process = self.reader.as_ref().and_then(|it| it.running().ok());
+        process.is_none_or(remote::Process::has_ended)
     }
 
-    /// Returns whether the same modules are loaded as when the variables of its threads were
-    /// resolved.
+    /// Returns whether the modules are those for which the variables of its threads were resolved.
     #[must_use]
     pub fn has_same_modules(&self) -> bool {
-        let unchanged = self.reader.as_ref().map(reader::Process::modules_unchanged);
-        matches!(unchanged, Some(Ok(true)))
+        let mut reader = self.reader.iter();
+        reader.any(|it| it.modules_unchanged().unwrap_or(false))
     }
 
-    /// Reads its current process context, with one system call; `None` if it no longer publishes
-    /// one, or the context cannot be read. A change is reported by the next poll.
+    /// Reads its current process context, with one system call; `None` if there is none, or it is
+    /// not readable. A change is reported by the next poll.
     pub fn refresh_context(&mut self) -> Option<&Arc<ProcessContext>> {
         let (status, change) = match self.reader.as_mut()?.poll_context() {
             Poll::Same => return self.context(),
@@ -292,14 +285,6 @@ impl TrackedProcess {
         self.context = status;
         self.unreported = Some(change);
         self.context()
-    }
-
-    /// Resets the duration of the last scan.
-    #[cfg(test)]
-    pub(crate) fn forget_duration(&mut self) {
-        if let Some((_, took)) = &mut self.last_scan {
-            *took = Duration::ZERO;
-        }
     }
 
     /// The process has executed another program: clears everything about the previous one.
@@ -374,8 +359,7 @@ impl TrackedProcess {
             known = self.context().cloned();
         } else if options.trust_sizes && !self.needs_scan && !is_old {
             let sizes = self.sizes_file.as_ref().map(SizesFile::read);
-            // An error means that the process has exited, or only the thread for which the file was
-            // opened: the scan finds out.
+            // After an error, the process or the thread of the file has exited: scan.
             if matches!(sizes, Some(Ok(sizes)) if sizes == self.sizes) {
                 return Presence::Present;
             }
@@ -395,14 +379,13 @@ impl TrackedProcess {
     ) -> Presence {
         let start = Instant::now();
         let before = self.last_scan.map(|_| self.sizes);
-        match self.refresh_sizes() {
-            Ok(()) => {}
-            Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => return Presence::Gone,
-            Err(error) => {
-                self.last_scan = Some((start, start.elapsed()));
-                self.set_failed(error, report);
-                return Presence::Present;
+        if let Err(error) = self.refresh_sizes() {
+            if is_no_such_process(&error) {
+                return Presence::Gone;
             }
+            self.last_scan = Some((start, start.elapsed()));
+            self.set_failed(error, report);
+            return Presence::Present;
         }
         // Memory that was mapped just before the scan may be named only after it.
         self.needs_scan = before != Some(self.sizes);
@@ -410,18 +393,18 @@ impl TrackedProcess {
         if self.sizes.total > 0
             && let Some(reader) = &mut self.reader
         {
-            state = match reader.scan_context() {
-                Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => {
-                    self.needs_scan = true;
-                    if let Err(Error::Remote(remote::Error::NoSuchProcess { .. })) =
-                        self.refresh_sizes()
-                    {
-                        return Presence::Gone;
-                    }
-                    None
+            let scanned = reader.scan_context();
+            if scanned.as_ref().is_err_and(is_no_such_process) {
+                self.needs_scan = true;
+                if self
+                    .refresh_sizes()
+                    .is_err_and(|it| is_no_such_process(&it))
+                {
+                    return Presence::Gone;
                 }
-                state => Some(state),
-            };
+            } else {
+                state = Some(scanned);
+            }
         }
         self.last_scan = Some((start, start.elapsed()));
         match state {
@@ -435,10 +418,14 @@ impl TrackedProcess {
                 change.into_iter().for_each(report);
             }
             Some(Ok(ContextState::Broken(why))) => self.set_broken(why, report),
-            Some(Ok(ContextState::Absent)) => self.set_absent(Change::Withdrawn, report),
+            Some(Ok(ContextState::Absent)) => {
+                self.set(ContextStatus::Absent, Change::Withdrawn, report);
+            }
             Some(Err(error)) => self.set_failed(error, report),
             // A zombie, or about to become one.
-            None if self.sizes.total == 0 => self.set_absent(Change::Exited, report),
+            None if self.sizes.total == 0 => {
+                self.set(ContextStatus::Absent, Change::Exited, report);
+            }
             None => {}
         }
         Presence::Present
@@ -491,24 +478,19 @@ impl TrackedProcess {
 
     fn set_broken(&mut self, why: Broken, report: &mut dyn FnMut(Change)) {
         let status = ContextStatus::Broken(why.clone());
-        if self.context != status {
-            self.context = status;
-            report(Change::Broken(why));
-        }
-    }
-
-    fn set_absent(&mut self, change: Change, report: &mut dyn FnMut(Change)) {
-        if self.context != ContextStatus::Absent {
-            self.context = ContextStatus::Absent;
-            report(change);
-        }
+        self.set(status, Change::Broken(why), report);
     }
 
     fn set_failed(&mut self, error: Error, report: &mut dyn FnMut(Change)) {
         let status = ContextStatus::Failed(error.to_string());
+        self.set(status, Change::Failed(error), report);
+    }
+
+    /// Reports `change` if the status of the context is another one.
+    fn set(&mut self, status: ContextStatus, change: Change, report: &mut dyn FnMut(Change)) {
         if self.context != status {
             self.context = status;
-            report(Change::Failed(error));
+            report(change);
         }
     }
 

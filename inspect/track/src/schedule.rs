@@ -10,8 +10,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(20);
 const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Duration above which a scan is slow, as for processes with tens of thousands of mappings.
 const SLOW_SCAN_THRESHOLD: Duration = Duration::from_millis(5);
-/// After a slow scan, wait for this many times its duration: repeated scans of a process with
-/// millions of mappings take 2 % of one CPU.
+/// After a slow scan, wait for this many times its duration: repeated scans take 2 % of one CPU.
 const SLOW_SCAN_FACTOR: u32 = 50;
 
 /// The time to wait after work of this duration; zero if it was not slow.
@@ -30,8 +29,7 @@ pub fn wait_after_slower_than(threshold: Duration, took: Duration) -> Duration {
     }
 }
 
-/// Schedules work that may find nothing new: each time it finds nothing, the interval doubles, from
-/// 20 ms to 2 s.
+/// Schedules work; the interval doubles each time it finds nothing new, from 20 ms to 2 s.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Instant,
@@ -51,8 +49,7 @@ impl Backoff {
         }
     }
 
-    /// Makes the work due as soon as it may be, and starts over with short intervals: there may be
-    /// something new.
+    /// Makes the work due as soon as it may be, and starts over with short intervals.
     pub fn restart(&mut self) {
         self.wait = FIRST_WAIT;
         self.next = self.earliest;
@@ -70,8 +67,7 @@ impl Backoff {
         now >= self.next
     }
 
-    /// Schedules the next time: the work ended at `now`, took this long, and found something `new`
-    /// or not.
+    /// Schedules the next time: the work ended at `now`, `took` this long, and found `new` things.
     pub fn done(&mut self, now: Instant, took: Duration, new: bool) {
         self.wait = if new {
             FIRST_WAIT
@@ -84,13 +80,11 @@ impl Backoff {
     }
 }
 
-/// Processes waiting to be polled, in the order of their due times.
-///
-/// Entries are never searched for: when a process is queued again or removed, its old entry stays
-/// in the queue. It is dropped when it comes up, because its ticket is no longer valid.
+/// Processes waiting to be polled, in the order of their due times. When a process is queued again
+/// or removed, its old entry stays until it comes up: its ticket is no longer valid.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    heap: BinaryHeap<Reverse<(Instant, u64, i32)>>,
+    pub(crate) heap: BinaryHeap<Reverse<(Instant, u64, i32)>>,
     last_ticket: u64,
 }
 
@@ -121,12 +115,6 @@ impl Queue {
             let heap = &mut self.heap;
             heap.retain(|Reverse((_, ticket, pid))| is_valid(*pid, *ticket));
         }
-    }
-
-    /// Number of entries, including stale ones.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.heap.len()
     }
 }
 
@@ -199,7 +187,11 @@ mod tests {
             ticket = queue.push(now, 7);
             queue.shrink(1, |pid, found| (pid, found) == (7, ticket));
         }
-        assert!(queue.len() <= 2 + STALE_ENTRIES, "{}", queue.len());
+        assert!(
+            queue.heap.len() <= 2 + STALE_ENTRIES,
+            "{}",
+            queue.heap.len()
+        );
         let mut popped = std::iter::from_fn(|| queue.pop(now));
         assert!(popped.any(|entry| entry == (7, ticket)));
     }

@@ -12,8 +12,7 @@ use crate::schedule::{Backoff, Queue};
 
 /// Interval of removing processes that were reported as exiting and have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
-/// One sweep in this many covers all processes: with ptrace no exits are reported, and the kernel's
-/// events can be lost.
+/// One sweep in this many covers all processes: exits are not reported with ptrace, or can be lost.
 const FULL_SWEEP: u32 = 50;
 
 /// A change of a tracked process.
@@ -45,12 +44,8 @@ impl Budget {
 
 /// Tracked processes by their IDs, each with data of the caller.
 ///
-/// A process is polled if it was requested ([`Tracker::request`]) and its back-off has passed: a
-/// process that runs without changes is polled every 2 s, and a process that does not run is not
-/// polled at all. If several are due, the one that has been due longest is polled first.
-///
-/// Memory is bounded by the number of existing processes: [`Tracker::poll_due`] removes processes
-/// that have ended.
+/// A process is polled if it was requested ([`Tracker::request`]) and its back-off, of up to 2 s,
+/// has passed. [`Tracker::poll_due`] removes processes that have ended.
 #[derive(Debug)]
 pub struct Tracker<T> {
     options: Options,
@@ -140,8 +135,7 @@ impl<T: Default> Tracker<T> {
         Ok(self.insert(process))
     }
 
-    /// The tracked process with this ID; tracks it if necessary. If it cannot be opened (it has
-    /// already ended, for example), only its ID is known.
+    /// The process with this ID, tracked if necessary. If it cannot be opened, it has only an ID.
     pub fn get_or_add(&mut self, pid: i32) -> &mut Tracked<T> {
         if !self.processes.contains_key(&pid) {
             let process = TrackedProcess::open(pid, &self.options, &self.modules);
@@ -214,8 +208,7 @@ impl<T: Default> Tracker<T> {
         }
     }
 
-    /// Requests polls of all processes, and the removal of ended ones: an event was
-    /// lost.
+    /// Requests polls of all processes, and the removal of ended ones: an event was lost.
     pub fn request_all_now(&mut self) {
         let pids: Vec<i32> = self.processes.keys().copied().collect();
         for pid in pids {
@@ -256,8 +249,7 @@ impl<T: Default> Tracker<T> {
         process.backoff.done(now + took, took, changed);
     }
 
-    /// Polls the due processes, the one that has been due longest first, and removes ended
-    /// ones. Processes beyond the budget stay due.
+    /// Polls due processes within the budget, longest due first, and removes ended ones.
     pub fn poll_due(&mut self, budget: Budget, report: &mut dyn FnMut(Event)) {
         let start = Instant::now();
         self.sweep(start, report);

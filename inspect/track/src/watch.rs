@@ -8,11 +8,8 @@
 //!   to publish first maps memory for it, which changes its size. Then its mappings are scanned,
 //!   and once more at the next poll, because memory may be named after it was mapped.
 //!
-//! The latter misses a mapping that replaced others of exactly the same size; the former misses a
-//! second context. Therefore each process is rescanned periodically ([`Watch::rescan_interval`]).
-//!
-//! A process is identified by its open directory in `/proc`, which distinguishes it from a later
-//! process with the same ID.
+//! The latter misses a mapping that replaced others of the same size, the former a second context:
+//! each process is rescanned periodically ([`Watch::rescan_interval`]).
 //!
 //! ```no_run
 //! use otelctx_track::{Change, Watch};
@@ -45,10 +42,8 @@ use reader::{Error, remote};
 
 use crate::{Change, Event, Options, Tracker};
 
-/// Watches all processes on the machine, or some, for changes of their contexts.
-///
-/// Each takes two or three file descriptors. For more than a few hundred processes, raise the soft
-/// limit (`RLIMIT_NOFILE`, `ulimit -n`), which is 1,024 by default.
+/// Watches all processes on the machine, or some, for changes of their contexts. Each takes two or
+/// three file descriptors: raise the soft limit (`RLIMIT_NOFILE`), which is 1,024 by default.
 #[derive(Debug)]
 pub struct Watch {
     tracker: Tracker<()>,
@@ -91,8 +86,7 @@ impl Watch {
         })
     }
 
-    /// Polls every existing process, and returns all changes since the last poll, in the order of
-    /// process IDs.
+    /// Polls every existing process, and returns the changes since the last poll, by process ID.
     ///
     /// # Errors
     /// If the processes cannot be listed.
@@ -102,8 +96,7 @@ impl Watch {
         Ok(self.poll_these(&pids))
     }
 
-    /// Polls only these processes, given in the order of their IDs. Watched processes that are not
-    /// among them count as ended.
+    /// Polls only these processes, in the order of their IDs. Other watched ones count as ended.
     ///
     /// [`Change::Ended`] is only reported if something was reported before, and also for a process
     /// that has exited and that its parent has not waited for.
@@ -139,8 +132,8 @@ impl Watch {
             if self.tracker.get(pid).is_some() {
                 return;
             }
-            // The ID may already belong to another process.
         }
+        // The ID may already belong to another process.
         match self.tracker.add(pid) {
             Ok(_) => {
                 self.unopened.remove(&pid);

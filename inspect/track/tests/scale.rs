@@ -1,4 +1,4 @@
-//! What a watch takes of many processes: system calls.
+//! The system calls that a watch of many processes makes.
 
 use std::env;
 use std::process::Command;

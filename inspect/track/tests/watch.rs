@@ -49,8 +49,8 @@ impl Watched {
         Some(Self { target, watch })
     }
 
-    /// What the first poll tells that has something to tell, once the target has done this: on a
-    /// machine that is slow just now, a process is not scanned each time.
+    /// The events of the first poll that has any, after the target has executed this command: on a
+    /// busy machine, a process is not scanned in each poll.
     fn after(&mut self, command: &str) -> Vec<String> {
         self.target.command(command);
         self.reported()
