@@ -1,7 +1,5 @@
-//! Converts the entries of `.eh_frame` and `.debug_frame`, call frame information, to rules.
-//!
-//! Lengths and the order of entries are read here, so that a damaged entry costs no other one;
-//! `gimli` decodes the entries.
+//! Converts the entries of `.eh_frame` and `.debug_frame`, call frame information, to rules. Their
+//! lengths are read here, so that a damaged entry costs no other one; `gimli` decodes them.
 
 use foldhash::HashMap;
 use gimli::{BaseAddresses, CommonInformationEntry, UnwindContext, UnwindOffset, UnwindSection};
@@ -16,8 +14,7 @@ use crate::writer::{Counts, Writer};
 
 /// Maximum number of rows that are evaluated of one file, four times what LLVM's library has.
 const MAX_EVALUATED: u64 = 5_000_000;
-/// Maximum size of the entries that are evaluated of one file, in bytes: that of a function counts
-/// with that of the common entry that it starts with, which thousands can share.
+/// Maximum size of one file's evaluated entries, in bytes, with the common one for each function.
 const MAX_INSTRUCTIONS: u64 = 64 << 20;
 /// Common entries that are kept decoded; a linker writes one for each personality routine.
 const MAX_COMMON: usize = 4096;
@@ -42,20 +39,16 @@ impl Default for Budget {
 
 impl Budget {
     fn take_row(&mut self) -> Result<(), Error> {
+        let (what, limit) = ("rows", MAX_EVALUATED);
         let left = self.rows.checked_sub(1);
-        self.rows = left.ok_or(Error::Limit {
-            what: "rows",
-            limit: MAX_EVALUATED,
-        })?;
+        self.rows = left.ok_or(Error::Limit { what, limit })?;
         Ok(())
     }
 
     fn take_instructions(&mut self, bytes: u64) -> Result<(), Error> {
+        let (what, limit) = ("bytes of unwind instructions", MAX_INSTRUCTIONS);
         let left = self.instructions.checked_sub(bytes);
-        self.instructions = left.ok_or(Error::Limit {
-            what: "bytes of unwind instructions",
-            limit: MAX_INSTRUCTIONS,
-        })?;
+        self.instructions = left.ok_or(Error::Limit { what, limit })?;
         Ok(())
     }
 }
@@ -132,16 +125,14 @@ where
 
     fn function(&mut self, offset: usize) -> Option<gimli::FrameDescriptionEntry<Bytes<'a>>> {
         let common = &mut self.common;
-        let partial = self
-            .section
-            .partial_fde_from_offset(&self.bases, offset.into());
+        let section = &self.section;
+        let partial = section.partial_fde_from_offset(&self.bases, offset.into());
         let function = partial.ok()?.parse(|section, bases, at| {
             if common.len() >= MAX_COMMON {
                 common.clear();
             }
-            let entry = common
-                .entry(UnwindOffset::into(at))
-                .or_insert_with(|| section.cie_from_offset(bases, at).ok());
+            let entry = common.entry(UnwindOffset::into(at));
+            let entry = entry.or_insert_with(|| section.cie_from_offset(bases, at).ok());
             entry.clone().ok_or(gimli::Error::NotCieId(0))
         });
         function.ok()
@@ -182,7 +173,7 @@ where
             if start >= function.end {
                 return Ok(());
             }
-            // Also for rows that are not written: the meaning of later ones depends on them.
+            // The meaning of later rows depends on this one, even if it is not written.
             let rule = converter.rule(row);
             if end > at && end > start {
                 match rule {
@@ -228,11 +219,8 @@ impl Entry {
             _ if is_long && id_is_long => u64_at(start),
             _ => u32_at(start).map(u64::from),
         };
-        Some(Entry {
-            end: start.saturating_add(end),
-            id,
-            is_long,
-        })
+        let end = start.saturating_add(end);
+        Some(Entry { end, id, is_long })
     }
 
     /// Returns whether it is a function's: neither a common entry nor a terminator.

@@ -11,7 +11,7 @@ use crate::file::{CodeSegments, FileRows};
 use crate::on_demand::RulesOnDemand;
 use crate::rule::{Dictionary, Rule};
 
-/// Maximum number of executable mappings that are kept of one process. Browsers have some thousand.
+/// Maximum number of executable mappings kept of one process. Browsers have some thousand.
 pub const MAX_MAPPINGS: usize = 64 * 1024;
 
 /// An executable mapping.
@@ -74,8 +74,7 @@ impl FileRules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MakeRules {
-    /// Converts whole files before the first stack is walked, about 100 ns a row, some ten
-    /// milliseconds a library. Every look-up is fast then.
+    /// Converts whole files before the first stack is walked, some ten milliseconds a library.
     Before,
     /// Converts a function when a stack first needs it: for a few stacks.
     OnDemand,
@@ -90,7 +89,7 @@ pub struct CodeMap {
 }
 
 impl CodeMap {
-    /// Reads the mappings of a process, and the tables of each file that is not in the cache.
+    /// Reads the mappings of a process, and the uncached tables of each file.
     ///
     /// # Errors
     /// When the mappings cannot be read, or the target's deadline has passed.
@@ -102,7 +101,7 @@ impl CodeMap {
     ) -> Result<Self, otelctx_remote::Error> {
         let modules = Modules::read(target, files)?;
         // A file's rows name rules of one dictionary.
-        let name = format!("unwind rules {when:?} {}", dictionary.id());
+        let name = format!("unwind rules {when:?} {}", dictionary.id);
         let mut map = CodeMap::default();
         let mut found: Vec<Place> = Vec::new();
         target.mappings(&mut |mapping| {
@@ -125,19 +124,16 @@ impl CodeMap {
             let module = modules.loaded.iter().find(|module| {
                 (module.device, module.inode) == place.file && module.contains(start)
             });
-            let rules = match module {
-                Some(module) => {
-                    let make = |elf: &Elf<'_>| Ok(FileRules::of(elf, dictionary, when));
-                    let rules = module.fact::<Result<FileRules, Error>>(target, &name, make);
-                    match rules {
-                        Ok(rules) => (*rules).clone().map_err(Some),
-                        Err(error) => Err(Some(Error::Unreadable(error.to_string()))),
-                    }
-                }
-                None if place.is_vdso => FileRows::of_vdso(target, place.range, dictionary)
-                    .map(|rows| Arc::new(rows).into())
-                    .map_err(Some),
-                None => Err(None),
+            let rules: Result<FileRules, Option<Error>> = if let Some(module) = module {
+                let make = |elf: &Elf<'_>| Ok(FileRules::of(elf, dictionary, when));
+                let rules = module.fact::<Result<FileRules, Error>>(target, &name, make);
+                let rules = rules.map_err(|error| Some(Error::Unreadable(error.to_string())));
+                rules.and_then(|rules| (*rules).clone().map_err(Some))
+            } else if place.is_vdso {
+                let rows = FileRows::of_vdso(target, place.range, dictionary);
+                rows.map(|rows| Arc::new(rows).into()).map_err(Some)
+            } else {
+                Err(None)
             };
             let segments = rules.as_ref().ok().map(FileRules::segments);
             let offset = if place.is_vdso { 0 } else { place.offset };
@@ -152,7 +148,7 @@ impl CodeMap {
         Ok(map)
     }
 
-    /// Creates a map from mappings in address order; a mapping that overlaps an earlier one is dropped.
+    /// Creates a map from mappings in address order; those that overlap earlier ones are dropped.
     pub fn of(mappings: impl IntoIterator<Item = CodeMapping>) -> Self {
         let mut map = CodeMap::default();
         for mapping in mappings {

@@ -10,8 +10,7 @@ use crate::expression::{self, Value};
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 use crate::tables::Bytes;
 
-/// Storage for `gimli`'s rows. Architectures have at most 33 registers of interest; compilers remember
-/// one state, sometimes two.
+/// Storage for `gimli`'s rows: at most 33 registers of interest, and one or two remembered states.
 #[derive(Debug)]
 pub(crate) struct Storage;
 
@@ -25,7 +24,7 @@ pub(crate) struct Converter<'s, S> {
     section: &'s S,
     architecture: &'static Architecture,
     is_signal: bool,
-    /// The column of the return address: some helpers of aarch64 return by another register than x30.
+    /// The column of the return address: not always x30 on aarch64.
     return_column: gimli::Register,
     tracks_base: bool,
     /// The last offset from the CFA of a saved frame pointer that was not below the stack pointer.
@@ -112,6 +111,7 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
     }
 
     fn frame_pointer(&mut self, cfa: Cfa, rule: Option<&RegisterRule<usize>>) -> Option<Saved> {
+        let own = self.architecture.frame_pointer;
         Some(match rule {
             None | Some(RegisterRule::SameValue) => Saved::Same,
             Some(RegisterRule::Offset(offset)) => self.saved(cfa, i32::try_from(*offset).ok()?),
@@ -119,9 +119,7 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
                 Saved::Register(u8::try_from(register.0).ok()?)
             }
             Some(RegisterRule::Expression(code)) => match self.value(*code) {
-                Some(Value::Register { register, offset })
-                    if register == self.architecture.frame_pointer =>
-                {
+                Some(Value::Register { register, offset }) if register == own => {
                     Saved::AtFramePointer(i32::try_from(offset).ok()?)
                 }
                 _ => Saved::Unknown,
@@ -131,22 +129,20 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
     }
 
     /// Handles epilogues: the frame pointer is already restored while the tables still refer to its
-    /// saved value, which is below the stack pointer by then, where a signal may overwrite it. A
-    /// function that saves it below the stack pointer (in the red zone) has no row with it above.
+    /// saved value below the stack pointer, where a signal may overwrite it. A function that saves
+    /// it there (in the red zone) has no row with it above.
     fn saved(&mut self, cfa: Cfa, offset: i32) -> Saved {
-        let Cfa::Register {
+        if let Cfa::Register {
             register,
             offset: height,
         } = cfa
-        else {
-            return Saved::AtCfa(offset);
-        };
-        let is_above =
-            register != self.architecture.stack_pointer || height.saturating_add(offset) >= 0;
-        if is_above {
-            self.saved = Some(offset);
-        } else if self.saved == Some(offset) {
-            return Saved::Same;
+        {
+            let is_at_stack = register == self.architecture.stack_pointer;
+            if !is_at_stack || height.saturating_add(offset) >= 0 {
+                self.saved = Some(offset);
+            } else if self.saved == Some(offset) {
+                return Saved::Same;
+            }
         }
         Saved::AtCfa(offset)
     }
@@ -179,8 +175,7 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
         })
     }
 
-    /// Recognizes `setcontext` and `swapcontext`, which take the stack pointer from a `ucontext_t`,
-    /// whose address is the CFA.
+    /// Recognizes `setcontext` and `swapcontext`, whose CFA is the address of a `ucontext_t`.
     fn context(&self, row: &UnwindTableRow<usize, Storage>) -> Option<Rule> {
         let layout = &self.architecture.context;
         let CfaRule::RegisterAndOffset { register, offset } = *row.cfa() else {

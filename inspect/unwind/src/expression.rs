@@ -113,9 +113,8 @@ impl Value {
 /// `rsp + 8 + ((rip & 15) >= N) * 8`, as GNU ld writes it (bfd/elfxx-x86.c and elf64-x86-64.c,
 /// `elf_x86_64_eh_frame_lazy_plt`). Returns N.
 fn plt(code: &[u8]) -> Option<u8> {
-    const RSP: u8 = op::DW_OP_breg7.0;
-    const RIP: u8 = op::DW_OP_breg16.0;
-    let head = [RSP, 8, RIP, 0, op::DW_OP_lit15.0, op::DW_OP_and.0];
+    let (rsp, rip) = (op::DW_OP_breg7.0, op::DW_OP_breg16.0);
+    let head = [rsp, 8, rip, 0, op::DW_OP_lit15.0, op::DW_OP_and.0];
     let tail = [op::DW_OP_ge, op::DW_OP_lit3, op::DW_OP_shl, op::DW_OP_plus].map(|it| it.0);
     let [literal] = code.strip_prefix(&head)?.strip_suffix(&tail)? else {
         return None;

@@ -21,15 +21,12 @@ const MAX_PAGE: u64 = 64 * 1024;
 /// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
 const MAX_VDSO: u64 = 64 * 1024;
 
-/// An ELF file's unwind tables, unconverted: everything that its rows depend on.
-///
-/// Two files with equal tables (the same library in two containers) have equal rows. Comparing hashes is
-/// enough if the hasher has a random seed, which the author of a hostile file cannot know.
+/// An ELF file's unwind tables, unconverted: everything that its rows depend on. Hashes tell equal
+/// tables (the same library in two containers) if the hasher has a random seed.
 #[derive(Debug, Hash)]
 pub struct UnwindTables {
     machine: Machine,
-    /// Executable PT_LOAD segments.
-    code: CodeSegments,
+    pub(crate) code: CodeSegments,
     tables: Tables,
 }
 
@@ -95,10 +92,6 @@ impl UnwindTables {
             address,
         )
     }
-
-    pub(crate) fn segments(&self) -> &CodeSegments {
-        &self.code
-    }
 }
 
 /// The executable segments of an ELF file.
@@ -106,15 +99,12 @@ impl UnwindTables {
 pub struct CodeSegments(Vec<Segment>);
 
 impl CodeSegments {
-    /// Returns the load bias of an executable mapping at `start` of the file from `offset` on.
-    ///
-    /// Segments can share a page of the file, which is mapped for each of them: the segment that
-    /// starts in the first page of the mapping is the right one.
+    /// Returns the load bias of an executable mapping at `start` of the file from `offset` on: that
+    /// of the segment that starts in the mapping's first page.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
-        let begins = |segment: &&Segment| segment.offset / PAGE * PAGE == offset;
-        let contains = |segment: &&Segment| {
-            (segment.offset / PAGE * PAGE..segment.file_end()).contains(&offset)
-        };
+        let page = |segment: &&Segment| segment.offset / PAGE * PAGE;
+        let begins = |segment: &&Segment| page(segment) == offset;
+        let contains = |segment: &&Segment| (page(segment)..segment.file_end()).contains(&offset);
         // With pages of 16 or 64 KiB, a mapping begins up to that much earlier.
         let follows = |segment: &&Segment| {
             let before = segment.offset.checked_sub(offset);
@@ -122,9 +112,8 @@ impl CodeSegments {
         };
         // A mapping whose protection was changed in part is several.
         let find = |is_it: &dyn Fn(&&Segment) -> bool| self.0.iter().find(is_it);
-        let segment = find(&begins)
-            .or_else(|| find(&contains))
-            .or_else(|| find(&follows))?;
+        let segment = find(&begins).or_else(|| find(&contains));
+        let segment = segment.or_else(|| find(&follows))?;
         let loaded = start.wrapping_sub(offset).wrapping_add(segment.offset);
         Some(loaded.wrapping_sub(segment.address))
     }
@@ -155,8 +144,7 @@ impl FileRows {
         UnwindTables::read(elf)?.rows(dictionary)
     }
 
-    /// Makes the rows of the vDSO, which is a whole ELF file in a process's memory. `range` is its
-    /// mapping.
+    /// Makes the rows of the vDSO, a whole ELF file in a process's memory, mapped at `range`.
     pub fn of_vdso(
         memory: &dyn Memory,
         range: (u64, u64),
@@ -165,23 +153,6 @@ impl FileRows {
         let image = Shifted { memory, range };
         let elf = Elf::read(Source::File(&image))?.ok_or(Error::NoTables)?;
         FileRows::of(&elf, dictionary)
-    }
-
-    /// Rows made by hand, for one page of code.
-    #[cfg(test)]
-    pub(crate) fn by_hand(rules: &[(u64, Rule)]) -> Self {
-        let dictionary = Arc::new(Dictionary::new());
-        let mut writer = crate::writer::Writer::new(rules[0].0, &dictionary);
-        for (address, rule) in rules {
-            writer.write(*address, *rule).unwrap();
-        }
-        let (rows, counts) = writer.finish();
-        FileRows {
-            rows,
-            dictionary,
-            code: CodeSegments::default(),
-            counts,
-        }
     }
 
     /// The rows.
@@ -202,11 +173,6 @@ impl FileRows {
     /// The file's executable segments, from which its load bias follows.
     pub fn segments(&self) -> &CodeSegments {
         &self.code
-    }
-
-    /// See [`CodeSegments::bias`].
-    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
-        self.code.bias(start, offset)
     }
 }
 
@@ -232,6 +198,24 @@ impl Memory for Shifted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl FileRows {
+        /// Rows made by hand, for one page of code.
+        pub(crate) fn by_hand(rules: &[(u64, Rule)]) -> Self {
+            let dictionary = Arc::new(Dictionary::new());
+            let mut writer = crate::writer::Writer::new(rules[0].0, &dictionary);
+            for (address, rule) in rules {
+                writer.write(*address, *rule).unwrap();
+            }
+            let (rows, counts) = writer.finish();
+            FileRows {
+                rows,
+                dictionary,
+                code: CodeSegments::default(),
+                counts,
+            }
+        }
+    }
 
     /// As the kernel maps it with pages of 4, 16 and 64 KiB.
     #[test]

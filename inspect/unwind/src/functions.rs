@@ -5,7 +5,7 @@ use otelctx_remote::elf::{ElfError, Segment};
 use crate::error::Error;
 use crate::rows::MAX_CODE;
 
-/// Maximum number of functions in one file: six times what LLVM's library, the largest at hand, has.
+/// Maximum number of functions in one file: six times what LLVM's library has.
 const MAX_FUNCTIONS: usize = 1 << 20;
 
 /// The source of a function's rules. For code with several, the first one counts.
@@ -30,7 +30,6 @@ pub(crate) struct Function {
 
 #[derive(Debug)]
 pub(crate) struct Functions<'a> {
-    /// Executable segments.
     segments: &'a [Segment],
     list: Vec<Function>,
 }
@@ -56,10 +55,8 @@ impl<'a> Functions<'a> {
             return Err(ElfError::Malformed(reason).into());
         }
         if end - start > MAX_CODE {
-            return Err(Error::Limit {
-                what: "bytes of code",
-                limit: MAX_CODE,
-            });
+            let (what, limit) = ("bytes of code", MAX_CODE);
+            return Err(Error::Limit { what, limit });
         }
         Ok(start)
     }
@@ -77,10 +74,8 @@ impl<'a> Functions<'a> {
             return Ok(false);
         };
         if self.list.len() >= MAX_FUNCTIONS {
-            return Err(Error::Limit {
-                what: "functions",
-                limit: MAX_FUNCTIONS as u64,
-            });
+            let (what, limit) = ("functions", MAX_FUNCTIONS as u64);
+            return Err(Error::Limit { what, limit });
         }
         self.list.push(Function {
             start,

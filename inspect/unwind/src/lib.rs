@@ -7,10 +7,8 @@
 //! - walks from a thread's [`Registers`] to its first function ([`walk`]), over any
 //!   [`Memory`](otelctx_remote::Memory), and reports why the stack ended ([`StackEnd`]).
 //!
-//! It does not stop the thread or ensure that it sleeps, and does not find names.
-//!
-//! It is not made for finding variables. Of a caller's registers, only the stack and frame pointer are
-//! found (and rbx, where assembly needs it): this is what makes a row small.
+//! It does not stop the thread or ensure that it sleeps, and does not find names. Of a caller's
+//! registers, only the stack and frame pointer are found (and rbx, where assembly needs it).
 //!
 //! ```no_run
 //! use std::sync::Arc;

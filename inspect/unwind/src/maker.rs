@@ -12,9 +12,9 @@ use crate::rule::{Dictionary, Rule};
 use crate::tables::{Bytes, Tables};
 use crate::writer::{Counts, Writer};
 
-/// Bytes between two functions that are alignment: the first one's last rule covers them.
+/// Maximum number of bytes of alignment between two functions, which the first one's rule covers.
 const MAX_ALIGNMENT: u64 = 15;
-/// Maximum size of the code at the entry point, if the tables do not describe it, but the code after it.
+/// Maximum size of the code at the entry point, if the tables do not describe it.
 const MAX_ENTRY: u64 = 256;
 
 pub(crate) fn make(
@@ -95,9 +95,8 @@ pub(crate) struct FunctionRows {
     pub(crate) rows: Rows,
 }
 
-/// Makes the rows of the function at an address. `header` is the contents of `.eh_frame_hdr`, a sorted
-/// table of functions (Linux Standard Base, Exception Frames). `None` if it has no such function, or
-/// the rows exceed a limit.
+/// Makes the rows of the function at an address, by `header`, the sorted table `.eh_frame_hdr`
+/// (Linux Standard Base, Exception Frames). `None` if it is not there, or exceeds a limit.
 pub(crate) fn function_at(
     tables: &Tables,
     header: &[u8],
@@ -108,9 +107,8 @@ pub(crate) fn function_at(
     address: u64,
 ) -> Option<FunctionRows> {
     let bases = bases(tables);
-    let header = EhFrameHdr::new(header, LittleEndian)
-        .parse(&bases, 8)
-        .ok()?;
+    let header = EhFrameHdr::new(header, LittleEndian).parse(&bases, 8);
+    let header = header.ok()?;
     let table = header.table()?;
     let entry = table.lookup(address, &bases).ok()?;
     let entry = table.pointer_to_offset(entry).ok()?;
@@ -125,16 +123,11 @@ pub(crate) fn function_at(
     let mut writer = Writer::new(function.start, dictionary);
     // Rules with rbx are more, but a callee may need it, and these are few functions.
     writer.tracks_base = true;
-    let written = eh_frame.evaluate(&function, function.start, budget, &mut writer);
-    written
-        .and_then(|()| writer.write(function.end, Rule::Gap))
-        .ok()?;
+    let Function { start, end, .. } = function;
+    let written = eh_frame.evaluate(&function, start, budget, &mut writer);
+    written.and_then(|()| writer.write(end, Rule::Gap)).ok()?;
     let (rows, _) = writer.finish();
-    Some(FunctionRows {
-        start: function.start,
-        end: function.end,
-        rows,
-    })
+    Some(FunctionRows { start, end, rows })
 }
 
 struct Maker<'a> {
@@ -173,8 +166,8 @@ impl Maker<'_> {
             match function.source {
                 Source::EhFrame => self.eh_frame.evaluate(&function, from, &mut budget, writer),
                 Source::DebugFrame => {
-                    self.debug_frame
-                        .evaluate(&function, from, &mut budget, writer)
+                    let table = &mut self.debug_frame;
+                    table.evaluate(&function, from, &mut budget, writer)
                 }
                 Source::Entry => writer.write(from, Rule::End),
                 Source::Stubs => self.stubs(&function, from, writer),
@@ -188,10 +181,9 @@ impl Maker<'_> {
         let bytes = &self.tables.stubs[function.offset].1;
         let mut write = |at: u64, rule| {
             if at < function.end {
-                writer.write(at.max(from), rule)
-            } else {
-                Ok(())
+                writer.write(at.max(from), rule)?;
             }
+            Ok(())
         };
         (self.architecture.stubs)(bytes, function.start, &mut write)
     }

@@ -17,14 +17,11 @@ const MAX_HEADER: u64 = 16 << 20;
 /// Number of functions from which on the rows of the whole file are made.
 const MAX_FUNCTIONS: usize = 4096;
 
-/// The rules of a file's code; those of a function are made when it is first needed.
-///
-/// `.eh_frame_hdr` has the functions in order. Code that is not in it (stubs, code of `.debug_frame`)
-/// needs the rows of the whole file.
+/// The rules of a file's code, made for each function in `.eh_frame_hdr` when it is first needed.
+/// Other code (stubs, code of `.debug_frame`) needs the rows of the whole file.
 #[derive(Debug)]
 pub(crate) struct RulesOnDemand {
     tables: UnwindTables,
-    /// `.eh_frame_hdr`; empty if there is none.
     header: Vec<u8>,
     dictionary: Arc<Dictionary>,
     made: Mutex<Made>,
@@ -49,7 +46,6 @@ impl RulesOnDemand {
         let mut header = Vec::new();
         if let Some(segment) = elf.eh_frame_header() {
             header.resize(segment.memory_size.min(MAX_HEADER) as usize, 0);
-            // Without it, the whole table is read.
             if elf.read_at(segment.address, &mut header).is_err() {
                 header.clear();
             }
@@ -95,7 +91,7 @@ impl RulesOnDemand {
     }
 
     pub(crate) fn segments(&self) -> &CodeSegments {
-        self.tables.segments()
+        &self.tables.code
     }
 }
 

@@ -11,13 +11,11 @@ pub struct Registers {
     /// The address of the instruction.
     pub(crate) instruction_pointer: u64,
     values: [u64; REGISTERS],
-    /// A bit for each register that is known.
     known: u64,
 }
 
 impl Registers {
-    /// The registers of a sleeping thread, of which only two are known. `None` if no stacks are unwound
-    /// on this machine.
+    /// The known registers of a sleeping thread. `None` if no stacks are unwound on this machine.
     pub fn new(machine: Machine, instruction_pointer: u64, stack_pointer: u64) -> Option<Self> {
         let architecture = Architecture::of(machine)?;
         let mut registers = Registers {
@@ -40,8 +38,7 @@ impl Registers {
         Some(registers)
     }
 
-    /// The registers of a call, as a core file has them. `None` if no stacks are unwound on this
-    /// machine.
+    /// The registers in a core file. `None` if no stacks are unwound on this machine.
     pub fn of_call(machine: Machine, call: &CallRegisters) -> Option<Self> {
         let mut registers = Self::new(machine, call.instruction_pointer, call.stack_pointer)?;
         registers.set(registers.architecture.frame_pointer, call.frame_pointer);

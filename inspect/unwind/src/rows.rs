@@ -1,9 +1,8 @@
 //! Rows: the address from which on a rule holds.
 //!
-//! A row takes four bytes: the low half of its address and the index of its rule, in two arrays, so
-//! that a search touches half of the memory. A third array has the number of the first row of each
-//! page of 64 KiB. Each page in which a rule holds at its first byte begins with a row for it, so that a
-//! search needs one page.
+//! A row takes four bytes: the low half of its address and the index of its rule, in two arrays. A
+//! third array has the number of the first row of each page of 64 KiB. Each page in which a rule
+//! holds at its first byte begins with a row for it, so that a search needs one page.
 
 use crate::rule::{GAP, RuleIndex};
 
@@ -15,7 +14,6 @@ pub(crate) const MAX_CODE: u64 = 1 << 32;
 /// The rows of one file, by the addresses of its program headers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
-    /// Number of the first page.
     first_page: u64,
     /// The first row of each page, then the number of rows.
     pages: Box<[u32]>,
@@ -135,13 +133,12 @@ impl Builder {
         }
     }
 
-    /// Returns whether the current page has rows.
     fn is_in_page(&self) -> bool {
         self.low.len() > self.pages.last().map_or(0, |first| *first as usize)
     }
 
-    /// Starts pages up to number `page`. A row carries the current rule over into each of them, but
-    /// not into the last one if `replaced` says that another rule starts there at its first byte.
+    /// Starts pages up to number `page`, each with a row of the current rule, but for the last one
+    /// if that is `replaced` at its first byte.
     fn advance(&mut self, page: u64, replaced: bool) {
         let page = page.saturating_sub(self.first_page) as usize;
         while self.pages.len() <= page {

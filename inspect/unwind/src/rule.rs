@@ -5,10 +5,9 @@ use std::sync::{PoisonError, RwLock};
 
 use foldhash::HashMap;
 
-/// Maximum number of different rules in one [`Dictionary`]. 1,333 libraries of a machine have 4,236.
+/// Maximum number of different rules in one [`Dictionary`]. 1,333 libraries have 4,236.
 pub const MAX_RULES: usize = 16_384;
-/// Maximum number of rules that one file may add to a dictionary, so that a file made to fill it
-/// leaves room for others. The largest programs have some 700.
+/// Maximum number of rules that one file may add to a dictionary. Large programs have 700.
 pub(crate) const MAX_RULES_OF_FILE: usize = 2_048;
 
 /// Finds the caller's frame.
@@ -17,22 +16,20 @@ pub enum Rule {
     /// No table describes the code.
     #[default]
     Gap,
-    /// The tables have a rule that no other variant can express. Unlike in a gap, the frame pointer is
-    /// no help: the tables would use it.
+    /// The tables have a rule that no other variant can express.
     Unsupported,
     /// There is no caller: this is where the thread started.
     End,
     /// A function's frame.
     Frame(FrameRule),
-    /// All registers are saved in a `ucontext_t` (<sys/ucontext.h>): in the frame that the kernel made
-    /// for a signal handler, or, for some instructions, in `setcontext` and `swapcontext`.
+    /// All registers are saved in a `ucontext_t` (<sys/ucontext.h>): in the frame that the kernel
+    /// made for a signal handler, or, for some instructions, in `setcontext` and `swapcontext`.
     Context {
         /// DWARF number of the register that the structure's address is computed from.
         register: u8,
         /// The offset of the structure from the register, in bytes.
         offset: i32,
-        /// True if a signal came between two instructions: the address in the context is not a return
-        /// address.
+        /// True for a signal's: the address in the context is not a return address.
         signal: bool,
     },
 }
@@ -44,8 +41,7 @@ pub struct FrameRule {
     pub cfa: Cfa,
     /// The caller's frame pointer.
     pub frame_pointer: Saved,
-    /// The caller's rbx. [`Saved::Unknown`] unless some function of the file computes its CFA from it,
-    /// as only assembly does, such as the symbol resolver of glibc's dynamic linker.
+    /// The caller's rbx: [`Saved::Unknown`] unless a CFA of the file depends on it.
     pub base: Saved,
     /// The address in the caller.
     pub return_address: ReturnAddress,
@@ -61,7 +57,7 @@ pub enum Cfa {
         /// The addend.
         offset: i32,
     },
-    /// `*(register + offset) + addend`: realigned stacks, and assembly that saves the stack pointer.
+    /// `*(register + offset) + addend`: realigned stacks, and some assembly.
     Memory {
         /// The register.
         register: u8,
@@ -70,8 +66,8 @@ pub enum Cfa {
         /// The addend to the value in memory.
         addend: i32,
     },
-    /// An entry of an x86-64 procedure linkage table: `rsp + 8`, or `rsp + 16` once the entry, which is
-    /// aligned to 16 bytes, has pushed its number.
+    /// An entry of 16 bytes of an x86-64 PLT: `rsp + 8`, or `rsp + 16` once it has pushed its
+    /// number.
     Plt {
         /// The first offset in the entry behind the push.
         pushed_at: u8,
@@ -110,12 +106,11 @@ pub const GAP: RuleIndex = 0;
 /// The index of [`Rule::Unsupported`] in every dictionary.
 pub(crate) const UNSUPPORTED: RuleIndex = 1;
 
-/// The distinct rules of any number of files, at most [`MAX_RULES`]: a row needs two bytes for its
-/// rule. Rules are never removed.
+/// The distinct rules of any number of files, at most [`MAX_RULES`]. Rules are never removed.
 #[derive(Debug)]
 pub struct Dictionary {
     /// Distinguishes dictionaries: cached rows belong to one of them.
-    id: u64,
+    pub(crate) id: u64,
     rules: RwLock<Rules>,
 }
 
@@ -137,10 +132,6 @@ impl Dictionary {
             dictionary.intern(rule);
         }
         dictionary
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
     }
 
     /// Number of rules in it.

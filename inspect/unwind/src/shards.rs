@@ -1,8 +1,8 @@
 //! Rows of many files in pieces of 1 MiB, as an eBPF program searches them.
 //!
-//! Older kernels limit the value of a map to about 1 MiB, and charge a map when it is made: rows are in
-//! shards of that size, which are made on demand. The page indexes of all files are in an array of their
-//! own. A page's rows are in one shard, so that a search never changes from one to the next.
+//! Older kernels limit the value of a map to about 1 MiB, and charge a map when it is made: rows
+//! are in shards of that size, made on demand. The page indexes of all files are in an array of
+//! their own. A page's rows are in one shard.
 
 use std::ops::Range;
 
@@ -11,8 +11,7 @@ use crate::rows::Rows;
 
 /// Rows of one shard: 1 MiB, as two arrays of 16-bit numbers. A page has at most 65,536.
 pub const SHARD_ROWS: u32 = 1 << 18;
-/// The low half of the rows that fill up a shard behind its last page: a search finds the same rule with
-/// and without them.
+/// The low half of the rows that fill up a shard behind its last page: they do not change a search.
 pub const FILLER: u16 = u16::MAX;
 
 /// The free rows of all shards.
@@ -24,8 +23,8 @@ pub struct Shards {
 /// The location of the rows of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// The first row of each page, then one past the last row: shard × [`SHARD_ROWS`] + row. A page whose
-    /// successor starts in another shard ends with its own shard.
+    /// The first row of each page, then one past the last row: shard × [`SHARD_ROWS`] + row. A page
+    /// whose successor starts in another shard ends with its own shard.
     pub pages: Vec<u32>,
     /// The parts in each shard.
     pub pieces: Vec<Piece>,
@@ -81,8 +80,7 @@ impl Shards {
         Some(Placement { pages, pieces })
     }
 
-    /// Places as many pages as possible, from `page` on, in one shard other than `former`. Returns also
-    /// the next page to place.
+    /// Places pages from `page` on in one shard other than `former`; also returns the next page.
     fn place_pages(
         &mut self,
         rows: &Rows,
@@ -145,11 +143,12 @@ impl Shards {
 
 impl Piece {
     fn new(shard: u32, at: u32, rows: Range<usize>) -> Self {
+        let filler = 0;
         Piece {
             shard,
             at,
             rows,
-            filler: 0,
+            filler,
         }
     }
 }
@@ -160,7 +159,7 @@ mod tests {
     use crate::rows::{Builder, PAGE_SIZE};
     use crate::rule::{GAP, RuleIndex};
 
-    /// What a kernel program has.
+    /// The maps of a kernel program.
     #[derive(Default)]
     struct Kernel {
         /// Low halves and rules.

@@ -12,7 +12,7 @@ const MAX_SECTION: u64 = 64 << 20;
 const MAX_STUBS: u64 = 1 << 20;
 /// Bytes that are read of the entry point. C libraries have 34 to 72 there.
 const ENTRY_CODE: usize = 80;
-/// Size of `.eh_frame` up to which a C library counts as built without tables, in bytes: musl's of Debian has 132.
+/// Size of `.eh_frame`, in bytes, up to which a C library counts as built without tables.
 const MAX_EH_FRAME: usize = 4096;
 /// Bytes of such a library's code that are read. musl has 0.5 MiB.
 const MAX_CODE: u64 = 4 << 20;
@@ -26,7 +26,6 @@ const STUBS: [&[u8]; 6] = [
     b".fini",
 ];
 
-/// The bytes of a section.
 pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// The sections that rows are made of.
@@ -38,7 +37,6 @@ pub(crate) struct Tables {
     pub(crate) debug_frame: Option<Vec<u8>>,
     pub(crate) text: u64,
     pub(crate) got: u64,
-    /// Address of the entry point.
     pub(crate) entry: u64,
     /// The size of the code there, in bytes; 0 if it is not known.
     pub(crate) entry_size: u64,
@@ -86,9 +84,8 @@ impl Tables {
     }
 }
 
-/// Finds the return addresses of `main` and threads' first functions in musl, which passes their
-/// results to `exit` and `pthread_exit` (src/env/__libc_start_main.c, src/thread/pthread_create.c).
-/// musl is built without tables, except for some assembly functions.
+/// Finds the return addresses of first functions in musl, which passes their results to `exit`
+/// (src/env/__libc_start_main.c) and `pthread_exit` (src/thread/pthread_create.c).
 fn first_returns(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) -> Vec<u64> {
     let size = tables.eh_frame.as_ref().map_or(0, |(_, bytes)| bytes.len());
     let address = |name| Some(elf.exported_symbol(name).ok()??.value);
@@ -97,10 +94,8 @@ fn first_returns(elf: &Elf<'_>, tables: &Tables, architecture: &Architecture) ->
     if size > MAX_EH_FRAME || tables.debug_frame.is_some() || !is_c_library() {
         return found;
     }
-    let ends = [&b"exit"[..], b"pthread_exit"]
-        .into_iter()
-        .filter_map(address);
-    let ends: Vec<u64> = ends.collect();
+    let ends = [&b"exit"[..], b"pthread_exit"].into_iter();
+    let ends: Vec<u64> = ends.filter_map(address).collect();
     let mut left = MAX_CODE;
     for segment in elf.loads().iter().filter(|it| it.executable) {
         let mut code = vec![0; segment.file_size.min(left) as usize];

@@ -6,17 +6,15 @@ use crate::code::CodeMap;
 use crate::registers::Registers;
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
-/// Default maximum number of frames of one stack. The deepest of real programs have some 200;
-/// recursions have no end.
+/// Default maximum number of frames of one stack. The deepest of real programs have some 200.
 pub const MAX_FRAMES: usize = 512;
-/// Maximum number of changes from one stack to another in one walk, other than by signal handlers:
-/// programs that grow their stack by pieces (rustc) make a few.
+/// Maximum number of changes from one stack to another, as rustc makes a few.
 const MAX_SWITCHES: usize = 64;
 /// Bytes of the code that calls `rt_sigreturn`.
 const SIGRETURN: usize = 9;
 /// Bytes of the code that a first function returns to.
 const MAX_REACH: usize = 26;
-/// Bytes read at a time, a page: reading it costs hardly more than reading a word.
+/// Bytes read at a time: a page takes hardly longer than a word.
 const WINDOW: u64 = 4096;
 
 /// One frame of a stack.
@@ -24,11 +22,10 @@ const WINDOW: u64 = 4096;
 pub struct Frame {
     /// The address of the instruction that runs next in it. In a caller that is the return address.
     pub address: u64,
-    /// True if the frame has called the previous one: the call is the instruction before `address`,
-    /// which may be another function's first one, so resolve the name of `address - 1`.
+    /// True if the frame has called the previous one: resolve the name of `address - 1`, because
+    /// the call is the instruction before `address`.
     pub is_caller: bool,
-    /// True if the frame was found by the frame pointer, because there are no tables. It may be wrong:
-    /// callers may have been skipped.
+    /// True if the frame was found by the frame pointer, without tables: callers may be missing.
     pub by_frame_pointer: bool,
 }
 
@@ -62,8 +59,8 @@ pub enum StackEnd {
     Limit,
 }
 
-/// Finds the frames of a thread, from the innermost one out, and returns why the stack ended. `frames`
-/// gets at most `limit` of them.
+/// Finds the frames of a thread, from the innermost one out, and returns why the stack ended.
+/// `frames` gets at most `limit` of them.
 pub fn walk(
     registers: &Registers,
     code: &CodeMap,
@@ -216,7 +213,6 @@ impl Walk<'_> {
         Ok(caller)
     }
 
-    /// The registers in a `ucontext_t`.
     fn context(&mut self, register: u8, offset: i32) -> Result<Registers, StackEnd> {
         let layout = &self.registers.architecture.context;
         let base = self.register(register)?.wrapping_add_signed(offset.into());
@@ -238,8 +234,7 @@ impl Walk<'_> {
         Ok(interrupted)
     }
 
-    /// Returns whether the frame is in one of these sequences of code, or less than `reach` bytes
-    /// behind the start of one.
+    /// Returns whether the frame is less than `reach` bytes behind the start of a sequence.
     fn is_in(&self, sequences: &[&[u8]], reach: usize) -> bool {
         let mut there = [0; 2 * MAX_REACH];
         // From the earliest start of a sequence to the end of the latest.
@@ -252,8 +247,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Reads less than a page of code. Returns the part that is mapped, and the number of bytes that
-    /// are missing before it: either of the pages may not be mapped.
+    /// Reads less than a page of code. Returns the unmapped bytes' number, and the part behind
+    /// them.
     fn code_at<'b>(&self, start: u64, buffer: &'b mut [u8]) -> (usize, &'b [u8]) {
         let in_page = (WINDOW - start % WINDOW) as usize;
         let (first, second) = buffer.split_at_mut(in_page.min(buffer.len()));
@@ -261,17 +256,13 @@ impl Walk<'_> {
         let has_first = memory.read(start, first).is_ok();
         let next = start.wrapping_add(first.len() as u64);
         let has_second = !second.is_empty() && memory.read(next, second).is_ok();
-        let (skipped, end) = match (has_first, has_second) {
-            (true, true) => (0, buffer.len()),
-            (true, false) => (0, in_page.min(buffer.len())),
-            (false, true) => (in_page, buffer.len()),
-            (false, false) => (0, 0),
-        };
+        let border = in_page.min(buffer.len());
+        let skipped = if has_first { 0 } else { border };
+        let end = if has_second { buffer.len() } else { border };
         (skipped, &buffer[skipped..end])
     }
 
-    /// The rule of the frame, if the thread was interrupted before a function has built it, or after it
-    /// was removed.
+    /// The rule of a frame that a function has not built yet, or has removed.
     fn without_frame(&self) -> Option<Rule> {
         if self.frame.is_caller {
             return None;
@@ -308,8 +299,8 @@ impl Walk<'_> {
         Ok(self.registers.caller(return_address, cfa, frame_pointer))
     }
 
-    /// Finds the caller by the frame pointer, which points to its former value and the return address,
-    /// on x86-64 and on aarch64.
+    /// Finds the caller by the frame pointer, which points to its former value and the return
+    /// address.
     fn by_frame_pointer(&mut self) -> Result<Registers, StackEnd> {
         let pointer = self.registers.frame_pointer().ok_or(StackEnd::NoRows)?;
         if pointer == 0 && self.frame.by_frame_pointer {

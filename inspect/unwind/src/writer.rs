@@ -8,7 +8,6 @@ use crate::rule::{Cfa, Dictionary, GAP, MAX_RULES_OF_FILE, Rule, RuleIndex, Save
 
 /// Maximum number of rows of one file: 16 MiB of them.
 const MAX_ROWS: usize = 4 << 20;
-
 /// Number of rules whose index is cached.
 const RECENT: usize = 1024;
 
@@ -41,13 +40,11 @@ impl Counts {
     }
 }
 
-/// Writes rows from rules in address order.
 #[derive(Debug)]
 pub(crate) struct Writer<'a> {
     dictionary: &'a Dictionary,
     indexes: HashMap<Rule, RuleIndex>,
-    /// Some of `indexes`: a few rules make up most rows, and hashing them would take a sixth of the
-    /// time.
+    /// Some of `indexes`: hashing would take a sixth of the time, and few rules make up most rows.
     recent: Box<[(Rule, RuleIndex); RECENT]>,
     /// Number of rules that the dictionary did not have before.
     added: usize,
@@ -78,10 +75,8 @@ impl<'a> Writer<'a> {
         let index = self.index(rule);
         self.builder.push(address, index);
         if self.builder.len() > MAX_ROWS {
-            return Err(Error::Limit {
-                what: "different rows",
-                limit: MAX_ROWS as u64,
-            });
+            let (what, limit) = ("different rows", MAX_ROWS as u64);
+            return Err(Error::Limit { what, limit });
         }
         Ok(())
     }
@@ -118,7 +113,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The index of a rule in [`Writer::recent`]: compilers' rules differ by multiples of a register's size.
+/// The index of a rule in [`Writer::recent`]: rules differ by multiples of a register's size.
 fn place(rule: Rule) -> usize {
     let Rule::Frame(frame) = rule else {
         return 0;

@@ -37,7 +37,7 @@ fn base_and_offset(machine: Machine, text: &str) -> Option<(u8, i32)> {
     Some((number(machine, &text[..at]), text[at..].parse().ok()?))
 }
 
-/// What was compared.
+/// The rows that were compared.
 #[derive(Debug, Default)]
 struct Tally {
     frames: u64,

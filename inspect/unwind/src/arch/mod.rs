@@ -8,8 +8,8 @@ use otelctx_remote::Machine;
 use crate::error::Error;
 use crate::rule::Rule;
 
-/// Registers by DWARF number that are kept of a frame; the last one stands for the address of the
-/// instruction in a [`ContextLayout`].
+/// Number of registers, by DWARF number, that are kept of a frame. The last one is the address of
+/// the instruction in a [`ContextLayout`].
 pub(crate) const REGISTERS: usize = 33;
 
 /// Takes a rule and the address that it holds from.
@@ -27,24 +27,20 @@ pub(crate) struct Architecture {
     pub(crate) frame_pointer: u8,
     /// The register that some assembly functions compute the CFA from, across calls.
     pub(crate) base: Option<u8>,
-    /// The register with the return address, unless the tables have another rule. `None` if it is
-    /// on the stack.
+    /// The register with the return address, unless the tables have another rule.
     pub(crate) link: Option<u8>,
     /// Bytes from the stack pointer to the `ucontext_t` in a signal handler's frame.
     pub(crate) signal_context: i32,
     pub(crate) context: ContextLayout,
     /// The code to which signal handlers return, which calls `rt_sigreturn`.
     pub(crate) sigreturn: &'static [&'static [u8]],
-    /// The code to which a first function returns, if its tables do not mark it as the first one. At
-    /// most 16 bytes each, as above.
+    /// The code, up to 16 bytes each, to which a first function without a mark returns.
     pub(crate) starts: &'static [&'static [u8]],
-    /// The code after the call in a trampoline, whose frame has 8 bytes and the return address; empty
-    /// if there are none. CPython with `-X perf` makes one for each function, without tables
-    /// (Python/asm_trampoline.S).
+    /// The code after the call in a trampoline of CPython with `-X perf` (Python/asm_trampoline.S),
+    /// which has no tables, and whose frame has 8 bytes and the return address. May be empty.
     pub(crate) trampoline: &'static [u8],
-    /// Recognizes a function without tables that has just started or is about to return, by its next
-    /// instructions and the previous ones, which `before` reads. Returns its rule: the frame pointer
-    /// is its caller's.
+    /// Returns the rule of a function without tables that has just started or is about to return,
+    /// by its next instructions and the previous ones, which `before` reads.
     pub(crate) without_frame: fn(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule>,
     /// The bits of a return address that are an address: the others sign it.
     pub(crate) address_mask: u64,
@@ -52,20 +48,18 @@ pub(crate) struct Architecture {
     pub(crate) vendor: gimli::Vendor,
     /// Writes the rules of a section of code that linkers make.
     pub(crate) stubs: fn(bytes: &[u8], address: u64, write: &mut Write<'_>) -> Result<(), Error>,
-    /// Returns the size of a C library's `_start` up to its call of the function that never returns,
-    /// given the code at a program's entry point. 0 if the code is something else.
+    /// Returns the size of a C library's `_start` up to its call of the function that never
+    /// returns, given the code at a program's entry point; 0 for other code.
     pub(crate) entry: fn(code: &[u8]) -> usize,
     /// Adds to `found` the return addresses of indirect calls whose result is immediately passed to
     /// one of the functions at `ends`. The code is at `start`.
     pub(crate) first_returns: fn(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>),
 }
 
-/// The layout of the registers in a `ucontext_t`.
 #[derive(Debug)]
 pub(crate) struct ContextLayout {
     /// Offset of the first register, in bytes.
     pub(crate) offset: u64,
-    /// The registers in their order.
     pub(crate) registers: &'static [u8],
     /// The register with the address of the instruction.
     pub(crate) instruction_pointer: u8,

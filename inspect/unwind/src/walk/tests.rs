@@ -135,7 +135,7 @@ fn a_signal_handler_returns_by_code_that_needs_no_tables() {
     assert_eq!(end, StackEnd::Start);
 }
 
-/// What signal handlers return to is found where nothing is mapped behind it, or before it.
+/// The code that signal handlers return to is found where nothing is mapped behind or before it.
 #[test]
 fn code_is_recognized_at_the_edges_of_its_mapping() {
     let code = code(&[above(8), Rule::End]);

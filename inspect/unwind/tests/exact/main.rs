@@ -19,7 +19,7 @@ use otelctx_unwind::{CodeMap, Dictionary, Frame, MakeRules, Registers, StackEnd,
 use tracee::{Step, Tracee};
 use truth::Truth;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Default)]
 struct Tally {
     /// Stacks that were compared.

@@ -27,7 +27,7 @@ pub(crate) struct Tracee {
     pub(crate) changed: bool,
 }
 
-/// What a step was.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// An instruction.
@@ -154,7 +154,7 @@ impl Tracee {
         }
     }
 
-    /// Whether the program has installed a handler for the signal.
+    /// Returns whether the program has installed a handler for the signal.
     pub(crate) fn catches(&self, signal: Signal) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
         let status = status.expect("it lives");

@@ -44,8 +44,7 @@ impl Truth {
         }
     }
 
-    /// What is there before the first instruction of a function: its caller, and theirs, from the
-    /// innermost on.
+    /// Sets the callers before the first instruction of a function, innermost first.
     pub(crate) fn start_with(&mut self, place: u64, callers: &[u64]) {
         let known = callers.iter().enumerate().rev();
         let callers = known.map(|(depth, address)| Caller::Call {
@@ -240,7 +239,7 @@ impl Truth {
     }
 }
 
-/// What an instruction does to the stack.
+/// The effect of an instruction on the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Call,

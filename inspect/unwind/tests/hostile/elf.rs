@@ -26,7 +26,7 @@ impl Section {
         both.inspect(|section| println!("{section:?}"))
     }
 
-    /// What errors call the section's size.
+    /// The name of the section's size in errors.
     pub(crate) fn bytes(self) -> &'static str {
         match self {
             Self::EhFrame => "bytes of .eh_frame",

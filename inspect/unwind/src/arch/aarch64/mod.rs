@@ -16,7 +16,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     link: Some(LINK),
     // `siginfo_t` comes first (arch/arm64/kernel/signal.c, `struct rt_sigframe`).
     signal_context: 128,
-    // <sys/ucontext.h>: `uc_mcontext` at 176, its `regs` behind `fault_address`, then `sp` and `pc`.
+    // <sys/ucontext.h>: `uc_mcontext` at 176: `fault_address`, `regs`, `sp`, `pc`.
     context: ContextLayout {
         offset: 184,
         registers: &[
@@ -31,8 +31,8 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // That code has frame pointers.
     trampoline: &[],
     without_frame,
-    // Pointer authentication signs in bits 48 to 63: all bits that NT_ARM_PAC_MASK can have for
-    // addresses of 48 bits. Linux gives programs only such addresses unless they ask for larger ones.
+    // Pointer authentication signs in bits 48 to 63: all that NT_ARM_PAC_MASK can have for the
+    // 48-bit addresses that Linux gives by default.
     address_mask: (1 << 48) - 1,
     vendor: gimli::Vendor::AArch64,
     stubs: stubs::rules,

@@ -14,7 +14,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // The handler's `ret` has taken the return address, which is all that precedes it
     // (arch/x86/include/asm/sigframe.h, `struct rt_sigframe`).
     signal_context: 0,
-    // <sys/ucontext.h>, `gregs` of `uc_mcontext`: r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip.
+    // <sys/ucontext.h>, `gregs`: r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip.
     context: ContextLayout {
         offset: 40,
         registers: &[8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16],
@@ -27,7 +27,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
         &[0xb8, 15, 0, 0, 0, 0x0f, 0x05],
     ],
     starts: &[
-        // mov %rbx, %rsp; mov (%rsp), %rdi; test %rdi, %rdi: glibc's __start_context, of makecontext
+        // glibc's __start_context: mov %rbx, %rsp; mov (%rsp), %rdi; test %rdi, %rdi
         &[0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff],
     ],
     // add $8, %rsp; ret
@@ -40,8 +40,8 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     first_returns,
 };
 
-/// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and `hlt` is behind its call. musl's
-/// (arch/x86_64/crt_arch.h) aligns the stack before its call, and has nothing behind it.
+/// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and has `hlt` behind its
+/// call. musl's (arch/x86_64/crt_arch.h) aligns the stack before its call.
 fn entry(code: &[u8]) -> usize {
     // endbr64
     let behind_mark = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
@@ -87,8 +87,7 @@ fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
     }
 }
 
-/// Most compilers, also those of language runtimes, begin functions so, and end them. A closure of libffi
-/// (src/x86/ffi64.c) has its target behind it, and no frame.
+/// A closure of libffi (src/x86/ffi64.c) has its target behind it, and no frame.
 fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     // push %rbp
     const PUSH: u8 = 0x55;
@@ -182,7 +181,8 @@ mod tests {
         assert_eq!(find(&code(&by_memory, &whole)), [0x1002]);
         assert_eq!(find(&code(&[0x41, 0xff, 0xd4], &extended)), [0x1003]);
         assert_eq!(find(&code(&[0xff, 0x50, 8], &extended)), [0x1003]);
-        // A jump; a call of a function by its name; another register; another function; no room for the distance.
+        // A jump; a call of a function by its name; another register; another function; no room for
+        // the distance.
         assert_eq!(find(&code(&[0xff, 0xe3], &half)), [0; 0]);
         assert_eq!(find(&code(&[0xe8, 1, 2, 3, 4], &half)), [0; 0]);
         assert_eq!(find(&code(&by_register, &[0x89, 0xef])), [0; 0]);
