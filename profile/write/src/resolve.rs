@@ -14,7 +14,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_va
 
 use crate::messages::Messages;
 use crate::recorded_file::{self, LIMITS, decode, in_worker};
-use crate::rules::{self, entry};
+use crate::rules::{self, entry, to_index};
 use crate::write::SCOPE;
 use crate::{Error, Function, Identity, UnnamedModule, file};
 
@@ -369,11 +369,6 @@ impl Interned {
             column: 0,
         }
     }
-}
-
-/// Converts an index of a dictionary's table.
-pub(crate) fn to_index(index: usize) -> i32 {
-    i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
 }
 
 #[cfg(test)]

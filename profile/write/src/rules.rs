@@ -281,6 +281,11 @@ pub(crate) fn entry<T>(table: &[T], index: i32) -> Option<&T> {
     table.get(usize::try_from(index).ok()?)
 }
 
+/// Converts an index of a dictionary's table.
+pub(crate) fn to_index(index: usize) -> i32 {
+    i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
+}
+
 /// Returns the value of the attribute with this name among entries of the attribute table.
 pub(crate) fn value<'d>(
     dictionary: &'d ProfilesDictionary,

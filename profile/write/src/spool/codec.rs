@@ -7,15 +7,21 @@ use otelctx_sample::format::process_context::Payload;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_sample::{
-    Catalog, Event, Found, Frame, FrameKind, GilState, Mapping, Module, ModuleId, NamedFrame,
-    ProcessFacts, ReadStep, Sample, StackEnd,
+    Catalog, ContextId, Event, Found, Frame, FrameKind, GilState, Mapping, Module, ModuleId,
+    NamedFrame, ProcessFacts, ReadStep, Sample, StackEnd, StackId, ThreadId,
 };
-
-use super::part::Ids;
 
 pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 1 + 4;
 /// Encodes a sample on a CPU, in place of the time off-CPU.
 const ON_CPU: u64 = u64::MAX;
+
+/// The IDs of a segment's entries in the part, by position.
+#[derive(Debug)]
+pub(super) struct Ids {
+    pub(super) threads: Vec<ThreadId>,
+    pub(super) contexts: Vec<ContextId>,
+    pub(super) stacks: Vec<StackId>,
+}
 
 mod outcome {
     pub(super) const ATTACHED: u8 = 0;

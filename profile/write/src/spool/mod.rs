@@ -276,7 +276,7 @@ impl Parts {
         })
     }
 
-    fn add_samples(&self, part: &mut Part, range: Range<u64>, ids: &part::Ids) -> io::Result<()> {
+    fn add_samples(&self, part: &mut Part, range: Range<u64>, ids: &codec::Ids) -> io::Result<()> {
         let step = BUFFER / SAMPLE_SIZE * SAMPLE_SIZE;
         for start in range.clone().step_by(step) {
             let end = range.end.min(start + step as u64);

@@ -4,12 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 
 use foldhash::fast::RandomState;
-use otelctx_sample::{
-    Catalog, ContextId, Frame, FrameKind, Mapping, ModuleId, ProcessId, Sample, StackId, ThreadId,
-};
+use otelctx_sample::{Catalog, Frame, FrameKind, Mapping, ModuleId, ProcessId, Sample};
 
 use super::codec::{
-    damaged, read_context, read_frame, read_module, read_process, read_sample, take_entry,
+    Ids, damaged, read_context, read_frame, read_module, read_process, read_sample, take_entry,
     take_list, take_number, take_text, take_u32,
 };
 
@@ -29,14 +27,6 @@ pub(super) struct Part {
     processes: HashMap<ProcessKey, ProcessId>,
     /// Offset and module of the last mapping at each start and end.
     mapped: HashMap<(ProcessId, u64, u64), (u64, ModuleId), RandomState>,
-}
-
-/// The IDs of a segment's entries in the part, by position.
-#[derive(Debug)]
-pub(super) struct Ids {
-    pub(super) threads: Vec<ThreadId>,
-    pub(super) contexts: Vec<ContextId>,
-    pub(super) stacks: Vec<StackId>,
 }
 
 /// Memory for each sample of a part, in bytes, with its sort key and the key of its group.

@@ -15,7 +15,7 @@ use prost::Message;
 use super::super::range;
 use super::{Out, field_size};
 use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX, attributes, beside};
-use crate::resolve::to_index;
+use crate::rules::to_index;
 use crate::{LocationIndex, Place, Profile};
 
 /// The attribute of samples with the number of the CPU.
