@@ -39,7 +39,7 @@ pub(super) struct TargetTable {
     pids: HashSet<u32, RandomState>,
     /// Number of children that the program has reported.
     forks: u64,
-    /// Number of processes that the map had no room for, apart from the children that the program adds.
+    /// Number of processes that the map had no room for, apart from children that the program adds.
     pub(super) refused: u64,
 }
 

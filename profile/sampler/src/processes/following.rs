@@ -77,8 +77,8 @@ impl Following {
         self.parents.insert(pid, parent);
     }
 
-    /// Scans all processes on the machine, within the time limit, and returns the ones that publish or
-    /// contain a runtime. The others are tracked when they are sampled, to save descriptors.
+    /// Scans all processes on the machine, within the time limit, and returns the ones that publish
+    /// or contain a runtime. The others are tracked when they are sampled, to save descriptors.
     pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
         let end = Instant::now() + FIRST_SCAN;
         let mut publishers = Vec::new();
