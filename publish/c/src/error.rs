@@ -231,22 +231,3 @@ pub(crate) fn export_failure(error: &NotExported) -> Failure {
 fn is_library(module: &str) -> bool {
     std::env::current_exe().is_ok_and(|executable| executable.to_string_lossy() != module)
 }
-
-/// Checks that other processes can find this process's thread contexts: that the variable
-/// `otel_thread_ctx_v1` of this library is in the dynamic symbol table of its module. The message
-/// says how to fix it. It reads only this process's own memory: call it once, at start-up. Returns
-/// OTELCTX_OK or OTELCTX_NOT_EXPORTED.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn otelctx_is_exported(error: *mut otelctx_error) -> otelctx_result {
-    crate::call::caught(INTERNAL, || {
-        let result = otelctx::is_exported().map_err(|why| export_failure(&why));
-        // SAFETY: C passes null or valid pointers (otelctx.h).
-        unsafe { report(error, result) }
-    })
-}
-
-/// Returns the version of this library, for example "0.1.0". The text is static.
-#[unsafe(no_mangle)]
-pub extern "C" fn otelctx_version() -> *const c_char {
-    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
-}

@@ -14,6 +14,7 @@ mod call;
 pub mod context;
 pub mod current;
 pub mod error;
+pub mod exported;
 pub mod in_place;
 pub mod key;
 mod owner;
