@@ -241,7 +241,12 @@ pub(crate) fn free_threaded_python() -> Result<PathBuf> {
         let apt = Apt::new(folder, suite, "deb-src")?;
         let package = format!("python{series}");
         apt.run("source --download-only", &[&package])?;
-        let original = only_entry(&apt.archives, ".orig.tar.xz")?;
+        let is_original = |path: &PathBuf| {
+            let path = path.to_string_lossy();
+            path.contains(".orig.tar.") && !path.ends_with(".asc")
+        };
+        let original = entries(&apt.archives)?.into_iter().find(is_original);
+        let original = original.with_context(|| format!("no source in {package}"))?;
         let mut build = command("sh -euc");
         build.args([include_str!("debian/free_threaded.sh"), "sh", series]);
         build.arg(original).arg(cpus().to_string());
