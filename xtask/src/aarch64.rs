@@ -6,7 +6,6 @@
 //! all others.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 
@@ -28,7 +27,6 @@ const MACHINE: Machine = Machine {
     // With pointer authentication, by a function that is cheap to emulate.
     arguments: "-machine virt -cpu max,pauth-impdef=on -smp 2 -m 3072",
     console: "ttyAMA0",
-    timeout: Duration::from_secs(3600),
 };
 /// The Debian release that has the cross compiler's C library.
 pub(crate) const SUITE: &str = "bookworm";

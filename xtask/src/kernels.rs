@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use fs_err as fs;
@@ -97,7 +97,6 @@ const MACHINE: Machine = Machine {
     // the flags of cmpxchg16b, which crashes the kernel: this CPU lacks it, and there is only one.
     arguments: "-accel tcg -cpu max,la57=off,cx16=off -smp 1 -m 3072",
     console: "ttyS0",
-    timeout: Duration::from_secs(1200),
 };
 
 /// How many machines run at a time. Each has one processor, and the host mostly has two, but each waits for some of its time.

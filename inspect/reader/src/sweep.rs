@@ -49,7 +49,7 @@ pub enum Mode<'s> {
     Stop,
     /// They are not read: each has [`Error::NotAsleep`].
     Asleep,
-    /// Native contexts are read from this source while threads run; runtimes of those that sleep.
+    /// Native contexts are read from this source while threads run; runtimes are read of sleeping threads.
     Snapshot(&'s mut dyn SnapshotSource),
 }
 

@@ -148,7 +148,7 @@ impl CodeMap {
         Ok(map)
     }
 
-    /// Creates a map from mappings in address order; those that overlap earlier ones are dropped.
+    /// Creates a map from mappings in address order; a mapping that overlaps an earlier one is dropped.
     pub fn of(mappings: impl IntoIterator<Item = CodeMapping>) -> Self {
         let mut map = CodeMap::default();
         for mapping in mappings {

@@ -373,7 +373,7 @@ struct otelctx_context *otelctx_context_new(const uint8_t *trace_id,
 enum otelctx_result otelctx_context_free(struct otelctx_context *context);
 
 /// Makes the context what the calling thread is working on, until it is detached. Contexts may be
-/// detached in any order: the one attached last, of those that still are, stays in effect.
+/// detached in any order: the last one that is still attached stays in effect.
 /// OTELCTX_ATTACHED if it is attached already.
 enum otelctx_result otelctx_context_attach(struct otelctx_context *context);
 

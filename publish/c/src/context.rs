@@ -216,7 +216,7 @@ pub unsafe extern "C" fn otelctx_context_free(context: *mut otelctx_context) -> 
 }
 
 /// Makes the context what the calling thread is working on, until it is detached. Contexts may be
-/// detached in any order: the one attached last, of those that still are, stays in effect.
+/// detached in any order: the last one that is still attached stays in effect.
 /// OTELCTX_ATTACHED if it is attached already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn otelctx_context_attach(context: *mut otelctx_context) -> otelctx_result {

@@ -1,4 +1,4 @@
-//! Attributes that a context has for readers besides those that its span was started with.
+//! Attributes that a context has for readers besides the ones that its span was started with.
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use opentelemetry::Context;

@@ -114,7 +114,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
             )
             .fix(fix::export(target))
             .fix(fix::declare_visible()),
-        // GNU ld makes only static and hidden symbols local, and those that a version script names.
+        // GNU ld makes only static and hidden symbols local, and what a version script names.
         _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
             format!(

@@ -37,7 +37,7 @@ impl Process {
         self.mappings_of_files(Files::Code, options, visit)
     }
 
-    /// Calls `visit` for each mapping of a file; those that are not executable may have no name.
+    /// Calls `visit` for each mapping of a file; one that is not executable may have no name.
     pub fn file_mappings(
         &self,
         options: ScanOptions,
