@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::python::Interpreter;
-use otelctx_fixtures::{Compiler, Random, Target};
+use otelctx_fixtures::{Compiler, HANG_TIMEOUT, Random, Target};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::{LiveProcess, Memory};
 use otelctx_reader::runtime::{MAX_FRAMES, Present, RuntimeReading, Runtimes};
@@ -364,7 +364,7 @@ impl Samples {
     fn resolved(&mut self, tid: i32) -> Option<BTreeSet<Sampled>> {
         self.sampler.drain(&mut self.catalog, &mut |_| {});
         let (start, before) = (monotonic(), self.sampler.counts());
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + HANG_TIMEOUT;
         let mut samples = Vec::<Sample>::new();
         while samples.len() < 3 {
             assert!(Instant::now() < deadline, "no samples");
