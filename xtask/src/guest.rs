@@ -33,14 +33,14 @@ pub(crate) const COMMAND_OUTPUT: [&str; 6] = [
 const BY_PTRACE: &str = "otelctx: sampling with ptrace, which stops threads briefly";
 /// Start of the first line of `guest/init.sh`, before the kernel's version.
 const START: &str = "guest: kernel ";
-/// A machine that writes nothing for so long hangs: one test takes minutes, on a busy host many.
-const SILENCE: Duration = Duration::from_secs(3600);
 /// The error for a machine that did not reach it.
 const NOT_STARTED: &str = "the machine did not start";
 /// Start of the line of `guest/init.sh` for a program that failed, before its path.
 const FAILED: &str = "guest: FAILED ";
 /// Its last line.
 const END: &str = "guest: end";
+/// A machine that writes nothing for so long hangs: one test takes minutes, on a busy host many.
+const SILENCE: Duration = Duration::from_secs(3600);
 
 /// An initramfs under construction, uncompressed.
 #[derive(Default)]
