@@ -37,6 +37,7 @@
 use std::time::Duration;
 
 mod backend;
+mod clock;
 mod code;
 mod ebpf;
 mod error;
@@ -52,6 +53,8 @@ mod sampler;
 mod signals;
 mod tally;
 
+pub(crate) use clock::nanoseconds;
+pub use clock::{calendar_time, monotonic};
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use generated::GeneratedNames;
@@ -65,20 +68,3 @@ pub use tally::{IncompleteStacks, IncompleteSteps, Totals};
 
 /// Maximum time between two calls of [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
-
-/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of all samples.
-#[must_use]
-pub fn monotonic() -> u64 {
-    nanoseconds(libc::CLOCK_MONOTONIC)
-}
-
-/// Reads a clock that every kernel has, in nanoseconds.
-pub(crate) fn nanoseconds(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: this function owns the structure, which outlives the call.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}

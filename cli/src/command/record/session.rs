@@ -3,12 +3,12 @@
 use std::io;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use otelctx_profile::sample::{Catalog, ModuleFiles};
 use otelctx_profile::{Clock, Parts, Spool};
 use otelctx_sampler::{
-    IncompleteStacks, IncompleteSteps, Method, Options, Sampler, Targets, monotonic,
+    IncompleteStacks, IncompleteSteps, Method, Options, Sampler, Targets, calendar_time, monotonic,
 };
 
 use super::progress::Progress;
@@ -48,7 +48,7 @@ pub(in crate::command) struct Session {
     duration: Option<Duration>,
     /// The time at which it started: `CLOCK_MONOTONIC` in nanoseconds, and since the Unix epoch.
     start: u64,
-    start_unix: Duration,
+    start_unix: u64,
 }
 
 impl Session {
@@ -74,8 +74,6 @@ impl Session {
         }
         let period = options.period();
         let start = sampler.started();
-        let since = Duration::from_nanos(monotonic().saturating_sub(start));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Self {
             sampler,
             spool,
@@ -83,7 +81,7 @@ impl Session {
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             duration: plan.duration,
             start,
-            start_unix: now.unwrap_or_default().saturating_sub(since),
+            start_unix: calendar_time(start),
         })
     }
 
@@ -127,7 +125,7 @@ impl Session {
         let clock = Clock {
             start: self.start,
             end: monotonic(),
-            start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
+            start_unix: self.start_unix,
         };
         let spool = self.spool;
         Recorded {
