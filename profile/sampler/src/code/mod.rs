@@ -157,8 +157,8 @@ impl CodeMappings {
         }
     }
 
-    /// Adds a mapping that was read at `now`. In the place of another one, the report of it is still to come, and no sample
-    /// so far is in it.
+    /// Adds a mapping that was read before `now`. If it replaces another one, its report is still to come, and samples before
+    /// `now` may lie in the other one.
     fn add_read(&mut self, mut new: Mapped, now: u64) -> Added {
         if self.known_since(&new).is_some() {
             return Added::No;
@@ -390,8 +390,7 @@ impl CodeMappings {
 
     /// Reads the mappings, and adds the new ones. Returns true if there were any.
     pub(crate) fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
-        let now = monotonic();
-        let since = std::mem::replace(&mut self.last_read, now);
+        let since = std::mem::replace(&mut self.last_read, monotonic());
         let mut count = 0;
         let mut any = false;
         // A process that has ended has no mappings.
@@ -403,7 +402,7 @@ impl CodeMappings {
                 module: modules.find(Some(process), Region::of(mapping)),
                 since,
             };
-            any |= self.add_read(mapped, now) == Added::Yes;
+            any |= self.add_read(mapped, monotonic()) == Added::Yes;
             count += 1;
             if count < MAX_MAPPINGS {
                 ControlFlow::Continue(())

@@ -98,6 +98,18 @@ fn code_that_is_read_before_its_report_comes_is_in_no_earlier_sample() {
     assert_eq!(reported.all(), all);
 }
 
+/// A sample may be taken between the beginning of a reading and the mapping that it shows.
+#[test]
+fn code_that_is_read_in_the_place_of_other_code_is_there_after_the_reading() {
+    let mut reported = Reported::new();
+    reported.map(0, u64::MAX, "other");
+    let process = remote::Process::open(std::process::id() as i32).unwrap();
+    assert!(reported.code.read(&process, &mut reported.modules));
+    let begin = reported.code.last_read;
+    let mut read = reported.code.mappings[1..].iter();
+    assert!(read.all(|it| it.since > begin), "{:?}", reported.code);
+}
+
 /// The runtime that the mappings of a process show: its kind, its name, and that of a function without one.
 fn runtime(target: &Target) -> Option<(FrameKind, &'static str, String)> {
     let process = remote::Process::open(target.pid()).unwrap();

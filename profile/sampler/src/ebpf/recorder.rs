@@ -265,7 +265,7 @@ impl Backend for Recorder {
         self.loaded.words.begin();
         // Before the events, whose mappings are among these.
         let (side_band, processes) = (&mut self.side_band, &mut self.processes);
-        let mut has_changes = pass_on(side_band, &mut self.loaded.unwinding, processes);
+        let mut has_changes = pass_on(side_band, until, &mut self.loaded.unwinding, processes);
         while let Some((head, parts)) = self.loaded.events.next(until) {
             has_changes |= head.kind != kind::ON_CPU;
             match head.kind {
@@ -360,11 +360,16 @@ impl Backend for Recorder {
     }
 }
 
-/// Passes the kernel's new reports, which are of all processes, on to all that follow processes' memory. Returns true if
-/// any was of a process that is followed.
-fn pass_on(side_band: &mut SideBand, unwinding: &mut Unwinding, processes: &mut Processes) -> bool {
+/// Passes the kernel's new reports until this time, which are of all processes, on to all that follow processes' memory.
+/// Returns true if any was of a process that is followed.
+fn pass_on(
+    side_band: &mut SideBand,
+    until: u64,
+    unwinding: &mut Unwinding,
+    processes: &mut Processes,
+) -> bool {
     let mut any = false;
-    for report in side_band.read() {
+    for report in side_band.read(until) {
         unwinding.note(&report);
         any |= processes.follows(report.pid);
         processes.report(report);

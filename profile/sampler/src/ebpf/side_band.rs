@@ -78,13 +78,16 @@ impl SideBand {
         Ok(())
     }
 
-    /// The reports since the last call, in the order of their times.
-    pub(super) fn read(&mut self) -> impl Iterator<Item = Report> {
+    /// Returns the reports until this time, which has passed, in the order of their times. Later
+    /// ones wait for the next call: a process that changes its CPU may cause an earlier one in a
+    /// ring that was already read.
+    pub(super) fn read(&mut self, until: u64) -> impl Iterator<Item = Report> {
         for ring in &mut self.rings {
             self.lost += ring.read(&mut self.reports);
         }
         self.reports.sort_by_key(|report| report.time);
-        self.reports.drain(..)
+        let later = self.reports.partition_point(|report| report.time <= until);
+        self.reports.drain(..later)
     }
 }
 
@@ -314,6 +317,24 @@ mod tests {
         let found = report(&record(MMAP2, 0, &mapping(file, b"/a\0\0\0\0\0\0")));
         let device = Device { major: 8, minor: 1 };
         assert_eq!(found, Some(expected(FileId::Inode(device, 77))));
+    }
+
+    /// The rings are read one after the other, while processes change their CPUs.
+    #[test]
+    fn reports_of_all_rings_come_in_the_order_of_their_times() {
+        let mut side_band = SideBand::default();
+        let mut read = |written: &[u64], until| {
+            side_band.reports.extend(written.iter().map(|time| Report {
+                time: *time,
+                pid: 7,
+                change: MemoryChange::Exec,
+            }));
+            let reports = side_band.read(until);
+            reports.map(|report| report.time).collect::<Vec<_>>()
+        };
+        assert_eq!(read(&[9, 12, 3], 10), [3, 9]);
+        assert_eq!(read(&[11, 14], 13), [11, 12]);
+        assert_eq!(read(&[], 14), [14]);
     }
 
     #[test]

@@ -519,7 +519,7 @@ fn a_cpu_that_comes_back_is_sampled() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id() as i32;
     child.wait().unwrap();
-    let reports: Vec<_> = recorder.side_band.read().collect();
+    let reports: Vec<_> = recorder.side_band.read(monotonic()).collect();
     let is_exec = |report: &Report| report.pid == pid && report.change == MemoryChange::Exec;
     assert!(reports.iter().any(is_exec), "{reports:?}");
 }
