@@ -473,7 +473,8 @@ fn report(target: &mut Target) -> BTreeMap<String, (i32, i32)> {
     results.collect()
 }
 
-/// 14 dumps a second, each with a newly opened process, like the command.
+/// Reads a process 14 times a second, opened anew each time, as the command does. A timeout that each reading started again
+/// would never pass, so that half of the undisturbed process's are sufficient; `cargo xtask soak` wants nearly all.
 #[test]
 fn timeouts_pass_as_without_a_reader() {
     let flags = ["-DMILLISECONDS=500"];
@@ -486,25 +487,41 @@ fn timeouts_pass_as_without_a_reader() {
     report(&mut read_target);
     report(&mut other);
     let mut stops = 0;
-    for _ in 0..14 * seconds(6) {
-        let readings = read(&mut Process::open(read_target.pid()).unwrap());
-        for (tid, reading) in &readings {
-            assert!(
-                matches!(reading.outcome, Ok(Found::Detached)),
-                "{tid}: {reading:?}"
-            );
-            stops += usize::from(reading.stop.is_some());
+    let (mut with, mut without) = (BTreeMap::new(), BTreeMap::new());
+    let least = 2 * seconds(6) as i32;
+    let has_all = |rounds: &BTreeMap<String, i32>| {
+        !rounds.is_empty() && rounds.values().all(|count| *count >= least)
+    };
+    let is_soak = seconds(6) != 6;
+    let deadline =
+        Instant::now() + otelctx_fixtures::HANG_TIMEOUT + Duration::from_secs(seconds(6));
+    while !has_all(&without) {
+        assert!(Instant::now() < deadline, "{without:?}");
+        for _ in 0..14 {
+            let readings = read(&mut Process::open(read_target.pid()).unwrap());
+            for (tid, reading) in &readings {
+                assert!(
+                    matches!(reading.outcome, Ok(Found::Detached)),
+                    "{tid}: {reading:?}"
+                );
+                stops += usize::from(reading.stop.is_some());
+            }
+            std::thread::sleep(Duration::from_millis(1000 / 14));
         }
-        std::thread::sleep(Duration::from_millis(1000 / 14));
+        for (target, rounds) in [(&mut read_target, &mut with), (&mut other, &mut without)] {
+            for (call, (count, failures)) in report(target) {
+                assert_eq!(failures, 0, "{call}");
+                *rounds.entry(call).or_default() += count;
+            }
+        }
     }
-    let (with, without) = (report(&mut read_target), report(&mut other));
     println!("{stops} stops; with a reader {with:?}, without {without:?}");
-    for (call, (rounds, failures)) in &with {
-        assert_eq!(*failures, 0, "{call}");
-        let difference = rounds - without[call].0;
-        assert!(
-            difference.abs() <= 1,
-            "{call}: {with:?}, without: {without:?}"
-        );
+    for (call, rounds) in &with {
+        let least = if is_soak {
+            without[call] - 1
+        } else {
+            least / 2
+        };
+        assert!(*rounds >= least, "{call}: {with:?}, without: {without:?}");
     }
 }
