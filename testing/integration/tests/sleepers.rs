@@ -473,7 +473,7 @@ fn report(target: &mut Target) -> BTreeMap<String, (i32, i32)> {
     results.collect()
 }
 
-/// Reads a process 14 times a second, opened anew each time, as the command does. A timeout that each reading started again
+/// Reads a process 14 times a second, opened again each time, as the command does. A timeout that each reading started again
 /// would never pass, so that half of the undisturbed process's are sufficient; `cargo xtask soak` wants nearly all.
 #[test]
 fn timeouts_pass_as_without_a_reader() {
