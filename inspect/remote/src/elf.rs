@@ -17,10 +17,12 @@
 //! # }
 //! ```
 
+mod go;
 mod notes;
 pub(crate) mod sections;
 mod symbols;
 
+pub use go::{GoFunction, GoTable};
 pub use sections::Section;
 pub(crate) use symbols::FoundSymbol;
 pub use symbols::{ElfSymbol, SymbolKind};

@@ -13,7 +13,6 @@ mod copy;
 mod debug_file;
 mod demangle;
 mod find;
-mod go;
 mod identity;
 mod linkage;
 mod living;
@@ -39,17 +38,8 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 
 use answer::Answer;
 use copy::Copy;
-use go::GoFunctions;
 use living::LivingFiles;
 use resolve::{in_file, symbolize};
-
-/// The name that a table of Go's functions has for an address, for the fuzz target, with the addresses of the program's
-/// entry point and of its code.
-#[doc(hidden)]
-#[must_use]
-pub fn go_function(table: &[u8], (entry, text): (u64, u64), address: u64) -> Option<String> {
-    GoFunctions::parse(table.to_vec(), entry, text)?.name(address)
-}
 
 /// The linker name of the function that the stub at an address of an ELF file calls, for the fuzz target.
 #[doc(hidden)]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use otelctx_remote::elf::{self, GoTable};
 use otelctx_sample::{Function, SymbolQuery};
 
 use crate::copy::Copy;
-use crate::go::GoFunctions;
 use crate::{demangle, identity, linkage};
 
 /// Functions at addresses.
@@ -50,11 +50,16 @@ fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy
     if unnamed.is_empty() {
         return;
     }
-    let functions_of_go = GoFunctions::of(file);
+    let bytes = elf::FileBytes(file);
+    let elf = elf::Elf::read(elf::Source::File(&bytes)).ok().flatten();
+    let functions_of_go = elf.and_then(|elf| GoTable::read(&elf).ok().flatten());
     let stubs = linkage::stubs(file, &addresses);
     for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
         let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
-        let function = || functions_of_go.as_ref()?.name(address);
+        let function = || {
+            let name = functions_of_go.as_ref()?.function_at(address)?.name();
+            (!name.is_empty()).then(|| name.into_owned())
+        };
         found.extend(stub.or_else(function).map(|name| Function {
             name,
             ..Function::default()

@@ -1,10 +1,10 @@
-//! The names that Go's runtime has of its functions.
+//! The functions of a Go program: their names and the sizes of their stacks.
 //!
 //! Input: the addresses of the entry point, of the code, and to look up (8 bytes each), the table.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use otelctx_symbolize::go_function;
+use otelctx_remote::elf::GoTable;
 
 /// Maximum length of a name, in bytes. Invalid UTF-8 takes three for one.
 const LIMIT: usize = 3 * 4096;
@@ -17,12 +17,21 @@ fuzz_target!(|bytes: &[u8]| {
         let word = words[8 * index..].first_chunk().copied();
         u64::from_le_bytes(word.unwrap_or_default())
     };
-    let name = || go_function(table, (word(0), word(1)), word(2));
-    let found = name();
-    assert!(
-        found
-            .as_ref()
-            .is_none_or(|it| !it.is_empty() && it.len() <= LIMIT)
-    );
-    assert_eq!(name(), found);
+    let parse = || GoTable::parse(table.to_vec(), word(0), word(1));
+    let Some(table) = parse() else {
+        return;
+    };
+    assert_eq!(parse().as_ref(), Some(&table));
+    let found = table.function_at(word(2));
+    assert!(found.is_none_or(|it| it.range().start <= word(2)));
+    for function in table.functions().take(64) {
+        assert!(function.name().len() <= LIMIT);
+        let range = function.range();
+        let mut last = None;
+        function.stack_sizes(&mut |address, _| {
+            assert!(range.contains(&address));
+            assert!(last.is_none_or(|last| last < address));
+            last = Some(address);
+        });
+    }
 });

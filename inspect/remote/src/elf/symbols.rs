@@ -76,6 +76,41 @@ impl Elf<'_> {
         Ok(found.map(|found| ElfSymbol::of(found, false)))
     }
 
+    /// Calls `visit` with the addresses of the functions that symbols name, in no order, and some of them twice: those
+    /// of type STT_FUNC and STT_GNU_IFUNC, and global symbols without a type, as assembly often has. None for a module
+    /// that is loaded, whose section headers are not.
+    ///
+    /// # Errors
+    /// If the tables are malformed, exceed the limits, or cannot be read.
+    pub fn functions(&self, visit: &mut dyn FnMut(u64)) -> Result<(), ElfError> {
+        let Source::File(file) = self.source else {
+            return Ok(());
+        };
+        let entry = size_of::<Sym64<LE>>() as u64;
+        for table in self.sections()? {
+            if !matches!(table.kind, elf::SHT_SYMTAB | elf::SHT_DYNSYM) {
+                continue;
+            }
+            chunks(table.size, entry, |skip, length| {
+                let at = table.offset.wrapping_add(skip);
+                for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
+                    let is_global = symbol.st_bind() == elf::STB_GLOBAL;
+                    let is_function = match symbol.st_type() {
+                        elf::STT_FUNC | elf::STT_GNU_IFUNC => true,
+                        elf::STT_NOTYPE => is_global,
+                        _ => false,
+                    };
+                    let section = symbol.st_shndx.get(LE);
+                    if is_function && section != elf::SHN_UNDEF && section != elf::SHN_ABS {
+                        visit(symbol.st_value.get(LE));
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// The size of the names of the symbols in `.symtab`, in bytes; 0 if there is no `.symtab`.
     pub fn size_of_names(&self) -> Result<u64, ElfError> {
         let sections = self.sections()?;
