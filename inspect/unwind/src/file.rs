@@ -12,6 +12,7 @@ use crate::maker::{self, FunctionRows, make};
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
 use crate::tables::Tables;
+use crate::uncovered::Uncovered;
 use crate::writer::Counts;
 
 /// Page size that mappings are aligned to at least. Larger ones divide into these.
@@ -20,6 +21,11 @@ const PAGE: u64 = 4096;
 const MAX_PAGE: u64 = 64 * 1024;
 /// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
 const MAX_VDSO: u64 = 64 * 1024;
+
+/// Number of functions from which on finding code without tables takes longer than walking a few
+/// stacks: some 10 ms.
+/// Node.js has 100,000, the standard libraries of C and C++ have 5,000.
+const MANY_FUNCTIONS: usize = 32_768;
 
 /// An ELF file's unwind tables, unconverted: everything that its rows depend on. Hashes tell equal
 /// tables (the same library in two containers) if the hasher has a random seed.
@@ -36,13 +42,31 @@ impl UnwindTables {
     /// # Errors
     /// When they cannot be read, or exceed a limit.
     pub fn read(elf: &Elf<'_>) -> Result<Self, Error> {
+        Self::read_with(elf, usize::MAX)
+    }
+
+    /// The same for a few stacks: without the code that no table of a large file describes.
+    pub(crate) fn read_quickly(elf: &Elf<'_>) -> Result<Self, Error> {
+        Self::read_with(elf, MANY_FUNCTIONS)
+    }
+
+    fn read_with(elf: &Elf<'_>, most_functions: usize) -> Result<Self, Error> {
         let executable = elf.loads().iter().filter(|it| it.executable);
         let machine = elf.machine();
         let architecture = Architecture::of(machine).ok_or(Error::Architecture)?;
+        let code: Vec<Segment> = executable.copied().collect();
+        let mut tables = Tables::read(elf, architecture)?;
+        if let Some(reader) = &architecture.code {
+            let functions = maker::functions(&tables, architecture, &code)?;
+            if functions.len() <= most_functions {
+                tables.uncovered = Uncovered::read(elf, &code, &functions, reader)?;
+            }
+        }
+        tables.entry_extent = tables.extent_of_entry(elf, architecture);
         Ok(UnwindTables {
             machine,
-            code: CodeSegments(executable.copied().collect()),
-            tables: Tables::read(elf, architecture)?,
+            code: CodeSegments(code),
+            tables,
         })
     }
 
@@ -56,7 +80,10 @@ impl UnwindTables {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
         // A file without tables has at most its entry point, first returns and linkage stubs.
-        let has_start = self.tables.entry_size > 0 || !self.tables.first_returns.is_empty();
+        let has_start = self.tables.entry_size > 0
+            || !self.tables.first_returns.is_empty()
+            || self.tables.go.is_some()
+            || !self.tables.uncovered.is_empty();
         if !counts.has_tables() && (rows.is_empty() || !has_start) {
             return Err(Error::NoTables);
         }

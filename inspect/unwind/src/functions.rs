@@ -5,6 +5,8 @@ use otelctx_remote::elf::{ElfError, Segment};
 use crate::error::Error;
 use crate::rows::MAX_CODE;
 
+/// Maximum number of bytes of alignment between two functions, which the first one's rule covers.
+pub(crate) const MAX_ALIGNMENT: u64 = 15;
 /// Maximum number of functions in one file: six times what LLVM's library has.
 const MAX_FUNCTIONS: usize = 1 << 20;
 
@@ -13,6 +15,8 @@ const MAX_FUNCTIONS: usize = 1 << 20;
 pub(crate) enum Source {
     EhFrame,
     DebugFrame,
+    /// The table of Go's runtime.
+    Go,
     Stubs,
     /// The program's entry point, or a call of the first function of a program or thread.
     Entry,

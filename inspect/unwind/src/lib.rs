@@ -44,6 +44,7 @@ mod error;
 mod expression;
 mod file;
 mod functions;
+mod instructions;
 mod maker;
 mod on_demand;
 mod ranges;
@@ -52,6 +53,7 @@ mod rows;
 mod rule;
 mod shards;
 mod tables;
+mod uncovered;
 mod walk;
 mod writer;
 

@@ -1,21 +1,19 @@
 //! Makes rows of a file's tables.
 
+use std::ops::Range;
+
 use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian};
-use otelctx_remote::elf::Segment;
+use otelctx_remote::elf::{GoTable, Segment};
 
 use crate::arch::Architecture;
 use crate::cfi::{Budget, Table};
 use crate::error::Error;
-use crate::functions::{Function, Functions, Source};
+use crate::functions::{Function, Functions, MAX_ALIGNMENT, Source};
+use crate::instructions::CodeWork;
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
 use crate::tables::{Bytes, Tables};
 use crate::writer::{Counts, Writer};
-
-/// Maximum number of bytes of alignment between two functions, which the first one's rule covers.
-const MAX_ALIGNMENT: u64 = 15;
-/// Maximum size of the code at the entry point, if the tables do not describe it.
-const MAX_ENTRY: u64 = 256;
 
 pub(crate) fn make(
     tables: &Tables,
@@ -24,25 +22,18 @@ pub(crate) fn make(
     dictionary: &Dictionary,
 ) -> Result<(Rows, Counts), Error> {
     let mut eh_frame = eh_frame(tables, architecture);
-    let debug_bytes = tables.debug_frame.as_deref().unwrap_or_default();
-    let mut debug_frame = DebugFrame::new(debug_bytes, LittleEndian);
-    debug_frame.set_address_size(8);
-    debug_frame.set_vendor(architecture.vendor);
-    let mut debug_frame = Table::new(debug_frame, debug_bytes, bases(tables), architecture);
-
+    let mut debug_frame = debug_frame(tables, architecture);
+    let mut counts = Counts::default();
     let mut functions = Functions::new(code);
+    eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
+    debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
+    add_others(tables, &mut functions)?;
     let mut writer = Writer::new(functions.start()?, dictionary);
-    eh_frame.functions(Source::EhFrame, &mut functions, &mut writer.counts)?;
-    debug_frame.functions(Source::DebugFrame, &mut functions, &mut writer.counts)?;
-    for (index, (start, bytes)) in tables.stubs.iter().enumerate() {
-        let end = start.saturating_add(bytes.len() as u64);
-        functions.add(Source::Stubs, *start, end, index)?;
-    }
+    writer.counts = counts;
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
-    let size = if writer.counts.has_tables() {
-        MAX_ENTRY
-    } else {
-        tables.entry_size
+    let size = match tables.entry_size {
+        0 if writer.counts.has_tables() => tables.entry_extent,
+        size => size,
     };
     let end = tables.entry.saturating_add(size);
     functions.add(Source::Entry, tables.entry, end, 0)?;
@@ -57,6 +48,9 @@ pub(crate) fn make(
         debug_frame,
         functions: functions.sorted(),
         tables,
+        uncovered: architecture.code.as_ref().map_or(Vec::new(), |reader| {
+            tables.uncovered.rules(reader, &mut CodeWork::default())
+        }),
         architecture,
     };
     maker.write(&mut writer)?;
@@ -87,6 +81,46 @@ fn eh_frame<'a>(
     section.set_address_size(8);
     section.set_vendor(architecture.vendor);
     Table::new(section, bytes, bases(tables), architecture)
+}
+
+fn debug_frame<'a>(
+    tables: &'a Tables,
+    architecture: &'static Architecture,
+) -> Table<'a, DebugFrame<Bytes<'a>>> {
+    let bytes = tables.debug_frame.as_deref().unwrap_or_default();
+    let mut section = DebugFrame::new(bytes, LittleEndian);
+    section.set_address_size(8);
+    section.set_vendor(architecture.vendor);
+    Table::new(section, bytes, bases(tables), architecture)
+}
+
+/// Adds the functions of other tables than those of call frame information.
+fn add_others(tables: &Tables, functions: &mut Functions<'_>) -> Result<(), Error> {
+    for function in tables.go.iter().flat_map(GoTable::functions) {
+        let range = function.range();
+        functions.add(Source::Go, range.start, range.end, 0)?;
+    }
+    for (index, (start, bytes)) in tables.stubs.iter().enumerate() {
+        let end = start.saturating_add(bytes.len() as u64);
+        functions.add(Source::Stubs, *start, end, index)?;
+    }
+    Ok(())
+}
+
+/// The functions that the tables describe, in order.
+pub(crate) fn functions(
+    tables: &Tables,
+    architecture: &'static Architecture,
+    code: &[Segment],
+) -> Result<Vec<Function>, Error> {
+    let mut functions = Functions::new(code);
+    let mut counts = Counts::default();
+    let mut eh_frame = eh_frame(tables, architecture);
+    eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
+    let mut debug_frame = debug_frame(tables, architecture);
+    debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
+    add_others(tables, &mut functions)?;
+    Ok(functions.sorted())
 }
 
 pub(crate) struct FunctionRows {
@@ -135,6 +169,8 @@ struct Maker<'a> {
     debug_frame: Table<'a, DebugFrame<Bytes<'a>>>,
     functions: Vec<Function>,
     tables: &'a Tables,
+    /// The rules of code that no table describes, in order.
+    uncovered: Vec<(u64, Rule)>,
     architecture: &'static Architecture,
 }
 
@@ -160,7 +196,7 @@ impl Maker<'_> {
                 continue;
             }
             if from - covered > MAX_ALIGNMENT {
-                writer.write(covered, Rule::Gap)?;
+                self.uncovered(covered..from, writer)?;
             }
             covered = function.end;
             match function.source {
@@ -169,11 +205,47 @@ impl Maker<'_> {
                     let table = &mut self.debug_frame;
                     table.evaluate(&function, from, &mut budget, writer)
                 }
+                Source::Go => self.go(&function, from, writer),
                 Source::Entry => writer.write(from, Rule::End),
                 Source::Stubs => self.stubs(&function, from, writer),
             }?;
         }
-        writer.write(covered, Rule::Gap)
+        self.uncovered(covered..u64::MAX, writer)
+    }
+
+    /// Writes the rules of code between the functions.
+    fn uncovered(&self, range: Range<u64>, writer: &mut Writer<'_>) -> Result<(), Error> {
+        writer.write(range.start, Rule::Gap)?;
+        let first = self.uncovered.partition_point(|it| it.0 < range.start);
+        let rules = self.uncovered[first..].iter();
+        for (at, rule) in rules.take_while(|it| it.0 < range.end) {
+            writer.write(*at, *rule)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the rules of a function of Go.
+    fn go(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {
+        let table = self.tables.go.as_ref();
+        let found = table.and_then(|table| table.function_at(function.start));
+        let Some(found) = found else {
+            return writer.write(from, Rule::Gap);
+        };
+        if found.is_first() || found.range().contains(&self.tables.entry) {
+            return writer.write(from, Rule::End);
+        }
+        let mut written = writer.write(from, Rule::Gap);
+        // What it calls has the frame pointer of its caller.
+        if found.changes_stack() {
+            return written;
+        }
+        let is_whole = found.stack_sizes(&mut |address, size| {
+            if written.is_ok() && (from..function.end).contains(&address) {
+                written = writer.write(address, (self.architecture.go)(size));
+            }
+        });
+        writer.counts.damaged += u64::from(!is_whole);
+        written
     }
 
     fn stubs(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {

@@ -1,10 +1,12 @@
 //! The sections of an ELF file that rows are made of.
 
 use gimli::{BaseAddresses, EndianSlice, LittleEndian};
-use otelctx_remote::elf::{Elf, ElfError, Section, Segment};
+use otelctx_remote::elf::{Elf, ElfError, GoTable, Section, Segment};
 
 use crate::arch::Architecture;
 use crate::error::Error;
+use crate::instructions::{CodeWork, FunctionCode};
+use crate::uncovered::Uncovered;
 
 /// Bytes that are read of one section. LLVM's library, the largest at hand, has 8 MiB of tables.
 const MAX_SECTION: u64 = 64 << 20;
@@ -12,6 +14,8 @@ const MAX_SECTION: u64 = 64 << 20;
 const MAX_STUBS: u64 = 1 << 20;
 /// Bytes that are read of the entry point. C libraries have 34 to 72 there.
 const ENTRY_CODE: usize = 80;
+/// Maximum size of the code at the entry point, in bytes, where its instructions are not known.
+const MAX_ENTRY: u64 = 256;
 /// Size of `.eh_frame`, in bytes, up to which a C library counts as built without tables.
 const MAX_EH_FRAME: usize = 4096;
 /// Bytes of such a library's code that are read. musl has 0.5 MiB.
@@ -40,13 +44,19 @@ pub(crate) struct Tables {
     pub(crate) entry: u64,
     /// The size of the code there, in bytes; 0 if it is not known.
     pub(crate) entry_size: u64,
+    /// The size of the code that is reached from there, in bytes, at most [`MAX_ENTRY`].
+    pub(crate) entry_extent: u64,
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
+    /// The table of Go's runtime.
+    pub(crate) go: Option<GoTable>,
     /// Return addresses of threads' first functions, in a C library without tables.
     pub(crate) first_returns: Vec<u64>,
+    /// Code that none of these describes.
+    pub(crate) uncovered: Uncovered,
 }
 
 impl Tables {
-    pub(crate) fn read(elf: &Elf<'_>, architecture: &Architecture) -> Result<Self, Error> {
+    pub(crate) fn read(elf: &Elf<'_>, architecture: &'static Architecture) -> Result<Self, Error> {
         let read = |section: &Section, limit: u64, what| {
             if section.size > limit {
                 return Err(Error::Limit { what, limit });
@@ -62,7 +72,9 @@ impl Tables {
         } else {
             tables.eh_frame = eh_frame_of_segments(elf)?;
         }
-        if let Some(section) = debug_frame.filter(|it| !it.compressed) {
+        tables.go = GoTable::read(elf)?;
+        // What Go's compiler writes there ends with its first functions, and does not say so.
+        if let Some(section) = debug_frame.filter(|it| !it.compressed && tables.go.is_none()) {
             tables.debug_frame = Some(read(&section, MAX_SECTION, "bytes of .debug_frame")?);
         }
         tables.entry = elf.entry();
@@ -81,6 +93,27 @@ impl Tables {
         }
         tables.first_returns = first_returns(elf, &tables, architecture);
         Ok(tables)
+    }
+
+    /// Finds where the code at the entry point ends, once code without tables was read.
+    pub(crate) fn extent_of_entry(&self, elf: &Elf<'_>, architecture: &Architecture) -> u64 {
+        let next = self.uncovered.next_start(self.entry);
+        let most = next.map_or(MAX_ENTRY, |next| MAX_ENTRY.min(next - self.entry));
+        let Some(reader) = &architecture.code else {
+            return most;
+        };
+        let mut bytes = vec![0; most as usize];
+        // The segment may end before.
+        while !bytes.is_empty() && elf.read_at(self.entry, &mut bytes).is_err() {
+            bytes.truncate(bytes.len() / 2);
+        }
+        let code = FunctionCode {
+            bytes: &bytes,
+            address: self.entry,
+            start: self.entry,
+            end: self.entry.saturating_add(bytes.len() as u64),
+        };
+        (reader.extent)(&code, CodeWork::default().of_function())
     }
 }
 

@@ -6,6 +6,7 @@ mod x86_64;
 use otelctx_remote::Machine;
 
 use crate::error::Error;
+use crate::instructions::CodeReader;
 use crate::rule::Rule;
 
 /// Number of registers, by DWARF number, that are kept of a frame. The last one is the address of
@@ -54,6 +55,10 @@ pub(crate) struct Architecture {
     /// Adds to `found` the return addresses of indirect calls whose result is immediately passed to
     /// one of the functions at `ends`. The code is at `start`.
     pub(crate) first_returns: fn(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>),
+    /// The rule where a function of Go has moved the stack pointer by that many bytes.
+    pub(crate) go: fn(size: i32) -> Rule,
+    /// Makes rules of instructions. `None` if this architecture's are not decoded.
+    pub(crate) code: Option<CodeReader>,
 }
 
 #[derive(Debug)]

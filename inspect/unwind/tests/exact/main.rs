@@ -7,12 +7,11 @@ mod truth;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
 
 use nix::sys::signal::Signal;
-use otelctx_fixtures::{Compiler, DEBUG_FRAME, rust_program};
+use otelctx_fixtures::{Compiler, DEBUG_FRAME, rust_program, tier};
 use otelctx_remote::{FileCache, LiveProcess, Machine, Modules, Target};
 use otelctx_unwind::{CodeMap, Dictionary, Frame, MakeRules, Registers, StackEnd, walk};
 
@@ -36,17 +35,9 @@ struct Tally {
     wrong: Vec<String>,
     /// Wrong stacks in which the frame pointer had to do, by where.
     guessed: BTreeMap<String, u64>,
-    /// The same in [`FRAMELESS`] functions.
-    frameless: u64,
     /// Between two stacks: not compared.
     switching: u64,
 }
-
-/// Functions that have no unwind tables and no frame, where the frame pointer is their caller's, so that the
-/// walk by it leaves that caller out; and what follows each.
-///
-/// The first one is of crtbegin.o (libgcc/crtstuff.c). `__do_global_dtors_aux` calls it, which has a frame.
-const FRAMELESS: [(&str, &str); 1] = [("deregister_tm_clones", "register_tm_clones")];
 
 /// A program to execute.
 struct Run {
@@ -85,7 +76,6 @@ impl Run {
         let mut same = Vec::new();
         let target = LiveProcess::new(&tracee.process, &tracee.memory);
         let mut truth = Truth::new(stacks(&target, &files));
-        let frameless = frameless(&target, &files);
         if let Some(name) = self.from {
             let modules = Modules::read(&target, &files).expect("it lives");
             let (_, address) = modules.address_of(&target, name).expect("the function");
@@ -135,15 +125,7 @@ impl Run {
                 &mut same,
             );
             assert_eq!((again, &same), (end, &frames), "with rules on demand");
-            compare(
-                &mut tally,
-                &mut pending,
-                &tracee,
-                &truth,
-                &frameless,
-                &frames,
-                end,
-            );
+            compare(&mut tally, &mut pending, &tracee, &truth, &frames, end);
         }
         tally
             .wrong
@@ -185,14 +167,6 @@ fn stacks(target: &LiveProcess<'_>, files: &FileCache) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// The code of [`FRAMELESS`] functions.
-fn frameless(target: &LiveProcess<'_>, files: &FileCache) -> Vec<Range<u64>> {
-    let modules = Modules::read(target, files).expect("it lives");
-    let address = |name| Some(modules.address_of(target, name)?.1);
-    let range = |(name, next)| Some(address(name)?..address(next)?);
-    FRAMELESS.into_iter().filter_map(range).collect()
-}
-
 /// A stack that is not what it really is now.
 struct Pending {
     callers: Vec<(u64, bool)>,
@@ -209,7 +183,6 @@ fn compare(
     pending: &mut Vec<Pending>,
     tracee: &Tracee,
     truth: &Truth,
-    frameless: &[Range<u64>],
     frames: &[Frame],
     end: StackEnd,
 ) {
@@ -248,11 +221,7 @@ fn compare(
         *tally.cut.entry(format!("{last}: {end}")).or_default() += 1;
     } else if frames.iter().any(|frame| frame.by_frame_pointer) {
         let last = frames[matching.saturating_sub(1)].address;
-        if frameless.iter().any(|code| code.contains(&last)) {
-            tally.frameless += 1;
-        } else {
-            *tally.guessed.entry(place(tracee, last)).or_default() += 1;
-        }
+        *tally.guessed.entry(place(tracee, last)).or_default() += 1;
     } else {
         let at = place(tracee, frames[matching.saturating_sub(1)].address);
         let first = |stack: &[(u64, bool)]| {
@@ -342,6 +311,37 @@ fn stacks_by_debug_frame_are_right_at_every_instruction() {
         let mut run = Run::new(program, &["1", "rwalsjkf"]);
         run.limit = 40_000;
         run.run().check(&format!("{compiler:?}"), 0.99);
+    }
+}
+
+/// The program's own functions have rules by their instructions alone, and those of the C library have tables.
+#[test]
+fn stacks_of_programs_without_tables_are_right_at_every_instruction() {
+    let without = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"];
+    let (gcc, clang) = (Compiler::gcc(), Compiler::clang());
+    let usual = [
+        (gcc, &["-O2", "-fomit-frame-pointer"][..]),
+        (clang, &["-O3", "-fomit-frame-pointer", "-s"]),
+    ];
+    let others = [
+        (gcc, &["-O0"][..]),
+        (gcc, &["-O2", "-fno-omit-frame-pointer", "-s"]),
+        (gcc, &["-Os", "-fcf-protection=full", "-s"]),
+        (gcc, &["-O3", "-mavx2", "-mstackrealign"]),
+        (clang, &["-O0"]),
+    ];
+    for (compiler, flags) in usual.iter().chain(tier::usual_or_all(&[][..], &others)) {
+        let Some(program) = program(*compiler, &[&without[..], flags].concat()) else {
+            continue;
+        };
+        // Other stacks are known by their symbols.
+        let parts = match flags.contains(&"-s") {
+            true => "ralj",
+            false => "rwalsjkf",
+        };
+        let mut run = Run::new(program, &["1", parts]);
+        run.from = None;
+        run.run().check(&format!("{compiler:?} {flags:?}"), 0.99);
     }
 }
 

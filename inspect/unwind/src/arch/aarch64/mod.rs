@@ -39,7 +39,28 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // On aarch64, no program is known whose entry point has no unwind tables.
     entry: |_| 0,
     first_returns,
+    go,
+    code: None,
 };
+
+/// Go's functions have the return address at the stack pointer, and the frame pointer below it (`preprocess` in Go's
+/// src/cmd/internal/obj/arm64/obj7.go).
+fn go(size: i32) -> Rule {
+    let (frame_pointer, return_address) = match size {
+        0 => (Saved::Same, ReturnAddress::Register(30)),
+        1..=0x3fff_ffff => (Saved::AtCfa(-size - 8), ReturnAddress::AtCfa(-size)),
+        _ => return Rule::Unsupported,
+    };
+    Rule::Frame(FrameRule {
+        cfa: Cfa::Register {
+            register: ARCHITECTURE.stack_pointer,
+            offset: size,
+        },
+        frame_pointer,
+        base: Saved::Unknown,
+        return_address,
+    })
+}
 
 fn first_returns(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>) {
     let word = |index: usize| {

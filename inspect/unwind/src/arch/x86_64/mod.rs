@@ -1,8 +1,10 @@
 //! x86-64.
 
+mod code;
 mod stubs;
 
 use super::{Architecture, ContextLayout, MAX_FIRST_RETURNS, ReadBefore};
+use crate::instructions::CodeReader;
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
 /// System V ABI, AMD64 supplement, figure 3.36 "DWARF Register Number Mapping".
@@ -38,6 +40,15 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     stubs: stubs::rules,
     entry,
     first_returns,
+    go,
+    code: Some(CodeReader {
+        function: code::function,
+        extent: code::extent,
+        calls: code::calls,
+        is_call: code::is_call,
+        may_start: code::may_start,
+        skip_padding: code::skip_padding,
+    }),
 };
 
 /// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and has `hlt` behind its
@@ -114,6 +125,20 @@ fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     let is_start =
         next[0] == PUSH && moves(&next[1..4]) || starts.iter().any(|it| next.starts_with(it));
     is_start.then(|| above_stack_pointer(0))
+}
+
+/// Go's functions save the frame pointer first (`preprocess` in Go's src/cmd/internal/obj/x86/obj6.go).
+fn go(size: i32) -> Rule {
+    if !(0..=i32::MAX - 8).contains(&size) {
+        return Rule::Unsupported;
+    }
+    let Rule::Frame(mut frame) = above_stack_pointer(size) else {
+        return Rule::Unsupported;
+    };
+    if size >= 8 {
+        frame.frame_pointer = Saved::AtCfa(-16);
+    }
+    Rule::Frame(frame)
 }
 
 /// The rule while nothing but the return address and `bytes` below it is on the stack.

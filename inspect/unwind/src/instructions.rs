@@ -1,0 +1,133 @@
+//! What reading a function's instructions takes and gives, whatever the architecture.
+
+use std::ops::Range;
+
+use crate::rule::Rule;
+
+/// Instructions that are decoded of one file, counting repetitions.
+pub(crate) const MAX_WORK: u64 = 8 << 20;
+/// Instructions that are decoded of one function, counting repetitions.
+pub(crate) const MAX_FUNCTION: u64 = 1 << 18;
+
+/// A direct call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    /// The address of the instruction.
+    pub(crate) at: u64,
+    pub(crate) target: u64,
+}
+
+/// Reads instructions.
+#[derive(Debug)]
+pub(crate) struct CodeReader {
+    /// The rules of a function. `None` if its code cannot be a function's, or cannot be shown to be one: no path
+    /// returns with the stack as it was at the start.
+    pub(crate) function: fn(code: &FunctionCode<'_>, work: &mut CodeWork) -> Option<CodeRules>,
+    /// The number of bytes from the start of the code that are reached from there without a gap.
+    pub(crate) extent: fn(code: &FunctionCode<'_>, work: &mut CodeWork) -> u64,
+    /// What looks like direct calls in the code at `start`.
+    pub(crate) calls: fn(code: &[u8], start: u64) -> Vec<Call>,
+    /// Returns whether there is an instruction at `at`, given the code from a function's start to there.
+    pub(crate) is_call: fn(code: &[u8], start: u64, at: u64) -> bool,
+    /// Returns whether a function may start between these bytes.
+    pub(crate) may_start: fn(before: &[u8], from: &[u8]) -> bool,
+    /// The first instruction from an address on that is no padding.
+    pub(crate) skip_padding: fn(code: &FunctionCode<'_>, start: u64) -> u64,
+}
+
+/// The work that one file's code may still cause.
+#[derive(Debug)]
+pub(crate) struct CodeWork {
+    pub(crate) left: u64,
+    left_of_function: u64,
+}
+
+impl Default for CodeWork {
+    fn default() -> Self {
+        CodeWork {
+            left: MAX_WORK,
+            left_of_function: 0,
+        }
+    }
+}
+
+impl CodeWork {
+    pub(crate) fn of_function(&mut self) -> &mut Self {
+        self.left_of_function = MAX_FUNCTION;
+        self
+    }
+
+    pub(crate) fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Takes one instruction; `None` if there is no more work to do.
+    pub(crate) fn take(&mut self) -> Option<()> {
+        self.left_of_function = self.left_of_function.checked_sub(1)?;
+        self.left = self.left.checked_sub(1)?;
+        Some(())
+    }
+}
+
+/// A function's code, or what may be one's.
+#[derive(Debug)]
+pub(crate) struct FunctionCode<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// The address of the first byte.
+    pub(crate) address: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl<'a> FunctionCode<'a> {
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// The bytes from an address in it on.
+    pub(crate) fn from(&self, address: u64) -> Option<&'a [u8]> {
+        let from = address.checked_sub(self.address)?;
+        let to = self.end.checked_sub(self.address)?;
+        self.bytes.get(from as usize..to as usize)
+    }
+}
+
+/// The rules of instructions in address order.
+#[derive(Debug, Default)]
+pub(crate) struct CodeRules {
+    /// [`Rule::Gap`] where a straight range ends.
+    pub(crate) rules: Vec<(u64, Rule)>,
+    /// The targets of direct calls.
+    pub(crate) calls: Vec<u64>,
+}
+
+impl CodeRules {
+    /// Adds the rule of the next instruction.
+    pub(crate) fn add(&mut self, address: u64, rule: Rule) {
+        self.rules
+            .pop_if(|last| last.0 >= address && last.1 == Rule::Gap);
+        if self.rules.last().is_none_or(|last| last.0 < address) {
+            self.rules.push((address, rule));
+        }
+    }
+
+    /// Ends a straight range.
+    pub(crate) fn end(&mut self, address: u64) {
+        if self.rules.last().is_some_and(|last| last.0 < address) {
+            self.rules.push((address, Rule::Gap));
+        }
+    }
+
+    /// The ranges of instructions without a hole.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let parts = self.rules.split_inclusive(|it| it.1 == Rule::Gap);
+        parts.filter_map(|part| Some(part.first()?.0..part.last()?.0))
+    }
+
+    /// The rules of a range that [`ranges`](Self::ranges) returned, with its end.
+    pub(crate) fn of(&self, range: &Range<u64>) -> Vec<(u64, Rule)> {
+        let first = self.rules.partition_point(|it| it.0 < range.start);
+        let behind = self.rules.partition_point(|it| it.0 <= range.end);
+        self.rules[first..behind].to_vec()
+    }
+}
