@@ -36,4 +36,5 @@ mod terminal;
 mod top;
 mod unprivileged;
 mod watch;
+mod without_tables;
 mod yama;

@@ -17,6 +17,7 @@ use super::steps::{configure_steps, forget_steps, steps_of};
 use super::targets::{places_of, target};
 use super::unwind::Unwinding;
 use crate::backend::Backend;
+use crate::backend::MAX_ROWS_WAIT;
 use crate::process::check_target;
 use crate::processes::Processes;
 use crate::refusal::Refusal;
@@ -28,10 +29,6 @@ const QUIET: Duration = Duration::from_secs(1);
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often to search for processes whose end was not reported.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Maximum time to wait for the rows of the requested processes before sampling starts: those of
-/// the largest programs take 100 ms, and stacks are incomplete without them.
-const MAX_ROWS_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Recorder {
     loaded: Loaded,

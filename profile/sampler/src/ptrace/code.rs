@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{FileCache, LiveProcess, Process};
@@ -47,18 +47,36 @@ impl CodeReader {
         })
     }
 
+    /// Requests the code of processes before they are sampled, and waits for it, at most this long.
+    pub(super) fn read_ahead(&mut self, pids: &[i32], limit: Duration) {
+        for pid in pids {
+            self.refresh(*pid);
+        }
+        let end = Instant::now() + limit;
+        while self.processes.values().any(|code| code.is_requested) {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.answers.recv_timeout(left) {
+                Ok(answer) => self.take(answer),
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn take(&mut self, Answer { pid, map }: Answer) {
+        // The process may have ended meanwhile.
+        if let Some(code) = self.processes.get_mut(&pid) {
+            let before = code.map.as_ref().map_or(0, |map| map.mappings().len());
+            let is_new = map.mappings().len() != before;
+            code.reads.done(Instant::now(), Duration::ZERO, is_new);
+            code.is_requested = false;
+            code.map = Some(Arc::new(map));
+        }
+    }
+
     /// Returns the code of a process, or requests it.
     pub(super) fn of(&mut self, pid: i32) -> Option<Arc<CodeMap>> {
-        for Answer { pid, map } in self.answers.try_iter() {
-            // The process may have ended meanwhile.
-            if let Some(code) = self.processes.get_mut(&pid) {
-                let before = code.map.as_ref().map_or(0, |map| map.mappings().len());
-                let is_new = map.mappings().len() != before;
-                let now = Instant::now();
-                code.reads.done(now, std::time::Duration::ZERO, is_new);
-                code.is_requested = false;
-                code.map = Some(Arc::new(map));
-            }
+        while let Ok(answer) = self.answers.try_recv() {
+            self.take(answer);
         }
         if !self.processes.contains_key(&pid) {
             self.refresh(pid);

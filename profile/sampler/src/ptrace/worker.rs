@@ -17,6 +17,7 @@ use super::account::EndedThreads;
 use super::code::CodeReader;
 use super::target::{DueThread, ReadOptions, Target, start_ticks};
 use super::{Shared, WorkerSample};
+use crate::backend::MAX_ROWS_WAIT;
 use crate::{Options, Targets, nanoseconds};
 
 /// Time between two surveys: which processes exist, and which of them have run.
@@ -66,6 +67,12 @@ impl Worker {
         messages: SyncSender<Message>,
         shared: Arc<Shared>,
     ) -> io::Result<Self> {
+        let mut code = CodeReader::start()?;
+        if let Targets::Processes(pids) = &options.targets
+            && options.user_stacks
+        {
+            code.read_ahead(pids, MAX_ROWS_WAIT);
+        }
         Ok(Self {
             targets: HashMap::default(),
             whole_machine: options.targets == Targets::All,
@@ -80,7 +87,7 @@ impl Worker {
             older_children: HashSet::default(),
             ended: EndedThreads::default(),
             skipped: 0,
-            code: CodeReader::start()?,
+            code,
             messages,
             shared,
         })
