@@ -38,7 +38,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    fn take_row(&mut self) -> Result<(), Error> {
+    pub(crate) fn take_row(&mut self) -> Result<(), Error> {
         let (what, limit) = ("rows", MAX_EVALUATED);
         let left = self.rows.checked_sub(1);
         self.rows = left.ok_or(Error::Limit { what, limit })?;

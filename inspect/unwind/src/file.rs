@@ -22,10 +22,9 @@ const MAX_PAGE: u64 = 64 * 1024;
 /// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
 const MAX_VDSO: u64 = 64 * 1024;
 
-/// Number of functions from which on finding code without tables takes longer than walking a few
-/// stacks: some 10 ms.
-/// Node.js has 100,000, the standard libraries of C and C++ have 5,000.
-const MANY_FUNCTIONS: usize = 32_768;
+/// Maximum number of functions in the tables of a file whose other code is read for a few stacks: with more, that takes
+/// longer than walking them, some 10 ms. Node.js has 100,000, the standard libraries of C and C++ have 5,000.
+const MAX_FUNCTIONS_ON_DEMAND: usize = 32_768;
 
 /// An ELF file's unwind tables, unconverted: everything that its rows depend on. Hashes tell equal
 /// tables (the same library in two containers) if the hasher has a random seed.
@@ -45,12 +44,12 @@ impl UnwindTables {
         Self::read_with(elf, usize::MAX)
     }
 
-    /// The same for a few stacks: without the code that no table of a large file describes.
-    pub(crate) fn read_quickly(elf: &Elf<'_>) -> Result<Self, Error> {
-        Self::read_with(elf, MANY_FUNCTIONS)
+    /// Reads them for a few stacks: without the code that the tables of a large file do not describe.
+    pub(crate) fn read_on_demand(elf: &Elf<'_>) -> Result<Self, Error> {
+        Self::read_with(elf, MAX_FUNCTIONS_ON_DEMAND)
     }
 
-    fn read_with(elf: &Elf<'_>, most_functions: usize) -> Result<Self, Error> {
+    fn read_with(elf: &Elf<'_>, max_functions: usize) -> Result<Self, Error> {
         let executable = elf.loads().iter().filter(|it| it.executable);
         let machine = elf.machine();
         let architecture = Architecture::of(machine).ok_or(Error::Architecture)?;
@@ -58,8 +57,8 @@ impl UnwindTables {
         let mut tables = Tables::read(elf, architecture)?;
         if let Some(reader) = &architecture.code {
             let functions = maker::functions(&tables, architecture, &code)?;
-            if functions.len() <= most_functions {
-                tables.uncovered = Uncovered::read(elf, &code, &functions, reader)?;
+            if functions.len() <= max_functions {
+                tables.uncovered = Uncovered::read(elf, &code, &functions, reader);
             }
         }
         tables.entry_extent = tables.extent_of_entry(elf, architecture);

@@ -18,21 +18,25 @@ pub(crate) struct Call {
 }
 
 /// Reads instructions.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct CodeReader {
-    /// The rules of a function. `None` if its code cannot be a function's, or cannot be shown to be one: no path
+    /// Makes the rules of a function. `None` if its code cannot be a function's, or cannot be shown to be one: no path
     /// returns with the stack as it was at the start.
     pub(crate) function: fn(code: &FunctionCode<'_>, work: &mut CodeWork) -> Option<CodeRules>,
-    /// The number of bytes from the start of the code that are reached from there without a gap.
+    /// Returns the number of bytes from the start of a program's code that are reached from there without a gap, and
+    /// belong to no function that it calls.
     pub(crate) extent: fn(code: &FunctionCode<'_>, work: &mut CodeWork) -> u64,
-    /// What looks like direct calls in the code at `start`.
-    pub(crate) calls: fn(code: &[u8], start: u64) -> Vec<Call>,
-    /// Returns whether there is an instruction at `at`, given the code from a function's start to there.
-    pub(crate) is_call: fn(code: &[u8], start: u64, at: u64) -> bool,
-    /// Returns whether a function may start between these bytes.
-    pub(crate) may_start: fn(before: &[u8], from: &[u8]) -> bool,
-    /// The first instruction from an address on that is no padding.
-    pub(crate) skip_padding: fn(code: &FunctionCode<'_>, start: u64) -> u64,
+    /// Finds what looks like direct calls in the code at `start`, in order.
+    pub(crate) calls: for<'a> fn(code: &'a [u8], start: u64) -> Box<dyn Iterator<Item = Call> + 'a>,
+    /// Returns the first address of an instruction that is not below `at`, in the code at `start`, which is that of an
+    /// instruction.
+    pub(crate) next_instruction: fn(code: &[u8], start: u64, at: u64) -> u64,
+    /// Returns whether a function may start between these bytes: behind an instruction that nothing follows, and
+    /// padding. A call counts as one if `may_follow_call`.
+    pub(crate) may_start: fn(before: &[u8], from: &[u8], may_follow_call: bool) -> bool,
+    /// Returns the address of the first instruction from an address on that is no padding; the end of the code if there
+    /// is none, or no work left.
+    pub(crate) skip_padding: fn(code: &FunctionCode<'_>, start: u64, work: &mut CodeWork) -> u64,
 }
 
 /// The work that one file's code may still cause.
@@ -46,12 +50,13 @@ impl Default for CodeWork {
     fn default() -> Self {
         CodeWork {
             left: MAX_WORK,
-            left_of_function: 0,
+            left_of_function: MAX_FUNCTION,
         }
     }
 }
 
 impl CodeWork {
+    /// Starts the work on another function.
     pub(crate) fn of_function(&mut self) -> &mut Self {
         self.left_of_function = MAX_FUNCTION;
         self
@@ -63,9 +68,16 @@ impl CodeWork {
 
     /// Takes one instruction; `None` if there is no more work to do.
     pub(crate) fn take(&mut self) -> Option<()> {
-        self.left_of_function = self.left_of_function.checked_sub(1)?;
-        self.left = self.left.checked_sub(1)?;
-        Some(())
+        self.take_many(1)
+    }
+
+    /// Takes as much work as decoding `count` instructions is.
+    pub(crate) fn take_many(&mut self, count: u64) -> Option<()> {
+        let left_of_function = self.left_of_function.checked_sub(count);
+        let left = self.left.checked_sub(count);
+        self.left_of_function = left_of_function.unwrap_or_default();
+        self.left = left.unwrap_or_default();
+        left_of_function.and(left).map(|_| ())
     }
 }
 
@@ -77,6 +89,8 @@ pub(crate) struct FunctionCode<'a> {
     pub(crate) address: u64,
     pub(crate) start: u64,
     pub(crate) end: u64,
+    /// Addresses at which functions are known to start, in order.
+    pub(crate) starts: &'a [u64],
 }
 
 impl<'a> FunctionCode<'a> {
@@ -102,11 +116,12 @@ pub(crate) struct CodeRules {
 }
 
 impl CodeRules {
-    /// Adds the rule of the next instruction.
+    /// Adds the rule of the next instruction, unless it is that of the one before.
     pub(crate) fn add(&mut self, address: u64, rule: Rule) {
         self.rules
             .pop_if(|last| last.0 >= address && last.1 == Rule::Gap);
-        if self.rules.last().is_none_or(|last| last.0 < address) {
+        let last = self.rules.last();
+        if last.is_none_or(|last| last.0 < address && last.1 != rule) {
             self.rules.push((address, rule));
         }
     }

@@ -1,6 +1,6 @@
 //! Makes rows of a file's tables.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian};
 use otelctx_remote::elf::{GoTable, Segment};
@@ -205,7 +205,7 @@ impl Maker<'_> {
                     let table = &mut self.debug_frame;
                     table.evaluate(&function, from, &mut budget, writer)
                 }
-                Source::Go => self.go(&function, from, writer),
+                Source::Go => self.go(&function, from, &mut budget, writer),
                 Source::Entry => writer.write(from, Rule::End),
                 Source::Stubs => self.stubs(&function, from, writer),
             }?;
@@ -225,7 +225,13 @@ impl Maker<'_> {
     }
 
     /// Writes the rules of a function of Go.
-    fn go(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {
+    fn go(
+        &self,
+        function: &Function,
+        from: u64,
+        budget: &mut Budget,
+        writer: &mut Writer<'_>,
+    ) -> Result<(), Error> {
         let table = self.tables.go.as_ref();
         let found = table.and_then(|table| table.function_at(function.start));
         let Some(found) = found else {
@@ -235,17 +241,35 @@ impl Maker<'_> {
             return writer.write(from, Rule::End);
         }
         let mut written = writer.write(from, Rule::Gap);
-        // What it calls has the frame pointer of its caller.
-        if found.changes_stack() {
+        // What it calls has the frame pointer of its caller. And signal handlers return to code that is known without
+        // a rule, but none is between it and the function before.
+        if found.changes_stack() || found.is_signal_return() {
             return written;
         }
+        let is_assembly = found.is_assembly();
         let is_whole = found.stack_sizes(&mut |address, size| {
-            if written.is_ok() && (from..function.end).contains(&address) {
-                written = writer.write(address, (self.architecture.go)(size));
+            if address >= function.end {
+                return ControlFlow::Break(());
+            }
+            // The last size before it holds there.
+            let rule = (self.architecture.go)(size, is_assembly);
+            written = budget.take_row();
+            if written.is_ok() {
+                written = writer.write(address.max(from), rule);
+            }
+            match written {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
             }
         });
+        written?;
         writer.counts.damaged += u64::from(!is_whole);
-        written
+        let next = table.and_then(|table| table.function_at(function.end));
+        if next.is_some_and(|next| next.is_signal_return()) {
+            // The walk looks one byte before a return address.
+            writer.write(from.max(function.end - 1), Rule::Gap)?;
+        }
+        Ok(())
     }
 
     fn stubs(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {

@@ -42,7 +42,7 @@ impl RulesOnDemand {
     /// # Errors
     /// When there are none, they cannot be read, or they exceed a limit.
     pub(crate) fn of(elf: &Elf<'_>, dictionary: &Arc<Dictionary>) -> Result<Self, Error> {
-        let tables = UnwindTables::read_quickly(elf)?;
+        let tables = UnwindTables::read_on_demand(elf)?;
         let mut header = Vec::new();
         if let Some(segment) = elf.eh_frame_header() {
             header.resize(segment.memory_size.min(MAX_HEADER) as usize, 0);

@@ -95,14 +95,14 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Finds where the code at the entry point ends, once code without tables was read.
+    /// Finds the size of the code at the entry point, in bytes, once code without tables was read.
     pub(crate) fn extent_of_entry(&self, elf: &Elf<'_>, architecture: &Architecture) -> u64 {
-        let next = self.uncovered.next_start(self.entry);
-        let most = next.map_or(MAX_ENTRY, |next| MAX_ENTRY.min(next - self.entry));
         let Some(reader) = &architecture.code else {
-            return most;
+            return extent_by_symbols(elf, self.entry);
         };
-        let mut bytes = vec![0; most as usize];
+        let next = self.uncovered.next_start(self.entry);
+        let size = next.map_or(MAX_ENTRY, |next| MAX_ENTRY.min(next - self.entry));
+        let mut bytes = vec![0; size as usize];
         // The segment may end before.
         while !bytes.is_empty() && elf.read_at(self.entry, &mut bytes).is_err() {
             bytes.truncate(bytes.len() / 2);
@@ -112,8 +112,21 @@ impl Tables {
             address: self.entry,
             start: self.entry,
             end: self.entry.saturating_add(bytes.len() as u64),
+            starts: &[],
         };
-        (reader.extent)(&code, CodeWork::default().of_function())
+        (reader.extent)(&code, &mut CodeWork::default())
+    }
+}
+
+/// The size of the function at a program's entry point that its symbols show, in bytes; 0 if none names it.
+fn extent_by_symbols(elf: &Elf<'_>, entry: u64) -> u64 {
+    let is_near = |address: u64| (entry..entry.saturating_add(MAX_ENTRY)).contains(&address);
+    // Without symbols, the tables are still good.
+    let functions = elf.functions(&is_near).unwrap_or_default();
+    match functions[..] {
+        [first, next, ..] if first == entry => next - entry,
+        [first] if first == entry => MAX_ENTRY,
+        _ => 0,
     }
 }
 

@@ -1,22 +1,24 @@
 //! Functions that no table describes: assembly, and code of compilers that write no tables. Their rules are made of
 //! their instructions.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use otelctx_remote::elf::{Elf, ElfError, Segment};
+use otelctx_remote::elf::{Elf, Segment};
 
 use crate::functions::{Function, MAX_ALIGNMENT};
 use crate::instructions::{Call, CodeReader, CodeWork, FunctionCode};
 use crate::rule::Rule;
 
-/// Maximum size of the code without tables that is read of one file, in bytes. Programs without any tables, such as
-/// Go's, exceed it.
+/// Maximum size of the code without tables that is read of one file, and of all code in which calls of it are searched
+/// for, in bytes. Programs without any tables exceed it if they are large.
 const MAX_CODE: u64 = 16 << 20;
-/// Size of the code without tables, in bytes, up to which calls of it are not searched for in other code: nearly every
-/// file has a few functions of its start (libgcc/crtstuff.c).
-const FEW: usize = 1024;
-/// Starts that are taken from calls in code with tables.
-const MAX_STARTS: usize = 65_536;
+/// Minimum size of the code without tables, in bytes, for which calls of it are searched for in other code: nearly
+/// every file has less, of a few functions of its start (libgcc/crtstuff.c).
+const MIN_SEARCHED_CODE: usize = 1024;
+/// Maximum number of addresses at which functions start that symbols and calls show, of one file: one for each 256
+/// bytes of [`MAX_CODE`].
+const MAX_FUNCTION_STARTS: usize = 65_536;
 /// Maximum number of times that code is read again with the starts that its calls have shown.
 const MAX_ROUNDS: usize = 4;
 /// Functions are aligned to this many bytes, where nothing says where they start.
@@ -37,78 +39,77 @@ struct Piece {
 }
 
 impl Uncovered {
-    /// Reads what is between the functions of the tables, which are in order.
-    ///
-    /// # Errors
-    /// When it cannot be read.
+    /// Reads what is between the functions of the tables, which are in order. What cannot be read is left out.
     pub(crate) fn read(
         elf: &Elf<'_>,
         segments: &[Segment],
         functions: &[Function],
         reader: &CodeReader,
-    ) -> Result<Self, ElfError> {
-        let mut uncovered = Uncovered::default();
-        let mut left = MAX_CODE;
+    ) -> Self {
+        let pieces = read_pieces(elf, segments, functions);
+        let starts = Vec::new();
+        let mut uncovered = Uncovered { pieces, starts };
+        if uncovered.is_empty() {
+            return uncovered;
+        }
+        let is_inside = |address| uncovered.piece_at(address).is_some();
+        // A file's tables count, even if its symbols are damaged.
+        let mut starts = elf.functions(&is_inside).unwrap_or_default();
+        starts.truncate(MAX_FUNCTION_STARTS);
+        let sizes = uncovered.pieces.iter().map(|it| it.bytes.len());
+        if sizes.sum::<usize>() >= MIN_SEARCHED_CODE {
+            uncovered.add_called(&mut starts, elf, segments, functions, reader);
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        uncovered.starts = starts;
+        uncovered
+    }
+
+    /// Adds the functions that code with tables calls.
+    fn add_called(
+        &self,
+        starts: &mut Vec<u64>,
+        elf: &Elf<'_>,
+        segments: &[Segment],
+        functions: &[Function],
+        reader: &CodeReader,
+    ) {
+        let sizes = segments.iter().map(|it| it.file_size);
+        if sizes.fold(0, u64::saturating_add) > MAX_CODE {
+            return;
+        }
         for segment in segments {
-            let mut covered = segment.address;
-            let end = segment.address.saturating_add(segment.file_size);
-            let first = functions.partition_point(|it| it.end <= covered);
-            let inside = functions[first..].iter();
-            let inside = inside.take_while(|it| it.start < end);
-            for next in inside
-                .map(|it| it.start..it.end)
-                .chain(std::iter::once(end..end))
-            {
-                let size = next.start.saturating_sub(covered);
-                if size > MAX_ALIGNMENT && size <= left {
-                    left -= size;
-                    let mut bytes = vec![0; size as usize];
-                    // An image or a core file can lack it.
-                    if elf.read_at(covered, &mut bytes).is_ok() {
-                        uncovered.pieces.push(Piece {
-                            start: covered,
-                            bytes,
-                        });
-                    }
-                }
-                covered = covered.max(next.end);
+            let mut bytes = vec![0; segment.file_size as usize];
+            if elf.read_at(segment.address, &mut bytes).is_err() {
+                continue;
             }
-        }
-        uncovered.pieces.sort_by_key(|piece| piece.start);
-        if !uncovered.pieces.is_empty() {
-            let (pieces, starts) = (&uncovered.pieces, &mut uncovered.starts);
-            let find = |address: u64| {
-                let behind = pieces.partition_point(|it| it.start <= address);
-                let piece = pieces.get(behind.checked_sub(1)?)?;
-                piece.contains(address).then_some(piece)
-            };
-            elf.functions(&mut |address| starts.extend(find(address).map(|_| address)))?;
-            let size = segments.iter().map(|it| it.file_size).sum::<u64>();
-            let uncovered = pieces.iter().map(|it| it.bytes.len()).sum::<usize>();
-            if uncovered >= FEW && size <= MAX_CODE {
-                for segment in segments {
-                    let mut bytes = vec![0; segment.file_size as usize];
-                    if elf.read_at(segment.address, &mut bytes).is_err() {
-                        continue;
-                    }
-                    let calls = (reader.calls)(&bytes, segment.address).into_iter();
-                    let calls = calls.filter_map(|Call { at, target }| {
-                        find(target)?.may_start_at(target, reader).then_some(())?;
-                        // From the start of the function that the tables describe there.
-                        let behind = functions.partition_point(|it| it.start <= at);
-                        let caller = functions.get(behind.checked_sub(1)?)?;
-                        let from = caller.start.checked_sub(segment.address)? as usize;
-                        let code = bytes.get(from..(at - segment.address) as usize)?;
-                        let is_call = at < caller.end && (reader.is_call)(code, caller.start, at);
-                        is_call.then_some(target)
-                    });
-                    starts.extend(calls.take(MAX_STARTS));
+            // The last caller, and the address up to which it was decoded: each byte is decoded once.
+            let mut decoded = (None, 0);
+            for Call { at, target } in (reader.calls)(&bytes, segment.address) {
+                if starts.len() >= MAX_FUNCTION_STARTS {
+                    return;
+                }
+                if !self.may_be_called(target, reader) {
+                    continue;
+                }
+                let behind = functions.partition_point(|it| it.start <= at);
+                let caller = behind.checked_sub(1).and_then(|it| functions.get(it));
+                let caller = caller.filter(|it| it.start >= segment.address && at < it.end);
+                let Some(caller) = caller else {
+                    continue;
+                };
+                if decoded.0 != Some(caller.start) {
+                    decoded = (Some(caller.start), caller.start);
+                }
+                let from = (decoded.1 - segment.address) as usize;
+                let code = bytes.get(from..).unwrap_or_default();
+                decoded.1 = (reader.next_instruction)(code, decoded.1, at);
+                if decoded.1 == at {
+                    starts.push(target);
                 }
             }
-            starts.sort_unstable();
-            starts.dedup();
         }
-        Ok(uncovered)
     }
 
     /// Whether there is any.
@@ -126,33 +127,33 @@ impl Uncovered {
     pub(crate) fn rules(&self, reader: &CodeReader, work: &mut CodeWork) -> Vec<(u64, Rule)> {
         let mut starts = self.starts.clone();
         let mut found = Vec::new();
-        for _ in 0..MAX_ROUNDS {
-            found.clear();
-            let mut called = Vec::new();
+        for round in 0..MAX_ROUNDS {
+            let mut of_round = Round {
+                uncovered: self,
+                reader,
+                starts: &starts,
+                found: Vec::new(),
+                called: BTreeSet::new(),
+            };
             for piece in &self.pieces {
-                find(piece, &starts, reader, work, &mut found, &mut called);
+                of_round.find(piece, work);
             }
-            // Where functions are not aligned, calls of them show where they start.
-            called.retain(|address| {
-                let piece = self.piece_at(*address);
-                let may_start = piece.is_some_and(|piece| piece.may_start_at(*address, reader));
-                may_start && starts.binary_search(address).is_err()
-            });
+            let Round {
+                found: of_round,
+                called,
+                ..
+            } = of_round;
+            // Without work for all of it, a later round has less.
+            if round == 0 || !work.is_spent() {
+                found = of_round;
+            }
             if called.is_empty() || work.is_spent() {
                 break;
             }
-            starts.append(&mut called);
+            starts.extend(called);
             starts.sort_unstable();
-            starts.dedup();
         }
-        found.sort_by_key(|rules: &Vec<(u64, Rule)>| rules.first().map(|rule| rule.0));
-        let mut all: Vec<(u64, Rule)> = Vec::new();
-        for (at, rule) in found.into_iter().flatten() {
-            if all.last().is_none_or(|last| at >= last.0) {
-                all.push((at, rule));
-            }
-        }
-        all
+        merged(found)
     }
 
     fn piece_at(&self, address: u64) -> Option<&Piece> {
@@ -160,70 +161,176 @@ impl Uncovered {
         let piece = self.pieces.get(behind.checked_sub(1)?)?;
         piece.contains(address).then_some(piece)
     }
+
+    /// Returns whether a function may start at an address that is called.
+    fn may_be_called(&self, address: u64, reader: &CodeReader) -> bool {
+        let piece = self.piece_at(address);
+        piece.is_some_and(|piece| piece.may_start_at(address, reader, true))
+    }
 }
 
-/// Adds the rules of each straight range of a piece's code, and what they call.
-fn find(
-    piece: &Piece,
-    starts: &[u64],
-    reader: &CodeReader,
-    work: &mut CodeWork,
-    found: &mut Vec<Vec<(u64, Rule)>>,
-    called: &mut Vec<u64>,
-) {
-    let mut holes: Vec<Range<u64>> = Vec::new();
-    holes.push(piece.start..piece.end());
-    while let Some(hole) = holes.pop() {
-        let is_named = starts.binary_search(&hole.start).is_ok();
-        let mut code = FunctionCode {
-            bytes: &piece.bytes,
-            address: piece.start,
-            start: hole.start,
-            end: hole.end,
-        };
-        if !is_named {
-            code.start = (reader.skip_padding)(&code, hole.start);
+/// Reads the pieces of code between the functions of the tables.
+fn read_pieces(elf: &Elf<'_>, segments: &[Segment], functions: &[Function]) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut left = MAX_CODE;
+    for segment in segments {
+        let mut covered = segment.address;
+        let end = segment.address.saturating_add(segment.file_size);
+        let first = functions.partition_point(|it| it.end <= covered);
+        let inside = functions[first..].iter();
+        let inside = inside.take_while(|it| it.start < end);
+        for next in inside
+            .map(|it| it.start..it.end)
+            .chain(std::iter::once(end..end))
+        {
+            let size = next.start.saturating_sub(covered);
+            if size > MAX_ALIGNMENT && size <= left {
+                left -= size;
+                let start = covered;
+                let mut bytes = vec![0; size as usize];
+                // An image or a core file can lack it.
+                if elf.read_at(start, &mut bytes).is_ok() {
+                    pieces.push(Piece { start, bytes });
+                }
+            }
+            covered = covered.max(next.end);
         }
-        let behind = starts.partition_point(|start| *start <= hole.start);
-        if let Some(&next) = starts.get(behind).filter(|it| **it < hole.end) {
-            holes.push(next..hole.end);
-            code.end = next;
-        }
-        if code.start >= code.end || work.is_spent() {
+    }
+    pieces.sort_by_key(|piece| piece.start);
+    pieces
+}
+
+/// The rules of each function, in the order of addresses.
+fn merged(mut found: Vec<Vec<(u64, Rule)>>) -> Vec<(u64, Rule)> {
+    found.sort_by_key(|rules| rules.first().map(|rule| rule.0));
+    let mut all: Vec<(u64, Rule)> = Vec::new();
+    for (at, rule) in found.into_iter().flatten() {
+        if all.last().is_some_and(|last| at < last.0) {
             continue;
         }
-        let is_first = hole.start == piece.start;
-        let may_start = is_named || is_first || piece.may_start_at(code.start, reader);
-        let rules = may_start.then(|| (reader.function)(&code, work.of_function()));
-        let Some(rules) = rules.flatten() else {
-            let next = (code.start / ALIGNMENT + 1) * ALIGNMENT;
-            // What is named is one function.
-            if !is_named && next < code.end {
-                holes.push(next..code.end);
-            }
-            continue;
-        };
-        called.extend_from_slice(&rules.calls);
-        let mut covered = code.start;
-        for straight in rules.ranges() {
-            if straight.start > covered {
-                holes.push(covered..straight.start);
-            }
-            covered = straight.end;
-            found.push(rules.of(&straight));
+        // A function may start where another one ends.
+        all.pop_if(|last| last.0 == at);
+        if all.last().is_none_or(|last| last.1 != rule) {
+            all.push((at, rule));
         }
-        if covered < code.end && covered > code.start {
-            holes.push(covered..code.end);
+    }
+    all
+}
+
+/// Reads the code once.
+struct Round<'a> {
+    uncovered: &'a Uncovered,
+    reader: &'a CodeReader,
+    /// Addresses of functions, in order.
+    starts: &'a [u64],
+    /// The rules of each straight range of code.
+    found: Vec<Vec<(u64, Rule)>>,
+    /// Where functions are not aligned, calls of them show where they start.
+    called: BTreeSet<u64>,
+}
+
+/// Code that is not known to belong to a function.
+#[derive(Debug)]
+struct Hole {
+    range: Range<u64>,
+    /// True if it follows code of a function.
+    is_behind_function: bool,
+}
+
+impl Round<'_> {
+    /// Adds the rules of each straight range of a piece's code, and what they call.
+    fn find(&mut self, piece: &Piece, work: &mut CodeWork) {
+        let (reader, starts) = (self.reader, self.starts);
+        let hole = |range, is_behind_function| Hole {
+            range,
+            is_behind_function,
+        };
+        let mut holes = vec![hole(piece.start..piece.end(), false)];
+        while let Some(Hole {
+            range,
+            is_behind_function,
+        }) = holes.pop()
+        {
+            let is_named = starts.binary_search(&range.start).is_ok();
+            let mut code = FunctionCode {
+                bytes: &piece.bytes,
+                address: piece.start,
+                start: range.start,
+                end: range.end,
+                starts,
+            };
+            let behind = starts.partition_point(|start| *start <= range.start);
+            if let Some(&next) = starts.get(behind).filter(|it| **it < range.end) {
+                holes.push(hole(next..range.end, false));
+                code.end = next;
+            }
+            if !is_named {
+                code.start = (reader.skip_padding)(&code, range.start, work.of_function());
+            }
+            if code.start >= code.end || work.is_spent() {
+                continue;
+            }
+            let is_first = range.start == piece.start;
+            let may_start =
+                is_named || is_first || piece.may_start_at(code.start, reader, is_behind_function);
+            let rules = may_start.then(|| (reader.function)(&code, work.of_function()));
+            let Some(rules) = rules.flatten() else {
+                // What is named is one function.
+                if !is_named {
+                    let next = next_aligned(&code, reader);
+                    holes.extend(next.map(|next| hole(next..code.end, false)));
+                }
+                continue;
+            };
+            let mut covered = code.start;
+            for straight in rules.ranges() {
+                if covered < straight.start && covered > code.start {
+                    holes.push(hole(covered..straight.start, true));
+                }
+                covered = straight.end;
+                self.found.push(rules.of(&straight));
+            }
+            if covered < code.end && covered > code.start {
+                holes.push(hole(covered..code.end, true));
+            }
+            self.add_called(&rules.calls);
+        }
+    }
+
+    /// Adds functions that code calls, as far as there is room for them.
+    fn add_called(&mut self, calls: &[u64]) {
+        for address in calls {
+            let known = self.starts.len() + self.called.len();
+            if known < MAX_FUNCTION_STARTS
+                && self.starts.binary_search(address).is_err()
+                && self.uncovered.may_be_called(*address, self.reader)
+            {
+                self.called.insert(*address);
+            }
         }
     }
 }
 
+/// The next aligned address at which an instruction starts.
+fn next_aligned(code: &FunctionCode<'_>, reader: &CodeReader) -> Option<u64> {
+    let mut at = code.start;
+    let mut next = (at / ALIGNMENT + 1) * ALIGNMENT;
+    while next < code.end {
+        at = (reader.next_instruction)(code.from(at)?, at, next);
+        if at == next {
+            return Some(next);
+        }
+        next += ALIGNMENT;
+    }
+    None
+}
+
 impl Piece {
-    /// Returns whether a function may start at an address in it.
-    fn may_start_at(&self, address: u64, reader: &CodeReader) -> bool {
+    /// Returns whether a function may start at an address in it; behind a call, if `may_follow_call`.
+    fn may_start_at(&self, address: u64, reader: &CodeReader, may_follow_call: bool) -> bool {
         let (before, from) = self.bytes.split_at((address - self.start) as usize);
         // The first one has a function of the tables before it, or the start of the segment.
-        before.is_empty() || (reader.may_start)(before, from)
+        before.is_empty() || (reader.may_start)(before, from, may_follow_call)
     }
 
     fn end(&self) -> u64 {

@@ -4,7 +4,7 @@
 //! It is that of Go 1.18 and later (`pcHeader`, `functab` and `_func` in Go's src/runtime).
 
 use std::borrow::Cow;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use super::{Elf, ElfError};
 
@@ -26,6 +26,17 @@ const FLAG: [usize; 2] = [37, 41];
 const TOP_FRAME: u8 = 1;
 /// `abi.FuncFlagSPWrite`: the function goes to another stack.
 const STACK_WRITE: u8 = 2;
+/// `abi.FuncFlagAsm`: the function is written in assembly.
+const ASSEMBLY: u8 = 4;
+/// What the kernel calls for a signal (runtime/sys_linux_amd64.s), and what that returns to; `runtime.sigreturn` up to
+/// Go 1.19.
+const SIGNAL_HANDLER: &str = "runtime.sigtramp";
+const SIGNAL_RETURN: &str = "runtime.sigreturn";
+/// Sizes of the smallest instruction, in bytes (`MinLC` in Go's src/cmd/internal/sys/arch.go).
+const QUANTA: [u8; 3] = [1, 2, 4];
+/// The size that a stack stays below, in bytes: 1 GiB. The runtime ends programs whose stacks are larger
+/// (`maxstacksize` in Go's src/runtime/proc.go).
+const MAX_STACK: i32 = 1 << 30;
 
 /// The functions of a Go program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -79,16 +90,25 @@ impl GoTable {
         Ok(Self::parse(bytes, elf.entry(), text))
     }
 
-    /// Reads a table, given the address of the program's entry point, and that of its code.
+    /// Reads a table, given the address of the program's entry point, and that of its code. `None` if it is not one of
+    /// Go's, or its functions are not in the order of their addresses.
     pub fn parse(bytes: Vec<u8>, entry: u64, text: u64) -> Option<Self> {
         let header = Header::parse(&bytes)?;
-        let quantum = u64::from(*bytes.get(6)?);
+        let quantum = *bytes.get(6).filter(|size| QUANTA.contains(size))?;
         let mut table = Self {
             bytes,
             header,
             text: header.text,
-            quantum,
+            quantum: quantum.into(),
         };
+        let mut last = 0;
+        for index in 0..=header.count {
+            let start = table.start(index)?;
+            if start < last {
+                return None;
+            }
+            last = start;
+        }
         if table.text == 0 {
             // Position-independent programs, and all from Go 1.26 on. Go's own linker has only Go's code in the section.
             let start = (0..header.count).find(|index| {
@@ -178,14 +198,25 @@ impl<'a> GoFunction<'a> {
         }
     }
 
-    /// Returns whether Go's runtime takes it for the first function of its stack.
+    /// Returns whether it is the first function of its stack. Go's runtime also takes handlers of signals for one, behind
+    /// which is what the signal has interrupted.
     pub fn is_first(&self) -> bool {
-        self.flags() & TOP_FRAME != 0
+        self.flags() & TOP_FRAME != 0 && !self.name().starts_with(SIGNAL_HANDLER)
+    }
+
+    /// Returns whether handlers of signals return to it: its caller is what the signal has interrupted.
+    pub fn is_signal_return(&self) -> bool {
+        self.name().starts_with(SIGNAL_RETURN)
     }
 
     /// Returns whether it goes to another stack, so that its stack's sizes do not lead to its caller.
     pub fn changes_stack(&self) -> bool {
         self.flags() & STACK_WRITE != 0
+    }
+
+    /// Returns whether it is written in assembly: it need not save the frame pointer where Go's compiler does.
+    pub fn is_assembly(&self) -> bool {
+        self.flags() & ASSEMBLY != 0
     }
 
     fn flags(&self) -> u8 {
@@ -195,41 +226,41 @@ impl<'a> GoFunction<'a> {
         flag.copied().unwrap_or_default()
     }
 
-    /// Calls `visit` with each address from which on the stack has another size, and that size: the bytes from the stack
-    /// pointer to where it was when the function was called, behind its return address on x86-64. Returns false if
-    /// the table is damaged.
-    pub fn stack_sizes(&self, visit: &mut dyn FnMut(u64, i32)) -> bool {
+    /// Calls `visit` with each address from which on the stack has another size, and that size, until it breaks: the
+    /// bytes from the stack pointer to where it was when the function was called, behind its return address on x86-64.
+    /// Returns false if the table is damaged up to there.
+    pub fn stack_sizes(&self, visit: &mut dyn FnMut(u64, i32) -> ControlFlow<()>) -> bool {
+        self.try_stack_sizes(visit).is_some()
+    }
+
+    /// `None` if the table is damaged.
+    fn try_stack_sizes(&self, visit: &mut dyn FnMut(u64, i32) -> ControlFlow<()>) -> Option<()> {
         let table = self.table;
-        let place = self.place.checked_add(STACK_SIZES);
-        let Some(offset) = place.and_then(|place| u32_at(&table.bytes, place)) else {
-            return false;
-        };
+        let offset = u32_at(&table.bytes, self.place.checked_add(STACK_SIZES)?)?;
         // No entry is at 0: the function has no values, as those without a body.
         if offset == 0 {
-            return false;
+            return None;
         }
-        let Some(mut at) = table.header.values.checked_add(offset as usize) else {
-            return false;
-        };
+        let mut at = table.header.values.checked_add(offset as usize)?;
         let (mut address, mut size) = (self.start, -1_i32);
         while address < self.end {
-            let Some(change) = varint(&table.bytes, &mut at) else {
-                return false;
-            };
+            let change = varint(&table.bytes, &mut at)?;
             if change == 0 && address != self.start {
-                return true;
+                break;
             }
             // Zigzag encoding.
             let change = (change >> 1) as i32 ^ -((change & 1) as i32);
             size = size.wrapping_add(change);
-            visit(address, size);
-            let length = varint(&table.bytes, &mut at).filter(|length| *length > 0);
-            let Some(length) = length else {
-                return false;
-            };
+            if !(0..MAX_STACK).contains(&size) {
+                return None;
+            }
+            if visit(address, size).is_break() {
+                break;
+            }
+            let length = varint(&table.bytes, &mut at).filter(|length| *length > 0)?;
             address = address.saturating_add(u64::from(length).saturating_mul(table.quantum));
         }
-        true
+        Some(())
     }
 }
 
@@ -275,3 +306,6 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_le_bytes(*bytes))
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use object::LittleEndian as LE;
 use object::elf::{self, Sym64, SymbolType};
 
 use super::ElfError::Malformed;
-use super::{CHUNK, Elf, ElfError, Source, chunks, structs};
+use super::{CHUNK, Elf, ElfError, MAX_ENTRIES, Source, chunks, structs};
 
 /// Maximum number of links of a hash chain that are followed; linkers create short chains.
 const MAX_CHAIN: u64 = 1 << 12;
@@ -12,6 +12,7 @@ const MAX_CHAIN: u64 = 1 << 12;
 const MAX_COMPARED: u64 = 1 << 14;
 const TOO_MANY_COMPARED: ElfError =
     Malformed("it has more than 16,384 symbols of one kind to compare");
+const TOO_MANY_SYMBOLS: ElfError = Malformed("it has more than 8 million symbols");
 
 /// A defined symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,18 @@ pub(crate) struct FoundSymbol {
     pub(crate) hidden: bool,
 }
 
+/// The address of a function that a symbol defines.
+fn function(symbol: &Sym64<LE>) -> Option<u64> {
+    let is_function = match symbol.st_type() {
+        elf::STT_FUNC | elf::STT_GNU_IFUNC => true,
+        elf::STT_NOTYPE => symbol.st_bind() == elf::STB_GLOBAL,
+        _ => false,
+    };
+    let section = symbol.st_shndx.get(LE);
+    let is_defined = section != elf::SHN_UNDEF && section != elf::SHN_ABS;
+    (is_function && is_defined).then(|| symbol.st_value.get(LE))
+}
+
 impl Elf<'_> {
     /// The definition of `name`: in `.dynsym`, or else in `.symtab`, which only files have.
     ///
@@ -76,39 +89,36 @@ impl Elf<'_> {
         Ok(found.map(|found| ElfSymbol::of(found, false)))
     }
 
-    /// Calls `visit` with the addresses of the functions that symbols name, in no order, and some of them twice: those
-    /// of type STT_FUNC and STT_GNU_IFUNC, and global symbols without a type, as assembly often has. None for a module
-    /// that is loaded, whose section headers are not.
+    /// The addresses of the functions that symbols name, as far as they are wanted, in order and each once: those of type
+    /// STT_FUNC and STT_GNU_IFUNC, and global symbols without a type, as assembly often has. None for a module that is
+    /// loaded, whose section headers are not.
     ///
     /// # Errors
-    /// If the tables are malformed, exceed the limits, or cannot be read.
-    pub fn functions(&self, visit: &mut dyn FnMut(u64)) -> Result<(), ElfError> {
+    /// If the tables are malformed, have more than 8 million symbols together, or cannot be read.
+    pub fn functions(&self, is_wanted: &dyn Fn(u64) -> bool) -> Result<Vec<u64>, ElfError> {
+        let mut found = Vec::new();
         let Source::File(file) = self.source else {
-            return Ok(());
+            return Ok(found);
         };
         let entry = size_of::<Sym64<LE>>() as u64;
+        let mut left = MAX_ENTRIES;
         for table in self.sections()? {
             if !matches!(table.kind, elf::SHT_SYMTAB | elf::SHT_DYNSYM) {
                 continue;
             }
+            let rest = left.checked_sub(table.size / entry);
+            left = rest.ok_or(TOO_MANY_SYMBOLS)?;
             chunks(table.size, entry, |skip, length| {
                 let at = table.offset.wrapping_add(skip);
-                for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
-                    let is_global = symbol.st_bind() == elf::STB_GLOBAL;
-                    let is_function = match symbol.st_type() {
-                        elf::STT_FUNC | elf::STT_GNU_IFUNC => true,
-                        elf::STT_NOTYPE => is_global,
-                        _ => false,
-                    };
-                    let section = symbol.st_shndx.get(LE);
-                    if is_function && section != elf::SHN_UNDEF && section != elf::SHN_ABS {
-                        visit(symbol.st_value.get(LE));
-                    }
-                }
+                let bytes = file.read_vec(at, length, CHUNK as usize)?;
+                let addresses = structs::<Sym64<LE>>(&bytes).iter().filter_map(function);
+                found.extend(addresses.filter(|address| is_wanted(*address)));
                 Ok(())
             })?;
         }
-        Ok(())
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
     }
 
     /// The size of the names of the symbols in `.symtab`, in bytes; 0 if there is no `.symtab`.

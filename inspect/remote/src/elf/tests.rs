@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use object::elf::DynamicTag;
+use object::elf::{DynamicTag, Sym64};
 
 use super::*;
 use crate::memory::Image;
@@ -297,4 +297,64 @@ fn a_file_that_is_cut_short_while_it_is_read() {
             }
         }
     }
+}
+
+/// [`file`] with symbol tables of these sizes, in bytes: of the same symbols, or of more that are zero.
+fn with_symbol_tables(sizes: &[u64], symbols: &[Sym64<LE>]) -> Hostile {
+    const SECTIONS: usize = 0x800;
+    const SYMBOLS: u64 = 0xc00;
+    let mut file = file([0; 8], &[]);
+    let mut start = vec![0; TABLES as usize];
+    file.image.read(0, &mut start[..232]).unwrap();
+    start[40..48].copy_from_slice(&(SECTIONS as u64).to_le_bytes());
+    start[58..60].copy_from_slice(&64_u16.to_le_bytes());
+    start[60..62].copy_from_slice(&(sizes.len() as u16).to_le_bytes());
+    for (index, size) in sizes.iter().enumerate() {
+        let header = &mut start[SECTIONS + 64 * index..][..64];
+        let kind = [elf::SHT_SYMTAB, elf::SHT_DYNSYM][index % 2];
+        header[4..8].copy_from_slice(&kind.0.to_le_bytes());
+        let is_small = *size <= size_of_val(symbols) as u64;
+        let at = if is_small { SYMBOLS } else { TABLES };
+        header[24..32].copy_from_slice(&at.to_le_bytes());
+        header[32..40].copy_from_slice(&size.to_le_bytes());
+    }
+    let symbols = pod::bytes_of_slice(symbols);
+    start[SYMBOLS as usize..][..symbols.len()].copy_from_slice(symbols);
+    file.image = Image::new();
+    file.image.map(0, start);
+    file
+}
+
+#[test]
+fn functions_of_all_symbol_tables_are_limited_together_and_named_once() {
+    let symbol = |kind: elf::SymbolType, section: u16, value: u64| {
+        let mut symbol: Sym64<LE> = read_struct(&file([0; 8], &[]), TABLES).unwrap();
+        symbol.set_st_info(elf::STB_LOCAL, kind);
+        symbol.st_shndx.set(LE, elf::SymbolSection(section));
+        symbol.st_value.set(LE, value);
+        symbol
+    };
+    let (function, object) = (elf::STT_FUNC, elf::STT_OBJECT);
+    // The second one is undefined, and the last one is not wanted.
+    let symbols = [
+        symbol(function, 1, 0x3000),
+        symbol(function, 0, 0x4000),
+        symbol(object, 1, 0x5000),
+        symbol(elf::STT_GNU_IFUNC, 1, 0x2000),
+        symbol(function, 1, 0x1000),
+    ];
+    let find = |sizes: &[u64]| {
+        let file = with_symbol_tables(sizes, &symbols);
+        let module = Elf::read(Source::File(&file)).unwrap().unwrap();
+        let found = module.functions(&|address| address > 0x1000);
+        (found, file.bytes.get())
+    };
+    let size = size_of_val(&symbols) as u64;
+    assert_eq!(find(&[size, size]).0, Ok(vec![0x2000, 0x3000]));
+    // Each of them is within the limit.
+    let large = MAX_ENTRIES / 2 * size_of::<Sym64<LE>>() as u64;
+    let (found, bytes) = find(&[large, 0, large, size, large]);
+    let expected = Malformed("it has more than 8 million symbols");
+    assert_eq!(found, Err(expected));
+    assert!(bytes < 3 * large, "{bytes}");
 }

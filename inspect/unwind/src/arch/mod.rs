@@ -55,8 +55,9 @@ pub(crate) struct Architecture {
     /// Adds to `found` the return addresses of indirect calls whose result is immediately passed to
     /// one of the functions at `ends`. The code is at `start`.
     pub(crate) first_returns: fn(code: &[u8], start: u64, ends: &[u64], found: &mut Vec<u64>),
-    /// The rule where a function of Go has moved the stack pointer by that many bytes.
-    pub(crate) go: fn(size: i32) -> Rule,
+    /// Returns the rule where a function of Go, which may be written in assembly, has moved the stack pointer by that
+    /// many bytes.
+    pub(crate) go: fn(size: i32, is_assembly: bool) -> Rule,
     /// Makes rules of instructions. `None` if this architecture's are not decoded.
     pub(crate) code: Option<CodeReader>,
 }

@@ -1,188 +1,27 @@
+use std::cell::Cell;
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
-use otelctx_remote::Machine;
+use otelctx_fixtures::Compiler;
 use otelctx_remote::elf::{FileBytes, Source};
+use otelctx_remote::{Machine, Memory, MemoryError};
 
 use super::*;
 use crate::arch::Architecture;
 use crate::file::FileRows;
 use crate::instructions::{MAX_FUNCTION, MAX_WORK};
-use crate::rule::{Cfa, Dictionary, FrameRule, ReturnAddress, Saved};
+use crate::rule::{Cfa, Dictionary, FrameRule, Saved};
 use crate::tables::Tables;
 use crate::{functions, maker};
 
 const RSP: u8 = 7;
-const RBP: u8 = 6;
 const START: u64 = 0x1000;
 const UD2: [u8; 2] = [0x0f, 0x0b];
 
 fn x86_64() -> (&'static Architecture, &'static CodeReader) {
     let architecture = Architecture::of(Machine::X86_64).unwrap();
     (architecture, architecture.code.as_ref().unwrap())
-}
-
-/// The rules of a function's code at [`START`], by their offsets.
-fn rules(code: &[u8]) -> Option<Vec<(u64, Rule)>> {
-    let code = FunctionCode {
-        bytes: code,
-        address: START,
-        start: START,
-        end: START + code.len() as u64,
-    };
-    let mut work = CodeWork::default();
-    let rules = (x86_64().1.function)(&code, work.of_function())?;
-    let rules = rules.rules.into_iter();
-    Some(rules.map(|(at, rule)| (at - START, rule)).collect())
-}
-
-fn frame(cfa: Cfa, frame_pointer: Saved) -> Rule {
-    Rule::Frame(FrameRule {
-        cfa,
-        frame_pointer,
-        base: Saved::Unknown,
-        return_address: ReturnAddress::AtCfa(-8),
-    })
-}
-
-/// The rule while the CFA is so many bytes above the stack pointer.
-fn above(offset: i32, frame_pointer: Saved) -> Rule {
-    let register = RSP;
-    frame(Cfa::Register { register, offset }, frame_pointer)
-}
-
-#[test]
-fn a_leaf_needs_no_frame() {
-    // dec %rdi; jnz; ret
-    let code = [0x48, 0xff, 0xcf, 0x75, 0xfb, 0xc3];
-    let leaf = above(8, Saved::Same);
-    let expected = [(0, leaf), (3, leaf), (5, leaf), (6, Rule::Gap)];
-    assert_eq!(rules(&code).unwrap(), expected);
-}
-
-#[test]
-fn pushed_registers_and_the_saved_frame_pointer_are_known() {
-    // push %rbx; push %rbp; sub $128, %rsp; mov $77, %rbp; add $128, %rsp; pop %rbp; pop %rbx; ret
-    let code = [
-        &[0x53, 0x55][..],
-        &[0x48, 0x81, 0xec, 128, 0, 0, 0],
-        &[0x48, 0xc7, 0xc5, 77, 0, 0, 0],
-        &[0x48, 0x81, 0xc4, 128, 0, 0, 0],
-        &[0x5d, 0x5b, 0xc3],
-    ];
-    let saved = Saved::AtCfa(-24);
-    let expected = [
-        (0, above(8, Saved::Same)),
-        (1, above(16, Saved::Same)),
-        (2, above(24, saved)),
-        (9, above(152, saved)),
-        (16, above(152, saved)),
-        (23, above(24, saved)),
-        (24, above(16, Saved::Same)),
-        (25, above(8, Saved::Same)),
-        (26, Rule::Gap),
-    ];
-    assert_eq!(rules(&code.concat()).unwrap(), expected);
-}
-
-#[test]
-fn an_aligned_stack_is_left_by_what_was_kept_of_it() {
-    // mov %rsp, %rax; push %rbp; sub $64, %rsp; and $-64, %rsp; mov %rax, 8(%rsp); call; mov 8(%rsp), %rsi;
-    // mov -8(%rsi), %rbp; mov %rsi, %rsp; ret
-    let code = [
-        &[0x48, 0x89, 0xe0, 0x55][..],
-        &[0x48, 0x83, 0xec, 64],
-        &[0x48, 0x83, 0xe4, 0xc0],
-        &[0x48, 0x89, 0x44, 0x24, 8],
-        &[0xe8, 0, 1, 0, 0],
-        &[0x48, 0x8b, 0x74, 0x24, 8],
-        &[0x48, 0x8b, 0x6e, 0xf8],
-        &[0x48, 0x89, 0xf4, 0xc3],
-    ];
-    let saved = Saved::AtCfa(-16);
-    // *(%rsp + 8) is the stack pointer at the start, 8 bytes below the CFA.
-    let kept = Cfa::Memory {
-        register: RSP,
-        offset: 8,
-        addend: 8,
-    };
-    let by_rax = Cfa::Register {
-        register: 0,
-        offset: 8,
-    };
-    let expected = [
-        (0, above(8, Saved::Same)),
-        (3, above(8, Saved::Same)),
-        (4, above(16, saved)),
-        (8, above(80, saved)),
-        (12, frame(by_rax, saved)),
-        (17, frame(kept, saved)),
-        (22, frame(kept, saved)),
-        (27, frame(kept, saved)),
-        (31, frame(kept, Saved::Same)),
-        (34, above(8, Saved::Same)),
-        (35, Rule::Gap),
-    ];
-    assert_eq!(rules(&code.concat()).unwrap(), expected);
-}
-
-#[test]
-fn a_stack_of_unknown_size_is_left_by_the_frame_pointer() {
-    // push %rbp; mov %rsp, %rbp; sub %rdi, %rsp; leave; ret
-    let code = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x29, 0xfc, 0xc9, 0xc3];
-    let saved = Saved::AtCfa(-16);
-    let by_frame_pointer = Cfa::Register {
-        register: RBP,
-        offset: 16,
-    };
-    let expected = [
-        (0, above(8, Saved::Same)),
-        (1, above(16, saved)),
-        (4, frame(by_frame_pointer, saved)),
-        (7, frame(by_frame_pointer, saved)),
-        (8, above(8, Saved::Same)),
-        (9, Rule::Gap),
-    ];
-    assert_eq!(rules(&code).unwrap(), expected);
-}
-
-/// The function has a frame when it is called, and none where it jumps to.
-#[test]
-fn what_only_a_table_of_jumps_reaches_has_the_frame_of_the_jump() {
-    // push %rbx; jmp *%rax; nop; pop %rbx; ret
-    let rules = rules(&[0x53, 0xff, 0xe0, 0x48, 0x31, 0xc0, 0x5b, 0xc3]).unwrap();
-    let expected = [
-        (0, above(8, Saved::Same)),
-        (1, above(16, Saved::Same)),
-        (3, above(16, Saved::Same)),
-        (6, above(16, Saved::Same)),
-        (7, above(8, Saved::Same)),
-        (8, Rule::Gap),
-    ];
-    assert_eq!(rules, expected);
-}
-
-/// A call that never returns is followed by what another path jumps to.
-#[test]
-fn code_behind_a_call_that_never_returns_has_the_frame_of_the_jump_to_it() {
-    // push %rbx; test %edi, %edi; jz over; push $1; call; over: pop %rbx; ret
-    let code = [
-        0x53, 0x85, 0xff, 0x74, 7, 0x6a, 1, 0xe8, 0, 1, 0, 0, 0x5b, 0xc3,
-    ];
-    let rules = rules(&code).unwrap();
-    assert_eq!(rules[rules.len() - 3], (12, above(16, Saved::Same)));
-    assert_eq!(rules[rules.len() - 2], (13, above(8, Saved::Same)));
-}
-
-#[test]
-fn what_cannot_be_decided_has_no_rule() {
-    // pop %rax; ret: it takes what it has not pushed. And code that never returns: GHC's, for one, has no calls.
-    assert_eq!(rules(&[0x58, 0xc3]), None);
-    assert_eq!(rules(&[0x48, 0xff, 0xcf, 0xff, 0x65, 0]), None);
-    assert_eq!(rules(&[]), None);
-    // mov %rdi, %rsp; ret: another stack.
-    let switched = rules(&[0x48, 0x85, 0xff, 0x74, 4, 0x48, 0x89, 0xfc, 0xc3, 0xc3]).unwrap();
-    assert!(switched.contains(&(8, Rule::Unsupported)), "{switched:?}");
 }
 
 /// Code of which nothing names functions.
@@ -196,28 +35,7 @@ fn unnamed(bytes: Vec<u8>) -> Uncovered {
     }
 }
 
-/// Code that a hostile file is full of: jumps that meet with another stack each time.
-#[test]
-fn work_is_limited() {
-    // jz over the next one; push %rax
-    let bytes = [0x74, 1, 0x50].repeat(1 << 20);
-    let uncovered = unnamed(bytes);
-    let mut work = CodeWork::default();
-    assert_eq!(uncovered.rules(x86_64().1, &mut work), []);
-    assert_eq!(MAX_WORK - work.left, MAX_FUNCTION);
-    // As many functions as there is room for, each of which takes its share: ret before each.
-    let function = [
-        &[0x74, 1, 0x50].repeat(MAX_FUNCTION as usize)[..],
-        &[0xc3; 16],
-    ]
-    .concat();
-    let bytes = function.repeat(MAX_CODE as usize / function.len());
-    let uncovered = unnamed(bytes);
-    uncovered.rules(x86_64().1, &mut work);
-    assert!(work.left < MAX_WORK - 10 * MAX_FUNCTION, "{work:?}");
-}
-
-/// The rules of instructions, compared with those that a compiler wrote into the tables for the same code.
+/// The rules of instructions, compared with the rules in the tables that compilers wrote for the same code.
 #[test]
 fn rules_of_instructions_are_those_of_the_tables() {
     let (architecture, reader) = x86_64();
@@ -232,7 +50,7 @@ fn rules_of_instructions_are_those_of_the_tables() {
         let tables = Tables::read(&elf, architecture).unwrap();
         let segments = elf.loads().iter().filter(|it| it.executable);
         let segments: Vec<Segment> = segments.copied().collect();
-        let (mut equal, mut undecided, mut others) = (0, 0, 0);
+        let mut tally = Tally::default();
         for function in maker::functions(&tables, architecture, &segments).unwrap() {
             if function.source != functions::Source::EhFrame {
                 continue;
@@ -244,29 +62,110 @@ fn rules_of_instructions_are_those_of_the_tables() {
                 address: function.start,
                 start: function.start,
                 end: function.end,
+                starts: &[],
             };
-            let rules = (reader.function)(&code, CodeWork::default().of_function());
-            for (at, found) in rules.unwrap_or_default().rules {
-                // LLVM's tables can have the rule of a function's start there, after a jump through a table.
-                if code.from(at).is_some_and(|it| it.starts_with(&UD2)) {
-                    continue;
-                }
-                match (found, rows.rule_at(at)) {
-                    (Rule::Gap, _) => {}
-                    (Rule::Unsupported, _) => undecided += 1,
-                    (found, known) if found == known => equal += 1,
-                    (Rule::Frame(found), Rule::Frame(known)) if counts_alike(&found, &known) => {
-                        panic!("{path} {at:#x}: {found:?}, not {known:?}");
+            let rules = (reader.function)(&code, &mut CodeWork::default());
+            tally.functions += 1;
+            tally.undecided_functions += u64::from(rules.is_none());
+            let rules = rules.unwrap_or_default().rules;
+            tally.compare(&rules, &rows, |at| {
+                let bytes = code.from(at)?;
+                bytes.first_chunk().copied()
+            });
+        }
+        println!("{path}: {tally}");
+        tally.check(500_000, 8);
+    }
+}
+
+/// Bytes of code, by how their rules compare with those of the tables.
+#[derive(Debug, Default)]
+struct Tally {
+    functions: u64,
+    undecided_functions: u64,
+    equal: u64,
+    undecided: u64,
+    /// Tables that count from another register can mean the same.
+    others: u64,
+    different: u64,
+    first_different: Option<String>,
+}
+
+impl Tally {
+    /// Compares rules in the order of addresses, whose ranges end with gaps, with those of the tables. `code` returns the
+    /// instruction at an address.
+    fn compare(
+        &mut self,
+        rules: &[(u64, Rule)],
+        rows: &FileRows,
+        code: impl Fn(u64) -> Option<[u8; 2]>,
+    ) {
+        for pair in rules.windows(2) {
+            let [(start, found), (end, _)] = pair else {
+                continue;
+            };
+            if *found == Rule::Gap {
+                continue;
+            }
+            for at in *start..*end {
+                let known = rows.rule_at(at);
+                match (*found, known) {
+                    // LLVM's tables can have the rule of a function's start there, after a jump through a table.
+                    _ if code(at) == Some(UD2) || at > *start && code(at - 1) == Some(UD2) => {}
+                    (Rule::Unsupported, _) => self.undecided += 1,
+                    (found, known) if found == known => self.equal += 1,
+                    (Rule::Frame(found), Rule::Frame(known))
+                        if found.cfa == known.cfa && found.frame_pointer == Saved::Unknown =>
+                    {
+                        self.undecided += 1
                     }
-                    // Tables that count from another register can mean the same.
-                    _ => others += 1,
+                    // Clang's tables say that a register is saved when all are.
+                    (Rule::Frame(found), Rule::Frame(known))
+                        if found.cfa == known.cfa && known.frame_pointer == Saved::Same =>
+                    {
+                        self.others += 1;
+                    }
+                    (Rule::Frame(found), Rule::Frame(known)) if counts_alike(&found, &known) => {
+                        self.different += 1;
+                        self.first_different
+                            .get_or_insert_with(|| format!("{at:#x}: {found:?}, not {known:?}"));
+                    }
+                    _ => self.others += 1,
                 }
             }
         }
-        println!("{path}: {equal} equal, {undecided} undecided, {others} of another kind");
-        assert!(equal > 100_000, "{path}: {equal}");
-        assert!(undecided * 20 < equal, "{path}: {undecided} of {equal}");
-        assert!(others * 1000 < equal, "{path}: {others} of {equal}");
+    }
+
+    /// Checks that no rule is different, and that less than one in `min_decided` functions is undecided.
+    #[track_caller]
+    fn check(&self, min_equal: u64, min_decided: u64) {
+        assert_eq!(self.different, 0, "{:?}", self.first_different);
+        assert!(self.equal >= min_equal, "{self}");
+        assert!(self.undecided * 20 < self.equal, "{self}");
+        assert!(self.others * 1000 < self.equal.max(100_000), "{self}");
+        assert!(
+            self.undecided_functions * min_decided < self.functions,
+            "{self}"
+        );
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            functions,
+            undecided_functions,
+            equal,
+            undecided,
+            others,
+            different,
+            ..
+        } = self;
+        write!(
+            out,
+            "{equal} bytes equal, {undecided} undecided, {others} of another kind, {different} different; \
+            {undecided_functions} of {functions} functions undecided"
+        )
     }
 }
 
@@ -274,4 +173,318 @@ fn rules_of_instructions_are_those_of_the_tables() {
 fn counts_alike(found: &FrameRule, known: &FrameRule) -> bool {
     let counts = |rule: &FrameRule| matches!(rule.cfa, Cfa::Register { register: RSP, .. });
     counts(found) && counts(known)
+}
+
+/// Rules of a file whose tables and symbols are withheld, compared with those of its tables.
+fn compare_whole(path: &Path) -> Tally {
+    let (architecture, reader) = x86_64();
+    let file = File::open(path).unwrap();
+    let bytes = FileBytes(&file);
+    let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+    let rows = FileRows::of(&elf, &Arc::new(Dictionary::new())).unwrap();
+    let tables = Tables::read(&elf, architecture).unwrap();
+    let segments = elf.loads().iter().filter(|it| it.executable);
+    let segments: Vec<Segment> = segments.copied().collect();
+    let uncovered = Uncovered {
+        pieces: read_pieces(&elf, &segments, &[]),
+        starts: Vec::new(),
+    };
+    let rules = uncovered.rules(reader, &mut CodeWork::default());
+    let mut tally = Tally::default();
+    for function in maker::functions(&tables, architecture, &segments).unwrap() {
+        let behind = rules.partition_point(|rule| rule.0 <= function.start);
+        let rule = behind.checked_sub(1).map(|index| rules[index].1);
+        let is_undecided = matches!(rule, None | Some(Rule::Gap | Rule::Unsupported));
+        if function.source == functions::Source::EhFrame {
+            tally.functions += 1;
+            tally.undecided_functions += u64::from(is_undecided);
+        }
+    }
+    tally.compare(&rules, &rows, |at| {
+        let piece = uncovered.piece_at(at)?;
+        let bytes = piece.bytes.get((at - piece.start) as usize..)?;
+        bytes.first_chunk().copied()
+    });
+    println!("{}: {tally}", path.display());
+    tally
+}
+
+#[test]
+fn rules_of_files_without_tables_and_symbols_are_those_of_the_tables() {
+    for (compiler, flags) in [
+        (Compiler::gcc(), ["-O2", "-fomit-frame-pointer"]),
+        (Compiler::gcc(), ["-Os", "-fcf-protection=full"]),
+        (Compiler::gcc(), ["-O3", "-fstack-protector-all"]),
+        (Compiler::clang(), ["-O2", "-fomit-frame-pointer"]),
+    ] {
+        if let Some(library) = compiler.library(&["stacks.c"], &flags) {
+            compare_whole(&library).check(1000, 3);
+        }
+    }
+    // Not those of the C library, whose assembly has pushes that its tables leave out.
+    let libraries = "/usr/lib/x86_64-linux-gnu";
+    for name in ["libz.so.1", "libexpat.so.1", "libsqlite3.so.0", "libm.so.6"] {
+        let path = Path::new(libraries).join(name);
+        if path.exists() {
+            compare_whole(&path).check(50_000, 3);
+        }
+    }
+}
+
+/// Counts the bytes that are decoded to find calls.
+fn counting(reader: &CodeReader) -> CodeReader {
+    CodeReader {
+        next_instruction: |code, start, at| {
+            let next = (x86_64().1.next_instruction)(code, start, at);
+            DECODED.set(DECODED.get() + (next - start));
+            next
+        },
+        ..*reader
+    }
+}
+
+thread_local! {
+    static DECODED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A file in memory: its executable segments, at their addresses and of the sizes that their headers have.
+struct Program {
+    bytes: Vec<u8>,
+}
+
+impl Program {
+    fn new(segments: &[(u64, &[u8], u64)]) -> Self {
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(64, 0);
+        // A library for x86-64.
+        bytes[16..24].copy_from_slice(&[3, 0, 62, 0, 1, 0, 0, 0]);
+        bytes[32] = 64;
+        bytes[54] = 56;
+        bytes[56] = segments.len() as u8;
+        let mut at = 64 + 56 * segments.len() as u64;
+        for (address, code, size) in segments {
+            bytes.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+            let words = [at, *address, *address, *size, *size, 1];
+            bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+            at += code.len() as u64;
+        }
+        for (_, code, _) in segments {
+            bytes.extend(*code);
+        }
+        Self { bytes }
+    }
+}
+
+impl Memory for Program {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        let end = usize::try_from(address)
+            .ok()
+            .and_then(|it| it.checked_add(length));
+        let bytes = end.and_then(|end| self.bytes.get(address as usize..end));
+        let bytes = bytes.ok_or(MemoryError::Unmapped { address, length })?;
+        buffer.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// What is found of a program whose tables have these functions.
+fn uncovered(program: &Program, described: &[Range<u64>], reader: &CodeReader) -> Uncovered {
+    let elf = Elf::read(Source::File(program)).unwrap().unwrap();
+    let described: Vec<Function> = described
+        .iter()
+        .map(|range| Function {
+            start: range.start,
+            source: functions::Source::EhFrame,
+            offset: 0,
+            end: range.end,
+        })
+        .collect();
+    Uncovered::read(&elf, elf.loads(), &described, reader)
+}
+
+/// Code of functions with tables that is full of calls is decoded once, however many there are.
+#[test]
+fn code_is_decoded_once_to_find_calls() {
+    let reader = counting(x86_64().1);
+    // ret before each address of code without tables.
+    let target = START + 0x10_0000;
+    let mut code = Vec::new();
+    while code.len() < 0x10_0000 {
+        let behind = START + code.len() as u64 + 5;
+        let distance = (target + 1 + code.len() as u64 % 0x1000 - behind) as u32;
+        code.push(0xe8);
+        code.extend(distance.to_le_bytes());
+    }
+    code.truncate(0x10_0000);
+    code.extend([0xc3; 0x2000]);
+    let size = code.len() as u64;
+    let program = Program::new(&[(START, &code, size)]);
+    DECODED.set(0);
+    let one = START..target;
+    let found = uncovered(&program, std::slice::from_ref(&one), &reader);
+    assert!(DECODED.get() <= size, "{} of {size}", DECODED.get());
+    assert!(found.starts.len() > 0x300, "{}", found.starts.len());
+    // Each call's own bytes look like another function's.
+    let many: Vec<_> = (0..0x1_0000).map(|it| START + it..target).collect();
+    DECODED.set(0);
+    uncovered(&program, &many, &reader);
+    assert!(DECODED.get() <= 2 * size, "{} of {size}", DECODED.get());
+}
+
+#[test]
+fn starts_of_functions_are_limited_in_all_segments_together() {
+    let (_, reader) = x86_64();
+    let size = MAX_FUNCTION_STARTS as u64;
+    let target = START + 8 * size;
+    // Each segment calls as many functions as are kept, and both are described.
+    let calls = |from: u64, target: u64| {
+        let call = |index: u64| {
+            let distance = (target + index).wrapping_sub(from + 5 * index + 5);
+            [&[0xe8][..], &(distance as u32).to_le_bytes()].concat()
+        };
+        (0..size).flat_map(call).collect::<Vec<u8>>()
+    };
+    let second = target + 4 * size;
+    let first_code = calls(START, target + 1);
+    let second_code = calls(second, target + 1 + size);
+    let called = vec![0xc3; 3 * size as usize];
+    let segments = [
+        (START, &first_code[..], 5 * size),
+        (target, &called[..], 3 * size),
+        (second, &second_code[..], 5 * size),
+    ];
+    let described = [START..START + 5 * size, second..second + 5 * size];
+    let found = uncovered(&Program::new(&segments), &described, reader);
+    assert_eq!(found.starts.len(), MAX_FUNCTION_STARTS);
+    // Less than all of one, and all of the other one.
+    let segments = [(target, &called[..], 3 * size), segments[2]];
+    let found = uncovered(&Program::new(&segments), &described[1..], reader);
+    assert_eq!(found.starts.first(), Some(&(target + 1 + size)));
+}
+
+/// Sizes that together are no number of 64 bits, and the same bytes in each segment.
+#[test]
+fn sizes_of_segments_beyond_all_reason_are_no_error() {
+    let (_, reader) = x86_64();
+    let code = [0xc3; 0x1000];
+    let huge = u64::MAX - 0x1_0000;
+    let program = Program::new(&[
+        (START, &code, 0x1000),
+        (0x9000, &[], huge),
+        (0xa000, &[], huge),
+    ]);
+    let found = uncovered(&program, &[], reader);
+    assert_eq!(found.pieces.len(), 1);
+    let all = vec![(START, &code[..], 0x1000); 200];
+    let found = uncovered(&Program::new(&all), &[], reader);
+    let size: usize = found.pieces.iter().map(|piece| piece.bytes.len()).sum();
+    assert!(size as u64 <= MAX_CODE);
+    found.rules(reader, &mut CodeWork::default());
+}
+
+/// Code that a hostile file is full of: jumps that meet with another stack each time.
+#[test]
+fn work_is_limited() {
+    // jz over the next one; push %rax
+    let conflict = [0x74, 1, 0x50];
+    let (_, reader) = x86_64();
+    let mut work = CodeWork::default();
+    let one = unnamed(conflict.repeat(1 << 20));
+    assert_eq!(one.rules(reader, &mut work), []);
+    let taken = MAX_WORK - work.left;
+    assert!((MAX_FUNCTION..2 * MAX_FUNCTION).contains(&taken), "{taken}");
+    // More functions than there is work for, each of which takes its share. The first one is sound: push %rbx; pop %rbx;
+    // ret, and padding.
+    let sound = [&[0x53, 0x5b, 0xc3][..], &[0xcc; 13]].concat();
+    let shares = MAX_WORK / MAX_FUNCTION + 2;
+    let hostile = [&conflict.repeat(MAX_FUNCTION as usize)[..], &[0xc3; 16]].concat();
+    let code = [sound, hostile.repeat(shares as usize)].concat();
+    let mut work = CodeWork::default();
+    let rules = unnamed(code).rules(reader, &mut work);
+    assert!(work.is_spent(), "{work:?}");
+    assert_eq!(rules.first().map(|rule| rule.0), Some(START));
+}
+
+/// Trying another block as a jump's target costs what copying everything that is known does.
+#[test]
+fn work_of_attempts_is_limited() {
+    // push %rbx; jz over the jump, many times; jmp *%rax; then blocks that are no targets: push %rax; ret
+    let blocks = [0x74, 0].repeat(20_000);
+    let code = [
+        &[0x53][..],
+        &blocks,
+        &[0xff, 0xe0],
+        &[0x50, 0xc3].repeat(1000),
+    ]
+    .concat();
+    let code = FunctionCode {
+        bytes: &code,
+        address: START,
+        start: START,
+        end: START + code.len() as u64,
+        starts: &[],
+    };
+    let mut work = CodeWork::default();
+    (x86_64().1.function)(&code, &mut work);
+    let taken = MAX_WORK - work.left;
+    assert!(taken > 100_000, "{taken}");
+}
+
+/// Rules that an early round has made are kept if there is no work left for all of a later one.
+#[test]
+fn what_an_early_round_has_found_is_kept() {
+    let (_, reader) = x86_64();
+    // push %rbx; call of the function behind; pop %rbx; ret; a function that is not aligned: mov %edi, %eax; ret
+    let code = [
+        &[0x53, 0xe8, 4, 0, 0, 0, 0x5b, 0xc3][..],
+        &[0xc3, 0xc3, 0x89, 0xf8, 0xc3],
+        &[0xcc; 3],
+        &[0x53, 0x5b, 0xc3],
+    ]
+    .concat();
+    let code = unnamed(code);
+    let mut work = CodeWork::default();
+    let all = code.rules(reader, &mut work);
+    let needed = MAX_WORK - work.left;
+    for left in 1..needed {
+        let mut work = CodeWork::default();
+        work.left = left;
+        let rules = code.rules(reader, &mut work);
+        // No more than there is work for, and in the second round no less than in the first one.
+        let last = rules.last().map_or(0, |rule| rule.0);
+        assert!(
+            left * 2 < needed || last == all[all.len() - 1].0,
+            "{left} of {needed}: {rules:?}"
+        );
+    }
+}
+
+#[test]
+fn rules_of_neighbours_are_merged() {
+    let rule = Rule::End;
+    let found = vec![
+        vec![(8, rule), (12, Rule::Gap)],
+        vec![(0, rule), (4, rule), (8, Rule::Gap)],
+        vec![(10, Rule::Unsupported), (16, Rule::Gap)],
+    ];
+    // The last one begins before the end of another one.
+    assert_eq!(merged(found), [(0, rule), (12, Rule::Gap)]);
+}
+
+#[test]
+fn instructions_that_do_not_start_at_aligned_addresses_are_no_functions() {
+    let (_, reader) = x86_64();
+    // pop %rax; ret: no function. mov with a constant over the aligned address that looks like a function: ret; push %rbx;
+    // pop %rbx; ret
+    let code = [
+        &[0x58, 0xc3][..],
+        &[0x90; 12],
+        &[0x48, 0xb8, 0x53, 0x5b, 0xc3, 0, 0, 0, 0, 0],
+        &[0xc3],
+    ];
+    let mut code = code.concat();
+    code[15] = 0xc3;
+    code[14] = 0xb8;
+    assert_eq!(unnamed(code).rules(reader, &mut CodeWork::default()), []);
 }

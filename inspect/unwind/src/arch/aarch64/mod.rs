@@ -45,9 +45,11 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
 
 /// Go's functions have the return address at the stack pointer, and the frame pointer below it (`preprocess` in Go's
 /// src/cmd/internal/obj/arm64/obj7.go).
-fn go(size: i32) -> Rule {
+fn go(size: i32, is_assembly: bool) -> Rule {
     let (frame_pointer, return_address) = match size {
         0 => (Saved::Same, ReturnAddress::Register(30)),
+        // Those in assembly may store what they like there.
+        1..=0x3fff_ffff if is_assembly => (Saved::Unknown, ReturnAddress::AtCfa(-size)),
         1..=0x3fff_ffff => (Saved::AtCfa(-size - 8), ReturnAddress::AtCfa(-size)),
         _ => return Rule::Unsupported,
     };

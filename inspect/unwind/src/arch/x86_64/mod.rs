@@ -4,7 +4,6 @@ mod code;
 mod stubs;
 
 use super::{Architecture, ContextLayout, MAX_FIRST_RETURNS, ReadBefore};
-use crate::instructions::CodeReader;
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
 /// System V ABI, AMD64 supplement, figure 3.36 "DWARF Register Number Mapping".
@@ -41,14 +40,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     entry,
     first_returns,
     go,
-    code: Some(CodeReader {
-        function: code::function,
-        extent: code::extent,
-        calls: code::calls,
-        is_call: code::is_call,
-        may_start: code::may_start,
-        skip_padding: code::skip_padding,
-    }),
+    code: Some(code::READER),
 };
 
 /// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and has `hlt` behind its
@@ -127,15 +119,18 @@ fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     is_start.then(|| above_stack_pointer(0))
 }
 
-/// Go's functions save the frame pointer first (`preprocess` in Go's src/cmd/internal/obj/x86/obj6.go).
-fn go(size: i32) -> Rule {
+/// Go's functions save the frame pointer first (`preprocess` in Go's src/cmd/internal/obj/x86/obj6.go), but those in
+/// assembly may push what they like.
+fn go(size: i32, is_assembly: bool) -> Rule {
     if !(0..=i32::MAX - 8).contains(&size) {
         return Rule::Unsupported;
     }
     let Rule::Frame(mut frame) = above_stack_pointer(size) else {
         return Rule::Unsupported;
     };
-    if size >= 8 {
+    if is_assembly && size > 0 {
+        frame.frame_pointer = Saved::Unknown;
+    } else if size >= 8 {
         frame.frame_pointer = Saved::AtCfa(-16);
     }
     Rule::Frame(frame)
@@ -156,7 +151,22 @@ pub(super) fn above_stack_pointer(bytes: i32) -> Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::{entry, first_returns};
+    use super::*;
+
+    #[test]
+    fn functions_of_go_in_assembly_may_not_save_the_frame_pointer() {
+        let frame_pointer = |size, is_assembly| match go(size, is_assembly) {
+            Rule::Frame(frame) => Some(frame.frame_pointer),
+            _ => None,
+        };
+        assert_eq!(frame_pointer(16, false), Some(Saved::AtCfa(-16)));
+        assert_eq!(frame_pointer(16, true), Some(Saved::Unknown));
+        for is_assembly in [false, true] {
+            assert_eq!(frame_pointer(0, is_assembly), Some(Saved::Same));
+            assert_eq!(frame_pointer(-1, is_assembly), None);
+            assert_eq!(frame_pointer(i32::MAX, is_assembly), None);
+        }
+    }
 
     #[test]
     fn the_entry_point_of_a_c_library_is_known_by_its_code() {

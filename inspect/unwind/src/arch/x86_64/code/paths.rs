@@ -1,0 +1,430 @@
+//! The paths through a function.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory};
+
+use super::state::{START, State};
+use super::{ALIGNMENT, decoder, is_call, padding_end, skip_padding};
+use crate::instructions::{CodeRules, CodeWork, FunctionCode};
+
+/// Paths into one instruction that are followed at most: each can only make less known.
+const MAX_VISITS: u32 = 64;
+/// Maximum number of blocks behind the last one that paths reach that are tried as a jump's targets.
+const MAX_TRIED_BLOCKS: usize = 64;
+
+/// Makes the rules of a function. See [`CodeReader::function`](crate::instructions::CodeReader::function).
+pub(super) fn function(code: &FunctionCode<'_>, work: &mut CodeWork) -> Option<CodeRules> {
+    let mut first = Function::new(code, &mut *work);
+    let rules = first.all();
+    let confirmed = first.found.confirmed();
+    if !first.found.evidence.disagrees && first.found.doubts.is_subset(&confirmed) {
+        return rules;
+    }
+    // Most likely, a call that never returns is followed by what only jumps reach, or by another function.
+    let targets = first.found.targets;
+    let mut second = Function::new(code, work);
+    second.known = Some(Known { targets, confirmed });
+    second.all()
+}
+
+/// A straight run of instructions.
+#[derive(Debug, Clone)]
+struct Block {
+    /// What is known at its start.
+    state: State,
+    /// The address behind it, as far as it was followed.
+    end: u64,
+    changes: u32,
+}
+
+/// What shows that code is a function's.
+#[derive(Debug, Clone, Copy, Default)]
+struct Evidence {
+    /// True if a path returns with the stack as it was at the start, or jumps elsewhere so after it has removed a frame.
+    returns: bool,
+    /// True if the code begins as functions of C that never return: it saves a register for its caller.
+    saves: bool,
+    /// True if two paths meet with different stacks, or one leaves the function with another than that of the start.
+    disagrees: bool,
+}
+
+/// What the paths that were followed have shown.
+#[derive(Debug, Clone, Default)]
+struct Found {
+    blocks: BTreeMap<u64, Block>,
+    evidence: Evidence,
+    /// What is known at all indirect jumps out of a frame.
+    indirect: Option<State>,
+    /// The targets of jumps.
+    targets: BTreeSet<u64>,
+    /// Addresses behind calls and padding: if the callee never returns, another function may start there.
+    doubts: BTreeSet<u64>,
+    /// Which code from one of these is followed by which other one, or by code that is not in doubt (`None`).
+    links: BTreeSet<(Option<u64>, u64)>,
+    /// Addresses behind calls and padding that paths ended at.
+    ends: BTreeSet<u64>,
+}
+
+impl Found {
+    /// Finds the code behind calls and padding that belongs to the function: a path from there leads to code that does,
+    /// or returns with the stack as it was at the start.
+    fn confirmed(&self) -> BTreeSet<u64> {
+        let mut confirmed = BTreeSet::new();
+        let mut pending = vec![None];
+        while let Some(to) = pending.pop() {
+            let links = self.links.range((to, 0)..=(to, u64::MAX));
+            let new = links.filter(|link| confirmed.insert(link.1));
+            pending.extend(new.map(|link| Some(link.1)));
+        }
+        confirmed
+    }
+
+    /// Notes that a path in doubt leads to code that may be in doubt, too.
+    fn link(&mut self, from: Option<u64>, to: Option<u64>) {
+        if let Some(from) = from.filter(|_| from != to) {
+            self.links.insert((to, from));
+        }
+    }
+}
+
+/// Addresses that are left to follow, with what is known there.
+type Paths = Vec<(u64, State)>;
+
+/// What the first run has found.
+#[derive(Debug)]
+struct Known {
+    /// The targets of jumps. If a call is right before one, it may never return.
+    targets: BTreeSet<u64>,
+    /// Addresses behind calls and padding that belong to the function: such calls do return.
+    confirmed: BTreeSet<u64>,
+}
+
+struct Function<'a, 'w> {
+    code: &'a FunctionCode<'a>,
+    found: Found,
+    /// What an earlier run has found.
+    known: Option<Known>,
+    /// Paths behind calls that may never return, which are followed last.
+    doubtful: Paths,
+    /// The address of a block that may be another function's, and whether a path from there leads back, or returns with
+    /// the stack as it was at the start.
+    tried: u64,
+    belongs: bool,
+    work: &'w mut CodeWork,
+    info: InstructionInfoFactory,
+}
+
+impl<'a, 'w> Function<'a, 'w> {
+    fn new(code: &'a FunctionCode<'a>, work: &'w mut CodeWork) -> Self {
+        Function {
+            code,
+            found: Found::default(),
+            known: None,
+            doubtful: Paths::new(),
+            tried: 0,
+            belongs: false,
+            work,
+            info: InstructionInfoFactory::new(),
+        }
+    }
+
+    /// Follows all paths. `None` if the code is no function's, or not known to be one's.
+    fn all(&mut self) -> Option<CodeRules> {
+        self.follow(self.code.start, State::at_start())?;
+        loop {
+            self.follow_tables()?;
+            if self.doubtful.is_empty() {
+                break;
+            }
+            for (start, state) in std::mem::take(&mut self.doubtful) {
+                self.follow_doubtful(start, state)?;
+            }
+        }
+        let rules = self.rules()?;
+        let evidence = self.found.evidence;
+        (evidence.returns || evidence.saves).then_some(rules)
+    }
+
+    /// Follows what only jumps through a table reach: their targets have the state of those jumps.
+    fn follow_tables(&mut self) -> Option<()> {
+        let mut from = self.code.start;
+        let mut tried = 0;
+        while let Some(state) = self.found.indirect.clone() {
+            let Some(unreached) = self.first_unreached(from) else {
+                break;
+            };
+            from = unreached;
+            let next = self.found.blocks.range(unreached..).next();
+            let next = next.map(|(start, _)| *start);
+            // Behind a call that never returns, there may be another function, also before code that a jump reaches.
+            if next.is_some() && !self.found.ends.contains(&unreached) {
+                self.follow(unreached, state)?;
+                continue;
+            }
+            tried += 1;
+            if tried > MAX_TRIED_BLOCKS {
+                break;
+            }
+            match (self.try_block(unreached, state)?, next) {
+                (true, _) => {}
+                (false, Some(next)) => from = next,
+                (false, None) => break,
+            }
+        }
+        Some(())
+    }
+
+    /// Follows the path behind a call that may never return, if no other path leads there with another stack. `None` if
+    /// the code cannot be a function's.
+    fn follow_doubtful(&mut self, start: u64, state: State) -> Option<()> {
+        let known = self.found.blocks.get(&start);
+        match known.is_none_or(|known| known.state.stack() == state.stack()) {
+            true => self.follow(start, state),
+            false => Some(()),
+        }
+    }
+
+    /// Follows the paths from behind the last block, which may be another function's. Returns whether it belongs to
+    /// this one; if not, nothing that they have shown counts. `None` if there is no work left.
+    fn try_block(&mut self, start: u64, state: State) -> Option<bool> {
+        let size = self.found.blocks.len() + self.found.targets.len();
+        self.work.take_many(size as u64)?;
+        let before = self.found.clone();
+        let doubtful = self.doubtful.len();
+        (self.tried, self.belongs) = (start, false);
+        self.found.evidence.disagrees = false;
+        let has_followed = self.follow(start, state).is_some();
+        let evidence = &mut self.found.evidence;
+        let belongs = has_followed && self.belongs && !evidence.disagrees;
+        evidence.disagrees |= before.evidence.disagrees;
+        if !belongs {
+            self.found = before;
+            self.doubtful.truncate(doubtful);
+        }
+        Some(belongs)
+    }
+
+    /// Follows all paths from an address. `None` if the code cannot be a function's.
+    fn follow(&mut self, start: u64, state: State) -> Option<()> {
+        let mut paths = vec![(start, state)];
+        while let Some((start, state)) = paths.pop() {
+            if let Some(known) = self.found.blocks.get(&start) {
+                self.belongs |= start < self.tried;
+                let agrees = known.state.stack() == state.stack();
+                self.found.evidence.disagrees |= !agrees;
+                // Both lead to the same code.
+                let (doubt, other) = (state.doubt, known.state.doubt);
+                if agrees && state.stack().is_some() {
+                    self.found.link(doubt, other);
+                    self.found.link(other, doubt);
+                }
+                if self.meet(start, &state) {
+                    self.run(start, &mut paths)?;
+                }
+                continue;
+            }
+            let before = self.found.blocks.range(..start).next_back();
+            let divided = before.filter(|(_, block)| block.end > start);
+            let divided = divided.map(|(before, _)| *before);
+            let block = Block {
+                state,
+                end: start,
+                changes: 0,
+            };
+            self.found.blocks.insert(start, block);
+            self.run(start, &mut paths)?;
+            if let Some(before) = divided {
+                self.run(before, &mut paths)?;
+            }
+        }
+        Some(())
+    }
+
+    /// Forgets what a path to a block does not agree on. Returns whether anything was forgotten.
+    fn meet(&mut self, start: u64, state: &State) -> bool {
+        let block = self.found.blocks.get_mut(&start);
+        block.is_some_and(|block| {
+            let has_changed = block.changes < MAX_VISITS && block.state.meet(state);
+            block.changes += u32::from(has_changed);
+            has_changed
+        })
+    }
+
+    /// Follows a block up to a jump or the next block.
+    fn run(&mut self, start: u64, paths: &mut Paths) -> Option<()> {
+        let block = self.found.blocks.get(&start)?;
+        let mut state = block.state.clone();
+        let mut decoder = decoder(self.code, start)?;
+        let mut is_prologue = start == self.code.start;
+        let mut is_behind_call = false;
+        loop {
+            let at = decoder.ip();
+            if is_behind_call && self.may_not_return(at, &mut state)? {
+                break;
+            }
+            if at != start && self.found.blocks.contains_key(&at) {
+                paths.push((at, state));
+                break;
+            }
+            self.work.take()?;
+            if !decoder.can_decode() {
+                break;
+            }
+            let instruction = decoder.decode();
+            is_prologue &= instruction.flow_control() == FlowControl::Next;
+            self.found.evidence.saves |= is_prologue && state.is_first_save(&instruction);
+            if !self.step(&instruction, &mut state, paths)? {
+                break;
+            }
+            is_behind_call = is_call(&instruction);
+        }
+        self.found.blocks.get_mut(&start)?.end = decoder.ip();
+        Some(())
+    }
+
+    /// Returns whether the path ends at a call before an address, or is only followed if no other one leads there: in the
+    /// second run, if other code follows, so that the callee may not return. In the first run, what follows is in doubt.
+    fn may_not_return(&mut self, at: u64, state: &mut State) -> Option<bool> {
+        let known = self.known.as_ref();
+        // Padding is behind the last instruction of a function, or before a loop. A function that ends where the next one
+        // may start has none.
+        let aligned = Some(at).filter(|at| at.is_multiple_of(ALIGNMENT));
+        if let Some(next) = padding_end(self.code, at, self.work)?.or(aligned) {
+            self.found.doubts.insert(next);
+            self.found.link(state.doubt, Some(next));
+            state.doubt = Some(next);
+            let is_end = known.is_some_and(|known| !known.confirmed.contains(&next));
+            self.found.ends.extend(is_end.then_some(next));
+            return Some(is_end);
+        }
+        let is_target = known.is_some_and(|known| known.targets.contains(&at));
+        if is_target {
+            self.doubtful.push((at, state.clone()));
+        }
+        Some(is_target)
+    }
+
+    /// Follows an instruction. Returns whether the next one belongs to the same block. `None` if the code cannot be a
+    /// function's.
+    fn step(
+        &mut self,
+        instruction: &Instruction,
+        state: &mut State,
+        paths: &mut Paths,
+    ) -> Option<bool> {
+        let target = instruction.near_branch_target();
+        match instruction.flow_control() {
+            FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {
+                self.jump(target, state, paths, true)?;
+                return Some(true);
+            }
+            FlowControl::UnconditionalBranch => self.jump(target, state, paths, false)?,
+            // Without a frame, it is a call that returns to the caller, or its targets are as the start.
+            FlowControl::IndirectBranch if state.stack() == Some(START) => {
+                self.found.evidence.returns |= state.has_removed_frame();
+            }
+            FlowControl::IndirectBranch => match &mut self.found.indirect {
+                Some(known) => {
+                    known.meet(state);
+                }
+                None => self.found.indirect = Some(state.clone()),
+            },
+            FlowControl::Return => {
+                let is_start = state.stack() == Some(START);
+                self.found.evidence.returns |= is_start && state.doubt.is_none();
+                self.found.link(state.doubt.filter(|_| is_start), None);
+                self.belongs |= is_start;
+                self.leave(state)?;
+            }
+            _ => return Some(state.advance(instruction, &mut self.info)),
+        }
+        Some(false)
+    }
+
+    /// Follows a jump. `None` if the code cannot be a function's.
+    fn jump(
+        &mut self,
+        target: u64,
+        state: &State,
+        paths: &mut Paths,
+        is_conditional: bool,
+    ) -> Option<()> {
+        // A function that calls itself has removed its frame before.
+        let is_own = target != self.code.start || state.stack() == Some(START);
+        if self.code.contains(target) && is_own {
+            self.found.targets.insert(target);
+            paths.push((target, state.clone()));
+            return Some(());
+        }
+        // Compilers move what is seldom executed elsewhere (`.cold`): conditional jumps lead there with any stack.
+        if is_conditional {
+            return Some(());
+        }
+        // Such parts jump back, but to no function's start.
+        let is_function = self.code.starts.binary_search(&target).is_ok();
+        self.found.evidence.returns |=
+            state.has_removed_frame() || is_function && state.is_at_start();
+        self.leave(state)
+    }
+
+    /// Leaves the function. `None` if that is impossible, although calls that never return are known.
+    fn leave(&mut self, state: &State) -> Option<()> {
+        let is_balanced = state.is_balanced();
+        self.found.evidence.disagrees |= !is_balanced;
+        (is_balanced || self.known.is_none()).then_some(())
+    }
+
+    /// The rules of all instructions that were reached. `None` if there is no work left.
+    fn rules(&mut self) -> Option<CodeRules> {
+        let mut rules = CodeRules::default();
+        let mut blocks = self.found.blocks.iter().peekable();
+        while let Some((start, block)) = blocks.next() {
+            let mut state = block.state.clone();
+            let next = blocks.peek().map_or(u64::MAX, |(next, _)| **next);
+            let mut decoder = decoder(self.code, *start)?;
+            // As far as it was followed: what is behind a call that never returns is not reached.
+            let end = block.end.min(next);
+            loop {
+                let at = decoder.ip();
+                self.work.take()?;
+                if at >= end || !decoder.can_decode() {
+                    rules.end(at);
+                    break;
+                }
+                let instruction = decoder.decode();
+                if instruction.is_invalid() {
+                    rules.end(at);
+                    break;
+                }
+                rules.add(at, state.rule());
+                if instruction.is_call_near() {
+                    rules.calls.push(instruction.near_branch_target());
+                }
+                if !state.advance(&instruction, &mut self.info) {
+                    rules.end(decoder.ip());
+                    break;
+                }
+            }
+        }
+        Some(rules)
+    }
+
+    /// The first instruction from a block on that none has reached, if it is no padding.
+    fn first_unreached(&mut self, from: u64) -> Option<u64> {
+        let mut reached = from;
+        let blocks = self.found.blocks.range(from..);
+        let ends = blocks.map(|(start, block)| (*start, block.end));
+        for (start, end) in ends.chain([(self.code.end, self.code.end)]) {
+            self.work.take()?;
+            if start > reached {
+                let unreached = skip_padding(self.code, reached, self.work);
+                if unreached < start {
+                    return Some(unreached);
+                }
+            }
+            reached = reached.max(end);
+        }
+        None
+    }
+}
