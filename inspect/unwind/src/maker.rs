@@ -316,4 +316,73 @@ mod tests {
         assert_eq!(rules(&start[1..]), [Rule::Gap; 4]);
         assert_eq!(rules(&[]), [Rule::Gap; 4]);
     }
+
+    /// The entry point of a dynamic linker, say, with a function behind it that no table describes.
+    #[test]
+    fn the_entry_point_of_a_program_with_tables_is_as_large_as_its_code() {
+        let code = [Segment {
+            address: 0x1000,
+            memory_size: 0x1000,
+            executable: true,
+            ..Segment::default()
+        }];
+        let dictionary = Dictionary::new();
+        let architecture = Architecture::of(Machine::X86_64).unwrap();
+        let tables = Tables {
+            entry: 0x1800,
+            entry_extent: 7,
+            // An entry that is cut.
+            debug_frame: Some(vec![0x10, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]),
+            ..Tables::default()
+        };
+        let (rows, _) = make(&tables, architecture, &code, &dictionary).unwrap();
+        let rules = [0x17ff, 0x1800, 0x1806, 0x1807].map(|at| dictionary.rule(rows.rule_at(at)));
+        assert_eq!(rules, [Rule::Gap, Rule::End, Rule::End, Rule::Gap]);
+    }
+
+    /// Functions that share one list of sizes, which has one for each byte.
+    fn sizes_of_each_byte(functions: usize) -> GoTable {
+        const SIZE: usize = 0x1_0000;
+        let mut bytes = vec![0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8];
+        let values = 72;
+        let list = values + 1 + 2 * SIZE;
+        let words = [functions, 0, 0x1000, values, 0, 0, values, list];
+        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        // 0 first, then 1 and 0 in turn (zigzag), for a byte each.
+        bytes.extend([0, 2, 1]);
+        bytes.extend([2, 1, 1, 1].repeat(SIZE / 2 - 1));
+        bytes.resize(list, 1);
+        let behind_list = 8 * functions + 4;
+        for index in 0..=functions {
+            bytes.extend(((SIZE * index) as u32).to_le_bytes());
+            if index < functions {
+                bytes.extend((behind_list as u32).to_le_bytes());
+            }
+        }
+        // `pcsp` of a `_func` that all have.
+        bytes.extend([0; 16]);
+        bytes.extend([1, 0, 0, 0]);
+        bytes.extend([0; 40]);
+        GoTable::parse(bytes, 0, 0x1000).expect("it is sound")
+    }
+
+    #[test]
+    fn sizes_of_stacks_of_go_are_limited_in_all_functions_together() {
+        let rows = |functions: usize| {
+            let code = [Segment {
+                address: 0x1000,
+                memory_size: 0x1_0000 * functions as u64,
+                executable: true,
+                ..Segment::default()
+            }];
+            let architecture = Architecture::of(Machine::X86_64).unwrap();
+            let tables = Tables {
+                go: Some(sizes_of_each_byte(functions)),
+                ..Tables::default()
+            };
+            make(&tables, architecture, &code, &Dictionary::new()).map(|(rows, _)| rows.len())
+        };
+        assert!(rows(2).is_ok_and(|rows| rows > 0x1_ff00));
+        assert!(matches!(rows(1000), Err(Error::Limit { .. })));
+    }
 }

@@ -191,3 +191,34 @@ fn terminated(bytes: &[u8]) -> usize {
     }
     bytes.len()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use otelctx_fixtures::Compiler;
+    use otelctx_remote::Machine;
+    use otelctx_remote::elf::{FileBytes, Source};
+
+    use super::*;
+
+    /// Instructions of aarch64 are not decoded: without symbols, other functions may follow at once.
+    #[test]
+    fn the_code_of_the_entry_point_of_aarch64_is_as_large_as_its_symbols_show() {
+        for (flag, is_named) in [("-Wl,--discard-none", true), ("-s", false)] {
+            let compiler = Compiler::aarch64_gcc();
+            let Some(program) = compiler.program(&["stacks.c"], &[flag]) else {
+                return;
+            };
+            let file = File::open(program).unwrap();
+            let bytes = FileBytes(&file);
+            let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+            let architecture = Architecture::of(Machine::Aarch64).unwrap();
+            let tables = Tables::read(&elf, architecture).unwrap();
+            let extent = tables.extent_of_entry(&elf, architecture);
+            // glibc's `_start` has 13 instructions, the next function follows it.
+            let sizes = if is_named { 48..=64 } else { 0..=0 };
+            assert!(sizes.contains(&extent), "{flag}: {extent}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The rows of Go programs, whose tables are those of Go's runtime.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use otelctx_fixtures::go_program;
+use otelctx_remote::elf::{Elf, FileBytes, GoTable, Source};
+use otelctx_unwind::{Dictionary, FileRows, Rule, Saved};
+
+#[test]
+fn rows_of_the_runtime_of_go_lead_to_its_first_functions_alone() {
+    for flags in [&[][..], &["-ldflags=-s -w"]] {
+        let Some(program) = go_program("leaf.go", flags) else {
+            return;
+        };
+        let file = File::open(program).unwrap();
+        let bytes = FileBytes(&file);
+        let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+        let rows = FileRows::of(&elf, &Arc::new(Dictionary::new())).unwrap();
+        let table = GoTable::read(&elf).unwrap().unwrap();
+        let range = |name: &str| {
+            let mut functions = table.functions();
+            let found = functions.find(|it| it.name().trim_end_matches(".abi0") == name);
+            found.unwrap_or_else(|| panic!("no {name}")).range()
+        };
+        for name in ["runtime.goexit", "runtime.mstart", "runtime.rt0_go"] {
+            assert_eq!(rows.rule_at(range(name).start), Rule::End, "{name}");
+        }
+        assert_ne!(rows.rule_at(elf.entry()), Rule::Gap);
+        if cfg!(not(target_arch = "x86_64")) {
+            continue;
+        }
+        // What a signal has interrupted comes behind the handler. It pushes registers in its own order.
+        let handler = range("runtime.sigtramp");
+        let frame = |at| match rows.rule_at(at) {
+            Rule::Frame(frame) => frame,
+            other => panic!("{at:#x}: {other:?}"),
+        };
+        assert_eq!(frame(handler.start).frame_pointer, Saved::Same);
+        let middle = frame(handler.start + (handler.end - handler.start) / 2);
+        assert_eq!(middle.frame_pointer, Saved::Unknown);
+        // The walk knows it by its code where there is no rule, from one byte before it on.
+        let signal_return = range("runtime.sigreturn__sigaction");
+        for at in [signal_return.start - 1, signal_return.start] {
+            assert_eq!(rows.rule_at(at), Rule::Gap, "{at:#x}");
+        }
+        let leaf = frame(range("main.serve").end - 1);
+        assert_ne!(leaf.frame_pointer, Saved::Unknown);
+    }
+}
