@@ -79,8 +79,8 @@ pub(super) struct State {
     has_restored: bool,
     /// True if a path to here has written over the return address: the code is no function's, or goes elsewhere.
     has_lost_return: bool,
-    /// The last address that each path to here has gone through and that is behind a call and padding: if the callee never
-    /// returns, the code may be another function's. The lowest of several.
+    /// The last address behind a call and padding that each path to here passes: if the callee never returns, the code may
+    /// be another function's. The lowest of several.
     pub(super) doubt: Option<u64>,
 }
 

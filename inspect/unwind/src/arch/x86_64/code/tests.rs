@@ -43,7 +43,7 @@ fn frame(cfa: Cfa, frame_pointer: Saved) -> Rule {
     })
 }
 
-/// The rule while the CFA is so many bytes above the stack pointer.
+/// The rule while the CFA is `offset` bytes above the stack pointer.
 fn above(offset: i32, frame_pointer: Saved) -> Rule {
     let register = RSP;
     frame(Cfa::Register { register, offset }, frame_pointer)
