@@ -39,6 +39,7 @@
 mod arch;
 mod cfi;
 mod code;
+mod compressed;
 mod converter;
 mod error;
 mod expression;

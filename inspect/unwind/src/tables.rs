@@ -4,6 +4,7 @@ use gimli::{BaseAddresses, EndianSlice, LittleEndian};
 use otelctx_remote::elf::{Elf, ElfError, GoTable, Section, Segment};
 
 use crate::arch::Architecture;
+use crate::compressed::{decompress, decompress_gnu};
 use crate::error::Error;
 use crate::instructions::{CodeWork, FunctionCode};
 use crate::uncovered::Uncovered;
@@ -63,8 +64,13 @@ impl Tables {
             }
             Ok(elf.section_bytes(section, limit)?)
         };
-        let [eh_frame, debug_frame, text, got] =
-            elf.sections_named([b".eh_frame", b".debug_frame", b".text", b".got"])?;
+        let [eh_frame, debug_frame, gnu_debug_frame, text, got] = elf.sections_named([
+            b".eh_frame",
+            b".debug_frame",
+            b".zdebug_frame",
+            b".text",
+            b".got",
+        ])?;
         let mut tables = Tables::default();
         if let Some(section) = eh_frame {
             let bytes = read(&section, MAX_SECTION, "bytes of .eh_frame")?;
@@ -74,8 +80,23 @@ impl Tables {
         }
         tables.go = GoTable::read(elf)?;
         // What Go's compiler writes there ends with its first functions, and does not say so.
-        if let Some(section) = debug_frame.filter(|it| !it.compressed && tables.go.is_none()) {
-            tables.debug_frame = Some(read(&section, MAX_SECTION, "bytes of .debug_frame")?);
+        if tables.go.is_none() {
+            let what = "bytes of .debug_frame";
+            let section = |section: Section| {
+                let bytes = read(&section, MAX_SECTION, what)?;
+                match section.compressed {
+                    true => decompress(&bytes, MAX_SECTION, what),
+                    false => Ok(bytes),
+                }
+            };
+            let gnu = |section: Section| {
+                let bytes = read(&section, MAX_SECTION, what)?;
+                decompress_gnu(&bytes, MAX_SECTION, what)
+            };
+            tables.debug_frame = match debug_frame.map(section) {
+                Some(bytes) => Some(bytes?),
+                None => gnu_debug_frame.map(gnu).transpose()?,
+            };
         }
         tables.entry = elf.entry();
         let mut code = [0; ENTRY_CODE];
@@ -195,8 +216,9 @@ fn terminated(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::process::Command;
 
-    use otelctx_fixtures::Compiler;
+    use otelctx_fixtures::{Compiler, DEBUG_FRAME};
     use otelctx_remote::Machine;
     use otelctx_remote::elf::{FileBytes, Source};
 
@@ -219,6 +241,34 @@ mod tests {
             // glibc's `_start` has 13 instructions, the next function follows it.
             let sizes = if is_named { 48..=64 } else { 0..=0 };
             assert!(sizes.contains(&extent), "{flag}: {extent}");
+        }
+    }
+
+    /// Some distributions compress debug information by default.
+    #[test]
+    fn compressed_tables_of_debug_information_are_read() {
+        // Not every linker has zstd.
+        let help = Command::new("ld").arg("--help").output();
+        let help = help.map_or(Vec::new(), |output| output.stdout);
+        let has_zstd = String::from_utf8_lossy(&help).contains("zlib-gabi|zstd");
+        let kinds = ["none", "zlib", "zlib-gnu", "zstd"];
+        let tables = kinds.iter().take(if has_zstd { 4 } else { 3 }).map(|kind| {
+            let compression = format!("-Wl,--compress-debug-sections={kind}");
+            let flags = [&[compression.as_str()][..], &DEBUG_FRAME].concat();
+            let program = Compiler::gcc().program(&["stacks.c"], &flags)?;
+            let file = File::open(program).unwrap();
+            let bytes = FileBytes(&file);
+            let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+            let architecture = Architecture::of(elf.machine()).unwrap();
+            Tables::read(&elf, architecture).unwrap().debug_frame
+        });
+        let tables: Vec<_> = tables.collect();
+        let Some(Some(plain)) = tables.first() else {
+            return;
+        };
+        assert!(plain.len() > 1000);
+        for (kind, table) in kinds.iter().zip(&tables) {
+            assert!(table.as_ref() == Some(plain), "{kind}");
         }
     }
 }
