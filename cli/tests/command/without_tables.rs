@@ -13,8 +13,12 @@ use crate::run::{Scratch, given_time, otelctx};
 
 /// Samples that are compared of each program and method.
 const SAMPLES: u64 = 200;
+/// Maximum share of samples whose stack is incomplete: at the start of a process, nothing shows the caller.
+const MAX_INCOMPLETE: f64 = 0.02;
+/// Functions of Go that go to another stack. A frame pointer does not lead back to one at a lower address.
+const SWITCHES: [&str; 2] = ["runtime.mcall", "runtime.systemstack"];
 
-/// A function, and those that have called it, outermost first.
+/// A function and its callers, outermost first.
 type Calls = (&'static str, &'static [&'static str]);
 
 /// Assembly: see programs/without_tables.c.
@@ -59,16 +63,29 @@ fn check_recording(target: &Target, name: &str, method: &[&str], calls: &[Calls]
         ];
         let answer = otelctx(&[&arguments[..], method].concat()).expect(0);
         let mut seen = BTreeMap::new();
+        let (mut recorded, mut incomplete) = (0, 0);
         let text = fs::read_to_string(&folded).unwrap_or_default();
         for line in text.lines() {
             let (stack, count) = line.rsplit_once(' ').unwrap();
             let stack: Vec<&str> = stack.split(';').collect();
+            let count = count.parse::<u64>().unwrap();
+            recorded += count;
+            let mut names = stack.iter();
+            let is_incomplete = names.any(|name| name.starts_with("[incomplete"));
+            if is_incomplete && !names.next().is_some_and(|name| SWITCHES.contains(name)) {
+                incomplete += count;
+            }
             if let Some(function) = check(&stack, calls) {
-                *seen.entry(function).or_default() += count.parse::<u64>().unwrap();
+                *seen.entry(function).or_default() += count;
             }
         }
         let all = seen.values().sum::<u64>();
         let is_enough = seen.len() == calls.len() && all >= SAMPLES;
+        if is_enough {
+            let share = incomplete as f64 / recorded as f64;
+            println!("{name}: {incomplete} of {recorded} samples are incomplete");
+            assert!(share <= MAX_INCOMPLETE, "{name}: {share}: {text}");
+        }
         is_enough.then_some(()).ok_or((seen, answer))
     });
 }
