@@ -8,6 +8,7 @@ pub(crate) mod dump;
 mod filter;
 mod ids;
 mod limits;
+mod needed;
 mod partial;
 pub(crate) mod ps;
 pub(crate) mod record;

@@ -8,10 +8,6 @@ use otelctx_sample::{Catalog, Sample};
 use crate::processes::Processes;
 use crate::refusal::Refusal;
 
-/// Maximum time to wait for the rows of the requested processes before sampling starts: those of
-/// the largest programs take 100 ms, and stacks are incomplete without them.
-pub(crate) const MAX_ROWS_WAIT: Duration = Duration::from_secs(1);
-
 pub(crate) trait Backend: Send {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample));
 

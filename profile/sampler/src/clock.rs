@@ -52,17 +52,17 @@ mod tests {
             let tick = |by| now.set(now.get() + by);
             let calendar = || {
                 let reading = count.replace(count.get() + 1);
-                let is_interrupted = reading != uninterrupted;
-                tick(if is_interrupted && reading % 2 == 0 {
-                    700
-                } else {
+                let before = if reading == uninterrupted {
                     1
-                });
+                } else {
+                    700 * (reading as u64 % 2)
+                };
+                tick(1 + before);
                 let time = now.get() + 1000;
-                tick(if is_interrupted && reading % 2 == 1 {
-                    700
+                tick(if reading == uninterrupted {
+                    2
                 } else {
-                    1
+                    701 - before
                 });
                 time
             };

@@ -1,6 +1,8 @@
 //! Options for sampling.
 
 use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use otelctx_reader::runtime::Runtimes;
 use otelctx_sample::format::record;
@@ -34,6 +36,10 @@ pub struct Options {
     pub max_record: usize,
     /// Read thread contexts even if the announced schema is missing or unknown.
     pub any_schema: bool,
+    /// Files whose code the targets will run: a program that is about to start, and its libraries. Before sampling starts,
+    /// the unwind tables of these and of all running targets are read, for at most [`Self::MAX_READ_AHEAD`]: the stacks of
+    /// other code are incomplete until its tables are ready.
+    pub code_files: Vec<PathBuf>,
     /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
     /// The language runtimes to read in addition to native contexts. None by default. With eBPF,
@@ -85,6 +91,10 @@ impl fmt::Debug for KernelObject {
 }
 
 impl Options {
+    /// How long sampling waits for unwind tables before it starts. Those of the largest programs take 100 ms, those of all
+    /// programs of a machine that is not busy a second.
+    pub const MAX_READ_AHEAD: Duration = Duration::from_secs(2);
+
     /// Creates the default options for these targets.
     #[must_use]
     pub fn new(targets: Targets) -> Self {
@@ -96,6 +106,7 @@ impl Options {
             kernel_stacks: true,
             max_record: record::RECOMMENDED_SIZE,
             any_schema: false,
+            code_files: Vec::new(),
             without_ebpf: false,
             runtimes: Runtimes::default(),
             load_all_runtimes: false,

@@ -7,9 +7,9 @@ use otelctx_reader::remote::inspect::{Contents, Inspection, Kind};
 use otelctx_reader::remote::module::{Machine, Symbol};
 
 use super::finding::{Answer, Finding};
-use super::needed::Libraries;
 use super::subject::{self, Subject};
 use super::{access, addon, fix, unlinked, variable};
+use crate::command::needed::Libraries;
 use crate::error::{Error, NotLinked};
 
 /// Says whether readers can find the variable that `path` defines.

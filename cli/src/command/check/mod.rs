@@ -6,7 +6,6 @@ mod context;
 mod file;
 mod finding;
 mod fix;
-mod needed;
 mod process;
 mod subject;
 mod threads;

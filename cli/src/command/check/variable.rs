@@ -7,8 +7,8 @@ use otelctx_reader::remote::module::{Machine, Module, Symbol};
 
 use super::finding::Finding;
 use super::fix;
-use super::needed::{Libraries, MAX_LIBRARIES};
 use super::subject;
+use crate::command::needed::{Libraries, MAX_LIBRARIES};
 use crate::output::text::count;
 
 /// Maximum number of libraries to name in one sentence.
@@ -280,4 +280,21 @@ pub(super) fn wrong_size(place: &str, size: u64) -> Option<Finding> {
             .hint("Declare it as one pointer:")
             .fix(fix::declare())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_beyond_the_limit_are_named() {
+        let libraries = Libraries {
+            skipped: vec!["libone.so".into(), "libother.so".into()],
+            ..Libraries::default()
+        };
+        let finding = serde_json::to_value(elsewhere(false, false, &libraries)).unwrap();
+        let hint = finding["hint"].as_str().unwrap();
+        let expected = "Not inspected, because the limit is 512 libraries: libone.so, libother.so. If one of these";
+        assert!(hint.contains(expected), "{hint}");
+    }
 }

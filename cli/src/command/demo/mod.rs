@@ -75,6 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         targets: Targets::Processes(vec![service.pid()]),
         given: vec![service.pid()],
         is_command: false,
+        code_files: Vec::new(),
         frequency: FREQUENCY,
         ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,

@@ -24,7 +24,7 @@ use otelctx_symbolize::Symbols;
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select};
-use crate::command::{ids, seconds};
+use crate::command::{ids, needed, seconds};
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
@@ -298,6 +298,7 @@ fn record(
         },
         given: arguments.pid.clone(),
         is_command: waiting.is_some(),
+        code_files: needed::code_files(&arguments.command),
         frequency: arguments.frequency,
         ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,

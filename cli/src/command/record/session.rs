@@ -26,6 +26,8 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) given: Vec<i32>,
     /// True if the target is a command that is about to start.
     pub(in crate::command) is_command: bool,
+    /// See [`Options::code_files`].
+    pub(in crate::command) code_files: Vec<PathBuf>,
     /// Sampling frequency per CPU, in Hz.
     pub(in crate::command) frequency: u32,
     /// The frequency to use with ptrace, where each sample stops a thread.
@@ -60,6 +62,7 @@ impl Session {
         options.without_ebpf = plan.without_ebpf;
         options.runtimes = plan.setup.runtimes;
         options.load_all_runtimes = plan.is_command;
+        options.code_files = plan.code_files;
         options.kernel_object = plan.setup.kernel_object;
         let mut sampler = filter::start(&mut options, &plan.given)?;
         for limit in limits(&sampler) {

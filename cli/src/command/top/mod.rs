@@ -22,7 +22,7 @@ use otelctx_sampler::{Method, Targets};
 use crate::command::child::{self, Waiting};
 use crate::command::filter::{self, Filter, NONE, Select};
 use crate::command::limits::limits;
-use crate::command::{ids, seconds};
+use crate::command::{ids, needed, seconds};
 use crate::error::Error;
 use crate::output::terminal;
 use crate::{Setup, Status, interrupt};
@@ -160,6 +160,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.without_ebpf = arguments.ptrace;
     options.runtimes = setup.runtimes.clone();
     options.load_all_runtimes = waiting.is_some();
+    options.code_files = needed::code_files(&arguments.command);
     options.kernel_object = setup.kernel_object;
     let sampler = filter::start(&mut options, &arguments.pid)?;
     let is_stopping = matches!(sampler.method(), Method::Ptrace(_));

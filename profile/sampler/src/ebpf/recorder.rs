@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
@@ -17,7 +18,6 @@ use super::steps::{configure_steps, forget_steps, steps_of};
 use super::targets::{places_of, target};
 use super::unwind::Unwinding;
 use crate::backend::Backend;
-use crate::backend::MAX_ROWS_WAIT;
 use crate::process::check_target;
 use crate::processes::Processes;
 use crate::refusal::Refusal;
@@ -110,7 +110,9 @@ impl Recorder {
                 recorder.processes.scan(*pid);
                 recorder.configure(*pid);
             }
-            recorder.loaded.unwinding.wait(MAX_ROWS_WAIT);
+        }
+        if options.user_stacks {
+            recorder.read_ahead(&options.code_files, Options::MAX_READ_AHEAD);
         }
         recorder.started = monotonic();
         recorder.loaded.clocks.start().map_err(Error::Clock)?;
@@ -120,6 +122,25 @@ impl Recorder {
             }
         }
         Ok(Ok(recorder))
+    }
+
+    /// Waits for the rows of the requested processes, or of all running ones, and of these files, at most this long.
+    fn read_ahead(&mut self, code_files: &[PathBuf], limit: Duration) {
+        let unwinding = &mut self.loaded.unwinding;
+        let end = Instant::now() + limit;
+        for path in code_files {
+            unwinding.expect_file(path);
+        }
+        if self.whole_machine {
+            let running = reader::remote::process::processes().unwrap_or_default();
+            for pid in running {
+                // It may have ended.
+                if let Ok(process) = reader::remote::Process::open(pid) {
+                    unwinding.expect_process(&process, end);
+                }
+            }
+        }
+        unwinding.wait(end.saturating_duration_since(Instant::now()));
     }
 
     fn forget(&mut self, pid: i32) {

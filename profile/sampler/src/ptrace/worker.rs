@@ -17,7 +17,6 @@ use super::account::EndedThreads;
 use super::code::CodeReader;
 use super::target::{DueThread, ReadOptions, Target, start_ticks};
 use super::{Shared, WorkerSample};
-use crate::backend::MAX_ROWS_WAIT;
 use crate::{Options, Targets, nanoseconds};
 
 /// Time between two surveys: which processes exist, and which of them have run.
@@ -71,7 +70,7 @@ impl Worker {
         if let Targets::Processes(pids) = &options.targets
             && options.user_stacks
         {
-            code.read_ahead(pids, MAX_ROWS_WAIT);
+            code.read_ahead(pids, Options::MAX_READ_AHEAD);
         }
         Ok(Self {
             targets: HashMap::default(),

@@ -1,6 +1,9 @@
 //! The program's lists of the code of processes, and the rows of files.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -185,6 +188,41 @@ impl Kernel {
             self.files.insert(code_file, entry);
         }
         rows
+    }
+
+    /// Requests the rows of a file, unless they are there or requested. A file that cannot be opened is ignored.
+    pub(super) fn expect_file(&mut self, path: &Path) {
+        // A path may lead to a FIFO.
+        let opened = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path);
+        let facts = opened.and_then(|file| Ok((Device::of_file(&file)?, file.metadata()?, file)));
+        let Some((device, metadata, file)) = facts.ok().filter(|(_, it, _)| it.is_file()) else {
+            return;
+        };
+        let inode = metadata.ino();
+        let code_file = CodeFile::File { device, inode };
+        if self.files.contains_key(&code_file) {
+            return;
+        }
+        self.make_room();
+        let mapped = (device, inode);
+        let request = Request::File {
+            file,
+            code_file,
+            mapped,
+        };
+        if self.requests.try_send(request).is_ok() {
+            self.pending += 1;
+            let entry = FileEntry {
+                rows: None,
+                requested: Instant::now(),
+                answered: None,
+                end_in_gaps: None,
+            };
+            self.files.insert(code_file, entry);
+        }
     }
 
     fn make_room(&mut self) {

@@ -11,6 +11,8 @@ mod store;
 mod worker;
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
@@ -255,6 +257,41 @@ impl Unwinding {
         }
         stack.truncate(code);
         StackEnd::NotExecutable
+    }
+
+    /// Requests the rows of a file that no process may have mapped yet.
+    pub(super) fn expect_file(&mut self, path: &Path) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.expect_file(path);
+        }
+    }
+
+    /// Requests the rows of all code of a process, without a list of its mappings: it may never be sampled. Waits until
+    /// `end` at most for answers where the queue is full.
+    pub(super) fn expect_process(&mut self, process: &Process, end: Instant) {
+        let mut has_room = true;
+        while let Some(kernel) = &mut self.kernel
+            && Instant::now() < end
+        {
+            kernel.has_refused = false;
+            // A process that has ended has no mappings.
+            let _ = process.executable_mappings(&mut |mapping| {
+                if let Some(code_file) = kernel.code_file(process, mapping) {
+                    kernel.rows(process, mapping, code_file);
+                }
+                if kernel.has_refused {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            if !kernel.has_refused || !has_room {
+                break;
+            }
+            let answer = kernel.wait(end.saturating_duration_since(Instant::now()));
+            has_room = answer.is_some();
+            self.take(answer);
+        }
     }
 
     /// Waits until the worker has made the requested rows, or the time is over.

@@ -347,6 +347,39 @@ fn the_program_finds_mappings_that_are_in_no_list() {
     check_stacks(&mut recorder, &mut [&mut known, &mut changed]);
 }
 
+/// A program that is about to start, and all that runs: their first samples find rows in the kernel.
+#[test]
+fn rows_are_there_before_the_first_sample() {
+    if !are_callers_lost() {
+        return;
+    }
+    let Some([program, other]) = two_spinning() else {
+        return;
+    };
+    let mut running = Spinning::start(&other);
+    let mut options = Options::new(Targets::All);
+    options.frequency = 499;
+    options.max_mappings = Some(1);
+    options.code_files = vec![program.clone(), "/no/such/file".into(), "/dev/zero".into()];
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    if !finds_mappings(&mut recorder, running.target.pid()) {
+        return;
+    }
+    // On a busy machine, the time until sampling starts is not sufficient for all that runs.
+    recorder.read_ahead(&options.code_files, TIMEOUT);
+    // Leaves out samples from before.
+    take_stacks(&mut recorder, running.target.pid(), 20, |_| true);
+    let mut started = Spinning::start(&program);
+    for (name, process) in [("running", &mut running), ("started", &mut started)] {
+        for (end, stack) in take_stacks(&mut recorder, process.target.pid(), 20, |_| true) {
+            process.check(&stack);
+            assert_eq!(stack_end::of(end), StackEnd::Start, "{name}: {stack:x?}");
+        }
+    }
+}
+
 /// Mappings of both show the same device.
 #[test]
 fn files_with_the_same_inode_number_in_two_subvolumes_have_their_own_rows() {

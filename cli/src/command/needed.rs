@@ -2,10 +2,15 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::env;
-use std::fs;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use nix::unistd::AccessFlags;
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::module::Machine;
@@ -18,6 +23,8 @@ const MAX_NAMES: usize = 4 * MAX_LIBRARIES;
 /// Maximum size of a configuration file, in bytes, and how deep they include each other.
 const MAX_CONFIGURATION: usize = 1 << 16;
 const MAX_INCLUDES: usize = 4;
+/// Maximum number of files to inspect for a command: the interpreter of a script can be a script (execve(2)).
+const MAX_INTERPRETERS: usize = 5;
 /// The configuration of the dynamic linker of glibc: ldconfig(8).
 const CONFIGURATION: &str = "/etc/ld.so.conf";
 
@@ -37,6 +44,23 @@ impl Libraries {
     /// Inspects the libraries that the file at `path` needs, breadth first, until one defines the
     /// variable.
     pub(super) fn of(path: &Path, inspection: &Inspection) -> Self {
+        Self::visit(path, inspection, &mut |_, found| {
+            let module = found.module.as_ref();
+            if module.is_some_and(|module| module.symbol.definition().is_some()) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })
+    }
+
+    /// Inspects the libraries that the file at `path` needs, breadth first, until `visit` breaks: that one is
+    /// taken for the defining one.
+    fn visit(
+        path: &Path,
+        inspection: &Inspection,
+        visit: &mut dyn FnMut(&Path, &Inspection) -> ControlFlow<()>,
+    ) -> Self {
         let mut libraries = Self::default();
         let Some(system) = System::of(inspection.machine) else {
             libraries.missing.clone_from(&inspection.needed);
@@ -63,8 +87,7 @@ impl Libraries {
                 continue;
             };
             libraries.inspected += 1;
-            let module = found.module.as_ref();
-            if module.is_some_and(|module| module.symbol.definition().is_some()) {
+            if visit(&path, &found).is_break() {
                 libraries.defining = Some((path, found));
                 return libraries;
             }
@@ -73,6 +96,61 @@ impl Libraries {
         libraries.skipped = queue.into_iter().map(|(name, _)| name).collect();
         libraries
     }
+}
+
+/// Returns the files whose code a command will run, as far as its file tells: the program, the libraries that it needs, and
+/// of a script those of its interpreter.
+pub(super) fn code_files(command: &[OsString]) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut next = command.first().and_then(|program| on_path(program));
+    for _ in 0..MAX_INTERPRETERS {
+        let Some(path) = next.take() else {
+            break;
+        };
+        match Contents::open(&path, SYMBOL) {
+            Ok(Contents::Elf(inspection)) => {
+                Libraries::visit(&path, &inspection, &mut |path, _| {
+                    files.push(path.to_owned());
+                    ControlFlow::Continue(())
+                });
+            }
+            _ => next = interpreter(&path),
+        }
+        files.push(path);
+    }
+    files
+}
+
+/// Returns the file that execvp(3) executes for this name.
+fn on_path(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(name.into());
+    }
+    let path = env::var_os("PATH")?;
+    let mut files = env::split_paths(&path).map(|folder| folder.join(name));
+    files.find(|file| nix::unistd::access(file, AccessFlags::X_OK).is_ok() && file.is_file())
+}
+
+/// Returns the program that the first line of a script names (execve(2)), for `env` the one that this executes.
+fn interpreter(script: &Path) -> Option<PathBuf> {
+    let mut line = [0; 256];
+    if !script.is_file() {
+        return None;
+    }
+    let read = File::open(script).ok()?.read(&mut line).ok()?;
+    let line = line[..read]
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    let mut words = line
+        .split(|byte| byte.is_ascii_whitespace())
+        .filter(|word| !word.is_empty());
+    let interpreter = OsStr::from_bytes(words.next()?);
+    if Path::new(interpreter).file_name() != Some(OsStr::new("env")) {
+        return Some(interpreter.into());
+    }
+    let is_program = |word: &&[u8]| !word.starts_with(b"-") && !word.contains(&b'=');
+    on_path(OsStr::from_bytes(words.find(is_program)?))
 }
 
 /// The directories that a file itself names, DT_RUNPATH or DT_RPATH. `$ORIGIN` is its own
@@ -172,8 +250,46 @@ fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::variable;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_command_runs_its_program_or_interpreter_and_their_libraries() {
+        let program = env::current_exe().unwrap();
+        let of = |path: &Path| code_files(&[path.into(), "argument".into()]);
+        let files = of(&program);
+        let is_libc = |path: &PathBuf| path.file_name().is_some_and(|it| it == "libc.so.6");
+        assert!(files.iter().any(is_libc), "{files:?}");
+        assert_eq!(files.last(), Some(&program));
+
+        let folder = env::temp_dir().join(format!("otelctx-needed-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let script = folder.join("script");
+        let interpreted = [files, vec![script.clone()]].concat();
+        let path = program.to_str().unwrap();
+        for first in [
+            format!("#!{path}\n"),
+            format!("#! {path} -u\nprint()\n"),
+            format!("#!/usr/bin/env -S A=1 {path}"),
+        ] {
+            fs::write(&script, &first).unwrap();
+            fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+            let mut found = of(&script);
+            found.sort();
+            let mut expected = interpreted.clone();
+            expected.sort();
+            assert_eq!(found, expected, "{first}");
+        }
+        // A script that is its own interpreter, and files that are neither.
+        fs::write(&script, format!("#!{}\n", script.display())).unwrap();
+        assert_eq!(of(&script), vec![script.clone(); MAX_INTERPRETERS]);
+        fs::write(&script, "#!\n").unwrap();
+        assert_eq!(of(&script), std::slice::from_ref(&script));
+        assert_eq!(of(&folder), std::slice::from_ref(&folder));
+        assert_eq!(code_files(&["no-such-program".into()]), [] as [PathBuf; 0]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn libraries_beyond_the_limit_are_skipped_and_named() {
@@ -188,12 +304,6 @@ mod tests {
         assert_eq!(libraries.missing, inspection.needed[..MAX_LIBRARIES]);
         let skipped = &inspection.needed[MAX_LIBRARIES..MAX_LIBRARIES + 2];
         assert_eq!(libraries.skipped, skipped);
-        let finding = variable::elsewhere(false, false, &libraries);
-        let finding = serde_json::to_value(finding).unwrap();
-        let hint = finding["hint"].as_str().unwrap();
-        let expected = "Not inspected, because the limit is 512 libraries: libno-such-512.so, \
-            libno-such-513.so. If one of these";
-        assert!(hint.contains(expected), "{hint}");
     }
 
     #[test]
