@@ -17,7 +17,8 @@ const MAX_ERRORS: usize = 8;
 /// Additional sources of function names.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DebugFiles {
-    /// Additional directory to search for separate debug files
+    /// Additional directory to search for separate debug files, by build ID, path or name, and for
+    /// programs and libraries with symbols
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) debug_dir: Vec<PathBuf>,
     /// Download missing debug information from this debuginfod server, such as

@@ -1,7 +1,8 @@
-//! Separate debug files, below directories that belong to this machine.
+//! Separate debug files, below directories that belong to this machine, and beside the modules.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -9,8 +10,9 @@ use object::elf::SHF_COMPRESSED;
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, SectionHeader};
 use object::{Object, ObjectSection, ReadCache};
-use otelctx_sample::Module;
+use otelctx_remote::{Process, module};
 use otelctx_sample::format::hexadecimal;
+use otelctx_sample::{Module, SymbolQuery};
 
 use crate::copy::Copy;
 
@@ -18,24 +20,74 @@ use crate::copy::Copy;
 /// Separate Files").
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
+/// Maximum size of a debug file that the target may have made, in bytes: all of it is read for its checksum. Those of the
+/// largest browsers have 4 GiB.
+const MAX_SIZE: u64 = 8 << 30;
+
 /// Finds the debug file of a module, in these directories and then in [`DIRECTORIES`]: by its build
 /// ID, or by the name in its debug link in the directory that mirrors the module's own, if the
-/// checksum matches.
-pub(crate) fn find(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
+/// checksum matches. In `directories`, also by that name alone; and the module itself with its symbols, by its path or file
+/// name, if it has the build ID.
+pub(crate) fn find(copy: &Copy, of: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
     let defaults = DIRECTORIES.map(PathBuf::from);
-    let directories = directories.iter().chain(&defaults);
-    let by_build_id = build_id_name(&module.build_id).and_then(|name| {
+    let all = || directories.iter().chain(&defaults);
+    let by_build_id = build_id_name(&of.build_id).and_then(|name| {
         let name = format!("{name}.debug");
-        let mut paths = directories.clone().map(|base| base.join(&name));
+        let mut paths = all().map(|base| base.join(&name));
         paths.find(|path| path.is_file())
     });
-    by_build_id.or_else(|| {
-        let (name, crc) = copy.debug_link.as_ref()?;
-        let name = plain(std::ffi::OsStr::from_bytes(name).as_ref())?;
-        let mirror = plain(Path::new(&module.path).parent()?.strip_prefix("/").ok()?)?;
-        let mut paths = directories.map(|base| base.join(mirror).join(name));
-        paths.find(|path| checksum(path) == Some(*crc))
-    })
+    let path = of.path.strip_prefix('/').unwrap_or_default();
+    let path = plain(Path::new(path));
+    let by_link = || {
+        let (name, crc) = link(copy)?;
+        let mirror = path?.parent()?;
+        let mirrored = all().map(|base| base.join(mirror).join(name));
+        let mut paths = mirrored.chain(directories.iter().map(|base| base.join(name)));
+        paths.find(|path| {
+            let file = module::open_regular(path).ok().flatten();
+            file.is_some_and(|file| checksum(&file) == Some(crc))
+        })
+    };
+    let with_symbols = || {
+        let names = [path, path.and_then(Path::file_name).map(Path::new)];
+        let names = names.into_iter().flatten();
+        let mut paths = names.flat_map(|name| directories.iter().map(move |base| base.join(name)));
+        paths.find(|path| {
+            !of.build_id.is_empty() && module::open_by_build_id(path, &of.build_id).is_some()
+        })
+    };
+    by_build_id.or_else(by_link).or_else(with_symbols)
+}
+
+/// Opens the debug file that the debug link names, in the directory of the module or in `.debug` below it, if the checksum
+/// matches. The target may have put it there: only a copy of it is decoded.
+pub(crate) fn open_beside(copy: &Copy, query: SymbolQuery<'_>) -> Option<File> {
+    let (name, crc) = link(copy)?;
+    let own = Path::new(&query.module.path);
+    let folder = own.parent().filter(|_| own.is_absolute())?;
+    let process = Process::open(query.process.pid);
+    let files = [folder.join(name), folder.join(".debug").join(name)]
+        .into_iter()
+        .flat_map(|path| {
+            let relative = path.strip_prefix("/").ok();
+            let in_process = process
+                .as_ref()
+                .ok()
+                .and_then(|it| it.open_own_file(relative?));
+            let here = module::open_regular(&path).ok().flatten();
+            in_process.into_iter().chain(here)
+        });
+    let is_it = |file: &File| {
+        let size = file.metadata().map_or(u64::MAX, |it| it.len());
+        size <= MAX_SIZE && checksum(file) == Some(crc)
+    };
+    files.into_iter().find(is_it)
+}
+
+/// Returns the name and the checksum in the debug link.
+fn link(copy: &Copy) -> Option<(&Path, u32)> {
+    let (name, crc) = copy.debug_link.as_ref()?;
+    Some((plain(OsStr::from_bytes(name).as_ref())?, *crc))
 }
 
 /// The name of a file below a directory that has files by their build IDs.
@@ -67,12 +119,10 @@ pub(crate) fn plain(path: &Path) -> Option<&Path> {
 }
 
 /// The CRC-32 of a file.
-fn checksum(path: &Path) -> Option<u32> {
-    let mut file = File::open(path)
-        .ok()
-        .filter(|file| file.metadata().is_ok_and(|it| it.is_file()))?;
+fn checksum(mut file: &File) -> Option<u32> {
     let mut crc = flate2::Crc::new();
     let mut buffer = vec![0; 1 << 16];
+    file.rewind().ok()?;
     loop {
         match file.read(&mut buffer).ok()? {
             0 => return Some(crc.sum()),

@@ -131,7 +131,8 @@ impl Symbols {
     }
 
     /// Also searches `directory` for separate debug files, before the default ones: by build ID in
-    /// its `.build-id`, and by debug link in the directory that mirrors the module's. Files there
+    /// its `.build-id`, and by debug link in the directory that mirrors the module's or in `directory`
+    /// itself; and for the module with its symbols, by its path or file name. Files there
     /// are trusted, and must not change during use.
     #[must_use]
     pub fn debug_directory(mut self, directory: impl Into<PathBuf>) -> Self {
@@ -258,11 +259,17 @@ impl Symbols {
     ) -> Answer {
         let downloaded = downloaded.and_then(|file| Copy::of(file, None).ok());
         let downloaded = downloaded.as_ref().map(Copy::path);
+        let mut beside = None;
         let found = in_file(query, kept, offsets, |copy| {
             if downloaded.is_some() {
                 return (downloaded, with_dwarf);
             }
             let separate = debug_file::find(copy, query.module, &self.debug_directories);
+            let separate = separate.or_else(|| {
+                let file = debug_file::open_beside(copy, query)?;
+                beside = Some(Copy::of(&file, None).ok()?);
+                beside.as_ref().map(Copy::path)
+            });
             let is_compressed = || separate.as_deref().is_some_and(debug_file::is_compressed);
             let is_left_out = self.without_compressed_lines && is_compressed();
             (separate, with_dwarf && !is_left_out)

@@ -186,6 +186,8 @@ fn a_stripped_program_is_named_by_its_debug_file() {
     let mirrored = scratch.0.join("by-link");
     let by_link = mirrored.join(scratch.0.strip_prefix("/").unwrap());
     fs::create_dir_all(&by_link).unwrap();
+    let unstripped = scratch.0.join("unstripped");
+    fs::copy(&program, &unstripped).unwrap();
     tool("strip", &["--strip-all", text(&program)]);
     tool(
         "objcopy",
@@ -194,17 +196,45 @@ fn a_stripped_program_is_named_by_its_debug_file() {
             text(&program),
         ],
     );
-    // The debug file lies beside the program as well, where the target could have put it.
     let unnamed = |symbols: &mut Symbols| {
         let (_, locations) = located(&program, &addresses, symbols);
         resolved(&locations).iter().all(Vec::is_empty)
     };
-    assert!(unnamed(&mut Symbols::new()), "beside the program");
+    let beside = || resolved(&located(&program, &addresses, &mut Symbols::new()).1);
+    assert_eq!(beside(), expected, "beside the program");
+    let below = scratch.0.join(".debug");
+    fs::create_dir(&below).unwrap();
+    let debug = &fs::canonicalize(&debug).unwrap();
+    let moved = below.join("inlined.debug");
+    fs::rename(debug, &moved).unwrap();
+    assert_eq!(beside(), expected, "in .debug");
+    // The first of that name is of no use, and must not block the search.
+    tool("mkfifo", &[text(debug)]);
+    assert_eq!(beside(), expected, "behind a FIFO");
+    fs::remove_file(debug).unwrap();
+    fs::File::create(debug).unwrap().set_len(100 << 30).unwrap();
+    assert_eq!(beside(), expected, "behind a file of 100 GiB");
+    fs::remove_file(debug).unwrap();
+    let elsewhere = scratch.0.join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::rename(&moved, elsewhere.join("inlined.debug")).unwrap();
+    assert!(unnamed(&mut Symbols::new()), "elsewhere");
+    let debug = elsewhere.join("inlined.debug");
     let named = |directory: &Path| {
         let mut symbols = Symbols::new().debug_directory(directory);
         resolved(&located(&program, &addresses, &mut symbols).1)
     };
     assert_eq!(named(&directory), expected, "by build id");
+    assert_eq!(named(&elsewhere), expected, "by name");
+    let with_symbols = scratch.0.join("with-symbols");
+    fs::create_dir(&with_symbols).unwrap();
+    let copy = with_symbols.join(program.file_name().unwrap());
+    fs::copy(&unstripped, copy).unwrap();
+    assert_eq!(
+        named(&with_symbols),
+        expected,
+        "the program with its symbols"
+    );
     let names = |directory: &Path| {
         let symbols = Symbols::new().debug_directory(directory);
         let mut symbols = symbols.without_compressed_lines();
