@@ -15,8 +15,6 @@ use crate::run::{Scratch, given_time, otelctx};
 const SAMPLES: u64 = 200;
 /// Maximum share of samples whose stack is incomplete: at the start of a process, nothing shows the caller.
 const MAX_INCOMPLETE: f64 = 0.02;
-/// Functions of Go that go to another stack. A frame pointer does not lead back to one at a lower address.
-const SWITCHES: [&str; 2] = ["runtime.mcall", "runtime.systemstack"];
 
 /// A function and its callers, outermost first.
 type Calls = (&'static str, &'static [&'static str]);
@@ -70,11 +68,8 @@ fn check_recording(target: &Target, name: &str, method: &[&str], calls: &[Calls]
             let stack: Vec<&str> = stack.split(';').collect();
             let count = count.parse::<u64>().unwrap();
             recorded += count;
-            let mut names = stack.iter();
-            let is_incomplete = names.any(|name| name.starts_with("[incomplete"));
-            if is_incomplete && !names.next().is_some_and(|name| SWITCHES.contains(name)) {
-                incomplete += count;
-            }
+            let is_incomplete = stack.iter().any(|name| name.starts_with("[incomplete"));
+            incomplete += if is_incomplete { count } else { 0 };
             if let Some(function) = check(&stack, calls) {
                 *seen.entry(function).or_default() += count;
             }
@@ -84,7 +79,11 @@ fn check_recording(target: &Target, name: &str, method: &[&str], calls: &[Calls]
         if is_enough {
             let share = incomplete as f64 / recorded as f64;
             println!("{name}: {incomplete} of {recorded} samples are incomplete");
-            assert!(share <= MAX_INCOMPLETE, "{name}: {share}: {text}");
+            let is_command = of.first() == Some(&"--");
+            assert!(
+                is_command || share <= MAX_INCOMPLETE,
+                "{name}: {share}: {text}"
+            );
         }
         is_enough.then_some(()).ok_or((seen, answer))
     });
@@ -152,4 +151,82 @@ fn callers_of_functions_of_go_are_not_skipped() {
         check_recording(&target, "go-leaf", &["--ptrace"], &GO);
         check_dumps(&target, &GO);
     }
+}
+
+/// Where the stacks of Go's runtime begin: of goroutines, of threads, and of the scheduler, which has left another stack.
+const STARTS_OF_GO: [&str; 5] = [
+    "runtime.goexit",
+    "runtime.mstart",
+    "runtime.mcall",
+    "runtime.morestack",
+    "_rt0_amd64_linux",
+];
+
+/// The runtime goes from the stack of a goroutine to that of its thread, and back.
+#[test]
+fn stacks_of_go_reach_their_start_through_those_of_its_runtime() {
+    if is_emulated() || cfg!(not(target_arch = "x86_64")) {
+        return eprintln!("skipped: takes Go's compiler, and reads instructions of x86-64");
+    }
+    for flags in [
+        &[][..],
+        &["-ldflags=-s -w"],
+        &["-ldflags=-compressdwarf=false"],
+    ] {
+        let Some(program) = go_program("collecting.go", flags) else {
+            return;
+        };
+        let target = start(&program);
+        let pid = target.pid().to_string();
+        for method in [&[][..], &["--ptrace"]] {
+            check_stacks_of_go(&pid, method);
+        }
+    }
+}
+
+fn check_stacks_of_go(pid: &str, method: &[&str]) {
+    let scratch = Scratch::new("go-stacks");
+    let folded = scratch.path("a.folded");
+    given_time(|seconds| {
+        let arguments = [
+            "record", "-F", "999", "-p", pid, "-d", seconds, "-o", &folded,
+        ];
+        otelctx(&[&arguments[..], method].concat()).expect(0);
+        let text = fs::read_to_string(&folded).unwrap_or_default();
+        let (mut crossed, mut incomplete, mut all) = (0, 0, 0);
+        for line in text.lines() {
+            let (stack, count) = line.rsplit_once(' ').unwrap();
+            let stack: Vec<&str> = stack.split(';').collect();
+            let count = count.parse::<u64>().unwrap();
+            all += count;
+            if stack.iter().any(|name| name.starts_with("[incomplete")) {
+                incomplete += count;
+                continue;
+            }
+            let plain = |name: &&str| name.strip_suffix(".abi0").unwrap_or(name).to_owned();
+            let names: Vec<String> = stack.iter().map(plain).collect();
+            let first = names
+                .iter()
+                .position(|name| STARTS_OF_GO.contains(&&**name));
+            assert!(first.is_some_and(|first| first <= 3), "{names:?}");
+            // The program's own goroutine.
+            if let Some(at) = names.iter().position(|name| name.starts_with("main.")) {
+                let begin = ["runtime.goexit", "runtime.main", "main.main"];
+                assert!(
+                    names[..=at].ends_with(&begin.map(String::from)),
+                    "{names:?}"
+                );
+            }
+            if names.iter().any(|name| name == "runtime.systemstack") {
+                crossed += count;
+            }
+        }
+        if crossed < 50 {
+            return Err(text);
+        }
+        let share = incomplete as f64 / all as f64;
+        println!("{incomplete} of {all} samples are incomplete, {crossed} go through systemstack");
+        assert!(share <= MAX_INCOMPLETE, "{share}: {text}");
+        Ok(())
+    });
 }

@@ -57,8 +57,10 @@ impl UnwindTables {
         let mut tables = Tables::read(elf, architecture)?;
         if let Some(reader) = &architecture.code {
             let functions = maker::functions(&tables, architecture, &code)?;
-            if functions.len() <= max_functions {
-                tables.uncovered = Uncovered::read(elf, &code, &functions, reader);
+            // Of Go, only functions of its runtime are left.
+            if functions.len() <= max_functions || tables.go.is_some() {
+                let starts = maker::starts_with_other_stack(&tables, architecture).collect();
+                tables.uncovered = Uncovered::read(elf, &code, &functions, starts, reader);
             }
         }
         tables.entry_extent = tables.extent_of_entry(elf, architecture);

@@ -31,6 +31,8 @@ pub(crate) struct CodeReader {
     /// Returns the first address of an instruction that is not below `at`, in the code at `start`, which is that of an
     /// instruction.
     pub(crate) next_instruction: fn(code: &[u8], start: u64, at: u64) -> u64,
+    /// Finds the ends of the calls in a function's code at `start`, in order.
+    pub(crate) call_ends: fn(code: &[u8], start: u64) -> Vec<u64>,
     /// Returns whether a function may start between these bytes: behind an instruction that nothing follows, and
     /// padding. A call counts as one if `may_follow_call`.
     pub(crate) may_start: fn(before: &[u8], from: &[u8], may_follow_call: bool) -> bool,

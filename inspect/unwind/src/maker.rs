@@ -9,11 +9,16 @@ use crate::arch::Architecture;
 use crate::cfi::{Budget, Table};
 use crate::error::Error;
 use crate::functions::{Function, Functions, MAX_ALIGNMENT, Source};
-use crate::instructions::CodeWork;
+use crate::instructions::{CodeReader, CodeWork};
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
 use crate::tables::{Bytes, Tables};
 use crate::writer::{Counts, Writer};
+
+/// Maximum number of functions of Go that leave their stack: its runtime has two.
+const MAX_LEAVING: usize = 8;
+/// Maximum size of such a function that is read, in bytes; they have some 100.
+const MAX_LEAVING_CODE: usize = 1024;
 
 pub(crate) fn make(
     tables: &Tables,
@@ -27,7 +32,7 @@ pub(crate) fn make(
     let mut functions = Functions::new(code);
     eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
     debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
-    add_others(tables, &mut functions)?;
+    add_others(tables, architecture, &mut functions)?;
     let mut writer = Writer::new(functions.start()?, dictionary);
     writer.counts = counts;
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
@@ -49,7 +54,8 @@ pub(crate) fn make(
         functions: functions.sorted(),
         tables,
         uncovered: architecture.code.as_ref().map_or(Vec::new(), |reader| {
-            tables.uncovered.rules(reader, &mut CodeWork::default())
+            let rules = tables.uncovered.rules(reader, &mut CodeWork::default());
+            with_ends(rules, &ends_of_stacks(tables, reader))
         }),
         architecture,
     };
@@ -61,6 +67,33 @@ pub(crate) fn make(
         maker.write(&mut writer)?;
     }
     Ok(writer.finish())
+}
+
+/// Returns the return addresses of the calls in functions of Go that leave their stack.
+fn ends_of_stacks(tables: &Tables, reader: &CodeReader) -> Vec<u64> {
+    let functions = tables.go.iter().flat_map(GoTable::functions);
+    let leaving = functions.filter(|it| it.changes_stack() && it.leaves_stack());
+    let calls = leaving.take(MAX_LEAVING).flat_map(|function| {
+        let range = function.range();
+        let bytes = tables.uncovered.bytes(range.clone()).unwrap_or_default();
+        (reader.call_ends)(&bytes[..bytes.len().min(MAX_LEAVING_CODE)], range.start)
+    });
+    let mut ends: Vec<u64> = calls.collect();
+    ends.sort_unstable();
+    ends
+}
+
+/// Replaces the rules of these return addresses, which are those of the byte before, by the end of the stack.
+fn with_ends(rules: Vec<(u64, Rule)>, ends: &[u64]) -> Vec<(u64, Rule)> {
+    let mut all = rules;
+    for end in ends {
+        let behind = all.partition_point(|it| it.0 <= *end);
+        let rule = behind.checked_sub(1).map_or(Rule::Gap, |last| all[last].1);
+        all.retain(|it| it.0 != *end && it.0 != *end - 1);
+        let place = all.partition_point(|it| it.0 < *end);
+        all.splice(place..place, [(*end - 1, Rule::End), (*end, rule)]);
+    }
+    all
 }
 
 fn bases(tables: &Tables) -> BaseAddresses {
@@ -94,10 +127,39 @@ fn debug_frame<'a>(
     Table::new(section, bytes, bases(tables), architecture)
 }
 
+/// Returns true for a function of Go that goes to another stack. Tables count from the stack pointer there, which is the other
+/// stack's: only its instructions show that the frame pointer stays.
+fn changes_stack(tables: &Tables, architecture: &Architecture, start: u64) -> bool {
+    let function = tables.go.as_ref().and_then(|go| go.function_at(start));
+    let changes = function.is_some_and(|it| it.changes_stack() && !it.is_first());
+    changes && architecture.code.is_some()
+}
+
+/// Returns where the functions of Go start that go to another stack.
+pub(crate) fn starts_with_other_stack(
+    tables: &Tables,
+    architecture: &Architecture,
+) -> impl Iterator<Item = u64> {
+    let functions = tables.go.iter().flat_map(GoTable::functions);
+    let starts = functions.map(|function| function.range().start);
+    starts.filter(|start| changes_stack(tables, architecture, *start))
+}
+
 /// Adds the functions of other tables than those of call frame information.
-fn add_others(tables: &Tables, functions: &mut Functions<'_>) -> Result<(), Error> {
+fn add_others(
+    tables: &Tables,
+    architecture: &Architecture,
+    functions: &mut Functions<'_>,
+) -> Result<(), Error> {
+    let counts_from_wrong_stack = |function: &Function| {
+        function.source == Source::DebugFrame && changes_stack(tables, architecture, function.start)
+    };
+    functions.retain(|function| !counts_from_wrong_stack(function));
     for function in tables.go.iter().flat_map(GoTable::functions) {
         let range = function.range();
+        if changes_stack(tables, architecture, range.start) {
+            continue;
+        }
         functions.add(Source::Go, range.start, range.end, 0)?;
     }
     for (index, (start, bytes)) in tables.stubs.iter().enumerate() {
@@ -119,7 +181,7 @@ pub(crate) fn functions(
     eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
     let mut debug_frame = debug_frame(tables, architecture);
     debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
-    add_others(tables, &mut functions)?;
+    add_others(tables, architecture, &mut functions)?;
     Ok(functions.sorted())
 }
 
@@ -290,6 +352,33 @@ mod tests {
     use otelctx_remote::Machine;
 
     use super::*;
+
+    #[test]
+    fn stacks_end_at_the_return_addresses_of_calls_alone() {
+        let rules = vec![
+            (0x10, Rule::Unsupported),
+            (0x20, Rule::Gap),
+            (0x30, Rule::Unsupported),
+        ];
+        let expected = [
+            (0x10, Rule::Unsupported),
+            (0x17, Rule::End),
+            (0x18, Rule::Unsupported),
+            (0x1f, Rule::End),
+            (0x20, Rule::Gap),
+            (0x30, Rule::End),
+            (0x31, Rule::Unsupported),
+        ];
+        assert_eq!(with_ends(rules, &[0x18, 0x20, 0x31]), expected);
+        assert_eq!(
+            with_ends(Vec::new(), &[0x18]),
+            [(0x17, Rule::End), (0x18, Rule::Gap)]
+        );
+        // push %rbp; call 0x1007; call *%r12; ret
+        let code = [0x55, 0xe8, 1, 0, 0, 0, 0x41, 0xff, 0xd4, 0xc3];
+        let reader = Architecture::of(Machine::X86_64).unwrap().code.unwrap();
+        assert_eq!((reader.call_ends)(&code, 0x1000), [0x1006, 0x1009]);
+    }
 
     #[test]
     fn a_program_without_tables_has_its_entry_point_alone() {

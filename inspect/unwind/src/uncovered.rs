@@ -39,22 +39,26 @@ struct Piece {
 }
 
 impl Uncovered {
-    /// Reads what is between the functions of the tables, which are in order. What cannot be read is left out.
+    /// Reads what is between the functions of the tables, which are in order. What cannot be read is left out. `starts` are
+    /// addresses at which functions are known to start.
     pub(crate) fn read(
         elf: &Elf<'_>,
         segments: &[Segment],
         functions: &[Function],
+        mut starts: Vec<u64>,
         reader: &CodeReader,
     ) -> Self {
         let pieces = read_pieces(elf, segments, functions);
-        let starts = Vec::new();
-        let mut uncovered = Uncovered { pieces, starts };
+        let mut uncovered = Uncovered {
+            pieces,
+            starts: Vec::new(),
+        };
         if uncovered.is_empty() {
             return uncovered;
         }
         let is_inside = |address| uncovered.piece_at(address).is_some();
         // A file's tables count, even if its symbols are damaged.
-        let mut starts = elf.functions(&is_inside).unwrap_or_default();
+        starts.extend(elf.functions(&is_inside).unwrap_or_default());
         starts.truncate(MAX_FUNCTION_STARTS);
         let sizes = uncovered.pieces.iter().map(|it| it.bytes.len());
         if sizes.sum::<usize>() >= MIN_SEARCHED_CODE {
@@ -154,6 +158,15 @@ impl Uncovered {
             starts.sort_unstable();
         }
         merged(found)
+    }
+
+    /// Returns the bytes of a function.
+    pub(crate) fn bytes(&self, function: Range<u64>) -> Option<&[u8]> {
+        let piece = self.piece_at(function.start)?;
+        let from = (function.start - piece.start) as usize;
+        let bytes = piece.bytes.get(from..)?;
+        let size = function.end.saturating_sub(function.start) as usize;
+        Some(&bytes[..bytes.len().min(size)])
     }
 
     fn piece_at(&self, address: u64) -> Option<&Piece> {

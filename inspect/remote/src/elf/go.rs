@@ -32,6 +32,11 @@ const ASSEMBLY: u8 = 4;
 /// Go 1.19.
 const SIGNAL_HANDLER: &str = "runtime.sigtramp";
 const SIGNAL_RETURN: &str = "runtime.sigreturn";
+/// Functions that leave a stack for the scheduler's, on which another thread may go on: what they call is the first of its
+/// stack, as for Go's own traceback (`topofstack` in its runtime/traceback.go).
+const LEAVING: [&str; 2] = ["runtime.mcall", "runtime.morestack"];
+/// The suffix of the names of functions that take their arguments on the stack.
+const STACK_ABI: &str = ".abi0";
 /// Sizes of the smallest instruction, in bytes (`MinLC` in Go's src/cmd/internal/sys/arch.go).
 const QUANTA: [u8; 3] = [1, 2, 4];
 /// The size that a stack stays below, in bytes: 1 GiB. The runtime ends programs whose stacks are larger
@@ -212,6 +217,12 @@ impl<'a> GoFunction<'a> {
     /// Returns whether it goes to another stack, so that its stack's sizes do not lead to its caller.
     pub fn changes_stack(&self) -> bool {
         self.flags() & STACK_WRITE != 0
+    }
+
+    /// Returns whether what it calls is the first function of another stack.
+    pub fn leaves_stack(&self) -> bool {
+        let name = self.name();
+        LEAVING.contains(&name.strip_suffix(STACK_ABI).unwrap_or(&name))
     }
 
     /// Returns whether it is written in assembly: it need not save the frame pointer where Go's compiler does.

@@ -300,7 +300,7 @@ fn uncovered(program: &Program, described: &[Range<u64>], reader: &CodeReader) -
             end: range.end,
         })
         .collect();
-    Uncovered::read(&elf, elf.loads(), &described, reader)
+    Uncovered::read(&elf, elf.loads(), &described, Vec::new(), reader)
 }
 
 /// Code of functions with tables that is full of calls is decoded once, however many there are.

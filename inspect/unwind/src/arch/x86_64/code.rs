@@ -22,6 +22,7 @@ pub(super) const READER: CodeReader = CodeReader {
     extent: extent::extent,
     calls,
     next_instruction,
+    call_ends,
     may_start,
     skip_padding,
 };
@@ -55,6 +56,15 @@ fn next_instruction(code: &[u8], start: u64, at: u64) -> u64 {
         let _ = decoder.decode();
     }
     decoder.ip()
+}
+
+/// Finds calls. See [`CodeReader::call_ends`].
+fn call_ends(code: &[u8], start: u64) -> Vec<u64> {
+    let decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    let calls = decoder
+        .into_iter()
+        .filter(|it| it.mnemonic() == Mnemonic::Call);
+    calls.map(|call| call.next_ip()).collect()
 }
 
 /// Returns whether a function may start. See [`CodeReader::may_start`].
