@@ -225,7 +225,7 @@ fn check_stacks_of_go(pid: &str, method: &[&str]) {
             return Err(text);
         }
         let share = incomplete as f64 / all as f64;
-        println!("{incomplete} of {all} samples are incomplete, {crossed} go through systemstack");
+        println!("{incomplete} of {all} samples are incomplete, {crossed} in systemstack");
         assert!(share <= MAX_INCOMPLETE, "{share}: {text}");
         Ok(())
     });
