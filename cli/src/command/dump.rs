@@ -14,11 +14,11 @@ mod text;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::stop;
 use otelctx_reader::sweep::SnapshotSource;
-use otelctx_reader::{Options, Process};
+use otelctx_reader::{ContextState, Options, Process};
 use otelctx_sampler::Snapshots;
 use otelctx_unwind::Dictionary;
 
@@ -27,6 +27,7 @@ use self::model::Report;
 use self::names::Names;
 use self::stacks::StackOptions;
 use super::debug_files::DebugFiles;
+use super::descendants;
 use super::ids::{self, process_of};
 use super::partial;
 use super::seconds::seconds;
@@ -46,6 +47,7 @@ use crate::{Setup, Status};
     after_help = "\
 Examples:
   otelctx dump 4711
+  otelctx dump 4711 --children           with its workers, if it is a server's first process
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
   otelctx dump 4711 --no-stop            read the threads while they run
   otelctx dump 4711 --stacks             also show the stack of each thread
@@ -60,6 +62,9 @@ pub(crate) struct Arguments {
     /// Dump every process that publishes a context, as one JSON object per line
     #[arg(long)]
     all: bool,
+    /// Also dump the processes that this one has started, and theirs
+    #[arg(long, conflicts_with_all = ["all", "core"])]
+    children: bool,
     /// Read a core file instead of a process
     #[arg(long, value_name = "FILE")]
     core: Option<PathBuf>,
@@ -93,7 +98,7 @@ pub(crate) struct Arguments {
     stop_sleeping: bool,
     #[command(flatten)]
     debug_files: DebugFiles,
-    /// Print one JSON value, with --all one per line (fields: docs/json.md)
+    /// Print one JSON value, with --all and --children one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
     /// Time limit for each process, in seconds; threads read in nine tenths of it are shown
@@ -143,13 +148,16 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         symbols.without_compressed_lines()
     };
     let mut names = Names::new(symbols);
-    if arguments.all {
+    if arguments.all || arguments.children {
         let tools = all::Tools {
             snapshots,
             stacks,
             names,
+            as_json: arguments.all || arguments.json,
+            publishing_only: arguments.all,
         };
-        return all::run(&options, arguments.deadline, tools);
+        let family = arguments.pid.map(family).transpose()?;
+        return all::run(family, &options, arguments.deadline, tools);
     }
     let terminal = Terminal::of_stdout();
     match (&arguments.core, arguments.pid) {
@@ -167,12 +175,31 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
                 let report = one(pid, options, timeout, source(&mut snapshots), stacks)?;
                 // The worker process ends with this command, which frees it faster.
                 let mut report = ManuallyDrop::new(report);
+                let publishing = match report.context {
+                    ContextState::Absent => {
+                        descendants::publishing(report.pid.unwrap_or(pid), Instant::now() + timeout)
+                    }
+                    _ => Vec::new(),
+                };
                 worker.end();
                 names.resolve(&mut report);
-                write_report(&report, arguments.json, &terminal)
+                let status = write_report(&report, arguments.json, &terminal)?;
+                if let Some((children, command)) = descendants::sentences(&publishing, "dump") {
+                    let message = format!("process {pid} publishes no context; {children}");
+                    terminal::complain(&message, Some(&format!("{command} shows it")));
+                }
+                Ok(status)
             })
         }
     }
+}
+
+/// Returns the process with this ID, or with a thread of this ID, and its descendants.
+fn family(id: i32) -> Result<Vec<i32>, Error> {
+    let pid = process_of(id)?;
+    let mut family = vec![pid];
+    family.extend(descendants::of(&[pid]));
+    Ok(family)
 }
 
 /// Returns the source of contexts that are read without stops, if `--no-stop` was given.

@@ -10,6 +10,7 @@ use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
 use otelctx_track::Facts;
 
+use crate::command::descendants;
 use crate::command::ids::process_of;
 use crate::error::Error;
 use crate::output::{attributes, terminal};
@@ -96,6 +97,10 @@ pub(super) struct Select {
     /// /proc/PID/cgroup, or its directory
     #[arg(long, value_name = "PATH", value_parser = control_group)]
     pub(super) cgroup: Vec<String>,
+    /// Do not include the child processes that the selected ones have already; children that they
+    /// start later are sampled
+    #[arg(long, conflicts_with_all = ["all", "command"])]
+    pub(super) no_children: bool,
 }
 
 impl Select {
@@ -103,8 +108,17 @@ impl Select {
         self.name.is_empty() && self.container.is_empty() && self.cgroup.is_empty()
     }
 
-    /// Returns the processes that are selected by `pids`, name, container or control group.
+    /// Returns the processes that are selected by `pids`, name, container or control group, and the
+    /// children that they have. A container or a control group contains its children itself.
     pub(super) fn processes(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {
+        let mut selected = self.without_children(pids)?;
+        if !self.no_children && self.container.is_empty() && self.cgroup.is_empty() {
+            descendants::add_to(&mut selected);
+        }
+        Ok(selected)
+    }
+
+    fn without_children(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {
         let mut selected = processes(pids)?;
         if self.is_empty() {
             return Ok(selected);
@@ -329,7 +343,7 @@ mod tests {
             let select = Select {
                 name: vec![name.into()],
                 container: vec![container.into()],
-                cgroup: Vec::new(),
+                ..Select::default()
             };
             select.matching(&facts, "").len()
         };

@@ -4,6 +4,7 @@ pub(crate) mod check;
 mod child;
 mod debug_files;
 pub(crate) mod demo;
+mod descendants;
 pub(crate) mod dump;
 mod filter;
 mod ids;

@@ -3,6 +3,7 @@
 mod all;
 mod axum;
 mod check;
+mod children;
 mod code;
 mod control_groups;
 mod core;

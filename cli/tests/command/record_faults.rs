@@ -2,7 +2,7 @@
 //! incomplete file.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -439,55 +439,6 @@ fn an_empty_recording_does_not_replace_files() {
         assert_ne!(fs::read_to_string(&svg).unwrap(), "before");
         Ok(())
     });
-}
-
-/// Servers fork their workers before they are recorded.
-#[test]
-fn an_empty_recording_names_the_children_that_it_does_not_include() {
-    let scratch = Scratch::new("record-children");
-    let path = scratch.path("a.otlp");
-    // The input of the shell ends its children.
-    let script = "exec 3<&0; cat <&3 & echo $!; cat <&3 & echo $!; wait";
-    let mut parent = Command::new("sh");
-    parent.args(["-c", script]).stdin(Stdio::piped());
-    let mut parent = parent.stdout(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
-    let mut children: Vec<i32> = lines
-        .take(2)
-        .map(|pid| pid.unwrap().parse().unwrap())
-        .collect();
-    children.sort_unstable();
-    let deadline = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
-    for pid in &children {
-        while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() != "cat\n" {
-            assert!(
-                Instant::now() < deadline,
-                "{pid} does not execute its program"
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-    let hint = |targets: &str| {
-        let all = ["record", "-d", "0.3", "-o", &path, "-p", targets];
-        let answer = otelctx(&all).expect(0);
-        assert!(answer.stderr.contains("no samples: "), "{answer:?}");
-        answer.stderr
-    };
-    let pid = parent.id();
-    let [first, second]: [i32; 2] = children.try_into().unwrap();
-    let said = hint(&pid.to_string());
-    let expected = format!(
-        "its 2 child processes ({first}, {second}) are not recorded: add them with -p, or select all \
-         by name with --name cat\n"
-    );
-    assert!(said.ends_with(&expected), "{said}");
-    let said = hint(&format!("{pid},{second}"));
-    let expected = format!("their 1 child process ({first}) is not recorded: add it with -p");
-    assert!(said.contains(&expected), "{said}");
-    let said = hint(&format!("{pid},{first},{second}"));
-    assert!(said.contains("record longer"), "{said}");
-    drop(parent.stdin.take());
-    parent.wait().unwrap();
 }
 
 #[test]

@@ -7,9 +7,10 @@ use std::time::Instant;
 use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
 use otelctx_reader::format::{KEY_MAP, KeyMapError, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
 use otelctx_reader::remote::Memory;
-use otelctx_reader::{Broken, ContextState, Options, Process, ProcessContext};
+use otelctx_reader::{Broken, ContextState, Process, ProcessContext};
 
 use super::finding::Finding;
+use super::halfway_to;
 use crate::output::text::{count, grouped};
 
 /// The largest payload that every reader accepts, in bytes (OTEP 4719).
@@ -22,54 +23,9 @@ pub(super) fn findings(process: &Process, state: &ContextState, deadline: Instan
             findings.splice(1..1, mapping(process, context, deadline));
             findings
         }
-        ContextState::Absent => vec![absent(process, deadline)],
+        ContextState::Absent => Vec::new(),
         ContextState::Broken(why) => vec![broken(why)],
     }
-}
-
-/// A forked child inherits nothing, which is often a mistake.
-fn absent(process: &Process, deadline: Instant) -> Finding {
-    let status = process.running().ok().and_then(|it| it.status().ok());
-    let parent = status.map_or(0, |status| status.parent);
-    let mut options = Options::default();
-    options.deadline = Some(halfway_to(deadline));
-    let publishes = Process::with_options(parent, options)
-        .and_then(|mut parent| parent.context())
-        .is_ok_and(|state| matches!(state, ContextState::Published(_)));
-    let finding = if publishes {
-        let text = format!(
-            "it publishes no process context; its parent, process {parent}, does, but a forked \
-             child does not inherit it"
-        );
-        Finding::problem("no-process-context", text)
-            .hint("Publish in the child, too, after each fork.")
-    } else {
-        Finding::problem("no-process-context", "it publishes no process context")
-    };
-    finding
-        .hint("At start-up, a Rust program calls  otelctx::ProcessContext::detect().publish()")
-        .hint(
-            "A C program calls  otelctx_publish(process, &error), Python has  import otelctx, and \
-            Node.js  --import otelctx/register",
-        )
-        .hint("If it does, check whether the call returned an error. A sandbox may deny memfd_create.")
-}
-
-/// Says how this version of Node.js publishes.
-pub(super) fn absent_of_node(version: &str) -> Finding {
-    Finding::problem("no-process-context", "it publishes no process context")
-        .hint("Start it with  node --import otelctx/register")
-        .hint(format!(
-            "That takes Node.js 24 or later, or 22.7 with  --experimental-async-context-frame: \
-             this is {version}. Where it can't publish, it says so on standard error."
-        ))
-}
-
-/// Returns the middle of the time that is left: the limit for work that may never end, or that is
-/// optional.
-fn halfway_to(deadline: Instant) -> Instant {
-    let now = Instant::now();
-    now + deadline.saturating_duration_since(now) / 2
 }
 
 fn mapping(process: &Process, context: &ProcessContext, deadline: Instant) -> Vec<Finding> {

@@ -1,5 +1,6 @@
 //! `otelctx check FILE|PID` finds out whether a reader would find the contexts of this program.
 
+mod absent;
 mod access;
 mod addon;
 mod context;
@@ -13,7 +14,7 @@ mod unlinked;
 mod variable;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::stop;
 
@@ -64,6 +65,13 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         worker.end();
         write(&answer, arguments.json, &terminal)
     })
+}
+
+/// Returns the middle of the time that is left: the limit for work that may never end, or that is
+/// optional.
+fn halfway_to(deadline: Instant) -> Instant {
+    let now = Instant::now();
+    now + deadline.saturating_duration_since(now) / 2
 }
 
 fn write(answer: &Answer, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {

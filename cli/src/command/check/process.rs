@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::format::Schema;
-use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::mappings::{Scan, ScanOptions};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
@@ -25,7 +24,7 @@ use super::finding::{Answer, Finding};
 use super::subject::{self, Subject};
 use super::threads::{self, Checked};
 use super::variable;
-use super::{access, addon, context, file};
+use super::{absent, access, addon, context, file};
 use crate::command::ids::process_of;
 use crate::command::runtimes::sentence;
 use crate::error::{Error, MORE_TIME};
@@ -52,13 +51,14 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let mut process = Process::with_options(pid, options)?;
     let status = process.running()?.status()?;
     let state = process.context()?;
-    let unpublished_node = match state {
-        ContextState::Absent => node_version(process.runtimes()),
-        _ => None,
-    };
+    let is_absent = matches!(state, ContextState::Absent);
+    let known = is_absent.then(|| absent::in_known_way(&mut process, deadline));
+    let known = known.flatten();
+    let is_known = known.is_some();
     let mut checked = Checked {
-        findings: match &unpublished_node {
-            Some(version) => vec![context::absent_of_node(version)],
+        findings: match known {
+            Some(finding) => vec![finding],
+            None if is_absent => vec![absent::in_any_way(&process, deadline)],
             None => context::findings(&process, &state, deadline),
         },
         stopped: 0,
@@ -69,7 +69,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     };
     if is_32_bit(&process) {
         checked.findings.push(file::thirty_two_bits());
-    } else if unpublished_node.is_none() {
+    } else if !is_known {
         let result = match schema.filter(|schema| schema.is_nodejs()) {
             Some(schema) => addon::check_process(&mut process, schema, sweep, &mut checked),
             None => {
@@ -128,19 +128,6 @@ fn check_native(
         }
     }
     Ok(())
-}
-
-/// Returns the version of Node.js, if the process runs it. Its threads' contexts are those of its
-/// process context alone: the variable of an addon that publishes nothing says nothing.
-fn node_version(present: Result<Arc<[Present]>, ReaderError>) -> Option<String> {
-    let present = present.ok()?;
-    let node = present.iter().find(|it| it.name == "nodejs")?;
-    let facts = node.process.as_ref().ok()?.facts();
-    let version = facts.into_iter().find(|(name, _)| *name == "version");
-    match version?.1 {
-        Value::String(version) => Some(version),
-        _ => None,
-    }
 }
 
 fn runtimes_of(present: Result<Arc<[Present]>, ReaderError>) -> Result<Vec<Finding>, ReaderError> {

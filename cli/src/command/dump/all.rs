@@ -1,4 +1,4 @@
-//! Dumps every process that publishes, as one JSON object per line.
+//! Dumps every process that publishes, or a process and those that it has started, one by one.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use super::inspection::Inspection;
 use super::names::Names;
 use super::stacks::StackOptions;
-use super::{explain, json, source};
+use super::{explain, json, source, text};
 use crate::Status;
 use crate::command::retry::unless_ended;
 use crate::command::same_memory::{Place, SameMemory};
 use crate::command::worker::{self, Received, Worker};
 use crate::error::{Error, not_permitted};
 use crate::output::json::write_line;
-use crate::output::terminal;
+use crate::output::terminal::{self, Terminal};
 use crate::output::text::count;
 
 /// A process that could not be dumped, and may publish.
@@ -42,6 +42,7 @@ struct Tally {
     not_permitted: usize,
     hint: Option<String>,
     problem: bool,
+    as_json: bool,
     not_written: Option<io::Error>,
 }
 
@@ -51,12 +52,31 @@ pub(super) struct Tools {
     /// With `--stacks`.
     pub(super) stacks: Option<StackOptions>,
     pub(super) names: Names,
+    /// As one JSON object per line.
+    pub(super) as_json: bool,
+    /// Omit processes that publish nothing.
+    pub(super) publishing_only: bool,
 }
 
-pub(super) fn run(options: &Options, timeout: Duration, mut tools: Tools) -> Result<Status, Error> {
-    let mut pids = process::processes()?;
-    pids.sort_unstable();
-    let mut tally = Tally::default();
+/// Dumps these processes, or every process that publishes.
+pub(super) fn run(
+    pids: Option<Vec<i32>>,
+    options: &Options,
+    timeout: Duration,
+    mut tools: Tools,
+) -> Result<Status, Error> {
+    let pids = match pids {
+        Some(pids) => pids,
+        None => {
+            let mut pids = process::processes()?;
+            pids.sort_unstable();
+            pids
+        }
+    };
+    let mut tally = Tally {
+        as_json: tools.as_json,
+        ..Tally::default()
+    };
     worker::each(
         &pids,
         timeout,
@@ -90,9 +110,8 @@ impl Tally {
             Ok(Message::Problem) => self.problem = true,
             Err((pid, error)) => {
                 self.problem = true;
-                let error = error.to_string();
-                let line = Failed { pid, error };
-                if let Err(error) = terminal::write(|out| write_line(&line, out)) {
+                let failed = |out: &mut dyn Write| write_failed(pid, &error, self.as_json, out);
+                if let Err(error) = terminal::write(failed) {
                     self.not_written.get_or_insert(error);
                 }
             }
@@ -115,7 +134,7 @@ fn write_all(
         let dumped = unless_ended(pid, || {
             let open = |options| Process::with_files(pid, options, modules.clone());
             let inspection = Inspection::begin(options.clone(), timeout, open)?;
-            if matches!(inspection.context, ContextState::Absent) {
+            if tools.publishing_only && matches!(inspection.context, ContextState::Absent) {
                 return Ok(None);
             }
             let inspection = inspection.with_stacks(tools.stacks.as_ref());
@@ -134,21 +153,39 @@ fn write_all(
                 if report.has_problem() {
                     worker.send(&Message::Problem)?;
                 }
-                write_line(&json::of(&report), out)?;
+                if tools.as_json {
+                    write_line(&json::of(&report), out)?;
+                } else {
+                    text::write(&report, &Terminal::of_stdout(), out)?;
+                }
                 explain(&report);
             }
             Err(error) => match not_permitted(&error) {
                 Some(hint) => worker.send(&Message::NotPermitted(hint.into()))?,
                 None => {
                     worker.send(&Message::Problem)?;
-                    let error = error.to_string();
-                    write_line(&Failed { pid, error }, out)?;
+                    write_failed(pid, &error, tools.as_json, out)?;
                 }
             },
         }
         // Lines are written one by one, so that they can be read immediately.
         out.flush()?;
     }
+    Ok(())
+}
+
+/// Writes why a process could not be dumped: as a line of JSON, or on standard error.
+fn write_failed(
+    pid: i32,
+    why: &impl ToString,
+    as_json: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let error = why.to_string();
+    if as_json {
+        return write_line(&Failed { pid, error }, out);
+    }
+    terminal::complain(&error, None);
     Ok(())
 }
 
@@ -160,6 +197,7 @@ mod tests {
     #[test]
     fn a_line_that_could_not_be_written_is_not_forgotten() {
         let mut tally = Tally {
+            as_json: true,
             not_written: Some(io::ErrorKind::StorageFull.into()),
             ..Tally::default()
         };

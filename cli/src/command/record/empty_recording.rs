@@ -5,8 +5,9 @@ use std::collections::{BTreeSet, HashSet};
 use otelctx_profile::sample::{ContextId, Counts};
 use otelctx_profile::{GIL_ATTRIBUTE, Recording};
 
+use super::Arguments;
 use super::gil::GilSamples;
-use super::{Arguments, children};
+use crate::command::descendants;
 use crate::command::filter::NONE;
 use crate::output::attributes::{self, string};
 use crate::output::text::{argument, count, grouped, own_name};
@@ -114,11 +115,19 @@ impl Before {
         let message = format!(
             "no samples: no thread was running on a CPU when a sample was taken, every {period:.1} ms"
         );
-        let longer = || format!("record longer, or sample more often with -F 999{dump}");
-        Explanation {
-            message,
-            hint: children::hint(&arguments.pid).unwrap_or_else(longer),
-        }
+        let children = match arguments.select.no_children {
+            true => descendants::of(&arguments.pid),
+            false => Vec::new(),
+        };
+        let hint = match children.len() {
+            0 => format!("record longer, or sample more often with -F 999{dump}"),
+            number => format!(
+                "{} ({}) not recorded: omit --no-children",
+                count(number, "child process is", "child processes are"),
+                descendants::list(&children)
+            ),
+        };
+        Explanation { message, hint }
     }
 
     fn without_gil(&self) -> Explanation {

@@ -1,6 +1,5 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
-mod children;
 pub(super) mod empty_recording;
 pub(super) mod gil;
 pub(super) mod output;
@@ -50,7 +49,7 @@ use summary::Summary;
 #[command(group(clap::ArgGroup::new("targets").required(true).multiple(true)
     .args(["pid", "name", "container", "cgroup", "all", "command"])))]
 pub(crate) struct Arguments {
-    /// Process IDs to sample, including children started later
+    /// Process IDs to sample, with their child processes, including those started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     #[command(flatten)]

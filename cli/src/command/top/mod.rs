@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use otelctx_sampler::{Method, Targets};
 
 use crate::command::child::{self, Waiting};
+use crate::command::descendants;
 use crate::command::filter::{self, Filter, NONE, Select};
 use crate::command::limits::limits;
 use crate::command::{ids, needed, seconds};
@@ -39,7 +40,8 @@ use window::Window;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Process IDs to watch, including children started later [default: all processes]
+    /// Process IDs to watch, with their child processes, including those started later [default: all
+    /// processes]
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     #[command(flatten)]
@@ -242,10 +244,7 @@ fn start(command: &[OsString]) -> io::Result<Option<Waiting>> {
 fn ended(pids: &[i32]) -> String {
     match pids {
         [pid] => format!("process {pid} has ended"),
-        pids => {
-            let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
-            format!("processes {} have ended", pids.join(", "))
-        }
+        pids => format!("processes {} have ended", descendants::list(pids)),
     }
 }
 

@@ -3,6 +3,7 @@
 mod files;
 mod fixes;
 mod processes;
+mod runtimes;
 mod truth;
 
 use std::path::{Path, PathBuf};
