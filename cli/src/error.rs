@@ -117,9 +117,10 @@ impl NotLinked {
                 path.display()
             ),
             Self::DebugInformation => "check the program that it belongs to".into(),
-            Self::Other(Other::Script(_)) => {
-                "check its interpreter, or the process that runs it".into()
-            }
+            Self::Other(Other::Script(_)) => format!(
+                "a file cannot show whether it publishes: `{} check PID` of the process that runs it",
+                own_name()
+            ),
             Self::Other(Other::LinkerScript) => "check the library that it names".into(),
             Self::Other(Other::Bitcode) => "check the program or library linked from it".into(),
             _ => "check takes an ELF program or library, or a process ID".into(),

@@ -33,7 +33,7 @@ pub(super) fn of(pids: &[i32]) -> Vec<i32> {
 pub(super) fn add_to(pids: &mut Vec<i32>) {
     let is_permitted = |pid: &i32| Process::open(*pid).is_ok_and(|it| it.memory().is_ok());
     let (added, denied): (Vec<i32>, Vec<i32>) = of(pids).into_iter().partition(is_permitted);
-    // Those that have ended since need no word.
+    // A process that has ended since needs no word.
     let denied = denied.into_iter().filter(|pid| Process::open(*pid).is_ok());
     let denied = denied.count();
     if denied > 0 {

@@ -251,7 +251,8 @@ impl Place {
             return Ok(None);
         }
         let mut payload = Payload::decode(&payload?).map_err(Broken::Payload)?;
-        let problems = payload.take_problems();
+        let mut problems = payload.take_problems();
+        problems.extend(KeyMap::take_excess(&mut payload));
         let context = ProcessContext {
             mapping: self.name.clone(),
             address: self.address,

@@ -49,6 +49,12 @@ impl fmt::Display for Unreadable {
                 "no schema: it does not publish {}",
                 otelctx_format::SCHEMA_VERSION
             ),
+            Self::UnsupportedSchema(schema) if schema.is_go_labels() => {
+                write!(
+                    f,
+                    "contexts are labels of Go's profiler ({schema}), which are not read"
+                )
+            }
             Self::UnsupportedSchema(schema) => {
                 write!(f, "unsupported schema {}", schema.as_str().escape_debug())
             }

@@ -65,8 +65,8 @@ impl<C> Found<C> {
 pub enum ReadStep {
     /// Resolving the variable: not done yet, failed, or out of date.
     Resolve,
-    /// Choosing how to access the variable: this reader does not support the process's access
-    /// model.
+    /// Choosing how to read the contexts that the process announces: their schema is not supported,
+    /// the announcement is invalid, or no module has the variable.
     Access,
     /// Stopping the thread, or getting its thread pointer.
     Thread,
@@ -106,7 +106,10 @@ impl ReadStep {
     fn texts(self) -> (&'static str, &'static str) {
         match self {
             Self::Resolve => ("resolve", "the variable is not resolved"),
-            Self::Access => ("access", "the access to the variable is not supported"),
+            Self::Access => (
+                "access",
+                "the contexts that the process announces are not supported or not found",
+            ),
             Self::Thread => ("thread", "the thread could not be stopped"),
             Self::Memory => ("memory", "the process's memory could not be opened"),
             Self::Variable => ("variable", "the variable could not be read"),

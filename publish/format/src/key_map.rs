@@ -7,7 +7,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::process_context::{Payload, Value};
+use crate::process_context::{Payload, Problem, Value};
 
 /// Prefix of all process-context attributes that describe thread contexts. They describe the
 /// mechanism and never appear in exported telemetry.
@@ -74,6 +74,13 @@ impl Schema {
         matches!(self.as_str(), "nodejs_v1_dev" | "nodejs_v1")
     }
 
+    /// Returns whether contexts are the labels of goroutines, as `runtime/pprof` sets them:
+    /// `go_pprof_labels_v1`.
+    #[must_use]
+    pub fn is_go_labels(&self) -> bool {
+        self.as_str() == "go_pprof_labels_v1"
+    }
+
     /// Returns whether each thread has a pointer to its record in `otel_thread_ctx_v1`.
     #[must_use]
     pub fn is_thread_local_record(&self) -> bool {
@@ -125,6 +132,21 @@ impl KeyMap {
         };
         let keys = items.iter().enumerate().map(name);
         Ok(Some(Self(keys.collect::<Result<_, _>>()?)))
+    }
+
+    /// Removes the names beyond [`MAX_KEYS`] from the key map of a payload, and says so if there were
+    /// any. Publishers must not write them; a reader can use the others.
+    pub fn take_excess(payload: &mut Payload) -> Option<Problem> {
+        let attributes = payload.attributes.iter_mut();
+        let mut maps = attributes.filter(|(key, _)| key == KEY_MAP);
+        match maps.next() {
+            Some((_, Value::Array(names))) if names.len() > MAX_KEYS => {
+                let number = names.len();
+                names.truncate(MAX_KEYS);
+                Some(Problem::TooManyKeys(number))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the name at `index`.
@@ -218,6 +240,22 @@ mod tests {
         );
         let many = Value::Array(vec![Value::String("a".into()); 257]);
         assert_eq!(KeyMap::of(&payload(many)), Err(KeyMapError::TooMany));
+    }
+
+    #[test]
+    fn names_beyond_the_last_index_are_taken_out() {
+        for number in [0, 1, 256, 257, 1000] {
+            let names = Value::Array((0..number).map(Value::Int).collect());
+            let mut payload = payload(names.clone());
+            payload.resource = payload.attributes.clone();
+            let excess = (number > 256).then_some(Problem::TooManyKeys(number as usize));
+            assert_eq!(KeyMap::take_excess(&mut payload), excess);
+            let kept = Value::Array((0..number.min(256)).map(Value::Int).collect());
+            assert_eq!(payload.attributes, [(KEY_MAP.into(), kept)]);
+            assert_eq!(payload.resource, [(KEY_MAP.into(), names)]);
+        }
+        assert_eq!(KeyMap::take_excess(&mut payload(Value::Int(7))), None);
+        assert_eq!(KeyMap::take_excess(&mut Payload::default()), None);
     }
 
     #[test]

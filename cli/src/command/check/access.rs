@@ -94,7 +94,7 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
         Access::Tlsdesc => Finding::ok(
             "access",
             format!(
-                "access is {name}, not relaxed{evidence} (required by OTEP 4947; every reader \
+                "access is {name}, not relaxed{evidence} (preferred by OTEP 4947; every reader \
                  supports it)"
             ),
         ),
@@ -102,12 +102,12 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
         Access::GeneralDynamic => Finding::note(
             "access",
             format!(
-                "access is {name}, not relaxed{evidence}: not every reader supports it, and once \
-                 dlopen has loaded the library a thread has no storage before it first uses the \
-                 variable"
+                "access is {name}, not relaxed{evidence}: OTEP 4947 supports it, but prefers \
+                 tlsdesc; once dlopen has loaded the library a thread has no storage before it \
+                 first uses the variable"
             ),
         )
-        .hint("OTEP 4947 requires TLSDESC, which is also faster. clang supports it since 19:")
+        .hint("Readers support both; with tlsdesc the publisher is faster. clang has it since 19:")
         .fix(fix::descriptors(machine, target, false)),
         Access::InitialExec => Finding::note(
             "access",
@@ -124,8 +124,8 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
         Access::LocalDynamic => Finding::note(
             "access",
             format!(
-                "access is {name}{evidence}, which is not in OTEP 4947: otelctx can read it, \
-                 other readers cannot"
+                "access is {name}{evidence}, which OTEP 4947 does not support: otelctx can read it, \
+                 other readers need not"
             ),
         )
         .hint("Export the variable, and compile (clang since 19) with:")

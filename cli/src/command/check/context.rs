@@ -5,27 +5,28 @@ use std::iter;
 use std::time::Instant;
 
 use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
-use otelctx_reader::format::{KEY_MAP, KeyMapError, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
+use otelctx_reader::format::{KEY_MAP, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
 use otelctx_reader::remote::Memory;
-use otelctx_reader::{Broken, ContextState, Process, ProcessContext};
+use otelctx_reader::{Broken, Process, ProcessContext};
 
 use super::finding::Finding;
 use super::halfway_to;
+use crate::output::attributes;
 use crate::output::text::{count, grouped};
 
 /// The largest payload that every reader accepts, in bytes (OTEP 4719).
 const EVERY_READER_TAKES: u32 = 65_536;
 
-pub(super) fn findings(process: &Process, state: &ContextState, deadline: Instant) -> Vec<Finding> {
-    match state {
-        ContextState::Published(context) => {
-            let mut findings = published(context);
-            findings.splice(1..1, mapping(process, context, deadline));
-            findings
-        }
-        ContextState::Absent => Vec::new(),
-        ContextState::Broken(why) => vec![broken(why)],
-    }
+/// Returns findings about a published context. `has_variable`: a module has the variable of threads.
+pub(super) fn findings(
+    process: &Process,
+    context: &ProcessContext,
+    has_variable: bool,
+    deadline: Instant,
+) -> Vec<Finding> {
+    let mut findings = published(context, has_variable);
+    findings.splice(1..1, mapping(process, context, deadline));
+    findings
 }
 
 fn mapping(process: &Process, context: &ProcessContext, deadline: Instant) -> Vec<Finding> {
@@ -57,7 +58,7 @@ fn mapping(process: &Process, context: &ProcessContext, deadline: Instant) -> Ve
     findings
 }
 
-fn broken(why: &Broken) -> Finding {
+pub(super) fn broken(why: &Broken) -> Finding {
     let text = format!("its process context can't be read: {why}");
     let finding = Finding::problem("broken-process-context", text);
     match why {
@@ -71,7 +72,7 @@ fn broken(why: &Broken) -> Finding {
 }
 
 /// Returns findings about the context's contents, except for thread contexts.
-fn published(context: &ProcessContext) -> Vec<Finding> {
+fn published(context: &ProcessContext, has_variable: bool) -> Vec<Finding> {
     let attributes = count(context.payload.resource.len(), "attribute", "attributes");
     let text = format!("its process context is valid, with {attributes} in the resource");
     let mut findings = vec![Finding::ok("process-context", text)];
@@ -80,6 +81,11 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
         findings.push(finding.hint("Set OTEL_SERVICE_NAME, or  .with_service_name(\"…\")"));
     }
     for problem in &context.problems {
+        if let Problem::TooManyKeys(_) = problem {
+            let finding = Finding::note("too-many-keys", problem.to_string());
+            findings.push(finding.hint("Publish at most 256 names."));
+            continue;
+        }
         let text = format!("{problem}: readers skip it, and strict ones reject the context");
         findings.push(Finding::note("attribute", text).hint(match problem {
             Problem::EmptyKey => "Give each attribute a name.",
@@ -92,9 +98,41 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
         let finding = Finding::note("second-process-context", text);
         findings.push(finding.hint("Two publishers are active in this process: keep one of them."));
     }
-    findings.push(schema(context.schema.as_ref()));
-    findings.extend(key_map(context));
+    let schema = context.schema.as_ref();
+    if schema.is_none() && !has_variable {
+        findings.push(process_context_only(context));
+    } else if schema.is_some_and(Schema::is_go_labels) {
+        let text = "its schema is go_pprof_labels_v1: its contexts are labels of Go's profiler, which \
+            otelctx does not read";
+        findings.push(Finding::note("go-labels-schema", text));
+    } else {
+        findings.push(self::schema(schema));
+        findings.extend(key_map(context));
+    }
     findings
+}
+
+/// Says what would publish contexts of threads, too, in the language of the process.
+fn process_context_only(context: &ProcessContext) -> Finding {
+    let advice = match attributes::language(&context.payload.resource) {
+        Some("python") => {
+            "Python with OpenTelemetry publishes them with  OTEL_PYTHON_CONTEXT=otelctx"
+        }
+        Some("nodejs") => "Node.js publishes them with  node --import otelctx/register",
+        Some("rust") => {
+            "Rust publishes them with the crate otelctx-opentelemetry or otelctx-tracing"
+        }
+        Some("cpp") => "C++ with opentelemetry-cpp publishes them with  otelctx::storage()",
+        Some("c") => "A C program publishes them with  otelctx_context_attach(record)",
+        Some("go") => {
+            "Threads of Go have no contexts of their own: goroutines do, which its SDK has to announce"
+        }
+        Some("java") => "Java publishes them with an agent that supports OTEP 4947",
+        _ => "Its SDK has to publish them, by OTEP 4947",
+    };
+    let text =
+        "process context only: readers see its resource, and its threads publish no contexts";
+    Finding::note("process-context-only", text).hint(format!("{advice}."))
 }
 
 fn schema(schema: Option<&Schema>) -> Finding {
@@ -140,11 +178,8 @@ fn key_map(context: &ProcessContext) -> Vec<Finding> {
             vec![Finding::note("no-key-map", text).hint(hint)]
         }
         Err(error) => {
-            let hint = match error {
-                KeyMapError::TooMany => "An index has one byte: publish at most 256 names.",
-                _ => "Publish it as an array of strings.",
-            };
-            vec![Finding::problem("broken-key-map", error.to_string()).hint(hint)]
+            let finding = Finding::problem("broken-key-map", error.to_string());
+            vec![finding.hint("Publish it as an array of strings.")]
         }
     }
 }

@@ -8,7 +8,7 @@ use otelctx_reader::remote::module::{Machine, Symbol};
 
 use super::finding::{Answer, Finding};
 use super::subject::{self, Subject};
-use super::{access, addon, fix, unlinked, variable};
+use super::{access, addon, fix, interpreter, unlinked, variable};
 use crate::command::needed::Libraries;
 use crate::error::{Error, NotLinked};
 
@@ -56,10 +56,21 @@ fn with_libraries(inspection: &Inspection, path: &Path) -> Vec<Finding> {
         Symbol::Absent => !inspection.local.iter().any(|it| it.defined),
         _ => false,
     };
-    if !is_elsewhere || inspection.needed.is_empty() {
+    let is_absent = is_elsewhere && module.symbol == Symbol::Absent;
+    if is_elsewhere && inspection.needed.is_empty() {
+        let interpreter = interpreter::of_file(path, inspection).filter(|_| is_absent);
+        return interpreter.map_or_else(|| linked(inspection, "", path), |finding| vec![finding]);
+    }
+    if !is_elsewhere {
         return linked(inspection, "", path);
     }
     let libraries = Libraries::of(path, inspection);
+    if is_absent
+        && libraries.defining.is_none()
+        && let Some(finding) = interpreter::of_file(path, inspection)
+    {
+        return vec![finding];
+    }
     let mut findings = linked(inspection, "", path);
     findings.retain(|it| !["absent", "defined-elsewhere"].contains(&it.id));
     let uses = module.symbol == Symbol::Undefined;

@@ -51,25 +51,19 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let mut process = Process::with_options(pid, options)?;
     let status = process.running()?.status()?;
     let state = process.context()?;
-    let is_absent = matches!(state, ContextState::Absent);
-    let known = is_absent.then(|| absent::in_known_way(&mut process, deadline));
-    let known = known.flatten();
-    let is_known = known.is_some();
+    let is_32_bit = is_32_bit(&process);
+    let (findings, is_whole) = published(&mut process, &state, is_32_bit, deadline);
     let mut checked = Checked {
-        findings: match known {
-            Some(finding) => vec![finding],
-            None if is_absent => vec![absent::in_any_way(&process, deadline)],
-            None => context::findings(&process, &state, deadline),
-        },
+        findings,
         stopped: 0,
     };
     let schema = match &state {
         ContextState::Published(context) => context.schema.as_ref(),
         _ => None,
     };
-    if is_32_bit(&process) {
+    if is_32_bit {
         checked.findings.push(file::thirty_two_bits());
-    } else if !is_known {
+    } else if !is_whole {
         let result = match schema.filter(|schema| schema.is_nodejs()) {
             Some(schema) => addon::check_process(&mut process, schema, sweep, &mut checked),
             None => {
@@ -98,6 +92,38 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
         threads_stopped: checked.stopped,
     };
     Ok(Answer::new(id.to_string(), subject, checked.findings))
+}
+
+/// Returns findings about the process context, and whether they say all that there is to say: the
+/// variable of threads does not matter.
+fn published(
+    process: &mut Process,
+    state: &ContextState,
+    is_32_bit: bool,
+    deadline: Instant,
+) -> (Vec<Finding>, bool) {
+    let context = match state {
+        ContextState::Published(context) => context,
+        ContextState::Broken(why) => return (vec![context::broken(why)], false),
+        ContextState::Absent => {
+            let known = absent::in_known_way(process, deadline);
+            let is_known = known.is_some();
+            let finding = known.unwrap_or_else(|| absent::in_any_way(process, deadline));
+            return (vec![finding], is_known);
+        }
+    };
+    let has_none = |support| match support {
+        ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => unreadable.is_empty(),
+        _ => false,
+    };
+    // If it is unknown, further findings say why.
+    let has_variable = is_32_bit || !process.thread_support().is_ok_and(has_none);
+    let findings = context::findings(process, context, has_variable, deadline);
+    let is_whole = match &context.schema {
+        Some(schema) => schema.is_go_labels(),
+        None => !has_variable,
+    };
+    (findings, is_whole)
 }
 
 /// Adds findings about the threads' native contexts, which the process context has `announced` or

@@ -80,7 +80,7 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
 fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Finding {
     let name = text::access(access);
     let suitable = match access {
-        Access::Tlsdesc => " (required by OTEP 4947; linkers relax it in programs)",
+        Access::Tlsdesc => " (preferred by OTEP 4947; linkers relax it in programs)",
         Access::LocalExec => ": suitable for programs, not for shared libraries",
         access => return access::of_model(access, executable, inspection.machine),
     };

@@ -1,4 +1,4 @@
-//! Dumps every process that publishes, or a process and those that it has started, one by one.
+//! Dumps every process that publishes, or one process with its children, one by one.
 
 use std::io::{self, Write};
 use std::time::Duration;

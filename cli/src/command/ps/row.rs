@@ -37,6 +37,9 @@ pub(super) struct Row {
     pub(super) partial: Option<Box<PartialJson>>,
     /// The reason if the process context, or the threads' contexts, cannot be read.
     pub(super) unreadable: Option<String>,
+    /// It announces no contexts of threads, and has no variable for them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) process_context_only: bool,
     /// The threads' contexts were found although they are not in `.dynsym`: other readers may fail.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) not_exported: bool,
@@ -82,6 +85,9 @@ impl Row {
             }
             Ok(ThreadSupport::Unreadable(Unreadable::UnsupportedSchema(schema)))
                 if present.iter().any(|it| it.reads_schema(&schema)) => {}
+            Ok(ThreadSupport::Unreadable(Unreadable::NoSchema)) if !has_variable(process)? => {
+                row.process_context_only = true;
+            }
             Ok(ThreadSupport::Unreadable(why)) => row.unreadable = Some(why.to_string()),
             // The process context was already read.
             Err(why @ Error::Deadline { .. }) => row.unreadable = Some(why.to_string()),
@@ -180,6 +186,9 @@ impl Row {
                 threads += &format!("; not exported, so other readers fail{hint}");
             }
         }
+        if self.process_context_only {
+            threads += "; process context only";
+        }
         for name in self.runtimes.keys() {
             threads += &format!("; runtime {name}");
         }
@@ -197,6 +206,20 @@ impl Row {
             threads,
         ]
     }
+}
+
+/// Returns whether a module of the process has the variable of threads, or it is unknown.
+fn has_variable(process: &Process) -> Result<bool, Error> {
+    let mut options = process.options().clone();
+    options.any_schema = true;
+    let pid = process.running()?.pid();
+    let support = Process::with_files(pid, options, process.files().clone())?.thread_support();
+    Ok(match support {
+        Ok(ThreadSupport::Unreadable(Unreadable::NotFound { unreadable })) => {
+            !unreadable.is_empty()
+        }
+        _ => true,
+    })
 }
 
 fn object(present: &[Present]) -> serde_json::Map<String, serde_json::Value> {

@@ -19,6 +19,33 @@ const HIDE: &str = concat!(
     "/../testing/fixtures/programs/local.map"
 );
 
+/// OTEP 4947, "Thread-Local Variable Resolution": general dynamic is supported, and not preferred.
+#[test]
+fn access_models_are_judged_as_the_otep_does() {
+    for (flags, said) in [
+        (
+            &["-mtls-dialect=gnu2"][..],
+            "(preferred by OTEP 4947; every reader supports it)",
+        ),
+        (
+            &["-mtls-dialect=gnu"],
+            "OTEP 4947 supports it, but prefers tlsdesc",
+        ),
+        (
+            &["-mtls-dialect=gnu", "-DMODEL=\"local-dynamic\"", "-DBIG=24"],
+            "which OTEP 4947 does not support: otelctx can read it, other readers need not",
+        ),
+    ] {
+        let Some(library) = Compiler::gcc().library(&["variable.c"], flags) else {
+            return;
+        };
+        let answer = check(&library);
+        assert!(text(&answer, "access").contains(said), "{answer:?}");
+        assert!(!answer.stdout.contains("requires TLSDESC"), "{answer:?}");
+        assert_eq!(answer.status, 0);
+    }
+}
+
 /// The whole of what is found in a program, by linker.
 #[test]
 fn programs() {

@@ -2,6 +2,7 @@
 
 mod files;
 mod fixes;
+mod interpreters;
 mod processes;
 mod runtimes;
 mod truth;

@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 use otelctx_fixtures::{Compiler, Node, Target as Fixture};
 use otelctx_reader::remote::stop::on_own_thread;
 use otelctx_reader::remote::{Process, Stopped};
+use serde_json::Value;
 
 use super::{assert_findings, check, compile, finding, findings, program, text};
 use crate::run::otelctx;
@@ -78,7 +79,12 @@ fn a_process_that_publishes_the_wrong_thing() {
         (
             "many_keys",
             false,
-            &["ok process-context", "ok schema", "problem broken-key-map"],
+            &[
+                "ok process-context",
+                "note too-many-keys",
+                "ok schema",
+                "ok key-map",
+            ],
         ),
         (
             "odd_keys",
@@ -497,6 +503,91 @@ fn the_schema_of_node_js_is_named_and_not_held_against_the_other_symbol() {
         assert_eq!(
             text(&answer, "nodejs-schema"),
             format!("its schema is {schema}: that of Node.js, with otel_thread_ctx_nodejs_v1")
+        );
+    }
+}
+
+/// As SDKs do that publish no contexts of threads.
+#[test]
+fn a_process_context_alone_is_no_problem() {
+    let sources = ["threads.c", "publish.c"];
+    for (language, advice) in [
+        ("python", "OTEL_PYTHON_CONTEXT=otelctx"),
+        ("nodejs", "node --import otelctx/register"),
+        ("rust", "otelctx-opentelemetry"),
+        ("cpp", "otelctx::storage()"),
+        ("c", "otelctx_context_attach(record)"),
+        ("go", "goroutines"),
+        ("java", "an agent"),
+        ("dotnet", "by OTEP 4947"),
+    ] {
+        let flags = ["-DPROCESS".to_owned(), format!("-DLANGUAGE=\"{language}\"")];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let target = Fixture::spawn(Command::new(program).arg("workers=0"));
+        let pid = target.pid().to_string();
+        let answer = check(&pid);
+        assert_findings(
+            &answer,
+            &["ok process-context", "note process-context-only"],
+        );
+        let only = finding(&answer, "process-context-only");
+        assert!(
+            only["text"]
+                .as_str()
+                .unwrap()
+                .starts_with("process context only: ")
+        );
+        assert!(only["hint"].as_str().unwrap().contains(advice), "{only}");
+        let listing = otelctx(&["ps"]).expect(0).stdout;
+        let line = listing.lines().find(|it| it.trim_start().starts_with(&pid));
+        assert!(
+            line.unwrap().ends_with("; process context only"),
+            "{listing}"
+        );
+        let listing = otelctx(&["ps", "--json"]).expect(0).json();
+        let mut rows = listing["processes"].as_array().unwrap().iter();
+        let row = rows.find(|it| it["pid"] == target.pid()).unwrap();
+        assert_eq!(
+            (&row["unreadable"], &row["process_context_only"]),
+            (&Value::Null, &true.into())
+        );
+        assert_eq!(otelctx(&["dump", &pid]).expect(0).stderr, "");
+    }
+}
+
+/// Of a process that has the variable, the schema is missing.
+#[test]
+fn a_variable_without_a_schema_is_a_problem() {
+    let sources = ["threads.c", "publish.c", "variable.c"];
+    let flags = ["-DPROCESS", "-DLINKED", "-rdynamic"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let target = Fixture::spawn(Command::new(program).arg("workers=0"));
+    let answer = check(target.pid().to_string());
+    assert_eq!(finding(&answer, "no-schema")["level"], "problem");
+    assert_eq!(answer.status, 1);
+}
+
+#[test]
+fn the_labels_of_gos_profiler_are_named() {
+    let sources = ["threads.c", "publish.c"];
+    let flags = ["-DSCHEMA=\"go_pprof_labels_v1\"", "-DLANGUAGE=\"go\""];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let target = Fixture::spawn(Command::new(program).arg("workers=0"));
+    let pid = target.pid().to_string();
+    let answer = check(&pid);
+    assert_findings(&answer, &["ok process-context", "note go-labels-schema"]);
+    assert!(text(&answer, "go-labels-schema").contains("labels of Go's profiler"));
+    for arguments in [&["ps"][..], &["dump", &pid]] {
+        let answer = otelctx(arguments);
+        assert!(
+            answer.stdout.contains("labels of Go's profiler"),
+            "{answer:?}"
         );
     }
 }

@@ -419,7 +419,7 @@ fn put_any(output: &mut Vec<u8>, number: u32, value: &Value) {
     }
 }
 
-/// An attribute that [`Payload::take_problems`] removed.
+/// What [`Payload::take_problems`] or [`KeyMap::take_excess`](crate::KeyMap::take_excess) removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
@@ -427,6 +427,8 @@ pub enum Problem {
     EmptyKey,
     /// A name that occurred before.
     RepeatedKey(String),
+    /// A key map of this many names, more than an index can refer to.
+    TooManyKeys(usize),
 }
 
 impl fmt::Display for Problem {
@@ -436,6 +438,10 @@ impl fmt::Display for Problem {
             Self::RepeatedKey(key) => {
                 write!(f, "the attribute \"{}\" is repeated", key.escape_debug())
             }
+            Self::TooManyKeys(number) => write!(
+                f,
+                "the key map has {number} keys, of which the first 256 count: an index is one byte"
+            ),
         }
     }
 }
