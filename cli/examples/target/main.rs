@@ -27,10 +27,11 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 use shared::{EVIL, SPAN, STUCK, TRACE};
 
 /// Every scenario, by name.
-const SCENARIOS: [(&str, fn()); 27] = [
+const SCENARIOS: [(&str, fn()); 28] = [
     ("shop", shop),
     ("sandboxed", sandboxed),
     ("busy", busy),
+    ("busy_user", busy_user),
     ("hostile", hostile),
     ("hostile_busy", hostile_busy),
     ("silent", silent),
@@ -178,6 +179,34 @@ fn busy() {
             .spawn(spin)
             .unwrap();
     }
+    begun.wait();
+    ready();
+}
+
+/// A busy thread with several attributes, and a resource with several.
+fn busy_user() {
+    static USER: Key = Key::new("enduser.id");
+    let _process = otelctx::ProcessContext::new()
+        .with_service_name("known-service")
+        .with_attribute("host.name", "known-host")
+        .publish()
+        .unwrap();
+    let keys = [&ROUTE, &USER];
+    keys.iter().for_each(|key| key.register().unwrap());
+    let begun = Arc::new(Barrier::new(2));
+    let has_begun = Arc::clone(&begun);
+    thread::spawn(move || {
+        let (trace, span) = ids();
+        let record = Context::new(trace, span).unwrap();
+        let record = record.with_attribute(&ROUTE, "/known-route");
+        let mut record = record.with_attribute(&USER, "known-user");
+        let attached = record.attach();
+        has_begun.wait();
+        loop {
+            std::hint::spin_loop();
+            std::hint::black_box(&attached);
+        }
+    });
     begun.wait();
     ready();
 }

@@ -10,6 +10,7 @@ use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
 use otelctx_track::Facts;
 
+use crate::command::attribute_filter::AttributeFilter;
 use crate::command::descendants;
 use crate::command::ids::process_of;
 use crate::error::Error;
@@ -29,6 +30,8 @@ pub(super) struct Filter {
     /// Keep only samples of this trace: 32 hexadecimal digits
     #[arg(long, value_name = "ID", value_parser = trace)]
     pub(super) trace: Option<TraceId>,
+    #[command(flatten)]
+    pub(super) attributes: AttributeFilter,
 }
 
 impl Filter {

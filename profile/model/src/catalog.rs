@@ -154,6 +154,17 @@ impl Catalog {
         contexts.map(|(index, hashed)| (ContextId::from_index(index), &hashed.0))
     }
 
+    /// Changes every context, and returns their IDs from now on, by the index of the former ones:
+    /// contexts that have become equal have one ID.
+    pub fn map_contexts(&mut self, mut change: impl FnMut(&mut DecodedContext)) -> Vec<ContextId> {
+        let former = std::mem::take(&mut self.contexts);
+        let changed = former.into_iter().map(|Hashed(mut context)| {
+            change(&mut context);
+            self.context(&context)
+        });
+        changed.collect()
+    }
+
     /// The ID of a frame, added if new.
     fn frame(&mut self, frame: &Frame) -> FrameId {
         let index = match self.frames.get_index_of(frame) {

@@ -90,6 +90,8 @@ pub struct Options {
     /// Prefix for record attribute names in OTLP; the OpenTelemetry eBPF profiler writes
     /// `process.context.label.`.
     pub attribute_prefix: String,
+    /// Names of attributes that the recorder detected and that are omitted from resources in OTLP.
+    pub dropped_attributes: Vec<String>,
 }
 
 impl Profile {

@@ -197,6 +197,8 @@ impl Writer<'_> {
                 options
                     .attribute_prefix
                     .clone_from(&arguments.attribute_prefix);
+                let dropped = &arguments.filter.attributes.drop;
+                options.dropped_attributes.clone_from(dropped);
                 Outputs::new(options, &arguments.output, clock, samples)
             });
             outputs.add(&profile);
@@ -226,8 +228,9 @@ impl Writer<'_> {
             let is_held = |sample: &Sample| sample.gil == Some(GilState::Held);
             part.samples.retain(is_held);
         }
+        let dropped = self.arguments.filter.attributes.apply(part);
         self.contexts.add(part);
-        self.summary.add(part, gil, filtered);
+        self.summary.add(part, gil, filtered, dropped);
     }
 
     /// Writes the files of all parts, and prints the closing lines: on standard error if standard

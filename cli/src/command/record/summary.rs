@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::gil::GilSamples;
 use super::output::Written;
 use super::send::Delivery;
+use crate::command::attribute_filter::DroppedAttributes;
 use crate::output::counts::{CountsJson, incomplete_stacks, share};
 use crate::output::terminal::escape;
 use crate::output::text::{count, grouped};
@@ -40,6 +41,7 @@ pub(super) struct Summary {
     gil: GilSamples,
     /// Number of samples that --filter or --trace has dropped.
     filtered: usize,
+    dropped_attributes: DroppedAttributes,
     /// Samples whose innermost function has no name, by its runtime.
     unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
@@ -72,9 +74,16 @@ impl Summary {
 
     /// Adds a part of the recording. `gil` are the states of its samples before `--gil` removed any,
     /// `filtered` is the number of samples that a filter has removed before that.
-    pub(super) fn add(&mut self, part: &Recording, gil: GilSamples, filtered: usize) {
+    pub(super) fn add(
+        &mut self,
+        part: &Recording,
+        gil: GilSamples,
+        filtered: usize,
+        dropped: DroppedAttributes,
+    ) {
         self.gil += gil;
         self.filtered += filtered;
+        self.dropped_attributes.add(dropped);
         self.samples += part.samples.len();
         for sample in &part.samples {
             self.attached += usize::from(matches!(sample.found, Found::Attached(_)));
@@ -146,6 +155,9 @@ impl Summary {
                 " (included in the lines below)"
             };
             text += &format!("  dropped by --filter or --trace: {samples}{included}\n");
+        }
+        if let Some(line) = self.dropped_attributes.line() {
+            text += &format!("  {line}\n");
         }
         text + &counted + &self.hints()
     }
@@ -229,6 +241,7 @@ impl Summary {
             duration_ns: self.duration_ns,
             period_ns: self.period_ns,
             method: self.method,
+            dropped_attributes: self.dropped_attributes,
             counts: self.counts,
             incomplete_stacks: self.incomplete_stacks.iter().map(place).collect(),
             incomplete_steps: self.incomplete_steps.iter().map(step).collect(),
@@ -369,6 +382,7 @@ struct SummaryJson<'s> {
     duration_ns: u64,
     period_ns: u64,
     method: &'static str,
+    dropped_attributes: DroppedAttributes,
     #[serde(with = "CountsJson")]
     counts: Counts,
     incomplete_stacks: Vec<PlaceJson<'s>>,
@@ -411,6 +425,7 @@ mod tests {
                 ..GilSamples::default()
             },
             filtered: 0,
+            dropped_attributes: DroppedAttributes::default(),
             unnamed: [0; UNNAMED.len()],
             processes,
             duration_ns: 5_040_000_000,
@@ -574,7 +589,12 @@ mod tests {
             counts: Counts::default(),
         };
         let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
-        summary.add(&part, GilSamples::default(), 0);
+        summary.add(
+            &part,
+            GilSamples::default(),
+            0,
+            DroppedAttributes::default(),
+        );
         assert_eq!(summary.unnamed, [1, 1, 1]);
     }
 
@@ -633,6 +653,7 @@ mod tests {
             "samples": 1234, "with_context": 1200,
             "gil": {"held": 1000, "waiting": 200, "released": 30, "none": 4}, "processes": 1,
             "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
+            "dropped_attributes": {"samples": 0, "resources": 0},
             "counts": {
                 "attached": 1, "detached": 2, "not_published": 3, "invalid": 4,
                 "unreadable": {

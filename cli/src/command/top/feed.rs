@@ -9,6 +9,7 @@ use otelctx_profile::sample::{
 use otelctx_sampler::{IncompleteSteps, Sampler, monotonic};
 
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
+use crate::command::attribute_filter::AttributeFilter;
 use crate::command::filter::Filter;
 use crate::output::attributes;
 use crate::output::counts::{incomplete_stacks, most_frequent_end, share};
@@ -90,9 +91,9 @@ impl<'c> Feed<'c> {
         for sample in samples {
             if self.filter.keeps(&self.catalog, &sample) {
                 let (window, generation) = (&mut self.window, self.generation);
-                let cell = self
-                    .interned
-                    .cell(&self.catalog, generation, &sample, window);
+                let attributes = &self.filter.attributes;
+                let interned = &mut self.interned;
+                let cell = interned.cell(&self.catalog, attributes, generation, &sample, window);
                 window.add(cell);
             }
         }
@@ -172,6 +173,7 @@ impl Interned {
     fn cell(
         &mut self,
         catalog: &Catalog,
+        attributes: &AttributeFilter,
         generation: u32,
         sample: &Sample,
         window: &mut Window,
@@ -179,7 +181,7 @@ impl Interned {
         let thread = self.threads.entry(sample.thread).or_insert_with(|| {
             let facts = catalog.thread_facts(sample.thread);
             window.threads.get(Thread {
-                process: process(catalog.process(facts.process)),
+                process: process(catalog.process(facts.process), attributes),
                 tid: facts.tid,
                 name: facts.name.clone(),
             })
@@ -187,8 +189,8 @@ impl Interned {
         let work = match sample.found {
             Found::Attached(id) => {
                 let context = self.contexts.entry(id);
-                let known = context
-                    .or_insert_with(|| window.contexts.get(context_of(catalog.context_facts(id))));
+                let facts = || context_of(catalog.context_facts(id), attributes);
+                let known = context.or_insert_with(|| window.contexts.get(facts()));
                 Work::Attached(known.clone())
             }
             Found::Detached | Found::NotPublished => Work::Nothing,
@@ -208,17 +210,21 @@ impl Interned {
     }
 }
 
-fn context_of(context: &record::DecodedContext) -> Context {
+fn context_of(context: &record::DecodedContext, filter: &AttributeFilter) -> Context {
+    let kept = context.attributes.iter();
+    let kept = kept.filter(|(name, _)| filter.keeps(name)).cloned();
     Context {
         trace: context.trace_id.to_bytes(),
         span: context.span_id.to_bytes(),
-        attributes: context.attributes.clone(),
+        attributes: kept.collect(),
     }
 }
 
 /// Returns a process, named after its service if that has a name.
-fn process(facts: &ProcessFacts) -> Process {
-    let service = if facts.published {
+fn process(facts: &ProcessFacts, filter: &AttributeFilter) -> Process {
+    let service = if !filter.keeps("service.name") {
+        None
+    } else if facts.published {
         attributes::string(&facts.resource, "service.name")
     } else {
         attributes::detected_service(&facts.resource)
@@ -248,14 +254,17 @@ mod tests {
                 resource: vec![("service.name".into(), Value::from(service))],
                 ..ProcessFacts::default()
             };
-            process(&facts).label()
+            process(&facts, &AttributeFilter::default()).label()
         };
         assert_eq!(named("shop", true), "shop");
         assert_eq!(named("shop", false), "(shop)", "detected");
         assert_eq!(named("unknown_service:sh", false), "sh");
         assert_eq!(named("unknown_service:sh", true), "unknown_service:sh");
         assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(MAX_NAME));
-        assert_eq!(process(&ProcessFacts::default()).name, "");
+        assert_eq!(
+            process(&ProcessFacts::default(), &AttributeFilter::default()).name,
+            ""
+        );
     }
 
     /// Stacks that make a catalog too large.

@@ -74,7 +74,7 @@ fn write_groups<'p>(
             scope_size += field_size(field::PROFILES, size);
             profiles.push((head, size, of_kind));
         }
-        let resource_head = resource_message(profile, process).encode_to_vec();
+        let resource_head = resource_message(profile, process, options).encode_to_vec();
         let size = resource_head.len() + field_size(field::SCOPE_PROFILES, scope_size);
         out.start(field::RESOURCE_PROFILES, size)?;
         out.writer.write_all(&resource_head)?;
@@ -99,9 +99,13 @@ fn field_size(tag: u32, size: usize) -> usize {
 }
 
 /// Creates a `ResourceProfiles` without its scopes.
-fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourceProfiles {
+fn resource_message(
+    profile: &Profile,
+    process: ProcessId,
+    options: &Options,
+) -> proto::ResourceProfiles {
     proto::ResourceProfiles {
-        resource: Some(resource(profile, process)),
+        resource: Some(resource(profile, process, options)),
         // The version of the conventions of a process's own attributes is unknown.
         schema_url: if profile.process(process).resource.is_empty() {
             SCHEMA_URL.to_owned()
@@ -183,7 +187,7 @@ fn value(sample: &Sample) -> Option<i64> {
 }
 
 /// Returns the resource that the process publishes, supplemented by detected attributes.
-fn resource(profile: &Profile, process: ProcessId) -> Resource {
+fn resource(profile: &Profile, process: ProcessId, options: &Options) -> Resource {
     let facts = profile.process(process);
     let mut attributes: Vec<KeyValue> = Vec::new();
     // Attributes that describe how contexts are shared are not telemetry.
@@ -196,8 +200,12 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
         (DETECTED, AnyValue { value })
     });
     for (key, value) in published.chain(is_detected).chain(detected(facts)) {
+        // Backends need a name of the service: the one for a service without a name stays.
+        let is_dropped =
+            key != SERVICE_NAME && options.dropped_attributes.iter().any(|it| it == key);
         // Published attributes take precedence over detected ones; each key occurs once.
-        if !key.is_empty() && attributes.iter().all(|attribute| attribute.key != key) {
+        if !key.is_empty() && !is_dropped && attributes.iter().all(|attribute| attribute.key != key)
+        {
             attributes.push(KeyValue {
                 key: key.to_owned(),
                 value: Some(value),

@@ -106,6 +106,7 @@ fn leading(samples: &[Sample], room: usize) -> usize {
 /// An upper bound of the size of a message being built.
 struct Size<'p> {
     profile: &'p Profile,
+    options: &'p Options,
     tables: Tables<'p>,
     outside_tables: usize,
     sample: proto::Sample,
@@ -115,6 +116,7 @@ impl<'p> Size<'p> {
     fn new(profile: &'p Profile, options: &'p Options) -> Self {
         Self {
             profile,
+            options,
             tables: Tables::new(profile, &options.attribute_prefix),
             outside_tables: FIELD_HEAD,
             sample: proto::Sample::default(),
@@ -129,7 +131,8 @@ impl<'p> Size<'p> {
     fn add(&mut self, before: Option<&Group<'p>>, group: &Group<'p>) {
         let same_process = before.is_some_and(|before| before.process == group.process);
         if !same_process {
-            let resource = resource_message(self.profile, group.process).encoded_len();
+            let resource =
+                resource_message(self.profile, group.process, self.options).encoded_len();
             self.outside_tables += 2 * FIELD_HEAD + resource + scope_message().encoded_len();
         }
         if !same_process || before.is_some_and(|before| before.kind != group.kind) {
