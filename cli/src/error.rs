@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{self, inspect::Other};
 
-use crate::output::text::own_name;
+use crate::output::text::{argument, own_name};
 
 /// Hint for everything that the deadline cut short.
 pub(crate) const MORE_TIME: &str = "raise the limit with --deadline SECONDS";
@@ -59,6 +59,9 @@ pub(crate) enum Error {
     Debuginfod(#[from] otelctx_export::DownloadError),
     #[error(transparent)]
     NotSent(#[from] Box<otelctx_export::Failed>),
+    /// A word that is no option, and no process ID.
+    #[error("{word} is not a process ID; to run it as a command:  {line}")]
+    BareWord { word: String, line: String },
     #[error("process {0} is this otelctx process, which cannot sample itself")]
     Own(i32),
     /// No process has a name, a container or a control group that it was selected by.
@@ -187,6 +190,10 @@ impl Error {
             Self::OutputExists(_) => {
                 Some("the demo does not overwrite files: choose another directory".into())
             }
+            Self::BareWord { word, .. } => Some(format!(
+                "to choose running processes of that name:  --name {}",
+                argument(word)
+            )),
             Self::NoProcessId(name) => Some(format!("if it is a file, write ./{name}")),
             Self::NotLinked { path, what } => Some(what.hint(path)),
             Self::KernelThread(_) => Some(publishing()),

@@ -110,10 +110,10 @@ pub fn run(setup: &Setup) -> ExitCode {
         Command::Ps(arguments) => ps::run(&arguments, setup),
         Command::Dump(arguments) => dump::run(&arguments, setup),
         Command::Check(arguments) => check::run(&arguments, setup),
-        Command::Record(arguments) => record::run(&arguments, setup),
+        Command::Record(arguments) => record::run(arguments, setup),
         Command::Report(arguments) => report::run(&arguments),
         Command::Symbolize(arguments) => symbolize::run(&arguments),
-        Command::Top(arguments) => top::run(&arguments, setup),
+        Command::Top(arguments) => top::run(arguments, setup),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

@@ -4,6 +4,7 @@ use otelctx_profile::Recording;
 use otelctx_profile::sample::Found;
 use serde::Serialize;
 
+use crate::command::ids;
 use crate::output::text::count;
 
 /// The attributes to keep; by default all.
@@ -11,10 +12,10 @@ use crate::output::text::count;
 pub(super) struct AttributeFilter {
     /// Keep only attributes with this name, among all that programs publish in contexts and resources;
     /// can be repeated
-    #[arg(long = "keep-attribute", value_name = "NAME")]
+    #[arg(long = "keep-attribute", value_name = "NAME", value_parser = ids::attribute)]
     keep: Vec<String>,
     /// Leave out the attribute with this name, of contexts and resources; can be repeated
-    #[arg(long = "drop-attribute", value_name = "NAME")]
+    #[arg(long = "drop-attribute", value_name = "NAME", value_parser = ids::attribute)]
     pub(super) drop: Vec<String>,
 }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::Status;
 use crate::command::filter::{NONE, ROUTE};
+use crate::command::ids;
 use crate::command::record::empty_recording;
 use crate::command::record::gil::GilSamples;
 use crate::error::Error;
@@ -27,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Attribute to group by; `none` for none [default: http.route]
-    #[arg(long, value_name = "ATTRIBUTE")]
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
     /// Maximum rows per table; 0 for all
     #[arg(short = 'n', long, value_name = "ROWS", default_value = "15")]

@@ -1,6 +1,7 @@
 //! The real command on real processes.
 
 mod all;
+mod arguments;
 mod attributes;
 mod axum;
 mod check;

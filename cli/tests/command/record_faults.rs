@@ -261,6 +261,58 @@ fn a_full_disk_leaves_no_part_of_a_file_and_the_other_files_are_written() {
     assert_eq!(scratch.names(), ["full"]);
 }
 
+/// Where no other file has the recording, one in another directory keeps it.
+#[test]
+fn a_recording_that_a_full_disk_has_no_room_for_is_kept_elsewhere() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("record-unsent");
+    let Some(full) = Full::new(&scratch) else {
+        return;
+    };
+    let there = scratch.path("temporary");
+    fs::create_dir(&there).unwrap();
+    // The output, where temporary files are to go, and the file that has the recording.
+    for (name, temporary, kept) in [
+        ("a.otlp", &*there, ".otlp"),
+        ("a.svg", &there, ".svg"),
+        ("a.pb.gz", &there, ".pb.gz"),
+        ("a.json.gz", &there, ".json.gz"),
+        ("a.folded", &there, ".folded"),
+        // It is full as well, or missing.
+        ("a.otlp", &full.0, ".otlp"),
+        ("a.otlp", "/no/such/directory", ".otlp"),
+    ] {
+        let path = full.path(name);
+        let answer = given_time(|seconds| {
+            let mut record = command(&["record", "-d", seconds, "-p", &pid, "-o", &path]);
+            record.env("TMPDIR", temporary);
+            let answer = Answer::of(record.output().unwrap()).expect(2);
+            match answer.stdout.starts_with("0 samples ") {
+                true => Err(answer),
+                false => Ok(answer),
+            }
+        });
+        let said = format!("otelctx: {path}: cannot be written: No space left on device");
+        assert!(answer.stderr.contains(&said), "{answer:?}");
+        let mut words = answer.stdout.split_whitespace();
+        let file = words
+            .find(|it| it.contains("/unsent-"))
+            .expect(&answer.stdout);
+        let file = file.trim_end_matches(':');
+        assert!(file.ends_with(kept), "{file}");
+        let is_temporary = file.starts_with(temporary);
+        assert_eq!(is_temporary, temporary == there, "{file}");
+        if kept == ".otlp" {
+            otelctx(&["report", file]).expect(0);
+        }
+        assert!(fs::metadata(file).unwrap().len() > 0);
+        fs::remove_file(file).unwrap();
+        assert_eq!(full.names(), ["filler"]);
+    }
+    assert_eq!(fs::read_dir(there).unwrap().count(), 0);
+}
+
 /// The spool is beside the first output, and gone when the files are written.
 #[test]
 fn a_disk_that_fills_up_ends_the_recording_and_nothing_is_lost() {

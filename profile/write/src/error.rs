@@ -39,6 +39,14 @@ pub enum Error {
         /// The required memory, and the limit.
         reason: String,
     },
+    /// The file has another format.
+    #[error("{}: not a complete OTLP profile: {reason}", path.display())]
+    OtherFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its format and what opens it, as a sentence without a full stop.
+        reason: String,
+    },
     /// The file is not an OTLP profile, or only a part of one.
     #[error("{}: not a complete OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
     Malformed {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use flate2::read::MultiGzDecoder;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_worker::{self as worker, Failure, Limits};
 use prost::Message;
@@ -43,10 +44,15 @@ fn file_too_large(path: &Path) -> Error {
     too_large(path, format!("it has more than {} MiB", MAX_FILE >> 20))
 }
 
+/// Describes a message that cannot be decoded: most often, half of a file.
+fn damage(error: &prost::DecodeError) -> String {
+    format!("it was cut off, or is not a recording ({error})")
+}
+
 /// Decodes all messages of a file and checks that they violate no rule.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<ProfilesData>, String> {
     let decoded = Messages::new(bytes)
-        .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
+        .map(|message| ProfilesData::decode(message?).map_err(|error| damage(&error)));
     let data = decoded.collect::<Result<Vec<_>, _>>()?;
     let violation = data.iter().flat_map(rules::violations).next();
     violation.map_or(Ok(data), Err)
@@ -90,22 +96,70 @@ fn died(path: &Path, limits: Limits) -> Error {
     )
 }
 
-/// Describes a file of another format, by its first bytes.
-fn other_format(bytes: &[u8]) -> Option<&'static str> {
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Some("it is compressed, like files for pprof and the Firefox Profiler");
+/// Number of bytes in which a text's kind is searched.
+const MAX_HEAD: usize = 4096;
+
+/// Describes a file of another format, by its first bytes, and says what opens it.
+fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
+    let head = &bytes[..bytes.len().min(MAX_HEAD)];
+    let file = path.display();
+    let json = "it is JSON; configure the Collector's file exporter with `format: proto`";
+    Some(match head {
+        [0x1f, 0x8b, ..] => {
+            let mut first = [0];
+            let read = MultiGzDecoder::new(head).read_exact(&mut first);
+            if read.is_ok() && first == *b"{" {
+                "it is compressed JSON, as for the Firefox Profiler: load it at \
+                    https://profiler.firefox.com"
+                    .to_owned()
+            } else {
+                format!("it is compressed, like files for pprof: `go tool pprof -http=: {file}`")
+            }
+        }
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            "it is compressed; configure the Collector's file exporter without `compression`".into()
+        }
+        [b'P', b'E', b'R', b'F', b'I', b'L', b'E', ..] => {
+            format!("it is a recording of perf: `perf report -i {file}`")
+        }
+        // elf(5): e_type is ET_CORE.
+        [0x7f, b'E', b'L', b'F', ..] if head.get(16) == Some(&4) => {
+            format!("it is a core file: `otelctx dump --core {file}`")
+        }
+        [0x7f, b'E', b'L', b'F', ..] => {
+            format!(
+                "it is a program or library: `otelctx check {file}`, or `otelctx record -- {file}`"
+            )
+        }
+        [b'{', ..] => json.into(),
+        _ if head.starts_with(b"<?xml") || head.starts_with(b"<svg") => {
+            "it is an SVG image, open it in a browser".into()
+        }
+        _ => return other_text(head),
+    })
+}
+
+/// Describes a text.
+fn other_text(head: &[u8]) -> Option<String> {
+    let text = match std::str::from_utf8(head) {
+        Ok(text) => text,
+        // The last character may be cut.
+        Err(error) if head.len() == MAX_HEAD && error.valid_up_to() + 4 > MAX_HEAD => {
+            std::str::from_utf8(&head[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => return None,
+    };
+    let is_binary = |it: char| it.is_control() && !it.is_whitespace();
+    if text.trim().is_empty() || text.contains(is_binary) {
+        return None;
     }
-    if bytes.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        return Some(
-            "it is compressed; configure the Collector's file exporter without \
-            `compression`",
-        );
-    }
-    if bytes.starts_with(b"{") {
-        return Some("it is JSON; configure the Collector's file exporter with `format: proto`");
-    }
-    let is_picture = bytes.starts_with(b"<?xml") || bytes.starts_with(b"<svg");
-    is_picture.then_some("it is an SVG image, open it in a browser")
+    let (frames, number) = text.lines().next()?.rsplit_once(' ').unwrap_or_default();
+    let is_folded = !frames.is_empty() && number.parse::<u64>().is_ok();
+    Some(if is_folded {
+        "it has folded stacks: load it at https://www.speedscope.app".into()
+    } else {
+        "it is a text; `otelctx record -o profile.otlp -p PID` makes a recording".into()
+    })
 }
 
 /// Reads a recorded file.
@@ -133,8 +187,11 @@ pub(crate) fn read_from(source: impl Read, path: &Path) -> Result<Vec<u8>, Error
         return Err(file_too_large(path));
     }
     let first = Messages::new(&bytes).next().and_then(Result::ok);
-    match first.and_then(other_format) {
-        Some(other) => Err(malformed(path, other.to_owned())),
+    match first.and_then(|first| other_format(first, path)) {
+        Some(reason) => Err(Error::OtherFormat {
+            path: path.to_owned(),
+            reason,
+        }),
         None => Ok(bytes),
     }
 }

@@ -39,22 +39,36 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format for a file name's extension.
+    const ALL: [Self; 5] = [
+        Self::Otlp,
+        Self::Pprof,
+        Self::Firefox,
+        Self::FlameGraph,
+        Self::Folded,
+    ];
+
+    /// Returns the format for a file name's extension, in upper or lower case.
     ///
     /// # Errors
     /// Returns [`Error::Ending`] for any other extension.
     pub fn from_path(path: &Path) -> Result<Self, Error> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let endings = [
-            (".otlp", Self::Otlp),
-            (".pb.gz", Self::Pprof),
-            (".json.gz", Self::Firefox),
-            (".svg", Self::FlameGraph),
-            (".folded", Self::Folded),
-        ];
-        let found = endings.iter().find(|(ending, _)| name.ends_with(ending));
-        let format = found.map(|(_, format)| *format);
+        let name = name.to_ascii_lowercase();
+        let mut formats = Self::ALL.into_iter();
+        let format = formats.find(|it| name.ends_with(it.extension()));
         format.ok_or_else(|| Error::Ending(path.to_owned()))
+    }
+
+    /// Returns the extension of its files, with the dot before it.
+    #[must_use]
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Otlp => ".otlp",
+            Self::Pprof => ".pb.gz",
+            Self::Firefox => ".json.gz",
+            Self::FlameGraph => ".svg",
+            Self::Folded => ".folded",
+        }
     }
 
     /// Returns the path of a part of a recording, for formats with one file per part: part 1 has

@@ -7,6 +7,7 @@ mod progress;
 mod send;
 pub(super) mod session;
 mod summary;
+mod unsent;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -47,11 +48,14 @@ use summary::Summary;
     override_usage = "otelctx record [OPTIONS] <--pid <PID>|--name <NAME>|--container <ID>|--cgroup <PATH>|--all|-- COMMAND...>"
 )]
 #[command(group(clap::ArgGroup::new("targets").required(true).multiple(true)
-    .args(["pid", "name", "container", "cgroup", "all", "command"])))]
+    .args(["pid", "bare", "name", "container", "cgroup", "all", "command", "resource", "trace"])))]
 pub(crate) struct Arguments {
     /// Process IDs to sample, with their child processes, including those started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
+    /// Process IDs without the option
+    #[arg(value_name = "PID", hide = true, conflicts_with_all = ["all", "command"])]
+    bare: Vec<String>,
     #[command(flatten)]
     select: Select,
     /// Sample every process on this machine
@@ -72,7 +76,7 @@ pub(crate) struct Arguments {
     output: Vec<PathBuf>,
     #[command(flatten)]
     send: send::To,
-    /// How long to record, in seconds; then, a command that was started gets SIGTERM
+    /// How long to record, in seconds or as 1m30s; then, a command that was started gets SIGTERM
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
     /// Sampling frequency per CPU, in Hz
@@ -81,7 +85,7 @@ pub(crate) struct Arguments {
     frequency: u32,
     /// Attribute at the root of flame graphs and folded stacks; `none` for none [default: http.route,
     /// if any sample has it]
-    #[arg(long, value_name = "ATTRIBUTE")]
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
@@ -112,9 +116,13 @@ Examples:
   otelctx record --all --otlp http://localhost:4317  send to a collector over gRPC
   otelctx report profile.otlp                        show the recording as tables";
 
-pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
+pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Error> {
+    let bare = ids::without_option(&arguments.bare, "record")?;
+    arguments.pid.extend(bare);
+    let arguments = &arguments;
     output::check(&arguments.output)?;
-    let targets = if arguments.all {
+    let has_targets = !(arguments.pid.is_empty() && arguments.select.is_empty());
+    let targets = if arguments.all || !has_targets && arguments.command.is_empty() {
         Targets::All
     } else {
         Targets::Processes(arguments.select.processes(&arguments.pid)?)
@@ -211,7 +219,7 @@ impl Writer<'_> {
                 (Err(error), _) => {
                     self.failed.push(error);
                     if arguments.output.is_empty() {
-                        outputs.add_file(&profile, &send::kept());
+                        outputs.add_file(&profile, &unsent::name());
                     }
                 }
             }

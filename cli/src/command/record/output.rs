@@ -9,6 +9,7 @@ use otelctx_profile::{
     Aggregate, Clock, Format, NoSymbols, Options, Profile, Recording, check_writable,
 };
 
+use super::unsent;
 use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
 use crate::output::text;
@@ -113,25 +114,50 @@ impl Outputs {
         self.parts += 1;
         self.samples += part.len();
         self.aggregate.add(part);
+        let failed = self.failed.len();
+        let mut is_written = false;
         for (index, path) in self.paths_of(false) {
             let file = Format::part_path(&path, self.parts);
             if part.is_empty() && has_content(&file) {
                 self.existing.push((index, file, part.clock()));
             } else {
-                self.write(index, &path, part);
+                is_written |= self.write(index, &path, part);
             }
+        }
+        if self.failed.len() > failed && !is_written && !part.is_empty() {
+            self.keep(Path::new(".otlp"), |path, it| {
+                part.write_file(path, &it.options)
+            });
         }
     }
 
     pub(in crate::command) fn add_file(&mut self, part: &Profile, path: &Path) {
-        self.write(self.paths.len(), path, part);
+        if !self.write(self.paths.len(), path, part) {
+            self.keep(path, |path, it| part.write_file(path, &it.options));
+        }
     }
 
-    /// Writes a file with the part's number in its name, unless it is the first part.
-    fn write(&mut self, index: usize, path: &Path, part: &Profile) {
+    /// Writes a file with the part's number in its name, unless it is the first part. If this fails,
+    /// returns false.
+    fn write(&mut self, index: usize, path: &Path, part: &Profile) -> bool {
         let path = Format::part_path(path, self.parts);
         let written = part.write_file(&path, &self.options);
+        let is_written = written.is_ok();
         self.note(index, &path, written);
+        is_written
+    }
+
+    /// Writes a file of the recording, which could not be written to `path`, to another directory.
+    fn keep(
+        &mut self,
+        path: &Path,
+        mut write: impl FnMut(&Path, &mut Self) -> Result<(), otelctx_profile::Error>,
+    ) {
+        let places = unsent::places(path).map(|it| Format::part_path(&it, self.parts.max(1)));
+        let mut places = places.collect::<Vec<_>>().into_iter();
+        if let Some(kept) = places.find(|place| write(place, self).is_ok()) {
+            self.written.push((self.paths.len(), Written::new(&kept)));
+        }
     }
 
     /// Returns the paths of the files for all parts, or of the others, each with its position.
@@ -140,6 +166,12 @@ impl Outputs {
         let mut paths: Vec<_> = self.paths.iter().cloned().enumerate().collect();
         paths.retain(|(_, path)| is_aggregate(path) == aggregate);
         paths
+    }
+
+    /// Returns whether a file was written with everything that was recorded.
+    fn has_whole_recording(&self) -> bool {
+        let mut written = self.written.iter();
+        written.any(|(_, it)| matches!(Format::from_path(Path::new(&it.path)), Ok(Format::Otlp)))
     }
 
     fn note(&mut self, index: usize, path: &Path, written: Result<(), otelctx_profile::Error>) {
@@ -167,7 +199,12 @@ impl Outputs {
                 continue;
             }
             let written = self.aggregate.write_file(&path);
+            let is_lost = written.is_err() && self.samples > 0 && !self.has_whole_recording();
             self.note(index, &path, written);
+            if is_lost {
+                self.parts = 1;
+                self.keep(&path, |place, it| it.aggregate.write_file(place));
+            }
         }
         kept.sort_by_key(|(index, _)| *index);
         self.written.sort_by_key(|(index, _)| *index);

@@ -1,7 +1,5 @@
 //! Sends the recording to a collector.
 
-use std::path::PathBuf;
-
 use otelctx_export::{Endpoint, Exporter, Protocol, Sent};
 use otelctx_profile::{Options, Profile};
 
@@ -96,9 +94,4 @@ fn complain_of(sent: &Sent) {
     for remark in &sent.remarks {
         terminal::complain(&format!("the collector says: {remark}"), None);
     }
-}
-
-/// Returns an unused file name, for a profile that was not sent and for which no file was requested.
-pub(super) fn kept() -> PathBuf {
-    format!("unsent-{}.otlp", std::process::id()).into()
 }

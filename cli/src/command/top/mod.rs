@@ -44,6 +44,9 @@ pub(crate) struct Arguments {
     /// processes]
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
+    /// Process IDs without the option
+    #[arg(value_name = "PID", hide = true, conflicts_with_all = ["all", "command"])]
+    bare: Vec<String>,
     #[command(flatten)]
     select: Select,
     /// Watch every process on this machine (the default)
@@ -58,7 +61,7 @@ pub(crate) struct Arguments {
     group: Group,
     /// Attribute to show for each row; `none` for none [default: http.route, otherwise the first
     /// attribute of any sample]
-    #[arg(long, value_name = "ATTRIBUTE")]
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
@@ -147,7 +150,10 @@ impl Plan {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
+pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Error> {
+    let bare = ids::without_option(&arguments.bare, "top")?;
+    arguments.pid.extend(bare);
+    let arguments = &arguments;
     let pids = arguments.select.processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let cannot_start = child::cannot_start(&arguments.command);
