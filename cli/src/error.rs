@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{self, inspect::Other};
 
+use crate::hidden;
 use crate::output::text::{argument, own_name};
 
 /// Hint for everything that the deadline cut short.
@@ -86,6 +87,8 @@ pub(crate) enum Error {
     },
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
+    #[error("cannot read standard input: {0}")]
+    Input(#[source] io::Error),
     #[error("cannot start the demo's service: {0}")]
     Start(#[source] io::Error),
     #[error("the demo's service exited early")]
@@ -169,6 +172,9 @@ impl Error {
         match self {
             Self::Reader(otelctx_reader::Error::Remote(error)) => match error {
                 remote::Error::NotPermitted { hint, .. } => Some(hint.clone()),
+                remote::Error::NoSuchProcess { pid } if hidden::is_hidden(*pid) => {
+                    Some(hidden::HINT.into())
+                }
                 remote::Error::NoSuchProcess { .. } => Some(publishing()),
                 remote::Error::Elf { .. } | remote::Error::NotRegularFile { .. } => {
                     Some("check takes an ELF program or library, or a process ID".into())
@@ -218,6 +224,11 @@ fn headline(error: &otelctx_reader::Error) -> String {
     match error {
         otelctx_reader::Error::Remote(remote::Error::NotPermitted { pid, action, .. }) => {
             format!("not permitted to {action} of process {pid}")
+        }
+        otelctx_reader::Error::Remote(remote::Error::NoSuchProcess { pid })
+            if hidden::is_hidden(*pid) =>
+        {
+            format!("process {pid} exists, but /proc hides it (it is mounted with hidepid)")
         }
         error => error.to_string(),
     }

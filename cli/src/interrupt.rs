@@ -11,6 +11,8 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::sys::signal::{pthread_sigmask, sigaction, signal};
 use nix::sys::time::TimeSpec;
 
+use crate::output::terminal;
+
 /// The signals: Ctrl-C, what `kill` and `timeout` send, and the end of the terminal.
 const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
@@ -22,6 +24,9 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 
 /// True if a second signal ends the process.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// True if SIGINT was ignored from the start.
+static IGNORES_SIGINT: AtomicBool = AtomicBool::new(false);
 
 /// The ID of this process while it has a recording that is not written completely; 0 otherwise.
 static UNWRITTEN: AtomicI32 = AtomicI32::new(0);
@@ -92,10 +97,19 @@ pub(crate) fn catch() -> io::Result<()> {
         SigSet::empty(),
     );
     // SAFETY: `note` and what it calls only access atomics and call functions that are async-signal-safe.
-    unsafe { catch_unless_ignored(&SIGNALS, &noted) }
+    let ignored = unsafe { catch_unless_ignored(&SIGNALS, &noted) }?;
+    IGNORES_SIGINT.store(ignored.contains(&Signal::SIGINT), Ordering::Relaxed);
+    Ok(())
 }
 
-/// Sets the action of those of the signals that are not ignored.
+/// Says that SIGINT does not end the command, as in the background of a shell's script, if so.
+pub(crate) fn say_if_ignored() {
+    if IGNORES_SIGINT.load(Ordering::Relaxed) {
+        terminal::complain("SIGINT is ignored here: end with SIGTERM", None);
+    }
+}
+
+/// Sets the action of those of the signals that are not ignored, and returns the others.
 ///
 /// # Safety
 ///
@@ -103,16 +117,18 @@ pub(crate) fn catch() -> io::Result<()> {
 pub(crate) unsafe fn catch_unless_ignored(
     signals: &[Signal],
     action: &SigAction,
-) -> io::Result<()> {
+) -> io::Result<Vec<Signal>> {
+    let mut ignored = Vec::new();
     for signal in signals {
         // SAFETY: the caller ensures that the handler is async-signal-safe.
         let before = unsafe { sigaction(*signal, action) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {
             // SAFETY: ignoring a signal runs no code.
             unsafe { sigaction(*signal, &before) }?;
+            ignored.push(*signal);
         }
     }
-    Ok(())
+    Ok(ignored)
 }
 
 /// Restores the default for SIGCHLD. A parent that ignores it passes that on, and then the exit status

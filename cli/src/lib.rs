@@ -4,6 +4,7 @@
 
 mod command;
 mod error;
+mod hidden;
 mod interrupt;
 mod open_files;
 mod output;

@@ -40,7 +40,7 @@ pub(crate) fn catch() -> io::Result<()> {
     suspend::set_action(suspend_now);
     let caught = SigAction::new(SigHandler::Handler(handle), SaFlags::SA_RESTART, all());
     // SAFETY: `handle` and what it calls only store to atomics and make system calls.
-    unsafe { interrupt::catch_unless_ignored(&SIGNALS, &caught) }
+    unsafe { interrupt::catch_unless_ignored(&SIGNALS, &caught) }.map(drop)
 }
 
 fn all() -> SigSet {

@@ -183,7 +183,8 @@ fn busy() {
     ready();
 }
 
-/// A busy thread with several attributes, and a resource with several.
+/// A busy thread with several attributes, and a resource with several. The next argument, if any, is part
+/// of a value.
 fn busy_user() {
     static USER: Key = Key::new("enduser.id");
     let _process = otelctx::ProcessContext::new()
@@ -199,7 +200,8 @@ fn busy_user() {
         let (trace, span) = ids();
         let record = Context::new(trace, span).unwrap();
         let record = record.with_attribute(&ROUTE, "/known-route");
-        let mut record = record.with_attribute(&USER, "known-user");
+        let user = format!("known-user{}", env::args().nth(2).unwrap_or_default());
+        let mut record = record.with_attribute(&USER, &user);
         let attached = record.attach();
         has_begun.wait();
         loop {

@@ -14,6 +14,7 @@ use crate::command::attribute_filter::AttributeFilter;
 use crate::command::descendants;
 use crate::command::ids::process_of;
 use crate::error::Error;
+use crate::hidden;
 use crate::output::{attributes, terminal};
 
 /// The attribute to group by unless another one is given.
@@ -126,6 +127,7 @@ impl Select {
         if self.is_empty() {
             return Ok(selected);
         }
+        hidden::say_if_any();
         let all = [&self.name, &self.container, &self.cgroup];
         let all = all.into_iter().flatten();
         let mut missing: HashSet<&str> = all.map(String::as_str).collect();

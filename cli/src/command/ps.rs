@@ -22,7 +22,7 @@ use crate::output::json;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Terminal};
 use crate::output::text::own_name;
-use crate::{Setup, Status};
+use crate::{Setup, Status, hidden};
 
 /// List the processes that publish a context
 ///
@@ -85,6 +85,7 @@ struct Failure {
 }
 
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
+    hidden::say_if_any();
     if arguments.watch {
         return watch::run(arguments);
     }

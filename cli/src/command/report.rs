@@ -1,8 +1,9 @@
 //! `otelctx report`: the contents of a recording, as tables.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use otelctx_profile::GIL_ATTRIBUTE;
 use otelctx_profile::report::{Cost, FunctionCost, Report, Trace};
 use serde::Serialize;
 
@@ -17,6 +18,9 @@ use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Style, Terminal, escape};
 use crate::output::text::{count, grouped};
 
+/// Maximum size of standard input, in bytes, as of a file.
+const MAX_FILE: u64 = 1 << 30;
+
 /// Show CPU time by route, trace and function from a recording
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -27,7 +31,8 @@ pub(crate) struct Arguments {
     /// File written by `otelctx record`, or another OTLP profile; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Attribute to group by; `none` for none [default: http.route]
+    /// Attribute to group by; `none` for none [default: http.route, otherwise the first attribute with
+    /// several values]
     #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
     /// Maximum rows per table; 0 for all
@@ -39,11 +44,29 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let by = arguments.by.as_deref().unwrap_or(ROUTE);
-    let report = match arguments.file.to_str() {
-        Some("-") => Report::read_from(io::stdin(), Path::new("standard input"), by)?,
-        _ => Report::read(&arguments.file, by)?,
+    let mut by = arguments.by.as_deref().unwrap_or(ROUTE).to_owned();
+    let mut input = Vec::new();
+    let is_input = arguments.file.to_str() == Some("-");
+    if is_input {
+        // One byte more than what is refused.
+        let limit = MAX_FILE + 1;
+        let read = io::stdin().take(limit).read_to_end(&mut input);
+        read.map_err(Error::Input)?;
+    }
+    let read = |by: &str| match is_input {
+        true => Report::read_from(&input[..], Path::new("standard input"), by),
+        false => Report::read(&arguments.file, by),
     };
+    let mut report = read(&by)?;
+    if arguments.by.is_none() && !report.attributes.contains(ROUTE) {
+        let mut varying = report.varying.iter();
+        let first = varying.find(|it| *it != GIL_ATTRIBUTE).cloned();
+        by = first.unwrap_or_else(|| NONE.to_owned());
+        if by != NONE {
+            report = read(&by)?;
+        }
+    }
+    let by = by.as_str();
     let text = if arguments.json {
         json::render(&answer(&report, by))
     } else {

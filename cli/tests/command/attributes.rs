@@ -146,7 +146,7 @@ fn receive(listener: &TcpListener) -> Vec<u8> {
             }
             line.clear();
         }
-        // The first connection only shows that somebody is there.
+        // The first connection only shows that a collector is there.
         if size > 0 {
             let mut body = vec![0; size];
             reader.read_exact(&mut body).unwrap();
@@ -238,4 +238,57 @@ fn top_does_not_show_attributes_that_are_left_out() {
         });
         assert!(!shown.contains(dropped), "{option}: {shown}");
     }
+}
+
+#[test]
+fn report_groups_by_the_first_attribute_that_varies() {
+    let scratch = Scratch::new("attributes-report");
+    let path = scratch.path("a.otlp");
+    let targets =
+        ["-1", "-2"].map(|value| Target::start_with("busy_user", |command| _ = command.arg(value)));
+    let pids = targets.each_ref().map(|it| it.pid().to_string());
+    let without_route = |pids: &str| {
+        given_time(|seconds| {
+            let record = ["record", "-d", seconds, "-p", pids, "-o", &path];
+            otelctx(&[&record[..], &["--drop-attribute", "http.route"]].concat()).expect(0);
+            let report = otelctx(&["report", "--json", &path]).expect(0).json();
+            let processes = report["by_process"].as_array().unwrap().len();
+            let is_whole = report["with_trace"] != 0 && processes == pids.split(',').count();
+            if is_whole { Ok(report) } else { Err(report) }
+        })
+    };
+    let report = without_route(&pids.join(","));
+    assert_eq!(report["by"], "enduser.id", "{report}");
+    let rows = report["by_attribute"].as_array().unwrap();
+    let mut names: Vec<&str> = rows.iter().map(|it| it["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert!(
+        names.ends_with(&["known-user-1", "known-user-2"]),
+        "{names:?}"
+    );
+    let text = otelctx(&["report", &path]).expect(0).stdout;
+    assert!(text.contains("\nBy enduser.id\n"), "{text}");
+    // From standard input, which is read once.
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "\"$0\" report - < \"$1\"",
+        env!("CARGO_BIN_EXE_otelctx"),
+        &path,
+    ]);
+    assert_eq!(
+        String::from_utf8(shell.output().unwrap().stdout).unwrap(),
+        text
+    );
+    // None varies: there is no table of it, unless it is asked for.
+    let report = without_route(&pids[0]);
+    assert_eq!(report["by"], "none", "{report}");
+    let text = otelctx(&["report", &path]).expect(0).stdout;
+    assert!(text.contains("\nBy trace\n"), "{text}");
+    let others = ["http.route", "enduser.id", "none"].map(|it| format!("\nBy {it}\n"));
+    assert!(!others.iter().any(|it| text.contains(it)), "{text}");
+    let asked = otelctx(&["report", &path, "--by", "enduser.id"])
+        .expect(0)
+        .stdout;
+    assert!(asked.contains("\nBy enduser.id\n"), "{asked}");
 }

@@ -199,3 +199,43 @@ fn are_recorded_by_container(mut groups: ControlGroups) {
     record(&[&id(1)], &first);
     record(&[&id(1)[..12]], &first);
 }
+
+#[test]
+fn a_frozen_control_group_is_the_reason_for_an_empty_recording() {
+    for mut groups in ControlGroups::create("frozen") {
+        let freeze = groups.root.join("cgroup.freeze");
+        if !freeze.exists() {
+            eprintln!("skipped: {} cannot be frozen", groups.root.display());
+            continue;
+        }
+        let target = Target::start("busy");
+        let pid = target.pid().to_string();
+        // The group of the process itself is not the one that was frozen.
+        if groups.hold(&target, "inner").is_none() {
+            continue;
+        }
+        fs::write(&freeze, "1").unwrap();
+        let events = groups.root.join("cgroup.events");
+        while !fs::read_to_string(&events).unwrap().contains("frozen 1") {
+            std::thread::yield_now();
+        }
+        let scratch = Scratch::new("record-frozen");
+        let path = scratch.path("a.folded");
+        let name = groups
+            .root
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned();
+        for selector in [["-p", &pid], ["--cgroup", &name]] {
+            let record = ["record", "-d", "0.3", "-o", &path];
+            let answer = otelctx(&[&record[..], &selector].concat());
+            let said = format!("no samples: process {pid} is frozen with its control group /");
+            assert!(answer.stderr.contains(&said), "{answer:?}");
+            let hint = format!("echo 0 > {}  resumes it\n", freeze.display());
+            assert!(answer.stderr.ends_with(&hint), "{answer:?}");
+        }
+        fs::write(&freeze, "0").unwrap();
+    }
+}

@@ -650,3 +650,48 @@ fn what_is_no_profile_is_refused_by_report() {
         "standard input: not a complete OTLP profile: it is empty",
     );
 }
+
+/// As in the background of a shell's script, whose commands ignore SIGINT.
+#[test]
+fn a_recorder_that_ignores_sigint_says_so() {
+    let sleeper = Sleeper::start();
+    let scratch = Scratch::new("record-ignored");
+    let path = scratch.path("a.otlp");
+    let pid = sleeper.pid();
+    for arguments in [
+        &["record", "-d", "0.1", "-p", &pid, "-o", &path][..],
+        &["top", "-p", &pid, "--iterations", "1", "-i", "0.1"],
+    ] {
+        let said = "otelctx: SIGINT is ignored here: end with SIGTERM\n";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "\"$0\" \"$@\" & wait", env!("CARGO_BIN_EXE_otelctx")]);
+        let answer = Answer::of(shell.args(arguments).output().unwrap());
+        assert!(answer.stderr.starts_with(said), "{answer:?}");
+        let answer = otelctx(arguments).expect(0);
+        assert!(!answer.stderr.contains("SIGINT"), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_is_the_reason_for_an_empty_recording() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("record-stopped");
+    let path = scratch.path("a.folded");
+    kill(Pid::from_raw(target.pid()), Signal::SIGSTOP).unwrap();
+    let stat = format!("/proc/{pid}/stat");
+    while !fs::read_to_string(&stat).unwrap().contains(") T ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for method in [&[][..], &["--ptrace"]] {
+        let record = ["record", "-d", "0.3", "-p", &pid, "-o", &path];
+        let answer = otelctx(&[&record[..], method].concat()).expect(0);
+        let said = format!(
+            "otelctx: no samples: process {pid} is stopped by a signal\n  kill -CONT {pid}  resumes it\n"
+        );
+        assert!(answer.stderr.ends_with(&said), "{answer:?}");
+        // There is nothing to load.
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        assert_eq!(answer.stdout.lines().count(), 1, "{answer:?}");
+    }
+}

@@ -1,7 +1,7 @@
 //! Summarizes a recorded file: CPU time by attribute, by trace and by function.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Read;
 use std::path::Path;
 
@@ -39,6 +39,8 @@ pub struct Report {
     pub by_attribute: Vec<(String, Cost)>,
     /// The names of all samples' attributes whose values are text.
     pub attributes: BTreeSet<String>,
+    /// Those of them that have more than one value.
+    pub varying: BTreeSet<String>,
     /// Costs by trace.
     pub by_trace: Vec<(Trace, Cost)>,
     /// Costs by function; of an unknown one by file, or `[unknown]`.
@@ -212,7 +214,9 @@ struct Sums<'d> {
     with_trace: Cost,
     by_gil: [Cost; GilState::ALL.len()],
     by_attribute: HashMap<&'d str, Cost>,
-    attributes: BTreeSet<&'d str>,
+    /// The names of attributes, each with its first value.
+    attributes: BTreeMap<&'d str, &'d str>,
+    varying: BTreeSet<&'d str>,
     /// The attributes of the current message's dictionary that a sample uses.
     used: Vec<bool>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
@@ -261,8 +265,11 @@ impl<'d> Sums<'d> {
         }
         let table = dictionary.attribute_table.iter().zip(&self.used);
         let used = table.filter(|(_, used)| **used);
-        let names = used.filter_map(|(entry, _)| Some(named_text(dictionary, entry)?.0));
-        self.attributes.extend(names);
+        for (name, value) in used.filter_map(|(entry, _)| named_text(dictionary, entry)) {
+            if *self.attributes.entry(name).or_insert(value) != value {
+                self.varying.insert(name);
+            }
+        }
     }
 
     /// Adds a sample, and returns its cost.
@@ -357,7 +364,8 @@ impl<'d> Sums<'d> {
             with_trace: self.with_trace,
             by_gil: self.by_gil,
             by_attribute: largest_first(attributes, nanoseconds),
-            attributes: self.attributes.into_iter().map(str::to_owned).collect(),
+            attributes: self.attributes.into_keys().map(str::to_owned).collect(),
+            varying: self.varying.into_iter().map(str::to_owned).collect(),
             by_trace: largest_first(traces, nanoseconds),
             by_function,
             by_process: largest_first(processes, nanoseconds),

@@ -12,7 +12,6 @@ use super::inspection::Inspection;
 use super::names::Names;
 use super::stacks::StackOptions;
 use super::{explain, json, source, text};
-use crate::Status;
 use crate::command::retry::unless_ended;
 use crate::command::same_memory::{Place, SameMemory};
 use crate::command::worker::{self, Received, Worker};
@@ -20,6 +19,7 @@ use crate::error::{Error, not_permitted};
 use crate::output::json::write_line;
 use crate::output::terminal::{self, Terminal};
 use crate::output::text::count;
+use crate::{Status, hidden};
 
 /// A process that could not be dumped, and may publish.
 #[derive(Debug, Serialize)]
@@ -68,6 +68,7 @@ pub(super) fn run(
     let pids = match pids {
         Some(pids) => pids,
         None => {
+            hidden::say_if_any();
             let mut pids = process::processes()?;
             pids.sort_unstable();
             pids

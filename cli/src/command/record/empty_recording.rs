@@ -7,6 +7,7 @@ use otelctx_profile::{GIL_ATTRIBUTE, Recording};
 
 use super::Arguments;
 use super::gil::GilSamples;
+use super::held::{self, Held};
 use crate::command::descendants;
 use crate::command::filter::NONE;
 use crate::output::attributes::{self, string};
@@ -61,7 +62,12 @@ impl Before {
     }
 
     /// Explains why no samples, or none with a trace, are left.
-    pub(super) fn explanation(&self, kept: usize, arguments: &Arguments) -> Option<Explanation> {
+    pub(super) fn explanation(
+        &self,
+        kept: usize,
+        arguments: &Arguments,
+        targets: &[i32],
+    ) -> Option<Explanation> {
         if self.samples == 0 && self.counts.not_traceable > self.counts.lost {
             return Some(Explanation {
                 message: "no samples: the processes that were running cannot be traced".to_owned(),
@@ -79,7 +85,7 @@ impl Before {
             });
         }
         if self.samples == 0 {
-            return Some(self.slept(arguments));
+            return Some(self.slept(arguments, targets));
         }
         if kept == 0 && self.gil.all() > 0 {
             return Some(self.without_gil());
@@ -103,7 +109,11 @@ impl Before {
         })
     }
 
-    fn slept(&self, arguments: &Arguments) -> Explanation {
+    fn slept(&self, arguments: &Arguments, targets: &[i32]) -> Explanation {
+        if let Some(Held { message, hint }) = held::first_of(targets) {
+            let message = format!("no samples: {message}");
+            return Explanation { message, hint };
+        }
         let period = 1000.0 / f64::from(arguments.frequency);
         let dump = match &arguments.pid[..] {
             [pid, ..] => format!(

@@ -2,6 +2,7 @@
 
 pub(super) mod empty_recording;
 pub(super) mod gil;
+mod held;
 pub(super) mod output;
 mod progress;
 mod send;
@@ -29,7 +30,7 @@ use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
 use crate::output::text::{argument, own_name};
-use crate::{Setup, Status, interrupt};
+use crate::{Setup, Status, hidden, interrupt};
 
 use empty_recording::{Before, Contexts};
 use gil::GilSamples;
@@ -123,9 +124,14 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     output::check(&arguments.output)?;
     let has_targets = !(arguments.pid.is_empty() && arguments.select.is_empty());
     let targets = if arguments.all || !has_targets && arguments.command.is_empty() {
+        hidden::say_if_any();
         Targets::All
     } else {
         Targets::Processes(arguments.select.processes(&arguments.pid)?)
+    };
+    let chosen = match &targets {
+        Targets::Processes(pids) => pids.clone(),
+        Targets::All => Vec::new(),
     };
     if arguments.no_symbols && !output::take_names_later(&arguments.output) {
         let own = own_name();
@@ -139,6 +145,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let server = arguments.debug_files.server()?;
     interrupt::report_loss(true);
     interrupt::catch().map_err(Error::Interrupt)?;
+    interrupt::say_if_ignored();
     let (recorded, method, child) = record(arguments, targets, setup)?;
     let (stacks, steps) = (recorded.incomplete_stacks, recorded.incomplete_steps);
     let summary = Summary::new(method, stacks, steps);
@@ -149,6 +156,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     }
     let mut writer = Writer {
         arguments,
+        targets: chosen,
         before: Before::default(),
         contexts: Contexts::default(),
         summary,
@@ -177,6 +185,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
 /// Writes and sends a recording part by part, and keeps the facts for its closing lines.
 struct Writer<'a> {
     arguments: &'a Arguments,
+    /// The processes that were chosen; none for the whole machine.
+    targets: Vec<i32>,
     before: Before,
     contexts: Contexts,
     summary: Summary,
@@ -251,13 +261,14 @@ impl Writer<'_> {
         self.failed.append(&mut finished.failed);
         let written = &finished.written;
         let lacking = || self.contexts.lacking(arguments.by.as_deref());
-        let explanation = self.before.explanation(self.summary.samples(), arguments);
+        let samples = self.summary.samples();
+        let explanation = self.before.explanation(samples, arguments, &self.targets);
         let explanation = explanation.or_else(lacking);
         let text = if arguments.json {
             json::render(&self.summary.json(written, self.sent.as_ref()))
         } else {
             let line = |it: &Written| format!("  {}: {}\n", escape(&it.path), escape(&it.open));
-            let files = written.iter().map(line);
+            let files = written.iter().filter(|it| it.has_content()).map(line);
             let sent = self.sent.as_ref().map(Delivery::line).unwrap_or_default();
             self.summary.text() + &files.collect::<String>() + &sent
         };

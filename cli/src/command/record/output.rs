@@ -252,6 +252,12 @@ pub(in crate::command) struct Written {
 }
 
 impl Written {
+    /// Returns false if it is an empty file, as folded stacks are without samples.
+    pub(super) fn has_content(&self) -> bool {
+        let file = fs::metadata(&self.path);
+        file.is_ok_and(|found| !found.is_file() || found.len() > 0)
+    }
+
     fn new(path: &Path) -> Self {
         let file = text::argument(&path.to_string_lossy());
         let open = match Format::from_path(path) {

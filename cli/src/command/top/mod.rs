@@ -26,7 +26,7 @@ use crate::command::limits::limits;
 use crate::command::{ids, needed, seconds};
 use crate::error::Error;
 use crate::output::terminal;
-use crate::{Setup, Status, interrupt};
+use crate::{Setup, Status, hidden, interrupt};
 
 use columns::Share;
 use feed::Feed;
@@ -156,11 +156,15 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let arguments = &arguments;
     let pids = arguments.select.processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;
+    interrupt::say_if_ignored();
     let cannot_start = child::cannot_start(&arguments.command);
     let waiting = start(&arguments.command).map_err(&cannot_start)?;
     let targets = match (&waiting, &pids[..]) {
         (Some(waiting), _) => Targets::Processes(vec![waiting.pid]),
-        (None, []) => Targets::All,
+        (None, []) => {
+            hidden::say_if_any();
+            Targets::All
+        }
         (None, pids) => Targets::Processes(pids.to_vec()),
     };
     let mut options = otelctx_sampler::Options::new(targets);
