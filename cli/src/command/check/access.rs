@@ -107,7 +107,8 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
                  first uses the variable"
             ),
         )
-        .hint("Readers support both; with tlsdesc the publisher is faster. clang has it since 19:")
+        .hint("Readers support both; with tlsdesc the publisher is faster. clang has it since 19; with -flto, \
+             give the flags to the link as well:")
         .fix(fix::descriptors(machine, target, false)),
         Access::InitialExec => Finding::note(
             "access",
@@ -118,7 +119,7 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
         )
         .hint(
             "For a library that is loaded late, unless the source selects the model (clang \
-            since 19):",
+            since 19; with -flto, at the link as well):",
         )
         .fix(fix::descriptors(machine, target, true)),
         Access::LocalDynamic => Finding::note(
@@ -128,7 +129,7 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
                  other readers need not"
             ),
         )
-        .hint("Export the variable, and compile (clang since 19) with:")
+        .hint("Export the variable, and compile (clang since 19; with -flto, also link) with:")
         .fix(fix::descriptors(machine, target, true)),
     };
     finding.access(name, None)

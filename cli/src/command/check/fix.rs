@@ -168,7 +168,11 @@ pub(super) fn descriptors(machine: Machine, target: &str, other_model: bool) -> 
             (flags.clone(), flags)
         }
     };
-    let options = format!("target_compile_options({target} PRIVATE {gcc})");
+    // With -flto, the linker generates the code.
+    let options = format!(
+        "target_compile_options({target} PRIVATE {gcc})\n\
+         target_link_options({target} PRIVATE {gcc})"
+    );
     let cargo = cargo_config(format_args!("env.CFLAGS = \"{gcc}\""));
     vec![
         line(GCC, gcc),

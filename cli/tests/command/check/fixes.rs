@@ -119,6 +119,51 @@ fn flags_of_gcc_and_clang() {
     }
 }
 
+/// clang's linker generates the code: the flags of the compilation alone do nothing.
+#[test]
+fn flags_of_the_link_where_the_linker_generates_the_code() {
+    if !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let folder = otelctx_fixtures::directory();
+    let [object, library] = ["o", "so"].map(|it| folder.join(format!("check-lto.{it}")));
+    let run = |flags: &[&str], more: &[String], output: &Path| {
+        let mut clang = Command::new("clang-19");
+        clang
+            .args(["-flto", "-fPIC"])
+            .args(flags)
+            .args(more)
+            .arg("-o")
+            .arg(output);
+        clang.output().is_ok_and(|it| it.status.success())
+    };
+    let source = otelctx_fixtures::program_source("variable.c");
+    let compile = ["-mtls-dialect=gnu2", "-c", source.to_str().unwrap()];
+    let link = ["-shared", "-fuse-ld=bfd", object.to_str().unwrap()];
+    if !run(&compile, &[], &object) || !run(&link, &[], &library) {
+        eprintln!("skipped: no clang 19 that links with -flto");
+        return;
+    }
+    assert!(has(&library, "access"));
+    let answer = check(&library);
+    assert!(answer.stdout.contains("-flto"), "{answer:?}");
+    for line in lines(&library, "access", "clang") {
+        assert!(run(&link, &words(&line), &library));
+        assert_fixed(&library, "access", &line);
+        assert!(run(&link, &[], &library));
+    }
+    for line in lines(&library, "access", "CMake") {
+        let options = line
+            .lines()
+            .find_map(|it| it.strip_prefix("target_link_options("));
+        let options = options.unwrap().trim_end_matches(')');
+        let (_, options) = options.split_once(" PRIVATE ").unwrap();
+        assert!(run(&link, &words(options), &library));
+        assert_fixed(&library, "access", &line);
+        assert!(run(&link, &[], &library));
+    }
+}
+
 #[test]
 fn declarations_and_version_scripts() {
     let library = |name: &str, declaration: &str, flags: &[&str]| {
