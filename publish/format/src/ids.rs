@@ -91,6 +91,8 @@ impl TraceFlags {
     pub const NONE: Self = Self(0);
     /// The caller may have recorded trace data (bit 0).
     pub const SAMPLED: Self = Self(1);
+    /// At least the right-most seven bytes of the trace ID are random (bit 1; W3C Trace Context, level 2).
+    pub const RANDOM_TRACE_ID: Self = Self(2);
 
     /// Returns whether bit 0 is set.
     #[must_use]
@@ -191,6 +193,15 @@ fn parse_hex(text: &str, bytes: &mut [u8]) -> Result<(), ParseIdError> {
 mod tests {
     use super::*;
     use alloc::string::ToString;
+
+    #[test]
+    fn a_trace_is_sampled_by_its_bit_alone() {
+        for flags in 0..=u8::MAX {
+            let is_sampled = TraceFlags(flags).is_sampled();
+            assert_eq!(is_sampled, flags % 2 == 1, "{flags}");
+        }
+        assert!(!TraceFlags::RANDOM_TRACE_ID.is_sampled());
+    }
 
     #[test]
     fn ids_print_and_parse_as_w3c_hex() {

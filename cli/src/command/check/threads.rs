@@ -86,7 +86,8 @@ fn none_attached(language: Option<&str>) -> Finding {
             "A Python program calls  otelctx.attach(context)  or has  OTEL_PYTHON_CONTEXT=otelctx"
         }
         Some("nodejs") => {
-            "A Node.js program calls  context.run(…)  or has  --import otelctx/register"
+            "A Node.js program calls  context.run(…)  or has  --import otelctx/register. OpenTelemetry \
+             creates no spans there without an exporter, as with OTEL_TRACES_EXPORTER=none"
         }
         _ => "",
     };

@@ -13,6 +13,8 @@ use super::gil::GilSamples;
 use super::output::Written;
 use super::send::Delivery;
 use crate::command::attribute_filter::DroppedAttributes;
+use crate::command::filter::ROUTE;
+use crate::output::attributes::language;
 use crate::output::counts::{CountsJson, incomplete_stacks, share};
 use crate::output::terminal::escape;
 use crate::output::text::{count, grouped};
@@ -42,6 +44,8 @@ pub(super) struct Summary {
     /// Number of samples that --filter or --trace has dropped.
     filtered: usize,
     dropped_attributes: DroppedAttributes,
+    /// Samples of Node.js with a context: with a route, and without.
+    node_routes: [usize; 2],
     /// Samples whose innermost function has no name, by its runtime.
     unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
@@ -86,7 +90,15 @@ impl Summary {
         self.dropped_attributes.add(dropped);
         self.samples += part.samples.len();
         for sample in &part.samples {
-            self.attached += usize::from(matches!(sample.found, Found::Attached(_)));
+            if let Found::Attached(id) = sample.found {
+                self.attached += 1;
+                let process = part.catalog.thread_facts(sample.thread).process;
+                if language(&part.catalog.process(process).resource) == Some("nodejs") {
+                    let attributes = &part.catalog.context_facts(id).attributes;
+                    let has_route = attributes.iter().any(|(name, _)| name == ROUTE);
+                    self.node_routes[usize::from(!has_route)] += 1;
+                }
+            }
             let innermost = part.catalog.frames(sample.user_stack).next();
             if let Some(Frame::Named(frame)) = innermost
                 && frame.is_unnamed()
@@ -170,6 +182,11 @@ impl Summary {
         let java: u64 = java.map(|it| it.samples).sum();
         if java > 0 && 100 * java >= HINT_SHARE * self.counts.all_stacks() {
             text += "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
+        }
+        let [with_route, without] = self.node_routes;
+        if with_route == 0 && without > 0 && self.dropped_attributes.samples == 0 {
+            text += "  Node.js: no context has http.route; a program of ES modules needs \
+                --experimental-loader=@opentelemetry/instrumentation/hook.mjs\n";
         }
         let mut unnamed = Vec::new();
         for (number, (_, name, remedy)) in self.unnamed.into_iter().zip(UNNAMED) {
@@ -410,6 +427,7 @@ mod tests {
     use std::num::NonZeroU64;
 
     use otelctx_profile::Clock;
+    use otelctx_profile::sample::format::record::DecodedContext;
     use otelctx_profile::sample::{Catalog, Event, NamedFrame, ProcessFacts};
 
     use super::*;
@@ -426,6 +444,7 @@ mod tests {
             },
             filtered: 0,
             dropped_attributes: DroppedAttributes::default(),
+            node_routes: [0; 2],
             unnamed: [0; UNNAMED.len()],
             processes,
             duration_ns: 5_040_000_000,
@@ -596,6 +615,55 @@ mod tests {
             DroppedAttributes::default(),
         );
         assert_eq!(summary.unnamed, [1, 1, 1]);
+    }
+
+    #[test]
+    fn contexts_of_node_without_any_route_have_a_hint() {
+        for (language, routes, is_hinted) in [
+            ("nodejs", &[None, None][..], true),
+            ("nodejs", &[None, Some("/cart")], false),
+            ("nodejs", &[], false),
+            ("python", &[None], false),
+        ] {
+            let mut catalog = Catalog::new();
+            let mut facts = ProcessFacts::default();
+            facts.resource = vec![("telemetry.sdk.language".into(), language.into())];
+            let process = catalog.add_process(facts);
+            let thread = catalog.thread(process, 7, "MainThread");
+            let mut sample = |route: &Option<&str>| {
+                let route = route.map(|it| (ROUTE.to_owned(), it.to_owned()));
+                let mut context = DecodedContext::default();
+                context.attributes = route.into_iter().collect();
+                Sample {
+                    time: 0,
+                    cpu: 0,
+                    thread,
+                    event: Event::OnCpu,
+                    found: Found::Attached(catalog.context(&context)),
+                    gil: None,
+                    user_stack: catalog.stack(&[]),
+                    stack_end: None,
+                    kernel_stack: catalog.stack(&[]),
+                }
+            };
+            let samples = routes.iter().map(&mut sample).collect();
+            let part = Recording {
+                catalog,
+                samples,
+                clock: Clock {
+                    start: 0,
+                    end: 9,
+                    start_unix: 0,
+                },
+                period: NonZeroU64::MIN,
+                counts: Counts::default(),
+            };
+            let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
+            let dropped = DroppedAttributes::default();
+            summary.add(&part, GilSamples::default(), 0, dropped);
+            let has_hint = summary.text().contains("hook.mjs");
+            assert_eq!(has_hint, is_hinted, "{language} {routes:?}");
+        }
     }
 
     #[test]

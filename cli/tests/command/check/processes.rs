@@ -164,6 +164,8 @@ fn what_attaches_a_record_in_the_language_of_the_program() {
         let finding = finding(&answer, "none-attached");
         let hint = finding["hint"].as_str().unwrap();
         let expected = format!("Check again under load.{attaches}");
+        let has_exporter = hint.contains("no spans there without an exporter");
+        assert_eq!(has_exporter, language == "nodejs", "{hint}");
         match attaches {
             "" => assert_eq!(hint, expected),
             _ => assert!(hint.starts_with(&expected), "{hint}"),
