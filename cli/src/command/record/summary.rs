@@ -626,9 +626,10 @@ mod tests {
             ("python", &[None], false),
         ] {
             let mut catalog = Catalog::new();
-            let mut facts = ProcessFacts::default();
-            facts.resource = vec![("telemetry.sdk.language".into(), language.into())];
-            let process = catalog.add_process(facts);
+            let process = catalog.add_process(ProcessFacts {
+                resource: vec![("telemetry.sdk.language".into(), language.into())],
+                ..ProcessFacts::default()
+            });
             let thread = catalog.thread(process, 7, "MainThread");
             let mut sample = |route: &Option<&str>| {
                 let route = route.map(|it| (ROUTE.to_owned(), it.to_owned()));
