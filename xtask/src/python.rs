@@ -290,10 +290,10 @@ pub(crate) fn wheels(target: &str) -> Result<Vec<PathBuf>> {
     entries(&build(&interpreters, &command, &folder, target)?)
 }
 
-/// The release build of the command, with TLS, linked for [`GLIBC`]. It takes some minutes.
+/// The release build of the command, linked for [`GLIBC`]. It takes some minutes.
 pub(crate) fn command_for(target: &str) -> Result<PathBuf> {
     let mut build = zigbuild("otelctx-cli", target)?;
-    report::run(musl::cross(build.words("--features tls"), target)?)?;
+    report::run(musl::cross(&mut build, target)?)?;
     zigbuilt(target, "otelctx")
 }
 

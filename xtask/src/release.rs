@@ -134,7 +134,7 @@ fn gnu(architecture: &str) -> String {
 fn archives(folder: &Path) -> Done {
     let mut said = Vec::new();
     for (architecture, _, musl) in ARCHITECTURES {
-        let build = "build --release --locked -p otelctx-cli --features tls --target-dir";
+        let build = "build --release --locked -p otelctx-cli --target-dir";
         let mut build = cargo(build);
         build.arg(python::release_dir());
         report::run(musl.build_static(&mut build)?)?;
@@ -218,7 +218,7 @@ fn npm(folder: &Path) -> Done {
 /// Writes which crates the command is linked with, in CycloneDX's format: what `cargo tree` resolves for its features.
 /// The tool `cargo-cyclonedx` would be one more to compile for these lines.
 fn materials(folder: &Path) -> Done {
-    let mut tree = cargo("tree --locked -p otelctx-cli --features tls --prefix none");
+    let mut tree = cargo("tree --locked -p otelctx-cli --prefix none");
     tree.words("--no-dedupe -e normal,no-proc-macro --format {p}|{l} --target");
     let tree = output(tree.arg(musl::X86_64.target()))?;
     let lines: BTreeSet<_> = tree.lines().collect();

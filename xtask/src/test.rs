@@ -87,11 +87,14 @@ fn documentation(counts: &mut Counts) -> Done {
 }
 
 /// Tests of the layer for `tracing` without OpenTelemetry and with the oldest version, and the versions
-/// between. The tests of the workspace have it with the newest.
+/// between; and that the command compiles without TLS. The tests of the workspace have it with the newest.
 fn features(counts: &mut Counts) -> Done {
     const TRACING: &str = "--package otelctx-tracing --locked --features=";
     let between = "opentelemetry_0_30,opentelemetry_0_31,opentelemetry_0_32";
     report::run(cargo("check --quiet").words(&format!("{TRACING}{between}")))?;
+    report::run(&mut cargo(
+        "check --quiet --locked --package otelctx-cli --no-default-features",
+    ))?;
     // The hooks of tokio, which is built again for them.
     let tokio = [
         ("RUSTFLAGS", "--cfg tokio_unstable"),

@@ -22,8 +22,7 @@ pub(crate) struct DebugFiles {
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) debug_dir: Vec<PathBuf>,
     /// Download missing debug information from this debuginfod server, such as
-    /// https://debuginfod.debian.net. It learns the build IDs of the programs. https:// needs a build
-    /// with the feature `tls`
+    /// https://debuginfod.debian.net. It learns the build IDs of the programs
     #[arg(long, value_name = "URL")]
     pub(crate) debuginfod: Option<String>,
 }

@@ -122,7 +122,7 @@ impl Error {
                     .into(),
             ),
             Self::WithoutTls { .. } => {
-                Some("build otelctx with TLS: cargo build --release --features tls".into())
+                Some("build otelctx with its feature `tls`, which is on by default".into())
             }
             Self::WrongProtocol { protocol, .. } => Some(format!(
                 "use {} (--otlp-protocol, OTEL_EXPORTER_OTLP_PROTOCOL), or the port for \
