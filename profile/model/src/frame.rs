@@ -126,11 +126,51 @@ pub struct NamedFrame {
 }
 
 impl NamedFrame {
+    /// Stands for this number of frames in the middle of a stack, which are not kept:
+    /// `[1,488 frames omitted]`.
+    #[must_use]
+    pub fn omitted(count: usize) -> Self {
+        let frames = if count == 1 { "frame" } else { "frames" };
+        Self::marker(format!("[{} {frames} omitted]", grouped(count)))
+    }
+
+    /// Stands for all frames further in of a stack of which this number were read from its outer end.
+    #[must_use]
+    pub fn unknown_inside(count: usize) -> Self {
+        let count = grouped(count);
+        Self::incomplete(format_args!("inner frames unknown, more than {count}"))
+    }
+
+    /// Stands for all frames further out of a stack of which this number were read from its inner end.
+    #[must_use]
+    pub fn unknown_outside(count: usize) -> Self {
+        let count = grouped(count);
+        Self::incomplete(format_args!("outer frames unknown, more than {count}"))
+    }
+
+    /// Stands for missing frames, for this reason: `[incomplete: no unwind tables]`.
+    #[must_use]
+    pub fn incomplete(reason: impl fmt::Display) -> Self {
+        Self::marker(format!("[incomplete: {reason}]"))
+    }
+
+    /// A frame that is no function.
+    fn marker(function: String) -> Self {
+        Self {
+            kind: FrameKind::ABORT_MARKER,
+            function,
+            ..Self::default()
+        }
+    }
+
     /// Returns true if the function's name is unknown, and the runtime's replaces it, such as
     /// `[Python]`.
     #[must_use]
     pub fn is_unnamed(&self) -> bool {
-        self.file.is_empty() && self.function.starts_with('[') && self.function.ends_with(']')
+        self.kind != FrameKind::ABORT_MARKER
+            && self.file.is_empty()
+            && self.function.starts_with('[')
+            && self.function.ends_with(']')
     }
 
     /// The name to show: the qualified name if there is one.
@@ -147,6 +187,19 @@ impl NamedFrame {
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.function.len() + self.qualified_name.len() + self.file.len()
     }
+}
+
+/// Formats a number with separated thousands.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.char_indices() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// The runtime that executes a [`NamedFrame`]: the value of `profile.frame.type` in OTLP. The
@@ -173,7 +226,8 @@ impl FrameKind {
     pub const BEAM: Self = Self("beam");
     /// Native code that a runtime has named.
     pub const NATIVE: Self = Self("native");
-    /// The end of an incomplete stack, which is no function ([`StackEnd::marker`](crate::StackEnd::marker)).
+    /// Stands for missing frames, and is no function: the end of an incomplete stack
+    /// ([`StackEnd::marker`](crate::StackEnd::marker)), or [`NamedFrame::omitted`].
     /// The value is that of OpenTelemetry's eBPF profiler (`libpf/frametype.go`).
     pub const ABORT_MARKER: Self = Self("abort-marker");
 
@@ -246,6 +300,22 @@ mod tests {
         assert_eq!(frame.name(), "checkout");
         frame.qualified_name = "Shop.checkout".into();
         assert_eq!(frame.name(), "Shop.checkout");
+    }
+
+    #[test]
+    fn markers_say_how_many_frames_are_missing() {
+        let text = |frame: NamedFrame| (frame.is_unnamed(), frame.function);
+        for (count, expected) in [
+            (1, "[1 frame omitted]"),
+            (999, "[999 frames omitted]"),
+            (1488, "[1,488 frames omitted]"),
+            (1_000_000, "[1,000,000 frames omitted]"),
+        ] {
+            let expected = (false, expected.to_owned());
+            assert_eq!(text(NamedFrame::omitted(count)), expected);
+        }
+        let expected = "[incomplete: outer frames unknown, more than 4,096]".to_owned();
+        assert_eq!(text(NamedFrame::unknown_outside(4096)), (false, expected));
     }
 
     /// Every frame of an interned stack takes this much memory.

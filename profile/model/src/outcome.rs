@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::frame::{FrameKind, NamedFrame};
+use crate::frame::NamedFrame;
 use crate::id::ContextId;
 
 /// The outcome of reading a thread's context. A sample contains the context's ID; when a single
@@ -200,11 +200,7 @@ impl StackEnd {
     #[must_use]
     pub fn marker(self) -> Option<NamedFrame> {
         let is_cut = !matches!(self, Self::Start | Self::FramePointers);
-        is_cut.then(|| NamedFrame {
-            kind: FrameKind::ABORT_MARKER,
-            function: format!("[incomplete: {self}]"),
-            ..NamedFrame::default()
-        })
+        is_cut.then(|| NamedFrame::incomplete(self))
     }
 }
 
