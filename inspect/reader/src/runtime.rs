@@ -24,7 +24,7 @@ use otelctx_remote::{Modules, Target};
 pub use self::choose::{Chosen, ThreadState, choose};
 pub use self::error::RuntimeError;
 pub use self::gil::Gil;
-pub use self::stack::RuntimeStack;
+pub use self::stack::{NativeFrames, RuntimeStack};
 pub use self::supported::{Present, Runtimes, scope};
 pub use self::task::{MAX_TASK_BYTES, MAX_TASKS, Task, TaskReading};
 pub use self::thread::{RuntimeReading, RuntimeThread, Source, read_thread};

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use otelctx_profile::Function;
-use otelctx_reader::runtime::{RuntimeReading, RuntimeStack};
-use otelctx_reader::sample::{self, Module, ModuleFiles};
+use otelctx_reader::runtime::{NativeFrames, RuntimeReading, RuntimeStack};
+use otelctx_reader::sample::{self, FrameKind, Module, ModuleFiles};
 use otelctx_sampler::GeneratedNames;
 use otelctx_symbolize::Failure;
 use otelctx_unwind::{Frame, StackEnd};
@@ -62,12 +62,10 @@ impl Stack {
         });
         let own = own.min();
         native.truncate(own.unwrap_or(native.len()));
+        let reaches_start = own.is_some() || self.end == StackEnd::Start;
         let mixed = stacks.into_iter().fold(native, |mixed, stack| {
-            let only_calls = |frame: &sample::Frame, callee: &sample::NamedFrame| {
-                let lookup = frame.lookup_address();
-                lookup.is_some_and(|address| named.is_generated_for(address, callee.name()))
-            };
-            stack.clone().in_native_with(mixed, only_calls)
+            let stack = stack.clone();
+            stack.in_native_with(mixed, reaches_start, named)
         });
         (mixed, own.is_some())
     }
@@ -146,6 +144,18 @@ pub(super) struct Place {
     pub(super) offset: u64,
     /// Innermost inlined function first.
     pub(super) functions: Vec<Function>,
+}
+
+impl NativeFrames for Named {
+    fn only_calls(&self, frame: &sample::Frame, callee: &sample::NamedFrame) -> bool {
+        let lookup = frame.lookup_address();
+        lookup.is_some_and(|address| self.is_generated_for(address, callee.name()))
+    }
+
+    fn is_generated(&self, frame: &sample::Frame, _: FrameKind) -> bool {
+        let lookup = frame.lookup_address();
+        lookup.is_some_and(|address| self.is_anonymous(address))
+    }
 }
 
 impl Named {

@@ -1,8 +1,9 @@
 //! The frames of a thread that its runtime knows, in its native stack.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use otelctx_sample::{Frame, NamedFrame};
+use otelctx_sample::{Frame, FrameKind, NamedFrame};
 
 /// The frames of a thread that its runtime knows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,6 +13,9 @@ pub struct RuntimeStack {
     pub calls: Vec<Vec<NamedFrame>>,
     /// The code of the interpreter, if any: each native frame in it represents one of the calls.
     pub interpreter: Vec<Range<u64>>,
+    /// The addresses that calls of the interpreter return to, in ascending order: generated code whose caller returns
+    /// to one of them represents a call, too.
+    pub callers: Arc<[u64]>,
     /// Outer frames are missing.
     pub is_truncated: bool,
     /// Prefixes of the file names of libraries that let a thread execute on several stacks, such as
@@ -19,13 +23,24 @@ pub struct RuntimeStack {
     pub switching_libraries: &'static [&'static str],
 }
 
+/// What is known of the frames of a native stack.
+pub trait NativeFrames {
+    /// Returns true if this frame, which called the interpreter, only does so for this function.
+    fn only_calls(&self, frame: &Frame, callee: &NamedFrame) -> bool;
+
+    /// Returns true if the runtime of this kind may have generated the code of this frame, and has
+    /// announced no name of it.
+    fn is_generated(&self, frame: &Frame, kind: FrameKind) -> bool;
+}
+
 impl RuntimeStack {
     /// Creates a stack that is complete: see [`Self::calls`] and [`Self::interpreter`].
     #[must_use]
-    pub const fn new(calls: Vec<Vec<NamedFrame>>, interpreter: Vec<Range<u64>>) -> Self {
+    pub fn new(calls: Vec<Vec<NamedFrame>>, interpreter: Vec<Range<u64>>) -> Self {
         Self {
             calls,
             interpreter,
+            callers: Arc::default(),
             is_truncated: false,
             switching_libraries: &[],
         }
@@ -37,61 +52,111 @@ impl RuntimeStack {
     }
 
     /// Replaces each call of the interpreter in a native stack, innermost frame first, by the
-    /// frames of that call. Calls without a native frame, because the native stack is truncated,
+    /// frames of that call. Calls without a native frame, because the native stack is incomplete,
     /// are added at the end. Native frames that exceed the calls are the innermost ones, which have
     /// not begun to execute a function, or have ended doing so.
+    ///
+    /// If the native stack reaches its start, no call can be further out: those without a native frame
+    /// follow the last one with a native frame, and [`Self::MISPLACED`] says that their place is unknown.
     ///
     /// Frames of code that only calls the interpreter for one function, as CPython's with `-X perf`
     /// (Python/perf_trampoline.c), are omitted if they have the function's name, or none yet.
     #[must_use]
-    pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
-        self.in_native_with(native, |frame, callee| match frame {
-            Frame::Named(named) => {
-                let is_unnamed = named.is_unnamed() && !frame.is_gil_wait();
-                named.kind == callee.kind && (named.name() == callee.name() || is_unnamed)
+    pub fn in_native(self, native: Vec<Frame>, reaches_start: bool) -> Vec<Frame> {
+        struct ByNames;
+        impl NativeFrames for ByNames {
+            fn only_calls(&self, frame: &Frame, callee: &NamedFrame) -> bool {
+                let has_name =
+                    |named: &NamedFrame| named.kind == callee.kind && named.name() == callee.name();
+                matches!(frame, Frame::Named(named) if has_name(named))
+                    || self.is_generated(frame, callee.kind)
             }
-            Frame::Native { .. } => false,
-        })
+
+            fn is_generated(&self, frame: &Frame, kind: FrameKind) -> bool {
+                let is_it = |named: &NamedFrame| named.kind == kind && named.is_unnamed();
+                matches!(frame, Frame::Named(named) if is_it(named)) && !frame.is_gil_wait()
+            }
+        }
+        self.in_native_with(native, reaches_start, &ByNames)
     }
 
-    /// [`Self::in_native`] with another recognition of frames to omit: `only_calls` returns true if
-    /// this frame, which called the interpreter, only does so for this function.
+    /// [`Self::in_native`] with another recognition of native frames.
     #[must_use]
     pub fn in_native_with(
         self,
         native: Vec<Frame>,
-        only_calls: impl Fn(&Frame, &NamedFrame) -> bool,
+        reaches_start: bool,
+        frames: &impl NativeFrames,
     ) -> Vec<Frame> {
-        let is_call = |frame: &Frame| {
-            let address = frame.lookup_address();
-            let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
-            address.is_some_and(contains)
-        };
+        let places = self.places(&native, frames);
         // Of a truncated stack, it is unknown which calls are missing.
-        let native_calls = native.iter().filter(|it| !self.is_truncated && is_call(it));
+        let native_calls = places.iter().filter(|it| **it && !self.is_truncated);
         let mut excess = native_calls.count().saturating_sub(self.calls.len());
         let mut calls = self.calls.into_iter().peekable();
         let mut mixed: Vec<Frame> = Vec::with_capacity(native.len());
-        let mut was_call = false;
-        for frame in native {
-            let is_call = is_call(&frame);
+        let (mut was_call, mut after_last, length) = (false, None, native.len());
+        for (index, (frame, is_call)) in native.into_iter().zip(places).enumerate() {
             let is_trampoline = match mixed.last() {
-                Some(Frame::Named(callee)) => was_call && only_calls(&frame, callee),
+                Some(Frame::Named(callee)) => was_call && frames.only_calls(&frame, callee),
                 _ => false,
             };
             was_call = is_call;
             if is_trampoline {
                 continue;
             }
+            // All that is left belongs inside of the frame that the thread started with.
+            if index + 1 == length && !is_call && after_last.is_none() {
+                after_last = Some(mixed.len());
+            }
             let is_excess = is_call && excess > 0;
             excess -= usize::from(is_excess);
             match calls.next_if(|_| is_call && !is_excess) {
-                Some(frames) => mixed.extend(frames.into_iter().map(Frame::from)),
+                Some(frames) => {
+                    mixed.extend(frames.into_iter().map(Frame::from));
+                    after_last = Some(mixed.len());
+                }
                 None => mixed.push(frame),
             }
         }
-        mixed.extend(calls.flatten().map(Frame::from));
+        let left = calls.flatten().map(Frame::from).collect::<Vec<_>>();
+        let is_function = |frame: &Frame| !matches!(frame, Frame::Named(it) if it.kind == FrameKind::ABORT_MARKER);
+        let at = after_last.filter(|_| reaches_start).unwrap_or(mixed.len());
+        let is_misplaced = reaches_start && length > 0 && left.iter().any(is_function);
+        let marker = is_misplaced.then(|| Frame::from(NamedFrame::incomplete(Self::MISPLACED)));
+        mixed.splice(at..at, marker.into_iter().chain(left));
         mixed
+    }
+
+    /// Why a stack is incomplete that has calls without a native frame, though that reaches its start.
+    pub const MISPLACED: &'static str = "place of the callers unknown";
+
+    /// Returns true if a stack has calls whose place among its native frames is unknown.
+    #[must_use]
+    pub fn is_misplaced(mixed: &[Frame]) -> bool {
+        let marker = Frame::from(NamedFrame::incomplete(Self::MISPLACED));
+        mixed.contains(&marker)
+    }
+
+    /// Returns for each native frame whether it stands for a call of the interpreter.
+    fn places(&self, native: &[Frame], frames: &impl NativeFrames) -> Vec<bool> {
+        let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
+        let is_call = |frame: &Frame| frame.lookup_address().is_some_and(contains);
+        let mut places: Vec<bool> = native.iter().map(is_call).collect();
+        let kind = self.frames().next().map(|frame| frame.kind);
+        let Some(kind) = kind.filter(|_| !self.callers.is_empty()) else {
+            return places;
+        };
+        let calls_it = |frame: &Frame| {
+            let address = frame.address();
+            address.is_some_and(|address| self.callers.binary_search(&address).is_ok())
+        };
+        // Code that the interpreter has generated has its frame pointer, which leads to its caller.
+        for index in 1..native.len() {
+            if frames.is_generated(&native[index - 1], kind) && calls_it(&native[index]) {
+                places[index - 1] = true;
+            }
+        }
+        places
     }
 
     /// Returns true if the file at a path is one of [`Self::switching_libraries`].
@@ -156,21 +221,21 @@ mod tests {
         // A return address just after the interpreter's code still belongs to it.
         let mixed = stack
             .clone()
-            .in_native(native(&[0x100, 0x300, 0x200, 0x301]));
+            .in_native(native(&[0x100, 0x300, 0x200, 0x301]), false);
         let last = Frame::native(3, 0x301);
         assert_eq!(mixed, [c.clone(), b.clone(), other, a.clone(), last]);
         // A truncated stack, and an empty one.
-        let mixed = stack.clone().in_native(native(&[0x300, 0x101]));
+        let mixed = stack.clone().in_native(native(&[0x300, 0x101]), false);
         assert_eq!(
             mixed,
             [Frame::native(0, 0x300), c.clone(), b.clone(), a.clone()]
         );
         let all = [c.clone(), b.clone(), a.clone()];
-        assert_eq!(stack.clone().in_native(Vec::new()), all);
+        assert_eq!(stack.clone().in_native(Vec::new(), false), all);
         // More native calls than the runtime knows.
         let mixed = stack
             .clone()
-            .in_native(native(&[0x150, 0x300, 0x150, 0x150]));
+            .in_native(native(&[0x150, 0x300, 0x150, 0x150]), false);
         let [first, second] = [Frame::native(0, 0x150), Frame::native(1, 0x300)];
         assert_eq!(mixed, [first, second, c.clone(), b.clone(), a]);
         let mixed = RuntimeStack {
@@ -179,7 +244,10 @@ mod tests {
             ..stack.clone()
         };
         let last = Frame::native(1, 0x150);
-        assert_eq!(mixed.in_native(native(&[0x150, 0x150])), [c.clone(), last]);
+        assert_eq!(
+            mixed.in_native(native(&[0x150, 0x150]), false),
+            [c.clone(), last]
+        );
         // The first is code that calls the interpreter for `b`.
         let announced = |name: &str| {
             Frame::from(NamedFrame {
@@ -195,14 +263,163 @@ mod tests {
             let mut with_announced = native(&[0x150, 0x300, 0x300]);
             with_announced[1] = announced(name);
             with_announced[2] = announced(name);
-            let mixed = mixed.clone().in_native(with_announced);
+            let mixed = mixed.clone().in_native(with_announced, false);
             assert_eq!(mixed, [c.clone(), b.clone(), announced(name)]);
         }
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack
         };
-        assert_eq!(mixed.in_native(native(&[0x150])), native(&[0x150]));
+        assert_eq!(mixed.in_native(native(&[0x150]), false), native(&[0x150]));
+    }
+
+    /// The code that a runtime has generated, without a name.
+    fn generated() -> Frame {
+        Frame::from(NamedFrame {
+            kind: FrameKind::CPYTHON,
+            function: "[Python]".into(),
+            ..NamedFrame::default()
+        })
+    }
+
+    /// Functions of CPython, and their frames.
+    fn functions<const N: usize>(names: [&str; N]) -> ([NamedFrame; N], [Frame; N]) {
+        let named = names.map(|name| NamedFrame {
+            kind: FrameKind::CPYTHON,
+            file: "shop.py".into(),
+            ..named(name)
+        });
+        (named.clone(), named.map(Frame::from))
+    }
+
+    #[test]
+    fn generated_code_with_the_interpreter_s_caller_is_a_call() {
+        let ([a, b, c], [in_a, in_b, in_c]) = functions(["a", "b", "c"]);
+        let mut stack = RuntimeStack::new(vec![vec![c], vec![b], vec![a]], vec![0x100..0x200]);
+        stack.callers = Arc::new([0x300, 0x310]);
+        let call = |address| Frame::return_address(address);
+        let mixed = |native: &[Frame]| stack.clone().in_native(native.to_vec(), true);
+        // The loop, generated code whose caller called the loop, and the loop.
+        let native = [
+            call(0x150),
+            call(0x300),
+            generated(),
+            call(0x310),
+            call(0x150),
+            call(0x400),
+        ];
+        let expected = [
+            &in_c,
+            &call(0x300),
+            &in_b,
+            &call(0x310),
+            &in_a,
+            &call(0x400),
+        ];
+        assert_eq!(mixed(&native), expected.map(Clone::clone));
+        // Generated code that the loop called, and code of a library that generates some, too.
+        let native = [
+            generated(),
+            call(0x150),
+            call(0x330),
+            generated(),
+            call(0x320),
+            call(0x150),
+            call(0x300),
+            call(0x150),
+            call(0x400),
+        ];
+        let expected = [
+            &generated(),
+            &in_c,
+            &call(0x330),
+            &generated(),
+            &call(0x320),
+            &in_b,
+            &call(0x300),
+            &in_a,
+            &call(0x400),
+        ];
+        assert_eq!(mixed(&native), expected.map(Clone::clone));
+        // Code that has a name is no call.
+        let announced = Frame::from(named("py::f"));
+        let native = [announced.clone(), call(0x300)];
+        assert_eq!(mixed(&native)[..1], [announced]);
+    }
+
+    #[test]
+    fn no_call_is_further_out_than_the_start() {
+        let ([a, b, c], [in_a, in_b, in_c]) = functions(["a", "b", "c"]);
+        let stack = RuntimeStack::new(vec![vec![c], vec![b], vec![a]], vec![0x100..0x200]);
+        let call = |address| Frame::return_address(address);
+        let marker = Frame::from(NamedFrame::incomplete(RuntimeStack::MISPLACED));
+        let native = [call(0x300), call(0x150), call(0x310), call(0x320)];
+        let mixed = |native: &[Frame], reaches_start| {
+            let mixed = stack.clone().in_native(native.to_vec(), reaches_start);
+            assert_eq!(RuntimeStack::is_misplaced(&mixed), reaches_start);
+            mixed
+        };
+        let expected = [
+            &call(0x300),
+            &in_c,
+            &marker,
+            &in_b,
+            &in_a,
+            &call(0x310),
+            &call(0x320),
+        ];
+        assert_eq!(mixed(&native, true), expected.map(Clone::clone));
+        let expected = [
+            &call(0x300),
+            &in_c,
+            &call(0x310),
+            &call(0x320),
+            &in_b,
+            &in_a,
+        ];
+        assert_eq!(mixed(&native, false), expected.map(Clone::clone));
+        // No native frame is a call.
+        let native = [call(0x300), call(0x310), call(0x320)];
+        let expected = [
+            &call(0x300),
+            &call(0x310),
+            &marker,
+            &in_c,
+            &in_b,
+            &in_a,
+            &call(0x320),
+        ];
+        assert_eq!(mixed(&native, true), expected.map(Clone::clone));
+        let native = [call(0x320)];
+        let expected = [&marker, &in_c, &in_b, &in_a, &call(0x320)];
+        assert_eq!(mixed(&native, true), expected.map(Clone::clone));
+        let native = [call(0x150)];
+        assert_eq!(
+            mixed(&native, true),
+            [&in_c, &marker, &in_b, &in_a].map(Clone::clone)
+        );
+    }
+
+    /// Calls whose frames are omitted have native frames, which are omitted with them.
+    #[test]
+    fn omitted_calls_keep_their_places() {
+        let ([a, b], [in_a, in_b]) = functions(["a", "b"]);
+        let omitted = NamedFrame::omitted(2);
+        let in_omitted = Frame::from(omitted.clone());
+        let calls = vec![vec![b, omitted], vec![], vec![a]];
+        let stack = RuntimeStack::new(calls, vec![0x100..0x200]);
+        let call = |address| Frame::return_address(address);
+        let native = [0x150, 0x300, 0x150, 0x310, 0x150, 0x320].map(call);
+        let mixed = stack.in_native(native.to_vec(), true);
+        let expected = [
+            &in_b,
+            &in_omitted,
+            &call(0x300),
+            &call(0x310),
+            &in_a,
+            &call(0x320),
+        ];
+        assert_eq!(mixed, expected.map(Clone::clone));
     }
 
     #[test]

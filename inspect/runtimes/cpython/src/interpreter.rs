@@ -226,7 +226,7 @@ fn moved(range: &Range<u64>, distance: u64) -> Range<u64> {
 
 /// The function that contains an address of a module, by its unwind tables: `.eh_frame_hdr` (Linux
 /// Standard Base, "Exception Frames") in the form that linkers write.
-fn function_at(elf: &Elf<'_>, address: u64) -> Result<Option<Range<u64>>, ElfError> {
+pub(crate) fn function_at(elf: &Elf<'_>, address: u64) -> Result<Option<Range<u64>>, ElfError> {
     /// Version 1; a pointer as a signed 32-bit offset from itself; an unsigned 32-bit count; a table of
     /// signed 32-bit offsets from the header.
     const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];

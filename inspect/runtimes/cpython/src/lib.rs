@@ -12,6 +12,7 @@
 //! ```
 
 mod ahead;
+mod callers;
 mod code;
 mod find;
 mod frames;

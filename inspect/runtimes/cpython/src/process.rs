@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{FileCache, Target};
@@ -84,11 +84,19 @@ impl PythonProcess {
         let (layout, interpreter) = (&self.layout, self.interpreter());
         let state = resolved.thread_state;
         known.stack = frames::stack(target, layout, &mut codes, state, interpreter)?;
+        known.stack.callers = self.callers();
         // In 3.11 and 3.12, its innermost call may have just begun.
         known.is_settled = !(known.stack.is_truncated && known.stack.calls.is_empty());
         known.gil = self.gil(resolved.holding.gil);
         known.facts = facts(&resolved);
         Ok(Some(known))
+    }
+
+    fn callers(&self) -> Arc<[u64]> {
+        self.code
+            .get()
+            .map(|it| Arc::clone(&it.callers))
+            .unwrap_or_default()
     }
 
     fn interpreter(&self) -> Vec<Range<u64>> {
@@ -195,6 +203,7 @@ impl RuntimeProcess for PythonProcess {
         let interpreter = self.interpreter();
         let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
         known.stack = frames::sampled(target, &self.layout, &mut codes, &part, interpreter);
+        known.stack.callers = self.callers();
         known.gil = self.gil(part.holds_gil);
         let state = [("thread_state".into(), address(part.thread_state))];
         known.facts = holding_facts(part.holds_gil, None).chain(state).collect();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use otelctx_reader::remote::{FileCache, LoadedModule, Modules, Target};
 use otelctx_reader::runtime::RuntimeError;
 
+use crate::callers;
 use crate::getter::Getter;
 use crate::interpreter;
 use crate::version::Version;
@@ -22,6 +23,8 @@ pub(crate) const FUNCTION: &str = "Py_GetVersion";
 pub(crate) struct NativeCode {
     /// The evaluation loop.
     pub(crate) interpreter: Vec<Range<u64>>,
+    /// The addresses that calls of it return to, in the versions that have a JIT.
+    pub(crate) callers: Arc<[u64]>,
     /// The code that takes the GIL.
     pub(crate) gil: Arc<[Range<u64>]>,
 }
@@ -37,8 +40,12 @@ pub(crate) fn native_code(
     let modules = Modules::read_named(target, files, &is_it).ok()?;
     let mut modules = modules.loaded.iter();
     let symbols = modules.find_map(|module| Symbols::of(target, module))?;
+    let interpreter = symbols.interpreter(version);
+    let entry = interpreter.first().filter(|_| version.series() >= (3, 13));
+    let callers = entry.map(|entry| callers::callers(target, symbols.module, entry));
     Some(NativeCode {
-        interpreter: symbols.interpreter(version),
+        interpreter,
+        callers: callers.unwrap_or_default(),
         gil: interpreter::gil_code(target, symbols.module),
     })
 }

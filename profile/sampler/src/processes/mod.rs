@@ -284,7 +284,14 @@ impl Processes {
             found,
             gil,
             user_stack,
-        } = runtimes::merge(native, &seen.runtimes, stack, tally, catalog);
+        } = runtimes::merge(
+            native,
+            &seen.runtimes,
+            stack,
+            stack_end == Some(StackEnd::Start),
+            tally,
+            catalog,
+        );
         tally.counts.add(found);
         if let Some(end) = stack_end {
             tally.counts.add_stack(end);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, choose};
+use otelctx_reader::runtime::{
+    RuntimeError, RuntimeProcess, RuntimeReading, RuntimeStack, ThreadView, choose,
+};
 use otelctx_sample::{Catalog, Found, Frame, FrameKind, GilState, StackId};
 use otelctx_track::TrackedProcess;
 
@@ -116,6 +118,7 @@ pub(super) fn merge(
     native: Found,
     readings: &[RuntimeReading],
     user_stack: &[Frame],
+    reaches_start: bool,
     tally: &mut Tally,
     catalog: &mut Catalog,
 ) -> Merged {
@@ -143,7 +146,9 @@ pub(super) fn merge(
                     let state = lock.state_in(&mut stack, FrameKind::new(reading.name));
                     gil = Some(gil.map_or(state, |other| other.min(state)));
                 }
-                stack = thread.stack.clone().in_native(stack);
+                stack = thread.stack.clone().in_native(stack, reaches_start);
+                tally.counts.truncated_runtime_stacks +=
+                    u64::from(reaches_start && RuntimeStack::is_misplaced(&stack));
             }
             Err(error) => {
                 tally.counts.incomplete_steps += 1;

@@ -13,7 +13,7 @@ use otelctx_fixtures::python::Interpreter;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::{Modules, Target};
 use otelctx_reader::runtime::{Runtime, RuntimeProcess, RuntimeThread, Runtimes, ThreadView};
-use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, Sample};
+use otelctx_reader::sample::{Catalog, Counts, Frame, FrameKind, GilState, Sample};
 use otelctx_sampler::{INTERVAL, KernelObject, Options, Sampler, Targets};
 
 use super::*;
@@ -195,6 +195,8 @@ impl Recording {
         let frames = self.catalog.frames(sample.user_stack).rev();
         let frames = frames.filter(|frame| !frame.is_gil_wait());
         let named = frames.filter_map(|frame| match frame {
+            // The code of the interpreter is not found here, and with it not the place of its frames.
+            Frame::Named(named) if named.kind == FrameKind::ABORT_MARKER => None,
             Frame::Named(named) => Some(&*named.function),
             Frame::Native { .. } => None,
         });
