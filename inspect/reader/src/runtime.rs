@@ -5,6 +5,7 @@
 //! them; a program that embeds the reader registers those it needs in a [`Runtimes`]. See
 //! `docs/runtimes.md` for an example.
 
+mod both_ends;
 mod choose;
 mod error;
 mod gil;
@@ -21,6 +22,7 @@ use otelctx_format::Schema;
 use otelctx_format::process_context::Attributes;
 use otelctx_remote::{Modules, Target};
 
+pub use self::both_ends::BothEnds;
 pub use self::choose::{Chosen, ThreadState, choose};
 pub use self::error::RuntimeError;
 pub use self::gil::Gil;
@@ -30,9 +32,14 @@ pub use self::task::{MAX_TASK_BYTES, MAX_TASKS, Task, TaskReading};
 pub use self::thread::{RuntimeReading, RuntimeThread, Source, read_thread};
 pub use crate::record::read_record;
 
-/// Maximum number of frames kept per thread or task: as many as the kernel keeps of a native stack
-/// (`kernel.perf_event_max_stack`).
-pub const MAX_FRAMES: usize = 127;
+/// Maximum number of frames kept per thread or task: as many as `otelctx-sampler` keeps of a native
+/// stack. Of a longer one, [`MAX_OUTERMOST`] are the outermost frames, and the others the innermost
+/// ones; [`NamedFrame::omitted`](otelctx_sample::NamedFrame::omitted) is between them.
+pub const MAX_FRAMES: usize = 512;
+/// Number of outermost frames that are kept of a stack with more than [`MAX_FRAMES`].
+pub const MAX_OUTERMOST: usize = 32;
+/// Maximum number of frames that are read of a stack. Beyond that, the outermost ones are unknown.
+pub const MAX_WALKED: usize = 4096;
 
 /// A language runtime that can be found in a process.
 pub trait Runtime: fmt::Debug + Send + Sync {

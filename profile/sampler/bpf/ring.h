@@ -18,7 +18,7 @@
  * SAMPLE_LIMIT is left. */
 #define SEGMENT_SIZE 65536ULL
 /* What a sample takes at most, bytes: a head, PARTS_LIMIT and PART_LIMIT (steps.h). */
-#define SAMPLE_LIMIT 12480ULL
+#define SAMPLE_LIMIT 21568ULL
 
 /* Of how many targets each CPU knows the pids. */
 #define FEW_TARGETS 8

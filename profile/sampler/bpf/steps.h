@@ -12,9 +12,10 @@
 
 #include "sample.h"
 
-/* Parts begin below this, and none takes more than PART_LIMIT with its head. */
+/* Parts begin below this, and none takes more than PART_LIMIT with its head: 512 frames of a runtime, and what its step
+ * needs beside them. */
 #define PARTS_LIMIT 8192
-#define PART_LIMIT (sizeof(struct part_head) + RECORD_ROOM)
+#define PART_LIMIT 13312
 
 /* What is in the ring can't be passed on by a tail call: samples with steps are put together here, and
  * those of CPUs without a ring. A program can be interrupted by one of another type: each type has memory
@@ -108,6 +109,7 @@ static __always_inline enum step_outcome unknown_thread(struct part_head *part, 
     return STEP_UNKNOWN_THREAD;
 }
 
+_Static_assert(PART_LIMIT >= sizeof(struct part_head) + RECORD_ROOM, "a record");
 _Static_assert(SAMPLE_LIMIT >= sizeof(struct event_head) + PARTS_LIMIT + PART_LIMIT, "the largest sample");
 
 /* Copies the sample to where the recorder reads it; false if there is no room. */

@@ -5,7 +5,13 @@
  * another function whose code object has the same address later. Layouts are shared with ../src/step.rs.
  */
 
-#define PYTHON_FRAMES 127
+/* Frames that are kept: the innermost ones, and so many of the outermost ones. */
+#define PYTHON_FRAMES 512
+#define PYTHON_OUTERMOST 32
+#define PYTHON_INNERMOST (PYTHON_FRAMES - PYTHON_OUTERMOST)
+/* Maximum number of frames that are walked. Without bpf_loop the verifier follows each. */
+#define PYTHON_WALKED 4096
+#define PYTHON_WALKED_WITHOUT_LOOPS 127
 /* Number of words of a code object that are read, from its type on. */
 #define PYTHON_CODE_WORDS 16
 #define PYTHON_LANES 4
@@ -94,10 +100,8 @@ struct python_configuration {
     __u64 text_is_bytes;   /* in 2.7, strings have no flags */
 };
 
-enum python_frame_flag {
-    PYTHON_ENTRY = 1, /* the outermost frame of a call of the interpreter */
-    PYTHON_SHIM = 2,  /* no function: the frame before is the outermost one of a call of the interpreter */
-};
+/* The frame is the outermost one of a call of the interpreter. */
+#define PYTHON_ENTRY 1
 
 struct python_frame {
     __u64 code;
@@ -129,10 +133,15 @@ struct python_function {
 struct python_part {
     __u64 state; /* 0 for a thread that has none */
     __u32 holds_gil; /* or PYTHON_NO_GIL */
-    __u16 is_truncated;
-    __u16 first; /* frames before this one are no part of the stack */
+    __u32 is_truncated;
+    __u32 count; /* of functions, which may be more than are kept */
+    __u32 calls; /* those with PYTHON_ENTRY among them */
+    /* The last PYTHON_OUTERMOST are a ring: each function that is too many takes the place of the oldest one there. */
     struct python_frame frame[PYTHON_FRAMES];
     /* The rest is not passed on. */
+    __u64 is_retried; /* the walk has begun again */
+    struct python_frame current; /* the frame that was read last */
+    __u64 is_shim; /* it is no function: the frame before is the outermost one of a call of the interpreter */
     struct python_call call;
     __u64 next; /* the address of the next frame; 0 after the last one */
     __u64 is_listed; /* only the interpreter's list has the state */
@@ -148,6 +157,17 @@ struct python_part {
 
 _Static_assert(sizeof(struct python_configuration) <= STEP_CONFIGURATION_SIZE, "a configuration");
 _Static_assert(sizeof(struct python_part) <= STEP_ROOM, "a part");
+_Static_assert(PYTHON_INNERMOST % PYTHON_OUTERMOST == 0, "the ring begins where its index is 0");
+
+/* The place of the function with this number. */
+static __always_inline struct python_frame *python_place(struct python_part *part, __u32 number)
+{
+    __u64 place = number;
+    if (place >= PYTHON_INNERMOST)
+        place = PYTHON_INNERMOST + (place & (PYTHON_OUTERMOST - 1));
+    HIDE(place);
+    return &part->frame[place & (PYTHON_FRAMES - 1)];
+}
 
 /* The state that the thread has stored; 0 if there is none, or it cannot be read. */
 static __always_inline __u64 python_stored_state(const struct python_configuration *python, __u64 tp)
@@ -434,9 +454,9 @@ static __always_inline __u64 python_copy(const struct python_configuration *pyth
 }
 
 /* Reads the frame at `next`, and the address of the one after it; 1 if there is none. */
-static __always_inline int python_frame(const struct python_configuration *python, struct python_part *part,
-                                        struct python_frame *frame)
+static __always_inline int python_frame(const struct python_configuration *python, struct python_part *part)
 {
+    struct python_frame *frame = &part->current;
     __u64 size = python->frame_size & (PYTHON_FRAME_SIZE - 1);
     HIDE(size);
     if (size >= PYTHON_FRAME_SIZE || read_user(part->frame_bytes, size, part->next + python->frame_start, 0))
@@ -459,8 +479,9 @@ static __always_inline int python_frame(const struct python_configuration *pytho
     __u64 is_shim = (mark + 0x100 - python->shim_marks) >> 8;
     part->owner = python_byte(part, python->frame_owner);
     part->ends = is_entry | is_shim | python->all_are_entries;
-    frame->flags = is_entry * PYTHON_ENTRY | is_shim * PYTHON_SHIM;
-    if (frame->flags & PYTHON_SHIM)
+    frame->flags = part->ends * PYTHON_ENTRY;
+    part->is_shim = is_shim;
+    if (is_shim)
         return 0;
     /* Recursion: there are more frames than functions. Each frame refers to the code object, which cannot be freed
      * while this thread is interrupted. If what was read is no frame, two addresses in one sample are still those of
@@ -479,8 +500,7 @@ static __always_inline int python_frame(const struct python_configuration *pytho
 }
 
 /* Returns whether the end of a call fits the call; if it does, continues with the caller's call. */
-static __always_inline int python_fits(const struct python_configuration *python, struct python_part *part,
-                                       struct python_frame *frame)
+static __always_inline int python_fits(const struct python_configuration *python, struct python_part *part)
 {
     struct python_call *call = &part->call;
     if (part->next == call->caller) {
@@ -491,7 +511,7 @@ static __always_inline int python_fits(const struct python_configuration *python
         return 0;
     /* An exception is raised in a generator that delegates to another one: 3.11 does not enter the interpreter for
      * that, and the frame has the mark of when it did. */
-    frame->flags = 0;
+    part->current.flags = 0;
     return 1;
 }
 
@@ -501,29 +521,45 @@ enum python_outcome {
     PYTHON_AGAIN, /* neither this frame nor any before it is part of the stack */
 };
 
+/* Keeps the frame that was read last: a function, or the end of a call. */
+static __always_inline void python_keep(struct python_part *part)
+{
+    __u32 count = part->count;
+    if (!part->is_shim) {
+        *python_place(part, count) = part->current;
+        part->calls += part->current.flags;
+        part->count = count + 1;
+    } else if (count) {
+        struct python_frame *last = python_place(part, count - 1);
+        part->calls += !last->flags;
+        last->flags = PYTHON_ENTRY;
+    }
+}
+
 static __always_inline enum python_outcome python_take(const struct python_configuration *python,
-                                                       struct python_part *part, __u32 index)
+                                                       struct python_part *part)
 {
     struct python_call *call = &part->call;
-    struct python_frame *frame = &part->frame[index];
     int has_calls = python->c_frame_current != PYTHON_NO_FIELD;
     if (!part->next) {
         /* If the innermost call is unknown, it may not be the only one. */
-        if (has_calls ? call->is_outside && (!index || index != part->first) : part->ends)
+        if (has_calls ? call->is_outside && (!part->is_retried || part->count) : part->ends)
             part->is_truncated = 0;
         /* From 3.12 on, the caller of a generator is stored after the generator's frame. */
-        else if (has_calls && (index != 1 || python->entry_marks || part->owner != PYTHON_OWNED_BY_GENERATOR))
+        else if (has_calls &&
+                 (part->count != 1 || python->entry_marks || part->owner != PYTHON_OWNED_BY_GENERATOR))
             return PYTHON_AGAIN;
         return PYTHON_END;
     }
-    if (python_frame(python, part, frame))
+    if (python_frame(python, part))
         return has_calls && !call->depth ? PYTHON_AGAIN : PYTHON_END;
     /* The frame of a generator that does not run. */
     if (python->generator_state != PYTHON_NO_FIELD && part->owner == PYTHON_OWNED_BY_GENERATOR &&
         python_byte(part, python->generator_state) != PYTHON_EXECUTING)
         return PYTHON_AGAIN;
-    if (has_calls && frame->flags && !python_fits(python, part, frame))
+    if (has_calls && part->current.flags && !python_fits(python, part))
         return PYTHON_AGAIN;
+    python_keep(part);
     return PYTHON_NEXT;
 }
 
@@ -531,24 +567,20 @@ struct python_walk {
     void *context;
     const struct python_configuration *python;
     struct python_part *part;
-    __u64 count; /* of frames */
 };
 
-/* Takes the frame with this number; 1 after the last one. */
-static __always_inline long python_walk_frame(__u32 index, struct python_walk *walk)
+/* Takes the next frame; 1 after the last one. */
+static __always_inline long python_walk_frame(struct python_walk *walk)
 {
     struct python_part *part = walk->part;
     struct python_call *call = &part->call;
-    if (index >= PYTHON_FRAMES)
+    if (part->count >= PYTHON_WALKED)
         return 1;
-    enum python_outcome outcome = python_take(walk->python, part, index);
-    if (outcome == PYTHON_END)
-        return 1;
-    walk->count = index + 1;
-    if (outcome == PYTHON_NEXT)
-        return 0;
-    part->first = index + 1;
-    call->depth = 0;
+    enum python_outcome outcome = python_take(walk->python, part);
+    if (outcome != PYTHON_AGAIN)
+        return outcome == PYTHON_END;
+    part->count = part->calls = call->depth = 0;
+    part->is_retried = 1;
     /* If this is not a _PyCFrame, it has no frame: the next address is tried. */
     part->next = 0;
     if (!call->tries)
@@ -561,9 +593,9 @@ static __always_inline long python_walk_frame(__u32 index, struct python_walk *w
     return 0;
 }
 
-static long python_frame_of_loop(__u32 index, struct python_walk *walk)
+static long python_frame_of_loop(__u32 index __attribute__((unused)), struct python_walk *walk)
 {
-    return python_walk_frame(index, walk);
+    return python_walk_frame(walk);
 }
 
 static __always_inline enum step_outcome cpython_step(void *context, struct part_head *part,
@@ -579,9 +611,8 @@ static __always_inline enum step_outcome cpython_step(void *context, struct part
     to->state = python_state(python, to, thread, tp);
     if (!to->state)
         return unknown_thread(part, tp);
-    to->is_truncated = 1;
-    to->first = 0;
-    to->ends = 1;
+    to->is_truncated = to->ends = 1;
+    to->count = to->calls = to->is_retried = 0;
     __builtin_memset(to->functions, 0, sizeof to->functions);
     struct python_call *call = &to->call;
     call->depth = call->is_outside = call->tries = 0;
@@ -597,16 +628,20 @@ static __always_inline enum step_outcome cpython_step(void *context, struct part
         call->retries[0] = call->before;
     }
     if (has_loops) {
-        bpf_loop(PYTHON_FRAMES, python_frame_of_loop, &walk, 0);
+        /* With an end of a call for each function. */
+        bpf_loop(2 * PYTHON_WALKED, python_frame_of_loop, &walk, 0);
     } else {
-        for (__u32 i = 0; i < PYTHON_FRAMES; i++)
-            if (python_walk_frame(i, &walk))
+        for (__u32 i = 0; i < PYTHON_WALKED_WITHOUT_LOOPS; i++)
+            if (python_walk_frame(&walk))
                 break;
     }
     /* Of a state that was freed, nothing may have changed: but when that was done, it had no frames. The thread may
      * have another one by now. */
-    if (to->is_listed && walk.count == to->first)
+    if (to->is_listed && !to->count)
         return unknown_thread(part, tp);
-    part->size = __builtin_offsetof(struct python_part, frame) + walk.count * sizeof to->frame[0];
+    __u64 kept = to->count;
+    if (kept > PYTHON_FRAMES)
+        kept = PYTHON_FRAMES;
+    part->size = __builtin_offsetof(struct python_part, frame) + kept * sizeof to->frame[0];
     return STEP_DONE;
 }

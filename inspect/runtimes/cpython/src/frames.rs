@@ -3,16 +3,19 @@
 use std::ops::Range;
 
 use otelctx_reader::remote::{Memory, MemoryError};
-use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, RuntimeStack};
+use otelctx_reader::runtime::{
+    BothEnds, MAX_FRAMES, MAX_OUTERMOST, MAX_WALKED, RuntimeError, RuntimeStack,
+};
 use otelctx_reader::sample::{FrameKind, NamedFrame};
 
 use crate::code::{Code, Codes};
 use crate::layout::{CallEnd, GENERATOR_STATE, Instruction, Layout, TopFrame};
-use crate::step::Part;
+use crate::step::{Part, SampledFrame};
 use crate::structure::Structure;
 
-/// Maximum number of frames that are read of a stack, including those without a function.
-const MAX_STEPS: usize = 4 * MAX_FRAMES;
+/// Maximum number of frames that are read of a stack, including those without a function, as many as in
+/// `bpf/cpython.step.h`.
+const MAX_STEPS: usize = 2 * MAX_WALKED;
 /// `FRAME_OWNED_BY_GENERATOR`.
 const OWNED_BY_GENERATOR: u8 = 1;
 /// More than a thread state takes in 3.11 and 3.12, in bytes.
@@ -140,17 +143,17 @@ impl Walk<'_> {
     /// Reads the frames from the innermost one on; `call` is its call, if that is known. False if they
     /// are not those of the thread.
     fn read(&mut self, innermost: u64, mut call: Option<Call>) -> Result<bool, RuntimeError> {
-        let (mut next, mut frames, mut count) = (innermost, Vec::new(), 0);
+        let (mut next, mut frames) = (innermost, Frames::new());
         let (mut is_complete, mut has_generator) = (true, false);
         self.stack.calls.clear();
         self.stack.is_truncated = true;
         for index in 0..MAX_STEPS {
-            if next == 0 || count == MAX_FRAMES {
+            if next == 0 || frames.count() == MAX_WALKED {
                 break;
             }
             let step = match read(self.memory, self.layout, self.codes, next) {
                 Ok(step) => step,
-                Err(error) if count == 0 => return Err(error),
+                Err(error) if frames.count() == 0 => return Err(error),
                 Err(_) if call.is_some_and(|call| call.depth == 0) => return Ok(false),
                 Err(_) => break,
             };
@@ -170,24 +173,93 @@ impl Walk<'_> {
                     is_complete = false;
                 }
             }
-            if let Some(frame) = step.frame {
-                frames.push(frame);
-                count += 1;
-            }
-            if is_complete && !frames.is_empty() {
-                self.stack.calls.push(std::mem::take(&mut frames));
+            match step.frame {
+                Some(frame) => frames.push(frame, is_complete),
+                None => frames.end_call(),
             }
         }
-        if !frames.is_empty() {
-            self.stack.calls.push(frames);
-        }
-        if next == 0 {
-            let is_outside = call.is_none_or(|call| call.is_outside);
-            self.stack.is_truncated = !(is_complete && is_outside);
-            return Ok(is_outside || has_generator);
-        }
-        Ok(true)
+        let is_outside = call.is_none_or(|call| call.is_outside);
+        let is_whole = next == 0 && is_complete && is_outside;
+        self.stack.is_truncated = !is_whole;
+        self.stack.calls = frames.into_calls(is_whole);
+        Ok(next != 0 || is_outside || has_generator)
     }
+}
+
+/// The frames of a stack, innermost first, each with true for the outermost one of a call.
+struct Frames {
+    kept: BothEnds<(NamedFrame, bool)>,
+    /// Number of calls whose outermost frame is omitted.
+    omitted_calls: usize,
+}
+
+impl Frames {
+    fn new() -> Self {
+        Self {
+            kept: BothEnds::new(MAX_FRAMES - MAX_OUTERMOST, MAX_OUTERMOST),
+            omitted_calls: 0,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.kept.count()
+    }
+
+    fn push(&mut self, frame: NamedFrame, ends_call: bool) {
+        let omitted = self.kept.push((frame, ends_call));
+        self.omitted_calls += usize::from(omitted.is_some_and(|it| it.1));
+    }
+
+    fn end_call(&mut self) {
+        if let Some((_, ends_call)) = self.kept.newest() {
+            *ends_call = true;
+        }
+    }
+
+    fn into_calls(self, is_whole: bool) -> Vec<Vec<NamedFrame>> {
+        let (first, omitted, last) = self.kept.into_parts();
+        let omitted = (omitted, self.omitted_calls);
+        calls(first.into_iter(), omitted, last.into_iter(), is_whole)
+    }
+}
+
+/// Groups frames by calls of the interpreter: those at both ends of a stack, each with true for the
+/// outermost one of a call, and the numbers of frames and of such frames that are omitted between them.
+/// A call without a kept frame has none. Without all frames, the last ones are not the outermost ones.
+fn calls(
+    innermost: impl Iterator<Item = (NamedFrame, bool)>,
+    (omitted, omitted_calls): (usize, usize),
+    outermost: impl ExactSizeIterator<Item = (NamedFrame, bool)>,
+    is_whole: bool,
+) -> Vec<Vec<NamedFrame>> {
+    let (mut calls, mut call, mut count) = (Vec::new(), Vec::new(), omitted + outermost.len());
+    for (frame, ends_call) in innermost {
+        count += 1;
+        call.push(frame);
+        if ends_call {
+            calls.push(std::mem::take(&mut call));
+        }
+    }
+    if omitted > 0 && is_whole {
+        call.push(NamedFrame::omitted(omitted));
+        // Each needs its place among the native frames.
+        for _ in 0..omitted_calls.min(omitted) {
+            calls.push(std::mem::take(&mut call));
+        }
+    }
+    for (frame, ends_call) in outermost.filter(|_| omitted == 0 || is_whole) {
+        call.push(frame);
+        if ends_call {
+            calls.push(std::mem::take(&mut call));
+        }
+    }
+    if !is_whole && count > 0 {
+        call.push(NamedFrame::unknown_outside(count));
+    }
+    if !call.is_empty() {
+        calls.push(call);
+    }
+    calls
 }
 
 /// Converts the frames that the eBPF step has read of a thread.
@@ -198,31 +270,31 @@ pub(crate) fn sampled(
     part: &Part<'_>,
     interpreter: Vec<Range<u64>>,
 ) -> RuntimeStack {
-    let (mut calls, mut call) = (Vec::new(), Vec::new());
-    for frame in part.frames() {
-        if !frame.is_shim {
-            let code = codes.sampled(memory, layout, frame.code, frame.identity);
-            call.push(match code {
-                Some(code) => {
-                    let line = codes.line(&code, position(layout, frame.position));
-                    named(&code, line)
-                }
-                // Its code object was freed before its name was read.
-                None => NamedFrame {
-                    kind: FrameKind::CPYTHON,
-                    function: "[Python]".to_owned(),
-                    ..NamedFrame::default()
-                },
-            });
-        }
-        let ends_call = frame.is_shim || frame.is_entry || layout.frame.end == CallEnd::Every;
-        if ends_call && !call.is_empty() {
-            calls.push(std::mem::take(&mut call));
-        }
-    }
-    if !call.is_empty() {
-        calls.push(call);
-    }
+    let (innermost, outermost) = part.frames();
+    let mut name = |frame: SampledFrame| {
+        let code = codes.sampled(memory, layout, frame.code, frame.identity);
+        let named = match code {
+            Some(code) => {
+                let line = codes.line(&code, position(layout, frame.position));
+                named(&code, line)
+            }
+            // Its code object was freed before its name was read.
+            None => NamedFrame {
+                kind: FrameKind::CPYTHON,
+                function: "[Python]".to_owned(),
+                ..NamedFrame::default()
+            },
+        };
+        (named, frame.is_entry)
+    };
+    let innermost: Vec<_> = innermost.into_iter().map(&mut name).collect();
+    let outermost: Vec<_> = outermost.into_iter().map(&mut name).collect();
+    let calls = calls(
+        innermost.into_iter(),
+        part.omitted(),
+        outermost.into_iter(),
+        !part.is_truncated,
+    );
     let mut stack = RuntimeStack::new(calls, interpreter);
     stack.switching_libraries = &SWITCHING_LIBRARIES;
     stack.is_truncated = part.is_truncated;

@@ -2,7 +2,7 @@
 //! the step adds to a sample.
 
 use otelctx_reader::remote::libc::KeyLayout;
-use otelctx_reader::runtime::{KernelStep, MAX_FRAMES, RuntimeError};
+use otelctx_reader::runtime::{KernelStep, MAX_FRAMES, MAX_OUTERMOST, MAX_WALKED, RuntimeError};
 
 use crate::identity::name_word;
 use crate::layout::{CallEnd, GENERATOR_STATE, Gil, Instruction, Layout, TextLayout, TopFrame};
@@ -170,9 +170,10 @@ pub(crate) struct Part<'a> {
     /// `None` if there is no GIL, or that is unknown.
     pub(crate) holds_gil: Option<bool>,
     pub(crate) is_truncated: bool,
-    /// Frames before this one are no part of the stack.
-    first: usize,
-    frames: &'a [u8],
+    /// Number of frames that were read, and of those that are the outermost ones of a call.
+    count: usize,
+    calls: usize,
+    frames: &'a [[u8; 24]],
 }
 
 /// A frame in a [`Part`].
@@ -186,8 +187,20 @@ pub(crate) struct SampledFrame {
     pub(crate) position: u32,
     /// True for the outermost frame of a call of the interpreter.
     pub(crate) is_entry: bool,
-    /// True for a frame without a function, which only marks the end of a call.
-    pub(crate) is_shim: bool,
+}
+
+impl SampledFrame {
+    fn read(bytes: &[u8; 24]) -> Self {
+        const ENTRY: u32 = 1;
+        let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
+        let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
+        Self {
+            code: word(0),
+            identity: word(1),
+            position: half(4),
+            is_entry: half(5) & ENTRY != 0,
+        }
+    }
 }
 
 impl<'a> Part<'a> {
@@ -201,37 +214,44 @@ impl<'a> Part<'a> {
         let (thread_state, rest) = part.split_first_chunk().ok_or_else(cut)?;
         let (holds_gil, rest) = rest.split_first_chunk().ok_or_else(cut)?;
         let (is_truncated, rest) = rest.split_first_chunk().ok_or_else(cut)?;
-        let (first, frames) = rest.split_first_chunk().ok_or_else(cut)?;
+        let (count, rest) = rest.split_first_chunk().ok_or_else(cut)?;
+        let (calls, frames) = rest.split_first_chunk().ok_or_else(cut)?;
+        let (frames, _) = frames.as_chunks();
+        let frames = &frames[..frames.len().min(MAX_FRAMES)];
+        let number = |bytes: &[u8; 4]| (u32::from_ne_bytes(*bytes) as usize).min(MAX_WALKED);
         Ok(Some(Self {
             thread_state: u64::from_ne_bytes(*thread_state),
             holds_gil: match u32::from_ne_bytes(*holds_gil) {
                 NO_GIL => None,
                 holds_gil => Some(holds_gil != 0),
             },
-            is_truncated: u16::from_ne_bytes(*is_truncated) != 0,
-            first: u16::from_ne_bytes(*first).into(),
+            is_truncated: u32::from_ne_bytes(*is_truncated) != 0,
+            count: number(count).max(frames.len()),
+            calls: number(calls),
             frames,
         }))
     }
 
-    /// The frames, innermost first.
-    pub(crate) fn frames(&self) -> impl Iterator<Item = SampledFrame> {
-        const ENTRY: u32 = 1;
-        const SHIM: u32 = 2;
-        let (frames, _) = self.frames.as_chunks::<24>();
-        let frames = frames.iter().take(MAX_FRAMES).skip(self.first);
-        frames.map(|bytes| {
-            let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
-            let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
-            let flags = half(5);
-            SampledFrame {
-                code: word(0),
-                identity: word(1),
-                position: half(4),
-                is_entry: flags & ENTRY != 0,
-                is_shim: flags & SHIM != 0,
-            }
-        })
+    /// The innermost and the outermost frames, innermost first.
+    pub(crate) fn frames(&self) -> (Vec<SampledFrame>, Vec<SampledFrame>) {
+        const INNERMOST: usize = MAX_FRAMES - MAX_OUTERMOST;
+        let frames = self.frames.iter().map(SampledFrame::read);
+        let mut innermost: Vec<_> = frames.collect();
+        let mut outermost = innermost.split_off(INNERMOST.min(innermost.len()));
+        // A ring, which begins with the oldest of the last frames.
+        if outermost.len() == MAX_OUTERMOST {
+            outermost.rotate_left((self.count - INNERMOST) % MAX_OUTERMOST);
+        }
+        (innermost, outermost)
+    }
+
+    /// The number of frames that were read and not kept, and how many of them are the outermost ones of a
+    /// call.
+    pub(crate) fn omitted(&self) -> (usize, usize) {
+        let kept = self.frames.iter().map(SampledFrame::read);
+        let kept_calls = kept.filter(|frame| frame.is_entry).count();
+        let omitted = self.count - self.frames.len();
+        (omitted, self.calls.saturating_sub(kept_calls))
     }
 }
 

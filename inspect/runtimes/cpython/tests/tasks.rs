@@ -111,6 +111,65 @@ fn compare(mut process: Process, interpreter: &Interpreter, truth: &[ExpectedTas
     assert!(with_frames.count() >= 7, "{interpreter:?}");
 }
 
+/// Numbers of coroutines: some chains are kept as a whole, of some both ends, and of one the outermost ones.
+const LONG: [&str; 6] = ["5", "200", "512", "513", "2000", "4500"];
+
+/// What a task of a chain shows: of a long one both ends, and what is missing between or beyond them.
+fn kept(functions: &[&str]) -> Vec<String> {
+    const MOST: usize = 512;
+    const OUTERMOST: usize = 32;
+    const WALKED: usize = 4096;
+    let beyond = functions.len().saturating_sub(WALKED);
+    let known = &functions[beyond..];
+    let mut kept: Vec<String> = known.iter().map(|it| (*it).to_owned()).collect();
+    if known.len() > MOST {
+        let end = known.len() - OUTERMOST;
+        let start = MOST - OUTERMOST;
+        let plural = if end - start == 1 { "" } else { "s" };
+        let number = (end - start).to_string();
+        let number = match number.split_at(number.len().saturating_sub(3)) {
+            ("", number) => number.to_owned(),
+            (thousands, rest) => format!("{thousands},{rest}"),
+        };
+        let marker = format!("[{number} frame{plural} omitted]");
+        kept.splice(start..end, [marker]);
+    }
+    if beyond > 0 {
+        let marker = "[incomplete: inner frames unknown, more than 4,096]";
+        kept.insert(0, marker.to_owned());
+    }
+    kept
+}
+
+#[test]
+fn long_chains_keep_both_ends() {
+    for interpreter in interpreters() {
+        let target = Target::spawn(interpreter.command("long_tasks.py").args(LONG));
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let reading = read(&mut process);
+        assert_eq!(reading.missing, None, "{interpreter}");
+        let tasks = reading.tasks.unwrap();
+        let mut chains = 0;
+        for line in &target.lines {
+            let functions: Vec<&str> = line.split(' ').skip(2).collect();
+            let outermost = functions.last();
+            let is_it = |task: &&Task| {
+                let last = task.frames.last();
+                last.is_some_and(|it| Some(&&*it.function) == outermost)
+            };
+            let task = tasks.iter().find(is_it);
+            let task = task.unwrap_or_else(|| panic!("{interpreter}: no task of {outermost:?}"));
+            let frames = task.frames.iter().map(|it| it.function.clone());
+            let frames: Vec<String> = frames.collect();
+            assert_eq!(frames, kept(&functions), "{interpreter}");
+            assert_eq!(task.is_truncated, functions.len() > 4096, "{interpreter}");
+            chains += 1;
+        }
+        // 3.13 limits calls of C by C: of some kinds, it has no long chains.
+        assert!(chains >= 3 * LONG.len() / 2 + 5, "{interpreter}: {chains}");
+    }
+}
+
 fn interpreters() -> impl Iterator<Item = Interpreter> {
     VERSIONS.iter().flat_map(|it| Interpreter::with_version(it))
 }

@@ -155,7 +155,7 @@ pub(crate) type TargetFilter = [u8; 1 << 15];
 
 /// `SEGMENT_SIZE` and `SAMPLE_LIMIT`, in bytes.
 pub(crate) const SEGMENT_SIZE: u64 = 65536;
-pub(crate) const SAMPLE_LIMIT: u64 = 12480;
+pub(crate) const SAMPLE_LIMIT: u64 = 21568;
 
 /// `struct segment`.
 pub(crate) type Segment = [u8; SEGMENT_SIZE as usize];

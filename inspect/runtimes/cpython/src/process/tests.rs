@@ -1,7 +1,8 @@
 //! Hand-made processes with CPython 3.12, of which most are malformed.
 
 use otelctx_reader::remote::TargetImage;
-use otelctx_reader::runtime::MAX_FRAMES;
+use otelctx_reader::runtime::{MAX_FRAMES, MAX_OUTERMOST, RuntimeStack};
+use otelctx_reader::sample::FrameKind;
 
 use super::*;
 use crate::layout::TopFrame;
@@ -140,9 +141,17 @@ impl Made {
         process.thread(&target, THREAD)
     }
 
+    fn stack(self) -> RuntimeStack {
+        self.read().unwrap().unwrap().stack
+    }
+
+    /// Its functions and lines, and true if outer ones are missing.
     fn frames(self) -> (Vec<(String, u32)>, bool) {
-        let stack = self.read().unwrap().unwrap().stack;
-        let frames = stack.frames().map(|it| (it.function.clone(), it.line));
+        let stack = self.stack();
+        let frames = stack
+            .frames()
+            .filter(|it| it.kind != FrameKind::ABORT_MARKER);
+        let frames = frames.map(|it| (it.function.clone(), it.line));
         (frames.collect(), stack.is_truncated)
     }
 
@@ -165,8 +174,12 @@ fn a_thread_has_its_function_and_line() {
 fn endless_chains_of_frames_are_truncated() {
     let mut made = Made::new();
     made.put_frame(FRAME, CODE, FRAME);
-    let (frames, is_truncated) = made.frames();
-    assert_eq!((frames.len(), is_truncated), (MAX_FRAMES, true));
+    let stack = made.stack();
+    let names: Vec<_> = stack.frames().map(|it| it.function.as_str()).collect();
+    let (last, innermost) = names.split_last().unwrap();
+    assert_eq!(innermost, ["f"; MAX_FRAMES - MAX_OUTERMOST]);
+    assert_eq!(*last, "[incomplete: outer frames unknown, more than 4,096]");
+    assert!(stack.is_truncated);
     // Frames that mark the end of a call, alone.
     let mut made = Made::new();
     made.put_shim(FRAME, FRAME);

@@ -1,7 +1,9 @@
 //! The frames of suspended coroutines, each of which awaits the next one.
 
+use std::collections::HashSet;
+
 use otelctx_reader::remote::Memory;
-use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError};
+use otelctx_reader::runtime::{BothEnds, MAX_FRAMES, MAX_OUTERMOST, MAX_WALKED, RuntimeError};
 use otelctx_reader::sample::NamedFrame;
 
 use super::layout::{Generator, Stack};
@@ -11,6 +13,8 @@ use crate::frames;
 use crate::layout::{GENERATOR_STATE, Instruction, Layout};
 use crate::structure::Structure;
 
+/// Maximum number of objects of a chain, including those without a frame: each coroutine may have one.
+const MAX_OBJECTS: usize = 2 * MAX_WALKED;
 /// Maximum number of values on the stack of a frame, with its variables.
 const MAX_VALUES: u64 = 1 << 20;
 /// `YIELD_FROM`, up to 3.10.
@@ -19,7 +23,7 @@ const YIELD_FROM: u8 = 72;
 /// Facts about a chain of coroutines.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// The frames, innermost first.
+    /// The frames, innermost first. Of a long chain, those at both ends.
     pub(super) frames: Vec<NamedFrame>,
     /// True if one of its coroutines is executed now: a thread has its frames.
     pub(super) is_executing: bool,
@@ -51,16 +55,19 @@ impl Reader<'_, '_> {
     /// Reads the chain from a coroutine on. If an inner one cannot be read, the chain is truncated.
     pub(super) fn chain(&mut self, coroutine: u64) -> Result<Chain, RuntimeError> {
         let mut chain = Chain::default();
+        let mut frames = BothEnds::new(MAX_OUTERMOST, MAX_FRAMES - MAX_OUTERMOST);
         let mut next = Some(coroutine);
-        let mut visited = Vec::new();
+        let mut visited = HashSet::new();
         while let Some(address) = next {
             // A coroutine that awaits itself could not be suspended.
-            if visited.contains(&address) || visited.len() == MAX_FRAMES {
+            if frames.count() == MAX_WALKED
+                || visited.len() == MAX_OBJECTS
+                || !visited.insert(address)
+            {
                 chain.is_truncated = true;
                 break;
             }
-            visited.push(address);
-            match self.step(address, &mut chain) {
+            match self.step(address, &mut chain, &mut frames) {
                 Ok(following) => next = following,
                 Err(error) if visited.len() == 1 => return Err(error),
                 Err(_) => {
@@ -69,12 +76,27 @@ impl Reader<'_, '_> {
                 }
             }
         }
+        let count = frames.count();
+        let (outermost, omitted, innermost) = frames.into_parts();
+        chain.frames = outermost;
+        if omitted > 0 {
+            chain.frames.push(NamedFrame::omitted(omitted));
+        }
+        chain.frames.extend(innermost);
+        if chain.is_truncated && count > 0 {
+            chain.frames.push(NamedFrame::unknown_inside(count));
+        }
         chain.frames.reverse();
         Ok(chain)
     }
 
     /// Adds the frame of an object, if it is a coroutine. Returns the object that it awaits.
-    fn step(&mut self, address: u64, chain: &mut Chain) -> Result<Option<u64>, RuntimeError> {
+    fn step(
+        &mut self,
+        address: u64,
+        chain: &mut Chain,
+        frames: &mut BothEnds<NamedFrame>,
+    ) -> Result<Option<u64>, RuntimeError> {
         match self.objects.kind(address)? {
             Kind::Coroutine | Kind::Generator => {}
             Kind::Wrapper => return Ok(Some(self.memory().read_u64(address.wrapping_add(FIRST))?)),
@@ -83,11 +105,11 @@ impl Reader<'_, '_> {
         }
         match self.state(address)? {
             State::Executing => chain.is_executing = true,
-            State::Ended => chain.has_ended = chain.frames.is_empty(),
+            State::Ended => chain.has_ended = frames.count() == 0,
             State::Suspended { frame, awaits } => {
                 let memory = self.objects.memory;
                 let function = frames::function(memory, self.layout, self.codes, frame)?;
-                chain.frames.push(function);
+                frames.push(function);
                 return Ok(awaits);
             }
         }

@@ -150,7 +150,7 @@ fn arbitrary_words_give_no_endless_work() {
             memory.random.replace(Random::new(seed * 0x9e37_79b9));
             let (tasks, result) = fixture.read(&memory);
             missing += u32::from(result.is_err());
-            assert!(tasks.iter().all(|task| task.frames.len() <= MAX_FRAMES));
+            assert!(tasks.iter().all(|task| task.frames.len() <= MAX_FRAMES + 2));
             let facts = tasks.iter().flat_map(|task| &task.facts);
             let is_short = |value: &Value| !matches!(value, Value::Array(it) if it.len() > 64);
             assert!(facts.map(|(_, value)| value).all(is_short));
@@ -188,7 +188,9 @@ fn a_chain_of_coroutines_that_await_each_other_is_truncated() {
             assert_eq!(result, Ok(()));
             let task = tasks.iter().find(|task| is_named(task, "a name")).unwrap();
             let names: Vec<&str> = task.frames.iter().map(|it| &*it.function).collect();
-            assert_eq!((names, task.is_truncated), (vec!["checkout"], true));
+            let unknown = "[incomplete: inner frames unknown, more than 1]";
+            let expected = vec![unknown, "checkout"];
+            assert_eq!((names, task.is_truncated), (expected, true));
             // A stack outside the frame is not read.
             let wrong = [(frame + Stack::TOP, u64::MAX)];
             let (tasks, result) = fixture.changed(&wrong);

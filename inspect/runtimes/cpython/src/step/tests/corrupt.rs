@@ -12,7 +12,7 @@ use otelctx_fixtures::python::Interpreter;
 use otelctx_fixtures::{Compiler, HANG_TIMEOUT, Random, Target};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::{LiveProcess, Memory};
-use otelctx_reader::runtime::{MAX_FRAMES, Present, RuntimeReading, Runtimes};
+use otelctx_reader::runtime::{MAX_FRAMES, MAX_OUTERMOST, Present, RuntimeReading, Runtimes};
 use otelctx_reader::sample::{Catalog, Frame, FrameKind, GilState, NamedFrame, Sample};
 use otelctx_reader::{Options, Process, Thread};
 use otelctx_sampler::{INTERVAL, KernelObject, Sampler, Targets, monotonic};
@@ -285,6 +285,8 @@ impl Stack {
     };
 
     fn new<'f>(frames: impl Iterator<Item = &'f NamedFrame>, is_truncated: bool) -> Self {
+        // How many were read before the end depends on who reads.
+        let frames = frames.filter(|it| it.kind != FrameKind::ABORT_MARKER);
         Self {
             frames: frames.map(|it| (it.function.clone(), it.line)).collect(),
             is_truncated,
@@ -295,8 +297,8 @@ impl Stack {
     /// there or, if that may be a call that has only just begun (see [`Call`](crate::frames)), begins
     /// with the caller.
     fn is_walked(&self, walked: &Self) -> bool {
-        // A cycle: the step also counts frames without a function.
-        if walked.frames.len() == MAX_FRAMES && walked.is_truncated {
+        // A cycle, in which the step may have read fewer frames.
+        if walked.frames.len() == MAX_FRAMES - MAX_OUTERMOST && walked.is_truncated {
             let is_cycle = self.is_truncated && self.frames.len() > 20;
             return is_cycle && walked.frames.starts_with(&self.frames);
         }
