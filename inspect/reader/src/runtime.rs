@@ -29,7 +29,7 @@ pub use self::gil::Gil;
 pub use self::stack::{NativeFrames, RuntimeStack};
 pub use self::supported::{Present, Runtimes, scope};
 pub use self::task::{MAX_TASK_BYTES, MAX_TASKS, Task, TaskReading};
-pub use self::thread::{RuntimeReading, RuntimeThread, Source, read_thread};
+pub use self::thread::{RuntimeReading, RuntimeThread, Source, read_thread, thread_name};
 pub use crate::record::read_record;
 
 /// Maximum number of frames kept per thread or task: as many as `otelctx-sampler` keeps of a native
@@ -164,6 +164,13 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     ) -> Result<Option<u64>, RuntimeError> {
         let _ = (target, thread);
         Ok(None)
+    }
+
+    /// The name that the program has given to a thread, where the kernel does not have it. `thread` was read before;
+    /// the thread runs.
+    fn thread_name(&self, target: &dyn Target, tid: i32, thread: &RuntimeThread) -> Option<String> {
+        let _ = (target, tid, thread);
+        None
     }
 
     /// Decodes the part of a sample that the kernel step added, to the result of [`Self::thread`]

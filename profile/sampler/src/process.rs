@@ -9,6 +9,7 @@ use crate::Error;
 use crate::code::CodeMappings;
 use crate::generated::GeneratedCode;
 use crate::key_maps::KeyMaps;
+use crate::processes::ThreadNames;
 
 /// Returns an error if a requested process cannot be sampled.
 pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
@@ -32,6 +33,7 @@ pub(crate) struct SampledProcess {
     pub(crate) keys: KeyMaps,
     pub(crate) code: CodeMappings,
     pub(crate) generated: GeneratedCode,
+    pub(crate) thread_names: ThreadNames,
 }
 
 impl SampledProcess {
@@ -93,6 +95,7 @@ impl SampledProcess {
         self.detected.clear();
         self.code.exec(time);
         self.generated = GeneratedCode::default();
+        self.thread_names = ThreadNames::default();
         self.keys.clear();
     }
 

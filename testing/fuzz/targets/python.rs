@@ -8,7 +8,9 @@ use std::ops::ControlFlow;
 
 use libfuzzer_sys::fuzz_target;
 use otelctx_python::Python;
-use otelctx_reader::runtime::{MAX_FRAMES, MAX_TASKS, RuntimeError, RuntimeThread, ThreadView};
+use otelctx_reader::runtime::{
+    MAX_FRAMES, MAX_TASKS, MAX_WALKED, RuntimeError, RuntimeThread, ThreadView,
+};
 use otelctx_reader::sample::NamedFrame;
 use otelctx_remote::memory::{CountedMemory, Image};
 use otelctx_remote::{TargetImage, Through};
@@ -31,13 +33,16 @@ const VERSIONS: [[u8; 3]; 11] = [
     [3, 15, 2],
 ];
 /// Limit on reads of one thread: three attempts to read 1,024 interpreters and 16,384 thread states, of which one that
-/// exceeds the limit is the last; then 508 frames, of which each takes at most sixteen reads.
-const MAX_READS: usize = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
+/// exceeds the limit is the last; then 8,192 frames, of which each takes at most sixteen reads.
+const MAX_READS: usize = 3 * (2 * 1024 + 16384 + 256) + 2 * MAX_WALKED * 16;
 /// Limit on reads of all tasks, and of the layout of their structures.
 const MAX_TASK_READS: usize = (4 << 20) + 1024;
 /// Limits on names and paths: 512 and 4,096 characters.
 const MAX_NAME: usize = 4 * 512;
 const MAX_PATH: usize = 4 * 4096;
+
+/// Maximum number of reads of memory for the name of a thread.
+const MAX_NAME_READS: usize = 4096 + 8;
 
 fuzz_target!(|data: &[u8]| {
     let Some((choice, data)) = data.split_first() else {
@@ -58,12 +63,19 @@ fuzz_target!(|data: &[u8]| {
     check(&thread);
     // The names of functions are known now.
     assert_eq!(python.thread(&target, THREAD), thread);
+    if let Ok(Some(thread)) = &thread {
+        memory.take_reads();
+        let name = python.thread_name(&target, THREAD.tid, thread);
+        assert!(name.is_none_or(|name| name.len() <= MAX_NAME));
+        let reads = memory.take_reads();
+        assert!(reads <= MAX_NAME_READS, "{reads} reads");
+    }
 
     memory.take_reads();
     let mut tasks = 0;
     let visited = python.tasks(&target, &mut |task| {
         tasks += 1;
-        assert!(task.frames.len() <= MAX_FRAMES);
+        assert!(task.frames.len() <= MAX_FRAMES + 2);
         task.frames.iter().for_each(check_frame);
         ControlFlow::Continue(())
     });
@@ -78,7 +90,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn check(thread: &Result<Option<RuntimeThread>, RuntimeError>) {
     if let Ok(Some(thread)) = thread {
-        assert!(thread.stack.frames().count() <= MAX_FRAMES);
+        assert!(thread.stack.frames().count() <= MAX_FRAMES + 1);
         thread.stack.frames().for_each(check_frame);
     }
 }

@@ -72,7 +72,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn check(thread: Option<&Result<RuntimeThread, RuntimeError>>) {
     if let Some(Ok(thread)) = thread {
-        assert!(thread.stack.frames().count() <= MAX_FRAMES);
+        assert!(thread.stack.frames().count() <= MAX_FRAMES + 1);
         thread.stack.frames().for_each(check_frame);
     }
 }

@@ -1,8 +1,10 @@
 //! Inspects one process: what it publishes, then its threads.
 
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::Stopped;
+use otelctx_reader::runtime;
 use otelctx_reader::sweep::{Mode, PartialReason, SnapshotSource, Sweep, ThreadReading, Visitor};
 use otelctx_reader::{ContextState, Error, Options, Process, Thread};
 
@@ -82,10 +84,17 @@ impl<'s> Inspection<'s> {
         }
         let (mut stacks, code) = stacks.map_or_else(Default::default, |it| (it.stacks, it.code));
         let while_running = self.is_unstopped && swept.is_readable();
-        let threads = threads.into_iter().map(|thread| {
+        let target = process.as_target();
+        let threads = threads.into_iter().map(|mut thread| {
+            let name = target.as_ref().and_then(|target| {
+                runtime::thread_name(&swept.runtimes, &**target, thread.tid, &thread.runtimes)
+            });
+            thread.name = name.map(OsString::from).or(thread.name);
             let stack = stacks.remove(&thread.tid);
             ThreadReport::new(thread, stack, while_running)
         });
+        let threads = threads.collect();
+        drop(target);
         Ok(Report {
             pid: process.pid(),
             comm: process.comm()?,
@@ -96,7 +105,7 @@ impl<'s> Inspection<'s> {
             running: self.is_unstopped,
             context,
             detected,
-            threads: threads.collect(),
+            threads,
             swept,
             code,
             named: Named::default(),

@@ -77,6 +77,25 @@ impl RuntimeReading {
     }
 }
 
+/// The name that a runtime has for a thread, which runs, and of which these are the readings. `None` if it has none, or the
+/// thread has ended: its ID in the runtime may be another one's then.
+#[must_use]
+pub fn thread_name(
+    present: &[Present],
+    target: &dyn Target,
+    tid: i32,
+    readings: &[RuntimeReading],
+) -> Option<String> {
+    let name = |reading: &RuntimeReading| {
+        let thread = reading.thread.as_ref().ok()?;
+        let present = present.iter().find(|it| it.name == reading.name)?;
+        let process = present.process.as_ref().ok()?;
+        process.thread_name(target, tid, thread)
+    };
+    let name = readings.iter().find_map(name)?;
+    target.thread(tid).is_ok().then_some(name)
+}
+
 /// Reads a thread, which is stopped or asleep, or belongs to a core file, with the runtimes of its
 /// process. Runtimes that do not know the thread, or cannot be read, are omitted.
 pub fn read_thread(

@@ -17,7 +17,7 @@ use crate::frames;
 use crate::layout::{Layout, ObjectLayout};
 use crate::step::Part;
 use crate::symbols::{NativeCode, native_code};
-use crate::tasks;
+use crate::tasks::{self, ActiveThreads};
 use crate::threads::{self, Resolved, StateCache, Variables};
 use crate::version::Version;
 
@@ -33,6 +33,7 @@ pub(crate) struct PythonProcess {
     /// Found only if native stacks are read: this decodes thousands of instructions.
     pub(crate) code: OnceLock<NativeCode>,
     pub(crate) codes: Mutex<Codes>,
+    pub(crate) active_threads: ActiveThreads,
     pub(crate) step: Option<KernelStep>,
     /// Interpreters that other modules of the process contain. Only the first one has a step.
     pub(crate) others: Vec<PythonProcess>,
@@ -50,6 +51,7 @@ impl PythonProcess {
             files: FileCache::default(),
             code: OnceLock::new(),
             codes: Mutex::default(),
+            active_threads: ActiveThreads::default(),
             step: None,
             others: Vec::new(),
         }
@@ -191,6 +193,17 @@ impl RuntimeProcess for PythonProcess {
         Ok(resolved.map(|resolved| resolved.thread_state))
     }
 
+    /// The first thread has the program's name.
+    fn thread_name(&self, target: &dyn Target, tid: i32, thread: &RuntimeThread) -> Option<String> {
+        if target.pid() == Some(tid) || fact(&thread.facts, "version").is_some() {
+            return None;
+        }
+        let state = fact(&thread.facts, "thread_state")?.strip_prefix("0x")?;
+        let state = u64::from_str_radix(state, 16).ok()?;
+        let (version, layout, known) = (self.version, &self.layout, &self.active_threads);
+        tasks::thread_name(target, version, layout, known, state).ok()?
+    }
+
     fn decode(
         &self,
         target: &dyn Target,
@@ -242,6 +255,14 @@ fn is_on_stack(target: &dyn Target, thread: ThreadView, address: u64) -> Option<
         stack.end = thread.thread_pointer;
     }
     Some(stack.contains(&address))
+}
+
+fn fact<'f>(facts: &'f Attributes, name: &str) -> Option<&'f str> {
+    let (_, value) = facts.iter().find(|(fact, _)| fact == name)?;
+    match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
 }
 
 fn address(address: u64) -> Value {

@@ -9,6 +9,7 @@ mod coroutine;
 mod layout;
 mod limited;
 mod objects;
+mod thread_names;
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -22,6 +23,7 @@ use self::coroutine::{Chain, Reader};
 use self::layout::{AwaitedBy, Rings, TaskLayout};
 use self::limited::Limited;
 use self::objects::{Kind, Objects, TYPE};
+pub(crate) use self::thread_names::{ActiveThreads, thread_name};
 use crate::code::Codes;
 use crate::layout::{Layout, ObjectLayout};
 use crate::structure::Structure;

@@ -45,6 +45,8 @@ struct Sampled<'c> {
     outermost: usize,
     /// It says that the place of functions among native frames is unknown, or that native frames are missing.
     is_incomplete: bool,
+    /// The former.
+    is_misplaced: bool,
 }
 
 impl<'c> Sampled<'c> {
@@ -54,6 +56,7 @@ impl<'c> Sampled<'c> {
             gap: Gap::None,
             outermost: 0,
             is_incomplete: sample.stack_end != Some(StackEnd::Start),
+            is_misplaced: false,
         };
         let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
         let mut after_native = false;
@@ -83,6 +86,7 @@ impl<'c> Sampled<'c> {
                 assert_eq!(sampled.functions.len(), 0);
             } else {
                 sampled.is_incomplete = true;
+                sampled.is_misplaced |= text.contains("place of the callers");
             }
         }
         sampled
@@ -124,6 +128,7 @@ impl<'c> Sampled<'c> {
 struct Tally {
     samples: usize,
     incomplete: usize,
+    misplaced: usize,
     without_functions: usize,
     /// Samples of each depth.
     depths: [usize; DEPTHS.len()],
@@ -157,6 +162,7 @@ fn run(interpreter: &Interpreter, jit: &str, count: usize, without_ebpf: bool) -
             let sampled = Sampled::read(&catalog, sample);
             tally.samples += 1;
             tally.incomplete += usize::from(sampled.is_incomplete);
+            tally.misplaced += usize::from(sampled.is_misplaced);
             if sampled.functions.is_empty() {
                 tally.without_functions += 1;
                 continue;
@@ -203,6 +209,12 @@ fn each_function_has_its_caller_at_any_depth() {
                 eprintln!(
                     "{name}: {samples} samples, {incomplete} incomplete, {without_functions} without functions, \
                      {depths:?} of each depth"
+                );
+                // Generated code stands for the calls that it executes.
+                assert!(
+                    tally.misplaced * 100 <= *samples,
+                    "{name}: {} misplaced",
+                    tally.misplaced
                 );
                 let wrong = tally.wrong.len();
                 assert_eq!(tally.wrong.first(), None, "{name}: {wrong} of {samples}");

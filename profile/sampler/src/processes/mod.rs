@@ -3,6 +3,7 @@
 mod context;
 mod following;
 mod generated;
+mod names;
 mod runtimes;
 mod untracked;
 
@@ -21,6 +22,7 @@ use crate::process::SampledProcess;
 use crate::tally::{Tally, last_module};
 pub(crate) use following::Changes;
 use following::Following;
+pub(crate) use names::ThreadNames;
 use runtimes::{Merged, unnamed_frames};
 use untracked::Untracked;
 
@@ -303,6 +305,14 @@ impl Processes {
                 last_module(seen.user_stack, process, seen.time, catalog, generated_by)
             });
         }
+        let Tracked {
+            process: tracked_process,
+            data,
+        } = &mut *tracked;
+        let name = data.thread_names.get(seen.tid, || {
+            runtimes::thread_name(tracked_process, seen.tid, &seen.runtimes)
+        });
+        let name = name.map(str::to_owned);
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
         if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.following.tracker.request_now(seen.pid);
@@ -312,7 +322,7 @@ impl Processes {
         Sample {
             time: seen.time,
             cpu: seen.cpu,
-            thread: catalog.thread(process, seen.tid, seen.comm),
+            thread: catalog.thread(process, seen.tid, name.as_deref().unwrap_or(seen.comm)),
             event: Event::OnCpu,
             found,
             gil,

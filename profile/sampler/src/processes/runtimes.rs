@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use otelctx_reader::runtime::{
-    RuntimeError, RuntimeProcess, RuntimeReading, RuntimeStack, ThreadView, choose,
+    self, RuntimeError, RuntimeProcess, RuntimeReading, RuntimeStack, ThreadView, choose,
 };
 use otelctx_sample::{Catalog, Found, Frame, FrameKind, GilState, StackId};
 use otelctx_track::TrackedProcess;
@@ -74,6 +74,16 @@ pub(super) fn thread_word(
     found.map_or(Ok(None), |(found, target)| {
         found.runtime.thread_word(&*target, thread)
     })
+}
+
+/// Returns the name of a thread that only a runtime has.
+pub(super) fn thread_name(
+    process: &TrackedProcess,
+    tid: i32,
+    readings: &[RuntimeReading],
+) -> Option<String> {
+    let target = process.reader()?.as_target()?;
+    runtime::thread_name(process.runtimes(), &*target, tid, readings)
 }
 
 /// Returns the number of frames without a name; the maximum if the thread was not read.

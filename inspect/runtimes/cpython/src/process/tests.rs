@@ -137,6 +137,7 @@ impl Made {
             step: None,
             others: Vec::new(),
             codes: Mutex::default(),
+            active_threads: ActiveThreads::default(),
         };
         process.thread(&target, THREAD)
     }

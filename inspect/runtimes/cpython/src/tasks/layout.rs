@@ -65,6 +65,17 @@ pub(super) enum Attributes {
     Inline,
 }
 
+impl Attributes {
+    /// The address of the first value of these `_dictvalues`. In 3.13, they have a header of 8 bytes; the first is the
+    /// number of values that fit.
+    pub(super) fn first_value(self, values: u64) -> u64 {
+        match self {
+            Self::Inline => values.wrapping_add(8),
+            _ => values,
+        }
+    }
+}
+
 /// The structure of the keys of a dictionary, `PyDictKeysObject`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keys {
@@ -174,15 +185,7 @@ pub(super) fn find(
 
 /// The versions that do not describe themselves.
 fn known(series: (u8, u8)) -> Option<TaskLayout> {
-    let modules = match series {
-        (3, 7) => 40,
-        (3, 8) => 56,
-        (3, 9 | 10) => 856,
-        (3, 11) => 888,
-        (3, 12) => 944,
-        (3, 13) => 7656,
-        _ => return None,
-    };
+    let (modules, ..) = modules(series).filter(|_| series > (3, 6))?;
     let (size, state, waiter) = match series {
         (3, 7) => (136, 72, 104),
         (3, 8) => (144, 72, 104),
@@ -203,6 +206,31 @@ fn known(series: (u8, u8)) -> Option<TaskLayout> {
         awaited_by: None,
     };
     Some(layout(series, modules, None, task))
+}
+
+/// The offset of the dictionary of modules in `PyInterpreterState`, and the forms of objects and dictionaries.
+pub(super) fn modules(series: (u8, u8)) -> Option<(u64, Attributes, Keys)> {
+    let modules = match series {
+        (3, 6) => 16,
+        (3, 7) => 40,
+        (3, 8) => 56,
+        (3, 9 | 10) => 856,
+        (3, 11) => 888,
+        (3, 12) => 944,
+        (3, 13) => 7656,
+        _ => return None,
+    };
+    let (attributes, keys) = forms(series);
+    Some((modules, attributes, keys))
+}
+
+fn forms(series: (u8, u8)) -> (Attributes, Keys) {
+    match series {
+        (3, 6..=10) => (Attributes::Dictionary, Keys::Sized),
+        (3, 11) => (Attributes::Two, Keys::Logarithmic),
+        (3, 12) => (Attributes::One, Keys::Logarithmic),
+        _ => (Attributes::Inline, Keys::Logarithmic),
+    }
 }
 
 fn generator(series: (u8, u8)) -> Generator {
@@ -339,12 +367,7 @@ pub(super) fn describes(
 }
 
 fn layout(series: (u8, u8), modules: u64, rings: Option<Rings>, task: TaskOffsets) -> TaskLayout {
-    let (attributes, keys) = match series {
-        (3, 7..=10) => (Attributes::Dictionary, Keys::Sized),
-        (3, 11) => (Attributes::Two, Keys::Logarithmic),
-        (3, 12) => (Attributes::One, Keys::Logarithmic),
-        _ => (Attributes::Inline, Keys::Logarithmic),
-    };
+    let (attributes, keys) = forms(series);
     TaskLayout {
         set: WeakSet {
             modules,

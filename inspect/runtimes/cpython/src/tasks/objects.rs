@@ -23,6 +23,11 @@ const TYPE_DICTIONARY: u64 = 288;
 const USED: u64 = 24;
 const MASK: u64 = 32;
 const TABLE: u64 = 40;
+/// `ma_keys` and `ma_values` of `PyDictObject`.
+const KEYS: u64 = 32;
+const VALUES: u64 = 40;
+/// Maximum number of keys that objects share: `SHARED_KEYS_MAX_SIZE` is 30.
+const MAX_SHARED_KEYS: u64 = 64;
 /// Maximum number of a type's bases, one of the other.
 const MAX_BASES: usize = 64;
 /// Maximum size of a type's name, in bytes.
@@ -58,6 +63,14 @@ pub(super) enum Kind {
     OwnContext,
     OwnEntry,
     Other(String),
+}
+
+/// An entry of a dictionary.
+struct Entry {
+    /// `None` in dictionaries whose keys are strings, from 3.11 on.
+    hash: Option<u64>,
+    key: u64,
+    value: u64,
 }
 
 /// Reads objects. Each type is read once.
@@ -206,11 +219,7 @@ impl<'m> Objects<'m> {
         key: &str,
     ) -> Result<Option<u64>, RuntimeError> {
         for (candidate, value) in self.items(dictionary, keys)? {
-            let length = self.memory.read_u64(candidate.wrapping_add(FIRST));
-            if length == Ok(key.len() as u64)
-                && self.kind(candidate)? == Kind::Text
-                && self.string(candidate)? == key
-            {
+            if self.is_text(candidate, key) {
                 return Ok(Some(value));
             }
         }
@@ -223,15 +232,39 @@ impl<'m> Objects<'m> {
         dictionary: u64,
         keys: Keys,
     ) -> Result<Vec<(u64, u64)>, RuntimeError> {
-        /// `ma_keys` and `ma_values`.
-        const KEYS: u64 = 32;
-        const VALUES: u64 = 40;
+        let entries = self.combined(dictionary, keys)?.into_iter();
+        let pairs = entries.map(|entry| (entry.key, entry.value));
+        let used = pairs.filter(|(key, value)| *key != 0 && *value != 0);
+        Ok(used.collect())
+    }
+
+    /// The value of a number in a dictionary whose keys are numbers.
+    pub(super) fn by_number(
+        &mut self,
+        dictionary: u64,
+        keys: Keys,
+        number: u64,
+    ) -> Result<Option<u64>, RuntimeError> {
+        /// The modulus of the hash of a number (`_PyHASH_MODULUS`).
+        const MODULUS: u64 = (1 << 61) - 1;
+        let entries = self.combined(dictionary, keys)?.into_iter();
+        let hash = Some(number % MODULUS);
+        let mut used = entries.filter(|it| it.key != 0 && it.value != 0 && it.hash == hash);
+        Ok(used.next().map(|entry| entry.value))
+    }
+
+    /// The entries of a dictionary that does not share its keys.
+    fn combined(&mut self, dictionary: u64, keys: Keys) -> Result<Vec<Entry>, RuntimeError> {
         self.expect(dictionary, &Kind::Dictionary)?;
         let structure = Structure::read(self.memory, dictionary, &[KEYS, VALUES])?;
         if structure.pointer(VALUES) != 0 {
             return Err(RuntimeError::new("a dictionary shares its keys"));
         }
-        let address = structure.pointer(KEYS);
+        self.entries(structure.pointer(KEYS), keys, MAX_ENTRIES)
+    }
+
+    /// The entries of a dictionary's keys, used or not; an error if there are more than `most`.
+    fn entries(&self, address: u64, keys: Keys, most: u64) -> Result<Vec<Entry>, RuntimeError> {
         let structure = Structure::read(self.memory, address, &[8, 24, 32])?;
         let (start, count, has_hash) = match keys {
             Keys::Sized => {
@@ -249,16 +282,90 @@ impl<'m> Objects<'m> {
                 (32 + indices, structure.pointer(24), structure.byte(10) == 0)
             }
         };
-        if count > MAX_ENTRIES {
-            let reason = format!("a dictionary has more than {MAX_ENTRIES} entries");
+        if count > most {
+            let reason = format!("a dictionary has more than {most} entries");
             return Err(RuntimeError::new(reason));
         }
         let words = if has_hash { 3 } else { 2 };
         let entries = self.words(address.wrapping_add(start), count * words)?;
-        let entries = entries.chunks_exact(words as usize);
-        let pairs = entries.map(|entry| (entry[words as usize - 2], entry[words as usize - 1]));
-        let used = pairs.filter(|(key, value)| *key != 0 && *value != 0);
-        Ok(used.collect())
+        let entries = entries.chunks_exact(words as usize).map(|entry| Entry {
+            hash: has_hash.then_some(entry[0]),
+            key: entry[words as usize - 2],
+            value: entry[words as usize - 1],
+        });
+        Ok(entries.collect())
+    }
+
+    /// The value of an attribute of an object in Python, which its instance has. `None` if it has none.
+    pub(super) fn attribute(
+        &mut self,
+        object: u64,
+        attributes: Attributes,
+        keys: Keys,
+        name: &str,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let (values, dictionary) = self.attributes(object, attributes)?;
+        if dictionary == 0 {
+            let object_type = self.memory.read_u64(object.wrapping_add(TYPE))?;
+            return self.shared_attribute(object_type, values, keys, name);
+        }
+        self.expect(dictionary, &Kind::Dictionary)?;
+        let structure = Structure::read(self.memory, dictionary, &[KEYS, VALUES])?;
+        match structure.pointer(VALUES) {
+            0 => self.get(dictionary, keys, name),
+            values => {
+                let values = attributes.first_value(values);
+                self.value(structure.pointer(KEYS), values, keys, name)
+            }
+        }
+    }
+
+    /// The value of an attribute among those of an object whose type has their keys: `ht_cached_keys`, whose place
+    /// depends on the version (`PyHeapTypeObject`).
+    fn shared_attribute(
+        &mut self,
+        object_type: u64,
+        values: u64,
+        keys: Keys,
+        name: &str,
+    ) -> Result<Option<u64>, RuntimeError> {
+        /// All structures that come before it are larger than this, and it is among the words after them.
+        const START: u64 = 800;
+        const WORDS: u64 = 24;
+        let candidates = self.words(object_type.wrapping_add(START), WORDS)?;
+        for candidate in candidates.into_iter().filter(|it| *it != 0 && it % 8 == 0) {
+            if let Ok(Some(value)) = self.value(candidate, values, keys, name) {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The value with this name, by keys that objects share.
+    fn value(
+        &mut self,
+        shared: u64,
+        values: u64,
+        keys: Keys,
+        name: &str,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let entries = self.entries(shared, keys, MAX_SHARED_KEYS)?;
+        for (index, entry) in entries.iter().enumerate() {
+            if entry.key != 0 && self.is_text(entry.key, name) {
+                let value = values.wrapping_add(8 * index as u64);
+                let value = self.memory.read_u64(value)?;
+                return Ok((value != 0).then_some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether an object is this string.
+    fn is_text(&mut self, address: u64, text: &str) -> bool {
+        let length = self.memory.read_u64(address.wrapping_add(FIRST));
+        length == Ok(text.len() as u64)
+            && self.kind(address) == Ok(Kind::Text)
+            && self.string(address).is_ok_and(|it| it == text)
     }
 
     /// The objects among the first 1,024 entries of a set, and the number of others.
@@ -315,22 +422,11 @@ impl<'m> Objects<'m> {
         Ok((found, unknown))
     }
 
-    /// The sets of a `WeakSet`: `data` and, unless it has a dictionary of its own, `_iterating`.
-    fn sets_of(
-        &mut self,
-        address: u64,
-        attributes: Attributes,
-        keys: Keys,
-    ) -> Result<Vec<u64>, RuntimeError> {
-        /// Number of its attributes.
-        const COUNT: u64 = 4;
-        /// Size of the header of `_dictvalues` in 3.13, in bytes; the first is the number of values
-        /// that fit.
-        const HEADER: u64 = 8;
-        let no_data = || RuntimeError::new("its set of tasks has no data");
+    /// The addresses of the values of an object's attributes, and of its dictionary; one of them may be 0.
+    fn attributes(&self, address: u64, attributes: Attributes) -> Result<(u64, u64), RuntimeError> {
         let before = |words: u64| self.memory.read_u64(address.wrapping_sub(8 * words));
         let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
-        let (mut values, dictionary) = match attributes {
+        Ok(match attributes {
             Attributes::Dictionary => {
                 let offset = object_type.wrapping_add(TYPE_DICTIONARY);
                 let offset = self.memory.read_u64(offset)?;
@@ -343,21 +439,32 @@ impl<'m> Objects<'m> {
             },
             Attributes::Inline => {
                 let size = self.memory.read_u64(object_type.wrapping_add(TYPE_SIZE))?;
-                (address.wrapping_add(size), before(3)?)
+                let values = address.wrapping_add(size);
+                (attributes.first_value(values), before(3)?)
             }
-        };
+        })
+    }
+
+    /// The sets of a `WeakSet`: `data` and, unless it has a dictionary of its own, `_iterating`.
+    fn sets_of(
+        &mut self,
+        address: u64,
+        attributes: Attributes,
+        keys: Keys,
+    ) -> Result<Vec<u64>, RuntimeError> {
+        /// Number of its attributes.
+        const COUNT: u64 = 4;
+        let no_data = || RuntimeError::new("its set of tasks has no data");
+        let (mut values, dictionary) = self.attributes(address, attributes)?;
         if dictionary != 0 {
             self.expect(dictionary, &Kind::Dictionary)?;
-            // `ma_values`
-            values = self.memory.read_u64(dictionary.wrapping_add(40))?;
+            values = self.memory.read_u64(dictionary.wrapping_add(VALUES))?;
             if values == 0 {
                 let set = self.get(dictionary, keys, "data")?.ok_or_else(no_data)?;
                 self.expect(set, &Kind::Set)?;
                 return Ok(vec![set]);
             }
-        }
-        if attributes == Attributes::Inline {
-            values = values.wrapping_add(HEADER);
+            values = attributes.first_value(values);
         }
         let mut sets = Vec::new();
         for value in self.words(values, COUNT)? {
