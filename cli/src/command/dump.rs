@@ -98,6 +98,9 @@ pub(crate) struct Arguments {
     stop_sleeping: bool,
     #[command(flatten)]
     debug_files: DebugFiles,
+    /// Also show the addresses of a runtime's structures, and how they were found
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
     /// Print one JSON value, with --all and --children one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
@@ -165,7 +168,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             let stacks = stacks.as_ref();
             let mut report = core::dump(core, &arguments.sysroot, options, stacks)?;
             names.resolve(&mut report);
-            write_report(&report, arguments.json, &terminal)
+            write_report(&report, arguments, &terminal)
         }
         // One of them is required.
         (None, pid) => {
@@ -183,7 +186,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
                 };
                 worker.end();
                 names.resolve(&mut report);
-                let status = write_report(&report, arguments.json, &terminal)?;
+                let status = write_report(&report, arguments, &terminal)?;
                 if let Some((children, command)) = descendants::sentences(&publishing, "dump") {
                     let message = format!("process {pid} publishes no context; {children}");
                     terminal::complain(&message, Some(&format!("{command} shows it")));
@@ -207,12 +210,16 @@ fn source(snapshots: &mut Option<Snapshots>) -> Option<&mut dyn SnapshotSource> 
     snapshots.as_mut().map(|it| it as &mut dyn SnapshotSource)
 }
 
-fn write_report(report: &Report, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
+fn write_report(
+    report: &Report,
+    arguments: &Arguments,
+    terminal: &Terminal,
+) -> Result<Status, Error> {
     terminal::write(|out| {
-        if as_json {
+        if arguments.json {
             write(&json::of(report), out)
         } else {
-            text::write(report, terminal, out)
+            text::write(report, arguments.verbose, terminal, out)
         }
     })
     .map_err(Error::Output)?;

@@ -125,6 +125,7 @@ fn dump_shows_the_frames_of_each_thread_and_who_holds_the_gil() {
     assert_eq!(answer["threads_stopped"], 0);
     let version = &answer["runtimes"]["cpython"]["version"];
     let text = otelctx(&["dump", &pid]).stdout;
+    let verbose = otelctx(&["dump", "-v", &pid]).stdout;
     for (index, (tid, state, frames)) in truth(&target).into_iter().enumerate() {
         let threads = answer["threads"].as_array().unwrap();
         let thread = threads.iter().find(|it| it["tid"] == tid).unwrap();
@@ -132,9 +133,17 @@ fn dump_shows_the_frames_of_each_thread_and_who_holds_the_gil() {
         let expected = json!({"version": version, "holds_gil": holds_gil, "thread_state": state,
             "source": source, "frames": frames});
         assert_eq!(thread["cpython"], expected);
-        let mut expected = format!(
-            "\n  thread {tid}  cpython  holds_gil={holds_gil}  thread_state={state}  source={source}\n"
-        );
+        let name = thread["name"].as_str().unwrap();
+        let gil = if holds_gil {
+            "GIL held"
+        } else {
+            "GIL not held"
+        };
+        let head = format!("\n  thread {tid}  {name}  {gil}");
+        let with_addresses = format!("{head}  thread_state={state}  source={source}\n");
+        assert!(verbose.contains(&with_addresses), "{verbose}");
+        assert!(!text.contains(&state), "{text}");
+        let mut expected = head + "\n";
         for frame in &frames {
             let text = |key: &str| frame[key].as_str().unwrap();
             let (name, file, line) = (text("qualname"), text("file"), &frame["line"]);

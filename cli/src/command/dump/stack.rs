@@ -35,6 +35,18 @@ impl Stack {
         })
     }
 
+    /// The frames without those of runtimes.
+    pub(super) fn native(&self) -> Vec<sample::Frame> {
+        let native = self.frames().map(|(frame, lookup)| {
+            if lookup == frame.address {
+                sample::Frame::instruction(frame.address)
+            } else {
+                sample::Frame::return_address(frame.address)
+            }
+        });
+        native.collect()
+    }
+
     /// Returns the frames, with those of the thread's runtimes in place of the calls of their
     /// interpreters. The flag is true if a runtime executes on a stack of its own: then the frames are
     /// complete.
@@ -43,14 +55,7 @@ impl Stack {
         runtimes: &[RuntimeReading],
         named: &Named,
     ) -> (Vec<sample::Frame>, bool) {
-        let native = self.frames().map(|(frame, lookup)| {
-            if lookup == frame.address {
-                sample::Frame::instruction(frame.address)
-            } else {
-                sample::Frame::return_address(frame.address)
-            }
-        });
-        let mut native: Vec<_> = native.collect();
+        let mut native = self.native();
         let stacks = (!self.is_separate).then(|| interpreted(runtimes));
         let stacks: Vec<_> = stacks.into_iter().flatten().collect();
         let own = stacks.iter().filter_map(|stack| {

@@ -1,5 +1,6 @@
 //! The report as text.
 
+mod blocks;
 mod runtimes;
 mod stacks;
 
@@ -32,14 +33,24 @@ const INVALID: &str = "invalid: being rewritten, or detached";
 /// Start of lines about all threads.
 const THREADS: &str = "  threads   ";
 
-pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(
+    report: &Report,
+    is_verbose: bool,
+    terminal: &Terminal,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     out.write_all(about_process(report, terminal).as_bytes())?;
+    if blocks::are_wanted(report) {
+        out.write_all(blocks::threads(report, is_verbose).as_bytes())?;
+        return out.write_all(runtimes::tasks(report).as_bytes());
+    }
     let has_runtimes = !report.swept.runtimes.is_empty();
     if has_runtimes || matches!(report.support(), Support::Readable(_)) {
         out.write_all(b"\n")?;
         table(report, terminal, out)?;
     }
-    out.write_all(runtimes::frames(report).as_bytes())?;
+    out.write_all(runtimes::threads(report).as_bytes())?;
+    out.write_all(runtimes::tasks(report).as_bytes())?;
     out.write_all(stacks::lines(report).as_bytes())
 }
 

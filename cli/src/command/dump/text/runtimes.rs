@@ -5,7 +5,7 @@ use std::fmt::Write;
 use otelctx_reader::Found;
 use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::DecodedContext;
-use otelctx_reader::sample::NamedFrame;
+use otelctx_reader::sample::{FrameKind, NamedFrame};
 
 use super::super::model::Report;
 use super::context_cells;
@@ -35,9 +35,8 @@ fn conflict(threads: usize) -> String {
     )
 }
 
-/// Formats the frames of each thread that a runtime knows, unless they are part of its stack, and of
-/// each task, with its context.
-pub(super) fn frames(report: &Report) -> String {
+/// Formats the frames of each thread that a runtime knows, unless they are part of its stack.
+pub(super) fn threads(report: &Report) -> String {
     let mut text = String::new();
     for thread in &report.threads {
         for reading in &thread.runtimes {
@@ -63,6 +62,12 @@ pub(super) fn frames(report: &Report) -> String {
             }
         }
     }
+    text
+}
+
+/// Formats each task, with its context.
+pub(super) fn tasks(report: &Report) -> String {
+    let mut text = String::new();
     for reading in &report.swept.tasks {
         let name = reading.name;
         match &reading.tasks {
@@ -70,8 +75,12 @@ pub(super) fn frames(report: &Report) -> String {
                 for task in tasks {
                     let (context, facts) = (context(&task.context), facts(&task.facts));
                     let _ = write!(text, "\n  task {}  {name}{facts}  {context}\n", task.id);
+                    let is_marked = task
+                        .frames
+                        .iter()
+                        .any(|it| it.kind == FrameKind::ABORT_MARKER);
                     add_frames(&mut text, task.frames.iter());
-                    if task.is_truncated {
+                    if task.is_truncated && !is_marked {
                         text += "    and more\n";
                     }
                 }
@@ -95,7 +104,7 @@ pub(super) fn frames(report: &Report) -> String {
     text
 }
 
-fn facts(facts: &Attributes) -> String {
+pub(super) fn facts(facts: &Attributes) -> String {
     let facts = pairs(facts);
     facts.iter().map(|fact| format!("  {fact}")).collect()
 }
@@ -108,7 +117,7 @@ fn context(found: &Found<DecodedContext>) -> String {
     }
 }
 
-fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame>) {
+pub(super) fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame>) {
     for frame in frames {
         let place = match (frame.file.as_str(), frame.line) {
             ("", _) => String::new(),

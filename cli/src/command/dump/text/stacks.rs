@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use otelctx_reader::sample::{Frame, NamedFrame};
 
-use super::super::model::Report;
+use super::super::model::{Report, ThreadReport};
 use super::super::stack::Named;
 use crate::output::terminal::escape;
 
@@ -18,25 +18,9 @@ pub(super) fn lines(report: &Report) -> String {
         let name = thread.name.as_ref().map(|name| name.to_string_lossy());
         let name = name.map_or(String::new(), |name| format!(" of {}", escape(&name)));
         match stack {
-            Ok(stack) => {
+            Ok(_) => {
                 let _ = write!(text, "\n  thread {tid}  stack{name}\n");
-                let (frames, is_whole) = stack.mixed(&thread.runtimes, &report.named);
-                for frame in frames {
-                    match &frame {
-                        Frame::Named(frame) => add_named(&mut text, frame),
-                        Frame::Native { address, .. } => {
-                            let lookup = frame.lookup_address().unwrap_or(*address);
-                            add_frame(&mut text, *address, lookup, &report.named);
-                        }
-                    }
-                }
-                if let Some(reason) = stack.why_incomplete().filter(|_| !is_whole) {
-                    let _ = writeln!(text, "    incomplete: {}", escape(&reason));
-                }
-                if stack.lacks_frames(&thread.runtimes) {
-                    text += "    native frames alone: the thread ran before its runtime was read \
-                             (--no-stop)\n";
-                }
+                add(&mut text, thread, &report.named);
             }
             Err(error) => {
                 let error = escape(error);
@@ -48,6 +32,35 @@ pub(super) fn lines(report: &Report) -> String {
         }
     }
     text
+}
+
+/// Adds the lines of a thread's stack, if it was read.
+pub(super) fn add(text: &mut String, thread: &ThreadReport, named: &Named) {
+    match &thread.stack {
+        None => {}
+        Some(Ok(stack)) => {
+            let (frames, is_whole) = stack.mixed(&thread.runtimes, named);
+            for frame in frames {
+                match &frame {
+                    Frame::Named(frame) => add_named(text, frame),
+                    Frame::Native { address, .. } => {
+                        let lookup = frame.lookup_address().unwrap_or(*address);
+                        add_frame(text, *address, lookup, named);
+                    }
+                }
+            }
+            if let Some(reason) = stack.why_incomplete().filter(|_| !is_whole) {
+                let _ = writeln!(text, "    incomplete: {}", escape(&reason));
+            }
+            if stack.lacks_frames(&thread.runtimes) {
+                *text += "    native frames alone: the thread ran before its runtime was read \
+                             (--no-stop)\n";
+            }
+        }
+        Some(Err(error)) => {
+            let _ = writeln!(text, "    its stack can't be read: {}", escape(error));
+        }
+    }
 }
 
 /// Adds a line for each function of a frame: those inlined at its address, then the one they are in.
