@@ -5,7 +5,7 @@
  * another function whose code object has the same address later. Layouts are shared with ../src/step.rs.
  */
 
-/* Frames that are kept: the innermost ones, and so many of the outermost ones. */
+/* Frames that are kept: the innermost ones, and PYTHON_OUTERMOST of the outermost ones. */
 #define PYTHON_FRAMES 512
 #define PYTHON_OUTERMOST 32
 #define PYTHON_INNERMOST (PYTHON_FRAMES - PYTHON_OUTERMOST)

@@ -170,7 +170,7 @@ pub(crate) struct Part<'a> {
     /// `None` if there is no GIL, or that is unknown.
     pub(crate) holds_gil: Option<bool>,
     pub(crate) is_truncated: bool,
-    /// Number of frames that were read, and of those that are the outermost ones of a call.
+    /// Numbers of frames that were read, and of frames that are the outermost ones of a call.
     count: usize,
     calls: usize,
     frames: &'a [[u8; 24]],

@@ -29,7 +29,7 @@ fn samples() -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gap {
     None,
-    /// So many in the middle.
+    /// This number in the middle.
     Middle(usize),
     /// All further out.
     Outer,
