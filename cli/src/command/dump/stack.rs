@@ -158,8 +158,12 @@ impl NativeFrames for Named {
     }
 
     fn is_generated(&self, frame: &sample::Frame, _: FrameKind) -> bool {
+        let is_unnamed = |address| {
+            let mut functions = self.functions(address).iter();
+            functions.all(|it| it.name.starts_with('[') && it.name.ends_with(']'))
+        };
         let lookup = frame.lookup_address();
-        lookup.is_some_and(|address| self.is_anonymous(address))
+        lookup.is_some_and(|address| self.is_anonymous(address) && is_unnamed(address))
     }
 }
 

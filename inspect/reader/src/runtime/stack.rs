@@ -152,7 +152,10 @@ impl RuntimeStack {
         };
         // Code that the interpreter has generated has its frame pointer, which leads to its caller.
         for index in 1..native.len() {
-            if frames.is_generated(&native[index - 1], kind) && calls_it(&native[index]) {
+            let is_generated = frames.is_generated(&native[index - 1], kind);
+            // That which has called the loop itself only calls it for one function.
+            let is_trampoline = index > 1 && is_call(&native[index - 2]);
+            if is_generated && !is_trampoline && calls_it(&native[index]) {
                 places[index - 1] = true;
             }
         }
@@ -341,6 +344,18 @@ mod tests {
             &call(0x400),
         ];
         assert_eq!(mixed(&native), expected.map(Clone::clone));
+        // Code that has called the loop.
+        let native = [
+            call(0x150),
+            generated(),
+            call(0x300),
+            call(0x150),
+            call(0x400),
+        ];
+        assert_eq!(
+            mixed(&native)[..3],
+            [in_c.clone(), call(0x300), in_b.clone()]
+        );
         // Code that has a name is no call.
         let announced = Frame::from(named("py::f"));
         let native = [announced.clone(), call(0x300)];
