@@ -186,7 +186,7 @@ fn run(interpreter: &Interpreter, jit: &str, count: usize, without_ebpf: bool) -
 #[test]
 fn each_function_has_its_caller_at_any_depth() {
     for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
-        let has_jit = interpreter.version >= "3.13".to_owned();
+        let has_jit = *interpreter.version >= *"3.13";
         for jit in ["0", "1"].into_iter().take(1 + usize::from(has_jit)) {
             for without_ebpf in [false, true] {
                 let count = if without_ebpf {
