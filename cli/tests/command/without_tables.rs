@@ -79,11 +79,7 @@ fn check_recording(target: &Target, name: &str, method: &[&str], calls: &[Calls]
         if is_enough {
             let share = incomplete as f64 / recorded as f64;
             println!("{name}: {incomplete} of {recorded} samples are incomplete");
-            let is_command = of.first() == Some(&"--");
-            assert!(
-                is_command || share <= MAX_INCOMPLETE,
-                "{name}: {share}: {text}"
-            );
+            assert!(share <= MAX_INCOMPLETE, "{name}: {share}: {text}");
         }
         is_enough.then_some(()).ok_or((seen, answer))
     });
@@ -153,12 +149,11 @@ fn callers_of_functions_of_go_are_not_skipped() {
     }
 }
 
-/// Where the stacks of Go's runtime begin: of goroutines, of threads, and of the scheduler, which has left another stack.
-const STARTS_OF_GO: [&str; 5] = [
+/// Where the stacks of Go's runtime begin: of goroutines, of threads, and of the scheduler.
+const STARTS_OF_GO: [&str; 4] = [
     "runtime.goexit",
     "runtime.mstart",
     "runtime.mcall",
-    "runtime.morestack",
     "_rt0_amd64_linux",
 ];
 

@@ -90,10 +90,6 @@ impl<'a> Functions<'a> {
         Ok(true)
     }
 
-    pub(crate) fn retain(&mut self, keep: impl FnMut(&Function) -> bool) {
-        self.list.retain(keep);
-    }
-
     pub(crate) fn sorted(mut self) -> Vec<Function> {
         self.list.sort_unstable();
         self.list

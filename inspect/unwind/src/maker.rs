@@ -1,9 +1,10 @@
 //! Makes rows of a file's tables.
 
+use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 
 use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian};
-use otelctx_remote::elf::{GoTable, Segment};
+use otelctx_remote::elf::{GoFunction, GoTable, Segment};
 
 use crate::arch::Architecture;
 use crate::cfi::{Budget, Table};
@@ -15,9 +16,11 @@ use crate::rule::{Dictionary, Rule};
 use crate::tables::{Bytes, Tables};
 use crate::writer::{Counts, Writer};
 
-/// Maximum number of functions of Go that leave their stack: its runtime has two.
-const MAX_LEAVING: usize = 8;
-/// Maximum size of such a function that is read, in bytes; they have some 100.
+/// Maximum number of functions of Go that go to another stack: its runtime has some 20.
+const MAX_SWITCHING: usize = 256;
+/// Maximum number of calls after which a stack starts: the runtime has one.
+const MAX_ENDS: usize = 16;
+/// Maximum size of the code that is read to find them, in bytes. `runtime.mcall` has 100.
 const MAX_LEAVING_CODE: usize = 1024;
 
 pub(crate) fn make(
@@ -55,7 +58,7 @@ pub(crate) fn make(
         tables,
         uncovered: architecture.code.as_ref().map_or(Vec::new(), |reader| {
             let rules = tables.uncovered.rules(reader, &mut CodeWork::default());
-            with_ends(rules, &ends_of_stacks(tables, reader))
+            with_ends(rules, &ends_of_stacks(tables, architecture, reader))
         }),
         architecture,
     };
@@ -70,20 +73,20 @@ pub(crate) fn make(
 }
 
 /// Returns the return addresses of the calls in functions of Go that leave their stack.
-fn ends_of_stacks(tables: &Tables, reader: &CodeReader) -> Vec<u64> {
-    let functions = tables.go.iter().flat_map(GoTable::functions);
-    let leaving = functions.filter(|it| it.changes_stack() && it.leaves_stack());
-    let calls = leaving.take(MAX_LEAVING).flat_map(|function| {
+fn ends_of_stacks(tables: &Tables, architecture: &Architecture, reader: &CodeReader) -> Vec<u64> {
+    let leaving = switching(tables, architecture).filter(GoFunction::leaves_stack);
+    let calls = leaving.flat_map(|function| {
         let range = function.range();
         let bytes = tables.uncovered.bytes(range.clone()).unwrap_or_default();
         (reader.call_ends)(&bytes[..bytes.len().min(MAX_LEAVING_CODE)], range.start)
     });
-    let mut ends: Vec<u64> = calls.collect();
+    let mut ends: Vec<u64> = calls.take(MAX_ENDS).collect();
     ends.sort_unstable();
+    ends.dedup();
     ends
 }
 
-/// Replaces the rules of these return addresses, which are those of the byte before, by the end of the stack.
+/// Ends stacks at these return addresses. The rule of a caller is that of the byte before its return address.
 fn with_ends(rules: Vec<(u64, Rule)>, ends: &[u64]) -> Vec<(u64, Rule)> {
     let mut all = rules;
     for end in ends {
@@ -127,12 +130,16 @@ fn debug_frame<'a>(
     Table::new(section, bytes, bases(tables), architecture)
 }
 
-/// Returns true for a function of Go that goes to another stack. Tables count from the stack pointer there, which is the other
+/// Returns the functions of Go that go to another stack. Tables count from the stack pointer there, which is the other
 /// stack's: only its instructions show that the frame pointer stays.
-fn changes_stack(tables: &Tables, architecture: &Architecture, start: u64) -> bool {
-    let function = tables.go.as_ref().and_then(|go| go.function_at(start));
-    let changes = function.is_some_and(|it| it.changes_stack() && !it.is_first());
-    changes && architecture.code.is_some()
+fn switching<'a>(
+    tables: &'a Tables,
+    architecture: &Architecture,
+) -> impl Iterator<Item = GoFunction<'a>> {
+    let table = tables.go.as_ref().filter(|_| architecture.code.is_some());
+    let functions = table.into_iter().flat_map(GoTable::functions);
+    let switching = functions.filter(GoFunction::changes_stack);
+    switching.take(MAX_SWITCHING).filter(|it| !it.is_first())
 }
 
 /// Returns where the functions of Go start that go to another stack.
@@ -140,9 +147,7 @@ pub(crate) fn starts_with_other_stack(
     tables: &Tables,
     architecture: &Architecture,
 ) -> impl Iterator<Item = u64> {
-    let functions = tables.go.iter().flat_map(GoTable::functions);
-    let starts = functions.map(|function| function.range().start);
-    starts.filter(|start| changes_stack(tables, architecture, *start))
+    switching(tables, architecture).map(|function| function.range().start)
 }
 
 /// Adds the functions of other tables than those of call frame information.
@@ -151,13 +156,10 @@ fn add_others(
     architecture: &Architecture,
     functions: &mut Functions<'_>,
 ) -> Result<(), Error> {
-    let counts_from_wrong_stack = |function: &Function| {
-        function.source == Source::DebugFrame && changes_stack(tables, architecture, function.start)
-    };
-    functions.retain(|function| !counts_from_wrong_stack(function));
+    let switching: BTreeSet<u64> = starts_with_other_stack(tables, architecture).collect();
     for function in tables.go.iter().flat_map(GoTable::functions) {
         let range = function.range();
-        if changes_stack(tables, architecture, range.start) {
+        if switching.contains(&range.start) {
             continue;
         }
         functions.add(Source::Go, range.start, range.end, 0)?;

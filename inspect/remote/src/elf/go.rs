@@ -32,9 +32,10 @@ const ASSEMBLY: u8 = 4;
 /// Go 1.19.
 const SIGNAL_HANDLER: &str = "runtime.sigtramp";
 const SIGNAL_RETURN: &str = "runtime.sigreturn";
-/// Functions that leave a stack for the scheduler's, on which another thread may go on: what they call is the first of its
-/// stack, as for Go's own traceback (`topofstack` in its runtime/traceback.go).
-const LEAVING: [&str; 2] = ["runtime.mcall", "runtime.morestack"];
+/// The function that leaves a goroutine's stack for the scheduler's: what it calls is the first of that stack, because
+/// another thread may run the goroutine meanwhile. It clears the frame pointer for that reason since Go 1.25
+/// (runtime/asm_amd64.s).
+const LEAVING: &str = "runtime.mcall";
 /// The suffix of the names of functions that take their arguments on the stack.
 const STACK_ABI: &str = ".abi0";
 /// Sizes of the smallest instruction, in bytes (`MinLC` in Go's src/cmd/internal/sys/arch.go).
@@ -222,7 +223,7 @@ impl<'a> GoFunction<'a> {
     /// Returns whether what it calls is the first function of another stack.
     pub fn leaves_stack(&self) -> bool {
         let name = self.name();
-        LEAVING.contains(&name.strip_suffix(STACK_ABI).unwrap_or(&name))
+        name.strip_suffix(STACK_ABI).unwrap_or(&name) == LEAVING
     }
 
     /// Returns whether it is written in assembly: it need not save the frame pointer where Go's compiler does.
