@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-use object::elf::SHF_COMPRESSED;
+use object::elf::{ELFMAG, SHF_COMPRESSED};
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, SectionHeader};
 use object::{Object, ObjectSection, ReadCache};
@@ -20,9 +21,8 @@ use crate::copy::Copy;
 /// Separate Files").
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
-/// Maximum size of a debug file that the target may have made, in bytes: all of it is read for its checksum. Those of the
-/// largest browsers have 4 GiB.
-const MAX_SIZE: u64 = 8 << 30;
+/// Maximum size of a debug file beside a module, in bytes; larger ones are not decoded either.
+const MAX_SIZE: u64 = 4 << 30;
 
 /// Finds the debug file of a module, in these directories and then in [`DIRECTORIES`]: by its build
 /// ID, or by the name in its debug link in the directory that mirrors the module's own, if the
@@ -59,8 +59,8 @@ pub(crate) fn find(copy: &Copy, of: &Module, directories: &[PathBuf]) -> Option<
     by_build_id.or_else(by_link).or_else(with_symbols)
 }
 
-/// Opens the debug file that the debug link names, in the directory of the module or in `.debug` below it, if the checksum
-/// matches. The target may have put it there: only a copy of it is decoded.
+/// Opens the debug file that the debug link names, in the directory of the module or in `.debug` below it, if the build ID
+/// and the checksum match. The target may have put it there: only a copy of it is decoded.
 pub(crate) fn open_beside(copy: &Copy, query: SymbolQuery<'_>) -> Option<File> {
     let (name, crc) = link(copy)?;
     let own = Path::new(&query.module.path);
@@ -77,11 +77,22 @@ pub(crate) fn open_beside(copy: &Copy, query: SymbolQuery<'_>) -> Option<File> {
             let here = module::open_regular(&path).ok().flatten();
             in_process.into_iter().chain(here)
         });
-    let is_it = |file: &File| {
+    let build_id = &query.module.build_id;
+    // Read first: nothing is read of files of size 0, such as those in /proc, or of another kind.
+    let belongs = |file: &File| {
         let size = file.metadata().map_or(u64::MAX, |it| it.len());
-        size <= MAX_SIZE && checksum(file) == Some(crc)
+        let has_build_id = || module::build_id(file).unwrap_or_default() == *build_id;
+        (1..=MAX_SIZE).contains(&size)
+            && has_build_id()
+            && (!build_id.is_empty() || starts_as_elf(file))
+            && checksum(file) == Some(crc)
     };
-    files.into_iter().find(is_it)
+    files.into_iter().find(belongs)
+}
+
+fn starts_as_elf(file: &File) -> bool {
+    let mut magic = [0; 4];
+    file.read_exact_at(&mut magic, 0).is_ok() && magic == ELFMAG
 }
 
 /// Returns the name and the checksum in the debug link.
@@ -123,8 +134,10 @@ fn checksum(mut file: &File) -> Option<u32> {
     let mut crc = flate2::Crc::new();
     let mut buffer = vec![0; 1 << 16];
     file.rewind().ok()?;
+    // The file may grow while it is read.
+    let mut limited = file.take(MAX_SIZE);
     loop {
-        match file.read(&mut buffer).ok()? {
+        match limited.read(&mut buffer).ok()? {
             0 => return Some(crc.sum()),
             read => crc.update(&buffer[..read]),
         }
