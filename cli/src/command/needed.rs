@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ use std::rc::Rc;
 use nix::unistd::AccessFlags;
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::inspect::{Contents, Inspection};
-use otelctx_reader::remote::module::Machine;
+use otelctx_reader::remote::module::{self, Machine};
 
 /// Maximum number of libraries to inspect. A large desktop program needs some 200.
 pub(super) const MAX_LIBRARIES: usize = 512;
@@ -54,8 +54,8 @@ impl Libraries {
         })
     }
 
-    /// Inspects the libraries that the file at `path` needs, breadth first, until `visit` breaks: that one is
-    /// taken for the defining one.
+    /// Inspects the libraries that the file at `path` needs, breadth first, until `visit` breaks. The one
+    /// at which it breaks becomes the defining one.
     fn visit(
         path: &Path,
         inspection: &Inspection,
@@ -98,8 +98,8 @@ impl Libraries {
     }
 }
 
-/// Returns the files whose code a command will run, as far as its file tells: the program, the libraries that it needs, and
-/// of a script those of its interpreter.
+/// Returns the files whose code a command will run: its program, or the interpreter of its script, and the libraries that
+/// this needs. What it opens later is not known.
 pub(super) fn code_files(command: &[OsString]) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut next = command.first().and_then(|program| on_path(program));
@@ -107,6 +107,10 @@ pub(super) fn code_files(command: &[OsString]) -> Vec<PathBuf> {
         let Some(path) = next.take() else {
             break;
         };
+        // Opening anything else can have any effect.
+        if !path.is_file() {
+            break;
+        }
         match Contents::open(&path, SYMBOL) {
             Ok(Contents::Elf(inspection)) => {
                 Libraries::visit(&path, &inspection, &mut |path, _| {
@@ -134,10 +138,7 @@ fn on_path(name: &OsStr) -> Option<PathBuf> {
 /// Returns the program that the first line of a script names (execve(2)), for `env` the one that this executes.
 fn interpreter(script: &Path) -> Option<PathBuf> {
     let mut line = [0; 256];
-    if !script.is_file() {
-        return None;
-    }
-    let read = File::open(script).ok()?.read(&mut line).ok()?;
+    let read = module::open_regular(script).ok()??.read(&mut line).ok()?;
     let line = line[..read]
         .strip_prefix(b"#!")?
         .split(|byte| *byte == b'\n')
@@ -286,7 +287,8 @@ mod tests {
         assert_eq!(of(&script), vec![script.clone(); MAX_INTERPRETERS]);
         fs::write(&script, "#!\n").unwrap();
         assert_eq!(of(&script), std::slice::from_ref(&script));
-        assert_eq!(of(&folder), std::slice::from_ref(&folder));
+        assert_eq!(of(&folder), [] as [PathBuf; 0]);
+        assert_eq!(of(Path::new("/dev/zero")), [] as [PathBuf; 0]);
         assert_eq!(code_files(&["no-such-program".into()]), [] as [PathBuf; 0]);
         fs::remove_dir_all(&folder).unwrap();
     }

@@ -319,7 +319,11 @@ fn record(
         },
         given: arguments.pid.clone(),
         is_command: waiting.is_some(),
-        code_files: needed::code_files(&arguments.command),
+        code_files: if arguments.ptrace {
+            Vec::new()
+        } else {
+            needed::code_files(&arguments.command)
+        },
         frequency: arguments.frequency,
         ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,

@@ -21,7 +21,7 @@ use crate::backend::Backend;
 use crate::process::check_target;
 use crate::processes::Processes;
 use crate::refusal::Refusal;
-use crate::{Error, Options, Targets, monotonic};
+use crate::{Error, INTERVAL, Options, Targets, monotonic};
 
 /// Time without changes after which the recorder wakes up less often.
 const QUIET: Duration = Duration::from_secs(1);
@@ -126,21 +126,36 @@ impl Recorder {
 
     /// Waits for the rows of the requested processes, or of all running ones, and of these files, at most this long.
     fn read_ahead(&mut self, code_files: &[PathBuf], limit: Duration) {
-        let unwinding = &mut self.loaded.unwinding;
         let end = Instant::now() + limit;
         for path in code_files {
-            unwinding.expect_file(path);
+            self.loaded.unwinding.expect_file(path);
         }
         if self.whole_machine {
             let running = reader::remote::process::processes().unwrap_or_default();
             for pid in running {
                 // It may have ended.
                 if let Ok(process) = reader::remote::Process::open(pid) {
-                    unwinding.expect_process(&process, end);
+                    self.loaded.unwinding.expect_process(&process, end);
                 }
+                self.pass_on_reports();
             }
         }
-        unwinding.wait(end.saturating_duration_since(Instant::now()));
+        while self.loaded.unwinding.awaits_rows() && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            self.loaded.unwinding.wait(left.min(INTERVAL));
+            self.pass_on_reports();
+        }
+    }
+
+    /// Passes the kernel's reports on before their ring is full.
+    fn pass_on_reports(&mut self) {
+        let (side_band, processes) = (&mut self.side_band, &mut self.processes);
+        pass_on(
+            side_band,
+            monotonic(),
+            &mut self.loaded.unwinding,
+            processes,
+        );
     }
 
     fn forget(&mut self, pid: i32) {

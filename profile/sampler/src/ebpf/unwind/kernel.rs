@@ -1,8 +1,7 @@
 //! The program's lists of the code of processes, and the rows of files.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use aya::Ebpf;
 use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::{self, Device, Process};
+use otelctx_reader::remote::{self, Device, Process, module};
 use otelctx_sample::StackEnd;
 
 use super::super::object::{array, map};
@@ -190,15 +189,14 @@ impl Kernel {
         rows
     }
 
-    /// Requests the rows of a file, unless they are there or requested. A file that cannot be opened is ignored.
+    /// Requests the rows of a file, unless they are there or requested. Ignores what is no regular file.
     pub(super) fn expect_file(&mut self, path: &Path) {
-        // A path may lead to a FIFO.
-        let opened = File::options()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path);
-        let facts = opened.and_then(|file| Ok((Device::of_file(&file)?, file.metadata()?, file)));
-        let Some((device, metadata, file)) = facts.ok().filter(|(_, it, _)| it.is_file()) else {
+        let opened = module::open_regular(path).ok().flatten();
+        let facts = opened.and_then(|file| Some((Device::of_file(&file).ok()?, file)));
+        let Some((device, file)) = facts else {
+            return;
+        };
+        let Ok(metadata) = file.metadata() else {
             return;
         };
         let inode = metadata.ino();
@@ -363,6 +361,10 @@ impl Kernel {
             // There was no room for the request, or there is no answer yet.
             None | Some(None) => (!has_rows).then_some(StackEnd::TablesNotReady),
         }
+    }
+
+    pub(super) fn awaits_rows(&self) -> bool {
+        self.pending > 0
     }
 
     /// Waits for an answer until this time is over, if one is expected.

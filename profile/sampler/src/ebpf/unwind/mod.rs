@@ -279,7 +279,7 @@ impl Unwinding {
                 if let Some(code_file) = kernel.code_file(process, mapping) {
                     kernel.rows(process, mapping, code_file);
                 }
-                if kernel.has_refused {
+                if kernel.has_refused || Instant::now() >= end {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
@@ -292,6 +292,11 @@ impl Unwinding {
             has_room = answer.is_some();
             self.take(answer);
         }
+    }
+
+    /// Returns true if the worker has not made all requested rows yet.
+    pub(super) fn awaits_rows(&self) -> bool {
+        self.kernel.as_ref().is_some_and(Kernel::awaits_rows)
     }
 
     /// Waits until the worker has made the requested rows, or the time is over.
