@@ -157,6 +157,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             stacks,
             names,
             as_json: arguments.all || arguments.json,
+            is_verbose: arguments.verbose,
             publishing_only: arguments.all,
         };
         let family = arguments.pid.map(family).transpose()?;

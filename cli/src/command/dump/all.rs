@@ -54,6 +54,7 @@ pub(super) struct Tools {
     pub(super) names: Names,
     /// As one JSON object per line.
     pub(super) as_json: bool,
+    pub(super) is_verbose: bool,
     /// Omit processes that publish nothing.
     pub(super) publishing_only: bool,
 }
@@ -157,7 +158,7 @@ fn write_all(
                 if tools.as_json {
                     write_line(&json::of(&report), out)?;
                 } else {
-                    text::write(&report, &Terminal::of_stdout(), out)?;
+                    text::write(&report, tools.is_verbose, &Terminal::of_stdout(), out)?;
                 }
                 explain(&report);
             }

@@ -213,6 +213,12 @@ mod tests {
         }
     }
 
+    /// The code of an evaluation loop.
+    fn loops() -> Vec<Range<u64>> {
+        let start = 0x100;
+        std::iter::once(start..start + 0x100).collect()
+    }
+
     #[test]
     fn each_call_of_the_interpreter_is_replaced_by_its_frames() {
         let stack = RuntimeStack::new(
@@ -298,7 +304,7 @@ mod tests {
     #[test]
     fn generated_code_with_the_interpreter_s_caller_is_a_call() {
         let ([a, b, c], [in_a, in_b, in_c]) = functions(["a", "b", "c"]);
-        let mut stack = RuntimeStack::new(vec![vec![c], vec![b], vec![a]], vec![0x100..0x200]);
+        let mut stack = RuntimeStack::new(vec![vec![c], vec![b], vec![a]], loops());
         stack.callers = Arc::new([0x300, 0x310]);
         let call = |address| Frame::return_address(address);
         let mixed = |native: &[Frame]| stack.clone().in_native(native.to_vec(), true);
@@ -365,7 +371,7 @@ mod tests {
     #[test]
     fn no_call_is_further_out_than_the_start() {
         let ([a, b, c], [in_a, in_b, in_c]) = functions(["a", "b", "c"]);
-        let stack = RuntimeStack::new(vec![vec![c], vec![b], vec![a]], vec![0x100..0x200]);
+        let stack = RuntimeStack::new(vec![vec![c], vec![b], vec![a]], loops());
         let call = |address| Frame::return_address(address);
         let marker = Frame::from(NamedFrame::incomplete(RuntimeStack::MISPLACED));
         let native = [call(0x300), call(0x150), call(0x310), call(0x320)];
@@ -422,7 +428,7 @@ mod tests {
         let omitted = NamedFrame::omitted(2);
         let in_omitted = Frame::from(omitted.clone());
         let calls = vec![vec![b, omitted], vec![], vec![a]];
-        let stack = RuntimeStack::new(calls, vec![0x100..0x200]);
+        let stack = RuntimeStack::new(calls, loops());
         let call = |address| Frame::return_address(address);
         let native = [0x150, 0x300, 0x150, 0x310, 0x150, 0x320].map(call);
         let mixed = stack.in_native(native.to_vec(), true);
