@@ -231,15 +231,18 @@ fn a_function_that_jumps_elsewhere_with_a_frame_is_undecided() {
 /// Such parts jump back with the stack as it is there.
 #[test]
 fn a_part_that_was_moved_out_of_a_function_is_none() {
-    // mov $1, %edi; call; jmp back. The same that pushes an argument; that keeps a value in the function's frame;
+    // mov $1, %edi; call; jmp back. The same that pushes an argument; that keeps a value in the function's frame, twice;
     // that saves what it has changed; that never returns.
-    let parts: [&[u8]; 5] = [
+    let parts: [&[u8]; 6] = [
         &[
             0xbf, 1, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xe9, 0, 0xff, 0xff, 0xff,
         ],
         &[0x6a, 1, 0xe8, 0, 1, 0, 0, 0x58, 0xe9, 0, 0xff, 0xff, 0xff],
         &[
             0x4c, 0x89, 0x24, 0x24, 0x4c, 0x8b, 0x24, 0x24, 0xe9, 0, 0xff, 0xff, 0xff,
+        ],
+        &[
+            0x4c, 0x89, 0x64, 0x24, 24, 0x4c, 0x8b, 0x64, 0x24, 24, 0xe9, 0, 0xff, 0xff, 0xff,
         ],
         &[0x31, 0xdb, 0x53, 0x5b, 0xe9, 0, 0xff, 0xff, 0xff],
         &[0x31, 0xff, 0xe8, 0, 1, 0, 0, 0x53, 0x0f, 0x0b],
