@@ -32,8 +32,8 @@ const HEAD: u64 = 1 << 16;
 /// Maximum size of the section of section names, in bytes.
 const MAX_NAMES: u64 = 1 << 20;
 
-/// Sections that refer to another file, which the target chooses and which must not be opened; and
-/// a section with an unknown compression, which would prevent the others from being decoded.
+/// Sections that refer to another file, which the target chooses: only `debug_file` opens one, after its checks. And a
+/// section whose compression the decoder does not know, so that it would decode no other.
 const HIDDEN: [&[u8]; 4] = [
     b".gnu_debuglink\0",
     b".gnu_debugaltlink\0",
