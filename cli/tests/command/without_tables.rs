@@ -195,7 +195,11 @@ fn check_stacks_of_go(pid: &str, method: &[&str]) {
             let count = count.parse::<u64>().unwrap();
             all += count;
             if stack.iter().any(|name| name.starts_with("[incomplete")) {
-                incomplete += count;
+                // Nothing leads from the scheduler's stack to the function whose stack grows or is preempted.
+                let is_known = stack
+                    .iter()
+                    .any(|name| name.starts_with("runtime.morestack"));
+                incomplete += if is_known { 0 } else { count };
                 continue;
             }
             let plain = |name: &&str| name.strip_suffix(".abi0").unwrap_or(name).to_owned();
