@@ -530,7 +530,9 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
             of.1 = of.1.saturating_sub(counts.into());
         }
     }
-    // The first samples may be earlier than the tables. The first and the fourth have no entries of functions.
+    // The first samples may be earlier than the tables. The first and the fourth have no entries of functions. On x86-64,
+    // the instructions of functions without usable entries lead to their callers.
+    let are_read = cfg!(target_arch = "x86_64");
     let places = sampler.incomplete_stacks();
     let expected = [false, true, true, false, true].map(|is_damaged| match is_damaged {
         true => StackEnd::BadTables,
@@ -540,6 +542,10 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
         let name = file.0.file_name().unwrap().to_str().unwrap();
         let ends = places.iter().filter(|place| place.module == name);
         let ends: Vec<StackEnd> = ends.map(|place| place.end).collect();
+        if are_read {
+            assert!(!ends.contains(&StackEnd::NoTables), "{name}: {ends:?}");
+            continue;
+        }
         assert!(ends.contains(&expected), "{name}: {ends:?}");
         let other = [StackEnd::NoTables, StackEnd::BadTables];
         let other = other.iter().find(|it| **it != expected).unwrap();
@@ -552,7 +558,7 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
         + counts.missing_stacks;
     assert_eq!(ended, counts.samples(), "{counts:?}");
     let incomplete: u64 = counts.incomplete_stacks.iter().sum();
-    assert!(incomplete > 0, "{counts:?}");
+    assert!(incomplete > 0 || are_read, "{counts:?}");
 }
 
 /// musl is built without tables. Its functions that call `main` and those of threads do not return.
