@@ -16,7 +16,6 @@ use super::load::{KernelCounts, Loaded};
 use super::side_band::SideBand;
 use super::steps::{configure_steps, forget_steps, steps_of};
 use super::targets::{places_of, target};
-use super::unwind::Unwinding;
 use crate::backend::Backend;
 use crate::process::check_target;
 use crate::processes::Processes;
@@ -137,25 +136,27 @@ impl Recorder {
                 if let Ok(process) = reader::remote::Process::open(pid) {
                     self.loaded.unwinding.expect_process(&process, end);
                 }
-                self.pass_on_reports();
+                // Before their ring is full.
+                self.pass_on_reports(monotonic());
             }
         }
         while self.loaded.unwinding.awaits_rows() && Instant::now() < end {
             let left = end.saturating_duration_since(Instant::now());
             self.loaded.unwinding.wait(left.min(INTERVAL));
-            self.pass_on_reports();
+            self.pass_on_reports(monotonic());
         }
     }
 
-    /// Passes the kernel's reports on before their ring is full.
-    fn pass_on_reports(&mut self) {
-        let (side_band, processes) = (&mut self.side_band, &mut self.processes);
-        pass_on(
-            side_band,
-            monotonic(),
-            &mut self.loaded.unwinding,
-            processes,
-        );
+    /// Passes the kernel's new reports until this time, which are of all processes, on to all that follow processes'
+    /// memory. Returns true if any was of a process that is followed.
+    fn pass_on_reports(&mut self, until: u64) -> bool {
+        let mut any = false;
+        for report in self.side_band.read(until) {
+            self.loaded.unwinding.note(&report);
+            any |= self.processes.follows(report.pid);
+            self.processes.report(report);
+        }
+        any
     }
 
     fn forget(&mut self, pid: i32) {
@@ -297,8 +298,7 @@ impl Backend for Recorder {
         self.loaded.events.begin();
         self.loaded.words.begin();
         // Before the events, whose mappings are among these.
-        let (side_band, processes) = (&mut self.side_band, &mut self.processes);
-        let mut has_changes = pass_on(side_band, until, &mut self.loaded.unwinding, processes);
+        let mut has_changes = self.pass_on_reports(until);
         while let Some((head, parts)) = self.loaded.events.next(until) {
             has_changes |= head.kind != kind::ON_CPU;
             match head.kind {
@@ -391,23 +391,6 @@ impl Backend for Recorder {
         let info = self.loaded.info()?;
         (info.run_count() > 0).then(|| (info.run_time(), info.run_count()))
     }
-}
-
-/// Passes the kernel's new reports until this time, which are of all processes, on to all that follow processes' memory.
-/// Returns true if any was of a process that is followed.
-fn pass_on(
-    side_band: &mut SideBand,
-    until: u64,
-    unwinding: &mut Unwinding,
-    processes: &mut Processes,
-) -> bool {
-    let mut any = false;
-    for report in side_band.read(until) {
-        unwinding.note(&report);
-        any |= processes.follows(report.pid);
-        processes.report(report);
-    }
-    any
 }
 
 #[cfg(test)]

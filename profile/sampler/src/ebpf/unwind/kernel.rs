@@ -171,12 +171,6 @@ impl Kernel {
                     }
                 }
             };
-            self.make_room();
-            if self.requests.try_send(request).is_err() {
-                self.has_refused = true;
-                return rows;
-            }
-            self.pending += 1;
             let entry = FileEntry {
                 rows: rows.as_ref().map(Arc::downgrade),
                 requested: now,
@@ -184,7 +178,7 @@ impl Kernel {
                 answered: answered.filter(|_| !were_given_back),
                 end_in_gaps,
             };
-            self.files.insert(code_file, entry);
+            self.has_refused |= !self.request(code_file, request, entry);
         }
         rows
     }
@@ -192,35 +186,41 @@ impl Kernel {
     /// Requests the rows of a file, unless they are there or requested. Ignores what is no regular file.
     pub(super) fn expect_file(&mut self, path: &Path) {
         let opened = module::open_regular(path).ok().flatten();
-        let facts = opened.and_then(|file| Some((Device::of_file(&file).ok()?, file)));
-        let Some((device, file)) = facts else {
+        let facts = opened.and_then(|file| {
+            let inode = file.metadata().ok()?.ino();
+            Some((Device::of_file(&file).ok()?, inode, file))
+        });
+        let Some((device, inode, file)) = facts else {
             return;
         };
-        let Ok(metadata) = file.metadata() else {
-            return;
-        };
-        let inode = metadata.ino();
         let code_file = CodeFile::File { device, inode };
         if self.files.contains_key(&code_file) {
             return;
         }
-        self.make_room();
-        let mapped = (device, inode);
         let request = Request::File {
             file,
             code_file,
-            mapped,
+            mapped: (device, inode),
         };
-        if self.requests.try_send(request).is_ok() {
+        let entry = FileEntry {
+            rows: None,
+            requested: Instant::now(),
+            answered: None,
+            end_in_gaps: None,
+        };
+        // Without room for it, the first process that has mapped the file requests them.
+        self.request(code_file, request, entry);
+    }
+
+    /// Sends a request to the worker. Returns false if there is no room for it.
+    fn request(&mut self, code_file: CodeFile, request: Request, entry: FileEntry) -> bool {
+        self.make_room();
+        let is_sent = self.requests.try_send(request).is_ok();
+        if is_sent {
             self.pending += 1;
-            let entry = FileEntry {
-                rows: None,
-                requested: Instant::now(),
-                answered: None,
-                end_in_gaps: None,
-            };
             self.files.insert(code_file, entry);
         }
+        is_sent
     }
 
     fn make_room(&mut self) {
