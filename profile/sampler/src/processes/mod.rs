@@ -312,7 +312,7 @@ impl Processes {
         let name = data.thread_names.get(seen.tid, || {
             runtimes::thread_name(tracked_process, seen.tid, &seen.runtimes)
         });
-        let name = name.map(str::to_owned);
+        let thread = catalog.thread(process, seen.tid, name.unwrap_or(seen.comm));
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
         if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.following.tracker.request_now(seen.pid);
@@ -322,7 +322,7 @@ impl Processes {
         Sample {
             time: seen.time,
             cpu: seen.cpu,
-            thread: catalog.thread(process, seen.tid, name.as_deref().unwrap_or(seen.comm)),
+            thread,
             event: Event::OnCpu,
             found,
             gil,
