@@ -31,11 +31,8 @@ pub(crate) fn make(
 ) -> Result<(Rows, Counts), Error> {
     let mut eh_frame = eh_frame(tables, architecture);
     let mut debug_frame = debug_frame(tables, architecture);
-    let mut counts = Counts::default();
-    let mut functions = Functions::new(code);
-    eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
-    debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
-    add_others(tables, architecture, &mut functions)?;
+    let (mut functions, counts) =
+        described(tables, architecture, code, &mut eh_frame, &mut debug_frame)?;
     let mut writer = Writer::new(functions.start()?, dictionary);
     writer.counts = counts;
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
@@ -177,14 +174,26 @@ pub(crate) fn functions(
     architecture: &'static Architecture,
     code: &[Segment],
 ) -> Result<Vec<Function>, Error> {
-    let mut functions = Functions::new(code);
-    let mut counts = Counts::default();
     let mut eh_frame = eh_frame(tables, architecture);
-    eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
     let mut debug_frame = debug_frame(tables, architecture);
+    let (functions, _) = described(tables, architecture, code, &mut eh_frame, &mut debug_frame)?;
+    Ok(functions.sorted())
+}
+
+/// Lists the functions that the tables describe, and counts their entries.
+fn described<'a, 'code>(
+    tables: &'a Tables,
+    architecture: &Architecture,
+    code: &'code [Segment],
+    eh_frame: &mut Table<'a, EhFrame<Bytes<'a>>>,
+    debug_frame: &mut Table<'a, DebugFrame<Bytes<'a>>>,
+) -> Result<(Functions<'code>, Counts), Error> {
+    let mut counts = Counts::default();
+    let mut functions = Functions::new(code);
+    eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
     debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
     add_others(tables, architecture, &mut functions)?;
-    Ok(functions.sorted())
+    Ok((functions, counts))
 }
 
 pub(crate) struct FunctionRows {
