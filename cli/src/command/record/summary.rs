@@ -456,6 +456,20 @@ mod tests {
         }
     }
 
+    fn recording(catalog: Catalog, samples: Vec<Sample>) -> Recording {
+        Recording {
+            catalog,
+            samples,
+            clock: Clock {
+                start: 0,
+                end: 9,
+                start_unix: 0,
+            },
+            period: NonZeroU64::MIN,
+            counts: Counts::default(),
+        }
+    }
+
     #[test]
     fn what_is_missing_is_said_only_where_something_is() {
         let mut counts = Counts::default();
@@ -596,17 +610,7 @@ mod tests {
             kernel_stack: catalog.stack(&[]),
         };
         let samples = stacks.iter().map(sample).collect();
-        let part = Recording {
-            catalog,
-            samples,
-            clock: Clock {
-                start: 0,
-                end: 9,
-                start_unix: 0,
-            },
-            period: NonZeroU64::MIN,
-            counts: Counts::default(),
-        };
+        let part = recording(catalog, samples);
         let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
         summary.add(
             &part,
@@ -648,17 +652,7 @@ mod tests {
                 }
             };
             let samples = routes.iter().map(&mut sample).collect();
-            let part = Recording {
-                catalog,
-                samples,
-                clock: Clock {
-                    start: 0,
-                    end: 9,
-                    start_unix: 0,
-                },
-                period: NonZeroU64::MIN,
-                counts: Counts::default(),
-            };
+            let part = recording(catalog, samples);
             let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
             let dropped = DroppedAttributes::default();
             summary.add(&part, GilSamples::default(), 0, dropped);
