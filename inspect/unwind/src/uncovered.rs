@@ -10,10 +10,10 @@ use crate::functions::{Function, MAX_ALIGNMENT};
 use crate::instructions::{Call, CodeReader, CodeWork, FunctionCode};
 use crate::rule::Rule;
 
-/// Maximum size of the code without tables that is read of one file, and of all code in which calls of it are searched
+/// Maximum size of one file's code without tables that is read, and of the code in which calls to that are searched
 /// for, in bytes. Programs without any tables exceed it if they are large.
 const MAX_CODE: u64 = 16 << 20;
-/// Minimum size of the code without tables, in bytes, for which calls of it are searched for in other code: nearly
+/// Minimum size of the code without tables, in bytes, for which calls to it are searched for in other code: nearly
 /// every file has less, of a few functions of its start (libgcc/crtstuff.c).
 const MIN_SEARCHED_CODE: usize = 1024;
 /// Maximum number of addresses at which functions start that symbols and calls show, of one file: one for each 256

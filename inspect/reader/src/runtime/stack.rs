@@ -29,7 +29,7 @@ pub trait NativeFrames {
     fn only_calls(&self, frame: &Frame, callee: &NamedFrame) -> bool;
 
     /// Returns true if the runtime of this kind may have generated the code of this frame, and has
-    /// announced no name of it.
+    /// not announced its name.
     fn is_generated(&self, frame: &Frame, kind: FrameKind) -> bool;
 }
 

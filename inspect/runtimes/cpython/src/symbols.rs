@@ -23,7 +23,7 @@ pub(crate) const FUNCTION: &str = "Py_GetVersion";
 pub(crate) struct NativeCode {
     /// The evaluation loop.
     pub(crate) interpreter: Vec<Range<u64>>,
-    /// The addresses that calls of it return to, in the versions that have a JIT.
+    /// The return addresses of the calls to it, in the versions that have a JIT.
     pub(crate) callers: Arc<[u64]>,
     /// The code that takes the GIL.
     pub(crate) gil: Arc<[Range<u64>]>,

@@ -38,7 +38,7 @@ enum Gap {
 /// A sampled stack, outermost frame first.
 #[derive(Debug)]
 struct Sampled<'c> {
-    /// The functions, and true for each with native frames right outside of it.
+    /// The functions, and true for each whose direct caller is native.
     functions: Vec<(&'c str, bool)>,
     gap: Gap,
     /// Number of functions that are further out than the gap.

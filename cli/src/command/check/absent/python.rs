@@ -153,7 +153,7 @@ impl Program {
     }
 }
 
-/// Returns whether a directory has the package, or metadata of it, as that of an editable install.
+/// Returns whether a directory has the package, or the metadata of an editable install.
 fn has_package(folder: &Path) -> bool {
     let Ok(entries) = fs::read_dir(folder) else {
         return false;

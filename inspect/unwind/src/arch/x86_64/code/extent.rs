@@ -23,7 +23,7 @@ pub(super) fn extent(code: &FunctionCode<'_>, work: &mut CodeWork) -> u64 {
         info: InstructionInfoFactory::new(),
     };
     while let Some(start) = extent.pending.pop() {
-        // With the work spent, what was reached is a part of it.
+        // Where the work is spent, only a part was reached.
         if !extent.reached.contains_key(&start) && extent.run(start).is_none() {
             break;
         }
