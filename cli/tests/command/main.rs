@@ -17,6 +17,7 @@ mod faults;
 mod hidden;
 mod hostile;
 mod killed;
+mod moved;
 mod names;
 mod no_stop;
 mod node_frames;

@@ -32,7 +32,7 @@ fn program(compiler: &Compiler, flags: &[&str]) -> Option<PathBuf> {
 }
 
 /// Starts the program and waits until all threads but one sleep.
-fn start(command: &mut Command) -> Target {
+pub(crate) fn start(command: &mut Command) -> Target {
     let target = Target::spawn(command);
     wait_until_asleep(target.pid(), 1);
     assert_eq!(own_stacks(&target).len(), COUNT);
@@ -40,7 +40,7 @@ fn start(command: &mut Command) -> Target {
 }
 
 /// The functions of each thread as the program names them, innermost first.
-fn own_stacks(target: &Target) -> BTreeMap<i64, Vec<String>> {
+pub(crate) fn own_stacks(target: &Target) -> BTreeMap<i64, Vec<String>> {
     let lines = target.lines.iter();
     let words = lines.filter_map(|line| line.strip_prefix("stack "));
     let stack = |words: &str| {
@@ -60,7 +60,7 @@ fn functions(stack: &Value, program: &Path) -> Vec<String> {
 }
 
 /// Checks that every stack of an answer is complete and the one that the program knows.
-fn assert_whole(answer: &Value, program: &Path, expected: &BTreeMap<i64, Vec<String>>) {
+pub(crate) fn assert_whole(answer: &Value, program: &Path, expected: &BTreeMap<i64, Vec<String>>) {
     let threads = answer["threads"].as_array().unwrap();
     assert_eq!(threads.len(), COUNT, "{answer}");
     for thread in threads {

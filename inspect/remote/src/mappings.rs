@@ -3,6 +3,7 @@
 //! A process can have millions of mappings: only the incomplete line at the end of a read is kept.
 //! read(2) returns at most 4 KiB of maps, and is consistent only within one read.
 
+pub(crate) mod moved;
 pub(crate) mod query;
 mod search;
 
@@ -10,6 +11,7 @@ use std::io::{self, Read};
 use std::ops::ControlFlow;
 
 use crate::Device;
+pub use moved::{CodeMapping, VisitCode};
 pub(crate) use search::is_clock_check_due;
 pub use search::{NameFilter, NamedMapping, Scan, ScanOptions, Search};
 

@@ -1,5 +1,6 @@
 //! Reads a process and its threads through `/proc`, relative to a descriptor of its directory.
 
+mod executable;
 mod fork;
 mod search;
 mod sizes;

@@ -11,7 +11,8 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Visit, Walk};
+use crate::mappings::moved::{Access, CodeVisitor};
+use crate::mappings::{Mapping, Visit, VisitCode, Walk};
 use crate::{Device, Error, Memory};
 pub use image::TargetImage;
 pub use live::LiveProcess;
@@ -36,6 +37,15 @@ pub trait Target: Memory {
             ControlFlow::Continue(())
         });
         walk.map(drop)
+    }
+
+    /// Calls `visit` for each executable mapping, of a file or not, until it breaks, in address order. Code that was moved
+    /// from its file to other memory, as for huge pages, is reported as the file's.
+    ///
+    /// # Errors
+    /// If the mappings cannot be read.
+    fn executable_mappings(&self, visit: VisitCode<'_>) -> Result<(), Error> {
+        visit_code(self, visit)
     }
 
     /// Identifies the code that is mapped, and where: changes with every dlopen, dlclose and exec.
@@ -105,6 +115,26 @@ pub trait Target: Memory {
             tid,
         })
     }
+}
+
+/// Implements [`Target::executable_mappings`] by all mappings.
+fn visit_code<T: Target + ?Sized>(target: &T, visit: VisitCode<'_>) -> Result<(), Error> {
+    let open = |mapping: &Mapping<'_>| {
+        let range = (mapping.start, mapping.end);
+        let file = target.mapped_file(range, mapping.name, mapping.device, mapping.inode);
+        file.ok()
+    };
+    let read = |address, buffer: &mut [u8]| target.read(address, buffer).is_ok();
+    let access = Access {
+        open: &open,
+        read: &read,
+    };
+    let mut visitor = CodeVisitor::new(access, visit);
+    let walk = target.mappings(&mut |mapping| visitor.take(mapping))?;
+    if !walk.stopped {
+        let _ = visitor.finish();
+    }
+    Ok(())
 }
 
 /// Facts about a thread that are known without stopping it.

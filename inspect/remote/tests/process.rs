@@ -285,7 +285,8 @@ fn a_mapped_file_on_btrfs_is_opened() {
     let process = Process::open(target.pid()).unwrap();
     let name = copy.as_os_str().as_bytes();
     let mut ranges = Vec::new();
-    let read = process.executable_mappings(&mut |mapping| {
+    let read = process.executable_mappings(&mut |code| {
+        let mapping = &code.mapping;
         if mapping.name == name {
             ranges.push((mapping.start, mapping.end));
         }

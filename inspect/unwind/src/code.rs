@@ -104,18 +104,17 @@ impl CodeMap {
         let name = format!("unwind rules {when:?} {}", dictionary.id);
         let mut map = CodeMap::default();
         let mut found: Vec<Place> = Vec::new();
-        target.mappings(&mut |mapping| {
-            if mapping.permissions.execute {
-                if found.len() < MAX_MAPPINGS {
-                    found.push(Place {
-                        range: (mapping.start, mapping.end),
-                        offset: mapping.offset,
-                        file: (mapping.device, mapping.inode),
-                        is_vdso: mapping.name == b"[vdso]",
-                    });
-                } else {
-                    map.dropped += 1;
-                }
+        target.executable_mappings(&mut |code| {
+            if found.len() < MAX_MAPPINGS {
+                let mapping = &code.mapping;
+                found.push(Place {
+                    range: (mapping.start, mapping.end),
+                    offset: mapping.offset,
+                    file: (mapping.device, mapping.inode),
+                    is_vdso: mapping.name == b"[vdso]",
+                });
+            } else {
+                map.dropped += 1;
             }
             ControlFlow::Continue(())
         })?;

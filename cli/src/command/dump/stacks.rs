@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use otelctx_reader::remote::mappings::CodeMapping;
 use otelctx_reader::remote::threads::{Call, ThreadFiles};
 use otelctx_reader::remote::{self, Stopped, Target, module};
 use otelctx_reader::sample::Module;
@@ -271,11 +272,12 @@ impl StackReader {
         };
         let mut left = &lookups[..];
         // If they cannot be read any more, the stacks have addresses alone.
-        let _ = target.mappings(&mut |mapping| {
+        let _ = target.executable_mappings(&mut |found| {
+            let mapping = &found.mapping;
             let below = left.partition_point(|address| *address < mapping.start);
             let inside = left.partition_point(|address| *address < mapping.end);
             if below < inside {
-                code.add(&*target, mapping, &left[below..inside]);
+                code.add(&*target, found, &left[below..inside]);
             }
             left = &left[inside..];
             match left {
@@ -305,9 +307,10 @@ impl StackReader {
 }
 
 impl Code {
-    fn add(&mut self, target: &dyn Target, mapping: &remote::Mapping<'_>, lookups: &[u64]) {
-        let remote::Mapping { device, inode, .. } = *mapping;
-        let (name, range) = (mapping.name, (mapping.start, mapping.end));
+    fn add(&mut self, target: &dyn Target, code: &CodeMapping<'_>, lookups: &[u64]) {
+        let mapping = code.mapping;
+        let remote::Mapping { device, inode, .. } = mapping;
+        let (name, range) = (mapping.name, code.file_range());
         let mut module = Module {
             path: String::from_utf8_lossy(name).into_owned(),
             device: u64::from(device.major) << 32 | u64::from(device.minor),

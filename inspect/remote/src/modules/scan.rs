@@ -1,6 +1,7 @@
 //! Finds the modules among the mappings of a process.
 
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use super::open::{OpenFile, OpenFiles};
 use crate::elf::{self, Source};
 use crate::file_cache::{Fact, FileCache, FileFacts, FileKey};
 use crate::mappings::Mapping;
+use crate::mappings::moved::may_have_moved_code;
 use crate::module::ModuleFile;
 use crate::target::{CodeLayout, CodeLayoutBuilder, Target};
 use crate::{Device, Error};
@@ -57,6 +59,8 @@ impl Place {
 struct Run {
     start: u64,
     end: u64,
+    /// File offset of the first mapping.
+    first_offset: u64,
     /// File offset of the last mapping, and where it ends.
     last_offset: u64,
     last_end: u64,
@@ -73,6 +77,7 @@ impl Run {
         Run {
             start: mapping.start,
             end: mapping.end,
+            first_offset: mapping.offset,
             last_offset: mapping.offset,
             last_end: mapping.end,
             device: mapping.device,
@@ -80,6 +85,20 @@ impl Run {
             name: name(mapping),
             code: code(mapping),
         }
+    }
+
+    fn extend(&mut self, mapping: &Mapping<'_>) {
+        self.last_offset = mapping.offset;
+        self.last_end = mapping.end;
+        if self.code.is_none() {
+            self.name = name(mapping);
+            self.code = code(mapping);
+        }
+    }
+
+    /// Returns whether it may be a module whose code was moved to other memory: its header and a later part are mapped.
+    fn may_lack_its_code(&self) -> bool {
+        self.first_offset == 0 && self.last_offset > 0
     }
 
     /// Returns whether the mapping belongs to the same module: the same file, at a later offset, or
@@ -111,9 +130,11 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     let mut skipped = 0;
     let mut names = 0;
     let mut current: Option<Run> = None;
+    // A run that goes on behind code that was moved to a memfd or a huge page's file.
+    let mut interrupted: Option<Run> = None;
     let mut layout = CodeLayoutBuilder::default();
     let mut keep = |run: Option<Run>| {
-        if let Some(run) = run.filter(|run| run.code.is_some()) {
+        if let Some(run) = run.filter(|run| run.code.is_some() || run.may_lack_its_code()) {
             names += run.name.len();
             if runs.len() < MAX_MODULES && names <= MAX_NAMES {
                 runs.push(run)
@@ -124,20 +145,52 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     };
     target.file_mappings(&mut |mapping| {
         layout.add(mapping);
-        match &mut current {
-            Some(run) if run.takes(mapping) => {
-                run.last_offset = mapping.offset;
-                run.last_end = mapping.end;
-                if run.code.is_none() {
-                    run.name = name(mapping);
-                    run.code = code(mapping);
+        if let Some(run) = current.as_mut().filter(|run| run.takes(mapping)) {
+            run.extend(mapping);
+        } else if let Some(run) = interrupted.as_mut().filter(|run| run.takes(mapping)) {
+            run.extend(mapping);
+            keep(current.take());
+            current = interrupted.take();
+        } else {
+            let is_memory = mapping.permissions.execute && may_have_moved_code(mapping);
+            let before = current.replace(Run::new(mapping));
+            if is_memory && interrupted.is_none() {
+                interrupted = before;
+            } else {
+                if !is_memory {
+                    keep(interrupted.take());
                 }
+                keep(before);
             }
-            current => keep(current.replace(Run::new(mapping))),
         }
     })?;
+    keep(interrupted);
     keep(current);
+    runs.sort_by_key(|run| run.start);
+    if runs.iter().any(|run| run.code.is_none()) {
+        find_moved_code(target, &mut runs)?;
+    }
     Ok((runs, skipped, layout.finish()))
+}
+
+/// Finds the code of modules that was moved to other memory, as for huge pages. Removes the runs that have none.
+fn find_moved_code(target: &dyn Target, runs: &mut Vec<Run>) -> Result<(), Error> {
+    target.executable_mappings(&mut |found| {
+        let mapping = &found.mapping;
+        if let Some((start, _)) = found.moved_from {
+            let file = (mapping.device, mapping.inode);
+            let run = runs.iter_mut().find(|run| {
+                (run.device, run.inode) == file && run.start <= start && start < run.last_end
+            });
+            if let Some(run) = run.filter(|run| run.code.is_none()) {
+                run.name = name(mapping);
+                run.code = code(mapping);
+            }
+        }
+        ControlFlow::Continue(())
+    })?;
+    runs.retain(|run| run.code.is_some());
+    Ok(())
 }
 
 struct Read<T> {

@@ -11,7 +11,7 @@ use super::{Process, is_gone};
 use crate::Error;
 use crate::mappings::query::{Query, flags};
 use crate::mappings::{
-    self, Mapping, NameFilter, NamedMapping, Scan, ScanOptions, Search, Visit, is_clock_check_due,
+    self, Mapping, NameFilter, NamedMapping, Scan, ScanOptions, Search, is_clock_check_due,
 };
 
 impl Process {
@@ -60,19 +60,6 @@ impl Process {
         self.read_maps(
             |maps| visit_files(maps, files, &options, &mut visit),
             // A scan that failed halfway is not repeated: no mapping may be visited twice.
-            |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
-        )
-    }
-
-    /// Calls `visit` for each executable mapping, of a file or not, with its name, until it breaks.
-    pub fn executable_mappings(&self, visit: Visit<'_>) -> Result<(), Error> {
-        let visited = Cell::new(false);
-        let mut visit = |mapping: &Mapping<'_>| {
-            visited.set(true);
-            visit(mapping)
-        };
-        self.read_maps(
-            |maps| visit_executable(maps, &mut visit),
             |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
         )
     }
@@ -166,32 +153,4 @@ fn query_files(
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// ESRCH if there is no memory.
-fn visit_executable(maps: File, visit: Visit<'_>) -> io::Result<()> {
-    let mut query = Query::with_paths(&maps);
-    let mut address = 0;
-    loop {
-        match query.next_named(address, flags::EXECUTABLE) {
-            Ok(Some(mapping)) if mapping.end > address => {
-                address = mapping.end;
-                if visit(&mapping).is_break() {
-                    return Ok(());
-                }
-            }
-            Ok(_) => return Ok(()),
-            // The kernel is older, or denies it.
-            Err(error) if address == 0 && error != Errno::ESRCH => break,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let walk = mappings::walk(maps, &mut |mapping| {
-        if mapping.permissions.execute {
-            visit(mapping)
-        } else {
-            ControlFlow::Continue(())
-        }
-    })?;
-    (walk.mappings > 0).then_some(()).ok_or(Errno::ESRCH.into())
 }

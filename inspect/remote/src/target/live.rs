@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{CodeLayout, CodeLayoutBuilder, Target, ThreadInfo};
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Scan, ScanOptions, Visit, Walk};
+use crate::mappings::{Mapping, Scan, ScanOptions, Visit, VisitCode, Walk};
 use crate::memory::{MemoryError, ProcessMemory};
 use crate::{Device, Error, Memory, Process};
 
@@ -78,6 +78,14 @@ impl Target for LiveProcess<'_> {
 
     fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
         self.complete(self.process.file_mappings(self.options(), visit)?)
+    }
+
+    fn executable_mappings(&self, visit: VisitCode<'_>) -> Result<(), Error> {
+        if self.maps_as_text {
+            super::visit_code(self, visit)
+        } else {
+            self.process.executable_mappings(visit)
+        }
     }
 
     fn code_layout(&self) -> Result<CodeLayout, Error> {

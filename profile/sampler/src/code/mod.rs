@@ -31,6 +31,8 @@ const MAX_MAPPINGS: usize = 16 * 1024;
 const MAX_NEXT: usize = 16;
 /// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
+/// Maximum number of reads for code that was moved from a file to memory: when it is mapped, it may not be copied yet.
+const MAX_READS_OF_MOVED: u8 = 4;
 /// How long to wait between two searches for mappings that newer ones have replaced.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -65,6 +67,8 @@ pub(crate) struct CodeMappings {
     has_generated: bool,
     /// More of it, or a file that announces it, was mapped since [`Self::take_new_generated`].
     has_new_generated: bool,
+    /// Number of reads left for code that may have been moved to memory in place of a file's.
+    reads_of_moved: u8,
     /// The fork that this process started by, until its mappings are inherited.
     parent: Option<Fork>,
     /// The kernel reports new mappings.
@@ -100,6 +104,7 @@ impl Default for CodeMappings {
             next: VecDeque::new(),
             has_generated: false,
             has_new_generated: false,
+            reads_of_moved: 0,
             parent: None,
             is_reported: false,
             last_read: 0,
@@ -138,6 +143,7 @@ impl CodeMappings {
             mappings: forked.mappings.clone(),
             ranges: forked.ranges.clone(),
             has_generated: forked.has_generated,
+            reads_of_moved: forked.reads_of_moved,
             parent: forked.parent,
             ..Self::reported()
         }
@@ -153,7 +159,32 @@ impl CodeMappings {
         // A mapping that was read before its report came has a later time than the report.
         match self.known_since(&new) {
             Some(since) if since <= new.since => Added::No,
-            _ => self.push(new),
+            _ => {
+                if is_generated(&new.module) && self.has_file_at(&new) {
+                    self.reads_of_moved = MAX_READS_OF_MOVED;
+                }
+                self.push(new)
+            }
+        }
+    }
+
+    /// Returns true if a file is, or was, mapped at some of the addresses of a mapping.
+    fn has_file_at(&self, new: &Mapped) -> bool {
+        let overlaps = |known: &Mapped| known.start < new.end && new.start < known.end;
+        let is_file = |known: &&Mapped| overlaps(known) && !is_generated(&known.module);
+        self.ranges.intersect(new.start, new.end) && self.mappings.iter().any(|it| is_file(&it))
+    }
+
+    /// Adds code of a file that was moved to memory, and was read before `now`. It is the file's since that memory was mapped.
+    fn add_moved(&mut self, mut new: Mapped, now: u64) -> Added {
+        let contains = |known: &&Mapped| known.start <= new.start && new.end <= known.end;
+        let memory = self.mappings.iter().rev().find(contains);
+        match memory.filter(|known| is_generated(&known.module)) {
+            Some(memory) => {
+                new.since = memory.since;
+                self.push(new)
+            }
+            None => self.add_read(new, now),
         }
     }
 
@@ -364,11 +395,15 @@ impl CodeMappings {
         catalog: &mut Catalog,
     ) {
         let mut addresses = stack.iter().filter_map(Frame::address);
+        let is_unknown = !addresses.clone().all(|address| self.contain(address));
+        let may_be_moved =
+            self.reads_of_moved > 0 && addresses.any(|address| self.is_generated(address));
         if let Some(process) = process
-            && !addresses.all(|address| self.contain(address))
+            && (is_unknown || may_be_moved)
         {
             let start = Instant::now();
             if self.reads.is_due(start) {
+                self.reads_of_moved = self.reads_of_moved.saturating_sub(1);
                 let new = self.read(process, modules);
                 let took = start.elapsed();
                 self.reads.done(start + took, took, new);
@@ -394,7 +429,8 @@ impl CodeMappings {
         let mut count = 0;
         let mut any = false;
         // A process that has ended has no mappings.
-        let _ = process.executable_mappings(&mut |mapping| {
+        let _ = process.executable_mappings(&mut |code| {
+            let mapping = &code.mapping;
             let mapped = Mapped {
                 start: mapping.start,
                 end: mapping.end,
@@ -402,7 +438,12 @@ impl CodeMappings {
                 module: modules.find(Some(process), Region::of(mapping)),
                 since,
             };
-            any |= self.add_read(mapped, monotonic()) == Added::Yes;
+            let added = if code.moved_from.is_some() {
+                self.add_moved(mapped, monotonic())
+            } else {
+                self.add_read(mapped, monotonic())
+            };
+            any |= added == Added::Yes;
             count += 1;
             if count < MAX_MAPPINGS {
                 ControlFlow::Continue(())

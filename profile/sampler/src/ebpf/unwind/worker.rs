@@ -176,7 +176,8 @@ impl Worker {
             return FileOutcome::NoTables;
         };
         let mut range = None;
-        let _ = process.executable_mappings(&mut |mapping| {
+        let _ = process.executable_mappings(&mut |code| {
+            let mapping = &code.mapping;
             if mapping.name != b"[vdso]" {
                 return ControlFlow::Continue(());
             }

@@ -83,7 +83,8 @@ fn probe(pid: i32, address: u64, program: &std::path::Path) -> Option<OwnedFd> {
     };
     let process = reader::remote::Process::open(pid).unwrap();
     let mut offset = None;
-    let found = process.executable_mappings(&mut |mapping| {
+    let found = process.executable_mappings(&mut |code| {
+        let mapping = &code.mapping;
         if (mapping.start..mapping.end).contains(&address) {
             offset = Some(address - mapping.start + mapping.offset);
         }
