@@ -1,6 +1,7 @@
 //! `cargo xtask flaky [PATTERN] [N]`: runs tests many times beside a load that takes all CPUs.
 //!
-//! A test program that has passed is not run again with the same files, so that a long run can be ended and resumed.
+//! A test program that has passed is not run again with the same files, so that a long run can be ended and resumed. The
+//! pattern can be a filter of nextest, such as `package(otelctx-remote)`: so all tests can run on several days.
 
 use std::process::Child;
 use std::time::Instant;
@@ -20,7 +21,7 @@ const REPETITIONS: u32 = 20;
 /// What loads the machine.
 const LOAD: &str = "stress-ng";
 
-/// Runs the tests whose names match a pattern, or all usual ones.
+/// Runs the tests whose names match a pattern, or that a filter of nextest selects, or all usual ones.
 pub(crate) fn run(arguments: &[String]) -> Done {
     let mut pattern = None;
     let mut repetitions = REPETITIONS;
@@ -35,8 +36,12 @@ pub(crate) fn run(arguments: &[String]) -> Done {
     if !have(LOAD) {
         return report::skipped(format!("no {LOAD}: cargo xtask setup --all"));
     }
-    let tests = pattern.map_or_else(|| "all()".into(), |it| format!("test({it})"));
-    let tests = format!("{tests} & default()");
+    let tests = match pattern {
+        None => "all()".to_owned(),
+        Some(filter) if filter.contains('(') => filter.to_owned(),
+        Some(name) => format!("test({name})"),
+    };
+    let tests = format!("({tests}) & default()");
     nextest::build(false)?;
     let programs = programs(&tests)?;
     // One that ran in part only is not noted.
