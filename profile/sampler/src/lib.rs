@@ -45,6 +45,7 @@ mod generated;
 mod key_maps;
 mod observation;
 mod options;
+mod priority;
 mod process;
 mod processes;
 mod ptrace;

@@ -12,6 +12,8 @@ use otelctx_reader::remote::{FileCache, LiveProcess, Process};
 use otelctx_track::schedule::Backoff;
 use otelctx_unwind::{CodeMap, Dictionary, MakeRules};
 
+use crate::priority::prefer_this_thread;
+
 /// Maximum number of requests for the code of processes in the queue.
 const MAX_REQUESTS: usize = 256;
 
@@ -104,6 +106,7 @@ impl CodeReader {
 }
 
 fn read_all(requests: &Receiver<i32>, answers: &Sender<Answer>) {
+    prefer_this_thread();
     let (files, dictionary) = (FileCache::new(), Arc::new(Dictionary::new()));
     for pid in requests {
         let read = || {

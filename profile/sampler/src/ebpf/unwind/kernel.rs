@@ -22,12 +22,10 @@ use super::code_file::CodeFile;
 use super::mappings::Mapping;
 use super::pool::Pool;
 use super::store::{PlacedRows, Store};
-use super::worker::{Answer, Request, Worker};
+use super::worker::{Answer, MAX_REQUESTS, Request, Worker};
 use crate::refusal::Refusal;
 use crate::{Options, monotonic};
 
-/// Maximum number of requests for rows in the queue.
-const MAX_REQUESTS: usize = 512;
 /// Maximum number of files that are remembered.
 const MAX_FILES: usize = 16 * 1024;
 /// Time before a file is checked for a change.

@@ -19,7 +19,10 @@ use super::super::shared::{Shared, member};
 use super::abi::{FileCodeKey, KernelRule, RuleList};
 use super::code_file::CodeFile;
 use super::store::{PlacedRows, Store};
+use crate::priority::prefer_this_thread;
 
+/// Maximum number of requests for rows in the queue.
+pub(super) const MAX_REQUESTS: usize = 512;
 /// Maximum number of files that are remembered, with rows or without.
 const MAX_FILES: usize = 16 * 1024;
 /// Time between two attempts to place the rows of a file without room.
@@ -124,16 +127,22 @@ impl Worker {
         }
     }
 
-    /// Answers requests until the other end is dropped.
+    /// Answers requests until the other end is dropped, for the smallest files first: the rows of a large program take as
+    /// long as those of a hundred small ones.
     pub(super) fn run(mut self, requests: &Receiver<Request>, answers: &Sender<Answer>) {
+        prefer_this_thread();
         let mut next_trim = Instant::now() + TRIM_INTERVAL;
+        let mut waiting = Waiting::default();
         loop {
             let now = Instant::now();
             if now >= next_trim {
                 self.store.trim();
                 next_trim = now + TRIM_INTERVAL;
             }
-            let request = if self.store.is_trimmed() {
+            waiting.add(requests);
+            let request = if let Some(smallest) = waiting.take() {
+                Ok(smallest)
+            } else if self.store.is_trimmed() {
                 requests.recv().map_err(RecvTimeoutError::from)
             } else {
                 requests.recv_timeout(next_trim - now)
@@ -247,9 +256,93 @@ impl Worker {
     }
 }
 
+/// Requests that were received, smallest file first.
+#[derive(Default)]
+struct Waiting(Vec<(u64, Request)>);
+
+impl Waiting {
+    /// Receives what has been sent, at most as many as the queue has room for.
+    fn add(&mut self, requests: &Receiver<Request>) {
+        while self.0.len() < MAX_REQUESTS
+            && let Ok(request) = requests.try_recv()
+        {
+            let size = match &request {
+                // One that cannot be examined is answered at once.
+                Request::File { file, .. } => file.metadata().map_or(0, |facts| facts.len()),
+                Request::Vdso => 0,
+            };
+            self.0.push((size, request));
+        }
+    }
+
+    fn take(&mut self) -> Option<Request> {
+        let sizes = self.0.iter().enumerate();
+        let (index, _) = sizes.min_by_key(|(_, (size, _))| *size)?;
+        Some(self.0.remove(index).1)
+    }
+}
+
 fn remember<K: Hash + Eq>(all: &mut HashMap<K, FileOutcome>, key: K, known: &FileOutcome) {
     if all.len() >= MAX_FILES {
         all.clear();
     }
     all.insert(key, known.clone());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn request(size: u64) -> Request {
+        let folder = std::env::temp_dir();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_TMPFILE)
+            .open(folder)
+            .unwrap();
+        file.set_len(size).unwrap();
+        let device = Device { major: 0, minor: 1 };
+        Request::File {
+            file,
+            code_file: CodeFile::File {
+                device,
+                inode: size,
+            },
+            mapped: (device, size),
+        }
+    }
+
+    #[test]
+    fn small_files_come_first_and_no_more_wait_than_there_is_room_for() {
+        let (sender, requests) = mpsc::channel();
+        let mut waiting = Waiting::default();
+        for size in [1 << 30, 5, 1 << 20, 7] {
+            sender.send(request(size)).unwrap();
+        }
+        sender.send(Request::Vdso).unwrap();
+        waiting.add(&requests);
+        // One that comes later than larger ones.
+        let mut order = vec![waiting.take()];
+        sender.send(request(6)).unwrap();
+        waiting.add(&requests);
+        order.extend(std::iter::from_fn(|| waiting.take()).map(Some));
+        let sizes = order.into_iter().map(|request| match request {
+            Some(Request::File { mapped, .. }) => mapped.1,
+            Some(Request::Vdso) => 0,
+            None => u64::MAX,
+        });
+        let expected = [0, 5, 6, 7, 1 << 20, 1 << 30];
+        assert_eq!(sizes.collect::<Vec<_>>(), expected);
+
+        for _ in 0..MAX_REQUESTS + 1 {
+            sender.send(Request::Vdso).unwrap();
+        }
+        waiting.add(&requests);
+        assert_eq!(waiting.0.len(), MAX_REQUESTS);
+    }
 }
