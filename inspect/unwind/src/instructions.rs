@@ -1,5 +1,6 @@
 //! What reading a function's instructions takes and gives, whatever the architecture.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::rule::Rule;
@@ -93,6 +94,8 @@ pub(crate) struct FunctionCode<'a> {
     pub(crate) end: u64,
     /// Addresses at which functions are known to start, in order.
     pub(crate) starts: &'a [u64],
+    /// Other functions' code in which the stack is as at their start.
+    pub(crate) tails: &'a Tails,
 }
 
 impl<'a> FunctionCode<'a> {
@@ -105,6 +108,33 @@ impl<'a> FunctionCode<'a> {
         let from = address.checked_sub(self.address)?;
         let to = self.end.checked_sub(self.address)?;
         self.bytes.get(from as usize..to as usize)
+    }
+}
+
+/// Ranges of functions' code in which the stack is as at their start: hand-written functions share such code before their
+/// return.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tails(BTreeMap<u64, u64>);
+
+impl Tails {
+    /// No code of any other function.
+    pub(crate) const NONE: &Self = &Self(BTreeMap::new());
+
+    /// Adds the code of a function.
+    pub(crate) fn add(&mut self, function: &CodeRules) {
+        let Some((_, at_start)) = function.rules.first() else {
+            return;
+        };
+        for pair in function.rules.windows(2) {
+            if pair[0].1 == *at_start {
+                self.0.insert(pair[0].0, pair[1].0);
+            }
+        }
+    }
+
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        let before = self.0.range(..=address).next_back();
+        before.is_some_and(|(_, end)| address < *end)
     }
 }
 

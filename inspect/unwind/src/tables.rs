@@ -6,7 +6,7 @@ use otelctx_remote::elf::{Elf, ElfError, GoTable, Section, Segment};
 use crate::arch::Architecture;
 use crate::compressed::{decompress, decompress_gnu};
 use crate::error::Error;
-use crate::instructions::{CodeWork, FunctionCode};
+use crate::instructions::{CodeWork, FunctionCode, Tails};
 use crate::uncovered::Uncovered;
 
 /// Bytes that are read of one section. LLVM's library, the largest at hand, has 8 MiB of tables.
@@ -134,6 +134,7 @@ impl Tables {
             start: self.entry,
             end: self.entry.saturating_add(bytes.len() as u64),
             starts: &[],
+            tails: Tails::NONE,
         };
         (reader.extent)(&code, &mut CodeWork::default())
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use otelctx_remote::elf::{Elf, Segment};
 
 use crate::functions::{Function, MAX_ALIGNMENT};
-use crate::instructions::{Call, CodeReader, CodeWork, FunctionCode};
+use crate::instructions::{Call, CodeReader, CodeWork, FunctionCode, Tails};
 use crate::rule::Rule;
 
 /// Maximum size of one file's code without tables that is read, and of the code in which calls to that are searched
@@ -131,12 +131,14 @@ impl Uncovered {
     pub(crate) fn rules(&self, reader: &CodeReader, work: &mut CodeWork) -> Vec<(u64, Rule)> {
         let mut starts = self.starts.clone();
         let mut found = Vec::new();
+        let mut tails = Tails::default();
         for round in 0..MAX_ROUNDS {
             let mut of_round = Round {
                 uncovered: self,
                 reader,
                 starts: &starts,
                 found: Vec::new(),
+                tails,
                 called: BTreeSet::new(),
             };
             for piece in &self.pieces {
@@ -145,8 +147,10 @@ impl Uncovered {
             let Round {
                 found: of_round,
                 called,
+                tails: new_tails,
                 ..
             } = of_round;
+            tails = new_tails;
             // Without work for all of it, a later round has less.
             if round == 0 || !work.is_spent() {
                 found = of_round;
@@ -238,6 +242,7 @@ struct Round<'a> {
     starts: &'a [u64],
     /// The rules of each straight range of code.
     found: Vec<Vec<(u64, Rule)>>,
+    tails: Tails,
     /// Where functions are not aligned, calls of them show where they start.
     called: BTreeSet<u64>,
 }
@@ -271,6 +276,7 @@ impl Round<'_> {
                 start: range.start,
                 end: range.end,
                 starts,
+                tails: &self.tails,
             };
             let behind = starts.partition_point(|start| *start <= range.start);
             if let Some(&next) = starts.get(behind).filter(|it| **it < range.end) {
@@ -295,16 +301,18 @@ impl Round<'_> {
                 }
                 continue;
             };
-            let mut covered = code.start;
+            let (start, end) = (code.start, code.end);
+            self.tails.add(&rules);
+            let mut covered = start;
             for straight in rules.ranges() {
-                if covered < straight.start && covered > code.start {
+                if covered < straight.start && covered > start {
                     holes.push(hole(covered..straight.start, true));
                 }
                 covered = straight.end;
                 self.found.push(rules.of(&straight));
             }
-            if covered < code.end && covered > code.start {
-                holes.push(hole(covered..code.end, true));
+            if covered < end && covered > start {
+                holes.push(hole(covered..end, true));
             }
             self.add_called(&rules.calls);
         }

@@ -63,6 +63,7 @@ fn rules_of_instructions_are_those_of_the_tables() {
                 start: function.start,
                 end: function.end,
                 starts: &[],
+                tails: Tails::NONE,
             };
             let rules = (reader.function)(&code, &mut CodeWork::default());
             tally.functions += 1;
@@ -419,6 +420,7 @@ fn work_of_attempts_is_limited() {
             start: START,
             end: START + code.len() as u64,
             starts: &[],
+            tails: Tails::NONE,
         };
         (x86_64().1.function)(&code, &mut CodeWork::default()).is_some()
     };
@@ -482,4 +484,33 @@ fn instructions_that_do_not_start_at_aligned_addresses_are_no_functions() {
     code[15] = 0xc3;
     code[14] = 0xb8;
     assert_eq!(unnamed(code).rules(reader, &mut CodeWork::default()), []);
+}
+
+/// Hand-written functions share the code before their return: x264's do.
+#[test]
+fn functions_that_end_in_another_ones_code_are_functions_if_their_stacks_agree() {
+    let (_, reader) = x86_64();
+    let padded = |code: &[u8]| [code, &[0x90; 16][code.len()..]].concat();
+    let jump = |from: u8, to: u8| to.wrapping_sub(from + 2);
+    let code = [
+        // call of the last function; jmp to the shared code
+        padded(&[0xe8, 0x6b, 0, 0, 0, 0xeb, jump(5, 0x20)]),
+        padded(&[0xe8, 0x5b, 0, 0, 0, 0xeb, jump(0x15, 0x20)]),
+        // mov %edi, %eax; push %rbx; pop %rbx; ret
+        padded(&[0x89, 0xf8, 0x53, 0x5b, 0xc3]),
+        // push %rax; jmp to the shared code
+        padded(&[0x50, 0xeb, jump(0x31, 0x20)]),
+        // mov %edi, %eax; jmp to the pop of the shared code
+        padded(&[0x89, 0xf8, 0xeb, jump(0x42, 0x23)]),
+        // mov %edi, %eax; jmp behind the code
+        padded(&[0x89, 0xf8, 0xeb, 0x7f]),
+        padded(&[0x90; 16]),
+        padded(&[0x89, 0xf8, 0xc3]),
+    ];
+    let rules = unnamed(code.concat()).rules(reader, &mut CodeWork::default());
+    let ranges = rules.split_inclusive(|it| it.1 == Rule::Gap);
+    let ranges: Vec<_> = ranges
+        .map(|it| (it[0].0 - START, it[it.len() - 1].0 - START))
+        .collect();
+    assert_eq!(ranges, [(0, 7), (0x10, 0x17), (0x20, 0x25), (0x70, 0x73)]);
 }

@@ -361,10 +361,10 @@ impl<'a, 'w> Function<'a, 'w> {
         if is_conditional {
             return Some(());
         }
-        // Such parts jump back, but to no function's start.
-        let is_function = self.code.starts.binary_search(&target).is_ok();
-        self.found.evidence.returns |=
-            state.has_removed_frame() || is_function && state.is_at_start();
+        // Such parts jump back, but to no function's start, and to code with its frame.
+        let is_other =
+            self.code.starts.binary_search(&target).is_ok() || self.code.tails.contains(target);
+        self.found.evidence.returns |= state.has_removed_frame() || is_other && state.is_at_start();
         self.leave(state)
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::instructions::CodeRules;
+use crate::instructions::{CodeRules, Tails};
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
 const RSP: u8 = 7;
@@ -14,6 +14,7 @@ fn function_code(bytes: &[u8]) -> FunctionCode<'_> {
         end: START + bytes.len() as u64,
         // Of a function that others call.
         starts: &[START + 0x200],
+        tails: Tails::NONE,
     }
 }
 
