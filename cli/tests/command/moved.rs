@@ -192,7 +192,12 @@ fn recordings_of_commands_have_their_functions() {
             arguments.extend(words.iter().map(String::as_str));
             arguments.push(programs.known_stacks.to_str().unwrap());
             otelctx(&arguments);
-            check_loop(&folded, way)
+            let (incomplete, samples) = check_loop(&folded, way)?;
+            assert!(
+                incomplete * 2 <= samples,
+                "{way:?}: {incomplete} of {samples}"
+            );
+            Ok::<_, u64>(())
         });
     }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use crate::machine::Machine;
 use crate::mappings::moved::{Access, CodeVisitor};
-use crate::mappings::{Mapping, Visit, VisitCode, Walk};
+use crate::mappings::{Mapping, Visit, VisitExecutable, Walk};
 use crate::{Device, Error, Memory};
 pub use image::TargetImage;
 pub use live::LiveProcess;
@@ -44,7 +44,7 @@ pub trait Target: Memory {
     ///
     /// # Errors
     /// If the mappings cannot be read.
-    fn executable_mappings(&self, visit: VisitCode<'_>) -> Result<(), Error> {
+    fn executable_mappings(&self, visit: VisitExecutable<'_>) -> Result<(), Error> {
         visit_code(self, visit)
     }
 
@@ -118,7 +118,7 @@ pub trait Target: Memory {
 }
 
 /// Implements [`Target::executable_mappings`] by all mappings.
-fn visit_code<T: Target + ?Sized>(target: &T, visit: VisitCode<'_>) -> Result<(), Error> {
+fn visit_code<T: Target + ?Sized>(target: &T, visit: VisitExecutable<'_>) -> Result<(), Error> {
     let open = |mapping: &Mapping<'_>| {
         let range = (mapping.start, mapping.end);
         let file = target.mapped_file(range, mapping.name, mapping.device, mapping.inode);

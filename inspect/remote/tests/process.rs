@@ -7,7 +7,7 @@ use nix::libc;
 use otelctx_fixtures::{Btrfs, Compiler, STOP_TIMEOUT, Target};
 use otelctx_remote::{
     Device, Error, FileCache, LiveProcess, LoadedModule, Memory, MemoryError, Module, Modules,
-    Process,
+    Process, Target as _,
 };
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -306,5 +306,48 @@ fn a_mapped_file_on_btrfs_is_opened() {
             ..module.device
         };
         assert!(opened(elsewhere, module.inode).is_none());
+    }
+}
+
+/// Code that a program has moved is found by queries of single mappings, and in the text of all.
+#[test]
+fn moved_code_is_the_files_however_mappings_are_read() {
+    let compiler = Compiler::gcc();
+    let (Some(program), Some(library)) = (program(), compiler.library(&["move_text.c"], &["-O2"]))
+    else {
+        return;
+    };
+    for to in ["anonymous", "shared", "memfd", "remapped"] {
+        for part in [None, Some("middle")] {
+            let mut command = Command::new(&program);
+            command.env("LD_PRELOAD", &library).env("MOVE_TEXT_TO", to);
+            command.env("MOVE_TEXT_OF", "/libc.so");
+            if let Some(part) = part {
+                command.env("MOVE_TEXT_PART", part);
+            }
+            let target = Target::spawn(&mut command);
+            let process = Process::open(target.pid()).unwrap();
+            let memory = process.memory().unwrap();
+            let [queried, as_text] = [false, true].map(|as_text| {
+                let target = LiveProcess::new(&process, &memory).with_maps_as_text(as_text);
+                let mut found = Vec::new();
+                let read = target.executable_mappings(&mut |code| {
+                    let mapping = &code.mapping;
+                    let name = String::from_utf8_lossy(mapping.name).into_owned();
+                    // It belongs to no process: the text alone has it.
+                    if name != "[vsyscall]" {
+                        found.push((mapping.start, mapping.offset, name, code.moved_from));
+                    }
+                    ControlFlow::Continue(())
+                });
+                read.unwrap();
+                found
+            });
+            assert_eq!(queried, as_text, "{to} {part:?}");
+            let is_moved = |it: &&(u64, u64, String, Option<(u64, u64)>)| it.3.is_some();
+            let moved: Vec<_> = queried.iter().filter(is_moved).collect();
+            assert_eq!(moved.len(), 1, "{to} {part:?}: {queried:?}");
+            assert!(moved[0].2.contains("/libc.so"), "{to} {part:?}: {moved:?}");
+        }
     }
 }

@@ -86,6 +86,9 @@ pub struct CodeMap {
     mappings: Vec<CodeMapping>,
     /// Executable mappings beyond [`MAX_MAPPINGS`].
     pub dropped: u64,
+    /// True if the process may be copying code to memory in the place of a file's, as for huge pages: a later read can show
+    /// that it has.
+    pub may_be_copied: bool,
 }
 
 impl CodeMap {
@@ -105,6 +108,7 @@ impl CodeMap {
         let mut map = CodeMap::default();
         let mut found: Vec<Place> = Vec::new();
         target.executable_mappings(&mut |code| {
+            map.may_be_copied |= code.may_be_copied;
             if found.len() < MAX_MAPPINGS {
                 let mapping = &code.mapping;
                 found.push(Place {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use otelctx_reader::remote::mappings::CodeMapping;
+use otelctx_reader::remote::mappings::ExecutableMapping;
 use otelctx_reader::remote::threads::{Call, ThreadFiles};
 use otelctx_reader::remote::{self, Stopped, Target, module};
 use otelctx_reader::sample::Module;
@@ -307,7 +307,7 @@ impl StackReader {
 }
 
 impl Code {
-    fn add(&mut self, target: &dyn Target, code: &CodeMapping<'_>, lookups: &[u64]) {
+    fn add(&mut self, target: &dyn Target, code: &ExecutableMapping<'_>, lookups: &[u64]) {
         let mapping = code.mapping;
         let remote::Mapping { device, inode, .. } = mapping;
         let (name, range) = (mapping.name, code.file_range());

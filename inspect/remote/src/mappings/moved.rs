@@ -19,12 +19,12 @@ const PAGE: u64 = 4096;
 const MAX_PAGE: u64 = 64 * 1024;
 /// Size of the smallest huge page, in bytes: mappings of hugetlbfs are aligned to it.
 const HUGE_PAGE: u64 = 2 << 20;
-/// Number of pages that are compared: of a program of 60 MB, one in 1,000.
-const COMPARED: u64 = 16;
+/// Maximum number of pages that are compared for a mapping: of a program of 60 MB, one in 1,000.
+const MAX_COMPARED_PAGES: u64 = 16;
 /// Maximum number of comparisons in one visit of a process's mappings.
 const MAX_COMPARISONS: usize = 256;
 /// Maximum number of files whose headers are read in one visit.
-const MAX_FILES: usize = 64;
+const MAX_FILES: usize = 16;
 /// Maximum number of mappings that wait for a file behind them: just-in-time compilers can have thousands in a row.
 const MAX_WAITING: usize = 64;
 /// Maximum number of segments of a file that are considered. Usually, four are loaded.
@@ -32,14 +32,16 @@ const MAX_SEGMENTS: usize = 16;
 
 /// An executable mapping, and the file that its code is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CodeMapping<'a> {
+pub struct ExecutableMapping<'a> {
     /// The mapping. If its code was moved, `offset`, `device`, `inode` and `name` are those of the file that it is from.
     pub mapping: Mapping<'a>,
     /// The range of a mapping of the file that the code was moved from, if it was.
     pub moved_from: Option<(u64, u64)>,
+    /// True for memory in the place of a file's code that has other bytes: the process may be copying the code.
+    pub may_be_copied: bool,
 }
 
-impl CodeMapping<'_> {
+impl ExecutableMapping<'_> {
     /// Returns the range of a mapping of the file, as [`Process::mapped_file`](crate::Process::mapped_file) needs it.
     pub fn file_range(&self) -> (u64, u64) {
         let own = (self.mapping.start, self.mapping.end);
@@ -48,7 +50,7 @@ impl CodeMapping<'_> {
 }
 
 /// Takes one executable mapping after another, until it breaks.
-pub type VisitCode<'v> = &'v mut (dyn FnMut(&CodeMapping<'_>) -> ControlFlow<()> + 'v);
+pub type VisitExecutable<'v> = &'v mut (dyn FnMut(&ExecutableMapping<'_>) -> ControlFlow<()> + 'v);
 
 /// Access to a process for [`CodeVisitor`].
 pub(crate) struct Access<'a> {
@@ -60,12 +62,12 @@ pub(crate) struct Access<'a> {
 
 /// A mapping with its own copy of the name.
 #[derive(Debug, Clone)]
-pub(crate) struct Named {
+pub(crate) struct OwnedMapping {
     pub(crate) mapping: Mapping<'static>,
     name: Vec<u8>,
 }
 
-impl Named {
+impl OwnedMapping {
     pub(crate) fn of(mapping: &Mapping<'_>) -> Self {
         Self {
             mapping: Mapping {
@@ -92,20 +94,29 @@ struct Original {
     file: Option<(File, Vec<Segment>)>,
 }
 
+/// Where the code of memory is in a file.
+enum Place {
+    Elsewhere,
+    /// At addresses of the file's code, with other bytes.
+    Differs,
+    /// At this offset.
+    At(u64),
+}
+
 /// Passes executable mappings on. Before, finds the file of those whose code was moved.
 pub(crate) struct CodeVisitor<'v> {
     access: Access<'v>,
-    visit: VisitCode<'v>,
+    visit: VisitExecutable<'v>,
     /// The last mapping of a file.
-    before: Option<Named>,
+    before: Option<OwnedMapping>,
     /// Mappings behind it whose code may have been moved. A file behind them may tell.
-    waiting: Vec<Named>,
+    waiting: Vec<OwnedMapping>,
     files: Vec<Original>,
     comparisons: usize,
 }
 
 impl<'v> CodeVisitor<'v> {
-    pub(crate) fn new(access: Access<'v>, visit: VisitCode<'v>) -> Self {
+    pub(crate) fn new(access: Access<'v>, visit: VisitExecutable<'v>) -> Self {
         Self {
             access,
             visit,
@@ -120,25 +131,25 @@ impl<'v> CodeVisitor<'v> {
     /// out.
     pub(crate) fn take(&mut self, mapping: &Mapping<'_>) -> ControlFlow<()> {
         let is_code = mapping.permissions.execute;
-        if is_memory(mapping) {
+        if mapping.is_memory() {
             if !is_code {
                 return ControlFlow::Continue(());
             }
             if self.waiting.len() >= MAX_WAITING {
                 self.pass_on_waiting(None)?;
             }
-            self.waiting.push(Named::of(mapping));
+            self.waiting.push(OwnedMapping::of(mapping));
             return ControlFlow::Continue(());
         }
         let file = (mapping.inode != 0).then_some(mapping);
         self.pass_on_waiting(file)?;
         if is_code && file.is_some() && may_be_huge(mapping) {
-            self.waiting.push(Named::of(mapping));
+            self.waiting.push(OwnedMapping::of(mapping));
             return ControlFlow::Continue(());
         }
-        self.before = file.map(Named::of).or(self.before.take());
+        self.before = file.map(OwnedMapping::of).or(self.before.take());
         if is_code {
-            self.pass_on(mapping, None)
+            self.pass_on(mapping)
         } else {
             ControlFlow::Continue(())
         }
@@ -154,81 +165,74 @@ impl<'v> CodeVisitor<'v> {
         self.pass_on_waiting(None)
     }
 
-    fn pass_on(
-        &mut self,
-        mapping: &Mapping<'_>,
-        moved_from: Option<(u64, u64)>,
-    ) -> ControlFlow<()> {
-        let mapping = *mapping;
-        (self.visit)(&CodeMapping {
-            mapping,
-            moved_from,
+    fn pass_on(&mut self, mapping: &Mapping<'_>) -> ControlFlow<()> {
+        (self.visit)(&ExecutableMapping {
+            mapping: *mapping,
+            moved_from: None,
+            may_be_copied: false,
         })
     }
 
     fn pass_on_waiting(&mut self, behind: Option<&Mapping<'_>>) -> ControlFlow<()> {
         for waiting in std::mem::take(&mut self.waiting) {
             let before = self.before.take();
-            let near = before.as_ref().map(Named::borrow);
-            let mut files = near.iter().chain(behind);
-            let found =
-                files.find_map(|file| Some((*file, self.offset_in(file, &waiting.mapping)?)));
-            let flow = if let Some((file, offset)) = found {
-                let moved = Mapping {
-                    offset,
-                    device: file.device,
-                    inode: file.inode,
-                    name: file.name,
-                    ..waiting.mapping
-                };
-                self.pass_on(&moved, Some((file.start, file.end)))
-            } else {
-                self.pass_on(&waiting.borrow(), None)
+            let near = before.as_ref().map(OwnedMapping::borrow);
+            let mut found = ExecutableMapping {
+                mapping: waiting.borrow(),
+                moved_from: None,
+                may_be_copied: false,
             };
-            let is_file = found.is_none() && !is_memory(&waiting.borrow());
+            for file in near.iter().chain(behind) {
+                match self.place_in(file, &waiting.mapping) {
+                    Place::Elsewhere => {}
+                    Place::Differs => found.may_be_copied = true,
+                    Place::At(offset) => {
+                        found.mapping.offset = offset;
+                        (found.mapping.device, found.mapping.inode) = (file.device, file.inode);
+                        found.mapping.name = file.name;
+                        found.moved_from = Some((file.start, file.end));
+                        found.may_be_copied = false;
+                        break;
+                    }
+                }
+            }
+            let is_file = found.moved_from.is_none() && !waiting.borrow().is_memory();
+            let flow = (self.visit)(&found);
             self.before = if is_file { Some(waiting) } else { before };
             flow?;
         }
         ControlFlow::Continue(())
     }
 
-    /// Returns the offset in the file that is mapped at `near` at which it has the code of this memory.
-    fn offset_in(&mut self, near: &Mapping<'_>, memory: &Mapping<'_>) -> Option<u64> {
+    /// Finds the place of memory in the file that is mapped at `near`.
+    fn place_in(&mut self, near: &Mapping<'_>, memory: &Mapping<'_>) -> Place {
+        let mut place = Place::Elsewhere;
         if (near.device, near.inode) == (memory.device, memory.inode) {
-            return None;
+            return place;
         }
-        let index = self.index_of(near)?;
-        let (file, segments) = self.files[index].file.as_ref()?;
-        let size = memory
-            .end
-            .checked_sub(memory.start)
-            .filter(|size| *size > 0)?;
+        let index = self.index_of(near);
+        let Some((file, segments)) = index.and_then(|index| self.files[index].file.as_ref()) else {
+            return place;
+        };
         // Several segments can share the page of the file that is mapped there.
         let mapped = segments.iter().filter(|it| covers(it, near.offset));
         for bias in mapped.map(|it| bias(near.start, near.offset, it)) {
-            let address = memory.start.wrapping_sub(bias);
             for code in segments.iter().filter(|it| it.executable) {
-                let skip = address.wrapping_sub(code.address);
-                let offset = code.offset.wrapping_add(skip);
-                if !covers(code, offset) || !offset.is_multiple_of(PAGE) {
+                let Some(offset) = offset_in(code, memory, bias) else {
                     continue;
-                }
-                let end = code.file_end();
-                let last = end.checked_next_multiple_of(MAX_PAGE);
-                if offset.checked_add(size).is_none_or(|it| Some(it) > last) {
-                    continue;
-                }
+                };
                 if self.comparisons >= MAX_COMPARISONS {
-                    return None;
+                    return place;
                 }
                 self.comparisons += 1;
-                let size = size.min(end - offset);
+                let size = memory.size().min(code.file_end() - offset);
                 if agrees(&self.access, memory.start, file, offset, size) {
-                    return Some(offset);
+                    return Place::At(offset);
                 }
+                place = Place::Differs;
             }
         }
-        None
+        place
     }
 
     fn index_of(&mut self, mapping: &Mapping<'_>) -> Option<usize> {
@@ -256,9 +260,21 @@ impl<'v> CodeVisitor<'v> {
     }
 }
 
-/// Returns true for memory that no file of a program or library is mapped in: code is moved there, and generated there.
-fn is_memory(mapping: &Mapping<'_>) -> bool {
-    // Shared and huge memory without a file of its own: mm/shmem.c, fs/hugetlbfs/inode.c, ipc/shm.c.
+impl Mapping<'_> {
+    /// Returns true for memory that no file of a program or library is mapped in: without a file, or with one that the kernel
+    /// has made for it. Code is generated there, and moved there.
+    pub fn is_memory(&self) -> bool {
+        match self.name {
+            // Of the kernel.
+            b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => false,
+            name => self.inode == 0 || is_name_of_memory(name),
+        }
+    }
+}
+
+/// Returns true for the names that the kernel gives to shared and huge memory: a memfd's, and those of mm/shmem.c,
+/// fs/hugetlbfs/inode.c and ipc/shm.c.
+pub fn is_name_of_memory(name: &[u8]) -> bool {
     let names: [&[u8]; 5] = [
         b"/memfd:",
         b"/anon_hugepage",
@@ -266,17 +282,22 @@ fn is_memory(mapping: &Mapping<'_>) -> bool {
         b"/SYSV",
         b"[anon_shmem:",
     ];
-    match mapping.name {
-        // Of the kernel.
-        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => false,
-        _ if mapping.inode == 0 => true,
-        name => names.iter().any(|it| name.starts_with(it)),
-    }
+    names.iter().any(|it| name.starts_with(it))
+}
+
+/// Returns the offset in the file at which a segment with this bias has the code of some memory, if it is inside.
+fn offset_in(code: &Segment, memory: &Mapping<'_>, bias: u64) -> Option<u64> {
+    let skip = memory.start.wrapping_sub(bias).wrapping_sub(code.address);
+    let offset = code.offset.wrapping_add(skip);
+    let end = offset.checked_add(memory.size())?;
+    let last = code.file_end().checked_next_multiple_of(MAX_PAGE)?;
+    let is_inside = covers(code, offset) && offset.is_multiple_of(PAGE) && end <= last;
+    (is_inside && memory.size() > 0).then_some(offset)
 }
 
 /// Returns true for executable memory that code of a file may have been moved to.
 pub(crate) fn may_have_moved_code(mapping: &Mapping<'_>) -> bool {
-    is_memory(mapping) || mapping.inode != 0 && may_be_huge(mapping)
+    mapping.is_memory() || mapping.inode != 0 && may_be_huge(mapping)
 }
 
 /// Returns true for a mapping that may be of a file of hugetlbfs.
@@ -293,7 +314,7 @@ fn covers(segment: &Segment, offset: u64) -> bool {
 /// Compares pages of memory with the file: the first, the last, and others at equal distances.
 fn agrees(access: &Access<'_>, start: u64, file: &File, offset: u64, size: u64) -> bool {
     let pages = size.div_ceil(PAGE);
-    let count = pages.min(COMPARED);
+    let count = pages.min(MAX_COMPARED_PAGES);
     (0..count).all(|number| {
         let page = if number == 0 {
             0

@@ -19,6 +19,9 @@ use crate::{Device, Error};
 /// Maximum number of modules read of one process; browsers load a few hundred.
 const MAX_MODULES: usize = 16 * 1024;
 
+/// Maximum number of files without code that may be modules whose code was moved.
+const MAX_WITHOUT_CODE: usize = 256;
+
 /// Maximum size of the names of these modules, in bytes.
 const MAX_NAMES: usize = 8 << 20;
 
@@ -133,8 +136,16 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     // A run that goes on behind code that was moved to a memfd or a huge page's file.
     let mut interrupted: Option<Run> = None;
     let mut layout = CodeLayoutBuilder::default();
+    let mut without_code = Vec::new();
     let mut keep = |run: Option<Run>| {
-        if let Some(run) = run.filter(|run| run.code.is_some() || run.may_lack_its_code()) {
+        let Some(run) = run else {
+            return;
+        };
+        if run.code.is_none() {
+            if run.may_lack_its_code() && without_code.len() < MAX_WITHOUT_CODE {
+                without_code.push(run);
+            }
+        } else {
             names += run.name.len();
             if runs.len() < MAX_MODULES && names <= MAX_NAMES {
                 runs.push(run)
@@ -166,16 +177,22 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     })?;
     keep(interrupted);
     keep(current);
-    runs.sort_by_key(|run| run.start);
-    if runs.iter().any(|run| run.code.is_none()) {
-        find_moved_code(target, &mut runs)?;
+    if !without_code.is_empty() {
+        find_moved_code(target, &mut without_code);
+        runs.append(&mut without_code);
     }
+    runs.sort_by_key(|run| run.start);
     Ok((runs, skipped, layout.finish()))
 }
 
 /// Finds the code of modules that was moved to other memory, as for huge pages. Removes the runs that have none.
-fn find_moved_code(target: &dyn Target, runs: &mut Vec<Run>) -> Result<(), Error> {
-    target.executable_mappings(&mut |found| {
+fn find_moved_code(target: &dyn Target, runs: &mut Vec<Run>) {
+    let is_past = |deadline| Instant::now() >= deadline;
+    // After an error or the deadline, there are still the other modules.
+    let _ = target.executable_mappings(&mut |found| {
+        if target.deadline().is_some_and(is_past) {
+            return ControlFlow::Break(());
+        }
         let mapping = &found.mapping;
         if let Some((start, _)) = found.moved_from {
             let file = (mapping.device, mapping.inode);
@@ -188,9 +205,8 @@ fn find_moved_code(target: &dyn Target, runs: &mut Vec<Run>) -> Result<(), Error
             }
         }
         ControlFlow::Continue(())
-    })?;
+    });
     runs.retain(|run| run.code.is_some());
-    Ok(())
 }
 
 struct Read<T> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{CodeLayout, CodeLayoutBuilder, Target, ThreadInfo};
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Scan, ScanOptions, Visit, VisitCode, Walk};
+use crate::mappings::{Mapping, Scan, ScanOptions, Visit, VisitExecutable, Walk};
 use crate::memory::{MemoryError, ProcessMemory};
 use crate::{Device, Error, Memory, Process};
 
@@ -80,7 +80,7 @@ impl Target for LiveProcess<'_> {
         self.complete(self.process.file_mappings(self.options(), visit)?)
     }
 
-    fn executable_mappings(&self, visit: VisitCode<'_>) -> Result<(), Error> {
+    fn executable_mappings(&self, visit: VisitExecutable<'_>) -> Result<(), Error> {
         if self.maps_as_text {
             super::visit_code(self, visit)
         } else {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{CodeLayout, Target, ThreadInfo};
 use crate::machine::Machine;
-use crate::mappings::{Mapping, Visit, Walk};
+use crate::mappings::{Mapping, Visit, VisitExecutable, Walk};
 use crate::memory::MemoryError;
 use crate::{Device, Error, Memory};
 
@@ -41,6 +41,10 @@ impl Target for Through<'_> {
 
     fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
         self.target.file_mappings(visit)
+    }
+
+    fn executable_mappings(&self, visit: VisitExecutable<'_>) -> Result<(), Error> {
+        self.target.executable_mappings(visit)
     }
 
     fn code_layout(&self) -> Result<CodeLayout, Error> {

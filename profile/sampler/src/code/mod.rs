@@ -4,6 +4,7 @@
 //! that existed before, and with ptrace all mappings, are read from `/proc/PID/maps` when a sample
 //! lies in none that is known.
 
+mod copies;
 mod modules;
 mod ranges;
 mod report;
@@ -15,11 +16,13 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use otelctx_reader::remote::mappings::is_name_of_memory;
 use otelctx_reader::remote::{self, Device};
 use otelctx_sample::{Catalog, Frame, Mapping, Module, ProcessId};
 use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
+pub(crate) use copies::Copies;
 pub(crate) use modules::Modules;
 use ranges::Ranges;
 pub(crate) use report::{FileId, MemoryChange, Region, Report};
@@ -31,8 +34,8 @@ const MAX_MAPPINGS: usize = 16 * 1024;
 const MAX_NEXT: usize = 16;
 /// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
-/// Maximum number of reads for code that was moved from a file to memory: when it is mapped, it may not be copied yet.
-const MAX_READS_OF_MOVED: u8 = 4;
+/// Size of the smallest huge page, in bytes.
+const HUGE_PAGE: u64 = 2 << 20;
 /// How long to wait between two searches for mappings that newer ones have replaced.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -44,6 +47,8 @@ struct Mapped {
     module: Arc<Module>,
     /// Like [`Mapping::since`].
     since: u64,
+    /// A mapping of its file: another one's, if the code was moved.
+    file_range: (u64, u64),
 }
 
 impl Mapped {
@@ -67,8 +72,7 @@ pub(crate) struct CodeMappings {
     has_generated: bool,
     /// More of it, or a file that announces it, was mapped since [`Self::take_new_generated`].
     has_new_generated: bool,
-    /// Number of reads left for code that may have been moved to memory in place of a file's.
-    reads_of_moved: u8,
+    copies: Copies,
     /// The fork that this process started by, until its mappings are inherited.
     parent: Option<Fork>,
     /// The kernel reports new mappings.
@@ -104,7 +108,7 @@ impl Default for CodeMappings {
             next: VecDeque::new(),
             has_generated: false,
             has_new_generated: false,
-            reads_of_moved: 0,
+            copies: Copies::default(),
             parent: None,
             is_reported: false,
             last_read: 0,
@@ -143,7 +147,7 @@ impl CodeMappings {
             mappings: forked.mappings.clone(),
             ranges: forked.ranges.clone(),
             has_generated: forked.has_generated,
-            reads_of_moved: forked.reads_of_moved,
+            copies: forked.copies,
             parent: forked.parent,
             ..Self::reported()
         }
@@ -156,30 +160,34 @@ impl CodeMappings {
 
     /// Adds a mapping that the kernel has reported, or that another process had.
     fn add(&mut self, new: Mapped) -> Added {
+        // It is reported again when its protection changes, as after a copy.
+        if self.replaces_file(&new) {
+            self.copies.restart();
+        }
         // A mapping that was read before its report came has a later time than the report.
         match self.known_since(&new) {
             Some(since) if since <= new.since => Added::No,
-            _ => {
-                if is_generated(&new.module) && self.has_file_at(&new) {
-                    self.reads_of_moved = MAX_READS_OF_MOVED;
-                }
-                self.push(new)
-            }
+            _ => self.push(new),
         }
     }
 
-    /// Returns true if a file is, or was, mapped at some of the addresses of a mapping.
-    fn has_file_at(&self, new: &Mapped) -> bool {
+    /// Returns true for memory at addresses at which a file is, or was, mapped. A file of hugetlbfs has whole huge pages.
+    fn replaces_file(&self, new: &Mapped) -> bool {
+        let may_be_huge = (new.start | new.end).is_multiple_of(HUGE_PAGE);
         let overlaps = |known: &Mapped| known.start < new.end && new.start < known.end;
-        let is_file = |known: &&Mapped| overlaps(known) && !is_generated(&known.module);
-        self.ranges.intersect(new.start, new.end) && self.mappings.iter().any(|it| is_file(&it))
+        let is_other_file = |known: &Mapped| {
+            overlaps(known) && !is_generated(&known.module) && known.module != new.module
+        };
+        (is_generated(&new.module) || may_be_huge)
+            && self.ranges.intersect(new.start, new.end)
+            && self.mappings.iter().any(is_other_file)
     }
 
     /// Adds code of a file that was moved to memory, and was read before `now`. It is the file's since that memory was mapped.
     fn add_moved(&mut self, mut new: Mapped, now: u64) -> Added {
         let contains = |known: &&Mapped| known.start <= new.start && new.end <= known.end;
         let memory = self.mappings.iter().rev().find(contains);
-        match memory.filter(|known| is_generated(&known.module)) {
+        match memory.filter(|known| self.is_reported && self.replaces_file(known)) {
             Some(memory) => {
                 new.since = memory.since;
                 self.push(new)
@@ -254,7 +262,8 @@ impl CodeMappings {
                     start: region.start,
                     end: region.end,
                     offset: region.offset,
-                    module: modules.find(process, region),
+                    file_range: (region.start, region.end),
+                    module: modules.find(process, region.clone(), (region.start, region.end)),
                     since: time,
                 };
                 let added = match self.next.back_mut() {
@@ -341,6 +350,13 @@ impl CodeMappings {
         self.has_generated && newest().is_some_and(|mapped| is_generated(&mapped.module))
     }
 
+    /// Returns true if code at this address may have been moved from a file to memory.
+    fn may_be_moved(&self, address: u64) -> bool {
+        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
+        let newest = self.mappings.iter().rev().find(contains);
+        newest.is_some_and(|mapped| is_generated(&mapped.module) || self.replaces_file(mapped))
+    }
+
     /// Returns the address ranges of files whose paths match.
     pub(crate) fn mapped_files(&self, matches: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
         let mapped = self.mappings.iter().filter(|it| matches(&it.module.path));
@@ -396,21 +412,20 @@ impl CodeMappings {
     ) {
         let mut addresses = stack.iter().filter_map(Frame::address);
         let is_unknown = !addresses.clone().all(|address| self.contain(address));
-        let may_be_moved =
-            self.reads_of_moved > 0 && addresses.any(|address| self.is_generated(address));
+        let may_be_copied =
+            self.copies.are_read_again() && addresses.any(|address| self.may_be_moved(address));
         if let Some(process) = process
-            && (is_unknown || may_be_moved)
+            && (is_unknown || may_be_copied)
         {
             let start = Instant::now();
             if self.reads.is_due(start) {
-                self.reads_of_moved = self.reads_of_moved.saturating_sub(1);
                 let new = self.read(process, modules);
                 let took = start.elapsed();
                 self.reads.done(start + took, took, new);
             }
         }
         for mapped in &self.mappings[self.in_catalog..] {
-            modules.need(process, (mapped.start, mapped.end), &mapped.module);
+            modules.need(process, mapped.file_range, &mapped.module);
             let mapping = Mapping {
                 start: mapped.start,
                 end: mapped.end,
@@ -427,7 +442,7 @@ impl CodeMappings {
     pub(crate) fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
         let since = std::mem::replace(&mut self.last_read, monotonic());
         let mut count = 0;
-        let mut any = false;
+        let (mut any, mut may_be_copied) = (false, false);
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |code| {
             let mapping = &code.mapping;
@@ -435,9 +450,11 @@ impl CodeMappings {
                 start: mapping.start,
                 end: mapping.end,
                 offset: mapping.offset,
-                module: modules.find(Some(process), Region::of(mapping)),
+                module: modules.find(Some(process), Region::of(mapping), code.file_range()),
                 since,
+                file_range: code.file_range(),
             };
+            may_be_copied |= code.may_be_copied;
             let added = if code.moved_from.is_some() {
                 self.add_moved(mapped, monotonic())
             } else {
@@ -451,17 +468,16 @@ impl CodeMappings {
                 ControlFlow::Break(())
             }
         });
+        self.copies.note(may_be_copied);
         any
     }
 }
 
-/// Returns true for memory without a file, or in a file without a path: it may be generated code.
+/// Returns true for memory without a file, or with one that the kernel has made for it: it may be generated code.
 pub(crate) fn is_generated(module: &Module) -> bool {
     match &*module.path {
         "[vdso]" | "[vsyscall]" => false,
-        // Shared memory without a file (mm/shmem.c, shmem_zero_setup).
-        "/dev/zero" | "/dev/zero (deleted)" => true,
-        path => !module.has_file() || path.starts_with("/memfd:"),
+        path => !module.has_file() || is_name_of_memory(path.as_bytes()),
     }
 }
 

@@ -37,13 +37,13 @@ impl Modules {
         }
     }
 
-    /// Returns the module of a region of a process. Keeps its file open as a spare one.
+    /// Returns the module of a region of a process, whose file is mapped in `range`. Keeps the file open as a spare one.
     pub(super) fn find(
         &mut self,
         process: Option<&remote::Process>,
         region: Region,
+        range: (u64, u64),
     ) -> Arc<Module> {
-        let range = (region.start, region.end);
         let mut module = Module {
             path: region.path,
             ..Module::default()

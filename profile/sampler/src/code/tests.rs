@@ -76,7 +76,7 @@ fn code_that_is_read_before_its_report_comes_is_in_no_earlier_sample() {
     reported.map(0x1000, 0x3000, "b");
     let Reported { code, modules, .. } = &mut reported;
     let mut read = |start, path| {
-        let module = modules.find(None, region(start, start + 0x2000, path));
+        let module = modules.find(None, region(start, start + 0x2000, path), (0, 0));
         let (end, offset) = (start + 0x2000, 0x1000);
         let new = Mapped {
             start,
@@ -84,6 +84,7 @@ fn code_that_is_read_before_its_report_comes_is_in_no_earlier_sample() {
             offset,
             module,
             since: 0,
+            file_range: (start, end),
         };
         code.add_read(new, 25)
     };
@@ -104,11 +105,11 @@ fn code_that_was_moved_to_memory_is_the_files_from_then_on() {
     let mut reported = Reported::new();
     reported.map(0x1000, 0x9000, "a");
     reported.map(0x1_0000, 0x1_1000, "");
-    assert_eq!(reported.code.reads_of_moved, 0);
+    assert!(!reported.code.copies.are_read_again());
     reported.map(0x2000, 0x4000, "");
-    assert_eq!(reported.code.reads_of_moved, MAX_READS_OF_MOVED);
+    assert!(reported.code.copies.are_read_again());
     let Reported { code, modules, .. } = &mut reported;
-    let module = modules.find(None, region(0x1000, 0x9000, "a"));
+    let module = modules.find(None, region(0x1000, 0x9000, "a"), (0, 0));
     let mut moved = |start, end| {
         let new = Mapped {
             start,
@@ -116,6 +117,7 @@ fn code_that_was_moved_to_memory_is_the_files_from_then_on() {
             offset: start,
             module: module.clone(),
             since: 0,
+            file_range: (start, end),
         };
         code.add_moved(new, 50)
     };
@@ -125,6 +127,32 @@ fn code_that_was_moved_to_memory_is_the_files_from_then_on() {
     assert_eq!(moved(0x5000, 0x6000), Added::No);
     let all = [("a", 10), ("//anon", 20), ("//anon", 30), ("a", 30)];
     assert_eq!(reported.all(), all);
+}
+
+/// The kernel has names for shared and huge memory, and a file of hugetlbfs can have any.
+#[test]
+fn code_in_memory_with_a_name_is_read_again_until_it_is_copied() {
+    let huge = 0x20_0000;
+    for (path, end, expected) in [
+        ("/anon_hugepage (deleted)", huge + 0x1000, true),
+        ("/memfd:text (deleted)", huge + 0x1000, true),
+        ("/mnt/huge/text", 2 * huge, true),
+        // Another library in the place of a closed one.
+        ("/lib/b.so", huge + 0x1000, false),
+    ] {
+        let mut reported = Reported::new();
+        reported.map(huge - 0x1000, 3 * huge, "a");
+        reported.map(huge, end, path);
+        let code = &mut reported.code;
+        assert_eq!(code.copies.are_read_again(), expected, "{path}");
+        assert_eq!(code.may_be_moved(huge), expected, "{path}");
+        assert!(!code.may_be_moved(2 * huge + 1));
+        code.copies.note(false);
+        assert!(!code.copies.are_read_again());
+        // Its protection changes.
+        reported.map(huge, end, path);
+        assert_eq!(reported.code.copies.are_read_again(), expected, "{path}");
+    }
 }
 
 /// A sample may be taken between the beginning of a reading and the mapping that it shows.

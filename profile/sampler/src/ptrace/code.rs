@@ -12,7 +12,7 @@ use otelctx_reader::remote::{FileCache, LiveProcess, Process};
 use otelctx_track::schedule::Backoff;
 use otelctx_unwind::{CodeMap, Dictionary, MakeRules};
 
-use crate::priority::prefer_this_thread;
+use crate::code::Copies;
 
 /// Maximum number of requests for the code of processes in the queue.
 const MAX_REQUESTS: usize = 256;
@@ -32,6 +32,7 @@ struct ReadCode {
     map: Option<Arc<CodeMap>>,
     reads: Backoff,
     is_requested: bool,
+    copies: Copies,
 }
 
 impl CodeReader {
@@ -71,6 +72,7 @@ impl CodeReader {
             let is_new = map.mappings().len() != before;
             code.reads.done(Instant::now(), Duration::ZERO, is_new);
             code.is_requested = false;
+            code.copies.note(map.may_be_copied);
             code.map = Some(Arc::new(map));
         }
     }
@@ -80,7 +82,8 @@ impl CodeReader {
         while let Ok(answer) = self.answers.try_recv() {
             self.take(answer);
         }
-        if !self.processes.contains_key(&pid) {
+        let known = self.processes.get(&pid);
+        if known.is_none_or(|code| code.copies.are_read_again()) {
             self.refresh(pid);
         }
         self.processes.get(&pid)?.map.clone()
@@ -93,6 +96,7 @@ impl CodeReader {
             map: None,
             reads: Backoff::new(now),
             is_requested: false,
+            copies: Copies::default(),
         });
         if !code.is_requested && code.reads.is_due(now) {
             code.is_requested = self.requests.try_send(pid).is_ok();
@@ -106,7 +110,6 @@ impl CodeReader {
 }
 
 fn read_all(requests: &Receiver<i32>, answers: &Sender<Answer>) {
-    prefer_this_thread();
     let (files, dictionary) = (FileCache::new(), Arc::new(Dictionary::new()));
     for pid in requests {
         let read = || {

@@ -295,6 +295,21 @@ const SCRIPT: &str = "function f(n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\
         sum += JSON.stringify(many).length;\n\
     }";
 
+/// Returns whether a program has at least a huge page of executable memory next to its file.
+fn program_is_in_memory(pid: i32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+    let lines: Vec<&str> = maps.lines().collect();
+    let is_of_program = |line: &str| line.ends_with(program.to_str().unwrap());
+    lines.windows(2).any(|pair| {
+        let fields: Vec<&str> = pair[1].split_whitespace().collect();
+        let (start, end) = fields[0].split_once('-').unwrap();
+        let [start, end] = [start, end].map(|it| u64::from_str_radix(it, 16).unwrap());
+        let is_memory = fields[1] == "r-xp" && fields.len() == 5;
+        is_of_program(pair[0]) && is_memory && end - start >= 2 << 20
+    })
+}
+
 /// Node.js 24, as `cargo xtask setup` installs it. On request, it moves its code to memory that may be in huge pages.
 #[test]
 fn stacks_of_node_reach_the_start() {
@@ -309,6 +324,12 @@ fn stacks_of_node_reach_the_start() {
             // It would make that of the tests non-blocking.
             command.args(["-e", SCRIPT]).stderr(Stdio::null());
             let program = Program::start(&mut command);
+            wait_until_loaded(program.pid());
+            // Without huge pages, it leaves its code where it is.
+            let huge = "/sys/kernel/mm/transparent_hugepage/enabled";
+            let has_huge = fs::read_to_string(huge).is_ok_and(|text| !text.contains("[never]"));
+            let is_moved = pages == "on" && has_huge;
+            assert_eq!(program_is_in_memory(program.pid()), is_moved, "{pages}");
             check(&format!("node, large pages {pages}"), &program);
         }
     }

@@ -130,6 +130,17 @@ impl Process {
         self.image.memory.map(BIAS + CODE.0, self.code.clone());
     }
 
+    /// Whether some memory is in the place of a file's code, and has other bytes.
+    fn may_be_copied(&self) -> bool {
+        let mut any = false;
+        let visited = self.executable_mappings(&mut |code| {
+            any |= code.may_be_copied;
+            ControlFlow::Continue(())
+        });
+        visited.unwrap();
+        any
+    }
+
     /// The executable mappings: where each starts, its offset, its inode, and where the mapping of its file starts from that
     /// it was moved.
     fn code(&self) -> Vec<(u64, u64, u64, Option<u64>)> {
@@ -234,6 +245,7 @@ fn other_memory_stays_memory() {
         let mut process = Process::new(lines);
         process.change(change);
         let found = process.code();
+        assert_eq!(process.may_be_copied(), change.is_some(), "{lines:?}");
         assert!(
             found.iter().all(|it| it.3.is_none()),
             "{lines:?} {change:?}: {found:?}"

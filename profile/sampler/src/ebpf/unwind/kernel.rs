@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use aya::Ebpf;
 use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::mappings::CodeMapping;
+use otelctx_reader::remote::mappings::ExecutableMapping;
 use otelctx_reader::remote::{Device, Process, module};
 use otelctx_sample::StackEnd;
 
@@ -116,7 +116,11 @@ impl Kernel {
         })
     }
 
-    pub(super) fn code_file(&self, process: &Process, code: &CodeMapping<'_>) -> Option<CodeFile> {
+    pub(super) fn code_file(
+        &self,
+        process: &Process,
+        code: &ExecutableMapping<'_>,
+    ) -> Option<CodeFile> {
         let mapping = &code.mapping;
         let (device, inode) = (mapping.device, mapping.inode);
         if !self.shared_devices.contains(&device) {
@@ -131,7 +135,7 @@ impl Kernel {
     pub(super) fn rows(
         &mut self,
         process: &Process,
-        code: &CodeMapping<'_>,
+        code: &ExecutableMapping<'_>,
         code_file: CodeFile,
     ) -> Option<Arc<PlacedRows>> {
         let now = Instant::now();
@@ -141,7 +145,9 @@ impl Kernel {
         let were_given_back = made.is_some() && rows.is_none();
         let answered = entry.and_then(|it| it.answered);
         let end_in_gaps = entry.and_then(|it| it.end_in_gaps);
-        let is_old = |it: &FileEntry| now.duration_since(it.requested) >= RECHECK_INTERVAL;
+        let is_old = |it: &FileEntry| {
+            it.answered.is_some() && now.duration_since(it.requested) >= RECHECK_INTERVAL
+        };
         if were_given_back || entry.is_none_or(is_old) {
             let (mapping, range) = (&code.mapping, code.file_range());
             let request = match code_file {

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use otelctx_reader::remote;
+use otelctx_reader::remote::mappings::ExecutableMapping;
 
 use super::abi::{Code, MAX_MAPPINGS};
 use super::code_file::CodeFile;
@@ -19,7 +19,9 @@ pub(super) struct Mapping {
     /// Time when it was read first, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) found: u64,
     /// Memory of just-in-time compilers: without a file, or in a memfd, as of .NET.
-    pub(super) is_memory: bool,
+    is_memory: bool,
+    /// The code was moved to memory.
+    pub(super) is_moved: bool,
     /// The mapping is joined of several pieces of memory, in any order.
     is_joined: bool,
 }
@@ -91,11 +93,12 @@ impl MappingList {
     /// Adds the mapping with the next higher address. `rows` returns the rows of its file.
     pub(super) fn add(
         &mut self,
-        mapping: &remote::Mapping<'_>,
+        found: &ExecutableMapping<'_>,
         code_file: Option<CodeFile>,
         rows: impl FnOnce(CodeFile) -> Option<Arc<PlacedRows>>,
     ) -> ControlFlow<()> {
-        let is_memory = code_file.is_none() || mapping.name.starts_with(b"/memfd:");
+        let mapping = &found.mapping;
+        let is_memory = code_file.is_none() || mapping.is_memory();
         let mut new = Mapping {
             range: (mapping.start, mapping.end),
             offset: mapping.offset,
@@ -103,6 +106,7 @@ impl MappingList {
             rows: None,
             found: 0,
             is_memory,
+            is_moved: found.moved_from.is_some(),
             is_joined: false,
         };
         let list = if is_memory {
@@ -149,7 +153,7 @@ impl MappingList {
 
 #[cfg(test)]
 mod tests {
-    use otelctx_reader::remote::{Device, Permissions};
+    use otelctx_reader::remote::{self, Device, Permissions};
 
     use super::*;
 
@@ -171,10 +175,13 @@ mod tests {
                 inode,
                 name,
             };
-            if list
-                .add(&mapping, CodeFile::of(&mapping), |_| None)
-                .is_break()
-            {
+            let code_file = CodeFile::of(&mapping);
+            let found = ExecutableMapping {
+                mapping,
+                moved_from: None,
+                may_be_copied: false,
+            };
+            if list.add(&found, code_file, |_| None).is_break() {
                 break;
             }
         }

@@ -29,14 +29,12 @@ use kernel::{Kernel, NewRows, PlacedCode};
 use mappings::{Dropped, Mapping, MappingList};
 use worker::Answer;
 
-use crate::code::{MemoryChange, Report};
+use crate::code::{Copies, MemoryChange, Report};
 use crate::refusal::Refusal;
 use crate::{Options, monotonic};
 
 /// Maximum number of processes whose children get their mappings (`process_code.h`).
 const MAX_PROCESSES: usize = 8192;
-/// Maximum number of reads for code that was moved from a file to memory: when it is mapped, it may not be copied yet.
-const MAX_READS_OF_MOVED: u8 = 4;
 /// Time between two attempts to place the mappings of processes without room.
 const ROOM_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -55,8 +53,7 @@ struct ProcessMappings {
     reads: Backoff,
     /// The kernel has reported mappings since the last reading.
     is_stale: bool,
-    /// Number of reads left for code that may have been moved to memory in place of a file's.
-    reads_of_moved: u8,
+    copies: Copies,
     /// The process's entries in the program's list.
     placed: PlacedCode,
     /// There was no room in the program's list for the newest mappings.
@@ -71,7 +68,7 @@ impl ProcessMappings {
             mappings: Vec::new(),
             reads: Backoff::new(now),
             is_stale: false,
-            reads_of_moved: 0,
+            copies: Copies::default(),
             placed: PlacedCode::default(),
             lacks_room: false,
             dropped: Dropped::default(),
@@ -82,14 +79,6 @@ impl ProcessMappings {
         let behind = self.mappings.partition_point(|it| it.range.0 <= address);
         let before = behind.checked_sub(1).map(|at| &self.mappings[at]);
         before.filter(|it| address < it.range.1)
-    }
-
-    /// Returns true if a file is mapped at some of these addresses.
-    fn has_file_at(&self, (start, end): (u64, u64)) -> bool {
-        let behind = self.mappings.partition_point(|it| it.range.1 <= start);
-        let overlapping = self.mappings[behind..].iter();
-        let mut overlapping = overlapping.take_while(|it| it.range.0 < end);
-        overlapping.any(|it| !it.is_memory)
     }
 
     fn contain(&self, address: u64) -> bool {
@@ -111,17 +100,20 @@ impl ProcessMappings {
     /// Reads the mappings. Returns true if they have changed.
     fn read(&mut self, process: &Process, kernel: &mut Option<Kernel>) -> bool {
         let mut list = MappingList::default();
+        let mut may_be_copied = false;
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |code| {
             let code_file = match kernel {
                 Some(kernel) => kernel.code_file(process, code),
                 None => CodeFile::of(&code.mapping),
             };
-            list.add(&code.mapping, code_file, |code_file| {
+            may_be_copied |= code.may_be_copied;
+            list.add(code, code_file, |code_file| {
                 let kernel = kernel.as_mut()?;
                 kernel.rows(process, code, code_file)
             })
         });
+        self.copies.note(may_be_copied);
         let (mut mappings, dropped) = list.finish();
         let now = monotonic();
         for mapping in &mut mappings {
@@ -132,14 +124,7 @@ impl ProcessMappings {
         let is_same = |(new, known): (&Mapping, &Mapping)| new.is_same_code(known);
         let has_changed = mappings.len() != self.mappings.len()
             || !mappings.iter().zip(&self.mappings).all(is_same);
-        self.reads_of_moved = self.reads_of_moved.saturating_sub(1);
         if !mappings.is_empty() {
-            if mappings
-                .iter()
-                .any(|it| it.is_memory && self.has_file_at(it.range))
-            {
-                self.reads_of_moved = MAX_READS_OF_MOVED;
-            }
             self.mappings = mappings;
             self.dropped = dropped;
         }
@@ -172,7 +157,8 @@ impl Unwinding {
         entry.is_stale = false;
         let changed = entry.read(process, &mut self.kernel);
         if let Some(kernel) = &mut self.kernel {
-            entry.is_stale = std::mem::take(&mut kernel.has_refused) || entry.reads_of_moved > 0;
+            entry.is_stale =
+                std::mem::take(&mut kernel.has_refused) || entry.copies.are_read_again();
             if changed {
                 kernel.place(process.pid(), entry);
             }
@@ -187,6 +173,7 @@ impl Unwinding {
             MemoryChange::Mapped(_) => {
                 if let Some(process) = self.processes.get_mut(&report.pid) {
                     process.is_stale = true;
+                    process.copies.renew();
                 }
             }
             MemoryChange::Forked { parent } => {
@@ -197,7 +184,7 @@ impl Unwinding {
                 let mut child = ProcessMappings::new(Instant::now());
                 child.mappings.clone_from(&process.mappings);
                 child.is_stale = process.is_stale;
-                child.reads_of_moved = process.reads_of_moved;
+                child.copies = process.copies;
                 child.dropped = process.dropped;
                 self.forget(report.pid);
                 if let Some(kernel) = &mut self.kernel {
@@ -265,7 +252,9 @@ impl Unwinding {
         let code_file = || last()?.code_file;
         match end {
             // The program does not find the file of code that was moved to memory itself.
-            StackEnd::NoTables if last().is_some_and(|it| it.rows.is_some() && time < it.found) => {
+            StackEnd::NoTables
+                if last().is_some_and(|it| it.is_moved && it.rows.is_some() && time < it.found) =>
+            {
                 StackEnd::TablesNotReady
             }
             StackEnd::NoTables => code_file().map_or(end, |it| kernel.end_without_rows(it, time)),
@@ -413,7 +402,7 @@ impl Unwinding {
 #[cfg(test)]
 mod tests {
     use otelctx_fixtures::kernel::Feature;
-    use otelctx_reader::remote::mappings::CodeMapping;
+    use otelctx_reader::remote::mappings::ExecutableMapping;
     use otelctx_reader::remote::{Device, Mapping, Permissions};
 
     use super::super::load::Loaded;
@@ -534,9 +523,10 @@ mod tests {
             inode: 1,
             name: b"/nowhere",
         };
-        let code = CodeMapping {
+        let code = ExecutableMapping {
             mapping,
             moved_from: None,
+            may_be_copied: false,
         };
         assert!(kernel.rows(&process, &code, unreadable).is_none());
         let end = kernel.end_without_rows(unreadable, u64::MAX);

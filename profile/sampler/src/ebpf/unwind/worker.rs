@@ -1,7 +1,7 @@
 //! The thread that makes rows of files, and places them where the program searches them. Rows of
 //! files that no process has mapped are kept until others need their room.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::ops::ControlFlow;
@@ -19,10 +19,12 @@ use super::super::shared::{Shared, member};
 use super::abi::{FileCodeKey, KernelRule, RuleList};
 use super::code_file::CodeFile;
 use super::store::{PlacedRows, Store};
-use crate::priority::prefer_this_thread;
+use crate::priority::raise_thread_priority;
 
-/// Maximum number of requests for rows in the queue.
-pub(super) const MAX_REQUESTS: usize = 512;
+/// Maximum number of requests on the way to the thread, and of those that it has received: each has an open file.
+pub(super) const MAX_REQUESTS: usize = 256;
+/// Time after which a file comes before smaller ones.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Maximum number of files that are remembered, with rows or without.
 const MAX_FILES: usize = 16 * 1024;
 /// Time between two attempts to place the rows of a file without room.
@@ -130,18 +132,19 @@ impl Worker {
     /// Answers requests until the other end is dropped, for the smallest files first: the rows of a large program take as
     /// long as those of a hundred small ones.
     pub(super) fn run(mut self, requests: &Receiver<Request>, answers: &Sender<Answer>) {
-        prefer_this_thread();
+        // Without the right to, it only takes longer.
+        let _ = raise_thread_priority();
         let mut next_trim = Instant::now() + TRIM_INTERVAL;
-        let mut waiting = Waiting::default();
+        let mut queue = RequestQueue::default();
         loop {
             let now = Instant::now();
             if now >= next_trim {
                 self.store.trim();
                 next_trim = now + TRIM_INTERVAL;
             }
-            waiting.add(requests);
-            let request = if let Some(smallest) = waiting.take() {
-                Ok(smallest)
+            queue.fill(requests);
+            let request = if let Some(next) = queue.take(now) {
+                Ok(next)
             } else if self.store.is_trimmed() {
                 requests.recv().map_err(RecvTimeoutError::from)
             } else {
@@ -256,13 +259,20 @@ impl Worker {
     }
 }
 
-/// Requests that were received, smallest file first.
+/// Requests that were received: the smallest file comes first, unless another one has waited for long.
 #[derive(Default)]
-struct Waiting(Vec<(u64, Request)>);
+struct RequestQueue(VecDeque<QueuedRequest>);
 
-impl Waiting {
-    /// Receives what has been sent, at most as many as the queue has room for.
-    fn add(&mut self, requests: &Receiver<Request>) {
+struct QueuedRequest {
+    /// Of the file, in bytes.
+    size: u64,
+    received: Instant,
+    request: Request,
+}
+
+impl RequestQueue {
+    /// Receives what was sent, as far as there is room for it.
+    fn fill(&mut self, requests: &Receiver<Request>) {
         while self.0.len() < MAX_REQUESTS
             && let Ok(request) = requests.try_recv()
         {
@@ -271,14 +281,22 @@ impl Waiting {
                 Request::File { file, .. } => file.metadata().map_or(0, |facts| facts.len()),
                 Request::Vdso => 0,
             };
-            self.0.push((size, request));
+            self.0.push_back(QueuedRequest {
+                size,
+                received: Instant::now(),
+                request,
+            });
         }
     }
 
-    fn take(&mut self) -> Option<Request> {
-        let sizes = self.0.iter().enumerate();
-        let (index, _) = sizes.min_by_key(|(_, (size, _))| *size)?;
-        Some(self.0.remove(index).1)
+    fn take(&mut self, now: Instant) -> Option<Request> {
+        let oldest = self.0.front()?;
+        if now.duration_since(oldest.received) >= MAX_WAIT {
+            return Some(self.0.pop_front()?.request);
+        }
+        let sizes = self.0.iter().map(|it| it.size).enumerate();
+        let (index, _) = sizes.min_by_key(|(_, size)| *size)?;
+        Some(self.0.remove(index)?.request)
     }
 }
 
@@ -317,32 +335,42 @@ mod tests {
         }
     }
 
+    fn size_of(request: Option<Request>) -> Option<u64> {
+        request.map(|request| match request {
+            Request::File { mapped, .. } => mapped.1,
+            Request::Vdso => 0,
+        })
+    }
+
     #[test]
-    fn small_files_come_first_and_no_more_wait_than_there_is_room_for() {
+    fn small_files_come_first_but_none_waits_for_ever() {
         let (sender, requests) = mpsc::channel();
-        let mut waiting = Waiting::default();
+        let mut queue = RequestQueue::default();
         for size in [1 << 30, 5, 1 << 20, 7] {
             sender.send(request(size)).unwrap();
         }
         sender.send(Request::Vdso).unwrap();
-        waiting.add(&requests);
+        queue.fill(&requests);
+        let now = Instant::now();
+        assert_eq!(size_of(queue.take(now)), Some(0));
         // One that comes later than larger ones.
-        let mut order = vec![waiting.take()];
         sender.send(request(6)).unwrap();
-        waiting.add(&requests);
-        order.extend(std::iter::from_fn(|| waiting.take()).map(Some));
-        let sizes = order.into_iter().map(|request| match request {
-            Some(Request::File { mapped, .. }) => mapped.1,
-            Some(Request::Vdso) => 0,
-            None => u64::MAX,
-        });
-        let expected = [0, 5, 6, 7, 1 << 20, 1 << 30];
-        assert_eq!(sizes.collect::<Vec<_>>(), expected);
+        queue.fill(&requests);
+        assert_eq!(
+            [(); 2].map(|()| size_of(queue.take(now))),
+            [Some(5), Some(6)]
+        );
+        let late = Instant::now() + MAX_WAIT;
+        assert_eq!(size_of(queue.take(late)), Some(1 << 30));
+        assert_eq!(
+            [(); 3].map(|()| size_of(queue.take(now))),
+            [Some(7), Some(1 << 20), None]
+        );
 
         for _ in 0..MAX_REQUESTS + 1 {
             sender.send(Request::Vdso).unwrap();
         }
-        waiting.add(&requests);
-        assert_eq!(waiting.0.len(), MAX_REQUESTS);
+        queue.fill(&requests);
+        assert_eq!(queue.0.len(), MAX_REQUESTS);
     }
 }
