@@ -54,7 +54,7 @@ fn visit_code(maps: File, visitor: CodeVisitor<'_>) -> io::Result<()> {
 fn visit_text(maps: File, mut visitor: CodeVisitor<'_>) -> io::Result<()> {
     let walk = mappings::walk(maps, &mut |mapping| visitor.take(mapping));
     if !walk.as_ref().is_ok_and(|walk| walk.stopped) {
-        // Also those that were read before an error.
+        // Mappings that were read before an error count, too.
         let _ = visitor.finish();
     }
     (walk?.mappings > 0)
@@ -68,7 +68,7 @@ fn visit_queried(maps: &File, mut visitor: CodeVisitor<'_>) -> io::Result<()> {
     match result {
         Ok(ControlFlow::Break(())) => Ok(()),
         result => {
-            // Also those that were read before an error.
+            // Mappings that were read before an error count, too.
             let _ = visitor.finish();
             result.map(drop)
         }

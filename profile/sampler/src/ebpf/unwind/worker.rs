@@ -21,7 +21,7 @@ use super::code_file::CodeFile;
 use super::store::{PlacedRows, Store};
 use crate::priority::raise_thread_priority;
 
-/// Maximum number of requests on the way to the thread, and of those that it has received: each has an open file.
+/// Maximum number of requests on the way to the thread, and of received ones: each has an open file.
 pub(super) const MAX_REQUESTS: usize = 256;
 /// Time after which a file comes before smaller ones.
 const MAX_WAIT: Duration = Duration::from_secs(2);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn small_files_come_first_but_none_waits_for_ever() {
+    fn small_files_come_first_but_none_waits_long() {
         let (sender, requests) = mpsc::channel();
         let mut queue = RequestQueue::default();
         for size in [1 << 30, 5, 1 << 20, 7] {
