@@ -1,5 +1,6 @@
 //! Attributes as text.
 
+use otelctx_reader::ProcessContext;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::format::{THREADLOCAL, hexadecimal};
 
@@ -55,6 +56,30 @@ pub(crate) fn detected_service(resource: &Attributes) -> Option<&str> {
 pub(crate) fn language(resource: &Attributes) -> Option<&str> {
     string(resource, "telemetry.sdk.language").or_else(|| string(resource, "process.runtime.name"))
 }
+
+/// Says which attributes of its threads' contexts have no names, if a process has publishers that
+/// disagree on them.
+pub(crate) fn contested(context: &ProcessContext) -> Option<String> {
+    let Ok(Some(keys)) = &context.keys else {
+        return None;
+    };
+    let contested = keys.contested();
+    let first = contested.iter().take(MAX_CONTESTED);
+    let mut shown: Vec<String> = first.map(|index| format!("#{index}")).collect();
+    if let Some(more @ 1..) = contested.len().checked_sub(MAX_CONTESTED) {
+        shown.push(format!("{more} more"));
+    }
+    (!shown.is_empty()).then(|| {
+        format!(
+            "the process contexts have different names for attributes of threads, which are shown \
+             by their indexes: {}",
+            shown.join(", ")
+        )
+    })
+}
+
+/// Maximum number of indexes that are listed.
+const MAX_CONTESTED: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -19,6 +19,7 @@ pub(crate) struct CountsJson {
     outside_namespace: u64,
     truncated_records: u64,
     unknown_keys: u64,
+    contested_keys: u64,
     not_utf8: u64,
     dropped_processes: u64,
     lost_mappings: u64,

@@ -233,7 +233,7 @@ fn less_of_a_record_is_read_when_asked_for() {
     assert_eq!(context["attributes"], json!({"http.route": "/cart"}));
     assert_eq!(
         context["skipped"],
-        json!({"unknown_key": 0, "not_utf8": 0, "incomplete_bytes": 5})
+        json!({"unknown_key": 0, "contested_key": 0, "not_utf8": 0, "incomplete_bytes": 5})
     );
 }
 

@@ -25,6 +25,7 @@ mod nodejs;
 mod otlp;
 mod progress;
 mod ps;
+mod publishers;
 mod python;
 mod record;
 mod record_faults;

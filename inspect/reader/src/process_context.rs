@@ -13,6 +13,10 @@ use otelctx_remote::{Memory, MemoryError};
 /// Maximum number of mappings with the name of a process context to read; normally there is one.
 pub(crate) const MAX_PLACES: usize = 64;
 
+/// Maximum number of contexts in addition to the first whose key maps are read. Of more, it is
+/// assumed that they agree on nothing.
+const MAX_OTHERS: usize = 8;
+
 /// A header as stored in memory.
 pub(crate) type HeaderBytes = [u8; HEADER_SIZE];
 
@@ -41,10 +45,12 @@ pub struct ProcessContext {
     pub problems: Vec<Problem>,
     /// The announced schema of its threads' contexts, if any.
     pub schema: Option<Schema>,
-    /// The names that records refer to; an error if the attribute exists but is not a key map.
+    /// The names that records refer to; an error if the attribute exists but is not a key map. If
+    /// the process has [others](Self::others), only the names on which all key maps agree, because
+    /// a record does not say to which publisher it belongs: see [`KeyMap::agreed`].
     pub keys: Result<Option<KeyMap>, KeyMapError>,
-    /// Addresses of other valid contexts in the same process, which readers must not use. Contexts
-    /// published after this one was found are not included.
+    /// Addresses of other valid contexts in the same process, of which readers use nothing but the
+    /// key maps. Contexts published after this one was found are not included.
     pub others: Vec<u64>,
 }
 
@@ -123,8 +129,28 @@ pub(crate) fn is_signed(memory: &dyn Memory, address: u64) -> Option<bool> {
 /// A context that was found, with the data for detecting changes.
 #[derive(Debug)]
 pub(crate) struct Found {
+    place: Place,
     header: HeaderBytes,
     pub(crate) context: Arc<ProcessContext>,
+    others: Vec<Other>,
+}
+
+/// Another context in the same process.
+#[derive(Debug)]
+struct Other {
+    place: Place,
+    header: HeaderBytes,
+    keys: OtherKeys,
+}
+
+/// The names that records of another publisher refer to.
+#[derive(Debug)]
+enum OtherKeys {
+    /// It announces none, so its records have no attributes.
+    Absent,
+    Known(KeyMap),
+    /// Its context or its key map cannot be read.
+    Unknown,
 }
 
 pub(crate) enum Polled {
@@ -137,30 +163,56 @@ pub(crate) enum Polled {
 }
 
 impl Found {
-    /// Polls the context: one read of the whole header if it has not changed.
+    /// Polls the context: one read of the whole header if it has not changed, and one for each
+    /// other context.
     pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Polled {
         // Zeroes: other memory has replaced a withdrawn context.
         let first = match read_header(memory, self.context.address) {
             None | Some([0, ..]) => return Polled::Gone,
-            Some(header) if header == self.header => return Polled::Unchanged,
+            Some(header) if header == self.header && self.others_are_same(memory) => {
+                return Polled::Unchanged;
+            }
             Some(header) => header,
         };
-        let place = Place {
-            name: self.context.mapping.clone(),
-            address: self.context.address,
-            is_saved: false,
-        };
-        match place.read(memory, limit) {
-            Ok((header, mut context)) => {
-                let others = self.context.others.iter().copied();
-                context.others = others.filter(|at| is_valid(memory, *at)).collect();
-                Polled::Changed(Found {
-                    header,
-                    context: Arc::new(context),
-                })
+        match self.place.read(memory, limit) {
+            Ok((header, context)) => {
+                let others = self.others.iter().map(|other| &other.place);
+                let others = read_others(others, memory, limit);
+                Polled::Changed(Self::new(&self.place, header, context, others))
             }
             Err(Broken::Header(_) | Broken::HeaderUnreadable(_)) => Polled::Gone,
             Err(broken) => Polled::Broken(first, broken),
+        }
+    }
+
+    fn others_are_same(&self, memory: &dyn Memory) -> bool {
+        let is_same =
+            |other: &Other| read_header(memory, other.place.address) == Some(other.header);
+        self.others.iter().all(is_same)
+    }
+
+    fn new(
+        place: &Place,
+        header: HeaderBytes,
+        mut context: ProcessContext,
+        others: Vec<Other>,
+    ) -> Self {
+        context.others = others.iter().map(|other| other.place.address).collect();
+        let other_maps = others.iter().filter_map(|other| match &other.keys {
+            OtherKeys::Absent => None,
+            OtherKeys::Known(keys) => Some(Some(keys)),
+            OtherKeys::Unknown => Some(None),
+        });
+        if let Ok(keys) = &context.keys {
+            let mut maps = keys.iter().map(Some).chain(other_maps).peekable();
+            let agreed = maps.peek().is_some().then(|| KeyMap::agreed(maps));
+            context.keys = Ok(agreed);
+        }
+        Self {
+            place: place.clone(),
+            header,
+            context: Arc::new(context),
+            others,
         }
     }
 }
@@ -274,28 +326,65 @@ pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderByt
     Some(header)
 }
 
-/// Returns true if there is a valid header at `address`.
-fn is_valid(memory: &dyn Memory, address: u64) -> bool {
-    read_header(memory, address).is_some_and(|header| Header::decode(&header).is_ok())
+/// Reads the contexts among `places`, apart from what has no valid header.
+fn read_others<'p>(
+    places: impl Iterator<Item = &'p Place>,
+    memory: &dyn Memory,
+    limit: usize,
+) -> Vec<Other> {
+    let mut others: Vec<Other> = Vec::new();
+    for place in places {
+        let header = read_header(memory, place.address);
+        let Some(header) = header.filter(|header| Header::decode(header).is_ok()) else {
+            continue;
+        };
+        let read = (others.len() < MAX_OTHERS).then(|| place.read(memory, limit));
+        others.push(match read {
+            Some(Ok((header, context))) => Other::of(place, header, &context),
+            _ => Other {
+                place: place.clone(),
+                header,
+                keys: OtherKeys::Unknown,
+            },
+        });
+    }
+    others
 }
 
-/// Reads the first readable context among `places`; `Ok(None)` if there are none. If none is
-/// readable, returns the error of the first one with a valid header, or else of the first one.
+impl Other {
+    fn of(place: &Place, header: HeaderBytes, context: &ProcessContext) -> Self {
+        Self {
+            place: place.clone(),
+            header,
+            keys: match &context.keys {
+                Ok(None) => OtherKeys::Absent,
+                Ok(Some(keys)) => OtherKeys::Known(keys.clone()),
+                Err(_) => OtherKeys::Unknown,
+            },
+        }
+    }
+}
+
+/// Reads the first context among `places` that announces contexts of threads, or else the first
+/// readable one; `Ok(None)` if there are none. If none is readable, returns the error of the first
+/// one with a valid header, or else of the first one.
 pub(crate) fn read_first(
     places: &[Place],
     memory: &dyn Memory,
     limit: usize,
 ) -> Result<Option<Found>, Broken> {
     let mut why: Option<Broken> = None;
+    let mut first: Option<(usize, HeaderBytes, ProcessContext)> = None;
     for (index, place) in places.iter().enumerate() {
         match place.read(memory, limit) {
-            Ok((header, mut context)) => {
-                let later = places[index + 1..].iter().map(|place| place.address);
-                context.others = later.filter(|at| is_valid(memory, *at)).collect();
-                return Ok(Some(Found {
-                    header,
-                    context: Arc::new(context),
-                }));
+            Ok((header, context)) => {
+                let announces = context.schema.is_some();
+                if announces || first.is_none() {
+                    first = Some((index, header, context));
+                }
+                if announces {
+                    break;
+                }
             }
             Err(broken) => {
                 let foreign =
@@ -307,7 +396,12 @@ pub(crate) fn read_first(
             }
         }
     }
-    why.map_or(Ok(None), Err)
+    let Some((index, header, context)) = first else {
+        return why.map_or(Ok(None), Err);
+    };
+    let others = places[..index].iter().chain(&places[index + 1..]);
+    let others = read_others(others, memory, limit);
+    Ok(Some(Found::new(&places[index], header, context, others)))
 }
 
 #[cfg(test)]

@@ -54,6 +54,9 @@ pub struct Counts {
     pub context_conflicts: u64,
     /// Attributes that were skipped because their key is not in the key map.
     pub unknown_keys: u64,
+    /// Attributes that are named by their index, such as `#3`, because their process has several
+    /// publishers that disagree on its name.
+    pub contested_keys: u64,
     /// Attributes that were skipped because their value is not UTF-8.
     pub not_utf8: u64,
     /// Records of which only the first attributes were read: the rest exceeded the limit, or was
@@ -108,7 +111,7 @@ impl Counts {
             attached detached not_published invalid lost not_traceable outside_namespace
             complete_stacks truncated_stacks truncated_runtime_stacks unnamed_functions
             missing_stacks incomplete_steps unresolved_threads context_conflicts unknown_keys
-            not_utf8 truncated_records dropped_processes lost_mappings dropped_names
+            contested_keys not_utf8 truncated_records dropped_processes lost_mappings dropped_names
             damaged_jit_dumps unread_name_files stale_name_files dropped_files
             ; unreadable incomplete_stacks
         );
@@ -128,6 +131,7 @@ impl Counts {
     /// Counts the data that was skipped in one record.
     pub fn add_skipped(&mut self, skipped: &Skipped) {
         self.unknown_keys += u64::from(skipped.unknown_key);
+        self.contested_keys += u64::from(skipped.contested_key);
         self.not_utf8 += u64::from(skipped.not_utf8);
         self.truncated_records += u64::from(skipped.incomplete_bytes > 0);
     }
@@ -182,11 +186,12 @@ mod tests {
         counts.add_skipped(&skipped);
         assert_eq!(counts, Counts::default());
         (skipped.unknown_key, skipped.not_utf8) = (2, 3);
-        skipped.incomplete_bytes = 40;
+        (skipped.incomplete_bytes, skipped.contested_key) = (40, 5);
         counts.add_skipped(&skipped);
         counts.add_skipped(&skipped);
         let counted = (counts.unknown_keys, counts.not_utf8);
         assert_eq!((counted, counts.truncated_records), ((4, 6), 2));
+        assert_eq!(counts.contested_keys, 10);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The process context carries two attributes for this (OTEP 4947, "Process-level reference
 //! data"): the schema that the thread-local variable follows, and the list of keys.
 
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -96,7 +97,11 @@ impl fmt::Display for Schema {
 
 /// The attribute names that records refer to by index, at most [`MAX_KEYS`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeyMap(Vec<String>);
+pub struct KeyMap {
+    names: Vec<String>,
+    /// Indexes that have no certain name, in ascending order, see [`KeyMap::agreed`].
+    contested: Vec<u8>,
+}
 
 impl KeyMap {
     /// Creates a key map of these names, in this order.
@@ -109,7 +114,53 @@ impl KeyMap {
         if keys.len() > MAX_KEYS {
             return Err(KeyMapError::TooMany);
         }
-        Ok(Self(keys))
+        Ok(Self::certain(keys))
+    }
+
+    fn certain(names: Vec<String>) -> Self {
+        let contested = Vec::new();
+        Self { names, contested }
+    }
+
+    /// Returns the names on which the key maps of several publishers in one process agree, for
+    /// records that may belong to each of them. An index is contested if two maps have different
+    /// names for it, or one has none, and if a map is `None`: its names are unknown. The name of a
+    /// contested index is `#` with the index.
+    #[must_use]
+    pub fn agreed<'m>(maps: impl IntoIterator<Item = Option<&'m Self>>) -> Self {
+        let maps: Vec<Option<&Self>> = maps.into_iter().collect();
+        let lengths = maps
+            .iter()
+            .map(|map| map.map_or(MAX_KEYS, |map| map.names.len()));
+        let mut agreed = Self::default();
+        for index in (0..=u8::MAX).take(lengths.max().unwrap_or(0)) {
+            let certain = |map: &Option<&'m Self>| {
+                let map = map.filter(|map| !map.is_contested(index))?;
+                map.get(index)
+            };
+            let mut names = maps.iter().map(certain);
+            let first = names.next().flatten();
+            match first.filter(|first| names.all(|name| name == Some(*first))) {
+                Some(name) => agreed.names.push(name.into()),
+                None => {
+                    agreed.names.push(format!("#{index}"));
+                    agreed.contested.push(index);
+                }
+            }
+        }
+        agreed
+    }
+
+    /// Returns the indexes that have no certain name, in ascending order: see [`KeyMap::agreed`].
+    #[must_use]
+    pub fn contested(&self) -> &[u8] {
+        &self.contested
+    }
+
+    /// Returns whether this index has no certain name.
+    #[must_use]
+    pub fn is_contested(&self, index: u8) -> bool {
+        self.contested.binary_search(&index).is_ok()
     }
 
     /// Returns the key map that a payload announces; `Ok(None)` if it announces none.
@@ -131,7 +182,7 @@ impl KeyMap {
             _ => Err(KeyMapError::NotAString { position }),
         };
         let keys = items.iter().enumerate().map(name);
-        Ok(Some(Self(keys.collect::<Result<_, _>>()?)))
+        Ok(Some(Self::certain(keys.collect::<Result<_, _>>()?)))
     }
 
     /// Removes the names beyond [`MAX_KEYS`] from the key map of a payload, and says so if there were
@@ -149,22 +200,22 @@ impl KeyMap {
         }
     }
 
-    /// Returns the name at `index`.
+    /// Returns the name at `index`: `#` with the index if it is contested.
     #[must_use]
     pub fn get(&self, index: u8) -> Option<&str> {
-        self.0.get(usize::from(index)).map(String::as_str)
+        self.names.get(usize::from(index)).map(String::as_str)
     }
 
     /// Returns all names, in the order of their indexes.
     #[must_use]
     pub fn names(&self) -> &[String] {
-        &self.0
+        &self.names
     }
 
     /// Returns the attribute value to publish under [`KEY_MAP`].
     #[must_use]
     pub fn to_value(&self) -> Value {
-        Value::Array(self.0.iter().cloned().map(Value::String).collect())
+        Value::Array(self.names.iter().cloned().map(Value::String).collect())
     }
 }
 
@@ -256,6 +307,35 @@ mod tests {
         }
         assert_eq!(KeyMap::take_excess(&mut payload(Value::Int(7))), None);
         assert_eq!(KeyMap::take_excess(&mut Payload::default()), None);
+    }
+
+    #[test]
+    fn several_maps_name_only_what_they_agree_on() {
+        let map = |names: &[&str]| KeyMap::new(names.iter().copied()).unwrap();
+        let (one, other) = (map(&["a", "b", "c"]), map(&["a", "x"]));
+        for maps in [[&one, &other], [&other, &one]] {
+            let agreed = KeyMap::agreed(maps.map(Some));
+            assert_eq!(agreed.names(), ["a", "#1", "#2"]);
+            assert_eq!(agreed.contested(), [1, 2]);
+            let contested = [0, 1, 2, 3].map(|index| agreed.is_contested(index));
+            assert_eq!(contested, [false, true, true, false]);
+        }
+        assert_eq!(KeyMap::agreed([Some(&one)]), one);
+        assert_eq!(KeyMap::agreed([Some(&one), Some(&one)]), one);
+        assert_eq!(KeyMap::agreed([]), KeyMap::default());
+
+        // What is contested once stays so, even if another map has the name of a contested index.
+        let agreed = KeyMap::agreed([Some(&one), Some(&other)]);
+        let named = map(&["a", "#1", "#2"]);
+        assert_eq!(KeyMap::agreed([Some(&agreed), Some(&named)]), agreed);
+
+        // Of a publisher whose names are unknown, a record may have each index.
+        let unknown = KeyMap::agreed([Some(&one), None]);
+        assert_eq!(
+            (unknown.names().len(), unknown.contested().len()),
+            (256, 256)
+        );
+        assert_eq!(unknown.get(255), Some("#255"));
     }
 
     #[test]

@@ -187,6 +187,9 @@ impl<'a> Record<'a> {
                 }
             }
         }
+        let contested = keys.contested().iter();
+        let contested = contested.filter(|key| position[usize::from(**key)] > 0);
+        context.skipped.contested_key = contested.count() as u32;
         let announced = usize::from(self.header.attributes_size);
         context.skipped.incomplete_bytes = entries.rest.len() + announced - self.attributes.len();
         context
@@ -233,6 +236,9 @@ pub struct DecodedContext {
 pub struct Skipped {
     /// Attributes whose key is not in the key map.
     pub unknown_key: u32,
+    /// Attributes that are named by their index, such as `#3`, because the process has several
+    /// publishers that disagree on its name: see [`KeyMap::agreed`]. Their values are kept.
+    pub contested_key: u32,
     /// Attributes whose value is not UTF-8.
     pub not_utf8: u32,
     /// Bytes from the first incomplete attribute to the announced end of the record.
@@ -423,6 +429,24 @@ mod tests {
         assert_eq!(
             (context.skipped.unknown_key, context.skipped.not_utf8),
             (1, 1)
+        );
+    }
+
+    #[test]
+    fn attributes_with_contested_names_go_by_their_index() {
+        let other = KeyMap::new(["a", "x"]).unwrap();
+        let keys = KeyMap::agreed([Some(&keys()), Some(&other)]);
+        let resolved = |entries: &[u8]| decode(&record(entries)).unwrap().resolve(&keys);
+        let context = resolved(&[0, 1, b'v', 1, 1, b'w', 1, 1, b'z', 2, 1, b'u']);
+        let named = [("a".into(), "v".into()), ("#1".into(), "z".into())];
+        assert_eq!(context.attributes, named);
+        let skipped = (context.skipped.contested_key, context.skipped.unknown_key);
+        assert_eq!(skipped, (1, 1));
+        // Only attributes that are kept count.
+        let context = resolved(&[1, 1, b'w', 1, 1, 0xff]);
+        assert_eq!(
+            (context.attributes.len(), context.skipped.contested_key),
+            (0, 0)
         );
     }
 

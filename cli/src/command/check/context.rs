@@ -5,7 +5,7 @@ use std::iter;
 use std::time::Instant;
 
 use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
-use otelctx_reader::format::{KEY_MAP, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
+use otelctx_reader::format::{KEY_MAP, KeyMap, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
 use otelctx_reader::remote::Memory;
 use otelctx_reader::{Broken, Process, ProcessContext};
 
@@ -98,6 +98,11 @@ fn published(context: &ProcessContext, has_variable: bool) -> Vec<Finding> {
         let finding = Finding::note("second-process-context", text);
         findings.push(finding.hint("Two publishers are active in this process: keep one of them."));
     }
+    if let Some(text) = attributes::contested(context) {
+        let finding = Finding::problem("contested-keys", text);
+        findings
+            .push(finding.hint("Keep one of the publishers: attributes of both have no names."));
+    }
     let schema = context.schema.as_ref();
     if schema.is_none() && !has_variable {
         findings.push(process_context_only(context));
@@ -164,7 +169,8 @@ fn schema(schema: Option<&Schema>) -> Finding {
 }
 
 fn key_map(context: &ProcessContext) -> Vec<Finding> {
-    match &context.keys {
+    // Its own, whatever other contexts say.
+    match &KeyMap::of(&context.payload) {
         Ok(Some(keys)) => {
             let names = keys.names();
             let text = format!("its key map has {}", count(names.len(), "key", "keys"));

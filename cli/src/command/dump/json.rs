@@ -56,6 +56,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         core: report.core.as_ref(),
         process_context,
         second_contexts,
+        contested_keys: contested_keys(&report.context),
         detected: report.detected.as_ref().map(|detected| DetectedJson {
             resource: AttributeMap(detected.resource.clone()),
         }),
@@ -70,6 +71,16 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         tasks: (!tasks.is_empty()).then_some(TasksJson(tasks)),
         tasks_truncated: truncated.map(|reading| reading.name).collect(),
         tasks_missing: missing.collect(),
+    }
+}
+
+fn contested_keys(context: &ContextState) -> &[u8] {
+    match context {
+        ContextState::Published(context) => match &context.keys {
+            Ok(Some(keys)) => keys.contested(),
+            _ => &[],
+        },
+        _ => &[],
     }
 }
 
@@ -94,6 +105,8 @@ struct DumpJson<'r> {
     process_context: Option<OrError<ProcessContextJson>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     second_contexts: Vec<String>,
+    #[serde(skip_serializing_if = "<[u8]>::is_empty")]
+    contested_keys: &'r [u8],
     #[serde(skip_serializing_if = "Option::is_none")]
     detected: Option<DetectedJson>,
     thread_context: Option<OrError<ThreadContextJson>>,
@@ -300,6 +313,7 @@ fn serialize_pairs<S: Serializer>(
 #[serde(remote = "Skipped")]
 struct SkippedJson {
     unknown_key: u32,
+    contested_key: u32,
     not_utf8: u32,
     incomplete_bytes: usize,
 }

@@ -12,7 +12,7 @@ use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
 use super::model::{CoreReport, Report, Support};
 use crate::command::partial::sentence;
-use crate::output::attributes::{language, pairs, string};
+use crate::output::attributes::{contested, language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
 use crate::output::text::{self, count, own_name};
@@ -76,6 +76,9 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
             for address in &context.others {
                 let warning =
                     format!("a second process context at {address:#x}: readers must not use it");
+                text += &terminal.sentence("  warning   ", &warning);
+            }
+            if let Some(warning) = contested(context) {
                 text += &terminal.sentence("  warning   ", &warning);
             }
         }
@@ -274,6 +277,9 @@ fn context_cells(context: &DecodedContext) -> [String; 3] {
     ]
 }
 
+/// Marks a context with attributes that are named by their index.
+const NAMELESS: &str = "(#: names unknown)";
+
 fn skipped(skipped: &Skipped) -> String {
     let parts = [
         (skipped.unknown_key as usize, "with an unknown key"),
@@ -283,5 +289,9 @@ fn skipped(skipped: &Skipped) -> String {
     let parts = parts.iter().filter(|(number, _)| *number > 0);
     let parts = parts.map(|(number, what)| format!("{number} {what}"));
     let parts: Vec<String> = parts.collect();
-    format!("(skipped: {})", parts.join(", "))
+    match (skipped.contested_key, parts.join(", ")) {
+        (0, parts) => format!("(skipped: {parts})"),
+        (_, parts) if parts.is_empty() => NAMELESS.into(),
+        (_, parts) => format!("{NAMELESS}  (skipped: {parts})"),
+    }
 }

@@ -310,6 +310,11 @@ impl Missing {
             "skipped attributes with an unknown key",
         );
         self.add(
+            counts.contested_keys,
+            "attribute without a name (its process has publishers that disagree on it)",
+            "attributes without a name (their processes have publishers that disagree on it)",
+        );
+        self.add(
             counts.not_utf8,
             "skipped attribute that is not UTF-8",
             "skipped attributes that are not UTF-8",
@@ -483,7 +488,7 @@ mod tests {
         counts.unreadable[ReadStep::Variable as usize] = 1000;
         counts.unreadable[ReadStep::Record as usize] = 2;
         counts.truncated_records = 3;
-        counts.unknown_keys = 4;
+        (counts.unknown_keys, counts.contested_keys) = (4, 47);
         counts.not_utf8 = 5;
         counts.truncated_stacks = 6;
         (counts.truncated_runtime_stacks, counts.unnamed_functions) = (15, 16);
@@ -497,7 +502,8 @@ mod tests {
         let second = "  missing: 1,002 unreadable contexts (the variable could not be read: 1,000, \
             the record could not be read: 2), 10 skipped samples of processes that cannot be traced, \
             13 skipped samples of processes outside of this PID namespace, 1 invalid record, \
-            3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
+            3 truncated records, 4 skipped attributes with an unknown key, \
+            47 attributes without a name (their processes have publishers that disagree on it), 5 skipped attributes that are not UTF-8, \
             2 dropped processes beyond 16,384, 11 lost reports of mappings, 12 dropped names of generated functions, 17 damaged jitdump files, \
             18 unread rests of files with names of generated functions, 1 file with names of an earlier process's functions, \
             19 dropped files beyond 512, \
@@ -699,7 +705,7 @@ mod tests {
         (counts.stale_name_files, counts.dropped_processes) = (43, 44);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 45, 29, 34, 30, 31, 33]);
-        counts.dropped_files = 46;
+        (counts.dropped_files, counts.contested_keys) = (46, 47);
         let mut summary = summary(counts);
         summary.gil = GilSamples {
             held: 1000,
@@ -724,7 +730,7 @@ mod tests {
                     "record": 15, "verify": 16, "process": 17,
                 },
                 "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
-                "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "dropped_names": 34,
+                "unknown_keys": 21, "contested_keys": 47, "not_utf8": 22, "lost_mappings": 28, "dropped_names": 34,
                 "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43, "dropped_processes": 44,
                 "dropped_files": 46,
                 "complete_stacks": 32,

@@ -104,7 +104,11 @@ fn table(
     ];
     let missing = missing.into_iter().filter(|(number, _)| *number > 0);
     let missing = missing.map(|(number, what)| format!(" · {} {what}", grouped(number as usize)));
-    let incomplete = [feed.incomplete_stacks(), feed.incomplete_steps()];
+    let incomplete = [
+        feed.incomplete_stacks(),
+        feed.incomplete_steps(),
+        feed.contested_keys(),
+    ];
     let incomplete = incomplete.into_iter().flatten();
     let incomplete = incomplete.map(|text| format!(" · {text}"));
     let mut text = format!(

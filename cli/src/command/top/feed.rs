@@ -14,6 +14,7 @@ use crate::command::filter::Filter;
 use crate::output::attributes;
 use crate::output::counts::{incomplete_stacks, most_frequent_end, share};
 use crate::output::terminal::escape;
+use crate::output::text::count;
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
@@ -81,6 +82,17 @@ impl<'c> Feed<'c> {
         let counts = self.filter.is_empty().then(|| self.window.counts())?;
         let reasons = self.sampler.incomplete_steps();
         incomplete_steps(counts.incomplete_steps, self.window.samples(), &reasons)
+    }
+
+    /// Returns how many attributes of the window's samples have no names, because their processes
+    /// have publishers that disagree on them. `None` with a filter, likewise.
+    pub(super) fn contested_keys(&self) -> Option<String> {
+        let counts = self.filter.is_empty().then(|| self.window.counts())?;
+        let number = counts.contested_keys as usize;
+        (number > 0).then(|| {
+            let attributes = count(number, "attribute", "attributes");
+            format!("{attributes} without a name (publishers disagree)")
+        })
     }
 
     pub(super) fn drain(&mut self) {

@@ -135,7 +135,8 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         let frames = names.frames(&feed.catalog, stacks, MAX_FRAMES);
         (!frames.is_empty()).then_some((frames, *samples))
     });
-    let limits = feed.incomplete_steps().into_iter();
+    let limits = [feed.incomplete_steps(), feed.contested_keys()];
+    let limits = limits.into_iter().flatten();
     let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
         values: samples_by_value(window, &state.attribute),

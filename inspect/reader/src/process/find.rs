@@ -136,7 +136,16 @@ impl Process {
         };
         match found.poll(memory, self.options.max_payload) {
             Polled::Unchanged => Poll::Same,
-            Polled::Changed(new) => Poll::Updated(self.found.insert(new).context.clone()),
+            Polled::Changed(new) => {
+                // Another context of the process has changed, without consequences.
+                let is_same = new.context == found.context;
+                let context = self.found.insert(new).context.clone();
+                if is_same {
+                    Poll::Same
+                } else {
+                    Poll::Updated(context)
+                }
+            }
             Polled::Broken(header, why) => {
                 self.broken = vec![(found.context.address, Some(header))];
                 Poll::Broken(why)

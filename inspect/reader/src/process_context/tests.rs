@@ -297,3 +297,102 @@ fn a_mapping_is_looked_into_for_its_name() {
         assert!(!is_named(name.as_bytes()), "{name}");
     }
 }
+
+/// A context with this key map at `address`; its payload is behind the header.
+fn with_keys(image: &mut Image, address: u64, attributes: &[(&str, Value)]) {
+    let attributes = attributes.iter();
+    let attributes = attributes.map(|(key, value)| ((*key).into(), value.clone()));
+    let bytes = Payload {
+        resource: vec![],
+        attributes: attributes.collect(),
+    }
+    .encode();
+    let mut header = header(7, &bytes);
+    header.payload_address = address + HEADER_SIZE as u64;
+    image.map(address, [&header.encode()[..], &bytes].concat());
+}
+
+fn keys(names: &[&str]) -> (&'static str, Value) {
+    let keys = KeyMap::new(names.iter().copied()).unwrap();
+    (otelctx_format::KEY_MAP, keys.to_value())
+}
+
+fn at(addresses: &[u64]) -> Vec<Place> {
+    let addresses = addresses.iter();
+    addresses
+        .map(|&address| Place { address, ..place() })
+        .collect()
+}
+
+fn names_of(found: &Found) -> Vec<String> {
+    let keys = found.context.keys.clone().unwrap().unwrap();
+    keys.names().to_vec()
+}
+
+#[test]
+fn the_first_context_that_announces_contexts_of_threads_counts() {
+    let schema = (otelctx_format::SCHEMA_VERSION, Value::from("tls_v1"));
+    let mut image = Image::new();
+    with_keys(&mut image, 0x2000, &[]);
+    with_keys(&mut image, 0x3000, &[schema.clone(), keys(&["a"])]);
+    with_keys(&mut image, 0x4000, &[schema, keys(&["a"])]);
+    let found = read_first(&at(&[0x2000, 0x3000, 0x4000]), &image, LIMIT);
+    let found = found.unwrap().unwrap();
+    assert_eq!(found.context.address, 0x3000);
+    assert_eq!(found.context.others, [0x2000, 0x4000]);
+    // One without a key map disagrees with nobody.
+    assert_eq!(names_of(&found), ["a"]);
+    let none = read_first(&at(&[0x2000, 0x1000]), &image, LIMIT);
+    assert_eq!(none.unwrap().unwrap().context.keys, Ok(None));
+}
+
+#[test]
+fn another_context_that_cannot_be_read_may_have_other_names() {
+    let mut image = Image::new();
+    with_keys(&mut image, 0x2000, &[keys(&["a"])]);
+    let two = at(&[0x2000, 0x3000]);
+    let read = |image: &Image| read_first(&two, image, LIMIT).unwrap().unwrap();
+    for attribute in [keys(&["a"]), (otelctx_format::KEY_MAP, Value::Int(1))] {
+        let is_known = attribute == keys(&["a"]);
+        with_keys(&mut image, 0x3000, &[attribute]);
+        assert_eq!(
+            names_of(&read(&image)).len(),
+            if is_known { 1 } else { 256 }
+        );
+    }
+    let nowhere = Header {
+        payload_address: 0x10,
+        ..header(7, &payload("shop"))
+    };
+    image.map(0x3000, nowhere.encode());
+    assert_eq!(names_of(&read(&image))[..2], ["#0", "#1"]);
+    // Its next update is noticed, although the first context stays the same.
+    let found = read(&image);
+    with_keys(&mut image, 0x3000, &[keys(&["a", "b"])]);
+    let Polled::Changed(new) = found.poll(&image, LIMIT) else {
+        panic!()
+    };
+    assert_eq!(names_of(&new), ["a", "#1"]);
+    image.map(0x3000, [0; HEADER_SIZE]);
+    let Polled::Changed(new) = new.poll(&image, LIMIT) else {
+        panic!()
+    };
+    assert_eq!(
+        (names_of(&new), new.context.others.len()),
+        (vec!["a".into()], 0)
+    );
+}
+
+#[test]
+fn of_more_contexts_than_are_read_the_names_are_unknown() {
+    for (number, names) in [(MAX_OTHERS, 1), (MAX_OTHERS + 1, 256)] {
+        let mut image = Image::new();
+        let addresses: Vec<u64> = (0..=number as u64).map(|it| 0x2000 + (it << 12)).collect();
+        for address in &addresses {
+            with_keys(&mut image, *address, &[keys(&["a"])]);
+        }
+        let found = read_first(&at(&addresses), &image, LIMIT).unwrap().unwrap();
+        assert_eq!(found.context.others.len(), number);
+        assert_eq!(names_of(&found).len(), names);
+    }
+}

@@ -1,0 +1,161 @@
+//! Processes with two publishers: an attribute never has the name that the other publisher gives its
+//! index.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use otelctx_fixtures::tier::usual_or_all;
+use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
+use otelctx_reader::{ContextState, Options, Process};
+
+/// Key maps of two publishers, with the names on which they agree.
+struct Pair {
+    keys: [&'static [&'static str]; 2],
+    agreed: &'static [&'static str],
+}
+
+const PAIRS: [Pair; 5] = [
+    // Nothing.
+    Pair {
+        keys: [&["http.route", "user"], &["local_root", "query"]],
+        agreed: &["#0", "#1"],
+    },
+    // The same names at other places.
+    Pair {
+        keys: [&["http.route", "user"], &["user", "http.route"]],
+        agreed: &["#0", "#1"],
+    },
+    Pair {
+        keys: [&["http.route", "user"], &["http.route", "query"]],
+        agreed: &["http.route", "#1"],
+    },
+    // One continues the other.
+    Pair {
+        keys: [&["http.route"], &["http.route", "user"]],
+        agreed: &["http.route", "#1"],
+    },
+    Pair {
+        keys: [&["http.route", "user"], &["http.route", "user"]],
+        agreed: &["http.route", "user"],
+    },
+];
+
+fn library(keys: &[&str]) -> Option<PathBuf> {
+    let keys: Vec<String> = keys.iter().map(|key| format!("{key:?}")).collect();
+    let keys = format!("-DKEYS={}", keys.join(","));
+    Compiler::gcc().library(&["publisher.c", "variable.c"], &[keys])
+}
+
+/// Programs in which each library has a variable of its own, and in which they share one.
+fn programs() -> Option<[PathBuf; 2]> {
+    let gcc = Compiler::gcc();
+    let own = gcc.program::<&str>(&["publishers.c"], &[])?;
+    let shared = gcc.program(&["publishers.c", "variable.c"], &["-rdynamic"])?;
+    Some([own, shared])
+}
+
+fn start(program: &Path, libraries: [&Path; 2]) -> Target {
+    let mut target = Target::spawn(&mut Command::new(program));
+    for library in libraries {
+        target.command(&format!("load {}", library.display()));
+    }
+    target
+}
+
+/// The names of each thread's attributes, by its publisher: their values are what the publisher
+/// calls them.
+fn names(process: &mut Process, target: &Target) -> Vec<(usize, Vec<(String, String)>)> {
+    let mut names = Vec::new();
+    let threads = process.threads().unwrap();
+    for line in &target.lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["publisher", tid, publisher] = words[..] else {
+            panic!("{line}")
+        };
+        let tid: i32 = tid.parse().unwrap();
+        let thread = threads.iter().find(|thread| thread.tid() == tid).unwrap();
+        let context = thread.context().unwrap().attached().unwrap().clone();
+        let contested = context.attributes.iter();
+        let contested = contested.filter(|(name, _)| name.starts_with('#'));
+        assert_eq!(
+            context.skipped.contested_key as usize,
+            contested.count(),
+            "{context:?}"
+        );
+        names.push((publisher.parse().unwrap(), context.attributes));
+    }
+    names
+}
+
+fn open(target: &Target) -> Process {
+    let mut options = Options::default();
+    options.stop_timeout = STOP_TIMEOUT;
+    Process::with_options(target.pid(), options).unwrap()
+}
+
+/// What the two publishers' attributes are called, given these names.
+fn expected(pair: &Pair, names: &[&[&str]; 2]) -> Vec<(usize, Vec<(String, String)>)> {
+    let of = |publisher: usize| {
+        let own = pair.keys[publisher].iter();
+        let both = names[publisher].iter().zip(own);
+        let both = both.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        (publisher, both.collect())
+    };
+    vec![of(0), of(1)]
+}
+
+#[test]
+fn attributes_have_the_names_on_which_both_publishers_agree() {
+    let Some(programs) = programs() else { return };
+    for pair in &PAIRS {
+        let [Some(one), Some(other)] = pair.keys.map(library) else {
+            return;
+        };
+        let agreed = expected(pair, &[pair.agreed; 2]);
+        for round in 0..usual_or_all(4, 40) {
+            for (program, first) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                // Where in memory each context is, differs with each run.
+                let mut target = start(&programs[program], [&one, &other]);
+                for publisher in [first, 1 - first] {
+                    target.command(&format!("publish {publisher}"));
+                }
+                target.command("attach 0");
+                target.command("attach 1");
+                let read = names(&mut open(&target), &target);
+                assert_eq!(read, agreed, "{:?}, round {round}", pair.keys);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_publisher_that_comes_later_or_goes_changes_the_names() {
+    let Some([program, _]) = programs() else {
+        return;
+    };
+    let pair = &PAIRS[2];
+    let [Some(one), Some(other)] = pair.keys.map(library) else {
+        return;
+    };
+    let mut target = start(&program, [&one, &other]);
+    target.command("publish 0");
+    target.command("attach 0");
+    let mut process = open(&target);
+    let alone = expected(pair, &[pair.keys[0], pair.agreed]);
+    let both = expected(pair, &[pair.agreed; 2]);
+    assert_eq!(names(&mut process, &target), alone[..1]);
+
+    target.command("publish 1");
+    target.command("attach 1");
+    process.scan_context().unwrap();
+    assert_eq!(names(&mut process, &target), both);
+    let ContextState::Published(context) = process.context().unwrap() else {
+        panic!()
+    };
+    let contested = context.keys.as_ref().unwrap().as_ref().unwrap().contested();
+    assert_eq!((contested, context.others.len()), (&[1][..], 1));
+
+    // Without another scan, whichever of the two is the first in memory.
+    target.command("withdraw 1");
+    assert_eq!(names(&mut process, &target)[0], alone[0]);
+}
