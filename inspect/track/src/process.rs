@@ -353,7 +353,8 @@ impl TrackedProcess {
                 Poll::Broken(why) => self.set_broken(why, report),
                 Poll::Unknown => return self.scan(None, report),
             }
-            if !is_old {
+            let is_due = is_old || options.threads && self.may_have_another_context();
+            if !is_due {
                 return Presence::Present;
             }
             known = self.context().cloned();
@@ -369,6 +370,13 @@ impl TrackedProcess {
             return Presence::Present;
         }
         self.scan(known, report)
+    }
+
+    /// Returns whether a second publisher may have published since the last scan: it maps memory.
+    /// With two, the names of attributes are uncertain, which must be known before threads are read.
+    fn may_have_another_context(&self) -> bool {
+        let sizes = self.sizes_file.as_ref().map(SizesFile::read);
+        self.needs_scan || !matches!(sizes, Some(Ok(sizes)) if sizes == self.sizes)
     }
 
     /// Scans the mappings. `known` is its context, if it had one in the last poll.

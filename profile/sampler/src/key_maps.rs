@@ -22,6 +22,12 @@ pub(crate) struct KeyMaps {
 impl KeyMaps {
     pub(crate) fn set(&mut self, serial: u32, keys: KeyMap) {
         self.maps.retain(|(known, _)| *known != serial);
+        if !keys.contested().is_empty() {
+            // Records that were read before a second publisher was noticed may be its own.
+            for (_, earlier) in &mut self.maps {
+                *earlier = KeyMap::agreed([Some(&*earlier), Some(&keys)]);
+            }
+        }
         if self.maps.len() >= MAX_KEY_MAPS {
             self.maps.remove(0);
         }
@@ -106,6 +112,19 @@ mod tests {
         let start = Instant::now();
         assert!(!tracked.data.refresh(7, &mut tracked.process));
         assert!(tracked.data.next_read.unwrap() >= start + SLOW_READ * 50);
+    }
+
+    #[test]
+    fn names_that_are_contested_now_are_so_in_earlier_records() {
+        let map = |names: [&str; 2]| KeyMap::new(names).unwrap();
+        let mut maps = KeyMaps::default();
+        maps.set(1, map(["a", "b"]));
+        maps.set(
+            2,
+            KeyMap::agreed([Some(&map(["a", "b"])), Some(&map(["a", "x"]))]),
+        );
+        assert_eq!(maps.get(1).unwrap().names(), ["a", "#1"]);
+        assert_eq!(maps.get(2).unwrap().names(), ["a", "#1"]);
     }
 
     #[test]
