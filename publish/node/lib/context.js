@@ -13,12 +13,15 @@ const loaded = isLinux ? load() : {}
 const addon = loaded.create === undefined ? records() : loaded
 const encoder = new Encoder(addon.buffer)
 
+/** The context of OpenTelemetry that the next context stands for. */
+let bridged
+
 class Context extends addon.Base {
   /** Size of the attributes, in bytes. */
   #size
   #isTruncated
   /** The context of OpenTelemetry that this one stands for. */
-  #origin
+  #origin = undefined
   /** True if the program does not see it: it stands for none. */
   #isHidden = false
 
@@ -27,7 +30,8 @@ class Context extends addon.Base {
     encoder.record(traceId, spanId, traceFlags, attributes)
     this.#size = encoder.size
     this.#isTruncated = encoder.isTruncated
-    addon.create(this, encoder.size)
+    addon.create(this, encoder.size, bridged !== undefined)
+    this.#origin = bridged
   }
 
   enter() {
@@ -84,8 +88,14 @@ class Context extends addon.Base {
     return context.#origin
   }
 
-  static setOrigin(context, origin) {
-    context.#origin = origin
+  /** Makes a context that stands for one of OpenTelemetry. */
+  static bridge(origin, traceId, spanId, traceFlags) {
+    bridged = origin
+    try {
+      return new Context(traceId, spanId, traceFlags)
+    } finally {
+      bridged = undefined
+    }
   }
 
   /** Appends an attribute. If there is no room, its earlier values, and those of others, make room. */
@@ -113,8 +123,8 @@ class Context extends addon.Base {
     context.#isHidden = true
   }
 }
-const { isContext, sizeOf, originOf, setOrigin, setAttribute, isHidden, hide } = Context
-const INTERNAL = ['isContext', 'sizeOf', 'originOf', 'setOrigin', 'setAttribute', 'isHidden', 'hide']
+const { isContext, sizeOf, originOf, bridge, setAttribute, isHidden, hide } = Context
+const INTERNAL = ['isContext', 'sizeOf', 'originOf', 'bridge', 'setAttribute', 'isHidden', 'hide']
 for (const name of INTERNAL) delete Context[name]
 encoder.sizeOf = sizeOf
 // Its objects are always made by the addon.
@@ -358,6 +368,11 @@ function publish(attributes) {
   if (publishes) addon.publish(named)
 }
 
+/** Ends the publication of all contexts that stand for one of OpenTelemetry, wherever they are attached. */
+function invalidateBridged() {
+  addon.invalidateBridged()
+}
+
 /** Returns whether the process has published a process context by this package. */
 function isPublished() {
   return publishes && addon.isPublished()
@@ -367,9 +382,11 @@ module.exports = {
   Context,
   clearContext,
   getContext,
+  bridge,
   getProcessContextAttributes,
   hide,
   indexesOf,
+  invalidateBridged,
   isPublished,
   makeNamedContext,
   originOf,
@@ -381,6 +398,5 @@ module.exports = {
   setAttach,
   setAttribute,
   setContext,
-  setOrigin,
   storage,
 }

@@ -10,13 +10,14 @@ const { isMainThread } = require('node:worker_threads')
 
 const {
   Context,
+  bridge,
   hide,
   indexesOf,
+  invalidateBridged,
   isPublished,
   originOf,
   publish,
   setAttach,
-  setOrigin,
   setAttribute,
   storage,
 } = require('./context')
@@ -46,6 +47,18 @@ let routeIndex
 /** True if this thread publishes the resource: workers leave it to the main thread, if that publishes one. */
 let publishesResource = false
 
+/** How often a context manager was disabled: what belongs to contexts from before is not published any more. */
+let generation = 0
+
+/**
+ * Ends the publication of everything that is active. With AsyncContextFrame, an AsyncLocalStorage is disabled for the current call
+ * alone, and all others keep their contexts.
+ */
+function endAll() {
+  generation++
+  invalidateBridged()
+}
+
 /** Writes a hexadecimal ID's bytes, and returns whether it is one. */
 function parse(hex, bytes) {
   if (typeof hex !== 'string' || hex.length !== 2 * bytes.length) return false
@@ -74,11 +87,11 @@ class Entry {
     this.metadata = undefined
     /** The route that was appended last. */
     this.route = undefined
+    this.generation = generation
     const span = context.getValue(SPAN)
     const ids = span?.spanContext?.()
     if (ids === undefined || !parse(ids.traceId, traceId) || !parse(ids.spanId, spanId)) return
-    this.threadContext = new Context(traceId, spanId, ids.traceFlags & 0xff)
-    setOrigin(this.threadContext, context)
+    this.threadContext = bridge(context, traceId, spanId, ids.traceFlags & 0xff)
     const metadata = context.getValue(RPC_METADATA)
     if (typeof metadata === 'object' && metadata !== null) this.setMetadata(metadata)
     if (publishesResource) publishResource(span)
@@ -110,7 +123,7 @@ class Entry {
 function threadContextOf(context) {
   if (typeof context !== 'object' || context === null) return undefined
   let entry = context[ENTRY]
-  if (entry === undefined) {
+  if (entry === undefined || entry.generation !== generation) {
     if (typeof context.getValue !== 'function') return undefined
     entry = new Entry(context)
     context[ENTRY] = entry
@@ -157,9 +170,8 @@ function publishResource(span) {
  * around it must end both, and so they must be one.
  */
 function unpublished(context) {
-  const threadContext = new Context()
+  const threadContext = bridge(context)
   threadContext.invalidate()
-  setOrigin(threadContext, context)
   hide(threadContext)
   return threadContext
 }
@@ -229,6 +241,7 @@ class Shared extends AsyncLocalStorage {
   }
 
   disable() {
+    endAll()
     this.#own.disable()
     if (originOf(storage.getStore() ?? NONE) !== undefined) storage.enterWith(undefined)
   }
@@ -294,6 +307,13 @@ function instrument(manager) {
       (threadContext, fn) => shared.attachRun(threadContext, fn),
     )
     return
+  }
+  if (typeof manager.disable === 'function') {
+    const original = manager.disable
+    manager.disable = function (...args) {
+      endAll()
+      return original.apply(this, args)
+    }
   }
   if (typeof manager.with === 'function') {
     const original = manager.with

@@ -39,6 +39,8 @@ function records(buffer = new Uint8Array(BUFFER_SIZE)) {
     invalidate(context) {
       recordOf(context)[24] = 0
     },
+    // Nobody reads them.
+    invalidateBridged() {},
     setTraceFlags(context, flags) {
       const record = recordOf(context)
       const hasSpan = record.subarray(0, SPAN_ID_END).some((byte) => byte !== 0)

@@ -25,7 +25,9 @@ pub(crate) struct Block {
     previous: *mut Block,
     next: *mut Block,
     /// Size that the record can grow to, in bytes.
-    capacity: usize,
+    capacity: u32,
+    /// Its context stands for one of OpenTelemetry's API.
+    is_bridged: bool,
     // The record follows.
 }
 
@@ -39,14 +41,19 @@ pub(crate) struct Blocks {
 
 impl Block {
     /// Returns a block with this record, whose header is made valid, with the attributes' size.
-    pub(crate) fn new(environment: *const Environment, record: &[u8]) -> *mut Self {
-        let capacity = record.len().max(FIRST_CAPACITY);
+    pub(crate) fn new(
+        environment: *const Environment,
+        record: &[u8],
+        is_bridged: bool,
+    ) -> *mut Self {
+        let capacity = record.len().max(FIRST_CAPACITY) as u32;
         let block = Self::allocate(Self {
             environment,
             object: ptr::null_mut(),
             previous: ptr::null_mut(),
             next: ptr::null_mut(),
             capacity,
+            is_bridged,
         });
         let attributes = (record.len() - HEADER_SIZE) as u16;
         // SAFETY: the block has room for the record, and is known to nobody yet.
@@ -59,9 +66,10 @@ impl Block {
         block
     }
 
-    fn layout(capacity: usize) -> Layout {
+    fn layout(capacity: u32) -> Layout {
         // Both are small constants or bounded by `RECOMMENDED_SIZE`.
-        Layout::from_size_align(RECORD + capacity, align_of::<Self>()).expect("a small size")
+        Layout::from_size_align(RECORD + capacity as usize, align_of::<Self>())
+            .expect("a small size")
     }
 
     fn allocate(block: Self) -> *mut Self {
@@ -124,7 +132,7 @@ impl Block {
         unsafe {
             let size = Self::size(block);
             let new = size + attributes.len();
-            if new > (*block).capacity {
+            if new > (*block).capacity as usize {
                 return false;
             }
             let record = Self::record(block);
@@ -151,11 +159,11 @@ impl Block {
     ) -> *mut Self {
         // SAFETY: the caller passes a block that was not freed; the new one has room for all bytes.
         unsafe {
-            let capacity = (2 * (*block).capacity)
+            let capacity = (2 * (*block).capacity as usize)
                 .max(kept + attributes.len())
                 .min(RECOMMENDED_SIZE);
             let new = Self::allocate(Self {
-                capacity,
+                capacity: capacity as u32,
                 ..block.read()
             });
             let record = Self::record(new);
@@ -226,6 +234,23 @@ impl Blocks {
             }
             if !next.is_null() {
                 (*next).previous = previous;
+            }
+        }
+    }
+
+    /// Makes readers ignore all records whose contexts stand for contexts of OpenTelemetry's API.
+    ///
+    /// # Safety
+    /// All blocks in this list are valid.
+    pub(crate) unsafe fn invalidate_bridged(&self) {
+        let mut block = self.first.get();
+        while !block.is_null() {
+            // SAFETY: it is in the list.
+            unsafe {
+                if (*block).is_bridged {
+                    Block::invalidate(block);
+                }
+                block = (*block).next;
             }
         }
     }

@@ -97,10 +97,11 @@ impl Environment {
         let marker = call.instance(constructor.cast()).ok_or_else(failed)?;
         environment.measure_record_offset(marker.cast())?;
 
-        const FUNCTIONS: [(&CStr, Callback); 12] = [
+        const FUNCTIONS: [(&CStr, Callback); 13] = [
             (c"create", callback!(create)),
             (c"append", callback!(append)),
             (c"invalidate", callback!(invalidate)),
+            (c"invalidateBridged", callback!(invalidate_bridged)),
             (c"setTraceFlags", callback!(set_trace_flags)),
             (c"bytes", callback!(bytes)),
             (c"noteFrame", callback!(note_frame)),
@@ -183,7 +184,7 @@ impl Environment {
     }
 
     /// Gives the object a record, which lives as long.
-    fn create(&self, object: Value, attributes: usize) -> bool {
+    fn create(&self, object: Value, attributes: usize, is_bridged: bool) -> bool {
         if self.has_ended.get() {
             return false;
         }
@@ -195,7 +196,8 @@ impl Environment {
             return false;
         }
         let environment = ptr::from_ref(self);
-        let block = Block::new(environment, self.written(HEADER_SIZE + attributes));
+        let record = self.written(HEADER_SIZE + attributes);
+        let block = Block::new(environment, record, is_bridged);
         Block::record(block).expose_provenance();
         // SAFETY: see above; the block is in no list yet, and lives until `collected` or the end.
         unsafe {
@@ -354,9 +356,10 @@ unsafe extern "C" fn collected(info: *const WeakCallbackInfo) {
 const NO_CONTEXT: &str = "not a Context";
 
 /// `create(context, size)`: gives it the record in the buffer, with attributes of this size.
-fn create(environment: &Environment, call: Call, [object, size]: [Value; 2]) -> Value {
+fn create(environment: &Environment, call: Call, [object, size, bridged]: [Value; 3]) -> Value {
     let size = call.u32_of(size).unwrap_or(u32::MAX);
-    if environment.create(object, size as usize) {
+    let is_bridged = call.bool_of(bridged) == Some(true);
+    if environment.create(object, size as usize, is_bridged) {
         ptr::null_mut()
     } else {
         call.throw_type_error(NO_CONTEXT)
@@ -383,6 +386,13 @@ fn invalidate(environment: &Environment, call: Call, [object]: [Value; 1]) -> Va
     };
     // SAFETY: the object has it.
     unsafe { Block::invalidate(block) };
+    ptr::null_mut()
+}
+
+/// `invalidateBridged()`: invalidates all contexts that stand for one of OpenTelemetry's API.
+fn invalidate_bridged(environment: &Environment, _: Call, []: [Value; 0]) -> Value {
+    // SAFETY: blocks are removed from the list before they are freed.
+    unsafe { environment.blocks.invalidate_bridged() };
     ptr::null_mut()
 }
 

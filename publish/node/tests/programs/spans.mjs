@@ -361,6 +361,32 @@ for (const ids of [{ traceId: '0'.repeat(32), spanId: '0'.repeat(16) }, { traceI
   context.with(invalid, () => assert.equal(published(), undefined))
 }
 
+// While a manager is disabled, other calls are under way: nothing of OpenTelemetry stays published, contexts of the
+// program's own do.
+{
+  let disabled
+  const isDisabled = new Promise((resolve) => { disabled = resolve })
+  const calls = [inOne, inTwo].map((active) => context.with(active, async () => {
+    const before = published()
+    await isDisabled
+    return [before, published()]
+  }))
+  const ownCall = own.run(async () => {
+    await isDisabled
+    return otelctx.getContext() === own && own.debugBytes()[24] === 1
+  })
+  context.with(inTwo, () => {
+    assert.deepEqual(published(), two.spanContext())
+    context.disable()
+    assert.equal(published(), undefined)
+  })
+  disabled()
+  assert.deepEqual(await Promise.all(calls), [[one.spanContext(), undefined], [two.spanContext(), undefined]])
+  assert.equal(await ownCall, true)
+  assert.ok(context.setGlobalContextManager(manager))
+  context.with(inOne, () => assert.deepEqual(published(), one.spanContext()))
+}
+
 // Another manager, after the first.
 context.disable()
 assert.equal(context.active(), ROOT_CONTEXT)
