@@ -18,12 +18,13 @@ use crate::{debian, musl, nextest, repository};
 const VERSIONS: std::ops::RangeInclusive<u32> = 9..=15;
 
 /// What the tests use from PyPI. An older Python gets the newest release that supports it.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "pytest<=9.2.0",
     "opentelemetry-sdk<=1.45.2",
     "opentelemetry-distro<=0.66b2",
     "opentelemetry-instrumentation-flask<=0.66b2",
     "flask<=3.1.3",
+    "asgiref<=3.13.0",
     "uvloop<=0.23.0",
     "rloop<=0.5.0",
     "gevent<=26.9.0",

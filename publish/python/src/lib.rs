@@ -39,7 +39,7 @@ mod module {
     #[pymodule_export]
     use crate::process::publish;
     #[pymodule_export]
-    use crate::switch::{greenlets_switched, resume, suspend, use_greenlets, watch};
+    use crate::switch::{greenlets_switched, resume, suspend, use_greenlets, value_was_set, watch};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

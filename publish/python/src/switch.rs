@@ -8,6 +8,7 @@
 //! | up to 3.13 | libraries with `PyContext_Enter`, such as uvloop's | [`native`](crate::native), in place of that |
 //! | up to 3.13 | other code with `PyContext_Enter`, such as that of `ctypes` | not seen, nothing is published: [`is_covered`] |
 //! | all | greenlets, which do not tell the interpreter | `greenlet.settrace`: [`greenlets_switched`] |
+//! | all | asgiref, which sets variables to another context's values | in place of its function: [`value_was_set`] |
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -229,6 +230,26 @@ pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -
         warn_unseen(py);
     }
     Ok(())
+}
+
+/// Publishes the variable's value after other code has set it, of which the interpreter does not
+/// tell. Called after each such step: it is cheap if the value is published already.
+#[pyfunction]
+pub(crate) fn value_was_set(py: Python<'_>) -> PyResult<()> {
+    if !IS_USED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let contextvars = loaded()?;
+    let Some(value) = contextvars.get(py) else {
+        return Ok(());
+    };
+    let context = value_of(&value);
+    if context.map_or(0, |context| ptr::from_ref(context).addr()) == thread::published() {
+        return Ok(());
+    }
+    // Setting it again yields a token, which leads to the current context.
+    let token = contextvars.set(&value)?;
+    publish_value(&token, context)
 }
 
 /// Returns whether leaving the current context, which `token` is from, is seen.

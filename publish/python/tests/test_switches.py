@@ -45,6 +45,18 @@ def test_native_code_that_switches_never_leaves_another_context_published(start)
 
 
 @pytest.mark.parametrize("api", ["otelctx", "opentelemetry"])
+def test_what_asgiref_restores_is_published_at_once(start, api):
+    pytest.importorskip("asgiref")
+    environment = {}
+    if api == "opentelemetry":
+        pytest.importorskip("opentelemetry.sdk")
+        environment = {"OTEL_PYTHON_CONTEXT": "otelctx"}
+    line = start("restored", api, **environment).line()
+    assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
+    assert line["right"] == 8 * 9 + 3
+
+
+@pytest.mark.parametrize("api", ["otelctx", "opentelemetry"])
 @pytest.mark.skipif(not REPORTED, reason="tokens are no context managers")
 def test_every_way_to_use_a_token_ends_what_is_published(start, api):
     environment = {}

@@ -13,6 +13,7 @@ from . import _otelctx
 def install(watched: bool) -> None:
     """Patch modules now, or when they are imported. ``watched``: Python reports context switches."""
     when_imported("greenlet", lambda _: trace_greenlets())
+    when_imported("asgiref.sync", _publish_restored)
     if not watched:
         if sys.version_info >= (3, 12):
             when_imported("asyncio.tasks", _watch_eager_tasks)
@@ -178,6 +179,18 @@ class _ChainedTracer:
             import traceback
 
             traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _publish_restored(sync: Any) -> None:
+    """Publish what ``sync_to_async`` and ``async_to_sync`` set in the caller's context."""
+    restore, value_was_set = sync._restore_context, _otelctx.value_was_set
+
+    def restore_and_publish(context: Any) -> None:
+        restore(context)
+        value_was_set()
+
+    # Its functions look it up with each call.
+    sync._restore_context = restore_and_publish
 
 
 def _watch_eager_tasks(tasks: ModuleType) -> None:
