@@ -11,7 +11,6 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::Instant;
 
-use otelctx_format::KeyMap;
 use otelctx_format::record::{HEADER_SIZE, MAX_SIZE};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
@@ -21,7 +20,7 @@ pub use self::find::Poll;
 use self::subject::Subject;
 pub use self::thread::{Reading, StopReason, StoppedThread, Thread};
 use crate::process_context::{Found, HeaderBytes, Polled};
-use crate::record;
+use crate::record::{self, Newer};
 use crate::runtime::{Present, RuntimeReading};
 use crate::sleeping::SleepingThreads;
 use crate::variables::Announced;
@@ -329,11 +328,17 @@ impl Process {
     }
 
     /// Reads the current key map, if it has changed since it was last read.
-    pub(crate) fn newer_keys(&self) -> Option<KeyMap> {
-        let (found, memory) = (self.found.as_ref()?, self.open_memory()?);
+    pub(crate) fn newer_keys(&self) -> Newer {
+        let (Some(found), Some(memory)) = (&self.found, self.open_memory()) else {
+            return Newer::Unknown;
+        };
         match found.poll(memory, self.options.max_payload) {
-            Polled::Changed(found) => found.context.keys.clone().ok().flatten(),
-            _ => None,
+            Polled::Unchanged => Newer::Same,
+            Polled::Changed(found) => match &found.context.keys {
+                Ok(Some(keys)) => Newer::Keys(keys.clone()),
+                _ => Newer::Unknown,
+            },
+            Polled::Broken(..) | Polled::Gone => Newer::Unknown,
         }
     }
 }

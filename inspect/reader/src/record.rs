@@ -8,23 +8,34 @@ use otelctx_sample::Found;
 /// The smallest size of a page, in bytes.
 const PAGE: u64 = 4096;
 
-/// Decodes a record with these keys. `newer_keys` is called if one is unknown.
+/// Decodes a record with these keys. `newer_keys` is called if one is unknown or not certain.
 pub(crate) fn decode(
     record: &[u8],
     keys: &KeyMap,
-    newer_keys: impl FnOnce() -> Option<KeyMap>,
+    newer_keys: impl FnOnce() -> Newer,
 ) -> Found<DecodedContext> {
     let Ok(record) = record::decode(record) else {
         return Found::Invalid;
     };
     let context = record.resolve(keys);
-    if context.skipped.unknown_key == 0 {
+    if context.skipped.unknown_key == 0 && !record.is_provisional(keys) {
         return Found::Attached(context);
     }
     Found::Attached(match newer_keys() {
-        Some(keys) => record.resolve(&keys),
-        None => context,
+        Newer::Keys(keys) => record.resolve(&keys),
+        Newer::Same => context,
+        Newer::Unknown => record.resolve(&keys.without_provisional()),
     })
+}
+
+/// The key map, read once more.
+pub(crate) enum Newer {
+    /// It has changed.
+    Keys(KeyMap),
+    /// It is the same.
+    Same,
+    /// It could not be read.
+    Unknown,
 }
 
 /// Reads the record at `pointer`, as far as it fits into `buffer`. Returns its size, in bytes.
@@ -110,5 +121,31 @@ mod tests {
         let mut buffer = vec![0; record::RECOMMENDED_SIZE];
         assert!(read_record(&image, 2 * PAGE - 40, &mut buffer).is_err());
         assert!(read_record(&image, u64::MAX - 1, &mut buffer).is_err());
+    }
+
+    #[test]
+    fn a_name_that_one_publisher_alone_had_counts_if_the_key_maps_are_still_the_same() {
+        let map = |names: &[&str]| KeyMap::new(names.iter().copied()).unwrap();
+        let both = |other: &[&str]| KeyMap::agreed([Some(&map(&["a", "b"])), Some(&map(other))]);
+        let decoded = |index: u8, newer: Newer| {
+            let mut bytes = record(3);
+            bytes[record::offset::VALID] = record::VALID;
+            bytes[record::HEADER_SIZE..].copy_from_slice(&[index, 1, b'v']);
+            let mut is_read = false;
+            let newer_keys = || {
+                is_read = true;
+                newer
+            };
+            let Found::Attached(context) = decode(&bytes, &both(&["a"]), newer_keys) else {
+                panic!()
+            };
+            let names = context.attributes.into_iter().map(|(name, _)| name);
+            (names.collect::<Vec<_>>(), is_read)
+        };
+        let named = |name: &str| (vec![name.to_owned()], true);
+        assert_eq!(decoded(1, Newer::Same), named("b"));
+        assert_eq!(decoded(1, Newer::Keys(both(&["a", "x"]))), named("#1"));
+        assert_eq!(decoded(1, Newer::Unknown), (vec![], true));
+        assert_eq!(decoded(0, Newer::Unknown), (vec!["a".into()], false));
     }
 }

@@ -8,7 +8,7 @@ use otelctx_remote::tls::{Resolution, TlsVariable};
 use otelctx_remote::{Memory, MemoryError};
 use otelctx_sample::Found;
 
-use crate::record::{decode, read_record};
+use crate::record::{Newer, decode, read_record};
 use crate::{ContextState, Error, Unreadable};
 
 /// How the threads of a process are read, or why they have no readable contexts.
@@ -115,11 +115,12 @@ impl ThreadVariables {
         variables.all(|variable| is_registered(variable, memory) == Ok(true))
     }
 
-    /// Decodes a record, see [`Self::read`]. `newer_keys` is called if a key is unknown.
+    /// Decodes a record, see [`Self::read`]. `newer_keys` is called if a key is unknown or not
+    /// certain.
     pub(crate) fn decode(
         &self,
         record: Option<&[u8]>,
-        newer_keys: impl FnOnce() -> Option<KeyMap>,
+        newer_keys: impl FnOnce() -> Newer,
     ) -> Found<DecodedContext> {
         match record {
             Some(record) => decode(record, &self.keys, newer_keys),

@@ -32,7 +32,7 @@ const PAIRS: [Pair; 5] = [
     // One continues the other.
     Pair {
         keys: [&["http.route"], &["http.route", "user"]],
-        agreed: &["http.route", "#1"],
+        agreed: &["http.route", "user"],
     },
     Pair {
         keys: [&["http.route", "user"], &["http.route", "user"]],

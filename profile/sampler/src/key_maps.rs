@@ -11,6 +11,17 @@ const MAX_KEY_MAPS: usize = 4;
 /// Reading takes longer only while the process updates its context, which may never end.
 const SLOW_READ: Duration = Duration::from_millis(1);
 
+/// The result of reading a key map again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Refresh {
+    /// It has other names.
+    Changed,
+    /// It is the same.
+    Same,
+    /// It was not read, or could not be.
+    Unread,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct KeyMaps {
     /// By configuration, the newest last.
@@ -44,34 +55,44 @@ impl KeyMaps {
         self.maps.clear();
     }
 
-    /// Reads the key map of this configuration again. Returns false if it has no new names, or if
-    /// reading it was slow recently.
-    pub(crate) fn refresh(&mut self, serial: u32, process: &mut TrackedProcess) -> bool {
+    /// Reads the key map of this configuration again, unless reading it was slow recently.
+    pub(crate) fn refresh(&mut self, serial: u32, process: &mut TrackedProcess) -> Refresh {
         let start = Instant::now();
         if self.next_read.is_some_and(|next| start < next) {
-            return false;
+            return Refresh::Unread;
         }
-        let grown = self.read(serial, process);
+        let refresh = self.read(serial, process);
         let took = start.elapsed();
-        if grown.is_none() || grown == Some(false) && took > SLOW_READ {
+        if refresh == Refresh::Unread || refresh == Refresh::Same && took > SLOW_READ {
             let wait = took.max(SLOW_READ + Duration::from_nanos(1));
             self.next_read = Some(start + wait_after_slower_than(SLOW_READ, wait));
         }
-        grown == Some(true)
+        refresh
     }
 
-    /// Returns true if there are new names; `None` if the key map cannot be read.
-    fn read(&mut self, serial: u32, process: &mut TrackedProcess) -> Option<bool> {
-        let context = process.refresh_context()?;
-        let (Ok(Some(new)), Some(old)) = (&context.keys, self.get(serial)) else {
-            return None;
+    fn read(&mut self, serial: u32, process: &mut TrackedProcess) -> Refresh {
+        let Some(context) = process.refresh_context() else {
+            return Refresh::Unread;
         };
-        // Key maps only grow; any other map belongs to another program.
-        let grown = new.names().len() > old.names().len() && new.names().starts_with(old.names());
-        if grown {
-            self.set(serial, new.clone());
+        let (Ok(Some(new)), Some(old)) = (&context.keys, self.get(serial)) else {
+            return Refresh::Unread;
+        };
+        if new == old {
+            return Refresh::Same;
         }
-        Some(grown)
+        // A publisher's key map only grows. Another one belongs to another program, or to a second
+        // publisher: then only names that both have are certain.
+        let is_grown = new.names().starts_with(old.names()) && new.contested() == old.contested();
+        let keys = if is_grown {
+            new.clone()
+        } else {
+            KeyMap::agreed([Some(old), Some(new)])
+        };
+        if keys == *old {
+            return Refresh::Same;
+        }
+        self.set(serial, keys);
+        Refresh::Changed
     }
 }
 
@@ -105,12 +126,14 @@ mod tests {
         };
         let keys = variables.keys.clone();
         tracked.data.set(7, keys);
-        assert!(!tracked.data.refresh(7, &mut tracked.process));
+        let same = tracked.data.refresh(7, &mut tracked.process);
+        assert_eq!(same, Refresh::Same);
         target.command("never end");
         // The machine may have been busy.
         tracked.data.next_read = None;
         let start = Instant::now();
-        assert!(!tracked.data.refresh(7, &mut tracked.process));
+        let unread = tracked.data.refresh(7, &mut tracked.process);
+        assert_eq!(unread, Refresh::Unread);
         assert!(tracked.data.next_read.unwrap() >= start + SLOW_READ * 50);
     }
 

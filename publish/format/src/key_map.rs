@@ -101,6 +101,8 @@ pub struct KeyMap {
     names: Vec<String>,
     /// Indexes that have no certain name, in ascending order, see [`KeyMap::agreed`].
     contested: Vec<u8>,
+    /// Number of names at the end that not all publishers had, see [`KeyMap::is_provisional`].
+    provisional: usize,
 }
 
 impl KeyMap {
@@ -118,27 +120,31 @@ impl KeyMap {
     }
 
     fn certain(names: Vec<String>) -> Self {
-        let contested = Vec::new();
-        Self { names, contested }
+        Self {
+            names,
+            ..Self::default()
+        }
     }
 
     /// Returns the names on which the key maps of several publishers in one process agree, for
     /// records that may belong to each of them. An index is contested if two maps have different
-    /// names for it, or one has none, and if a map is `None`: its names are unknown. The name of a
-    /// contested index is `#` with the index.
+    /// names for it, and if a map is `None`: its names are unknown. The name of a contested index is
+    /// `#` with the index. A name that only some maps have is [provisional](Self::is_provisional).
     #[must_use]
     pub fn agreed<'m>(maps: impl IntoIterator<Item = Option<&'m Self>>) -> Self {
         let maps: Vec<Option<&Self>> = maps.into_iter().collect();
-        let lengths = maps
-            .iter()
-            .map(|map| map.map_or(MAX_KEYS, |map| map.names.len()));
+        let length = |map: &Option<&Self>| map.map_or(MAX_KEYS, |map| map.names.len());
+        let certain = |map: &Option<&Self>| map.map_or(MAX_KEYS, Self::certain_length);
+        let all = maps.iter().map(length).max().unwrap_or(0);
+        let known_by_all = maps.iter().map(certain).min().unwrap_or(0);
         let mut agreed = Self::default();
-        for index in (0..=u8::MAX).take(lengths.max().unwrap_or(0)) {
-            let certain = |map: &Option<&'m Self>| {
-                let map = map.filter(|map| !map.is_contested(index))?;
-                map.get(index)
-            };
-            let mut names = maps.iter().map(certain);
+        for index in (0..=u8::MAX).take(all) {
+            // `None` for a name that is contested or unknown; maps without the index have no say.
+            let mut names = maps.iter().filter_map(|map| match map {
+                Some(map) if usize::from(index) >= map.names.len() => None,
+                Some(map) if !map.is_contested(index) => Some(map.get(index)),
+                _ => Some(None),
+            });
             let first = names.next().flatten();
             match first.filter(|first| names.all(|name| name == Some(*first))) {
                 Some(name) => agreed.names.push(name.into()),
@@ -148,7 +154,32 @@ impl KeyMap {
                 }
             }
         }
+        agreed.provisional = all - known_by_all;
         agreed
+    }
+
+    fn certain_length(&self) -> usize {
+        self.names.len() - self.provisional
+    }
+
+    /// Returns whether a record with this index tells that the key map may be out of date: one of
+    /// several publishers had no name for it. It publishes a name before it uses the index, so the
+    /// name is certain if the key maps, read again after the record, are still the same.
+    #[must_use]
+    pub fn is_provisional(&self, index: u8) -> bool {
+        (self.certain_length()..self.names.len()).contains(&usize::from(index))
+    }
+
+    /// Returns the key map without [provisional](Self::is_provisional) names.
+    #[must_use]
+    pub fn without_provisional(&self) -> Self {
+        let kept = self.certain_length();
+        let contested = self.contested.iter().copied();
+        Self {
+            names: self.names[..kept].to_vec(),
+            contested: contested.filter(|it| usize::from(*it) < kept).collect(),
+            provisional: 0,
+        }
     }
 
     /// Returns the indexes that have no certain name, in ascending order: see [`KeyMap::agreed`].
@@ -315,10 +346,22 @@ mod tests {
         let (one, other) = (map(&["a", "b", "c"]), map(&["a", "x"]));
         for maps in [[&one, &other], [&other, &one]] {
             let agreed = KeyMap::agreed(maps.map(Some));
-            assert_eq!(agreed.names(), ["a", "#1", "#2"]);
-            assert_eq!(agreed.contested(), [1, 2]);
+            assert_eq!(agreed.names(), ["a", "#1", "c"]);
+            assert_eq!(agreed.contested(), [1]);
             let contested = [0, 1, 2, 3].map(|index| agreed.is_contested(index));
-            assert_eq!(contested, [false, true, true, false]);
+            assert_eq!(contested, [false, true, false, false]);
+            let provisional = [0, 1, 2, 3].map(|index| agreed.is_provisional(index));
+            assert_eq!(provisional, [false, false, true, false]);
+            let certain = agreed.without_provisional();
+            assert_eq!(certain.names(), ["a", "#1"]);
+            assert_eq!(certain.contested(), [1]);
+            assert!(!certain.is_provisional(1));
+            // With a third that has none, all are.
+            let third = KeyMap::agreed([Some(&agreed), Some(&KeyMap::default())]);
+            assert_eq!(third.names(), agreed.names());
+            let provisional = [0, 1, 2].map(|index| third.is_provisional(index));
+            assert_eq!(provisional, [true; 3]);
+            assert_eq!(third.without_provisional(), KeyMap::default());
         }
         assert_eq!(KeyMap::agreed([Some(&one)]), one);
         assert_eq!(KeyMap::agreed([Some(&one), Some(&one)]), one);
@@ -326,7 +369,7 @@ mod tests {
 
         // What is contested once stays so, even if another map has the name of a contested index.
         let agreed = KeyMap::agreed([Some(&one), Some(&other)]);
-        let named = map(&["a", "#1", "#2"]);
+        let named = map(&["a", "#1", "c"]);
         assert_eq!(KeyMap::agreed([Some(&agreed), Some(&named)]), agreed);
 
         // Of a publisher whose names are unknown, a record may have each index.

@@ -147,6 +147,13 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// Returns whether the key map must be read again before the names of this record are certain:
+    /// see [`KeyMap::is_provisional`].
+    #[must_use]
+    pub fn is_provisional(&self, keys: &KeyMap) -> bool {
+        self.entries().any(|entry| keys.is_provisional(entry.key))
+    }
+
     /// Resolves the record to a context: names instead of indexes, only the last occurrence of each
     /// key, and counts of what was skipped.
     #[must_use]

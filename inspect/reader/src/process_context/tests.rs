@@ -372,7 +372,12 @@ fn another_context_that_cannot_be_read_may_have_other_names() {
     let Polled::Changed(new) = found.poll(&image, LIMIT) else {
         panic!()
     };
-    assert_eq!(names_of(&new), ["a", "#1"]);
+    assert_eq!(names_of(&new), ["a", "b"]);
+    let keys = new.context.keys.clone().unwrap().unwrap();
+    assert_eq!(
+        [0, 1].map(|index| keys.is_provisional(index)),
+        [false, true]
+    );
     image.map(0x3000, [0; HEADER_SIZE]);
     let Polled::Changed(new) = new.poll(&image, LIMIT) else {
         panic!()

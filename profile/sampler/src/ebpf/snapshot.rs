@@ -181,7 +181,7 @@ fn decode(
         return Found::Unreadable(ReadStep::Record);
     };
     let context = record.resolve(&variables.keys);
-    if context.skipped.unknown_key == 0 {
+    if context.skipped.unknown_key == 0 && !record.is_provisional(&variables.keys) {
         return Found::Attached(context);
     }
     // A key may have been registered since the key map was read.
@@ -189,6 +189,7 @@ fn decode(
         && let Ok(Some(keys)) = &published.keys
     {
         variables.keys = keys.clone();
+        return Found::Attached(record.resolve(&variables.keys));
     }
-    Found::Attached(record.resolve(&variables.keys))
+    Found::Attached(record.resolve(&variables.keys.without_provisional()))
 }

@@ -4,6 +4,7 @@ use otelctx_sample::format::record::{self, DecodedContext};
 use otelctx_sample::{Catalog, Counts, Found, ReadStep};
 use otelctx_track::{ThreadStatus, Tracked};
 
+use crate::key_maps::Refresh;
 use crate::observation::Record;
 use crate::process::SampledProcess;
 
@@ -42,9 +43,17 @@ fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<D
     let Record { serial, bytes } = record;
     let record = record::decode(bytes).ok()?;
     let keys = &mut tracked.data.keys;
-    let context = record.resolve(keys.get(serial)?);
-    if context.skipped.unknown_key == 0 || !keys.refresh(serial, &mut tracked.process) {
+    let known = keys.get(serial)?;
+    let context = record.resolve(known);
+    let is_provisional = record.is_provisional(known);
+    if context.skipped.unknown_key == 0 && !is_provisional {
         return Some(context);
     }
-    Some(record.resolve(keys.get(serial)?))
+    match keys.refresh(serial, &mut tracked.process) {
+        Refresh::Changed => Some(record.resolve(keys.get(serial)?)),
+        Refresh::Unread if is_provisional => {
+            Some(record.resolve(&keys.get(serial)?.without_provisional()))
+        }
+        Refresh::Same | Refresh::Unread => Some(context),
+    }
 }
