@@ -165,7 +165,7 @@ pub(crate) fn publish_failure(error: &PublishError) -> Failure {
             FOREIGN,
             format!(
                 "another publisher in this process has published a process context ({}), and a process \
-                 has only one: remove one publisher, or the second copy of otelctx, whose keys \
+                 has only one: contexts of threads have no attributes. Remove one publisher, or the second copy of otelctx, whose keys \
                  contradict this one's",
                 mapping.escape_debug()
             ),

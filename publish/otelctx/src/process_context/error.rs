@@ -67,7 +67,8 @@ impl fmt::Display for PublishError {
             Self::Foreign { mapping } => write!(
                 f,
                 "another publisher in this process has published a process context ({mapping}), and \
-                 a process has only one: remove one publisher, or the second copy of otelctx \
+                 a process has only one: contexts of threads have no attributes, because nobody could \
+                 know their names. Remove one publisher, or the second copy of otelctx \
                  (cargo tree -d shows it), whose keys contradict this one's; if its library was unloaded, \
                  only a new process can publish",
                 mapping = mapping.escape_debug(),

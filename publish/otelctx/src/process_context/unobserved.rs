@@ -16,6 +16,11 @@ pub(crate) fn lock() -> Owner {
     Owner(LOCK.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The lock: there are no others.
+pub(crate) fn lock_beside_others() -> Owner {
+    lock()
+}
+
 impl Owner {
     /// Does nothing but count: no reader exists for the keys.
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)]

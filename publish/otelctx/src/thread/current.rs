@@ -7,7 +7,7 @@ use super::attached_blocks::{AttachedBlocks, Entry};
 use super::attributes::Attributes;
 use super::bytes::{copy, is_valid, set_used, used};
 use super::in_place::{thread_context, MAX_ATTRIBUTES_SIZE};
-use super::keys::{published_names, Key};
+use super::keys::{usable_names, Key};
 use super::pool::{self, SIZES};
 use super::shared::SharedContext;
 use super::shared_block::{release, retain};
@@ -302,6 +302,6 @@ pub fn visible_to_readers() -> Option<record::DecodedContext> {
         }
         std::slice::from_raw_parts(attached, HEADER_SIZE + size)
     };
-    let keys = KeyMap::new(published_names()).ok()?;
+    let keys = KeyMap::new(usable_names()).ok()?;
     Some(record::decode(bytes).ok()?.resolve(&keys))
 }

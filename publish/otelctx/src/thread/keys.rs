@@ -119,10 +119,31 @@ impl Key {
             // An explicit register() returns the error; here, the record is marked as truncated.
             let _ = self.register();
         }
-        let position = published_names().position(|name| name == self.name)?;
+        let is_own = |name: &str| name == self.name;
+        let position = match usable_names().position(is_own) {
+            Some(position) => position,
+            None => give_index(is_own)?,
+        };
         self.state.store(position as u32 + 1, Ordering::Release);
         Some(position as u8)
     }
+}
+
+/// Gives the published name its index, which does not change any more. `None` if it is not
+/// published.
+fn give_index(is_own: impl Fn(&str) -> bool + Copy) -> Option<usize> {
+    // The lock is not needed to see that nothing is left to give, as without a process context.
+    if PUBLISHED.load(Ordering::Acquire) <= GIVEN.load(Ordering::Acquire) {
+        return None;
+    }
+    let owner = platform::lock();
+    published_names().position(is_own)?;
+    drop(owner);
+    // This is the last moment for another order.
+    let _owner = platform::lock_beside_others();
+    let position = published_names().position(is_own)?;
+    GIVEN.fetch_max(position + 1, Ordering::Release);
+    Some(position)
 }
 
 impl fmt::Debug for Key {
@@ -195,6 +216,9 @@ pub(super) static NAMES: [Name; MAX_KEYS] = [const {
 pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 /// Number of names that were published with a process context.
 pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
+/// Number of names, published or not, whose indexes are final: records may have them, of this copy,
+/// of another copy of this crate, or of another publisher.
+pub(super) static GIVEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the registered names, in the order of their indexes. The caller holds the lock: the last
 /// name may be removed again.
@@ -203,8 +227,15 @@ pub(crate) fn registered_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the names that were published with a process context, in the order of their indexes.
-pub(super) fn published_names() -> impl Iterator<Item = &'static str> {
+/// The caller holds the lock: indexes that were not given may change.
+fn published_names() -> impl Iterator<Item = &'static str> {
     first_names(PUBLISHED.load(Ordering::Acquire))
+}
+
+/// Returns the published names that records can have, in the order of their indexes.
+pub(super) fn usable_names() -> impl Iterator<Item = &'static str> {
+    let published = PUBLISHED.load(Ordering::Acquire);
+    first_names(published.min(GIVEN.load(Ordering::Acquire)))
 }
 
 pub(super) fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
@@ -229,8 +260,8 @@ impl Name {
     }
 }
 
-/// Notes that the first `count` names are published. Their indexes do not change as long as the
-/// process lives, whatever happens to its context.
+/// Notes that the first `count` names are published. Once they are given, their indexes do not
+/// change as long as the process lives, whatever happens to its context.
 pub(crate) fn mark_published(count: usize) {
     PUBLISHED.fetch_max(count, Ordering::Release);
 }

@@ -174,6 +174,22 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     }
 }
 
+/// Continues the key map of another publisher, at `address`, if no index of this copy that was given
+/// contradicts it. Returns whether the keys of this copy must be published again.
+pub(super) fn continue_keys(_owner: &Owner, address: usize) -> bool {
+    let found = Found::read(address).ok();
+    // Copies of this crate continue each other's key maps when they publish.
+    let found = found.filter(|found| !found.is_of_a_copy());
+    // It may be updated at this moment.
+    let is_same = |found: &Found| Found::read(address) == Ok(*found);
+    let keys = found.and_then(|found| Some((found, found.keys()??)));
+    let keys = keys.filter(|(found, _)| is_same(found));
+    keys.is_some_and(|(_, keys)| {
+        let names = keys.names().iter().map(String::as_str);
+        thread::continue_key_map(names)
+    })
+}
+
 /// The first bytes of a mapping: the header, and what follows it.
 #[derive(Clone, Copy, PartialEq)]
 struct Found {
@@ -226,24 +242,21 @@ impl Found {
 
     /// Like [`adopt`], for the key map in the payload. Returns false also if that cannot be read.
     fn adopt_keys(&self) -> bool {
-        let Ok(header) = Header::decode(&self.header) else {
-            return false;
-        };
+        self.keys().is_some_and(|keys| {
+            let names = keys.iter().flat_map(KeyMap::names);
+            thread::adopt_key_map(names.map(String::as_str))
+        })
+    }
+
+    /// Reads the key map; `None` if that is not possible.
+    fn keys(&self) -> Option<Option<KeyMap>> {
+        let header = Header::decode(&self.header).ok()?;
         if header.payload_size > MAX_ADOPTED_PAYLOAD {
-            return false;
+            return None;
         }
         let mut payload = vec![0; header.payload_size as usize];
-        if foreign::read_into(&mut payload, header.payload_address as usize).is_err() {
-            return false;
-        }
-        let keys = Payload::decode(&payload).map(|payload| KeyMap::of(&payload));
-        match keys {
-            Ok(Ok(keys)) => {
-                let names = keys.iter().flat_map(KeyMap::names);
-                thread::adopt_key_map(names.map(String::as_str))
-            }
-            _ => false,
-        }
+        foreign::read_into(&mut payload, header.payload_address as usize).ok()?;
+        KeyMap::of(&Payload::decode(&payload).ok()?).ok()
     }
 }
 

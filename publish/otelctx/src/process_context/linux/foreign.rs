@@ -14,12 +14,12 @@ pub(super) struct Foreign {
     pub(super) address: usize,
 }
 
-/// Searches `/proc/thread-self/maps` for a valid context. (`self` is empty after the main thread.)
+/// Searches `/proc/thread-self/maps` for a valid context, except the one at `own`. (`self` is empty after the main thread.)
 ///
 /// If `/proc` is not mounted, this finds nothing, and neither would readers. The kernel returns at
 /// most 4 KiB at a time, and lines are not kept: regardless of the number of mappings, this takes 8
 /// KiB of stack and no lock.
-pub(super) fn find() -> Option<Foreign> {
+pub(super) fn find(own: Option<usize>) -> Option<Foreign> {
     // SAFETY: the path is a C string, and the file is closed below.
     unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -27,13 +27,13 @@ pub(super) fn find() -> Option<Foreign> {
         if file < 0 {
             return None;
         }
-        let found = find_in(file);
+        let found = find_in(file, own);
         libc::close(file);
         found
     }
 }
 
-fn find_in(file: libc::c_int) -> Option<Foreign> {
+fn find_in(file: libc::c_int, own: Option<usize>) -> Option<Foreign> {
     let mut buffer = [0_u8; 8192];
     let mut used = 0;
     loop {
@@ -50,7 +50,7 @@ fn find_in(file: libc::c_int) -> Option<Foreign> {
         let mut start = 0;
         while let Some(end) = find_byte(&buffer[start..used], b'\n') {
             let line = &buffer[start..start + end];
-            if let Some(address) = context_in(line) {
+            if let Some(address) = context_in(line).filter(|at| Some(*at) != own) {
                 let line = String::from_utf8_lossy(line).into_owned();
                 return Some(Foreign { line, address });
             }

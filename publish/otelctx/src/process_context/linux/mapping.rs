@@ -46,6 +46,10 @@ impl Mapping {
         Ok(mapping)
     }
 
+    pub(super) fn address(&self) -> usize {
+        self.address as usize
+    }
+
     /// Makes `payload` visible, replacing a previous one.
     pub(super) fn store(&self, payload: &[u8], timestamp: u64) {
         let header = Header {

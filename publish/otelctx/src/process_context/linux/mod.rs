@@ -10,7 +10,9 @@ mod mapping;
 mod owner;
 
 pub(crate) use fork::republish_after_fork;
-pub(crate) use owner::{is_published, lock, modify, publish, unpublish, update};
+pub(crate) use owner::{
+    is_published, lock, lock_beside_others, modify, publish, unpublish, update,
+};
 
 use super::PublishError;
 

@@ -42,6 +42,23 @@ pub(crate) fn lock() -> Owner {
     Owner(Locked::acquire())
 }
 
+/// [`lock`], after keys whose indexes were not given have got other ones, if another publisher has
+/// published a context beside this copy's: such as to contradict no key map.
+pub(crate) fn lock_beside_others() -> Owner {
+    let own = lock().publication().map(|it| it.mapping.address());
+    // Without the lock, as in `publish`.
+    let found = own.and_then(|own| foreign::find(Some(own)));
+    let mut owner = lock();
+    let is_same = owner.publication().map(|it| it.mapping.address()) == own;
+    if let Some(found) = found.filter(|_| is_same) {
+        if copies::continue_keys(&owner, found.address) {
+            // If this fails, the keys stay unused.
+            let _ = owner.publish_keys();
+        }
+    }
+    owner
+}
+
 /// Maximum number of contexts of other copies that are withdrawn before publishing. Normally there
 /// is one, or a few if several copies publish at the same time.
 const MAX_WITHDRAWALS: u32 = 8;
@@ -174,7 +191,7 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
         drop(owner);
         // Without the lock: scanning the mappings may take long, and registering a key needs the
         // lock.
-        let found = foreign::find();
+        let found = foreign::find(None);
         owner = lock();
         match found {
             // Another thread has published with this copy of the crate: it may have been found.
@@ -196,7 +213,7 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
 /// Returns whether this process has a process context, of this copy or any other publisher.
 pub(crate) fn is_published() -> bool {
     let is_own = lock().publication().is_some();
-    is_own || foreign::find().is_some()
+    is_own || foreign::find(None).is_some()
 }
 
 /// Replaces publication `id`; in a forked child, publishes. Returns the publication number.
