@@ -12,8 +12,8 @@ use crate::run::{Scratch, given_time, otelctx};
 /// What each publisher calls its only attribute, whose value is the same.
 const NAMES: [&str; 2] = ["http.route", "local_root"];
 
-/// A process in which both have published, and have a record attached to a thread that computes.
-fn start() -> Option<otelctx_fixtures::Target> {
+/// A process in which some have published, and both have a record attached to a thread that computes.
+fn start(publishers: &[&str]) -> Option<otelctx_fixtures::Target> {
     let gcc = Compiler::gcc();
     let library = |name: &str| -> Option<PathBuf> {
         gcc.library(
@@ -28,15 +28,35 @@ fn start() -> Option<otelctx_fixtures::Target> {
         target.command(&format!("load {}", library.display()));
     }
     for publisher in ["0", "1"] {
-        target.command(&format!("publish {publisher}"));
+        if publishers.contains(&publisher) {
+            target.command(&format!("publish {publisher}"));
+        }
         target.command(&format!("attach {publisher}"));
     }
     Some(target)
 }
 
 #[test]
+fn dump_says_that_a_publisher_without_a_process_context_cannot_name_attributes() {
+    for (publishers, is_noted) in [(&["0", "1"][..], false), (&["0"], true)] {
+        let Some(target) = start(publishers) else {
+            return;
+        };
+        let text = otelctx(&["dump", &target.pid().to_string()])
+            .expect(0)
+            .stdout;
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let note = "note 2 modules have a variable for contexts, but there is one process context: \
+            contexts of other publishers may lack attributes";
+        assert_eq!(text.contains(note), is_noted, "{text}");
+    }
+}
+
+#[test]
 fn dump_and_check_say_that_names_are_unknown() {
-    let Some(target) = start() else { return };
+    let Some(target) = start(&["0", "1"]) else {
+        return;
+    };
     let pid = target.pid().to_string();
     let answer = otelctx(&["dump", &pid, "--json"]).expect(0).json();
     assert_eq!(answer["contested_keys"], json!([0]));
@@ -75,7 +95,9 @@ fn dump_and_check_say_that_names_are_unknown() {
 
 #[test]
 fn recordings_and_top_have_the_index_and_count_it() {
-    let Some(target) = start() else { return };
+    let Some(target) = start(&["0", "1"]) else {
+        return;
+    };
     let pid = target.pid().to_string();
     let scratch = Scratch::new("publishers");
     let path = scratch.path("a.otlp");

@@ -140,7 +140,8 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
     let threads = count(report.threads.len(), "thread", "threads");
     let why = match report.support() {
         Support::Readable(variables) => {
-            return terminal.sentence(THREADS, &source(variables, report.forced));
+            let text = terminal.sentence(THREADS, &source(variables, report.forced));
+            return text + &unannounced(report, variables, terminal);
         }
         Support::ByRuntime(schema, runtime) => {
             let schema = escape(schema.as_str());
@@ -162,6 +163,22 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
         text += &format!("            `{own} check {pid}` says how to fix it\n");
     }
     text
+}
+
+/// Says that contexts may lack attributes: several modules publish contexts of threads, and there is
+/// one process context, whose publisher alone can announce names.
+fn unannounced(report: &Report, variables: &ThreadVariables, terminal: &Terminal) -> String {
+    let number = variables.resolution.variables.len();
+    match &report.context {
+        ContextState::Published(context) if number > 1 && context.others.is_empty() => {
+            let note = format!(
+                "{number} modules have a variable for contexts, but there is one process context: \
+                 contexts of other publishers may lack attributes"
+            );
+            terminal.sentence("  note      ", &note)
+        }
+        _ => String::new(),
+    }
 }
 
 /// Formats the service's name (or the program's), process ID and language.
