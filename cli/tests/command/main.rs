@@ -17,6 +17,7 @@ mod faults;
 mod hidden;
 mod hostile;
 mod killed;
+mod lower_stacks;
 mod moved;
 mod names;
 mod no_stop;

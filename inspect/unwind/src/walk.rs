@@ -10,10 +10,15 @@ use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 pub const MAX_FRAMES: usize = 512;
 /// Maximum number of changes from one stack to another, as rustc makes a few.
 const MAX_SWITCHES: usize = 64;
+/// Maximum number of changes to a stack at a lower address by the frame pointer, as the calls of a runtime make one or
+/// two: a register that holds other data leads anywhere.
+const MAX_LOWER_STACKS: usize = 4;
 /// Bytes of the code that calls `rt_sigreturn`.
 const SIGRETURN: usize = 9;
 /// Bytes of the code that a first function returns to.
 const MAX_REACH: usize = 26;
+/// Bytes of code before a return address in which the frame pointer may be cleared: the call and its arguments.
+const MAX_BEFORE_CALL: usize = 24;
 /// Bytes read at a time: a page takes hardly longer than a word.
 const WINDOW: u64 = 4096;
 
@@ -73,6 +78,7 @@ pub fn walk(
         code,
         stack: Window::new(memory),
         switches: 0,
+        lower_stacks: 0,
         registers: *registers,
         frame: Frame {
             address: registers.instruction_pointer,
@@ -93,6 +99,7 @@ struct Walk<'a> {
     code: &'a CodeMap,
     stack: Window<'a>,
     switches: usize,
+    lower_stacks: usize,
     registers: Registers,
     frame: Frame,
 }
@@ -303,17 +310,54 @@ impl Walk<'_> {
     /// address.
     fn by_frame_pointer(&mut self) -> Result<Registers, StackEnd> {
         let pointer = self.registers.frame_pointer().ok_or(StackEnd::NoRows)?;
-        if pointer == 0 && self.frame.by_frame_pointer {
-            // Both ABIs mark the outermost frame so ("The Stack Frame"; "The Frame Pointer").
+        // Both ABIs mark the outermost frame so ("The Stack Frame"; "The Frame Pointer").
+        if pointer == 0 && (self.frame.by_frame_pointer || self.has_cleared_frame_pointer()) {
             return Err(StackEnd::Start);
         }
-        if pointer < self.registers.stack_pointer() || pointer % 8 != 0 {
+        if pointer % 8 != 0 {
             return Err(StackEnd::NoRows);
         }
+        let is_lower = pointer < self.registers.stack_pointer();
+        if is_lower {
+            self.lower_stacks += 1;
+            if self.lower_stacks > MAX_LOWER_STACKS {
+                return Err(StackEnd::NoRows);
+            }
+        }
+        let caller = self.caller_at(pointer);
+        if !is_lower {
+            return caller;
+        }
+        // A frame of another stack, or the register holds other data.
+        let is_frame = |caller: &Registers| self.is_behind_call(caller.instruction_pointer);
+        caller.ok().filter(is_frame).ok_or(StackEnd::NoRows)
+    }
+
+    /// The caller whose frame pointer and return address are at an address.
+    fn caller_at(&mut self, pointer: u64) -> Result<Registers, StackEnd> {
         let former = self.stack.u64_at(pointer)?;
         let return_address = self.stack.u64_at(pointer.wrapping_add(8))?;
         let cfa = pointer.checked_add(16).ok_or(StackEnd::NotGrowing)?;
         Ok(self.registers.caller(return_address, cfa, Some(former)))
+    }
+
+    /// Returns whether the frame has cleared the frame pointer just before its call.
+    fn has_cleared_frame_pointer(&self) -> bool {
+        let code = self.registers.architecture.clears_frame_pointer;
+        let mut before = [0; MAX_BEFORE_CALL];
+        let start = self.frame.address.checked_sub(before.len() as u64);
+        self.frame.is_caller
+            && !code.is_empty()
+            && start.is_some_and(|start| self.stack.memory.read(start, &mut before).is_ok())
+            && before.windows(code.len()).any(|it| it == code)
+    }
+
+    /// Returns whether the instruction before a return address is a call.
+    fn is_behind_call(&self, return_address: u64) -> bool {
+        let mut before = [0; 8];
+        let start = return_address.checked_sub(before.len() as u64);
+        start.is_some_and(|start| self.stack.memory.read(start, &mut before).is_ok())
+            && (self.registers.architecture.is_behind_call)(before)
     }
 }
 

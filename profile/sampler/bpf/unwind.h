@@ -46,6 +46,8 @@
 
 /* Changes of stacks in one walk: see inspect/unwind/src/walk.rs. */
 #define MAX_SWITCHES 64
+/* Changes to a lower stack by the frame pointer: MAX_LOWER_STACKS there. */
+#define MAX_LOWER_STACKS 4
 #define PAGE 4096ULL
 
 struct shard {
@@ -180,6 +182,7 @@ struct unwinder {
     __u64 is_caller;
     __u64 by_frame_pointer;
     __u64 switches;
+    __u64 lower_stacks;
     __u64 end;
     /* Where the walk is, from one program to the next. */
     __u32 calls;
@@ -355,6 +358,60 @@ static __always_inline long from_context(struct unwinder *unwinder, __u64 contex
     return 0;
 }
 
+/* Whether the instruction before an address is a call (`is_behind_call` in inspect/unwind/src/arch). Without branches, each
+ * of which would double the paths that the verifier follows. */
+static __always_inline int is_behind_call(__u64 address)
+{
+    __u64 before = 0, found;
+    if (bpf_probe_read_user(&before, sizeof before, (void *)(address - sizeof before)))
+        return 0;
+#if defined(__TARGET_ARCH_x86)
+    /* Each is below zero if it is such a call: a direct one, and indirect ones of 2, 3, 4, 6 and 7 bytes. */
+    found = ((before >> 24 & 0xff) ^ 0xe8) - 1;
+    found |= ((before >> 48 & 0xf8ff) ^ 0x10ff) - 1;
+    found |= ((before >> 48 & 0xf8ff) ^ 0xd0ff) - 1;
+    found |= ((before >> 40 & 0xf8ff) ^ 0x50ff) - 1;
+    found |= ((before >> 40 & 0xffff) ^ 0x14ff) - 1;
+    found |= ((before >> 32 & 0xffff) ^ 0x54ff) - 1;
+    found |= ((before >> 16 & 0xffff) ^ 0x15ff) - 1;
+    found |= ((before >> 16 & 0xf8ff) ^ 0x90ff) - 1;
+    found |= ((before >> 8 & 0x7fff) ^ 0x14ff) - 1;
+#else
+    /* bl; blr; blr with pointer authentication */
+    found = ((before >> 58) ^ 0x25) - 1;
+    found |= ((before >> 32 & 0xfffffc1f) ^ 0xd63f0000) - 1;
+    found |= ((before >> 32 & 0xfefff800) ^ 0xd63f0800) - 1;
+#endif
+    HIDE(found);
+    return found >> 63;
+}
+
+#if defined(__TARGET_ARCH_x86)
+/* Bytes of code before a return address in which the frame pointer may be cleared (MAX_BEFORE_CALL there). */
+#define BEFORE_CALL 24
+
+/* Whether a frame has cleared the frame pointer just before its call (`clears_frame_pointer` in inspect/unwind/src/arch). */
+static __always_inline int has_cleared_frame_pointer(struct unwinder *unwinder)
+{
+    const __u8 *code = (void *)unwinder->words;
+    __u64 found = 0;
+    if (!unwinder->is_caller ||
+        bpf_probe_read_user(unwinder->words, BEFORE_CALL, (void *)(unwinder->pc - BEFORE_CALL)))
+        return 0;
+    /* sub %rbp, %rbp; without branches, see above */
+#pragma unroll
+    for (int i = 0; i <= BEFORE_CALL - 3; i++)
+        found |= (((__u64)*(__u16 *)(code + i) ^ 0x2948) | (code[i + 2] ^ 0xed)) - 1;
+    HIDE(found);
+    return found >> 63;
+}
+#else
+static __always_inline int has_cleared_frame_pointer(struct unwinder *unwinder __attribute__((unused)))
+{
+    return 0;
+}
+#endif
+
 /* Goes to the caller that the frame pointer leads to. */
 static __always_inline long by_frame_pointer(struct unwinder *unwinder)
 {
@@ -362,12 +419,18 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
     if (!is_known(unwinder, FP))
         return end(unwinder, STACK_NO_TABLES);
     /* Both ABIs mark the outermost frame so; but code that has rows uses the register for anything. */
-    if (fp == 0 && unwinder->by_frame_pointer)
+    if (fp == 0 && (unwinder->by_frame_pointer || has_cleared_frame_pointer(unwinder)))
         return end(unwinder, unwinder->lacks_rows ? STACK_NO_TABLES : STACK_START);
-    if (fp & 7 || fp < unwinder->registers[SP] || fp >> 63)
+    if (fp & 7 || fp >> 63)
+        return end(unwinder, STACK_NO_TABLES);
+    /* A frame of another stack, or the register holds other data. */
+    int is_lower = fp < unwinder->registers[SP];
+    if (is_lower && ++unwinder->lower_stacks > MAX_LOWER_STACKS)
         return end(unwinder, STACK_NO_TABLES);
     if (read_word(unwinder, fp, &former) || read_word(unwinder, fp + 8, &address))
-        return end(unwinder, STACK_UNREADABLE);
+        return end(unwinder, is_lower ? STACK_NO_TABLES : STACK_UNREADABLE);
+    if (is_lower && !is_behind_call(address & ADDRESS_MASK))
+        return end(unwinder, STACK_NO_TABLES);
     unwinder->registers[SP] = fp + 16;
     unwinder->registers[FP] = former;
     unwinder->known = 1ULL << SP | 1ULL << FP;
@@ -403,7 +466,17 @@ static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
     /* endbr64 before push %rbp or lea: it is at the targets of jumps, too */
     int is_marked = (__u32)next == 0xfa1e0ff3 && ((next >> 32 & 0xff) == 0x55 || (next >> 32 & 0xffffff) == 0x158d4c);
     int is_return = (next & 0xff) == 0xc3;
-    return is_push || is_marked || is_closure || is_return ? START_GAP : PLAIN_GAP;
+    /* jmp over a call at the start of a function of Erlang, where its debugger can set a breakpoint */
+    int is_start_of_erlang = (next & 0xff00ffff) == 0xe80006eb;
+    if (is_push || is_marked || is_closure || is_return || is_start_of_erlang)
+        return START_GAP;
+    /* leave before jmp or dec %r14, and both before jl: Erlang counts a function's return so */
+    int is_jump = (next & 0xff) == 0xe9, is_count = (next & 0xffffff) == 0xceff49, is_less = (next & 0xffff) == 0x8c0f;
+    __u32 former = 0;
+    if (!(is_jump || is_count || is_less) ||
+        bpf_probe_read_user(&former, sizeof former, (void *)(unwinder->pc - sizeof former)))
+        return PLAIN_GAP;
+    return (is_less ? former == 0xceff49c9 : former >> 24 == 0xc9) ? START_GAP : PLAIN_GAP;
 }
 #else
 static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
@@ -843,6 +916,7 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
     unwinder->is_caller = 0;
     unwinder->by_frame_pointer = 0;
     unwinder->switches = 0;
+    unwinder->lower_stacks = 0;
     unwinder->end = STACK_LIMIT;
     unwinder->calls = 0;
     unwinder->frames = 0;

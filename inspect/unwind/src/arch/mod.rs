@@ -43,6 +43,11 @@ pub(crate) struct Architecture {
     /// Returns the rule of a function without tables that has just started or is about to return,
     /// by its next instructions and the previous ones, which `before` reads.
     pub(crate) without_frame: fn(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule>,
+    /// The instruction by which generated code that is an outermost frame clears the frame pointer before a call. Empty where
+    /// none is known that compilers do not use for other data.
+    pub(crate) clears_frame_pointer: &'static [u8],
+    /// Returns whether the bytes before an instruction end with a call.
+    pub(crate) is_behind_call: fn(before: [u8; 8]) -> bool,
     /// The bits of a return address that are an address: the others sign it.
     pub(crate) address_mask: u64,
     /// The extension of call frame instructions that `gimli` decodes.

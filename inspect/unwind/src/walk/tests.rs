@@ -4,6 +4,7 @@ use otelctx_remote::Machine;
 use otelctx_remote::memory::Image;
 
 use super::*;
+use crate::arch::Architecture;
 use crate::code::CodeMapping;
 use crate::file::FileRows;
 
@@ -244,6 +245,19 @@ fn the_caller_of_a_function_that_has_just_started_is_not_missed() {
         assert_eq!(run(&nops, next), (0, false), "{next:x?}");
     }
     assert_eq!(run(&[0x90, 0x90, 0x90, 0x55], &move_up), (1, false));
+    // Erlang's functions begin with a jump over a call, and return behind leave, dec %r14 and jl; or jump.
+    assert_eq!(run(&nops, &[0xeb, 6, 0, 0xe8, 1, 2]), (0, false));
+    assert_eq!(run(&nops, &[0xeb, 5, 0, 0xe8, 1, 2]), (2, true));
+    let (left, count) = ([0x90, 0x90, 0x90, 0xc9], [0x49, 0xff, 0xce]);
+    let less = [0x0f, 0x8c, 1, 2, 3, 4];
+    assert_eq!(run(&left, &[0xe9, 1, 2, 3, 4]), (0, false));
+    assert_eq!(run(&left, &count), (0, false));
+    assert_eq!(run(&[0xc9, 0x49, 0xff, 0xce], &less), (0, false));
+    assert_eq!(run(&nops, &[0xe9, 1, 2, 3, 4]), (2, true));
+    assert_eq!(run(&nops, &count), (2, true));
+    assert_eq!(run(&left, &less), (2, true));
+    assert_eq!(run(&[0x90, 0x49, 0xff, 0xce], &less), (2, true));
+    assert_eq!(run(&left, &[0xb8, 3, 0, 0, 0]), (2, true));
     // endbr64, the target of a jump; push %rbp and push %rbx; mov $3, %eax
     assert_eq!(run(&nops, &[0xf3, 0x0f, 0x1e, 0xfa, 0x90]), (2, true));
     assert_eq!(run(&nops, &[0x55, 0x53]), (2, true));
@@ -309,6 +323,137 @@ fn a_frame_pointer_that_is_none_ends_the_stack() {
         (2, StackEnd::NoRows)
     );
     assert_eq!(ends(&[0, OTHER + 9], STACK), (2, StackEnd::Start));
+}
+
+/// A call of a function on another stack, as runtimes of languages make them.
+#[test]
+fn a_frame_pointer_to_a_lower_stack_has_to_lead_behind_a_call() {
+    const LOWER: u64 = STACK - 0x1_0000;
+    let code = code(&[framed(), Rule::End]);
+    let find = |before: &[u8], pointer| {
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &[0; 16]);
+        memory.map_u64(LOWER, &[STACK + 8, OTHER + 0x20, 0, CODE + 0x150, 0]);
+        memory.map_u64(STACK + 8, &[0, CODE + 0x150]);
+        let start = OTHER + 0x20 - before.len() as u64;
+        memory.map(OTHER, vec![0x90; (start - OTHER) as usize]);
+        memory.map(start, before.to_vec());
+        let (frames, end) = run(&registers(OTHER, pointer), &code, &memory);
+        let frames: Vec<_> = frames[1..].iter().map(|it| it.address).collect();
+        (frames, end)
+    };
+    let found = (vec![OTHER + 0x20, CODE + 0x150], StackEnd::Start);
+    let calls: [&[u8]; 8] = [
+        &[0xe8, 1, 2, 3, 4],
+        &[0xff, 0xd7],
+        &[0x41, 0xff, 0x13],
+        &[0xff, 0x50, 8],
+        &[0xff, 0x14, 0xc8],
+        &[0x41, 0xff, 0x54, 0xc8, 8],
+        &[0xff, 0x15, 1, 2, 3, 4],
+        &[0xff, 0x94, 0xc8, 1, 2, 3, 4],
+    ];
+    for call in calls {
+        assert_eq!(find(call, LOWER), found, "{call:x?}");
+    }
+    let nothing = (Vec::new(), StackEnd::NoRows);
+    // Jumps of both kinds, a call farther away, one of a far address, a system call, and memory that is not mapped.
+    let others: [&[u8]; 6] = [
+        &[0xe9, 1, 2, 3, 4],
+        &[0xff, 0xe7],
+        &[0xe8, 1, 2, 3, 4, 0x90],
+        &[0xff, 0x1f],
+        &[0x0f, 0x05],
+        &[0xff, 0xd7, 0x66, 0x90],
+    ];
+    for other in others {
+        assert_eq!(find(other, LOWER), nothing, "{other:x?}");
+    }
+    for pointer in [LOWER + 1, LOWER - 8, LOWER + 0x20, 0x1000] {
+        assert_eq!(find(calls[0], pointer), nothing, "{pointer:#x}");
+    }
+    // What follows the call is no code.
+    assert_eq!(
+        find(calls[0], LOWER + 8),
+        (Vec::new(), StackEnd::NoRows),
+        "the words are not aligned to frames"
+    );
+}
+
+#[test]
+fn calls_of_aarch64_are_known_by_their_instructions() {
+    let is_behind_call = |instruction: u32| {
+        let before = [[0; 4], instruction.to_le_bytes()].concat();
+        let architecture = Architecture::of(Machine::Aarch64).unwrap();
+        (architecture.is_behind_call)(*before.first_chunk().unwrap())
+    };
+    // bl; blr x8; blraaz x1; blrab x8, x9
+    for call in [
+        0x9400_0010,
+        0x97ff_ffff,
+        0xd63f_0100,
+        0xd63f_083f,
+        0xd73f_0d09,
+    ] {
+        assert!(is_behind_call(call), "{call:#x}");
+    }
+    // b; br x8; ret; nop; svc
+    for other in [
+        0x1400_0010,
+        0xd61f_0100,
+        0xd65f_03c0,
+        0xd503_201f,
+        0xd400_0001,
+    ] {
+        assert!(!is_behind_call(other), "{other:#x}");
+    }
+}
+
+/// Anything may lead to a lower address.
+#[test]
+fn few_lower_stacks_are_followed() {
+    let code = code(&[framed(), Rule::End]);
+    let end = |lower_stacks: u64| {
+        let mut memory = Image::new();
+        memory.map(OTHER, [0xff, 0xd7].repeat(0x20));
+        let place = |number: u64| STACK - 0x1000 * number;
+        for number in 1..=lower_stacks {
+            let next = match number == lower_stacks {
+                true => 0,
+                false => place(number + 1),
+            };
+            memory.map_u64(place(number), &[next, OTHER + 0x20]);
+        }
+        let (frames, end) = run(&registers(OTHER, place(1)), &code, &memory);
+        (frames.len() as u64 - 1, end)
+    };
+    let limit = MAX_LOWER_STACKS as u64;
+    assert_eq!(end(limit), (limit, StackEnd::Start));
+    assert_eq!(end(limit + 1), (limit, StackEnd::NoRows));
+}
+
+/// The register is 0 in many frames that are not outermost.
+#[test]
+fn generated_code_that_clears_the_frame_pointer_before_its_call_is_outermost() {
+    let code = code(&[above(8)]);
+    let end = |before: &[u8]| {
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &[OTHER + 0x40, 0]);
+        memory.map(OTHER, vec![0x90; 0x40 - before.len()]);
+        memory.map(OTHER + 0x40 - before.len() as u64, before.to_vec());
+        let (frames, end) = run(&registers(CODE, 0), &code, &memory);
+        (frames.len(), end)
+    };
+    let call = [0xff, 0x15, 1, 2, 3, 4];
+    let after = |before: &[u8]| [before, &call].concat();
+    // sub %rbp, %rbp, as far away as it may be; xor %ebp, %ebp
+    let clear = [0x48, 0x29, 0xed];
+    assert_eq!(end(&after(&clear)), (2, StackEnd::Start));
+    let between = |nops: usize| [&clear[..], &vec![0x90; nops]].concat();
+    assert_eq!(end(&after(&between(15))), (2, StackEnd::Start));
+    assert_eq!(end(&after(&between(16))), (2, StackEnd::NoRows));
+    assert_eq!(end(&after(&[0x31, 0xed])), (2, StackEnd::NoRows));
+    assert_eq!(end(&call), (2, StackEnd::NoRows));
 }
 
 #[test]

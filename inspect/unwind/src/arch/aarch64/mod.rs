@@ -31,6 +31,8 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // That code has frame pointers.
     trampoline: &[],
     without_frame,
+    clears_frame_pointer: &[],
+    is_behind_call,
     // Pointer authentication signs in bits 48 to 63: all that NT_ARM_PAC_MASK can have for the
     // 48-bit addresses that Linux gives by default.
     address_mask: (1 << 48) - 1,
@@ -111,6 +113,15 @@ fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     let others = [0xd503_245f, 0xd503_233f, 0xd65f_03c0];
     let is_start = pushed(next).is_some() || others.contains(&next);
     is_start.then(leaf)
+}
+
+/// `bl`, `blr`, and `blr` with pointer authentication.
+fn is_behind_call(before: [u8; 8]) -> bool {
+    let [.., first, second, third, fourth] = before;
+    let call = u32::from_le_bytes([first, second, third, fourth]);
+    call >> 26 == 0b10_0101
+        || call & 0xffff_fc1f == 0xd63f_0000
+        || call & 0xfeff_f800 == 0xd63f_0800
 }
 
 /// The rule before a function has moved the stack pointer.

@@ -34,6 +34,10 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // add $8, %rsp; ret
     trampoline: &[0x48, 0x83, 0xc4, 8, 0xc3],
     without_frame,
+    // sub %rbp, %rbp: the scheduler of Erlang (`emit_process_main` in erts/emulator/beam/jit/x86/process_main.cpp).
+    // Compilers use xor.
+    clears_frame_pointer: &[0x48, 0x29, 0xed],
+    is_behind_call,
     address_mask: !0,
     vendor: gimli::Vendor::Default,
     stubs: stubs::rules,
@@ -114,9 +118,44 @@ fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
         &[0xff, 0x25, 7, 0, 0, 0],
         &[0xff, 0x25, 3, 0, 0, 0],
     ];
-    let is_start =
-        next[0] == PUSH && moves(&next[1..4]) || starts.iter().any(|it| next.starts_with(it));
+    // jmp over a call at the start of a function of Erlang, where its debugger can set a breakpoint
+    let is_start_of_erlang = matches!(next, [0xeb, 6, _, 0xe8, ..]);
+    let is_start = is_start_of_erlang
+        || next[0] == PUSH && moves(&next[1..4])
+        || starts.iter().any(|it| next.starts_with(it))
+        || has_left(next, before);
     is_start.then(|| above_stack_pointer(0))
+}
+
+/// Returns whether a function has removed its frame by `leave`, and jumps to another one. Erlang counts its returns
+/// before that: `dec %r14`, and `jl` to its scheduler.
+fn has_left(next: [u8; 8], before: &ReadBefore<'_>) -> bool {
+    const LEAVE: u8 = 0xc9;
+    const COUNT: [u8; 3] = [0x49, 0xff, 0xce];
+    let is_less = next.starts_with(&[0x0f, 0x8c]);
+    if !is_less && next[0] != 0xe9 && !next.starts_with(&COUNT) {
+        return false;
+    }
+    let mut former = [0; 4];
+    before(&mut former)
+        && match is_less {
+            true => former[0] == LEAVE && former[1..] == COUNT,
+            false => former[3] == LEAVE,
+        }
+}
+
+/// A direct call, and indirect ones behind their prefixes, by the forms of their operands (Intel's Software Developer's
+/// Manual, table 2-2).
+fn is_behind_call(before: [u8; 8]) -> bool {
+    matches!(
+        before,
+        [.., 0xe8, _, _, _, _]
+            | [.., 0xff, 0x10..=0x17 | 0xd0..=0xd7]
+            | [.., 0xff, 0x14 | 0x50..=0x57, _]
+            | [.., 0xff, 0x54, _, _]
+            | [.., 0xff, 0x15 | 0x90..=0x97, _, _, _, _]
+            | [.., 0xff, 0x14 | 0x94, _, _, _, _, _]
+    )
 }
 
 /// Go's functions save the frame pointer first (`preprocess` in Go's src/cmd/internal/obj/x86/obj6.go), but those in
