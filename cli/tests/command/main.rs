@@ -24,6 +24,7 @@ mod no_stop;
 mod node_frames;
 mod nodejs;
 mod otlp;
+mod php;
 mod progress;
 mod ps;
 mod publishers;

@@ -2,6 +2,7 @@
 
 mod executable;
 mod fork;
+mod open_files;
 mod search;
 mod sizes;
 mod stat;

@@ -357,6 +357,12 @@ impl CodeMappings {
         newest.is_some_and(|mapped| is_generated(&mapped.module) || self.replaces_file(mapped))
     }
 
+    /// Returns true if a runtime may have generated code in memory that other processes share.
+    pub(crate) fn shares_generated(&self) -> bool {
+        let is_shared = |mapped: &Mapped| is_generated(&mapped.module) && mapped.module.has_file();
+        self.has_generated && self.mappings.iter().any(is_shared)
+    }
+
     /// Returns the address ranges of files whose paths match.
     pub(crate) fn mapped_files(&self, matches: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
         let mapped = self.mappings.iter().filter(|it| matches(&it.module.path));

@@ -46,6 +46,8 @@ pub(crate) struct GeneratedCode {
     dump: Source<JitDump>,
     /// An earlier process has left a map.
     has_stale_map: bool,
+    /// The code is in memory that other processes share: the one that has forked them may have opened the map for all.
+    pub(crate) is_shared: bool,
     /// Time of the last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if there was none.
     last_read: u64,
     /// Times of searches for them. Emulators and many runtimes announce nothing.
@@ -110,6 +112,7 @@ impl Default for GeneratedCode {
             map: Source::default(),
             dump: Source::default(),
             has_stale_map: false,
+            is_shared: false,
             last_read: 0,
             searches: Backoff::new(Instant::now()),
         }
@@ -169,12 +172,15 @@ impl GeneratedCode {
 
     /// Opens the map, unless an earlier process has left it. Returns true if it was not open yet.
     fn find_map(&mut self, process: &remote::Process) -> bool {
-        let has_stale_map = &mut self.has_stale_map;
+        let (has_stale_map, is_shared) = (&mut self.has_stale_map, self.is_shared);
         self.map.find(|| {
-            let map = perf_map(process)?;
-            let is_own = may_have_written(process, &map);
-            *has_stale_map |= !is_own;
-            is_own.then_some(map)
+            let map = perf_map(process);
+            let own = map.filter(|map| {
+                let is_own = may_have_written(process, map);
+                *has_stale_map |= !is_own;
+                is_own
+            });
+            own.or_else(|| is_shared.then(|| inherited_map(process))?)
         })
     }
 
@@ -259,6 +265,16 @@ fn perf_map(process: &remote::Process) -> Option<File> {
     let pids = process.status().ok()?.namespace_pids;
     let pid = pids.last().copied().unwrap_or(process.pid());
     process.open_own_file(&PathBuf::from(format!("tmp/perf-{pid}.map")))
+}
+
+/// Opens the map that a process has inherited: PHP's workers write the names of the code that they share to the map of the
+/// process that has started them, which may have ended since.
+fn inherited_map(process: &remote::Process) -> Option<File> {
+    process.reopen_file(|path| {
+        let name = path.to_str().and_then(|it| it.strip_prefix("/tmp/perf-"));
+        let pid = name.and_then(|it| it.strip_suffix(".map"));
+        pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|it| it.is_ascii_digit()))
+    })
 }
 
 /// Returns false if a file is known to be older than a process. Compares ages, not times: the clock

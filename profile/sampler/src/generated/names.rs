@@ -38,7 +38,10 @@ impl GeneratedNames {
     ) -> Self {
         let mut code = CodeMappings::default();
         code.read(process, &mut Modules::default());
-        let mut announced = GeneratedCode::default();
+        let mut announced = GeneratedCode {
+            is_shared: code.shares_generated(),
+            ..GeneratedCode::default()
+        };
         let dump = || code.open_jit_dump(process);
         announced.read_at(process, dump, addresses, deadline);
         Self {

@@ -476,3 +476,36 @@ fn names_are_bounded() {
     };
     assert_eq!(named.function.len(), MAX_NAME);
 }
+
+/// PHP's workers write to the map that the process has opened which started them.
+#[test]
+fn a_map_that_a_process_has_inherited_names_shared_code() {
+    let own = remote::Process::open(std::process::id() as i32).unwrap();
+    // Above all IDs that processes have (include/linux/threads.h, PID_MAX_LIMIT).
+    let number = (4 << 20) + std::process::id();
+    let find = |path: &str, is_shared: bool| {
+        let file = File::create(path).unwrap();
+        file.write_all_at(b"1000 10 shared\n", 0).unwrap();
+        let mut code = GeneratedCode {
+            is_shared,
+            ..GeneratedCode::default()
+        };
+        let unread = code.update(&own, || None, 2);
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(unread, Unread::default());
+        code.len()
+    };
+    let map = format!("/tmp/perf-{number}.map");
+    assert_eq!(find(&map, true), 1);
+    assert_eq!(find(&map, false), 0);
+    for other in ["/tmp/perf-.map", "/tmp/perf-1x.map", "/tmp/perf-1.maps"] {
+        let other = format!("{other}.{number}");
+        assert_eq!(find(&other, true), 0, "{other}");
+    }
+    assert_eq!(find(&format!("/tmp/perf-x{number}.map"), true), 0);
+    // It is not there any more.
+    let file = File::create(&map).unwrap();
+    std::fs::remove_file(&map).unwrap();
+    assert!(super::inherited_map(&own).is_none());
+    drop(file);
+}

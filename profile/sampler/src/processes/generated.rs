@@ -55,6 +55,7 @@ pub(super) fn update(tracker: &mut Tracker, pid: i32, tally: &mut Tally) {
         if data.code.take_new_generated() {
             data.generated.searches.restart();
         }
+        data.generated.is_shared = data.code.shares_generated();
         let dump = || data.code.open_jit_dump(running);
         tally.add_unread(data.generated.update(running, dump, limit));
     }
