@@ -97,7 +97,13 @@ fn keys_that_nobody_has_used_continue_the_other_key_map() {
             static LATER: Key = Key::new("later");
             let _guard = publish(&[&ROUTE, &USER]);
             assert_eq!(announced(), ["http.route", "user"]);
+            assert_eq!(ProcessContext::find_other(), None);
             let other = Other::with_keys(&["root", "user", "query"]);
+            let line = ProcessContext::find_other().unwrap();
+            assert!(
+                line.starts_with(&format!("{:x}-", other.0 as usize)),
+                "{line}"
+            );
             // Nothing happens before an index is needed.
             assert_eq!(announced(), ["http.route", "user"]);
             assert_eq!(ROUTE.index(), Some(3));

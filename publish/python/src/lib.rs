@@ -37,7 +37,7 @@ mod module {
     #[pymodule_export]
     use crate::opentelemetry::{new_context, opentelemetry_current, opentelemetry_use};
     #[pymodule_export]
-    use crate::process::publish;
+    use crate::process::{find_other, publish};
     #[pymodule_export]
     use crate::switch::{greenlets_switched, resume, suspend, use_greenlets, value_was_set, watch};
 

@@ -45,6 +45,13 @@ pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
     result.map_err(error_of)
 }
 
+/// Returns the line of the process's maps with a second process context, which another publisher
+/// has published after this module; `None` if there is none.
+#[pyfunction]
+pub(crate) fn find_other(py: Python<'_>) -> Option<String> {
+    py.detach(ProcessContext::find_other)
+}
+
 #[allow(clippy::needless_pass_by_value)]
 fn error_of(error: PublishError) -> PyErr {
     PyOSError::new_err(error.to_string())

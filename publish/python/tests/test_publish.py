@@ -33,3 +33,10 @@ def test_lists_that_are_nested_too_deep_are_refused(statement, expected):
         [PYTHON, "-c", program], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT
     )
     assert (done.stdout.strip(), done.returncode) == (expected, 0)
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_a_publisher_that_comes_later_is_warned_of_once(start, publishes):
+    line = start("beside", "publishes" if publishes else "does not").line()
+    messages = [message.split(" (")[0] for message in line["messages"]]
+    assert messages == ["ddtrace has published a second process context"] * publishes

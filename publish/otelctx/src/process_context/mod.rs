@@ -201,6 +201,16 @@ impl ProcessContext {
         platform::modify(&mut change)
     }
 
+    /// Searches for a second process context, which another publisher has published after this copy
+    /// of the crate. Returns the line of `/proc/PID/maps` with its mapping. Readers use one of the two,
+    /// and may name attributes of threads by the wrong one's key map.
+    ///
+    /// This reads the process's maps.
+    #[must_use]
+    pub fn find_other() -> Option<String> {
+        platform::find_other()
+    }
+
     /// Encodes the payload: this context, its schema and its key map.
     fn encode(&mut self) -> Vec<u8> {
         let own = self.payload.attributes.len();

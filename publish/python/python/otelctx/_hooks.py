@@ -14,6 +14,8 @@ def install(watched: bool) -> None:
     """Patch modules now, or when they are imported. ``watched``: Python reports context switches."""
     when_imported("greenlet", lambda _: trace_greenlets())
     when_imported("asgiref.sync", _publish_restored)
+    # It makes its tracer, which publishes.
+    when_imported("ddtrace.trace", _warn_of_other)
     if not watched:
         if sys.version_info >= (3, 12):
             when_imported("asyncio.tasks", _watch_eager_tasks)
@@ -179,6 +181,18 @@ class _ChainedTracer:
             import traceback
 
             traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _warn_of_other(module: ModuleType) -> None:
+    mapping = _otelctx.find_other()
+    if mapping is not None:
+        name = module.__name__.partition(".")[0]
+        warn(
+            "%s has published a second process context (%s): readers use one of the two, and may "
+            "not know the names of attributes; see the README of otelctx",
+            name,
+            mapping,
+        )
 
 
 def _publish_restored(sync: Any) -> None:

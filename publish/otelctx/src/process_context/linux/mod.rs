@@ -11,7 +11,7 @@ mod owner;
 
 pub(crate) use fork::republish_after_fork;
 pub(crate) use owner::{
-    is_published, lock, lock_beside_others, modify, publish, unpublish, update,
+    find_other, is_published, lock, lock_beside_others, modify, publish, unpublish, update,
 };
 
 use super::PublishError;

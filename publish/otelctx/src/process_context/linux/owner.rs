@@ -216,6 +216,13 @@ pub(crate) fn is_published() -> bool {
     is_own || foreign::find(None).is_some()
 }
 
+/// Returns the line of the maps with a context that another publisher has published beside this
+/// copy's.
+pub(crate) fn find_other() -> Option<String> {
+    let own = lock().publication()?.mapping.address();
+    Some(foreign::find(Some(own))?.line)
+}
+
 /// Replaces publication `id`; in a forked child, publishes. Returns the publication number.
 pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
