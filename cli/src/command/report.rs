@@ -16,10 +16,13 @@ use crate::error::Error;
 use crate::output::json;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Style, Terminal, escape};
-use crate::output::text::{count, grouped};
+use crate::output::text::{argument, count, grouped, own_name};
 
 /// Maximum size of standard input, in bytes, as of a file.
 const MAX_FILE: u64 = 1 << 30;
+
+/// Smallest share, as a part of this many, for which functions without names have a line.
+const MIN_UNNAMED: u64 = 20;
 
 /// Show CPU time by route, trace and function from a recording
 #[derive(Debug, clap::Args)]
@@ -70,7 +73,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let text = if arguments.json {
         json::render(&answer(&report, by))
     } else {
-        tables(&report, by, arguments.rows, &Terminal::of_stdout())
+        let terminal = Terminal::of_stdout();
+        tables(&report, &arguments.file, by, arguments.rows, &terminal)
     };
     terminal::print(&text).map_err(Error::Output)?;
     let asked = arguments.by.as_deref();
@@ -81,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-fn tables(report: &Report, by: &str, rows: usize, terminal: &Terminal) -> String {
+fn tables(report: &Report, file: &Path, by: &str, rows: usize, terminal: &Terminal) -> String {
     if report.total.samples == 0 {
         return "the recording has no samples\n".to_owned();
     }
@@ -93,6 +97,9 @@ fn tables(report: &Report, by: &str, rows: usize, terminal: &Terminal) -> String
         share(report.with_trace, report.total),
     );
     if let Some(line) = GilSamples::of_report(report).line() {
+        text += &format!("{line}\n");
+    }
+    if let Some(line) = unnamed(report, file) {
         text += &format!("{line}\n");
     }
     let most = if rows == 0 { usize::MAX } else { rows };
@@ -145,6 +152,26 @@ fn tables(report: &Report, by: &str, rows: usize, terminal: &Terminal) -> String
     text
 }
 
+/// Formats a line about the file with most samples whose functions have no names, if these are many.
+fn unnamed(report: &Report, file: &Path) -> Option<String> {
+    // The kernel's names for other memory are no paths.
+    let is_file = |name: &str| name.starts_with('/') && !name.starts_with("//");
+    let (name, cost) = report.unnamed.iter().find(|it| is_file(&it.0))?;
+    if MIN_UNNAMED * cost.nanoseconds.max(1) < report.total.nanoseconds {
+        return None;
+    }
+    let file = match file.to_string_lossy() {
+        name if name == "-" => "FILE".to_owned(),
+        name => escape(&argument(&name)),
+    };
+    Some(format!(
+        "{} of CPU time in {}, whose functions have no names: `{} symbolize {file} --debug-dir DIRECTORY` adds them",
+        share(*cost, report.total),
+        escape(name),
+        own_name(),
+    ))
+}
+
 /// CPU time, in milliseconds or seconds.
 fn time(cost: Cost) -> String {
     match cost.nanoseconds as f64 / 1e6 {
@@ -171,6 +198,7 @@ struct Answer<'r> {
     by_trace: Vec<TraceRow<'r>>,
     by_function: Vec<FunctionRow<'r>>,
     by_process: Vec<Row<'r>>,
+    unnamed: Vec<Row<'r>>,
 }
 
 #[derive(Serialize)]
@@ -226,5 +254,6 @@ fn answer<'r>(report: &'r Report, by: &'r str) -> Answer<'r> {
         by_trace: report.by_trace.iter().map(trace_row).collect(),
         by_function: report.by_function.iter().map(function_row).collect(),
         by_process: report.by_process.iter().map(row).collect(),
+        unnamed: report.unnamed.iter().map(row).collect(),
     }
 }

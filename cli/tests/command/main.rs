@@ -44,5 +44,6 @@ mod terminal;
 mod top;
 mod unprivileged;
 mod watch;
+mod without_symbols;
 mod without_tables;
 mod yama;

@@ -25,10 +25,10 @@ use crate::run::{Answer, Scratch, command, given_time, otelctx};
 const FUNCTIONS: [&str; 2] = ["main", "fibonacci"];
 
 /// A program that is killed when dropped.
-struct Program(Child);
+pub(crate) struct Program(pub(crate) Child);
 
 impl Program {
-    fn start(path: &str) -> Self {
+    pub(crate) fn start(path: &str) -> Self {
         let mut command = Command::new(path);
         command.args(["1000000000", "r"]).stdin(Stdio::null());
         Self(command.stdout(Stdio::null()).spawn().unwrap())

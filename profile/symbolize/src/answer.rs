@@ -16,6 +16,8 @@ pub(crate) struct Answer {
     pub(crate) functions: Vec<Vec<Function>>,
     /// True if parts could not be decoded.
     pub(crate) is_broken: bool,
+    /// Where a debug file was searched, if the file itself has no symbols and there is none.
+    pub(crate) searched: Option<Vec<String>>,
 }
 
 impl Answer {
@@ -61,6 +63,7 @@ mod tests {
             },
             functions: vec![vec![function("a", 1), function("b", 2)], vec![]],
             is_broken: true,
+            searched: Some(vec!["/usr/lib/debug/ä".into()]),
         }
     }
 

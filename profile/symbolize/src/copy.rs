@@ -50,6 +50,9 @@ const UNUSED: [&[u8]; 6] = [
     b".debug_types\0",
 ];
 
+/// Sections of which each names functions that a file does not export.
+const WITH_SYMBOLS: [&str; 3] = [".symtab", ".gnu_debugdata", ".debug_info"];
+
 /// A copy of an ELF file without a name, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Copy {
@@ -61,6 +64,8 @@ pub(crate) struct Copy {
     pub(crate) debug_link: Option<(Vec<u8>, u32)>,
     /// Offset and size of `.gnu_debugdata`.
     debug_data: Option<(u64, u64)>,
+    /// True if it has symbols that it does not export, or debug information.
+    pub(crate) has_symbols: bool,
 }
 
 impl Copy {
@@ -105,7 +110,9 @@ impl Copy {
         let debug_data = elf.section_by_name(".gnu_debugdata");
         let debug_data = debug_data.and_then(|section| section.file_range());
         let names = section_names(&elf);
+        let has_table = |name: &&str| elf.section_by_name(name).is_some();
         let copy = Self {
+            has_symbols: WITH_SYMBOLS.iter().any(has_table),
             segments: Segment::all(&elf),
             sections: sections.collect(),
             debug_link,

@@ -24,70 +24,99 @@ pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/deb
 /// Maximum size of a debug file beside a module, in bytes; larger ones are not decoded either.
 const MAX_SIZE: u64 = 4 << 30;
 
-/// Finds the debug file of a module, in these directories and then in [`DIRECTORIES`]: by its build
-/// ID, or by the name in its debug link in the directory that mirrors the module's own, if the
-/// checksum matches. In `directories`, also by that name alone; and the module itself with its symbols, by its path or file
-/// name, if it has the build ID.
-pub(crate) fn find(copy: &Copy, of: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
-    let defaults = DIRECTORIES.map(PathBuf::from);
-    let all = || directories.iter().chain(&defaults);
-    let by_build_id = build_id_name(&of.build_id).and_then(|name| {
-        let name = format!("{name}.debug");
-        let mut paths = all().map(|base| base.join(&name));
-        paths.find(|path| path.is_file())
-    });
-    let path = of.path.strip_prefix('/').unwrap_or_default();
-    let path = plain(Path::new(path));
-    let by_link = || {
-        let (name, crc) = link(copy)?;
-        let mirror = path?.parent()?;
-        let mirrored = all().map(|base| base.join(mirror).join(name));
-        let mut paths = mirrored.chain(directories.iter().map(|base| base.join(name)));
-        paths.find(|path| {
-            let file = module::open_regular(path).ok().flatten();
-            file.is_some_and(|file| checksum(&file) == Some(crc))
-        })
-    };
-    let with_symbols = || {
-        let names = [path, path.and_then(Path::file_name).map(Path::new)];
-        let names = names.into_iter().flatten();
-        let mut paths = names.flat_map(|name| directories.iter().map(move |base| base.join(name)));
-        paths.find(|path| {
-            !of.build_id.is_empty() && module::open_by_build_id(path, &of.build_id).is_some()
-        })
-    };
-    by_build_id.or_else(by_link).or_else(with_symbols)
+/// The places in which the debug file of a module is searched.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    /// By its build ID.
+    by_build_id: Vec<PathBuf>,
+    /// By the name in its debug link, with the checksum in that.
+    by_link: Vec<PathBuf>,
+    checksum: u32,
+    /// The module itself with its symbols, by its path or file name, if it has the build ID.
+    with_symbols: Vec<PathBuf>,
+    /// By the name in its debug link, in its own directory and in `.debug` below that.
+    beside: Vec<PathBuf>,
 }
 
-/// Opens the debug file that the debug link names, in the directory of the module or in `.debug` below it, if the build ID
-/// and the checksum match. The target may have put it there: only a copy of it is decoded.
-pub(crate) fn open_beside(copy: &Copy, query: SymbolQuery<'_>) -> Option<File> {
-    let (name, crc) = link(copy)?;
-    let own = Path::new(&query.module.path);
-    let folder = own.parent().filter(|_| own.is_absolute())?;
-    let process = Process::open(query.process.pid);
-    let files = [folder.join(name), folder.join(".debug").join(name)]
-        .into_iter()
-        .flat_map(|path| {
-            let relative = path.strip_prefix("/").ok();
-            let in_process = process
-                .as_ref()
-                .ok()
-                .and_then(|it| it.open_own_file(relative?));
-            let here = module::open_regular(&path).ok().flatten();
-            in_process.into_iter().chain(here)
-        });
-    let build_id = &query.module.build_id;
-    // Read first: nothing is read of files of size 0, such as those in /proc, or of another kind.
-    let belongs = |file: &File| {
-        let size = file.metadata().map_or(u64::MAX, |it| it.len());
-        let has_build_id = || module::build_id(file).unwrap_or_default() == *build_id;
-        (1..=MAX_SIZE).contains(&size)
-            && has_build_id()
-            && (!build_id.is_empty() || starts_as_elf(file))
-            && checksum(file) == Some(crc)
-    };
-    files.into_iter().find(belongs)
+impl Places {
+    /// The places in these directories and then in [`DIRECTORIES`]: by build ID, and by debug link in the directory
+    /// that mirrors the module's own. In `directories`, also by that name alone, and the module itself.
+    pub(crate) fn of(copy: &Copy, of: &Module, directories: &[PathBuf]) -> Self {
+        let defaults = DIRECTORIES.map(PathBuf::from);
+        let all = || directories.iter().chain(&defaults);
+        let mut places = Self::default();
+        if let Some(name) = build_id_name(&of.build_id) {
+            let name = format!("{name}.debug");
+            places.by_build_id = all().map(|base| base.join(&name)).collect();
+        }
+        let own = Path::new(&of.path);
+        let path = own.strip_prefix("/").ok().and_then(plain);
+        if let Some((name, checksum)) = link(copy) {
+            places.checksum = checksum;
+            if let Some(mirror) = path.and_then(Path::parent) {
+                let mirrored = all().map(|base| base.join(mirror).join(name));
+                let alone = directories.iter().map(|base| base.join(name));
+                places.by_link = mirrored.chain(alone).collect();
+            }
+            if let Some(folder) = own.parent().filter(|_| own.is_absolute()) {
+                places.beside = vec![folder.join(name), folder.join(".debug").join(name)];
+            }
+        }
+        if !of.build_id.is_empty() {
+            let names = [path, path.and_then(Path::file_name).map(Path::new)];
+            let names = names.into_iter().flatten();
+            let in_all = |name| directories.iter().map(move |base| base.join(name));
+            places.with_symbols = names.flat_map(in_all).collect();
+        }
+        places
+    }
+
+    /// All of them, in the order in which they are searched.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        let trusted = self.by_build_id.iter().chain(&self.by_link);
+        trusted.chain(&self.with_symbols).chain(&self.beside)
+    }
+
+    /// Finds the debug file in the directories that belong to this machine.
+    pub(crate) fn find(&self, of: &Module) -> Option<PathBuf> {
+        let mut by_build_id = self.by_build_id.iter();
+        let by_build_id = by_build_id.find(|path| path.is_file());
+        let has_checksum = |path: &&PathBuf| {
+            let file = module::open_regular(path).ok().flatten();
+            file.is_some_and(|file| checksum(&file) == Some(self.checksum))
+        };
+        let by_link = || self.by_link.iter().find(has_checksum);
+        let is_it = |path: &&PathBuf| module::open_by_build_id(path, &of.build_id).is_some();
+        let with_symbols = || self.with_symbols.iter().find(is_it);
+        let found = by_build_id.or_else(by_link).or_else(with_symbols);
+        found.cloned()
+    }
+
+    /// Opens the debug file beside the module, if the build ID and the checksum match. The target may have put it there:
+    /// only a copy of it is decoded.
+    pub(crate) fn open_beside(&self, query: SymbolQuery<'_>) -> Option<File> {
+        let build_id = &query.module.build_id;
+        // Read first: nothing is read of files of size 0, such as those in /proc, or of another kind.
+        let belongs = |file: &File| {
+            let size = file.metadata().map_or(u64::MAX, |it| it.len());
+            let has_build_id = || module::build_id(file).unwrap_or_default() == *build_id;
+            (1..=MAX_SIZE).contains(&size)
+                && has_build_id()
+                && (!build_id.is_empty() || starts_as_elf(file))
+                && checksum(file) == Some(self.checksum)
+        };
+        let files = self.beside.iter().flat_map(|path| open_both(path, query));
+        files.into_iter().find(belongs)
+    }
+}
+
+/// Opens the regular files at an absolute path, as the process of a query sees it and as this one does.
+fn open_both(path: &Path, query: SymbolQuery<'_>) -> impl Iterator<Item = File> {
+    let process = Process::open(query.process.pid).ok();
+    let relative = path.strip_prefix("/").ok();
+    let in_process = process.and_then(|it| it.open_own_file(relative?));
+    let here = module::open_regular(path).ok().flatten();
+    in_process.into_iter().chain(here)
 }
 
 fn starts_as_elf(file: &File) -> bool {

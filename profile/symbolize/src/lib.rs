@@ -21,6 +21,7 @@ mod resolve;
 mod server;
 mod vdso;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
@@ -38,8 +39,12 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 
 use answer::Answer;
 use copy::Copy;
+use debug_file::Places;
 use living::LivingFiles;
 use resolve::{in_file, symbolize};
+
+/// Maximum number of files whose lack of symbols is remembered.
+const MAX_WITHOUT_SYMBOLS: usize = 4096;
 
 /// The linker name of the function that the stub at an address of an ELF file calls, for the fuzz target.
 #[doc(hidden)]
@@ -72,6 +77,8 @@ pub struct Symbols {
     living: Option<Arc<OnceLock<LivingFiles>>>,
     last: Option<(Module, Identity)>,
     failures: Vec<Failure>,
+    /// Files without symbols, each with where its debug file was searched.
+    without_symbols: HashMap<Module, Vec<String>>,
 }
 
 /// A file that exists but whose functions could not be resolved.
@@ -186,6 +193,15 @@ impl Symbols {
         &self.failures
     }
 
+    /// If the file of a module that was queried has no symbols but exported ones: the paths at which its debug
+    /// file was searched, without success. Of many such files, the first 4,096 are known.
+    #[must_use]
+    pub fn without_symbols(&self, module: &Module) -> Option<&[String]> {
+        self.without_symbols
+            .get(&one_of_copies(module))
+            .map(Vec::as_slice)
+    }
+
     /// Resolves the functions of several modules, each as
     /// [`functions`](otelctx_sample::Symbolizer::functions) does. They are
     /// decoded in one worker process, and one by one if that fails.
@@ -259,17 +275,21 @@ impl Symbols {
     ) -> Answer {
         let downloaded = downloaded.and_then(|file| Copy::of(file, None).ok());
         let downloaded = downloaded.as_ref().map(Copy::path);
-        let mut beside = None;
+        let (mut beside, mut searched) = (None, None);
         let found = in_file(query, kept, offsets, |copy| {
             if downloaded.is_some() {
                 return (downloaded, with_dwarf);
             }
-            let separate = debug_file::find(copy, query.module, &self.debug_directories);
-            let separate = separate.or_else(|| {
-                let file = debug_file::open_beside(copy, query)?;
+            let places = Places::of(copy, query.module, &self.debug_directories);
+            let separate = places.find(query.module).or_else(|| {
+                let file = places.open_beside(query)?;
                 beside = Some(Copy::of(&file, None).ok()?);
                 beside.as_ref().map(Copy::path)
             });
+            if separate.is_none() && !copy.has_symbols {
+                let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+                searched = Some(places.all().map(text).collect());
+            }
             let is_compressed = || separate.as_deref().is_some_and(debug_file::is_compressed);
             let is_left_out = self.without_compressed_lines && is_compressed();
             (separate, with_dwarf && !is_left_out)
@@ -279,6 +299,7 @@ impl Symbols {
             identity: identity::of(query, kept),
             functions: found.functions,
             is_broken: found.is_broken,
+            searched,
         }
     }
 
@@ -299,7 +320,7 @@ impl Symbols {
             answers.map(|mut answers| answers.remove(0))
         };
         let mut answer = answer.map_or_else(|| child(true, None), Ok);
-        let mut is_refused = false;
+        let (mut is_refused, mut is_downloaded) = (false, false);
         if let (Ok(local), Some(server)) = (&mut answer, &self.server)
             && !offsets.is_empty()
             && local.lacks_debug_info()
@@ -310,7 +331,8 @@ impl Symbols {
                 Ok(Some(file)) => {
                     let better = child(true, Some(&file)).ok();
                     let better = better.filter(|it| !it.is_broken);
-                    better.map(|better| local.prefer(better)).is_some()
+                    is_downloaded = better.map(|better| local.prefer(better)).is_some();
+                    is_downloaded
                 }
                 Err(()) => false,
             };
@@ -340,6 +362,12 @@ impl Symbols {
             ..Answer::default()
         });
         answer.functions.resize(offsets.len(), Vec::new());
+        if let Some(searched) = answer.searched.take().filter(|_| !is_downloaded)
+            && self.without_symbols.len() < MAX_WITHOUT_SYMBOLS
+        {
+            let file = one_of_copies(query.module);
+            self.without_symbols.insert(file, searched);
+        }
         answer
     }
 
@@ -358,6 +386,17 @@ impl Symbols {
             functions: vec![Vec::new(); offsets.len()],
             ..Answer::default()
         }
+    }
+}
+
+/// The same for all copies of a file that have its build ID, of which one is decoded.
+fn one_of_copies(module: &Module) -> Module {
+    match &module.build_id[..] {
+        [] => module.clone(),
+        build_id => Module {
+            build_id: build_id.to_vec(),
+            ..Module::default()
+        },
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Report {
     pub by_trace: Vec<(Trace, Cost)>,
     /// Costs by function; of an unknown one by file, or `[unknown]`.
     pub by_function: Vec<(String, FunctionCost)>,
+    /// Costs by file of samples whose innermost function is unknown.
+    pub unnamed: Vec<(String, Cost)>,
     /// Costs by service name and process ID. Without a service name, the command name takes its
     /// place, or without samples of the first thread the program's name.
     pub by_process: Vec<(String, Cost)>,
@@ -221,6 +223,7 @@ struct Sums<'d> {
     used: Vec<bool>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
     by_function: HashMap<&'d str, FunctionCost>,
+    unnamed: HashMap<&'d str, Cost>,
     /// Sums by service name and process ID.
     by_process: HashMap<String, ProcessSum>,
 }
@@ -322,9 +325,14 @@ impl<'d> Sums<'d> {
         };
         let mut seen = HashSet::new();
         let locations = stack.location_indices.iter();
-        let names = locations
-            .filter_map(|index| entry(&dictionary.location_table, *index))
-            .flat_map(|location| names(dictionary, location));
+        let locations = locations.filter_map(|index| entry(&dictionary.location_table, *index));
+        let innermost = locations.clone().next();
+        if let Some(innermost) = innermost.filter(|it| it.lines.is_empty())
+            && let Some(file) = file(dictionary, innermost)
+        {
+            self.unnamed.entry(file).or_default().add(cost);
+        }
+        let names = locations.flat_map(|location| names(dictionary, location));
         for (depth, name) in names.enumerate() {
             let sum = self.by_function.entry(name).or_default();
             if depth == 0 {
@@ -352,6 +360,8 @@ impl<'d> Sums<'d> {
         let by_function = largest_first(functions, |cost: &FunctionCost| {
             (cost.own.nanoseconds, cost.total.nanoseconds)
         });
+        let unnamed = self.unnamed.into_iter();
+        let unnamed = unnamed.map(|(name, cost)| (name.to_owned(), cost));
         let attributes = self.by_attribute.into_iter();
         let attributes = attributes.map(|(name, cost)| (name.to_owned(), cost));
         let processes = self.by_process.into_iter().map(|(service, sum)| {
@@ -368,10 +378,18 @@ impl<'d> Sums<'d> {
             varying: self.varying.into_iter().map(str::to_owned).collect(),
             by_trace: largest_first(traces, nanoseconds),
             by_function,
+            unnamed: largest_first(unnamed, nanoseconds),
             by_process: largest_first(processes, nanoseconds),
             duration: self.span.map_or(0, |(first, last)| last - first),
         }
     }
+}
+
+/// Returns the name of a location's file, or the kernel's name for memory without one.
+fn file<'d>(dictionary: &'d ProfilesDictionary, location: &Location) -> Option<&'d str> {
+    let mapping = entry(&dictionary.mapping_table, location.mapping_index)?;
+    let name = entry(&dictionary.string_table, mapping.filename_strindex)?;
+    (!name.is_empty()).then_some(name)
 }
 
 /// Returns the functions at a location, innermost first, or its file, or [`UNKNOWN`].
@@ -383,17 +401,15 @@ fn names<'d>(
         let function = entry(&dictionary.function_table, line.function_index)?;
         entry(&dictionary.string_table, function.name_strindex)
     });
-    let file = || {
-        let mapping = entry(&dictionary.mapping_table, location.mapping_index)?;
-        let name = entry(&dictionary.string_table, mapping.filename_strindex)?;
-        (!name.is_empty()).then_some(name)
-    };
-    let instead = location.lines.is_empty().then(|| match file() {
-        // The kernel's name for memory without a file, such as generated code.
-        Some(name) if name == "//anon" => "[anon]",
-        Some(name) => name,
-        None => UNKNOWN,
-    });
+    let instead = location
+        .lines
+        .is_empty()
+        .then(|| match file(dictionary, location) {
+            // The kernel's name for memory without a file, such as generated code.
+            Some("//anon") => "[anon]",
+            Some(name) => name,
+            None => UNKNOWN,
+        });
     named.map(String::as_str).chain(instead)
 }
 

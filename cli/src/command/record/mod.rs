@@ -9,6 +9,7 @@ mod send;
 pub(super) mod session;
 mod summary;
 mod unsent;
+mod without_symbols;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -38,6 +39,7 @@ use output::{Outputs, Written};
 use send::{Collector, Delivery};
 use session::{Plan, Recorded, Session};
 use summary::Summary;
+use without_symbols::WithoutSymbols;
 
 /// Sample processes and write a profile with the trace on every sample
 ///
@@ -148,7 +150,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     interrupt::say_if_ignored();
     let (recorded, method, child) = record(arguments, targets, setup)?;
     let (stacks, steps) = (recorded.incomplete_stacks, recorded.incomplete_steps);
-    let summary = Summary::new(method, stacks, steps);
+    let mut summary = Summary::new(method, stacks, steps);
+    summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
     let symbols = arguments.debug_files.symbols(server).search_processes();
     let mut symbols = symbols.files(recorded.files);
     if arguments.no_symbols {
@@ -208,6 +211,7 @@ impl Writer<'_> {
             };
             self.filter(&mut part);
             let profile = Profile::new(part, symbols);
+            self.summary.without_symbols.add(&profile, symbols);
             let arguments = self.arguments;
             let outputs = self.outputs.get_or_insert_with(|| {
                 let mut options = Options::default();

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::gil::GilSamples;
 use super::output::Written;
 use super::send::Delivery;
+use super::without_symbols::{FileJson, WithoutSymbols};
 use crate::command::attribute_filter::DroppedAttributes;
 use crate::command::filter::ROUTE;
 use crate::output::attributes::language;
@@ -50,6 +51,7 @@ pub(super) struct Summary {
     unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
     processes: DistinctCount,
+    pub(super) without_symbols: WithoutSymbols,
     duration_ns: u64,
     period_ns: u64,
     /// `ebpf` or `ptrace`.
@@ -201,6 +203,9 @@ impl Summary {
                 unnamed.join(", ")
             );
         }
+        if let Some(line) = self.without_symbols.line(self.samples) {
+            text += &format!("  {line}\n");
+        }
         text
     }
 
@@ -262,6 +267,7 @@ impl Summary {
             counts: self.counts,
             incomplete_stacks: self.incomplete_stacks.iter().map(place).collect(),
             incomplete_steps: self.incomplete_steps.iter().map(step).collect(),
+            without_symbols: self.without_symbols.json(),
             files,
             sent,
         }
@@ -409,6 +415,7 @@ struct SummaryJson<'s> {
     counts: Counts,
     incomplete_stacks: Vec<PlaceJson<'s>>,
     incomplete_steps: Vec<StepJson<'s>>,
+    without_symbols: Vec<FileJson<'s>>,
     files: &'s [Written],
     sent: Option<&'s Delivery>,
 }
@@ -458,6 +465,7 @@ mod tests {
             counts,
             incomplete_stacks: Vec::new(),
             incomplete_steps: Vec::new(),
+            without_symbols: WithoutSymbols::default(),
         }
     }
 
@@ -745,6 +753,7 @@ mod tests {
             },
             "incomplete_stacks": [{"module": "libfoo.so", "reason": "no_tables", "samples": 33}],
             "incomplete_steps": [{"runtime": "nodejs", "reason": "not supported", "samples": 25}],
+            "without_symbols": [],
             "files": [], "sent": null,
         });
         assert_eq!(json, expected);
