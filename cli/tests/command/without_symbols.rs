@@ -125,7 +125,7 @@ fn where_debug_files_were_searched_is_said_if_there_are_none() {
 }
 
 #[test]
-fn directories_of_the_options_are_among_those_that_were_searched() {
+fn directories_of_the_options_are_searched_first() {
     let Some(stripped) = Stripped::new("without-symbols-options", true, false) else {
         return;
     };

@@ -35,7 +35,7 @@ pub(crate) fn decompress(section: &[u8], limit: u64, what: &'static str) -> Resu
     let size = checked(u64::from_le_bytes(*size), limit, what)?;
     Ok(match kind {
         ZLIB => read(ZlibDecoder::new(bytes), size),
-        ZSTD => StreamingDecoder::new(bytes).map_or(Vec::new(), |decoder| read(decoder, size)),
+        ZSTD => frames(bytes, size),
         _ => Vec::new(),
     })
 }
@@ -70,6 +70,21 @@ fn read(decoder: impl Read, size: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     // The buffer has what was read before an error.
     let _ = decoder.take(size).read_to_end(&mut bytes);
+    bytes
+}
+
+/// The same for frames of Zstandard: linkers compress parts of a section side by side, each to a frame of its own (mold).
+fn frames(mut source: &[u8], size: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while !source.is_empty() {
+        let left = size - bytes.len() as u64;
+        let Ok(frame) = StreamingDecoder::new(&mut source) else {
+            break;
+        };
+        if left == 0 || frame.take(left).read_to_end(&mut bytes).is_err() {
+            break;
+        }
+    }
     bytes
 }
 
@@ -122,6 +137,9 @@ mod tests {
             inflated(&section(ZSTD, 300, &zstd(7, &[100, 200]))).unwrap(),
             [7; 300]
         );
+        let frames = [zstd(7, &[100]), zstd(8, &[50, 50])].concat();
+        let expected = [[7; 100], [8; 100]].concat();
+        assert_eq!(inflated(&section(ZSTD, 200, &frames)).unwrap(), expected);
         let size = 10_000_u64.to_be_bytes();
         let gnu = [GNU_MARK, &size, &zlib(&bytes)].concat();
         assert_eq!(decompress_gnu(&gnu, LIMIT, "bytes").unwrap(), bytes);
@@ -144,6 +162,9 @@ mod tests {
             );
             assert!(inflated(&section(kind, u64::MAX, bytes)).is_err());
         }
+        let many = zstd(7, &[1]).repeat(1000);
+        let found = inflated(&section(ZSTD, 10, &many)).unwrap();
+        assert_eq!(found, [7; 10]);
         let gnu = [GNU_MARK, &u64::MAX.to_be_bytes(), &large].concat();
         assert!(decompress_gnu(&gnu, LIMIT, "bytes").is_err());
     }

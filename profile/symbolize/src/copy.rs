@@ -15,6 +15,7 @@ use object::read::elf::{ElfFile64, ElfSegment64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::decompress;
 use crate::parts::{Parts, UnitHeader};
 
 /// Maximum number of bytes copied of a file: 4 GiB.
@@ -136,6 +137,14 @@ impl Copy {
         let mut decoded = decoded.take(MAX_DEBUG_DATA);
         io::copy(&mut decoded, &mut &file).ok()?;
         Self::of(&file, None).ok()
+    }
+
+    /// Decompresses what blazesym cannot.
+    ///
+    /// # Errors
+    /// If that is too large.
+    pub(crate) fn decompress(&self) -> io::Result<()> {
+        decompress::decompress(&self.file)
     }
 
     /// Its size, in bytes.

@@ -16,6 +16,7 @@ use otelctx_sample::format::hexadecimal;
 use otelctx_sample::{Module, SymbolQuery};
 
 use crate::copy::Copy;
+use crate::decompress;
 
 /// Directories in which distributions install them (gdb's manual, "Debugging Information in
 /// Separate Files").
@@ -107,6 +108,33 @@ impl Places {
         };
         let files = self.beside.iter().flat_map(|path| open_both(path, query));
         files.into_iter().find(belongs)
+    }
+}
+
+/// A debug file that was found.
+#[derive(Debug)]
+pub(crate) enum DebugFile {
+    /// Of this machine: it is decoded where it is.
+    InPlace(PathBuf),
+    Copied(Copy),
+}
+
+impl DebugFile {
+    /// Copies the file at `path`, which belongs to this machine, if it has to be changed to be decoded.
+    pub(crate) fn at(path: PathBuf) -> Option<Self> {
+        let file = module::open_regular(&path).ok()??;
+        if decompress::is_needed(&file) {
+            return Some(Self::Copied(Copy::of(&file, None).ok()?));
+        }
+        Some(Self::InPlace(path))
+    }
+
+    /// Its path, for this process only.
+    pub(crate) fn path(&self) -> PathBuf {
+        match self {
+            Self::InPlace(path) => path.clone(),
+            Self::Copied(copy) => copy.path(),
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 mod answer;
 mod copy;
 mod debug_file;
+mod decompress;
 mod demangle;
 mod find;
 mod identity;
@@ -24,6 +25,7 @@ mod vdso;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -39,9 +41,9 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 
 use answer::Answer;
 use copy::Copy;
-use debug_file::Places;
+use debug_file::{DebugFile, Places};
 use living::LivingFiles;
-use resolve::{in_file, symbolize};
+use resolve::{Sources, in_file, symbolize};
 
 /// Maximum number of files whose lack of symbols is remembered.
 const MAX_WITHOUT_SYMBOLS: usize = 4096;
@@ -243,7 +245,7 @@ impl Symbols {
         let bytes = worker::run(Limits::default(), |pipe| {
             let mut both = queries.iter().zip(&kept);
             both.try_for_each(|(query, kept)| {
-                let answer = self.answer(*query, kept.as_deref(), with_dwarf, downloaded);
+                let answer = self.answer(*query, kept.as_deref(), with_dwarf, downloaded)?;
                 answer.write(pipe)
             })
         })?;
@@ -266,41 +268,49 @@ impl Symbols {
     }
 
     /// Decodes the file of a module, in the worker process.
+    ///
+    /// # Errors
+    /// If it is too large.
     fn answer(
         &self,
         (query, offsets): (SymbolQuery<'_>, &[u64]),
         kept: Option<&File>,
         with_dwarf: bool,
         downloaded: Option<&File>,
-    ) -> Answer {
-        let downloaded = downloaded.and_then(|file| Copy::of(file, None).ok());
-        let downloaded = downloaded.as_ref().map(Copy::path);
-        let (mut beside, mut searched) = (None, None);
+    ) -> io::Result<Answer> {
+        let mut searched = None;
         let found = in_file(query, kept, offsets, |copy| {
-            if downloaded.is_some() {
-                return (downloaded, with_dwarf);
+            if let Some(copy) = downloaded.and_then(|file| Copy::of(file, None).ok()) {
+                return Sources {
+                    debug_file: Some(DebugFile::Copied(copy)),
+                    with_dwarf,
+                };
             }
             let places = Places::of(copy, query.module, &self.debug_directories);
-            let separate = places.find(query.module).or_else(|| {
-                let file = places.open_beside(query)?;
-                beside = Some(Copy::of(&file, None).ok()?);
-                beside.as_ref().map(Copy::path)
+            let debug_file = places.find(query.module).and_then(DebugFile::at);
+            let debug_file = debug_file.or_else(|| {
+                let copy = Copy::of(&places.open_beside(query)?, None);
+                copy.ok().map(DebugFile::Copied)
             });
-            if separate.is_none() && !copy.has_symbols {
+            if debug_file.is_none() && !copy.has_symbols {
                 let text = |path: &PathBuf| path.to_string_lossy().into_owned();
                 searched = Some(places.all().map(text).collect());
             }
-            let is_compressed = || separate.as_deref().is_some_and(debug_file::is_compressed);
+            let path = debug_file.as_ref().map(DebugFile::path);
+            let is_compressed = || path.as_deref().is_some_and(debug_file::is_compressed);
             let is_left_out = self.without_compressed_lines && is_compressed();
-            (separate, with_dwarf && !is_left_out)
+            Sources {
+                debug_file,
+                with_dwarf: with_dwarf && !is_left_out,
+            }
         });
-        let found = found.unwrap_or_default();
-        Answer {
+        let found = found?.unwrap_or_default();
+        Ok(Answer {
             identity: identity::of(query, kept),
             functions: found.functions,
             is_broken: found.is_broken,
             searched,
-        }
+        })
     }
 
     /// The functions of a module with a file. `answer` has them if they were decoded before.

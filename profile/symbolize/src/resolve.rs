@@ -1,6 +1,7 @@
 //! Resolves addresses in a file, and in the kernel.
 
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 
 use blazesym::symbolize::source::{Elf, Source};
@@ -9,6 +10,7 @@ use otelctx_remote::elf::{self, GoTable};
 use otelctx_sample::{Function, SymbolQuery};
 
 use crate::copy::Copy;
+use crate::debug_file::DebugFile;
 use crate::{demangle, identity, linkage};
 
 /// Functions at addresses.
@@ -20,23 +22,48 @@ pub(crate) struct Resolved {
     pub(crate) is_broken: bool,
 }
 
-/// Resolves offsets of a file; `None` if it cannot be opened or is not an ELF file. `debug_file` returns
-/// its separate debug file, and true to read DWARF.
+/// Where the functions of a file are looked up, apart from the file itself.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub(crate) debug_file: Option<DebugFile>,
+    /// True to read DWARF.
+    pub(crate) with_dwarf: bool,
+}
+
+/// Resolves offsets of a file; `None` if it cannot be opened or is not an ELF file.
+///
+/// # Errors
+/// If its debug information is too large.
 pub(crate) fn in_file(
     query: SymbolQuery<'_>,
     kept: Option<&File>,
     offsets: &[u64],
-    debug_file: impl FnOnce(&Copy) -> (Option<PathBuf>, bool),
-) -> Option<Resolved> {
+    sources: impl FnOnce(&Copy) -> Sources,
+) -> io::Result<Option<Resolved>> {
     if offsets.is_empty() {
-        return None;
+        return Ok(None);
     }
-    let file = identity::open(query, kept)?;
-    let copy = Copy::of(&file, Some(offsets)).ok()?;
-    let (separate, with_dwarf) = debug_file(&copy);
-    let mut found = in_copy(&copy, separate, offsets, with_dwarf)?;
-    add_other_functions(&mut found.functions, &file, &copy, offsets);
-    Some(found)
+    let Some(file) = identity::open(query, kept) else {
+        return Ok(None);
+    };
+    let Ok(copy) = Copy::of(&file, Some(offsets)) else {
+        return Ok(None);
+    };
+    let Sources {
+        debug_file,
+        with_dwarf,
+    } = sources(&copy);
+    match &debug_file {
+        None if with_dwarf => copy.decompress()?,
+        Some(DebugFile::Copied(copy)) if with_dwarf => copy.decompress()?,
+        _ => {}
+    }
+    let path = debug_file.as_ref().map(DebugFile::path);
+    let mut found = in_copy(&copy, path, offsets, with_dwarf);
+    if let Some(found) = &mut found {
+        add_other_functions(&mut found.functions, &file, &copy, offsets);
+    }
+    Ok(found)
 }
 
 /// Names code that has no other name: stubs, and functions by the table of Go's runtime.

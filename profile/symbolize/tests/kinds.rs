@@ -80,17 +80,82 @@ fn of_split_debug_information_the_programs_own_part_is_read() {
     }
 }
 
+/// What objcopy compresses is one frame; mold's parallel linker makes one of each mebibyte.
+#[test]
+fn debug_information_that_zstd_has_compressed_is_read() {
+    let scratch = Scratch::new("zstd");
+    let large = scratch.0.join("large.s");
+    let mut bytes = ".section .debug_str,\"MS\",@progbits,1\n".to_owned();
+    for index in 0..200_000 {
+        bytes += &format!(".asciz \"unused name {index}\"\n");
+    }
+    fs::write(&large, bytes).unwrap();
+    let mold = ["-fuse-ld=mold", "-Wl,--compress-debug-sections=zstd"];
+    for (version, flags) in [
+        ("-gdwarf-4", &[][..]),
+        ("-gdwarf-5", &[]),
+        ("-gdwarf-5", &mold),
+    ] {
+        let mut all = vec!["-O2", version, text(&large), "-Wl,--build-id=none"];
+        all.extend(flags);
+        let Some(program) = program(&scratch, "inlined.c", &all) else {
+            return;
+        };
+        let addresses = instructions(&program, &["serve", "main"]);
+        // This binutils may not know what mold has written.
+        let plain = scratch.0.join("plain");
+        if flags.is_empty() {
+            fs::copy(&program, &plain).unwrap();
+            tool(
+                "objcopy",
+                &["--compress-debug-sections=zstd", text(&program)],
+            );
+        } else {
+            let options = ["--decompress-debug-sections", text(&program), text(&plain)];
+            tool("objcopy", &options);
+        }
+        assert!(tool("readelf", &["-tW", text(&program)]).contains("ZSTD"));
+        let expected = truth(&plain, &addresses);
+        let has_inlined = expected.iter().any(|resolved| resolved.len() == 3);
+        assert!(has_inlined, "{expected:?}");
+        let offsets = tools::offsets(&program, &addresses);
+        let mut symbols = Symbols::new();
+        assert_eq!(found(&mut symbols, &program, &offsets), expected);
+        assert_eq!(symbols.failures(), []);
+
+        // In a debug file beside the program, and in a directory of this machine.
+        let debug = scratch.0.join("debug");
+        fs::create_dir_all(&debug).unwrap();
+        let separate = debug.join("program.debug");
+        let only_debug = ["--only-keep-debug", text(&program), text(&separate)];
+        tool("objcopy", &only_debug);
+        assert!(tool("readelf", &["-tW", text(&separate)]).contains("ZSTD"));
+        tool("strip", &[text(&program)]);
+        let link = format!("--add-gnu-debuglink={}", text(&separate));
+        tool("objcopy", &[&link, text(&program)]);
+        let mut symbols = Symbols::new().debug_directory(&debug);
+        assert_eq!(found(&mut symbols, &program, &offsets), expected);
+        let beside = scratch.0.join("program.debug");
+        fs::rename(separate, &beside).unwrap();
+        let mut symbols = Symbols::new();
+        assert_eq!(found(&mut symbols, &program, &offsets), expected);
+        assert_eq!(symbols.failures(), []);
+        fs::remove_file(beside).unwrap();
+    }
+}
+
 #[test]
 fn symbols_are_used_if_debug_information_fails_which_is_reported() {
-    let scratch = Scratch::new("zstd");
+    let scratch = Scratch::new("unknown-compression");
     let Some(program) = program(&scratch, "inlined.c", &["-O2", "-g"]) else {
         return;
     };
     let serve = instructions(&program, &["serve"]);
     tool(
         "objcopy",
-        &["--compress-debug-sections=zstd", text(&program)],
+        &["--compress-debug-sections=zlib", text(&program)],
     );
+    tools::change_compression(&program, |header| header[0] = 9);
     let mut symbols = Symbols::new();
     let all = found(&mut symbols, &program, &serve);
     assert_eq!(all, vec![named("serve"); serve.len()]);

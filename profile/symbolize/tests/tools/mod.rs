@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -165,4 +165,18 @@ pub(crate) fn in_process(
     let query = SymbolQuery::new(module, &process).mapped(mapping);
     let functions = symbols.functions(query, offsets);
     functions.iter().map(|found| resolved(found)).collect()
+}
+
+/// Changes the header of `.debug_info`, which is compressed: type, reserved, size, alignment.
+pub(crate) fn change_compression(path: &Path, change: impl FnOnce(&mut [u8; 24])) {
+    let list = tool("readelf", &["-SW", text(path)]);
+    let line = list.lines().find(|line| line.contains(".debug_info"));
+    let words = line.unwrap().split("PROGBITS").nth(1).unwrap();
+    let offset = words.split_whitespace().nth(1).unwrap();
+    let offset = u64::from_str_radix(offset, 16).unwrap();
+    let file = fs::File::options().read(true).write(true).open(path);
+    let (file, mut header) = (file.unwrap(), [0; 24]);
+    file.read_exact_at(&mut header, offset).unwrap();
+    change(&mut header);
+    file.write_all_at(&header, offset).unwrap();
 }
