@@ -18,6 +18,9 @@ pub(crate) struct Answer {
     pub(crate) is_broken: bool,
     /// Where a debug file was searched, if the file itself has no symbols and there is none.
     pub(crate) searched: Option<Vec<String>>,
+    /// The first `.dwo` file, and the supplementary file, that was not found.
+    pub(crate) missing_object: Option<String>,
+    pub(crate) missing_supplement: Option<String>,
 }
 
 impl Answer {
@@ -27,6 +30,8 @@ impl Answer {
             truncate(&mut function.name);
             truncate(&mut function.file);
         }
+        let missing = [&mut self.missing_object, &mut self.missing_supplement];
+        missing.into_iter().flatten().for_each(truncate);
         Ok(serde_json::to_writer(out, &self)?)
     }
 
@@ -64,6 +69,8 @@ mod tests {
             functions: vec![vec![function("a", 1), function("b", 2)], vec![]],
             is_broken: true,
             searched: Some(vec!["/usr/lib/debug/ä".into()]),
+            missing_object: Some("ä.dwo".into()),
+            missing_supplement: None,
         }
     }
 

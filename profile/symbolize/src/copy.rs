@@ -17,6 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::decompress;
 use crate::parts::{Parts, UnitHeader};
+use crate::supplement::Supplement;
 
 /// Maximum number of bytes copied of a file: 4 GiB.
 const MAX_COPIED: u64 = 4 << 30;
@@ -67,6 +68,8 @@ pub(crate) struct Copy {
     debug_data: Option<(u64, u64)>,
     /// True if it has symbols that it does not export, or debug information.
     pub(crate) has_symbols: bool,
+    /// The supplementary file that its debug information refers to.
+    pub(crate) supplement: Option<Supplement>,
 }
 
 impl Copy {
@@ -113,6 +116,7 @@ impl Copy {
         let names = section_names(&elf);
         let has_table = |name: &&str| elf.section_by_name(name).is_some();
         let copy = Self {
+            supplement: Supplement::of(&elf),
             has_symbols: WITH_SYMBOLS.iter().any(has_table),
             segments: Segment::all(&elf),
             sections: sections.collect(),
@@ -166,6 +170,10 @@ impl Copy {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Its path, for this process only.

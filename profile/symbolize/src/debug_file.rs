@@ -23,7 +23,7 @@ use crate::decompress;
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
 /// Maximum size of a debug file beside a module, in bytes; larger ones are not decoded either.
-const MAX_SIZE: u64 = 4 << 30;
+pub(crate) const MAX_SIZE: u64 = 4 << 30;
 
 /// The places in which the debug file of a module is searched.
 #[derive(Debug, Default)]
@@ -147,7 +147,7 @@ fn open_both(path: &Path, query: SymbolQuery<'_>) -> impl Iterator<Item = File> 
     in_process.into_iter().chain(here)
 }
 
-fn starts_as_elf(file: &File) -> bool {
+pub(crate) fn starts_as_elf(file: &File) -> bool {
     let mut magic = [0; 4];
     file.read_exact_at(&mut magic, 0).is_ok() && magic == ELFMAG
 }

@@ -1,12 +1,13 @@
-//! Sections that are compressed with Zstandard, which blazesym would decompress with a library in C.
+//! Compressed sections. blazesym would decompress Zstandard with a library in C.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 
+use flate2::bufread::ZlibDecoder;
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, ElfSection64, FileHeader};
-use object::{CompressionFormat, Object, ObjectSection, ReadCache, ReadRef};
+use object::{CompressedFileRange, CompressionFormat, Object, ObjectSection, ReadCache, ReadRef};
 use ruzstd::decoding::StreamingDecoder;
 
 /// Maximum size of all decompressed sections of a file, in bytes: as much as a decoder may take for sections that are
@@ -28,11 +29,11 @@ const SIZE: u64 = 32;
 struct Section {
     /// Offset of its header in the file.
     header: u64,
-    /// Offset and size of its compressed bytes.
-    offset: u64,
-    compressed: u64,
-    size: u64,
+    bytes: Bytes,
 }
+
+/// The bytes of a section.
+struct Bytes(CompressedFileRange);
 
 /// Returns true if debug information of an ELF file is compressed with Zstandard.
 pub(crate) fn is_needed(file: &File) -> bool {
@@ -46,17 +47,29 @@ pub(crate) fn is_needed(file: &File) -> bool {
 /// If the sections are too large, or the file cannot be written.
 pub(crate) fn decompress(file: &File) -> io::Result<()> {
     let sections = sections(file).unwrap_or_default();
-    let sizes = sections.iter().map(|section| section.size);
+    let sizes = sections
+        .iter()
+        .map(|section| section.bytes.0.uncompressed_size);
     if sizes.fold(0, u64::saturating_add) > MAX_SIZE {
         return Err(io::Error::from(io::ErrorKind::FileTooLarge));
     }
     for section in sections {
         let start = file.metadata()?.len().next_multiple_of(ALIGNMENT);
-        if section.decompress(file, start)? {
+        let mut written = start;
+        let is_whole = section.bytes.read(file, |bytes| {
+            file.write_all_at(bytes, written)?;
+            written += bytes.len() as u64;
+            Ok(())
+        });
+        if is_whole? {
             let mut flags = [0; 8];
             file.read_exact_at(&mut flags, section.header + FLAGS)?;
             let flags = u64::from_le_bytes(flags) & !COMPRESSED;
-            for (field, value) in [(FLAGS, flags), (OFFSET, start), (SIZE, section.size)] {
+            for (field, value) in [
+                (FLAGS, flags),
+                (OFFSET, start),
+                (SIZE, section.bytes.0.uncompressed_size),
+            ] {
                 file.write_all_at(&value.to_le_bytes(), section.header + field)?;
             }
         }
@@ -87,38 +100,82 @@ fn of<'d, R: ReadRef<'d>>(
     let name = section.name_bytes().ok()?;
     let range = section.compressed_file_range().ok()?;
     let is_needed = name.starts_with(PREFIX) && range.format == CompressionFormat::Zstandard;
-    is_needed.then_some(Section {
-        header,
-        offset: range.offset,
-        compressed: range.compressed_size,
-        size: range.uncompressed_size,
-    })
+    let bytes = Bytes(range);
+    is_needed.then_some(Section { header, bytes })
 }
 
-impl Section {
-    /// Writes its contents to an offset in the file. Returns false if it is damaged.
-    fn decompress(&self, mut file: &File, to: u64) -> io::Result<bool> {
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut source = BufReader::new(file.take(self.compressed));
-        let (mut buffer, mut written) = (vec![0; BUFFER], 0);
+/// Reads a whole section of an ELF file, up to `limit` bytes. `None` if it is larger, damaged, or not there.
+pub(crate) fn contents<'d, R: ReadRef<'d>>(
+    file: &File,
+    elf: &ElfFile64<'d, Endianness, R>,
+    name: &str,
+    limit: u64,
+) -> Option<Vec<u8>> {
+    let section = elf.section_by_name(name)?;
+    let bytes = Bytes(section.compressed_file_range().ok()?);
+    // Nothing is allocated for a size beyond the end of the file.
+    let end = bytes.0.offset.checked_add(bytes.0.compressed_size)?;
+    if bytes.0.uncompressed_size > limit || end > file.metadata().ok()?.len() {
+        return None;
+    }
+    let mut contents = Vec::new();
+    let is_whole = bytes.read(file, |part| {
+        contents.extend_from_slice(part);
+        Ok(())
+    });
+    is_whole.ok()?.then_some(contents)
+}
+
+impl Bytes {
+    /// Passes them on part by part, decompressed. Returns false if they are damaged.
+    fn read(
+        &self,
+        mut file: &File,
+        mut pass_on: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let range = &self.0;
+        file.seek(SeekFrom::Start(range.offset))?;
+        let mut source = BufReader::with_capacity(BUFFER, file.take(range.compressed_size));
+        let mut left = range.uncompressed_size;
         // Linkers compress parts of a section side by side, each to a frame of its own (mold).
         while !source.fill_buf()?.is_empty() {
-            let Ok(mut frame) = StreamingDecoder::new(&mut source) else {
-                return Ok(false);
-            };
-            loop {
-                let length = match frame.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(length) => length,
-                    Err(_) => return Ok(false),
-                };
-                if length as u64 > self.size - written {
-                    return Ok(false);
+            let is_whole = match range.format {
+                CompressionFormat::None => drain(&mut source, &mut left, &mut pass_on)?,
+                CompressionFormat::Zlib => {
+                    drain(ZlibDecoder::new(&mut source), &mut left, &mut pass_on)?
                 }
-                file.write_all_at(&buffer[..length], to + written)?;
-                written += length as u64;
+                CompressionFormat::Zstandard => match StreamingDecoder::new(&mut source) {
+                    Ok(frame) => drain(frame, &mut left, &mut pass_on)?,
+                    Err(_) => false,
+                },
+                _ => false,
+            };
+            if !is_whole {
+                return Ok(false);
             }
         }
-        Ok(written == self.size)
+        Ok(left == 0)
+    }
+}
+
+/// Passes on what a decoder reads. Returns false if that fails, or is more than what is left.
+fn drain(
+    mut decoder: impl Read,
+    left: &mut u64,
+    pass_on: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<bool> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let Ok(length) = decoder.read(&mut buffer) else {
+            return Ok(false);
+        };
+        if length as u64 > *left {
+            return Ok(false);
+        }
+        if length == 0 {
+            return Ok(true);
+        }
+        pass_on(&buffer[..length])?;
+        *left -= length as u64;
     }
 }

@@ -2,11 +2,11 @@
 //! (`/usr/lib/debug`, by build ID and by debug link), and from the kernel.
 //!
 //! A target's files are not trusted. They are copied and never mapped, because the target could
-//! truncate them; a worker process with limits on time and memory decodes them; paths in them are
-//! only searched below `/usr/lib/debug`.
+//! truncate them; a worker process with limits on time and memory decodes them. At paths in them,
+//! only regular ELF files are opened, and only those with the expected checksum or ID are used.
 //!
 //! Names are demangled (Rust, C++), and functions that were inlined at an address are listed one by
-//! one. `blazesym` does the decoding.
+//! one. `blazesym` does the decoding, and `addr2line` that of debug information in several files.
 
 mod answer;
 mod copy;
@@ -18,8 +18,11 @@ mod identity;
 mod linkage;
 mod living;
 mod parts;
+mod related;
 mod resolve;
 mod server;
+mod several_files;
+mod supplement;
 mod vdso;
 
 use std::collections::HashMap;
@@ -90,6 +93,8 @@ pub struct Failure {
     pub path: String,
     /// The reason.
     pub reason: FailureReason,
+    /// The name of the file that was not found, as the debug information has it; empty with other reasons.
+    pub missing: String,
 }
 
 /// The reason why the functions of a file could not be resolved.
@@ -108,16 +113,33 @@ pub enum FailureReason {
     Changed,
     /// Its debug information from the server cannot be decoded, or is that of another file.
     Downloaded,
+    /// A `.dwo` file with a part of its debug information was not found, nor a `.dwp` file: inlined functions are missing.
+    NoSplitFile,
+    /// The supplementary file of its debug information (dwz) was not found: names and inlined functions are missing.
+    NoSupplementaryFile,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = &self.path;
+        let missing = &self.missing;
         let reason = match self.reason {
             FailureReason::Downloaded => {
                 return write!(
                     f,
                     "{path}: its debug information from the server is not usable"
+                );
+            }
+            FailureReason::NoSplitFile => {
+                return write!(
+                    f,
+                    "{path}: no inlined functions: neither {missing} nor a .dwp file was found"
+                );
+            }
+            FailureReason::NoSupplementaryFile => {
+                return write!(
+                    f,
+                    "{path}: fewer names and no inlined functions: the supplementary debug file {missing} was not found"
                 );
             }
             FailureReason::Malformed => {
@@ -279,14 +301,15 @@ impl Symbols {
         downloaded: Option<&File>,
     ) -> io::Result<Answer> {
         let mut searched = None;
-        let found = in_file(query, kept, offsets, |copy| {
+        let directories = &self.debug_directories[..];
+        let found = in_file(query, kept, offsets, directories, |copy| {
             if let Some(copy) = downloaded.and_then(|file| Copy::of(file, None).ok()) {
                 return Sources {
                     debug_file: Some(DebugFile::Copied(copy)),
                     with_dwarf,
                 };
             }
-            let places = Places::of(copy, query.module, &self.debug_directories);
+            let places = Places::of(copy, query.module, directories);
             let debug_file = places.find(query.module).and_then(DebugFile::at);
             let debug_file = debug_file.or_else(|| {
                 let copy = Copy::of(&places.open_beside(query)?, None);
@@ -310,6 +333,8 @@ impl Symbols {
             functions: found.functions,
             is_broken: found.is_broken,
             searched,
+            missing_object: found.missing_object,
+            missing_supplement: found.missing_supplement,
         })
     }
 
@@ -362,7 +387,11 @@ impl Symbols {
         self.failures.extend(reasons.map(|reason| Failure {
             path: query.module.path.clone(),
             reason,
+            missing: String::new(),
         }));
+        if let Ok(answer) = &answer {
+            self.add_missing(query.module, answer);
+        }
         let has_no_hash = |answer: &Answer| answer.identity.htlhash.is_none();
         if was_kept && answer.as_ref().is_ok_and(has_no_hash) {
             return self.of_changed_file(query, offsets);
@@ -381,6 +410,22 @@ impl Symbols {
         answer
     }
 
+    /// Lists the files that belong to the debug information of a module, and were not found.
+    fn add_missing(&mut self, module: &Module, answer: &Answer) {
+        let object = (FailureReason::NoSplitFile, &answer.missing_object);
+        let supplement = (
+            FailureReason::NoSupplementaryFile,
+            &answer.missing_supplement,
+        );
+        for (reason, missing) in [object, supplement] {
+            self.failures.extend(missing.iter().map(|missing| Failure {
+                path: module.path.clone(),
+                reason,
+                missing: missing.clone(),
+            }));
+        }
+    }
+
     /// The answer for a file that was kept open, but has other content now.
     fn of_changed_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let path = &query.module.path;
@@ -389,6 +434,7 @@ impl Symbols {
             self.failures.push(Failure {
                 path: path.clone(),
                 reason: FailureReason::Changed,
+                missing: String::new(),
             });
         }
         Answer {

@@ -11,7 +11,9 @@ use otelctx_sample::{Function, SymbolQuery};
 
 use crate::copy::Copy;
 use crate::debug_file::DebugFile;
-use crate::{demangle, identity, linkage};
+use crate::related::Related;
+use crate::supplement::Supplement;
+use crate::{demangle, identity, linkage, several_files};
 
 /// Functions at addresses.
 #[derive(Default)]
@@ -20,6 +22,9 @@ pub(crate) struct Resolved {
     pub(crate) functions: Vec<Vec<Function>>,
     /// True if parts could not be decoded.
     pub(crate) is_broken: bool,
+    /// The first `.dwo` file, and the supplementary file, that was not found.
+    pub(crate) missing_object: Option<String>,
+    pub(crate) missing_supplement: Option<String>,
 }
 
 /// Where the functions of a file are looked up, apart from the file itself.
@@ -30,6 +35,47 @@ pub(crate) struct Sources {
     pub(crate) with_dwarf: bool,
 }
 
+impl Sources {
+    /// Adds functions that are in other files than this one, or its debug file.
+    fn add_related(
+        &self,
+        found: &mut Resolved,
+        copy: &Copy,
+        query: SymbolQuery<'_>,
+        offsets: &[u64],
+        directories: &[PathBuf],
+    ) {
+        let opened = match &self.debug_file {
+            Some(DebugFile::InPlace(path)) => File::open(path).ok().map(|file| (path, file)),
+            _ => None,
+        };
+        let (file, supplement) = match (&self.debug_file, &opened) {
+            (_, Some((_, file))) => (file, Supplement::in_file(file)),
+            (Some(DebugFile::Copied(copy)), _) => (copy.file(), copy.supplement.clone()),
+            _ => (copy.file(), copy.supplement.clone()),
+        };
+        let related = Related {
+            query,
+            directories,
+            debug_file: opened.as_ref().map(|(path, _)| (*path).clone()),
+            supplement,
+        };
+        let address = |offset: &u64| copy.address(*offset).unwrap_or(u64::MAX);
+        let addresses: Vec<u64> = offsets.iter().map(address).collect();
+        let Some(added) = several_files::functions(file, &addresses, &related) else {
+            return;
+        };
+        for (functions, more) in found.functions.iter_mut().zip(added.functions) {
+            // What is only in one file is known already.
+            if more.len() > functions.len() || related.supplement().is_some() && !more.is_empty() {
+                *functions = more;
+            }
+        }
+        found.missing_object = added.missing_object;
+        found.missing_supplement = added.missing_supplement;
+    }
+}
+
 /// Resolves offsets of a file; `None` if it cannot be opened or is not an ELF file.
 ///
 /// # Errors
@@ -38,6 +84,7 @@ pub(crate) fn in_file(
     query: SymbolQuery<'_>,
     kept: Option<&File>,
     offsets: &[u64],
+    directories: &[PathBuf],
     sources: impl FnOnce(&Copy) -> Sources,
 ) -> io::Result<Option<Resolved>> {
     if offsets.is_empty() {
@@ -49,11 +96,9 @@ pub(crate) fn in_file(
     let Ok(copy) = Copy::of(&file, Some(offsets)) else {
         return Ok(None);
     };
-    let Sources {
-        debug_file,
-        with_dwarf,
-    } = sources(&copy);
-    match &debug_file {
+    let sources = sources(&copy);
+    let (debug_file, with_dwarf) = (&sources.debug_file, sources.with_dwarf);
+    match debug_file {
         None if with_dwarf => copy.decompress()?,
         Some(DebugFile::Copied(copy)) if with_dwarf => copy.decompress()?,
         _ => {}
@@ -61,6 +106,9 @@ pub(crate) fn in_file(
     let path = debug_file.as_ref().map(DebugFile::path);
     let mut found = in_copy(&copy, path, offsets, with_dwarf);
     if let Some(found) = &mut found {
+        if with_dwarf {
+            sources.add_related(found, &copy, query, offsets, directories);
+        }
         add_other_functions(&mut found.functions, &file, &copy, offsets);
     }
     Ok(found)
@@ -141,6 +189,7 @@ pub(crate) fn in_copy(
     Some(Resolved {
         functions,
         is_broken,
+        ..Resolved::default()
     })
 }
 
@@ -162,7 +211,7 @@ pub(crate) fn symbolize(
         let found = found.map(|(found, address)| functions(found, *address, &reaches));
         return Some(Resolved {
             functions: found.collect(),
-            is_broken: false,
+            ..Resolved::default()
         });
     }
     // Perhaps only one of the addresses is affected.
@@ -175,6 +224,7 @@ pub(crate) fn symbolize(
     found.iter().any(Option::is_some).then(|| Resolved {
         functions: found.into_iter().map(Option::unwrap_or_default).collect(),
         is_broken: true,
+        ..Resolved::default()
     })
 }
 

@@ -58,28 +58,6 @@ fn debug_information_of_each_version_is_read_packed_or_not() {
     }
 }
 
-/// Without its .dwo file, the program has symbols and lines alone.
-#[test]
-fn of_split_debug_information_the_programs_own_part_is_read() {
-    let scratch = Scratch::new("split");
-    for version in ["-gdwarf-4", "-gdwarf-5"] {
-        let flags = ["-O2", version, "-gsplit-dwarf"];
-        let Some(program) = program(&scratch, "inlined.c", &flags) else {
-            return;
-        };
-        let serve = instructions(&program, &["serve"]);
-        let mut symbols = Symbols::new();
-        for functions in found(&mut symbols, &program, &serve) {
-            let [(name, file, line)] = &functions[..] else {
-                panic!("{functions:?}")
-            };
-            assert_eq!((&name[..], &file[..]), ("serve", "inlined.c"));
-            assert_ne!(*line, 0);
-        }
-        assert_eq!(symbols.failures(), []);
-    }
-}
-
 /// What objcopy compresses is one frame; mold's parallel linker makes one of each mebibyte.
 #[test]
 fn debug_information_that_zstd_has_compressed_is_read() {
