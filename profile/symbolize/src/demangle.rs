@@ -1,5 +1,7 @@
 //! Demangles linker names.
 
+mod d;
+
 /// The name of a function in its program's source, given its linker name.
 ///
 /// Without its prefix, a linker name of C++ is one of C: a function `f` is not a `float`, which it would
@@ -8,6 +10,11 @@ pub(crate) fn demangle(name: &str) -> String {
     if let Ok(demangled) = rustc_demangle::try_demangle(name) {
         // Without the hash.
         return format!("{demangled:#}");
+    }
+    if name.starts_with("_D")
+        && let Some(demangled) = d::demangle(name)
+    {
+        return demangled;
     }
     // LLVM adds up to three underscores, and compilers suffixes after a dot.
     let is_cpp = name.trim_start_matches('_').starts_with('Z') && name.starts_with('_');

@@ -5,7 +5,7 @@
 //! truncate them; a worker process with limits on time and memory decodes them. At paths in them,
 //! only regular ELF files are opened, and only those with the expected checksum or ID are used.
 //!
-//! Names are demangled (Rust, C++), and functions that were inlined at an address are listed one by
+//! Names are demangled (Rust, C++, D), and functions that were inlined at an address are listed one by
 //! one. `blazesym` does the decoding, and `addr2line` that of debug information in several files.
 
 mod answer;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
@@ -177,10 +177,13 @@ pub(crate) fn in_copy(
         named.iter().all(|found| !found.is_empty())
     };
     // A symbol may have a name where the DWARF has none, or is malformed.
-    if !add_symbols(with_dwarf.then_some(elf))
+    if !add_symbols(with_dwarf.then_some(elf.clone()))
         && let Some(data) = copy.debug_data()
     {
         add_symbols(Some(Elf::new(data.path())));
+    }
+    if with_dwarf {
+        use_whole_names(&mut named, &addresses, elf, reaches);
     }
     let mut functions = vec![Vec::new(); offsets.len()];
     for (index, found) in known.into_iter().zip(named) {
@@ -191,6 +194,44 @@ pub(crate) fn in_copy(
         is_broken,
         ..Resolved::default()
     })
+}
+
+/// Extensions of source files whose compilers leave class, module and parameters out of a function's name in DWARF, but
+/// not out of its symbol: Crystal and Free Pascal.
+const SHORT_NAMES: [&str; 6] = ["cr", "pas", "pp", "lpr", "dpr", "inc"];
+
+/// Gives functions the names of their symbols where their names in DWARF are only a part of these.
+fn use_whole_names(
+    named: &mut [Vec<Function>],
+    addresses: &[u64],
+    mut elf: Elf,
+    reaches: impl Fn(u64, u64) -> bool,
+) {
+    let is_short = |function: &Function| {
+        let extension = Path::new(&function.file).extension();
+        extension.is_some_and(|it| SHORT_NAMES.iter().any(|short| it == *short))
+    };
+    let (short, addresses): (Vec<_>, Vec<u64>) = named
+        .iter_mut()
+        .zip(addresses)
+        .filter_map(|(found, address)| Some((found.last_mut()?, *address)))
+        .filter(|(outermost, _)| is_short(outermost))
+        .unzip();
+    if short.is_empty() {
+        return;
+    }
+    elf.debug_syms = false;
+    let found = symbolize(&Source::Elf(elf), Input::VirtOffset(&addresses), reaches);
+    let symbols = found.into_iter().flat_map(|it| it.functions);
+    for (function, symbols) in short.into_iter().zip(symbols) {
+        // `*Foo#bar<Int32>:Nil`, `~procProc(Nil)@foo.cr:7`; `P$PROGRAM$_$TFOO_$__$$_BAR$LONGINT`.
+        let is_whole = |name: &str| name.starts_with(['*', '~']) || name.contains("_$");
+        if let Some(symbol) = symbols.into_iter().last()
+            && is_whole(&symbol.name)
+        {
+            function.name = symbol.name;
+        }
+    }
 }
 
 /// Resolves addresses; `None` if none could be resolved. `reaches` returns true if a symbol of

@@ -233,6 +233,100 @@ fn names_of_cpp_and_rust_are_demangled() {
     }
 }
 
+/// The name at the first instruction of the function with this symbol.
+fn name_of(program: &Path, symbol: &str) -> String {
+    let list = tool("nm", &[text(program)]);
+    let line = list.lines().find(|line| line.get(19..) == Some(symbol));
+    let line = line.unwrap_or_else(|| panic!("no {symbol}"));
+    let address = u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
+    let offsets = tools::offsets(program, &[address]);
+    found(&mut Symbols::new(), program, &offsets)[0]
+        .last()
+        .unwrap()
+        .0
+        .clone()
+}
+
+/// Builds a program; `None`, with a line, where there is no such compiler.
+fn built(scratch: &Scratch, source: &str, contents: &str, command: &[&str]) -> Option<PathBuf> {
+    let path = scratch.0.join(source);
+    fs::write(&path, contents).unwrap();
+    let [compiler, arguments @ ..] = command else {
+        panic!("no compiler")
+    };
+    let mut command = Command::new(compiler);
+    // Crystal and Free Pascal write other files beside these.
+    command.args(arguments).arg(&path).current_dir(&scratch.0);
+    let Ok(output) = command.env("CRYSTAL_CACHE_DIR", &scratch.0).output() else {
+        println!("skipped: there is no {compiler}");
+        return None;
+    };
+    assert!(output.status.success(), "{output:?}");
+    Some(scratch.0.join("program"))
+}
+
+#[test]
+fn names_of_d_are_demangled() {
+    let scratch = Scratch::new("d");
+    let contents = "module shop.cart;\n\
+        class Shop { long sell(int n, string[string] m) const { return n + m.length; } }\n\
+        int main(string[] args) { return cast(int) (new Shop).sell(1, null); }\n";
+    for compiler in [
+        ["gdc", "-o", "program"].as_slice(),
+        &["ldc2", "-of=program"],
+    ] {
+        for debug in [&["-g"][..], &[]] {
+            let command = [compiler, debug].concat();
+            let Some(program) = built(&scratch, "shop.d", contents, &command) else {
+                continue;
+            };
+            assert_eq!(
+                name_of(&program, "_D4shop4cart4Shop4sellMxFiHAyaQdZl"),
+                "shop.cart.Shop.sell(int, immutable(char)[][immutable(char)[]]) const",
+                "{command:?}"
+            );
+            assert_eq!(name_of(&program, "_Dmain"), "D main", "{command:?}");
+        }
+    }
+}
+
+#[test]
+fn names_of_crystal_are_whole() {
+    let scratch = Scratch::new("crystal");
+    let contents = "class Foo(T)\n  @[NoInline]\n  def bar(n : T) : T\n    n &+ 1\n  end\nend\n\
+        puts Foo(Int32).new.bar(3)\n";
+    for debug in ["--debug", "--no-debug"] {
+        let command = ["crystal", "build", "-o", "program", debug];
+        let Some(program) = built(&scratch, "foo.cr", contents, &command) else {
+            return;
+        };
+        let name = "*Foo(Int32)@Foo(T)#bar<Int32>:Int32";
+        assert_eq!(name_of(&program, name), name, "{command:?}");
+    }
+}
+
+#[test]
+fn names_of_free_pascal_are_whole() {
+    let scratch = Scratch::new("pascal");
+    let contents = "program Shop; {$mode objfpc}{$H+}\n\
+        type TCart = class procedure Add(n: longint); end;\nvar total: int64;\n\
+        procedure TCart.Add(n: longint); begin total := total + n; end;\n\
+        procedure Spin(a: longint; s: ansistring); begin total := total + a; end;\n\
+        begin TCart.Create.Add(3); Spin(1, 'x'); writeln(total); end.\n";
+    for debug in [&["-g"][..], &["-gw2"], &["-gw3"], &[]] {
+        let command = [&["fpc", "-Xs-", "-oprogram"][..], debug].concat();
+        let Some(program) = built(&scratch, "shop.pas", contents, &command) else {
+            return;
+        };
+        for name in [
+            "P$SHOP$_$TCART_$__$$_ADD$LONGINT",
+            "P$SHOP_$$_SPIN$LONGINT$ANSISTRING",
+        ] {
+            assert_eq!(name_of(&program, name), name, "{command:?}");
+        }
+    }
+}
+
 /// A program that waits, and ends with this value.
 struct Running(Child);
 

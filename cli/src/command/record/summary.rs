@@ -27,7 +27,7 @@ const MAX_PLACES: usize = 3;
 const HINT_SHARE: u64 = 10;
 
 /// Runtimes, the name of their code here, and what announces its functions' names for perf.
-const UNNAMED: [(FrameKind, &str, &str); 3] = [
+const UNNAMED: [(FrameKind, &str, &str); 5] = [
     (FrameKind::V8JS, "JavaScript", "V8's --perf-basic-prof"),
     (
         FrameKind::JVM,
@@ -35,6 +35,8 @@ const UNNAMED: [(FrameKind, &str, &str); 3] = [
         "jcmd PID Compiler.perfmap before the recording",
     ),
     (FrameKind::BEAM, "Erlang", "erl +JPperf true"),
+    (FrameKind::RUBY, "Ruby", "--yjit-perf of Ruby 3.3"),
+    (FrameKind::PHP, "PHP", "opcache.jit_debug=16"),
 ];
 
 #[derive(Default)]
@@ -574,17 +576,23 @@ mod tests {
             summary.hints()
         };
         let frame_pointers = "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
-        assert_eq!(hints(100, [0, 0, 0]), frame_pointers);
-        assert_eq!(hints(99, [123, 123, 123]), "");
+        assert_eq!(hints(100, [0; 5]), frame_pointers);
+        assert_eq!(hints(99, [123; 5]), "");
         assert_eq!(
-            hints(0, [617, 123, 0]),
+            hints(0, [617, 123, 0, 0, 0]),
             "  functions without names: 50.0 % in JavaScript (V8's --perf-basic-prof names them); \
              see \"Function names\" in docs/profiles.md\n"
         );
         assert_eq!(
-            hints(0, [617, 124, 124]),
+            hints(0, [617, 124, 124, 0, 0]),
             "  functions without names: 50.0 % in JavaScript (V8's --perf-basic-prof names them), \
              10.0 % in Java (jcmd PID Compiler.perfmap before the recording names them), 10.0 % in Erlang (erl +JPperf true names them); \
+             see \"Function names\" in docs/profiles.md\n"
+        );
+        assert_eq!(
+            hints(0, [0, 0, 0, 617, 124]),
+            "  functions without names: 50.0 % in Ruby (--yjit-perf of Ruby 3.3 names them), \
+             10.0 % in PHP (opcache.jit_debug=16 names them); \
              see \"Function names\" in docs/profiles.md\n"
         );
     }
@@ -608,6 +616,8 @@ mod tests {
             vec![main, script],
             vec![frame(FrameKind::JVM, "[Java]")],
             vec![frame(FrameKind::BEAM, "[BEAM]")],
+            vec![frame(FrameKind::RUBY, "[Ruby]")],
+            vec![frame(FrameKind::PHP, "[PHP]")],
             vec![frame(FrameKind::CPYTHON, "[Python]")],
             vec![Frame::instruction(7)],
             vec![],
@@ -632,7 +642,7 @@ mod tests {
             0,
             DroppedAttributes::default(),
         );
-        assert_eq!(summary.unnamed, [1, 1, 1]);
+        assert_eq!(summary.unnamed, [1; 5]);
     }
 
     #[test]
