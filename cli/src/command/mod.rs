@@ -21,4 +21,5 @@ mod same_memory;
 mod seconds;
 pub(crate) mod symbolize;
 pub(crate) mod top;
+mod without_symbols;
 mod worker;

@@ -6,7 +6,7 @@ use std::process::Command;
 use otelctx_fixtures::{Compiler, copy_program};
 use serde_json::json;
 
-use crate::run::{Answer, Scratch, given_time, otelctx};
+use crate::run::{Answer, Scratch, given_time, otelctx, top};
 use crate::symbolize::Program;
 
 /// A program whose debug file is in another directory.
@@ -154,4 +154,39 @@ fn a_program_without_a_build_id_and_a_debug_link_has_no_debug_file() {
         " % of samples in {program}, which has no symbols, no build ID and no debug link\n"
     );
     assert!(answer.stdout.contains(&end), "{answer:?}");
+}
+
+#[test]
+fn top_says_it_if_it_groups_by_function() {
+    let Some(stripped) = Stripped::new("without-symbols-top", true, false) else {
+        return;
+    };
+    let program = &stripped.program;
+    let running = Program::start(program);
+    let pid = running.0.id().to_string();
+    let end = "which has no symbols; looked in /usr/lib/debug, /usr/local/lib/debug\n";
+    let line = format!(" % of samples in {program}, {end}");
+    given_time(|seconds| {
+        let found = top(&pid, "function", seconds);
+        let file = &found["without_symbols"][0];
+        let is_found = file["path"] == **program && file["samples"].as_u64() > Some(0);
+        is_found.then_some(()).ok_or(found)
+    });
+    given_time(|seconds| {
+        let top = [
+            "top",
+            "-p",
+            &pid,
+            "--iterations",
+            "1",
+            "--group",
+            "function",
+        ];
+        let text = otelctx(&[&top[..], &["-i", seconds]].concat())
+            .expect(0)
+            .stdout;
+        text.contains(&line).then_some(()).ok_or(text)
+    });
+    let found = top(&pid, "thread", "0.5");
+    assert_eq!(found["without_symbols"], json!([]), "{found}");
 }

@@ -9,7 +9,6 @@ mod send;
 pub(super) mod session;
 mod summary;
 mod unsent;
-mod without_symbols;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -26,6 +25,7 @@ use otelctx_symbolize::Symbols;
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select};
+use crate::command::without_symbols::WithoutSymbols;
 use crate::command::{ids, needed, seconds};
 use crate::error::Error;
 use crate::output::json;
@@ -39,7 +39,6 @@ use output::{Outputs, Written};
 use send::{Collector, Delivery};
 use session::{Plan, Recorded, Session};
 use summary::Summary;
-use without_symbols::WithoutSymbols;
 
 /// Sample processes and write a profile with the trace on every sample
 ///

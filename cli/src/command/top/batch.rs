@@ -12,6 +12,7 @@ use super::names::Names;
 use super::rows::{By, Key, Row, attribute_keys, rows};
 use super::{Plan, attribute};
 use crate::command::record::gil::GilSamples;
+use crate::command::without_symbols::{FileJson, WithoutSymbols};
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::counts::CountsJson;
@@ -52,10 +53,13 @@ pub(super) fn run(
             by => by.clone(),
         };
         let rows = rows_with_names(feed, &mut names, &by, &attribute);
+        let without_symbols = names.without_symbols(&feed.catalog, &feed.window);
         let text = if json {
-            line_of_json(feed, plan, &by, &attribute, &rows)?
+            line_of_json(feed, plan, &by, &attribute, &rows, &without_symbols)?
         } else {
-            table(feed, plan, &by, &attribute, &rows, &terminal)
+            let line = without_symbols.line(feed.window.samples() as usize);
+            let line = line.map(|line| line + "\n").unwrap_or_default();
+            line + &table(feed, plan, &by, &attribute, &rows, &terminal)
         };
         if !terminal::pass_on(text.as_bytes()).map_err(Error::Output)? {
             return Ok(());
@@ -152,6 +156,7 @@ struct Report<'r> {
     by: &'static str,
     attribute: Option<&'r str>,
     rows: Vec<ReportRow<'r>>,
+    without_symbols: Vec<FileJson<'r>>,
 }
 
 #[derive(Serialize)]
@@ -182,6 +187,7 @@ fn line_of_json(
     by: &By,
     attribute: &str,
     rows: &[Row],
+    without_symbols: &WithoutSymbols,
 ) -> Result<String, Error> {
     let (window, share) = (&feed.window, plan.share(&feed.window));
     let mut gil = GilSamples::default();
@@ -209,6 +215,7 @@ fn line_of_json(
         },
         attribute: Some(attribute).filter(|name| !name.is_empty()),
         rows: rows.collect(),
+        without_symbols: without_symbols.json(),
     };
     let mut line = Vec::new();
     json::write_line(&report, &mut line).map_err(Error::Output)?;

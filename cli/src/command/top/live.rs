@@ -135,8 +135,10 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         let frames = names.frames(&feed.catalog, stacks, MAX_FRAMES);
         (!frames.is_empty()).then_some((frames, *samples))
     });
+    let without_symbols = names.without_symbols(&feed.catalog, window);
+    let without_symbols = without_symbols.line(window.samples() as usize);
     let limits = [feed.incomplete_steps(), feed.contested_keys()];
-    let limits = limits.into_iter().flatten();
+    let limits = limits.into_iter().flatten().chain(without_symbols);
     let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
         values: samples_by_value(window, &state.attribute),

@@ -11,7 +11,8 @@ use otelctx_profile::{SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
 use super::rows::Key;
-use super::window::Stacks;
+use super::window::{Stacks, Window};
+use crate::command::without_symbols::WithoutSymbols;
 
 /// Maximum number of addresses whose names are kept.
 const MAX_ADDRESSES: usize = 1 << 16;
@@ -37,6 +38,7 @@ struct Request {
 struct Answer {
     generation: u32,
     names: Vec<(Spot, Option<String>)>,
+    without_symbols: Vec<(ModuleId, Vec<String>)>,
     took: Duration,
 }
 
@@ -44,6 +46,8 @@ struct Answer {
 pub(super) struct Names {
     generation: u32,
     known: HashMap<Spot, Option<String>>,
+    /// Files without symbols, each with where its debug file was searched.
+    without_symbols: HashMap<ModuleId, Vec<String>>,
     /// Addresses without a name so far, each with a mapping that it is in.
     wanted: HashMap<Spot, (ProcessId, Option<Mapping>)>,
     requests: Sender<(u32, Vec<Request>)>,
@@ -64,14 +68,17 @@ impl Names {
             .spawn(move || {
                 for (generation, requests) in received {
                     let start = Instant::now();
-                    let names = requests.into_iter();
-                    let names = names.flat_map(|it| find(it, &symbols)).collect();
-                    let took = start.elapsed();
-                    let answer = answer.send(Answer {
+                    let mut found = Answer {
                         generation,
-                        names,
-                        took,
-                    });
+                        names: Vec::new(),
+                        without_symbols: Vec::new(),
+                        took: Duration::ZERO,
+                    };
+                    for request in requests {
+                        find(request, &symbols, &mut found);
+                    }
+                    found.took = start.elapsed();
+                    let answer = answer.send(found);
                     if answer.is_err() {
                         return;
                     }
@@ -80,6 +87,7 @@ impl Names {
         Self {
             generation: 0,
             known: HashMap::new(),
+            without_symbols: HashMap::new(),
             wanted: HashMap::new(),
             requests,
             answers,
@@ -128,21 +136,11 @@ impl Names {
     }
 
     fn name(&mut self, catalog: &Catalog, process: Option<ProcessId>, address: u64) -> String {
-        let facts = process.map(|process| (process, catalog.process(process)));
-        let mapping = facts.and_then(|(_, facts)| facts.mapping_at(address, u64::MAX));
+        let (spot, mapping) = spot(catalog, process, address);
         let module = mapping.map(|mapping| catalog.module_facts(mapping.module));
-        let spot = match (facts, mapping, module) {
-            (None, ..) => Spot {
-                module: None,
-                address,
-            },
-            (Some(_), Some(mapping), Some(module)) if module.has_file() => Spot {
-                module: Some(mapping.module),
-                address: (address - mapping.start).wrapping_add(mapping.offset),
-            },
+        let Some(spot) = spot else {
             // Memory without a file has no symbols.
-            (_, _, Some(module)) => return file(module),
-            _ => return format!("{address:#x}"),
+            return module.map_or_else(|| format!("{address:#x}"), file);
         };
         if let Some(Some(name)) = self.known.get(&spot) {
             return name.clone();
@@ -159,12 +157,40 @@ impl Names {
         }
     }
 
+    /// Returns the samples whose innermost function was looked up, and has no name because its file has no symbols.
+    pub(super) fn without_symbols(&self, catalog: &Catalog, window: &Window) -> WithoutSymbols {
+        let mut files = WithoutSymbols::default();
+        if self.without_symbols.is_empty() {
+            return files;
+        }
+        for (cell, samples) in window.cells() {
+            let stacks = cell.stacks.as_ref();
+            let Some(stacks) = stacks.filter(|it| it.catalog == self.generation) else {
+                continue;
+            };
+            let user = catalog.frames(stacks.user).next();
+            let innermost = catalog.frames(stacks.kernel).next().or(user);
+            let process = catalog.thread_facts(stacks.thread).process;
+            let address = innermost.and_then(Frame::lookup_address);
+            let spot = address.and_then(|address| spot(catalog, Some(process), address).0);
+            if let Some(spot) = spot
+                && self.known.get(&spot) == Some(&None)
+                && let Some(module) = spot.module
+                && let Some(searched) = self.without_symbols.get(&module)
+            {
+                files.add_samples(catalog.module_facts(module), searched, samples);
+            }
+        }
+        files
+    }
+
     /// Takes the names that were resolved, and requests the missing ones. Returns whether there were
     /// new ones.
     pub(super) fn update(&mut self, catalog: &Catalog, generation: u32) -> bool {
         if generation != self.generation {
             self.generation = generation;
             self.known.clear();
+            self.without_symbols.clear();
             self.wanted.clear();
         }
         let mut new = false;
@@ -177,6 +203,7 @@ impl Names {
             if self.known.len() + answer.names.len() > MAX_ADDRESSES {
                 self.known.clear();
             }
+            self.without_symbols.extend(answer.without_symbols);
             for (spot, name) in answer.names {
                 new |= name.is_some();
                 self.known.insert(spot, name);
@@ -226,16 +253,42 @@ fn file(module: &Module) -> String {
     }
 }
 
-fn find(request: Request, symbols: &Symbols) -> Vec<(Spot, Option<String>)> {
+/// Returns the place of an address in a file or in the kernel, if it is in one, and its mapping.
+fn spot(
+    catalog: &Catalog,
+    process: Option<ProcessId>,
+    address: u64,
+) -> (Option<Spot>, Option<&Mapping>) {
+    let Some(process) = process else {
+        let module = None;
+        return (Some(Spot { module, address }), None);
+    };
+    let mapping = catalog.process(process).mapping_at(address, u64::MAX);
+    let spot = mapping.and_then(|mapping| {
+        let has_file = catalog.module_facts(mapping.module).has_file();
+        has_file.then(|| Spot {
+            module: Some(mapping.module),
+            address: (address - mapping.start).wrapping_add(mapping.offset),
+        })
+    });
+    (spot, mapping)
+}
+
+fn find(request: Request, symbols: &Symbols, answer: &mut Answer) {
     let mapping = request.mapping.as_ref();
     let query = SymbolQuery::new(&request.module, &request.process).mapped(mapping);
     let addresses: Vec<u64> = request.spots.iter().map(|spot| spot.address).collect();
-    let functions = symbols.clone().functions(query, &addresses);
+    let mut symbols = symbols.clone();
+    let functions = symbols.functions(query, &addresses);
     let names = functions.into_iter().map(|functions| {
         let innermost = functions.into_iter().next();
         innermost.map(|function| function.name)
     });
-    request.spots.into_iter().zip(names).collect()
+    let module = request.spots.first().and_then(|spot| spot.module);
+    let searched = symbols.without_symbols(&request.module);
+    let without_symbols = module.zip(searched.map(<[String]>::to_vec));
+    answer.without_symbols.extend(without_symbols);
+    answer.names.extend(request.spots.into_iter().zip(names));
 }
 
 #[cfg(test)]

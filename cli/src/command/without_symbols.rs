@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use otelctx_profile::sample::Module;
 use otelctx_profile::sample::format::hexadecimal;
 use otelctx_profile::{Location, Place, Profile};
 use otelctx_symbolize::Symbols;
@@ -17,7 +18,7 @@ const MAX_FILES: usize = 1024;
 
 /// Samples whose innermost function has no name, by files without symbols.
 #[derive(Default)]
-pub(super) struct WithoutSymbols {
+pub(crate) struct WithoutSymbols {
     /// By path and build ID.
     files: HashMap<(String, Vec<u8>), File>,
     /// The debuginfod server, if one was asked.
@@ -32,7 +33,7 @@ struct File {
 
 /// The JSON object of docs/json.md.
 #[derive(Serialize)]
-pub(super) struct FileJson<'f> {
+pub(crate) struct FileJson<'f> {
     path: &'f str,
     build_id: String,
     samples: u64,
@@ -40,7 +41,7 @@ pub(super) struct FileJson<'f> {
 }
 
 impl WithoutSymbols {
-    pub(super) fn new(server: Option<&String>) -> Self {
+    pub(crate) fn new(server: Option<&String>) -> Self {
         Self {
             server: server.cloned(),
             ..Self::default()
@@ -48,7 +49,7 @@ impl WithoutSymbols {
     }
 
     /// Adds the samples of a part, which `symbols` has named.
-    pub(super) fn add(&mut self, part: &Profile, symbols: &Symbols) {
+    pub(crate) fn add(&mut self, part: &Profile, symbols: &Symbols) {
         for group in part.groups() {
             let innermost = group.stack.first().map(|index| part.location(*index));
             let unnamed = innermost.filter(|it| it.functions.is_empty());
@@ -62,19 +63,24 @@ impl WithoutSymbols {
             let Some(searched) = symbols.without_symbols(module) else {
                 continue;
             };
-            let key = (module.path.clone(), module.build_id.clone());
-            if self.files.len() < MAX_FILES || self.files.contains_key(&key) {
-                let file = self.files.entry(key).or_insert_with(|| File {
-                    samples: 0,
-                    searched: searched.to_vec(),
-                });
-                file.samples += group.samples.len() as u64;
-            }
+            self.add_samples(module, searched, group.samples.len() as u64);
+        }
+    }
+
+    /// Adds samples of a file, whose debug file was searched at these paths.
+    pub(crate) fn add_samples(&mut self, module: &Module, searched: &[String], samples: u64) {
+        let key = (module.path.clone(), module.build_id.clone());
+        if self.files.len() < MAX_FILES || self.files.contains_key(&key) {
+            let file = self.files.entry(key).or_insert_with(|| File {
+                samples: 0,
+                searched: searched.to_vec(),
+            });
+            file.samples += samples;
         }
     }
 
     /// Returns the files, most samples first.
-    pub(super) fn json(&self) -> Vec<FileJson<'_>> {
+    pub(crate) fn json(&self) -> Vec<FileJson<'_>> {
         let file = |(key, file)| self.file_json(key, file);
         let mut files: Vec<_> = self.files.iter().map(file).collect();
         files.sort_by(|one, other| (other.samples, one.path).cmp(&(one.samples, other.path)));
@@ -94,7 +100,7 @@ impl WithoutSymbols {
     }
 
     /// Formats a line about the file with most of `samples`, if these are many.
-    pub(super) fn line(&self, samples: usize) -> Option<String> {
+    pub(crate) fn line(&self, samples: usize) -> Option<String> {
         let samples = samples as u64;
         let files = self.json();
         let file = files.first()?;
