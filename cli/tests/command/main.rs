@@ -14,6 +14,7 @@ mod debuginfod;
 mod demo;
 mod dump;
 mod faults;
+mod haskell;
 mod hidden;
 mod hostile;
 mod killed;

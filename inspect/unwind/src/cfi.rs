@@ -8,7 +8,7 @@ use crate::arch::Architecture;
 use crate::converter::{Converter, Storage};
 use crate::error::Error;
 use crate::functions::{Function, Functions, Source};
-use crate::rule::{Cfa, Rule};
+use crate::rule::{Cfa, Rule, Saved};
 use crate::tables::Bytes;
 use crate::writer::{Counts, Writer};
 
@@ -138,16 +138,20 @@ where
         function.ok()
     }
 
-    /// Writes the rules of a function from the address `from` on.
+    /// Writes the rules of a function from the address `from` on, and returns where they end. GHC's entries end with the first
+    /// block of a function, whereas their rows go on: those are written up to `limit`.
     pub(crate) fn evaluate(
         &mut self,
         function: &Function,
         from: u64,
+        limit: u64,
         budget: &mut Budget,
         writer: &mut Writer<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
+        let mut behind = function.end;
         let Some(entry) = self.function(function.offset) else {
-            return writer.write(from, Rule::Gap);
+            writer.write(from, Rule::Gap)?;
+            return Ok(behind);
         };
         let size = entry.entry_len().saturating_add(entry.cie().entry_len());
         budget.take_instructions(size as u64)?;
@@ -155,26 +159,36 @@ where
         let mut converter = Converter::new(&self.section, self.architecture, &entry, tracks_base);
         let Ok(mut rows) = entry.rows(&self.section, &self.bases, &mut self.context) else {
             writer.counts.damaged += 1;
-            return writer.write(from, Rule::Gap);
+            writer.write(from, Rule::Gap)?;
+            return Ok(behind);
         };
+        let function_end = entry.end_address();
         let mut at = from;
         loop {
             let row = match rows.next_row() {
                 Ok(Some(row)) => row,
-                Ok(None) => return Ok(()),
+                Ok(None) => return Ok(behind),
                 Err(_) => {
                     writer.counts.damaged += 1;
-                    return writer.write(at, Rule::Gap);
+                    writer.write(at, Rule::Gap)?;
+                    return Ok(behind);
                 }
             };
             budget.take_row()?;
             writer.counts.evaluated += 1;
-            let (start, end) = (row.start_address(), row.end_address());
-            if start >= function.end {
-                return Ok(());
-            }
+            let (start, mut end) = (row.start_address(), row.end_address());
             // The meaning of later rows depends on this one, even if it is not written.
             let rule = converter.rule(row);
+            if has_own_stack(rule) {
+                // The last one ends with the function, and may start behind it.
+                if end == function_end {
+                    end = limit;
+                }
+                behind = end.min(limit).max(behind);
+            }
+            if start >= behind {
+                return Ok(behind);
+            }
             if end > at && end > start {
                 match rule {
                     Some(Rule::Frame(frame)) => {
@@ -185,10 +199,15 @@ where
                     None => writer.counts.unsupported += 1,
                 }
                 writer.write(start.max(at), rule.unwrap_or(Rule::Unsupported))?;
-                at = end.min(function.end);
+                at = end.min(behind);
             }
         }
     }
+}
+
+/// Returns whether a rule is that of code of GHC, which has a stack of its own.
+fn has_own_stack(rule: Option<Rule>) -> bool {
+    matches!(rule, Some(Rule::Frame(frame)) if frame.frame_pointer == Saved::Cfa)
 }
 
 /// The head of an entry.

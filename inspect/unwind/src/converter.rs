@@ -79,6 +79,7 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
         }
         let cfa = match stack_pointer {
             None => self.cfa(row.cfa())?,
+            Some(_) if self.has_own_stack(row, frame_pointer) => self.cfa(row.cfa())?,
             Some(saved) => match self.context(row) {
                 Some(context) => return Some(context),
                 None => return Self::jump(saved, frame_pointer?, return_rule?),
@@ -110,11 +111,24 @@ impl<'a, 's, S: UnwindSection<Bytes<'a>>> Converter<'s, S> {
         }))
     }
 
+    /// Returns whether the frame pointer is the pointer of a stack of the language, as in code of GHC: the stack pointer is
+    /// that of the C functions that such code calls.
+    fn has_own_stack(
+        &self,
+        row: &UnwindTableRow<usize, Storage>,
+        frame_pointer: Option<&RegisterRule<usize>>,
+    ) -> bool {
+        let own = self.architecture.frame_pointer;
+        frame_pointer == Some(&RegisterRule::ValOffset(0))
+            && matches!(row.cfa(), CfaRule::RegisterAndOffset { register, .. } if register.0 == own.into())
+    }
+
     fn frame_pointer(&mut self, cfa: Cfa, rule: Option<&RegisterRule<usize>>) -> Option<Saved> {
         let own = self.architecture.frame_pointer;
         Some(match rule {
             None | Some(RegisterRule::SameValue) => Saved::Same,
             Some(RegisterRule::Offset(offset)) => self.saved(cfa, i32::try_from(*offset).ok()?),
+            Some(RegisterRule::ValOffset(0)) => Saved::Cfa,
             Some(RegisterRule::Register(register)) => {
                 Saved::Register(u8::try_from(register.0).ok()?)
             }

@@ -231,8 +231,8 @@ pub(crate) fn function_at(
     // Rules with rbx are more, but a callee may need it, and these are few functions.
     writer.tracks_base = true;
     let Function { start, end, .. } = function;
-    let written = eh_frame.evaluate(&function, start, budget, &mut writer);
-    written.and_then(|()| writer.write(end, Rule::Gap)).ok()?;
+    let written = eh_frame.evaluate(&function, start, end, budget, &mut writer);
+    written.and_then(|_| writer.write(end, Rule::Gap)).ok()?;
     let (rows, _) = writer.finish();
     Some(FunctionRows { start, end, rows })
 }
@@ -272,13 +272,21 @@ impl Maker<'_> {
                 self.uncovered(covered..from, writer)?;
             }
             covered = function.end;
+            let budget = &mut budget;
             match function.source {
-                Source::EhFrame => self.eh_frame.evaluate(&function, from, &mut budget, writer),
-                Source::DebugFrame => {
-                    let table = &mut self.debug_frame;
-                    table.evaluate(&function, from, &mut budget, writer)
+                Source::EhFrame => {
+                    let table = &mut self.eh_frame;
+                    let written = table.evaluate(&function, from, covered, budget, writer);
+                    written.map(|_| ())
                 }
-                Source::Go => self.go(&function, from, &mut budget, writer),
+                Source::DebugFrame => {
+                    let next = self.functions.get(index + 1).map(|next| next.start);
+                    let limit = next.unwrap_or(covered).max(covered);
+                    let table = &mut self.debug_frame;
+                    covered = table.evaluate(&function, from, limit, budget, writer)?;
+                    Ok(())
+                }
+                Source::Go => self.go(&function, from, budget, writer),
                 Source::Entry => writer.write(from, Rule::End),
                 Source::Stubs => self.stubs(&function, from, writer),
             }?;
@@ -363,6 +371,7 @@ mod tests {
     use otelctx_remote::Machine;
 
     use super::*;
+    use crate::rule::{Cfa, FrameRule, ReturnAddress, Saved};
 
     #[test]
     fn stacks_end_at_the_return_addresses_of_calls_alone() {
@@ -438,6 +447,73 @@ mod tests {
         let (rows, _) = make(&tables, architecture, &code, &dictionary).unwrap();
         let rules = [0x17ff, 0x1800, 0x1806, 0x1807].map(|at| dictionary.rule(rows.rule_at(at)));
         assert_eq!(rules, [Rule::Gap, Rule::End, Rule::End, Rule::Gap]);
+    }
+
+    /// The rules at addresses of a file with `.debug_frame` whose first function, at 0x1000 to 0x100a, has a row at 0x1010 and
+    /// one that starts behind the end at 0x1020, and whose second one is at 0x1040.
+    fn rules_behind_the_end(common: &[u8]) -> [Rule; 7] {
+        let entry = |body: &[&[u8]]| {
+            let mut body = body.concat();
+            body.resize(body.len().next_multiple_of(8) + 4, 0);
+            [(body.len() as u32).to_le_bytes().to_vec(), body].concat()
+        };
+        let word = |value: u64| value.to_le_bytes();
+        // Version 3, no augmentation, factors 1 and -8, the return address in column 16.
+        let head = [0xff, 0xff, 0xff, 0xff, 3, 0, 1, 0x78, 16];
+        let common = entry(&[&head, common]);
+        // DW_CFA_set_loc, DW_CFA_def_cfa_offset
+        let (at, offset) = (|value: u64| [&[1][..], &word(value)].concat(), [0x0e, 24]);
+        let later = [at(0x1010), offset.to_vec(), at(0x1020), vec![0x0e, 32]].concat();
+        let function =
+            |start: u64, size: u64, code: &[u8]| entry(&[&[0; 4], &word(start), &word(size), code]);
+        let table = [
+            common,
+            function(0x1000, 10, &later),
+            function(0x1040, 0x10, &[]),
+        ];
+        let code = [Segment {
+            address: 0x1000,
+            memory_size: 0x1000,
+            executable: true,
+            ..Segment::default()
+        }];
+        let dictionary = Dictionary::new();
+        let architecture = Architecture::of(Machine::X86_64).unwrap();
+        let tables = Tables {
+            debug_frame: Some(table.concat()),
+            ..Tables::default()
+        };
+        let (rows, _) = make(&tables, architecture, &code, &dictionary).unwrap();
+        let places = [0x1000, 0x100a, 0x1010, 0x1020, 0x103f, 0x1040, 0x1050];
+        places.map(|at| dictionary.rule(rows.rule_at(at)))
+    }
+
+    /// GHC's entries end with the first block of a function.
+    #[test]
+    fn rows_behind_the_end_of_a_function_count_in_code_with_its_own_stack_alone() {
+        // DW_CFA_def_cfa, DW_CFA_offset, DW_CFA_same_value and DW_CFA_val_offset of rbp, rip, rsp and rbp
+        let of_ghc = [0x0c, 6, 0, 0x80 | 16, 0, 0x08, 7, 0x14, 6, 0];
+        let rule = |offset| {
+            Rule::Frame(FrameRule {
+                cfa: Cfa::Register {
+                    register: 6,
+                    offset,
+                },
+                frame_pointer: Saved::Cfa,
+                base: Saved::Unknown,
+                return_address: ReturnAddress::AtCfa(0),
+            })
+        };
+        let expected = [0, 0, 24, 32, 32, 0, 0].map(rule);
+        let found = rules_behind_the_end(&of_ghc);
+        assert_eq!(found[..6], expected[..6]);
+        // Nothing follows the last function.
+        assert_eq!(found[6], Rule::Gap);
+        // DW_CFA_def_cfa of rsp and DW_CFA_offset of rip
+        let usual = [0x0c, 7, 8, 0x80 | 16, 1];
+        let found = rules_behind_the_end(&usual);
+        assert!(matches!(found[0], Rule::Frame(_)), "{found:?}");
+        assert_eq!(found[2..5], [Rule::Gap; 3]);
     }
 
     /// Functions that share one list of sizes, which has one for each byte.

@@ -87,6 +87,8 @@ pub enum Saved {
     Register(u8),
     /// The value is lost.
     Unknown,
+    /// The CFA itself: the frame pointer is the pointer of another stack than the processor's, as in code of Haskell.
+    Cfa,
 }
 
 /// The location of the return address.

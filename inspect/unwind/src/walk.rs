@@ -203,6 +203,7 @@ impl Walk<'_> {
             }
             Saved::Register(register) => self.registers.get(register),
             Saved::Unknown => None,
+            Saved::Cfa => Some(cfa),
         };
         let architecture = self.registers.architecture;
         let base = architecture.base.and_then(|register| {

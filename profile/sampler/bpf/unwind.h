@@ -83,6 +83,7 @@ enum saved {
     SAVED_AT_FRAME_POINTER = 2,
     SAVED_REGISTER = 3,
     SAVED_UNKNOWN = 4,
+    SAVED_CFA = 5,
 };
 enum return_kind { RETURN_AT_CFA = 0, RETURN_REGISTER = 1 };
 
@@ -632,6 +633,9 @@ static __always_inline long by_rule(struct unwinder *unwinder, const struct rule
         fp = unwinder->registers[rule->frame_pointer_register & 63];
     } else if (saved == SAVED_UNKNOWN) {
         fp_known = 0;
+    } else if (saved == SAVED_CFA) {
+        fp_known = 1;
+        fp = cfa;
     }
     if (fp_known)
         known |= 1ULL << FP;

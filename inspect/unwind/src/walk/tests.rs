@@ -456,6 +456,21 @@ fn generated_code_that_clears_the_frame_pointer_before_its_call_is_outermost() {
     assert_eq!(end(&call), (2, StackEnd::NoRows));
 }
 
+/// Code of Haskell, whose frame pointer is the pointer of a stack at a lower address.
+#[test]
+fn code_with_a_stack_of_its_own_leads_to_its_callers() {
+    const OWN: u64 = STACK - 0x1_0000;
+    let own = |offset| rule(6, offset, Saved::Cfa, ReturnAddress::AtCfa(0));
+    let code = code(&[own(8), own(16), Rule::End]);
+    let mut memory = Image::new();
+    memory.map_u64(STACK, &[0; 4]);
+    memory.map_u64(OWN, &[0, CODE + 0x150, 0, CODE + 0x250]);
+    let (frames, end) = run(&registers(CODE, OWN), &code, &memory);
+    let addresses: Vec<_> = frames.iter().map(|frame| frame.address).collect();
+    assert_eq!(addresses, [CODE, CODE + 0x150, CODE + 0x250]);
+    assert_eq!(end, StackEnd::Start);
+}
+
 #[test]
 fn a_stack_that_does_not_grow_ends() {
     let at = |offset| {

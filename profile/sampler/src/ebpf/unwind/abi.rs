@@ -189,6 +189,7 @@ fn saved(saved: Saved) -> (u8, u8, i32) {
         Saved::AtFramePointer(offset) => (2, 0, offset),
         Saved::Register(register) => (3, register, 0),
         Saved::Unknown => (4, 0, 0),
+        Saved::Cfa => (5, 0, 0),
     }
 }
 
