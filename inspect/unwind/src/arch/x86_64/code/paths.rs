@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iced_x86::{FlowControl, Instruction, InstructionInfoFactory};
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Register};
 
 use super::state::{START, State};
 use super::{ALIGNMENT, decoder, is_call, padding_end, skip_padding};
@@ -56,6 +56,8 @@ struct Found {
     evidence: Evidence,
     /// What is known at all indirect jumps out of a frame.
     indirect: Option<State>,
+    /// The ends of indirect jumps, and whether each is without a frame: to another function, or through a table.
+    indirect_ends: BTreeMap<u64, bool>,
     /// The targets of jumps.
     targets: BTreeSet<u64>,
     /// Addresses behind calls and padding: if the callee never returns, another function may start there.
@@ -107,8 +109,8 @@ struct Function<'a, 'w> {
     known: Option<Known>,
     /// Paths behind calls that may never return, which are followed last.
     doubtful: Paths,
-    /// The address of a block that may be another function's, and whether a path from there leads back, or returns with
-    /// the stack as it was at the start.
+    /// The address of a block that may be another function's, and whether a path from there leads back, jumps through the same
+    /// table, or returns with the stack as it was at the start.
     tried: u64,
     belongs: bool,
     work: &'w mut CodeWork,
@@ -150,23 +152,42 @@ impl<'a, 'w> Function<'a, 'w> {
     fn follow_tables(&mut self) -> Option<()> {
         let mut from = self.code.start;
         let mut tried = 0;
-        while let Some(state) = self.found.indirect.clone() {
+        while !self.found.indirect_ends.is_empty() {
             let Some(unreached) = self.first_unreached(from) else {
                 break;
             };
             from = unreached;
             let next = self.found.blocks.range(unreached..).next();
             let next = next.map(|(start, _)| *start);
-            // Behind a call that never returns, there may be another function, also before code that a jump reaches.
-            if next.is_some() && !self.found.ends.contains(&unreached) {
-                self.follow(unreached, state)?;
-                continue;
+            // What follows a jump is most likely its target.
+            let before = self.found.indirect_ends.range(..=unreached).next_back();
+            let is_without_frame = before.is_some_and(|(_, is_without_frame)| *is_without_frame);
+            if is_without_frame {
+                tried += 1;
+                if tried > MAX_TRIED_BLOCKS {
+                    break;
+                }
+                if self.try_block(unreached, State::at_start())? {
+                    continue;
+                }
             }
-            tried += 1;
-            if tried > MAX_TRIED_BLOCKS {
-                break;
-            }
-            match (self.try_block(unreached, state)?, next) {
+            let indirect = self.found.indirect.clone();
+            let belongs = match indirect {
+                // Behind a call that never returns, there may be another function, also before code that a jump reaches.
+                Some(state) if next.is_some() && !self.found.ends.contains(&unreached) => {
+                    self.follow(unreached, state)?;
+                    true
+                }
+                Some(state) => {
+                    tried += 1;
+                    if tried > MAX_TRIED_BLOCKS {
+                        break;
+                    }
+                    self.try_block(unreached, state)?
+                }
+                None => false,
+            };
+            match (belongs, next) {
                 (true, _) => {}
                 (false, Some(next)) => from = next,
                 (false, None) => break,
@@ -190,19 +211,27 @@ impl<'a, 'w> Function<'a, 'w> {
     fn try_block(&mut self, start: u64, state: State) -> Option<bool> {
         let size = self.found.blocks.len() + self.found.targets.len();
         self.work.take_many(size as u64)?;
+        let is_prologue = self.is_prologue(start, &state);
         let before = self.found.clone();
         let doubtful = self.doubtful.len();
         (self.tried, self.belongs) = (start, false);
         self.found.evidence.disagrees = false;
         let has_followed = self.follow(start, state).is_some();
         let evidence = &mut self.found.evidence;
-        let belongs = has_followed && self.belongs && !evidence.disagrees;
+        let belongs = has_followed && (self.belongs || is_prologue) && !evidence.disagrees;
         evidence.disagrees |= before.evidence.disagrees;
         if !belongs {
             self.found = before;
             self.doubtful.truncate(doubtful);
         }
         Some(belongs)
+    }
+
+    /// Returns whether code begins as a function, or the part of one for which it needs a frame: with the first save of a
+    /// caller's register.
+    fn is_prologue(&self, start: u64, state: &State) -> bool {
+        let first = decoder(self.code, start).map(|mut decoder| decoder.decode());
+        state.is_at_start() && first.is_some_and(|first| state.is_first_save(&first))
     }
 
     /// Follows all paths from an address. `None` if the code cannot be a function's.
@@ -258,6 +287,7 @@ impl<'a, 'w> Function<'a, 'w> {
         let mut decoder = decoder(self.code, start)?;
         let mut is_prologue = start == self.code.start;
         let mut is_behind_call = false;
+        let mut instruction = Instruction::default();
         loop {
             let at = decoder.ip();
             if is_behind_call && self.may_not_return(at, &mut state)? {
@@ -271,10 +301,10 @@ impl<'a, 'w> Function<'a, 'w> {
             if !decoder.can_decode() {
                 break;
             }
-            let instruction = decoder.decode();
+            let before = std::mem::replace(&mut instruction, decoder.decode());
             is_prologue &= instruction.flow_control() == FlowControl::Next;
             self.found.evidence.saves |= is_prologue && state.is_first_save(&instruction);
-            if !self.step(&instruction, &mut state, paths)? {
+            if !self.step(&instruction, &before, &mut state, paths)? {
                 break;
             }
             is_behind_call = is_call(&instruction);
@@ -305,11 +335,12 @@ impl<'a, 'w> Function<'a, 'w> {
         Some(is_target)
     }
 
-    /// Follows an instruction. Returns whether the next one belongs to the same block. `None` if the code cannot be a
-    /// function's.
+    /// Follows an instruction, which another one is before. Returns whether the next one belongs to the same block. `None` if
+    /// the code cannot be a function's.
     fn step(
         &mut self,
         instruction: &Instruction,
+        before: &Instruction,
         state: &mut State,
         paths: &mut Paths,
     ) -> Option<bool> {
@@ -323,13 +354,16 @@ impl<'a, 'w> Function<'a, 'w> {
             // Without a frame, it is a call that returns to the caller, or its targets are as the start.
             FlowControl::IndirectBranch if state.stack() == Some(START) => {
                 self.found.evidence.returns |= state.has_removed_frame();
-            }
-            FlowControl::IndirectBranch => match &mut self.found.indirect {
-                Some(known) => {
-                    known.meet(state);
+                if is_table_jump(instruction, before) {
+                    self.found.indirect_ends.insert(instruction.next_ip(), true);
                 }
-                None => self.found.indirect = Some(state.clone()),
-            },
+            }
+            FlowControl::IndirectBranch => {
+                self.found
+                    .indirect_ends
+                    .insert(instruction.next_ip(), false);
+                self.jump_through_table(state);
+            }
             FlowControl::Return => {
                 let is_start = state.stack() == Some(START);
                 self.found.evidence.returns |= is_start && state.doubt.is_none();
@@ -340,6 +374,18 @@ impl<'a, 'w> Function<'a, 'w> {
             _ => return Some(state.advance(instruction, &mut self.info)),
         }
         Some(false)
+    }
+
+    /// Notes what is known at an indirect jump out of a frame.
+    fn jump_through_table(&mut self, state: &State) {
+        let Some(known) = &mut self.found.indirect else {
+            self.found.indirect = Some(state.clone());
+            return;
+        };
+        // Another jump through the table that leads here. A function would be aligned.
+        let is_same = known.stack() == state.stack();
+        self.belongs |= is_same && !self.tried.is_multiple_of(ALIGNMENT);
+        known.meet(state);
     }
 
     /// Follows a jump. `None` if the code cannot be a function's.
@@ -427,4 +473,12 @@ impl<'a, 'w> Function<'a, 'w> {
         }
         None
     }
+}
+
+/// Returns whether an indirect jump goes to what the instruction before has computed: the sum of an address and an offset in a
+/// table. Others, such as calls of virtual functions, leave the function.
+fn is_table_jump(jump: &Instruction, before: &Instruction) -> bool {
+    let register = jump.op0_register();
+    let is_sum = before.mnemonic() == Mnemonic::Add && before.op0_register() == register;
+    register != Register::None && is_sum
 }

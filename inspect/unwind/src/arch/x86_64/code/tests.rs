@@ -153,6 +153,72 @@ fn what_only_a_table_of_jumps_reaches_has_the_frame_of_the_jump() {
     assert_eq!(rules, expected);
 }
 
+/// GMP's assembly jumps so at the start of functions; others only leave so.
+#[test]
+fn what_a_table_of_jumps_reaches_without_a_frame_has_none() {
+    // test %edi, %edi; jz to the last ret; add %rcx, %rax; jmp *%rax; push %rbx; xor %eax, %eax; pop %rbx; ret; ret
+    let code = [
+        0x85, 0xff, 0x74, 10, 0x48, 0x01, 0xc8, 0xff, 0xe0, 0x53, 0x31, 0xc0, 0x5b, 0xc3, 0xc3,
+    ];
+    let expected = [
+        (0, above(8, Saved::Same)),
+        (10, above(16, Saved::Same)),
+        (13, above(8, Saved::Same)),
+        (15, Rule::Gap),
+    ];
+    assert_eq!(rules(&code).unwrap(), expected);
+    // Without the sum, it leaves the function: a nop in its place.
+    let leaves = [&code[..4], &[0x0f, 0x1f, 0], &code[7..]].concat();
+    let expected = [
+        (0, above(8, Saved::Same)),
+        (9, Rule::Gap),
+        (14, above(8, Saved::Same)),
+        (15, Rule::Gap),
+    ];
+    assert_eq!(rules(&leaves).unwrap(), expected);
+    // Code behind it that takes what it has not pushed is of another function: pop %rbx; ret
+    let code = [&code[..2], &[0x74, 1, 0xc3], &code[4..9], &[0x5b, 0xc3]].concat();
+    let last = rules(&code).unwrap().pop();
+    assert_eq!(last, Some((10, Rule::Gap)));
+}
+
+/// GMP's multiplication goes from one loop to the next through a table.
+#[test]
+fn a_loop_that_a_table_of_jumps_reaches_and_leaves_has_the_frame_of_the_jumps() {
+    // push %rbx; jmp *%rax; loop: dec %edi; jnz loop; jmp *%rax; pop %rbx; ret
+    let code = [
+        0x53, 0xff, 0xe0, 0xff, 0xcf, 0x75, 0xfc, 0xff, 0xe0, 0x5b, 0xc3,
+    ];
+    let expected = [
+        (0, above(8, Saved::Same)),
+        (1, above(16, Saved::Same)),
+        (10, above(8, Saved::Same)),
+        (11, Rule::Gap),
+    ];
+    assert_eq!(rules(&code).unwrap(), expected);
+    // One that is aligned may be another function, without a frame.
+    let code = [&[0x53, 0xff, 0xe0][..], &[0xcc; 13], &code[3..9], &[0xc3]].concat();
+    let last = rules(&code).unwrap().pop();
+    assert_eq!(last, Some((3, Rule::Gap)));
+}
+
+/// The jump at the start has no frame, the one behind the save of a register has one.
+#[test]
+fn what_follows_a_jump_through_a_table_has_its_frame() {
+    // test %edi, %edi; jz to push; add %rcx, %rax; jmp *%rax; xor %eax, %eax; ret; push %rbx; jmp *%rcx; pop %rbx; ret
+    let code = [
+        0x85, 0xff, 0x74, 8, 0x48, 0x01, 0xc8, 0xff, 0xe0, 0x31, 0xc0, 0xc3, 0x53, 0xff, 0xe1,
+        0x5b, 0xc3,
+    ];
+    let expected = [
+        (0, above(8, Saved::Same)),
+        (13, above(16, Saved::Same)),
+        (16, above(8, Saved::Same)),
+        (17, Rule::Gap),
+    ];
+    assert_eq!(rules(&code).unwrap(), expected);
+}
+
 /// A call that never returns is followed by what another path jumps to.
 #[test]
 fn code_behind_a_call_that_never_returns_has_the_frame_of_the_jump_to_it() {
