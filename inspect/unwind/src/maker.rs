@@ -35,9 +35,11 @@ pub(crate) fn make(
         described(tables, architecture, code, &mut eh_frame, &mut debug_frame)?;
     let mut writer = Writer::new(functions.start()?, dictionary);
     writer.counts = counts;
-    // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
+    // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start, and programs of Free Pascal
+    // have none at all: their other functions are unwound by their instructions.
+    let has_others = writer.counts.has_tables() || !tables.uncovered.is_empty();
     let size = match tables.entry_size {
-        0 if writer.counts.has_tables() => tables.entry_extent,
+        0 if has_others => tables.entry_extent,
         size => size,
     };
     let end = tables.entry.saturating_add(size);

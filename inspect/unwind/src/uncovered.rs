@@ -346,12 +346,24 @@ fn next_aligned(code: &FunctionCode<'_>, reader: &CodeReader) -> Option<u64> {
     None
 }
 
+/// Removes the zeros with which Free Pascal aligns the function behind this code, at `address`.
+fn without_zeros(code: &[u8], address: u64) -> &[u8] {
+    let zeros = code.iter().rev().take_while(|byte| **byte == 0).count();
+    if address.is_multiple_of(ALIGNMENT) && zeros < ALIGNMENT as usize {
+        &code[..code.len() - zeros]
+    } else {
+        code
+    }
+}
+
 impl Piece {
     /// Returns whether a function may start at an address in it; behind a call, if `may_follow_call`.
     fn may_start_at(&self, address: u64, reader: &CodeReader, may_follow_call: bool) -> bool {
         let (before, from) = self.bytes.split_at((address - self.start) as usize);
         // The first one has a function of the tables before it, or the start of the segment.
-        before.is_empty() || (reader.may_start)(before, from, may_follow_call)
+        before.is_empty()
+            || (reader.may_start)(before, from, may_follow_call)
+            || (reader.may_start)(without_zeros(before, address), from, may_follow_call)
     }
 
     fn end(&self) -> u64 {

@@ -514,3 +514,22 @@ fn functions_that_end_in_another_ones_code_are_functions_if_their_stacks_agree()
         .collect();
     assert_eq!(ranges, [(0, 7), (0x10, 0x17), (0x20, 0x25), (0x70, 0x73)]);
 }
+
+/// Free Pascal aligns functions so.
+#[test]
+fn functions_start_behind_zeros_that_align_them() {
+    let (_, reader) = x86_64();
+    // push %rbx; pop %rbx; ret, twice
+    let function = [0x53, 0x5b, 0xc3];
+    let code = |zeros: usize| [&function[..], &vec![0; zeros], &function].concat();
+    let starts = |zeros| {
+        let rules = unnamed(code(zeros)).rules(reader, &mut CodeWork::default());
+        let starts = rules.split_inclusive(|it| it.1 == Rule::Gap);
+        starts.map(|it| it[0].0 - START).collect::<Vec<_>>()
+    };
+    assert_eq!(starts(13), [0, 16]);
+    // Not aligned.
+    assert_eq!(starts(11), [0]);
+    // More than alignment takes.
+    assert_eq!(starts(29), [0]);
+}

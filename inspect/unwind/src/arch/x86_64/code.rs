@@ -114,7 +114,7 @@ fn is_end(code: &[u8], may_be_call: bool) -> bool {
     }
 }
 
-/// The end of the padding (nops or int3) at an address, if it has any, and the next instruction is aligned or behind
+/// The end of the padding (nops, int3 or zeros) at an address, if it has any, and the next instruction is aligned or behind
 /// the code. The outer `None` if there is no work left.
 fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>> {
     let Some(mut decoder) = decoder(code, at) else {
@@ -124,7 +124,10 @@ fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<
     while decoder.can_decode() && decoder.ip() - at < MAX_PADDING as u64 {
         work.take()?;
         let end = decoder.ip();
+        // Two zeros are an instruction, but not one of a program's.
+        let is_zero = code.from(end).is_some_and(|code| code.starts_with(&[0, 0]));
         match decoder.decode().mnemonic() {
+            Mnemonic::Add if is_zero => is_trap = true,
             Mnemonic::Int3 => is_trap = true,
             Mnemonic::Nop => {}
             _ => {
@@ -141,10 +144,12 @@ fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<
 fn skip_padding(code: &FunctionCode<'_>, start: u64, work: &mut CodeWork) -> u64 {
     let mut at = start;
     while let Some(bytes) = code.from(at).filter(|bytes| !bytes.is_empty()) {
-        // Zeros are two for one instruction, and the first one of a single byte (`add %al, (%rax)`).
+        // Zeros are two for one instruction (`add %al, (%rax)`): the last one may be the first byte of another.
         let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        let is_alignment = (at + zeros as u64).is_multiple_of(ALIGNMENT);
+        let zeros = if is_alignment { zeros } else { zeros & !1 };
         let traps = bytes.iter().take_while(|byte| **byte == 0xcc).count();
-        let size = (zeros & !1).max(traps);
+        let size = zeros.max(traps);
         if work.take().is_none() {
             return code.end;
         }
