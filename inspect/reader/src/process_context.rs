@@ -146,7 +146,7 @@ struct Other {
 /// The names that records of another publisher refer to.
 #[derive(Debug)]
 enum OtherKeys {
-    /// It announces none, so its records have no attributes.
+    /// It announces no contexts of threads.
     Absent,
     Known(KeyMap),
     /// Its context or its key map cannot be read.
@@ -357,6 +357,8 @@ impl Other {
             place: place.clone(),
             header,
             keys: match &context.keys {
+                // Its key map may come later.
+                Ok(None) if context.schema.is_some() => OtherKeys::Known(KeyMap::default()),
                 Ok(None) => OtherKeys::Absent,
                 Ok(Some(keys)) => OtherKeys::Known(keys.clone()),
                 Err(_) => OtherKeys::Unknown,

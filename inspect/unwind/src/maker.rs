@@ -23,6 +23,9 @@ const MAX_ENDS: usize = 16;
 /// Maximum size of the code that is read to find them, in bytes. `runtime.mcall` has 100.
 const MAX_LEAVING_CODE: usize = 1024;
 
+/// Maximum size of a function's code behind the end of its entry, in bytes.
+const MAX_BEHIND: u64 = 64 << 10;
+
 pub(crate) fn make(
     tables: &Tables,
     architecture: &'static Architecture,
@@ -283,7 +286,10 @@ impl Maker<'_> {
                 }
                 Source::DebugFrame => {
                     let next = self.functions.get(index + 1).map(|next| next.start);
-                    let limit = next.unwrap_or(covered).max(covered);
+                    let other = self.tables.uncovered.next_start(covered.saturating_sub(1));
+                    let limit = [next, other].into_iter().flatten().min();
+                    let limit = limit.map_or(covered, |it| it.min(covered + MAX_BEHIND));
+                    let limit = limit.max(covered);
                     let table = &mut self.debug_frame;
                     covered = table.evaluate(&function, from, limit, budget, writer)?;
                     Ok(())

@@ -284,7 +284,17 @@ impl Walk<'_> {
             let start = address.checked_sub(bytes.len() as u64);
             start.is_some_and(|start| memory.read(start, bytes).is_ok())
         };
-        (self.registers.architecture.without_frame)(next, &before)
+        let architecture = self.registers.architecture;
+        let rule = (architecture.without_frame)(next, &before);
+        // The bytes before can be the end of another instruction.
+        let is_left = (architecture.has_left)(next, &before);
+        rule.filter(|_| !is_left || self.is_return_address_at(self.registers.stack_pointer()))
+    }
+
+    fn is_return_address_at(&self, address: u64) -> bool {
+        let mut word = [0; 8];
+        let is_read = self.stack.memory.read(address, &mut word).is_ok();
+        is_read && self.is_behind_call(u64::from_ne_bytes(word))
     }
 
     /// Returns whether the frame is a trampoline's, which has called the one before it.
@@ -330,7 +340,10 @@ impl Walk<'_> {
             return caller;
         }
         // A frame of another stack, or the register holds other data.
-        let is_frame = |caller: &Registers| self.is_behind_call(caller.instruction_pointer);
+        let is_frame = |caller: &Registers| {
+            let is_aligned = caller.frame_pointer().is_none_or(|former| former % 8 == 0);
+            is_aligned && self.is_behind_call(caller.instruction_pointer)
+        };
         caller.ok().filter(is_frame).ok_or(StackEnd::NoRows)
     }
 

@@ -430,7 +430,7 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
         return end(unwinder, STACK_NO_TABLES);
     if (read_word(unwinder, fp, &former) || read_word(unwinder, fp + 8, &address))
         return end(unwinder, is_lower ? STACK_NO_TABLES : STACK_UNREADABLE);
-    if (is_lower && !is_behind_call(address & ADDRESS_MASK))
+    if (is_lower && (former & 7 || !is_behind_call(address & ADDRESS_MASK)))
         return end(unwinder, STACK_NO_TABLES);
     unwinder->registers[SP] = fp + 16;
     unwinder->registers[FP] = former;
@@ -468,7 +468,7 @@ static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
     int is_marked = (__u32)next == 0xfa1e0ff3 && ((next >> 32 & 0xff) == 0x55 || (next >> 32 & 0xffffff) == 0x158d4c);
     int is_return = (next & 0xff) == 0xc3;
     /* jmp over a call at the start of a function of Erlang, where its debugger can set a breakpoint */
-    int is_start_of_erlang = (next & 0xff00ffff) == 0xe80006eb;
+    int is_start_of_erlang = (next & 0xfffcffff) == 0xe80006eb;
     if (is_push || is_marked || is_closure || is_return || is_start_of_erlang)
         return START_GAP;
     /* leave before jmp or dec %r14, and both before jl: Erlang counts a function's return so */
@@ -477,7 +477,12 @@ static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)
     if (!(is_jump || is_count || is_less) ||
         bpf_probe_read_user(&former, sizeof former, (void *)(unwinder->pc - sizeof former)))
         return PLAIN_GAP;
-    return (is_less ? former == 0xceff49c9 : former >> 24 == 0xc9) ? START_GAP : PLAIN_GAP;
+    /* The bytes before can be the end of another instruction: the word at the stack pointer must be a return address. */
+    __u64 address = 0;
+    if (!(is_less ? former == 0xceff49c9 : former >> 24 == 0xc9) ||
+        bpf_probe_read_user(&address, sizeof address, (void *)unwinder->registers[SP]))
+        return PLAIN_GAP;
+    return is_behind_call(address) ? START_GAP : PLAIN_GAP;
 }
 #else
 static __always_inline __u32 interrupted_gap_at(struct unwinder *unwinder)

@@ -43,6 +43,9 @@ pub(crate) struct Architecture {
     /// Returns the rule of a function without tables that has just started or is about to return,
     /// by its next instructions and the previous ones, which `before` reads.
     pub(crate) without_frame: fn(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule>,
+    /// Returns whether the code seems to have removed its frame and to leave the function: then the word at the stack pointer
+    /// is the return address.
+    pub(crate) has_left: fn(next: [u8; 8], before: &ReadBefore<'_>) -> bool,
     /// The instruction by which generated code that is an outermost frame clears the frame pointer before a call. Empty where
     /// none is known that compilers do not use for other data.
     pub(crate) clears_frame_pointer: &'static [u8],

@@ -219,15 +219,19 @@ fn a_trampoline_needs_neither_tables_nor_a_frame_pointer() {
 fn the_caller_of_a_function_that_has_just_started_is_not_missed() {
     let code = code(&[Rule::End]);
     let caller = CODE + 0x50;
-    let run = |before: &[u8], next: &[u8]| {
+    let run_called = |called: bool, before: &[u8], next: &[u8]| {
         let mut memory = Image::new();
         memory.map_u64(STACK, &[caller, caller + 1, STACK + 0x100, caller + 2]);
         let bytes = [before, next, &[0x90; 8]].concat();
         memory.map(OTHER + 8 - before.len() as u64, bytes);
+        // A call before the address that the stack pointer leads to, or nops.
+        let call = if called { 0xe8 } else { 0x90 };
+        memory.map(caller - 8, [0x90, 0x90, 0x90, call, 0x90, 0x90, 0x90, 0x90]);
         let (frames, end) = run(&registers(OTHER + 8, STACK + 16), &code, &memory);
         assert_eq!((frames.len(), end), (2, StackEnd::Start));
         (frames[1].address - caller, frames[1].by_frame_pointer)
     };
+    let run = |before: &[u8], next: &[u8]| run_called(true, before, next);
     let nops = [0x90; 4];
     let move_up = [0x48, 0x89, 0xe5];
     let starts: [&[u8]; 9] = [
@@ -252,6 +256,12 @@ fn the_caller_of_a_function_that_has_just_started_is_not_missed() {
     let less = [0x0f, 0x8c, 1, 2, 3, 4];
     assert_eq!(run(&left, &[0xe9, 1, 2, 3, 4]), (0, false));
     assert_eq!(run(&left, &count), (0, false));
+    // xor %ecx, %ecx; jmp: what the stack pointer leads to is no return address.
+    let jump = [0xe9, 1, 2, 3, 4];
+    assert_eq!(
+        run_called(false, &[0x90, 0x90, 0x31, 0xc9], &jump),
+        (2, true)
+    );
     assert_eq!(run(&[0xc9, 0x49, 0xff, 0xce], &less), (0, false));
     assert_eq!(run(&nops, &[0xe9, 1, 2, 3, 4]), (2, true));
     assert_eq!(run(&nops, &count), (2, true));

@@ -31,6 +31,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // That code has frame pointers.
     trampoline: &[],
     without_frame,
+    has_left: |_, _| false,
     clears_frame_pointer: &[],
     is_behind_call,
     // Pointer authentication signs in bits 48 to 63: all that NT_ARM_PAC_MASK can have for the

@@ -34,6 +34,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // add $8, %rsp; ret
     trampoline: &[0x48, 0x83, 0xc4, 8, 0xc3],
     without_frame,
+    has_left,
     // sub %rbp, %rbp: the scheduler of Erlang (`emit_process_main` in erts/emulator/beam/jit/x86/process_main.cpp).
     // Compilers use xor.
     clears_frame_pointer: &[0x48, 0x29, 0xed],
@@ -119,7 +120,7 @@ fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
         &[0xff, 0x25, 3, 0, 0, 0],
     ];
     // jmp over a call at the start of a function of Erlang, where its debugger can set a breakpoint
-    let is_start_of_erlang = matches!(next, [0xeb, 6, _, 0xe8, ..]);
+    let is_start_of_erlang = matches!(next, [0xeb, 6, 0..=3, 0xe8, ..]);
     let is_start = is_start_of_erlang
         || next[0] == PUSH && moves(&next[1..4])
         || starts.iter().any(|it| next.starts_with(it))
@@ -127,7 +128,7 @@ fn without_frame(next: [u8; 8], before: &ReadBefore<'_>) -> Option<Rule> {
     is_start.then(|| above_stack_pointer(0))
 }
 
-/// Returns whether a function has removed its frame by `leave`, and jumps to another one. Erlang counts its returns
+/// Returns whether a function seems to have removed its frame by `leave`, and jumps to another one. Erlang counts its returns
 /// before that: `dec %r14`, and `jl` to its scheduler.
 fn has_left(next: [u8; 8], before: &ReadBefore<'_>) -> bool {
     const LEAVE: u8 = 0xc9;

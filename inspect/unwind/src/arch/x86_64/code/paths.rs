@@ -60,6 +60,8 @@ struct Found {
     indirect_ends: BTreeMap<u64, bool>,
     /// The targets of jumps.
     targets: BTreeSet<u64>,
+    /// Addresses of code that the function takes, for its jumps.
+    addresses: BTreeSet<u64>,
     /// Addresses behind calls and padding: if the callee never returns, another function may start there.
     doubts: BTreeSet<u64>,
     /// Which code from one of these is followed by which other one, or by code that is not in doubt (`None`).
@@ -109,8 +111,8 @@ struct Function<'a, 'w> {
     known: Option<Known>,
     /// Paths behind calls that may never return, which are followed last.
     doubtful: Paths,
-    /// The address of a block that may be another function's, and whether a path from there leads back, jumps through the same
-    /// table, or returns with the stack as it was at the start.
+    /// The address of a block that may be another function's, and whether a path from there leads back, jumps on as the one
+    /// that may lead there, or returns with the stack as it was at the start.
     tried: u64,
     belongs: bool,
     work: &'w mut CodeWork,
@@ -159,10 +161,10 @@ impl<'a, 'w> Function<'a, 'w> {
             from = unreached;
             let next = self.found.blocks.range(unreached..).next();
             let next = next.map(|(start, _)| *start);
-            // What follows a jump is most likely its target.
             let before = self.found.indirect_ends.range(..=unreached).next_back();
             let is_without_frame = before.is_some_and(|(_, is_without_frame)| *is_without_frame);
             if is_without_frame {
+                // What follows such a jump is most likely its target.
                 tried += 1;
                 if tried > MAX_TRIED_BLOCKS {
                     break;
@@ -371,7 +373,15 @@ impl<'a, 'w> Function<'a, 'w> {
                 self.belongs |= is_start;
                 self.leave(state)?;
             }
-            _ => return Some(state.advance(instruction, &mut self.info)),
+            _ => {
+                let is_address = instruction.mnemonic() == Mnemonic::Lea
+                    && instruction.is_ip_rel_memory_operand();
+                let address = is_address.then(|| instruction.ip_rel_memory_address());
+                self.found
+                    .addresses
+                    .extend(address.filter(|it| self.code.contains(*it)));
+                return Some(state.advance(instruction, &mut self.info));
+            }
         }
         Some(false)
     }
@@ -382,9 +392,9 @@ impl<'a, 'w> Function<'a, 'w> {
             self.found.indirect = Some(state.clone());
             return;
         };
-        // Another jump through the table that leads here. A function would be aligned.
+        // Another jump to an address that the function takes.
         let is_same = known.stack() == state.stack();
-        self.belongs |= is_same && !self.tried.is_multiple_of(ALIGNMENT);
+        self.belongs |= is_same && self.found.addresses.contains(&self.tried);
         known.meet(state);
     }
 

@@ -182,24 +182,27 @@ fn what_a_table_of_jumps_reaches_without_a_frame_has_none() {
     assert_eq!(last, Some((10, Rule::Gap)));
 }
 
-/// GMP's multiplication goes from one loop to the next through a table.
+/// GMP's multiplication goes from one loop to the next by their addresses.
 #[test]
-fn a_loop_that_a_table_of_jumps_reaches_and_leaves_has_the_frame_of_the_jumps() {
-    // push %rbx; jmp *%rax; loop: dec %edi; jnz loop; jmp *%rax; pop %rbx; ret
+fn a_loop_whose_address_is_taken_has_the_frame_of_the_jumps() {
+    // push %rbx; lea loop(%rip), %rax; jmp *%rax; loop: dec %edi; jnz loop; jmp *%rax; pop %rbx; ret
     let code = [
-        0x53, 0xff, 0xe0, 0xff, 0xcf, 0x75, 0xfc, 0xff, 0xe0, 0x5b, 0xc3,
+        0x53, 0x48, 0x8d, 0x05, 2, 0, 0, 0, 0xff, 0xe0, 0xff, 0xcf, 0x75, 0xfc, 0xff, 0xe0, 0x5b,
+        0xc3,
     ];
     let expected = [
         (0, above(8, Saved::Same)),
         (1, above(16, Saved::Same)),
-        (10, above(8, Saved::Same)),
-        (11, Rule::Gap),
+        (17, above(8, Saved::Same)),
+        (18, Rule::Gap),
     ];
     assert_eq!(rules(&code).unwrap(), expected);
-    // One that is aligned may be another function, without a frame.
-    let code = [&[0x53, 0xff, 0xe0][..], &[0xcc; 13], &code[3..9], &[0xc3]].concat();
-    let last = rules(&code).unwrap().pop();
-    assert_eq!(last, Some((3, Rule::Gap)));
+    // Otherwise, what jumps on may be another function: push %rbx; jmp *%rax; mov (%rdi), %rax; jmp *%rax
+    for jump in [[0xff, 0xe0], [0xff, 0x20]] {
+        let code = [&[0x53, 0xff, 0xe0, 0x48, 0x8b, 0x07][..], &jump].concat();
+        let last = rules(&code).unwrap().pop();
+        assert_eq!(last, Some((3, Rule::Gap)));
+    }
 }
 
 /// The jump at the start has no frame, the one behind the save of a register has one.
