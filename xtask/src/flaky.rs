@@ -76,7 +76,9 @@ pub(crate) fn run(arguments: &[String]) -> Done {
         [] => report::passed(line),
         failed => Err(anyhow!("{line}; failed: {}", failed.join(", "))),
     };
-    let part = format!("flaky {}", pattern.unwrap_or("all tests"));
+    // In a table.
+    let pattern = pattern.unwrap_or("all tests").replace('|', "\\|");
+    let part = format!("flaky {pattern}");
     let seconds = start.elapsed().as_secs();
     let said = format!("{counts}; {}", report::line(&done));
     test::note(&part, &done, &said, seconds);
