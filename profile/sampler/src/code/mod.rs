@@ -153,6 +153,16 @@ impl CodeMappings {
         }
     }
 
+    /// Returns the newest mapping that contains these addresses.
+    fn newest(&self, start: u64, end: u64) -> Option<&Mapped> {
+        let contains = |mapped: &&Mapped| mapped.start <= start && end <= mapped.end;
+        self.mappings.iter().rev().find(contains)
+    }
+
+    fn newest_at(&self, address: u64) -> Option<&Mapped> {
+        self.newest(address, address.checked_add(1)?)
+    }
+
     fn contain(&self, address: u64) -> bool {
         let end = address.checked_add(1);
         end.is_some_and(|end| self.ranges.contain(address, end))
@@ -185,8 +195,7 @@ impl CodeMappings {
 
     /// Adds code of a file that was moved to memory, and was read before `now`. It is the file's since that memory was mapped.
     fn add_moved(&mut self, mut new: Mapped, now: u64) -> Added {
-        let contains = |known: &&Mapped| known.start <= new.start && new.end <= known.end;
-        let memory = self.mappings.iter().rev().find(contains);
+        let memory = self.newest(new.start, new.end);
         match memory.filter(|known| self.is_reported && self.replaces_file(known)) {
             Some(memory) => {
                 new.since = memory.since;
@@ -345,15 +354,13 @@ impl CodeMappings {
 
     /// Returns true if a runtime may have generated the code at this address.
     pub(crate) fn is_generated(&self, address: u64) -> bool {
-        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
-        let newest = || self.mappings.iter().rev().find(contains);
-        self.has_generated && newest().is_some_and(|mapped| is_generated(&mapped.module))
+        let is_in_memory = |mapped: &Mapped| is_generated(&mapped.module);
+        self.has_generated && self.newest_at(address).is_some_and(is_in_memory)
     }
 
     /// Returns true if code at this address may have been moved from a file to memory.
     fn may_be_moved(&self, address: u64) -> bool {
-        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
-        let newest = self.mappings.iter().rev().find(contains);
+        let newest = self.newest_at(address);
         newest.is_some_and(|mapped| is_generated(&mapped.module) || self.replaces_file(mapped))
     }
 
