@@ -23,7 +23,7 @@ pub struct RuntimeStack {
     pub switching_libraries: &'static [&'static str],
 }
 
-/// What is known of the frames of a native stack.
+/// Facts about the frames of a native stack.
 pub trait NativeFrames {
     /// Returns true if this frame, which called the interpreter, only does so for this function.
     fn only_calls(&self, frame: &Frame, callee: &NamedFrame) -> bool;

@@ -1,8 +1,8 @@
 //! Rules of a function that no table describes, from its instructions.
 //!
-//! Each path from the function's first instruction is followed, and what is known of the stack pointer, the frame
-//! pointer and other registers relative to the canonical frame address (CFA) is kept for each instruction. Where paths
-//! meet, only what all of them agree on is known.
+//! Each path from the function's first instruction is followed. For each instruction, the known values of the stack
+//! pointer, the frame pointer and other registers are kept, relative to the canonical frame address (CFA). Where paths
+//! meet, only values on which all of them agree are known.
 
 mod extent;
 mod paths;

@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    /// What is known of this process.
+    /// Reads the mappings of this process.
     fn own() -> Unwinding {
         let pid = std::process::id() as i32;
         let process = Process::open(pid).unwrap();

@@ -1,4 +1,4 @@
-//! What is known of registers and the stack before an instruction.
+//! The known values of registers and of the stack before an instruction.
 
 use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
@@ -66,7 +66,7 @@ enum CallersValue {
     Unknown,
 }
 
-/// What is known before an instruction.
+/// The known values before an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct State {
     /// The values of registers that lead to the stack.
