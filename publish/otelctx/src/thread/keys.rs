@@ -7,7 +7,7 @@ use std::fmt;
 use std::ptr;
 use std::slice;
 use std::str;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use otelctx_format::MAX_KEYS;
 
@@ -117,11 +117,12 @@ impl Key {
     fn find_index(&self) -> Option<u8> {
         if self.state.load(Ordering::Acquire) == NEW {
             // An explicit register() returns the error; here, the record is marked as truncated.
-            let _ = self.register();
+            self.register().ok()?;
         }
         let is_own = |name: &str| name == self.name;
         let position = match usable_names().position(is_own) {
             Some(position) => position,
+            None if self.state.load(Ordering::Acquire) == REFUSED => return None,
             None => give_index(is_own)?,
         };
         self.state.store(position as u32 + 1, Ordering::Release);
@@ -132,8 +133,10 @@ impl Key {
 /// Gives the published name its index, which does not change any more. `None` if it is not
 /// published.
 fn give_index(is_own: impl Fn(&str) -> bool + Copy) -> Option<usize> {
-    // The lock is not needed to see that nothing is left to give, as without a process context.
-    if PUBLISHED.load(Ordering::Acquire) <= GIVEN.load(Ordering::Acquire) {
+    // Without a process context, threads do not wait for each other. Otherwise only the lock tells:
+    // the counts change while names get another order, and another thread may have just given the
+    // index.
+    if !IS_ANY_PUBLISHED.load(Ordering::Acquire) {
         return None;
     }
     let owner = platform::lock();
@@ -216,6 +219,8 @@ pub(super) static NAMES: [Name; MAX_KEYS] = [const {
 pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 /// Number of names that were published with a process context.
 pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
+/// Set once a process context was published.
+static IS_ANY_PUBLISHED: AtomicBool = AtomicBool::new(false);
 /// Number of names, published or not, whose indexes are final: records may have them, of this copy,
 /// of another copy of this crate, or of another publisher.
 pub(super) static GIVEN: AtomicUsize = AtomicUsize::new(0);
@@ -263,6 +268,7 @@ impl Name {
 /// Notes that the first `count` names are published. Once they are given, their indexes do not
 /// change as long as the process lives, whatever happens to its context.
 pub(crate) fn mark_published(count: usize) {
+    IS_ANY_PUBLISHED.store(true, Ordering::Release);
     PUBLISHED.fetch_max(count, Ordering::Release);
 }
 
