@@ -87,6 +87,13 @@ pub(crate) enum Error {
     },
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
+    #[error(
+        "no recording is here: name one, or make one with `{} record -o profile.otlp -p PID`",
+        own_name()
+    )]
+    NoRecording,
+    #[error("more than two recordings can be added up, with --join, and not compared")]
+    ManyRecordings,
     #[error("cannot read standard input: {0}")]
     Input(#[source] io::Error),
     #[error("cannot start the demo's service: {0}")]

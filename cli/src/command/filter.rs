@@ -278,7 +278,7 @@ fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
 }
 
 /// Parses a trace ID in hexadecimal digits, in either case.
-fn trace(text: &str) -> Result<TraceId, String> {
+pub(super) fn trace(text: &str) -> Result<TraceId, String> {
     const DIGITS: usize = 32;
     let lower = text.to_ascii_lowercase();
     match lower.parse::<TraceId>() {

@@ -19,6 +19,7 @@ mod retry;
 mod runtimes;
 mod same_memory;
 mod seconds;
+mod selection;
 pub(crate) mod symbolize;
 pub(crate) mod top;
 mod without_symbols;

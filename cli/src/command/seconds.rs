@@ -10,8 +10,7 @@ const UNITS: [(&str, f64); 4] = [("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 
 
 /// Parses a number of seconds with an optional fraction, or numbers with units, such as `1m30s`.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().or_else(|| with_units(text));
-    match seconds {
+    match span(text) {
         Some(seconds) if (0.1..=MAX_SECONDS).contains(&seconds) => {
             Ok(Duration::from_secs_f64(seconds))
         }
@@ -19,6 +18,12 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
             "expected a number of seconds from 0.1 to {MAX_SECONDS}, or a duration such as 1m30s"
         )),
     }
+}
+
+/// Parses a duration of any length, in seconds.
+pub(super) fn span(text: &str) -> Option<f64> {
+    let seconds: Option<f64> = text.parse().ok().or_else(|| with_units(text));
+    seconds.filter(|it| it.is_finite() && !it.is_sign_negative())
 }
 
 /// Adds numbers with units, from the largest unit to the smallest.

@@ -25,6 +25,29 @@ pub(crate) fn local(time: SystemTime) -> String {
     format!("{:02}:{:02}:{:02}", at.tm_hour, at.tm_min, at.tm_sec)
 }
 
+/// Formats a time as `07:42:09 +01:00`, in local time with its offset.
+pub(crate) fn local_with_offset(time: SystemTime) -> String {
+    let at = broken_down(since_epoch(time).0, libc::localtime_r);
+    let minutes = at.tm_gmtoff.unsigned_abs() / 60;
+    let sign = if at.tm_gmtoff < 0 { '-' } else { '+' };
+    let (hours, minutes) = (minutes / 60, minutes % 60);
+    format!("{} {sign}{hours:02}:{minutes:02}", local(time))
+}
+
+/// Returns the time that is this number of milliseconds after midnight of the local day of `start`.
+/// Both are in nanoseconds after 1970-01-01 UTC.
+pub(crate) fn on_day_of(start: u64, milliseconds: u64) -> u64 {
+    let seconds = libc::time_t::try_from(start / 1_000_000_000).unwrap_or(0);
+    let mut at = broken_down(seconds, libc::localtime_r);
+    let whole = i32::try_from(milliseconds / 1000).unwrap_or(i32::MAX);
+    (at.tm_hour, at.tm_min, at.tm_sec) = (0, 0, whole);
+    // The other offset may hold then.
+    at.tm_isdst = -1;
+    // SAFETY: mktime reads and changes a tm: this is a reference to one.
+    let seconds = unsafe { libc::mktime(&raw mut at) };
+    u64::try_from(seconds).unwrap_or(0) * 1_000_000_000 + milliseconds % 1000 * 1_000_000
+}
+
 fn since_epoch(time: SystemTime) -> (libc::time_t, u32) {
     // A clock that was never set may be before 1970.
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -26,7 +26,9 @@ mod recording;
 pub mod report;
 mod resolve;
 pub mod rules;
+mod selection;
 mod spool;
+mod view;
 mod write;
 
 pub use attributes::GIL as GIL_ATTRIBUTE;
@@ -42,4 +44,7 @@ pub use resolve::{NamedModule, RecordedFile};
 #[doc(hidden)]
 pub use resolve::{unnamed_modules, write_named};
 pub use spool::{Parts, Spool};
+#[doc(hidden)]
+pub use view::load;
+pub use view::{Input, convert};
 pub use write::{Aggregate, Format, Options, OtlpMessages};

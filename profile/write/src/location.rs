@@ -12,7 +12,7 @@ use crate::{Function, Identity, SymbolQuery, Symbolizer};
 
 /// The index of a [`Location`] in its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LocationIndex(u32);
+pub struct LocationIndex(pub(crate) u32);
 
 impl LocationIndex {
     /// The position, from 0.

@@ -113,6 +113,25 @@ fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
     same.collect()
 }
 
+fn kind_of(sample: &Sample) -> Kind {
+    match sample.event {
+        Event::OffCpu { .. } => Kind::OffCpu,
+        _ => Kind::OnCpu,
+    }
+}
+
+/// Returns each of the sorted keys with the number of times that it occurs.
+fn counted(sorted: impl Iterator<Item = Key>) -> Vec<(Key, usize)> {
+    let mut keys: Vec<(Key, usize)> = Vec::new();
+    for key in sorted {
+        match keys.last_mut() {
+            Some((last, count)) if *last == key => *count += 1,
+            _ => keys.push((key, 1)),
+        }
+    }
+    keys
+}
+
 impl Profile {
     /// Resolves a recording's frames with `symbolizer`.
     pub fn new(recording: Recording, symbolizer: &mut dyn Symbolizer) -> Self {
@@ -146,17 +165,13 @@ impl Profile {
                 let stack = locator.stack(&catalog, kernel, process, epoch, sample);
                 stacks.insert_full(stack).0
             });
-            let kind = match sample.event {
-                Event::OffCpu { .. } => Kind::OffCpu,
-                _ => Kind::OnCpu,
-            };
             let context = match sample.found {
                 Found::Attached(context) => contexts[context.index()],
                 _ => None,
             };
             Key {
                 process,
-                kind,
+                kind: kind_of(sample),
                 thread: sample.thread,
                 context,
                 gil: sample.gil,
@@ -165,18 +180,8 @@ impl Profile {
             }
         };
         samples.sort_by_cached_key(|sample| (key(sample), sample.time));
-        let mut keys: Vec<(Key, usize)> = Vec::new();
-        for sample in &samples {
-            let key = key(sample);
-            match keys.last_mut() {
-                Some((last, count)) if *last == key => *count += 1,
-                _ => keys.push((key, 1)),
-            }
-        }
-        let Resolved {
-            locations,
-            identities,
-        } = locator.resolve(&catalog, symbolizer);
+        let keys = counted(samples.iter().map(&mut key));
+        let resolved = locator.resolve(&catalog, symbolizer);
         Self {
             catalog,
             samples,
@@ -185,9 +190,45 @@ impl Profile {
             period,
             counts,
             kernel,
-            locations,
+            locations: resolved.locations,
             stacks,
-            identities,
+            identities: resolved.identities,
+        }
+    }
+
+    /// Creates a profile from samples whose stacks are resolved: each has the index of one.
+    pub(crate) fn from_resolved(
+        mut catalog: Catalog,
+        mut samples: Vec<(Sample, usize)>,
+        clock: Clock,
+        period: NonZeroU64,
+        resolved: Resolved,
+        stacks: IndexSet<Box<[LocationIndex]>, foldhash::fast::RandomState>,
+    ) -> Self {
+        let contexts = distinct_contexts(&catalog);
+        let kernel = catalog.module(Module::kernel());
+        let key = |(sample, stack): &(Sample, usize)| Key {
+            process: catalog.thread_facts(sample.thread).process,
+            kind: kind_of(sample),
+            thread: sample.thread,
+            context: sample.found.attached().and_then(|it| contexts[it.index()]),
+            gil: sample.gil,
+            stack: *stack,
+            cpu: sample.cpu,
+        };
+        samples.sort_by_cached_key(|sample| (key(sample), sample.0.time));
+        let keys = counted(samples.iter().map(key));
+        Self {
+            samples: samples.into_iter().map(|(sample, _)| sample).collect(),
+            keys,
+            clock,
+            period,
+            counts: Counts::default(),
+            kernel,
+            locations: resolved.locations,
+            stacks,
+            identities: resolved.identities,
+            catalog,
         }
     }
 

@@ -88,7 +88,7 @@ pub(crate) fn run(
     })
 }
 
-fn died(path: &Path, limits: Limits) -> Error {
+pub(crate) fn died(path: &Path, limits: Limits) -> Error {
     let limit = limits.memory >> 20;
     too_large(
         path,
@@ -100,7 +100,9 @@ fn died(path: &Path, limits: Limits) -> Error {
 const MAX_HEAD: usize = 4096;
 
 /// Describes a file of another format, by its first bytes, and says what opens it.
-fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
+pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
+    // In a file of several messages, after the first one's size.
+    let bytes = Messages::new(bytes).next()?.ok()?;
     let head = &bytes[..bytes.len().min(MAX_HEAD)];
     let file = path.display();
     let json = "it is JSON; configure the Collector's file exporter with `format: proto`";
@@ -186,8 +188,7 @@ pub(crate) fn read_from(source: impl Read, path: &Path) -> Result<Vec<u8>, Error
     if bytes.len() as u64 > MAX_FILE {
         return Err(file_too_large(path));
     }
-    let first = Messages::new(&bytes).next().and_then(Result::ok);
-    match first.and_then(|first| other_format(first, path)) {
+    match other_format(&bytes, path) {
         Some(reason) => Err(Error::OtherFormat {
             path: path.to_owned(),
             reason,

@@ -41,7 +41,7 @@ impl<'p> RecordedFile<'p> {
     /// Reads an OTLP file.
     ///
     /// # Errors
-    /// Returns the errors of [`Report::read_from`](crate::report::Report::read_from).
+    /// Returns the errors of [`Report::read`](crate::report::Report::read).
     pub fn read(path: &'p Path) -> Result<Self, Error> {
         let bytes = recorded_file::read(path)?;
         Ok(Self { bytes, path })

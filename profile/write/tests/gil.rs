@@ -7,7 +7,7 @@ use std::io::Read;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::{NO_ATTRIBUTE, Report};
+use otelctx_profile::report::{NO_ATTRIBUTE, Report, ReportOptions};
 use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, GilState, NamedFrame, ProcessFacts, Sample,
@@ -140,13 +140,13 @@ fn otlp_has_the_state_beside_a_record_attribute_of_that_name() {
 
 #[test]
 fn a_report_sums_up_states_and_can_group_by_them() {
-    let data = ProfilesData::decode(&written(Format::Otlp, None)[..]).unwrap();
-    let report = Report::of(&data, GIL_ATTRIBUTE);
+    let options = ReportOptions::by(&[GIL_ATTRIBUTE]);
+    let report = Report::of(&written(Format::Otlp, None), &options).unwrap();
     assert_eq!(report.total.samples, 7);
     assert_eq!(report.by_gil.map(|cost| cost.samples), [2, 3, 1]);
-    let states = report.by_attribute.iter();
+    let states = report.groups.iter();
     let states: Vec<_> = states
-        .map(|(name, cost)| (&name[..], cost.samples))
+        .map(|it| (&it.values[0][..], it.cost.samples))
         .collect();
     // The record's own attribute has another name here.
     let expected = [
@@ -157,7 +157,7 @@ fn a_report_sums_up_states_and_can_group_by_them() {
     ];
     assert_eq!(states, expected);
     let waiting = report.by_function.iter();
-    let mut waiting = waiting.filter(|(name, _)| name == GilState::WAITING_FRAME);
+    let mut waiting = waiting.filter(|(function, _)| function.name == GilState::WAITING_FRAME);
     assert_eq!(waiting.next().unwrap().1.total.samples, 3);
 }
 

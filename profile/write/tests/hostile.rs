@@ -7,7 +7,7 @@ use std::io::Read;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::{NO_ATTRIBUTE, Report};
+use otelctx_profile::report::{NO_ATTRIBUTE, Report, ReportOptions};
 use otelctx_profile::sample::format::process_context::Value as Resource;
 use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::{Event, Found, ProcessFacts, Sample};
@@ -307,15 +307,16 @@ fn values_beyond_all_numbers_are_added_up() {
         }
     }
     assert_eq!(rules::violations(&data), [""; 0]);
-    let report = Report::of(&data, "http.route");
+    let options = ReportOptions::by(&["http.route"]);
+    let report = Report::of(&data.encode_to_vec(), &options).unwrap();
     assert_eq!(
         (report.total.samples, report.total.nanoseconds),
         (u64::MAX, u64::MAX)
     );
     assert!(
         report
-            .by_attribute
+            .groups
             .iter()
-            .any(|(name, _)| name == NO_ATTRIBUTE)
+            .any(|group| group.values == [NO_ATTRIBUTE])
     );
 }

@@ -4,7 +4,7 @@ mod shop;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::Report;
+use otelctx_profile::report::{Report, ReportOptions};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, NamedFrame, ProcessFacts, Sample, StackEnd,
 };
@@ -118,9 +118,10 @@ fn otlp_and_its_report_have_it_as_a_marker() {
         })
     });
     assert_eq!(outermost.count(), 8);
-    let report = Report::of(&data, "http.route");
+    let content = data.encode_to_vec();
+    let report = Report::of(&content, &ReportOptions::by(&["http.route"])).unwrap();
     let mut marked = report.by_function.iter();
-    let marked = marked.find(|it| it.0 == "[incomplete: unreadable memory]");
+    let marked = marked.find(|it| it.0.name == "[incomplete: unreadable memory]");
     let cost = &marked.unwrap().1;
     assert_eq!((cost.total.samples, cost.own.samples), (1, 0));
 }

@@ -7,7 +7,7 @@ use std::io::Read;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::Report;
+use otelctx_profile::report::{Report, ReportOptions};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, Mapping, NamedFrame, ProcessFacts, Sample,
     StackEnd,
@@ -193,12 +193,12 @@ fn otlp_says_what_executes_each_frame() {
 
 #[test]
 fn a_report_adds_them_up() {
-    let data = ProfilesData::decode(&written(Format::Otlp)[..]).unwrap();
-    let report = Report::of(&data, "http.route");
+    let options = ReportOptions::by(&["http.route"]);
+    let report = Report::of(&written(Format::Otlp), &options).unwrap();
     let functions: BTreeMap<&str, (u64, u64)> = report
         .by_function
         .iter()
-        .map(|(name, cost)| (&name[..], (cost.own.samples, cost.total.samples)))
+        .map(|(name, cost)| (&name.name[..], (cost.own.samples, cost.total.samples)))
         .collect();
     let expected = [
         ("Shop.checkout", (2, 2)),

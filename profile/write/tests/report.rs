@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use opentelemetry_proto::tonic::common::v1::AnyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::{NO_ATTRIBUTE, Report};
-use otelctx_profile::{Error, Format, NoSymbols, Options, Profile, rules};
+use otelctx_profile::report::{Cost, NO_ATTRIBUTE, Report, ReportOptions};
+use otelctx_profile::{Error, Format, Input, NoSymbols, Options, Profile, rules};
 use prost::Message as _;
 
 struct File(PathBuf);
@@ -25,6 +25,15 @@ impl File {
     }
 }
 
+impl File {
+    fn report(&self) -> Result<Report, Error> {
+        Report::read(
+            &Input::recording(&self.0),
+            &ReportOptions::by(&["http.route"]),
+        )
+    }
+}
+
 impl Drop for File {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
@@ -34,32 +43,32 @@ impl Drop for File {
 #[test]
 fn time_is_added_up_by_route_trace_function_and_process() {
     let file = File::new("sums");
-    let report = Report::read(&file.0, "http.route").unwrap();
-    let samples = |cost: &otelctx_profile::report::Cost| {
+    let report = file.report().unwrap();
+    let samples = |cost: &Cost| {
         assert_eq!(cost.nanoseconds, cost.samples * shop::PERIOD);
         cost.samples
     };
     assert_eq!(samples(&report.total), 12);
     assert_eq!(samples(&report.with_trace), 8);
     assert_eq!(report.duration, 1_000_000_000);
-    let routes = report.by_attribute.iter();
+    let routes = report.groups.iter();
     let routes: Vec<_> = routes
-        .map(|(name, cost)| (&name[..], samples(cost)))
+        .map(|it| (&it.values[0][..], samples(&it.cost)))
         .collect();
     assert_eq!(routes, [("/cart", 7), (NO_ATTRIBUTE, 4), ("/pay", 1)]);
     let attributes = report.attributes.iter().map(String::as_str);
     assert!(attributes.eq(["http.route", "thread.name"]));
-    let [(trace, cost)] = &report.by_trace[..] else {
+    let [trace] = &report.by_trace[..] else {
         panic!("{:?}", report.by_trace)
     };
     assert_eq!(
-        (&trace.id, &trace.attribute[..]),
+        (&trace.trace.id, &trace.trace.attribute[..]),
         (&"01".repeat(16), "/cart")
     );
-    assert_eq!(samples(cost), 8);
+    assert_eq!(samples(&trace.cost), 8);
     let functions = report.by_function.iter();
     let functions: Vec<_> = functions
-        .map(|(name, cost)| (&name[..], samples(&cost.own), samples(&cost.total)))
+        .map(|(it, cost)| (&it.name[..], samples(&cost.own), samples(&cost.total)))
         .collect();
     let expected = [
         ("parse", 8, 8),
@@ -98,7 +107,7 @@ fn a_process_without_a_service_has_its_command_name() {
         let mut message = Vec::new();
         let options = Options::default();
         profile.write(Format::Otlp, &options, &mut message).unwrap();
-        let report = Report::of(&ProfilesData::decode(&message[..]).unwrap(), "none");
+        let report = Report::of(&message, &ReportOptions::by(&[])).unwrap();
         report.by_process[1].0.clone()
     };
     assert_eq!(report(&[], true, false), "python3 9");
@@ -118,10 +127,10 @@ fn where_no_function_is_known_the_file_stands_for_it() {
     let file = File::new("unnamed");
     let profile = Profile::new(shop::recording(), &mut NoSymbols);
     profile.write_file(&file.0, &Options::default()).unwrap();
-    let report = Report::read(&file.0, "http.route").unwrap();
+    let report = file.report().unwrap();
     let functions = report.by_function.iter();
     let functions: Vec<_> = functions
-        .map(|(name, cost)| (&name[..], cost.own.samples, cost.total.samples))
+        .map(|(it, cost)| (&it.name[..], cost.own.samples, cost.total.samples))
         .collect();
     let expected = [
         ("/usr/bin/shop", 9, 11),
@@ -138,14 +147,14 @@ fn a_file_that_is_cut_short_is_refused() {
     let whole = fs::read(&file.0).unwrap();
     for length in 0..whole.len() {
         fs::write(&file.0, &whole[..length]).unwrap();
-        let result = Report::read(&file.0, "http.route");
+        let result = file.report();
         assert!(
             matches!(result, Err(Error::Malformed { .. })),
             "{length} bytes"
         );
     }
     fs::write(&file.0, &whole).unwrap();
-    Report::read(&file.0, "http.route").unwrap();
+    file.report().unwrap();
 }
 
 /// As the file exporter of OpenTelemetry's Collector writes it: several messages with their sizes before
@@ -153,7 +162,7 @@ fn a_file_that_is_cut_short_is_refused() {
 #[test]
 fn several_messages_are_one_report() {
     let file = File::new("several");
-    let alone = Report::read(&file.0, "http.route").unwrap();
+    let alone = file.report().unwrap();
     let mut data = ProfilesData::decode(&fs::read(&file.0).unwrap()[..]).unwrap();
     let dictionary = data.dictionary.as_mut().unwrap();
     dictionary.attribute_table[0].value = Some(AnyValue::default());
@@ -179,9 +188,9 @@ fn several_messages_are_one_report() {
     let size = u32::try_from(message.len()).unwrap().to_be_bytes();
     let sized = [&size[..], &message].concat();
     fs::write(&file.0, &sized).unwrap();
-    assert_eq!(Report::read(&file.0, "http.route").unwrap(), alone);
+    assert_eq!(file.report().unwrap(), alone);
     fs::write(&file.0, sized.repeat(2)).unwrap();
-    let twice = Report::read(&file.0, "http.route").unwrap();
+    let twice = file.report().unwrap();
     assert_eq!(twice.total.samples, 2 * alone.total.samples);
     assert_eq!(twice.by_process[0].0, alone.by_process[0].0);
     assert_eq!(
@@ -192,7 +201,7 @@ fn several_messages_are_one_report() {
     assert_eq!(twice.duration, alone.duration);
     for length in 1..sized.len() {
         fs::write(&file.0, [&sized, &sized[..length]].concat()).unwrap();
-        let error = Report::read(&file.0, "http.route").unwrap_err();
+        let error = file.report().unwrap_err();
         assert!(
             error.to_string().contains("its last message is truncated"),
             "{error}"
@@ -204,10 +213,7 @@ fn several_messages_are_one_report() {
 fn what_is_no_profile_is_refused() {
     let file = File::new("other");
     for (beginning, why) in [
-        (
-            &[0x1f, 0x8b, 8, 0][..],
-            "it is compressed, like files for pprof",
-        ),
+        (&[0x1f, 0x8b, 8, 0][..], "it was cut off"),
         (b"<?xml version", "it is an SVG image"),
         (
             b"{\"resourceProfiles\":[]}\n",
@@ -220,16 +226,16 @@ fn what_is_no_profile_is_refused() {
         (&[0, 0, 0, 9, 0x0a], "its last message is truncated"),
     ] {
         fs::write(&file.0, beginning).unwrap();
-        let error = Report::read(&file.0, "http.route").unwrap_err();
+        let error = file.report().unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
     fs::write(&file.0, "#!/bin/sh\necho no profile\n").unwrap();
-    let error = Report::read(&file.0, "http.route").unwrap_err();
+    let error = file.report().unwrap_err();
     assert!(
         error.to_string().contains("not a complete OTLP profile"),
         "{error}"
     );
     fs::remove_file(&file.0).unwrap();
-    let error = Report::read(&file.0, "http.route").unwrap_err();
+    let error = file.report().unwrap_err();
     assert!(matches!(error, Error::Read { .. }), "{error:?}");
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use otelctx_profile::report::Report as Sums;
+use otelctx_profile::report::{Report as Sums, ReportOptions};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Mapping, Module, ProcessFacts, Sample,
 };
-use otelctx_profile::{Clock, Options, Profile, Recording};
+use otelctx_profile::{Clock, Input, Options, Profile, Recording};
 use otelctx_remote::Device;
 use otelctx_symbolize::Symbols;
 
@@ -226,7 +226,8 @@ pub(crate) fn name_functions(program: &str, stacks: &str) {
     profile
         .write_file(&path, &Options::default())
         .expect("the directory takes a file");
-    let sums = Sums::read(&path, "http.route").expect("it was just written");
+    let options = ReportOptions::by(&["http.route"]);
+    let sums = Sums::read(&Input::recording(&path), &options).expect("it was just written");
     let took = start.elapsed();
     assert!(!sums.by_function.is_empty());
     for group in profile.groups() {

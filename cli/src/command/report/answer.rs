@@ -1,0 +1,115 @@
+//! The JSON object of docs/json.md.
+
+use otelctx_profile::report::{Cost, Report};
+use serde::Serialize;
+
+use crate::command::filter::NONE;
+use crate::command::record::gil::GilSamples;
+
+#[derive(Serialize)]
+pub(super) struct Answer<'r> {
+    samples: u64,
+    cpu_ns: u64,
+    with_trace: u64,
+    gil: GilSamples,
+    start_ns: u64,
+    duration_ns: u64,
+    by: String,
+    by_attribute: Vec<GroupRow<'r>>,
+    by_trace: Vec<TraceRow<'r>>,
+    by_function: Vec<FunctionRow<'r>>,
+    by_process: Vec<Row<'r>>,
+    by_service: Vec<Row<'r>>,
+    unnamed: Vec<Row<'r>>,
+}
+
+#[derive(Serialize)]
+struct Row<'r> {
+    name: &'r str,
+    samples: u64,
+    cpu_ns: u64,
+}
+
+#[derive(Serialize)]
+struct GroupRow<'r> {
+    /// The first of `values`.
+    name: &'r str,
+    values: &'r [String],
+    samples: u64,
+    cpu_ns: u64,
+}
+
+#[derive(Serialize)]
+struct TraceRow<'r> {
+    trace_id: &'r str,
+    attribute: &'r str,
+    samples: u64,
+    cpu_ns: u64,
+    first_ns: u64,
+    last_ns: u64,
+    threads: usize,
+}
+
+#[derive(Serialize)]
+struct FunctionRow<'r> {
+    name: &'r str,
+    file: &'r str,
+    line: u32,
+    kind: &'r str,
+    self_ns: u64,
+    total_ns: u64,
+}
+
+pub(super) fn of<'r>(report: &'r Report, by: &[String]) -> Answer<'r> {
+    let row = |(name, cost): &'r (String, Cost)| Row {
+        name,
+        samples: cost.samples,
+        cpu_ns: cost.nanoseconds,
+    };
+    let rows = |rows: &'r [(String, Cost)]| rows.iter().map(row).collect();
+    let groups = report.groups.iter().map(|group| GroupRow {
+        name: group.values.first().map_or("", String::as_str),
+        values: &group.values,
+        samples: group.cost.samples,
+        cpu_ns: group.cost.nanoseconds,
+    });
+    let traces = report.by_trace.iter().map(|it| TraceRow {
+        trace_id: &it.trace.id,
+        attribute: &it.trace.attribute,
+        samples: it.cost.samples,
+        cpu_ns: it.cost.nanoseconds,
+        first_ns: it.first,
+        last_ns: it.last,
+        threads: it.threads,
+    });
+    let functions = report.by_function.iter();
+    let functions = functions.map(|(function, cost)| FunctionRow {
+        name: &function.name,
+        file: &function.file,
+        line: function.line,
+        kind: &function.kind,
+        self_ns: cost.own.nanoseconds,
+        total_ns: cost.total.nanoseconds,
+    });
+    Answer {
+        samples: report.total.samples,
+        cpu_ns: report.total.nanoseconds,
+        with_trace: report.with_trace.samples,
+        gil: GilSamples::of_report(report),
+        start_ns: report.start,
+        duration_ns: report.duration,
+        by: match by {
+            [] => NONE.to_owned(),
+            names => names.join(","),
+        },
+        by_attribute: match by {
+            [] => Vec::new(),
+            _ => groups.collect(),
+        },
+        by_trace: traces.collect(),
+        by_function: functions.collect(),
+        by_process: rows(&report.by_process),
+        by_service: rows(&report.by_service),
+        unnamed: rows(&report.unnamed),
+    }
+}

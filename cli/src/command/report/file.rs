@@ -1,0 +1,42 @@
+//! The recording that is shown if none is named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::Error;
+
+/// The file that `record` writes unless it is told another name.
+const DEFAULT: &str = "profile.otlp";
+
+/// Returns the file that was given, or else the newest recording in the current directory.
+pub(super) fn chosen(given: Option<&Path>) -> Result<PathBuf, Error> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
+    let default = Path::new(DEFAULT);
+    if default.is_file() {
+        return Ok(default.to_owned());
+    }
+    newest(Path::new(".")).ok_or(Error::NoRecording)
+}
+
+fn newest(directory: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(directory).ok()?.flatten();
+    let recordings = entries.filter_map(|entry| {
+        let name = PathBuf::from(entry.file_name());
+        let is_otlp = name.extension().is_some_and(|it| it == "otlp");
+        let facts = entry.metadata().ok().filter(|it| is_otlp && it.is_file())?;
+        let time = facts.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        Some((time, name))
+    });
+    let (_, newest) = recordings.max()?;
+    // Not a later part of a recording.
+    let stem = newest.file_stem()?.to_str()?.to_owned();
+    let first = stem.rsplit_once('.').and_then(|(first, part)| {
+        part.parse::<usize>().ok()?;
+        let first = PathBuf::from(format!("{first}.otlp"));
+        directory.join(&first).is_file().then_some(first)
+    });
+    Some(first.unwrap_or(newest))
+}

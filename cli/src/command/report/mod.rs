@@ -1,0 +1,260 @@
+//! `otelctx report`: the contents of a recording, as tables.
+
+mod answer;
+mod compare;
+mod file;
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use otelctx_profile::report::{Report, ReportOptions, Selection};
+use otelctx_profile::{Format, GIL_ATTRIBUTE, Input};
+
+use crate::Status;
+use crate::command::filter::{NONE, ROUTE};
+use crate::command::ids;
+use crate::command::record::empty_recording;
+use crate::command::selection::Select;
+use crate::error::Error;
+use crate::output::json;
+use crate::output::terminal::{self, Terminal};
+
+/// Number of rows per table, unless another one is given.
+const ROWS: usize = 15;
+/// Number of functions below each of the costliest rows.
+const FUNCTIONS_OF_ROW: usize = 3;
+
+/// Show CPU time by route, trace and function from a recording
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  otelctx record -p 4711 -d 10 -o profile.otlp
+  otelctx report                                          what is in profile.otlp
+  otelctx report profile.otlp --by tenant,function        by tenant, then by function
+  otelctx report profile.otlp --filter http.route=/cart   the functions of one route
+  otelctx report profile.otlp --traces --time 14:03..14:04
+  otelctx report yesterday.otlp today.otlp                what has changed
+  otelctx report profile.otlp --trace ID -o request.svg   one request as a flame graph")]
+pub(crate) struct Arguments {
+    /// Recording: OTLP of any program, pprof, folded stacks, or the output of `perf script`; - for
+    /// standard input; a second one is compared with it [default: profile.otlp, else the newest .otlp
+    /// file here]
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Add recordings up instead of comparing them
+    #[arg(long)]
+    join: bool,
+    #[command(flatten)]
+    select: Select,
+    /// What to group by, several with commas between: attributes of contexts or resources, service,
+    /// process, thread, trace, and of the innermost function function, file and line; `none` for
+    /// nothing [default: http.route, otherwise the first attribute with several values]
+    #[arg(long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
+    by: Vec<String>,
+    /// Sort functions by time in themselves, or with what they call
+    #[arg(long, value_enum, default_value = "self")]
+    sort: Sort,
+    /// Show functions as a tree of callers and callees, of at least 1 %; with --function, from there
+    #[arg(long, conflicts_with = "traces")]
+    tree: bool,
+    /// Show each trace: when it was seen, on how many threads, and its CPU time
+    #[arg(long, value_name = "ORDER", value_enum, num_args = 0..=1, default_missing_value = "cpu",
+        require_equals = true)]
+    traces: Option<TraceOrder>,
+    /// Show only frames of this language, such as python or kernel; can be repeated
+    #[arg(long = "language", value_name = "LANGUAGE", value_parser = language)]
+    languages: Vec<String>,
+    /// Show functions of interpreters, of the starts of threads and of system calls, too
+    #[arg(long)]
+    plumbing: bool,
+    /// Maximum rows per table; 0 for all [default: 15]
+    #[arg(short = 'n', long, value_name = "ROWS", default_value_t = ROWS, hide_default_value = true)]
+    rows: usize,
+    /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
+    /// Profiler), .svg (flame graph) or .folded; can be repeated
+    #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
+    output: Vec<PathBuf>,
+    /// Print one JSON value (fields: docs/json.md)
+    #[arg(long)]
+    json: bool,
+}
+
+/// The order of functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Sort {
+    /// Time in the function itself.
+    #[value(name = "self")]
+    Own,
+    /// Time in the function and its callees.
+    Total,
+}
+
+/// The order of traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum TraceOrder {
+    /// CPU time.
+    Cpu,
+    /// Time from the first sample to the last.
+    Span,
+}
+
+const LANGUAGES: [&str; 10] = [
+    "python",
+    "javascript",
+    "java",
+    "go",
+    "ruby",
+    "php",
+    "erlang",
+    "dotnet",
+    "native",
+    "kernel",
+];
+
+fn language(text: &str) -> Result<String, String> {
+    if LANGUAGES.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("expected one of {}", LANGUAGES.join(", ")))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let given = arguments.files.first();
+    let file = file::chosen(given.map(PathBuf::as_path))?;
+    let mut input = opened(&file)?;
+    let rest = arguments.files.get(1..).unwrap_or_default();
+    if let ([other], false) = (rest, arguments.join) {
+        return compare(arguments, &input, &opened(other)?);
+    }
+    for other in rest {
+        if !arguments.join {
+            return Err(Error::ManyRecordings);
+        }
+        input = input.and(opened(other)?);
+    }
+    if !arguments.output.is_empty() {
+        let options = arguments.options(selection(arguments, &input)?);
+        return convert(&input, &options, &arguments.output);
+    }
+    let (report, by) = read(arguments, &input)?;
+    let text = if arguments.json {
+        json::render(&answer::of(&report, &by))
+    } else {
+        let shown = tables::Shown {
+            report: &report,
+            file: &file,
+            by: &by,
+            rows: arguments.most(),
+            sort: arguments.sort,
+            traces: arguments.traces,
+            is_chosen: given.is_none(),
+            is_selection: !arguments.select.is_all(),
+        };
+        shown.text(&Terminal::of_stdout())
+    };
+    terminal::print(&text).map_err(Error::Output)?;
+    let asked = arguments.by.first().map(String::as_str);
+    let asked = asked.filter(|name| report.total.samples > 0 && !report.has_level(name));
+    if let Some(lacking) = empty_recording::lacking(asked, &report.attributes) {
+        terminal::complain(&lacking.message, Some(&lacking.hint));
+    }
+    Ok(Status::Done)
+}
+
+fn opened(file: &Path) -> Result<Input, Error> {
+    match file.to_str() {
+        // It can be read once.
+        Some("-") => Input::standard_input().map_err(Error::Input),
+        _ => Ok(Input::recording(file)),
+    }
+}
+
+/// Returns the selected samples of a recording.
+fn selection(arguments: &Arguments, input: &Input) -> Result<Selection, Error> {
+    let start = if arguments.select.needs_start() {
+        Report::read(input, &ReportOptions::by(&[]))?.start
+    } else {
+        0
+    };
+    Ok(arguments.select.of_recording(start))
+}
+
+/// Reads a recording, and returns what it is grouped by.
+fn read(arguments: &Arguments, input: &Input) -> Result<(Report, Vec<String>), Error> {
+    let mut options = arguments.options(selection(arguments, input)?);
+    let mut report = Report::read(input, &options)?;
+    if arguments.by.is_empty() && !report.attributes.contains(ROUTE) {
+        let mut varying = report.varying.iter();
+        let first = varying.find(|it| *it != GIL_ATTRIBUTE).cloned();
+        options.by = first.into_iter().collect();
+        report = Report::read(input, &options)?;
+    }
+    Ok((report, options.by))
+}
+
+/// Shows what has changed between two recordings.
+fn compare(arguments: &Arguments, before: &Input, after: &Input) -> Result<Status, Error> {
+    let (after, by) = read(arguments, after)?;
+    let options = ReportOptions {
+        by,
+        ..arguments.options(selection(arguments, before)?)
+    };
+    let before = Report::read(before, &options)?;
+    let text = if arguments.json {
+        json::render(&compare::rows(&before, &after))
+    } else {
+        let terminal = Terminal::of_stdout();
+        compare::table(&before, &after, &options.by, arguments.most(), &terminal)
+    };
+    terminal::print(&text).map_err(Error::Output)?;
+    Ok(Status::Done)
+}
+
+/// Writes the selected samples in the format of each file's extension.
+fn convert(input: &Input, options: &ReportOptions, outputs: &[PathBuf]) -> Result<Status, Error> {
+    let mut write = otelctx_profile::Options::default();
+    write.by = options.by.first().cloned();
+    let formats = outputs.iter().map(|path| Format::from_path(path));
+    let formats: Vec<Format> = formats.collect::<Result<_, _>>()?;
+    for (path, format) in outputs.iter().zip(formats) {
+        otelctx_profile::convert(input, &options.selection, format, &write, path)?;
+    }
+    Ok(Status::Done)
+}
+
+impl Arguments {
+    fn options(&self, selection: Selection) -> ReportOptions {
+        let by = match &self.by[..] {
+            [] => vec![ROUTE.to_owned()],
+            [none] if none == NONE => Vec::new(),
+            names => names.to_vec(),
+        };
+        let is_comparison = self.files.len() == 2 && !self.join;
+        ReportOptions {
+            by,
+            selection,
+            with_plumbing: self.plumbing || self.json,
+            languages: self.languages.clone(),
+            detailed_groups: if is_comparison {
+                usize::MAX
+            } else {
+                self.most()
+            },
+            functions_of_group: match (is_comparison, self.json) {
+                (true, _) => usize::MAX,
+                (false, true) => 0,
+                (false, false) => FUNCTIONS_OF_ROW,
+            },
+            by_total: self.sort == Sort::Total,
+            with_tree: self.tree,
+        }
+    }
+
+    /// Returns the maximum number of rows per table.
+    fn most(&self) -> usize {
+        match self.rows {
+            0 => usize::MAX,
+            rows => rows,
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! A report as text.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use otelctx_profile::report::{
+    Cost, Function, FunctionCost, GroupCost, Report, TraceCost, TreeNode,
+};
+
+use super::{Sort, TraceOrder};
+use crate::command::record::gil::GilSamples;
+use crate::output::clock;
+use crate::output::names::short;
+use crate::output::table::{Align, Table};
+use crate::output::terminal::{Style, Terminal, escape};
+use crate::output::text::{argument, count, grouped, own_name};
+
+/// Smallest share, as a part of this many, for which functions without names have a line.
+const MIN_UNNAMED: u64 = 20;
+
+/// A report, and how to show it.
+pub(super) struct Shown<'r> {
+    pub(super) report: &'r Report,
+    pub(super) file: &'r Path,
+    pub(super) by: &'r [String],
+    /// Maximum rows per table.
+    pub(super) rows: usize,
+    pub(super) sort: Sort,
+    pub(super) traces: Option<TraceOrder>,
+    /// The user has not named the file.
+    pub(super) is_chosen: bool,
+    /// Some samples may have been left out.
+    pub(super) is_selection: bool,
+}
+
+/// A row of a table, with text below it.
+struct Section<'t> {
+    terminal: &'t Terminal,
+    rows: usize,
+    text: String,
+}
+
+impl Section<'_> {
+    fn add(&mut self, head: &str, all: usize, table: &str) {
+        let head = self.terminal.paint(Style::Bold, head);
+        self.text += &format!("\n{head}\n{table}");
+        if all > self.rows {
+            let more = grouped(all - self.rows);
+            self.text += &format!("  and {more} more; -n 0 shows all\n");
+        }
+    }
+}
+
+impl Shown<'_> {
+    pub(super) fn text(&self, terminal: &Terminal) -> String {
+        let report = self.report;
+        if report.total.samples == 0 {
+            return if self.is_selection {
+                "no sample is selected\n".to_owned()
+            } else {
+                "the recording has no samples\n".to_owned()
+            };
+        }
+        let mut section = Section {
+            terminal,
+            rows: self.rows,
+            text: self.summary(),
+        };
+        if !report.tree.is_empty() {
+            if !report.callers.is_empty() {
+                let table = self.tree(&report.callers, false, terminal);
+                section.add("Callers", 0, &table);
+            }
+            section.add("Callees", 0, &self.tree(&report.tree, true, terminal));
+            return section.text;
+        }
+        if self.traces.is_some() {
+            self.add_traces(&mut section, true);
+            return section.text;
+        }
+        if report.by_service.len() > 1 {
+            let table = self.named("SERVICE", &report.by_service, terminal);
+            section.add("By service", report.by_service.len(), &table);
+        }
+        if !self.by.is_empty() {
+            let head = escape(&format!("By {}", self.by.join(", ")));
+            section.add(&head, report.groups.len(), &self.groups(terminal));
+        }
+        if !report.by_trace.is_empty() {
+            self.add_traces(&mut section, false);
+        }
+        if !report.by_function.is_empty() {
+            let table = self.functions(terminal);
+            section.add("By function", report.by_function.len(), &table);
+        }
+        if report.by_process.len() > 1 {
+            let table = self.named("PROCESS", &report.by_process, terminal);
+            section.add("By process", report.by_process.len(), &table);
+        }
+        section.text
+    }
+
+    fn summary(&self) -> String {
+        let report = self.report;
+        let mut text = String::new();
+        if self.is_chosen {
+            text += &format!("{}: ", escape(&self.file.to_string_lossy()));
+        }
+        let seconds = report.duration as f64 / 1e9;
+        let from = match report.start {
+            0 => String::new(),
+            start => {
+                let start = SystemTime::UNIX_EPOCH + Duration::from_nanos(start);
+                format!(" from {}", clock::local_with_offset(start))
+            }
+        };
+        let samples = count(report.total.samples as usize, "sample", "samples");
+        let traced = share(report.with_trace, report.total);
+        text += &match report.total.nanoseconds {
+            0 => format!("{samples}, of unknown time\n"),
+            _ => format!(
+                "{samples} in {seconds:.1} s{from}, {} of CPU time, {traced} with a trace\n",
+                time(report.total),
+            ),
+        };
+        if let Some(line) = GilSamples::of_report(report).line() {
+            text += &format!("{line}\n");
+        }
+        if let Some(line) = self.unnamed() {
+            text += &format!("{line}\n");
+        }
+        text
+    }
+
+    fn of_all(&self, cost: Cost) -> String {
+        share(cost, self.report.total)
+    }
+
+    fn named(&self, head: &'static str, rows: &[(String, Cost)], terminal: &Terminal) -> String {
+        let row = |(name, cost): &(String, Cost)| [time(*cost), self.of_all(*cost), escape(name)];
+        Table::new([number("CPU"), number("SHARE"), text(head)])
+            .render(rows.iter().take(self.rows).map(row), terminal)
+    }
+
+    /// Formats the costliest values, each with its costliest functions.
+    fn groups(&self, terminal: &Terminal) -> String {
+        let rows = self.report.groups.iter().take(self.rows);
+        let rows = rows.flat_map(|group: &GroupCost| {
+            let values = escape(&group.values.join("  "));
+            let head = [time(group.cost), self.of_all(group.cost), values];
+            let functions = group.functions.iter().map(|(function, cost)| {
+                let cost = self.sorted_by(cost);
+                let name = format!("    {}", with_place(function));
+                [time(cost), self.of_all(cost), name]
+            });
+            std::iter::once(head).chain(functions.filter(|_| self.report.groups.len() > 1))
+        });
+        Table::new([number("CPU"), number("SHARE"), text("VALUE")]).render(rows, terminal)
+    }
+
+    fn sorted_by(&self, cost: &FunctionCost) -> Cost {
+        match self.sort {
+            Sort::Own => cost.own,
+            Sort::Total => cost.total,
+        }
+    }
+
+    fn functions(&self, terminal: &Terminal) -> String {
+        let row = |(function, cost): &(Function, FunctionCost)| {
+            [
+                time(cost.own),
+                self.of_all(cost.own),
+                time(cost.total),
+                escape(&short(&function.name)),
+                place(function),
+            ]
+        };
+        let rows = self.report.by_function.iter().take(self.rows).map(row);
+        Table::new([
+            number("SELF"),
+            number("SHARE"),
+            number("TOTAL"),
+            text("FUNCTION"),
+            text("FILE"),
+        ])
+        .render(rows, terminal)
+    }
+
+    /// Formats functions, indented by their depth.
+    fn tree(&self, nodes: &[TreeNode], with_own: bool, terminal: &Terminal) -> String {
+        /// Greatest indentation, in levels.
+        const MAX_INDENT: usize = 60;
+        let row = |node: &TreeNode| {
+            let indent = "  ".repeat(node.depth.min(MAX_INDENT));
+            [
+                time(node.cost.total),
+                self.of_all(node.cost.total),
+                match node.cost.own.samples {
+                    1.. if with_own => time(node.cost.own),
+                    _ => String::new(),
+                },
+                format!("{indent}{}", with_place(&node.function)),
+            ]
+        };
+        Table::new([
+            number("TOTAL"),
+            number("SHARE"),
+            number("SELF"),
+            text("FUNCTION"),
+        ])
+        .render(nodes.iter().map(row), terminal)
+    }
+
+    fn add_traces(&self, section: &mut Section<'_>, with_times: bool) {
+        let mut traces: Vec<&TraceCost> = self.report.by_trace.iter().collect();
+        if self.traces == Some(TraceOrder::Span) {
+            traces.sort_by_key(|it| std::cmp::Reverse(it.last - it.first));
+        }
+        let traces = traces.into_iter().take(self.rows);
+        let table = if with_times {
+            let row = |it: &TraceCost| {
+                let first = SystemTime::UNIX_EPOCH + Duration::from_nanos(it.first);
+                let lasted = (it.last - it.first) as f64 / 1e6;
+                [
+                    time(it.cost),
+                    self.of_all(it.cost),
+                    clock::local(first),
+                    format!("{lasted:.1} ms"),
+                    it.threads.to_string(),
+                    it.trace.id.clone(),
+                    escape(&it.trace.attribute),
+                ]
+            };
+            Table::new([
+                number("CPU"),
+                number("SHARE"),
+                text("FIRST SEEN"),
+                number("FOR"),
+                number("THREADS"),
+                text("TRACE"),
+                text("VALUE"),
+            ])
+            .render(traces.map(row), section.terminal)
+        } else {
+            let row = |it: &TraceCost| {
+                let value = escape(&it.trace.attribute);
+                [
+                    time(it.cost),
+                    self.of_all(it.cost),
+                    it.trace.id.clone(),
+                    value,
+                ]
+            };
+            Table::new([number("CPU"), number("SHARE"), text("TRACE"), text("VALUE")])
+                .render(traces.map(row), section.terminal)
+        };
+        section.add("By trace", self.report.by_trace.len(), &table);
+    }
+
+    /// Formats a line about the file with most samples whose functions have no names, if these are
+    /// many.
+    fn unnamed(&self) -> Option<String> {
+        // The kernel's names for other memory are no paths.
+        let is_file = |name: &str| name.starts_with('/') && !name.starts_with("//");
+        let (name, cost) = self.report.unnamed.iter().find(|it| is_file(&it.0))?;
+        if MIN_UNNAMED * cost.nanoseconds.max(1) < self.report.total.nanoseconds {
+            return None;
+        }
+        let file = match self.file.to_string_lossy() {
+            name if name == "-" => "FILE".to_owned(),
+            name => escape(&argument(&name)),
+        };
+        Some(format!(
+            "{} of CPU time in {}, whose functions have no names: `{} symbolize {file} --debug-dir DIRECTORY` adds them",
+            self.of_all(*cost),
+            escape(name),
+            own_name(),
+        ))
+    }
+}
+
+pub(super) fn number(name: &'static str) -> (&'static str, Align) {
+    (name, Align::Right)
+}
+
+pub(super) fn text(name: &'static str) -> (&'static str, Align) {
+    (name, Align::Left)
+}
+
+/// Maximum length of a file's name in a table.
+const MAX_FILE: usize = 40;
+
+/// Formats a function's file and line; of a long path, its end.
+fn place(function: &Function) -> String {
+    if function.file.is_empty() {
+        return String::new();
+    }
+    let characters = function.file.chars().count();
+    let file = match characters.checked_sub(MAX_FILE) {
+        Some(more) if more > 0 => {
+            let end: String = function.file.chars().skip(more).collect();
+            let whole = end.find('/').map_or(0, |slash| slash + 1);
+            format!("…/{}", &end[whole..])
+        }
+        _ => function.file.clone(),
+    };
+    match function.line {
+        0 => escape(&file),
+        line => escape(&format!("{file}:{line}")),
+    }
+}
+
+pub(super) fn with_place(function: &Function) -> String {
+    let name = escape(&short(&function.name));
+    match place(function) {
+        place if place.is_empty() => name,
+        place => format!("{name}  {place}"),
+    }
+}
+
+/// CPU time, in milliseconds or seconds; the number of samples if the recording does not tell.
+fn time(cost: Cost) -> String {
+    match cost.nanoseconds as f64 / 1e6 {
+        _ if cost.nanoseconds == 0 => grouped(cost.samples as usize),
+        milliseconds if milliseconds >= 10_000.0 => format!("{:.1} s", milliseconds / 1e3),
+        milliseconds => format!("{} ms", grouped(milliseconds.round() as usize)),
+    }
+}
+
+fn share(part: Cost, all: Cost) -> String {
+    let (part, all) = match all.nanoseconds {
+        0 => (part.samples, all.samples),
+        all => (part.nanoseconds, all),
+    };
+    format!("{:.1} %", part as f64 / all.max(1) as f64 * 100.0)
+}

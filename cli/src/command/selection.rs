@@ -1,0 +1,200 @@
+//! Selects the samples of a recording.
+
+use otelctx_profile::report::{
+    AttributeFilter, Condition, Moment, Selection, ThreadFilter, TimeKind,
+};
+use otelctx_reader::format::TraceId;
+
+use crate::command::filter::trace;
+use crate::command::seconds::span;
+use crate::output::clock;
+
+/// The samples to look at; by default all on a CPU.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Select {
+    /// Keep only samples with this attribute of the context or the process's resource, such as
+    /// http.route=/cart; KEY!=VALUE for others, KEY=PREFIX* for values that start like this, KEY for
+    /// any value; of several, all must hold
+    #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = attribute)]
+    filter: Vec<AttributeFilter>,
+    /// Keep only samples of this trace: 32 hexadecimal digits; can be repeated
+    #[arg(long = "trace", value_name = "ID", value_parser = trace)]
+    trace: Vec<TraceId>,
+    /// Keep only threads with this name or ID; a name may end in *
+    #[arg(long = "thread", value_name = "NAME|TID", value_parser = thread)]
+    thread: Vec<ThreadFilter>,
+    /// Keep only processes with this ID
+    #[arg(short = 'p', long = "pid", value_name = "PID")]
+    pid: Vec<i64>,
+    /// Keep only samples whose stack has a function with this text in its name or its file's
+    #[arg(long = "function", value_name = "TEXT", value_parser = text)]
+    function: Vec<String>,
+    /// Keep only samples of this time: 14:03:00..14:04 (of the day on which the recording starts, in
+    /// local time) or +10s..+20s after its start; either side may be left out
+    #[arg(long, value_name = "FROM..TO", value_parser = range, allow_hyphen_values = true)]
+    time: Option<(Side, Side)>,
+    /// Kind of time that samples stand for: running (on a CPU), queued (ready, without a CPU) or
+    /// waiting; can be repeated [default: running]
+    #[arg(long = "kind", value_name = "KIND", value_parser = kind)]
+    kind: Vec<TimeKind>,
+}
+
+/// One side of a range of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Open,
+    /// Nanoseconds after the recording's start.
+    AfterStart(u64),
+    /// Milliseconds after midnight.
+    OfDay(u64),
+}
+
+impl Select {
+    /// Returns the selection in a recording that starts at this time, in nanoseconds after
+    /// 1970-01-01 UTC.
+    pub(super) fn of_recording(&self, start: u64) -> Selection {
+        let moment = |side: Side| match side {
+            Side::Open => None,
+            Side::AfterStart(time) => Some(Moment::AfterStart(time)),
+            Side::OfDay(time) => Some(Moment::Unix(clock::on_day_of(start, time))),
+        };
+        let mut selection = Selection::default();
+        selection.attributes.clone_from(&self.filter);
+        selection.traces = self.trace.iter().map(|id| id.to_bytes()).collect();
+        selection.threads.clone_from(&self.thread);
+        selection.processes.clone_from(&self.pid);
+        selection.functions.clone_from(&self.function);
+        selection.time = self.time.map(|(from, to)| (moment(from), moment(to)));
+        selection.kinds.clone_from(&self.kind);
+        selection
+    }
+
+    /// Returns true if a time of day was given, which needs the recording's start.
+    pub(super) fn needs_start(&self) -> bool {
+        let is_of_day = |side: &Side| matches!(side, Side::OfDay(_));
+        self.time
+            .is_some_and(|(from, to)| [from, to].iter().any(is_of_day))
+    }
+
+    /// Returns true if all samples on a CPU are selected.
+    pub(super) fn is_all(&self) -> bool {
+        self.of_recording(0) == Selection::default()
+    }
+}
+
+fn attribute(text: &str) -> Result<AttributeFilter, String> {
+    let (name, condition) = match (text.split_once("!="), text.split_once('=')) {
+        (Some((name, value)), _) if !name.contains('=') => {
+            (name, Condition::IsNot(value.to_owned()))
+        }
+        (_, Some((name, value))) => match value.strip_suffix('*') {
+            Some(start) => (name, Condition::StartsWith(start.to_owned())),
+            None => (name, Condition::Is(value.to_owned())),
+        },
+        _ => (text, Condition::IsPresent),
+    };
+    if name.is_empty() {
+        return Err("expected an attribute and its value, such as http.route=/cart".to_owned());
+    }
+    Ok(AttributeFilter {
+        name: name.to_owned(),
+        condition,
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a value parser of clap")]
+fn thread(text: &str) -> Result<ThreadFilter, String> {
+    Ok(match text.parse() {
+        Ok(id) => ThreadFilter::Id(id),
+        Err(_) => ThreadFilter::Name(text.to_owned()),
+    })
+}
+
+fn text(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected a part of a function's name".to_owned()),
+        text => Ok(text.to_owned()),
+    }
+}
+
+fn kind(text: &str) -> Result<TimeKind, String> {
+    match text {
+        "running" => Ok(TimeKind::Running),
+        "queued" => Ok(TimeKind::Queued),
+        "waiting" => Ok(TimeKind::Waiting),
+        _ => Err("expected running, queued or waiting".to_owned()),
+    }
+}
+
+fn range(text: &str) -> Result<(Side, Side), String> {
+    let sides = text.split_once("..");
+    let sides = sides.and_then(|(from, to)| Some((side(from)?, side(to)?)));
+    match sides {
+        None | Some((Side::Open, Side::Open)) => {
+            Err("expected two times, such as 14:03:00..14:04 or +10s..+20s".to_owned())
+        }
+        Some(sides) => Ok(sides),
+    }
+}
+
+fn side(text: &str) -> Option<Side> {
+    if text.is_empty() {
+        return Some(Side::Open);
+    }
+    if let Some(after) = text.strip_prefix('+') {
+        return Some(Side::AfterStart((span(after)? * 1e9).round() as u64));
+    }
+    let (hours, rest) = text.split_once(':')?;
+    let (minutes, seconds) = rest.split_once(':').unwrap_or((rest, "0"));
+    let (hours, minutes) = (hours.parse::<u64>().ok()?, minutes.parse::<u64>().ok()?);
+    let seconds = seconds.parse::<f64>().ok().filter(|it| *it >= 0.0)?;
+    let is_time = hours <= 24 && minutes < 60 && seconds < 60.0;
+    let milliseconds = (hours * 60 + minutes) * 60_000 + (seconds * 1e3).round() as u64;
+    is_time.then_some(Side::OfDay(milliseconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_is_written_like_this() {
+        let parsed = |text| attribute(text).map(|it| (it.name, it.condition));
+        let named = |name: &str, condition| Ok((name.to_owned(), condition));
+        let value = |text: &str| text.to_owned();
+        assert_eq!(parsed("a=b"), named("a", Condition::Is(value("b"))));
+        assert_eq!(parsed("a=b=c"), named("a", Condition::Is(value("b=c"))));
+        assert_eq!(parsed("a=b!=c"), named("a", Condition::Is(value("b!=c"))));
+        assert_eq!(parsed("a!=b"), named("a", Condition::IsNot(value("b"))));
+        assert_eq!(
+            parsed("a=/b*"),
+            named("a", Condition::StartsWith(value("/b")))
+        );
+        assert_eq!(parsed("a"), named("a", Condition::IsPresent));
+        assert_eq!(parsed("a="), named("a", Condition::Is(value(""))));
+        for text in ["", "=a", "!=a"] {
+            assert!(parsed(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_time_is_of_the_day_or_after_the_start() {
+        let (open, start) = (Side::Open, |ms: u64| Side::AfterStart(ms * 1_000_000));
+        let day = |hours: u64, minutes, ms| Side::OfDay((hours * 60 + minutes) * 60_000 + ms);
+        for (text, expected) in [
+            ("14:03:00..14:04", (day(14, 3, 0), day(14, 4, 0))),
+            ("14:03:01.5..", (day(14, 3, 1500), open)),
+            ("..24:00", (open, day(24, 0, 0))),
+            ("+10s..+20s", (start(10_000), start(20_000))),
+            ("+1m30s..+100", (start(90_000), start(100_000))),
+            ("+0..+250ms", (start(0), start(250))),
+        ] {
+            assert_eq!(range(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "", "..", "10", "14:03", "14:60..", "25:00..", "a..b", "+..", "+-1..", "1..2",
+        ] {
+            assert!(range(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Which samples of a recording to look at.
+
+use serde::{Deserialize, Serialize};
+
+/// A condition on an attribute of the context or, if that has none of the name, of the resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttributeFilter {
+    /// Its name.
+    pub name: String,
+    /// The condition.
+    pub condition: Condition,
+}
+
+/// A condition on the value of an attribute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Condition {
+    /// It has this value.
+    Is(String),
+    /// It has another value, or none.
+    IsNot(String),
+    /// It starts like this.
+    StartsWith(String),
+    /// It is there.
+    IsPresent,
+}
+
+/// A thread by name or ID.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ThreadFilter {
+    /// Its name; a `*` at the end stands for any rest.
+    Name(String),
+    /// Its ID.
+    Id(i64),
+}
+
+/// A moment of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Moment {
+    /// Nanoseconds after the recording's start.
+    AfterStart(u64),
+    /// Nanoseconds after 1970-01-01 UTC.
+    Unix(u64),
+}
+
+/// The kind of time that samples stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TimeKind {
+    /// On a CPU.
+    Running,
+    /// Ready, without a CPU.
+    Queued,
+    /// Waiting.
+    Waiting,
+}
+
+/// The samples to look at. All conditions must hold; of several threads, processes, functions, or
+/// kinds, one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Selection {
+    /// Conditions on attributes.
+    pub attributes: Vec<AttributeFilter>,
+    /// The trace.
+    pub traces: Vec<[u8; 16]>,
+    /// Threads.
+    pub threads: Vec<ThreadFilter>,
+    /// IDs of processes.
+    pub processes: Vec<i64>,
+    /// Parts of names of functions, or of their files, of which the stack must contain one.
+    pub functions: Vec<String>,
+    /// From the first moment on, until just before the last one.
+    pub time: Option<(Option<Moment>, Option<Moment>)>,
+    /// Kinds of time; by default on a CPU.
+    pub kinds: Vec<TimeKind>,
+}

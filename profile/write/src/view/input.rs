@@ -1,0 +1,259 @@
+//! The files of a recording. They may be hostile: worker processes read them.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use flate2::read::MultiGzDecoder;
+use otelctx_worker::Limits;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::tables::{Sink, Tables};
+use super::{otlp, pprof, text};
+use crate::recorded_file::{LIMITS, died, other_format, run};
+use crate::{Error, Format};
+
+/// Maximum size of a file, in bytes.
+const MAX_FILE: u64 = 1 << 30;
+
+/// The files of a recording, in their order.
+#[derive(Clone, Debug)]
+pub struct Input {
+    files: Vec<PathBuf>,
+    /// What was read from standard input, in place of the file.
+    content: Option<Arc<Vec<u8>>>,
+    limits: Limits,
+}
+
+/// The reason why a file is refused, as a worker process reports it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Refusal {
+    /// The number of the error of the operating system.
+    Unreadable(Option<i32>),
+    TooLarge,
+    OtherFormat(String),
+    Malformed(String),
+}
+
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::OtherFormat(reason) | Refusal::Malformed(reason) => reason,
+            Refusal::Unreadable(_) => "it cannot be read".to_owned(),
+            Refusal::TooLarge => "it is too large".to_owned(),
+        }
+    }
+}
+
+/// A refused file, by its position.
+pub(super) type Refused = (usize, Refusal);
+
+impl Input {
+    /// A recording with this first file. Its further parts belong to it: with `profile.otlp`,
+    /// `profile.2.otlp` and so on, as long as there is a next one.
+    #[must_use]
+    pub fn recording(first: &Path) -> Self {
+        let parts = (2..).map(|part| Format::part_path(first, part));
+        let parts = parts.take_while(|it| it.extension().is_some() && it != first && it.exists());
+        let files = std::iter::once(first.to_owned()).chain(parts);
+        Self {
+            files: files.collect(),
+            content: None,
+            limits: LIMITS,
+        }
+    }
+
+    /// What comes from standard input, which is read now.
+    ///
+    /// # Errors
+    /// Returns the errors of reading it.
+    pub fn standard_input() -> io::Result<Self> {
+        let mut content = Vec::new();
+        // One byte more than what is refused.
+        io::stdin().take(MAX_FILE + 1).read_to_end(&mut content)?;
+        Ok(Self {
+            files: vec!["standard input".into()],
+            content: Some(Arc::new(content)),
+            limits: LIMITS,
+        })
+    }
+
+    /// Adds another recording, so that both are looked at as one.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.files.extend(other.files);
+        self
+    }
+
+    /// Runs `work` in a worker process, and returns its result.
+    pub(super) fn in_worker<T: Serialize + DeserializeOwned>(
+        &self,
+        work: impl FnOnce(&Files<'_>) -> Result<T, Refused>,
+    ) -> Result<T, Error> {
+        let answer = self.run(|pipe| Ok(serde_json::to_writer(pipe, &work(&Files(self)))?))?;
+        let answer: Result<T, Refused> =
+            serde_json::from_slice(&answer).map_err(|_| died(&self.files[0], self.limits))?;
+        answer.map_err(|refused| self.refused(refused))
+    }
+
+    /// Runs `work` in a worker process, and returns what it writes.
+    pub(super) fn bytes_of_worker(
+        &self,
+        work: impl FnOnce(&Files<'_>, &mut dyn Write) -> Result<io::Result<()>, Refused>,
+    ) -> Result<Vec<u8>, Error> {
+        const REFUSED: u8 = 1;
+        let mut answer = self.run(|pipe| match work(&Files(self), pipe) {
+            Ok(written) => written.and_then(|()| pipe.write_all(&[0])),
+            // Nothing is written before all is read.
+            Err(refused) => {
+                serde_json::to_writer(&mut *pipe, &refused)?;
+                pipe.write_all(&[REFUSED])
+            }
+        })?;
+        let died = || died(&self.files[0], self.limits);
+        if answer.pop().ok_or_else(died)? != REFUSED {
+            return Ok(answer);
+        }
+        let refused: Refused = serde_json::from_slice(&answer).map_err(|_| died())?;
+        Err(self.refused(refused))
+    }
+
+    fn run(&self, work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<Vec<u8>, Error> {
+        run(&self.files[0], self.limits, work)
+    }
+
+    fn refused(&self, (file, refusal): Refused) -> Error {
+        let path = self.files.get(file).cloned().unwrap_or_default();
+        match refusal {
+            Refusal::Unreadable(number) => {
+                let source = number.map_or_else(
+                    || io::Error::other("it cannot be read"),
+                    io::Error::from_raw_os_error,
+                );
+                Error::Read { path, source }
+            }
+            Refusal::TooLarge => {
+                let reason = format!("it has more than {} MiB", MAX_FILE >> 20);
+                Error::TooLarge { path, reason }
+            }
+            Refusal::OtherFormat(reason) => Error::OtherFormat { path, reason },
+            Refusal::Malformed(reason) => Error::Malformed { path, reason },
+        }
+    }
+}
+
+/// The files of a recording, in a worker process.
+pub(super) struct Files<'i>(&'i Input);
+
+impl Files<'_> {
+    /// Reads all files, one after the other.
+    pub(super) fn read(&self, tables: &mut Tables, sink: &mut dyn Sink) -> Result<(), Refused> {
+        for (index, path) in self.0.files.iter().enumerate() {
+            let bytes = self.bytes(path).map_err(|refusal| (index, refusal))?;
+            let read = read_content(&bytes, path, tables, sink);
+            read.map_err(|refusal| (index, refusal))?;
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, path: &Path) -> Result<Cow<'_, [u8]>, Refusal> {
+        let bytes: Cow<'_, [u8]> = match &self.0.content {
+            Some(content) => Cow::Borrowed(content),
+            None => Cow::Owned(read(path)?),
+        };
+        match bytes.len() as u64 {
+            0 => Err(Refusal::Malformed("it is empty".to_owned())),
+            size if size > MAX_FILE => Err(Refusal::TooLarge),
+            _ => Ok(bytes),
+        }
+    }
+}
+
+/// Reads the content of a file in whichever format it is.
+pub(super) fn read_content(
+    content: &[u8],
+    path: &Path,
+    tables: &mut Tables,
+    sink: &mut dyn Sink,
+) -> Result<(), Refusal> {
+    const GZIP: [u8; 2] = [0x1f, 0x8b];
+    let read = if content.starts_with(&GZIP) {
+        let mut plain = Vec::new();
+        let read = MultiGzDecoder::new(content).take(MAX_FILE + 1);
+        let size = { read }.read_to_end(&mut plain);
+        let size = size.map_err(|_| Refusal::Malformed("it was cut off".to_owned()))?;
+        if size as u64 > MAX_FILE {
+            return Err(Refusal::TooLarge);
+        }
+        if !pprof::is_profile(&plain) {
+            return Err(other(content, path));
+        }
+        pprof::read(&plain, tables, sink)
+    } else if pprof::is_profile(content) {
+        pprof::read(content, tables, sink)
+    } else {
+        match str::from_utf8(content) {
+            Ok(lines) if text::is_folded(lines) => text::read_folded(lines, tables, sink),
+            Ok(lines) if text::is_perf_script(lines) => text::read_perf_script(lines, tables, sink),
+            _ => match other_format(content, path) {
+                Some(reason) => return Err(Refusal::OtherFormat(reason)),
+                None => otlp::read(content, tables, sink),
+            },
+        }
+    };
+    read.map_err(Refusal::Malformed)
+}
+
+fn other(content: &[u8], path: &Path) -> Refusal {
+    match other_format(content, path) {
+        Some(reason) => Refusal::OtherFormat(reason),
+        None => Refusal::Malformed("it is no profile".to_owned()),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Refusal> {
+    let unreadable = |error: io::Error| Refusal::Unreadable(error.raw_os_error());
+    let file = File::open(path).map_err(unreadable)?;
+    // A pipe has no size: what was read tells.
+    if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
+        return Err(Refusal::TooLarge);
+    }
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes);
+    read.map_err(unreadable)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_worker::Limits;
+    use prost::encoding::encode_varint;
+
+    use super::*;
+    use crate::report::{Report, ReportOptions};
+
+    /// Many attributes of a dictionary take two bytes each in the file, and more in memory.
+    #[test]
+    fn a_file_that_takes_too_much_memory_is_refused_and_takes_down_nothing() {
+        let mut file = [6 << 3 | 2, 0].repeat(8 << 20);
+        let mut head = vec![2 << 3 | 2];
+        encode_varint(file.len() as u64, &mut head);
+        file = [head, file].concat();
+        let input = |memory| Input {
+            files: vec!["a.otlp".into()],
+            content: Some(Arc::new(file.clone())),
+            limits: Limits { memory, ..LIMITS },
+        };
+        let options = ReportOptions::by(&["http.route"]);
+        let error = Report::read(&input(128 << 20), &options).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+        let expected = "a.otlp: too large: decoding it takes more than 128 MiB of memory";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        // With more memory, it is read.
+        let report = Report::read(&input(LIMITS.memory), &options).unwrap();
+        assert_eq!(report, Report::default());
+    }
+}

@@ -1,0 +1,357 @@
+//! Reads pprof's `profile.proto` (github.com/google/pprof, proto/profile.proto) of any producer.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use otelctx_sample::format::process_context::Value;
+
+use super::otlp::digits;
+use super::tables::{
+    Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
+};
+use super::wire::fields;
+use crate::attributes::SERVICE_NAME;
+
+type Map<K, V> = HashMap<K, V, RandomState>;
+
+/// Labels with a meaning: of this crate's files, and of other producers.
+const TRACE_ID: [&str; 3] = ["trace_id", "trace id", "traceID"];
+const SPAN_ID: [&str; 3] = ["span_id", "span id", "spanID"];
+const PROCESS: [&str; 2] = ["process", "comm"];
+const THREAD: [&str; 3] = ["thread", "thread name", "thread_name"];
+const PID: [&str; 2] = ["pid", "process id"];
+const TID: [&str; 3] = ["tid", "thread id", "thread_id"];
+
+/// Returns true if this is such a file, without its compression: OTLP's `ProfilesData` has two
+/// fields, this has a table of strings.
+pub(super) fn is_profile(file: &[u8]) -> bool {
+    const STRING_TABLE: u32 = 6;
+    let mut numbers = fields(file).map_while(|field| Some(field.ok()?.0));
+    file.first() == Some(&(1 << 3 | 2)) && numbers.any(|number| number == STRING_TABLE)
+}
+
+/// Reads a file, without its compression.
+pub(super) fn read(file: &[u8], tables: &mut Tables, sink: &mut dyn Sink) -> Result<(), String> {
+    Reader::new(file, tables)?.read(sink)
+}
+
+struct Reader<'m, 't> {
+    tables: &'t mut Tables,
+    strings: Vec<&'m str>,
+    /// Kind and unit of each value.
+    types: Vec<(u64, u64)>,
+    samples: Vec<&'m [u8]>,
+    locations: Map<u64, Id>,
+    start: u64,
+    duration: u64,
+    period: u64,
+    period_type: (u64, u64),
+    default_type: u64,
+    processes: Map<(String, String, i64), Id>,
+}
+
+/// Returns the numbers of the first fields of a message.
+fn numbers<const N: usize>(message: &[u8]) -> Result<[u64; N], String> {
+    let mut found = [0; N];
+    for field in fields(message) {
+        let (number, field) = field?;
+        if let Some(place) = found.get_mut((number as usize).wrapping_sub(1))
+            && let Ok(value) = field.number()
+        {
+            *place = value;
+        }
+    }
+    Ok(found)
+}
+
+impl<'m, 't> Reader<'m, 't> {
+    fn new(file: &'m [u8], tables: &'t mut Tables) -> Result<Self, String> {
+        let mut reader = Self {
+            tables,
+            strings: Vec::new(),
+            types: Vec::new(),
+            samples: Vec::new(),
+            locations: Map::default(),
+            start: 0,
+            duration: 0,
+            period: 0,
+            period_type: (0, 0),
+            default_type: 0,
+            processes: Map::default(),
+        };
+        reader.tables.messages += 1;
+        let (mut mappings, mut locations, mut functions) = (Vec::new(), Vec::new(), Vec::new());
+        for field in fields(file) {
+            let (number, field) = field?;
+            match number {
+                1 => {
+                    let [kind, unit] = numbers(field.bytes()?)?;
+                    reader.types.push((kind, unit));
+                }
+                2 => reader.samples.push(field.bytes()?),
+                3 => mappings.push(field.bytes()?),
+                4 => locations.push(field.bytes()?),
+                5 => functions.push(field.bytes()?),
+                6 => {
+                    let text = str::from_utf8(field.bytes()?);
+                    let text = text.map_err(|_| "a string is not UTF-8".to_owned())?;
+                    reader.strings.push(text);
+                }
+                9 => reader.start = field.number()?,
+                10 => reader.duration = field.number()?,
+                11 => {
+                    let [kind, unit] = numbers(field.bytes()?)?;
+                    reader.period_type = (kind, unit);
+                }
+                12 => reader.period = field.number()?,
+                14 => reader.default_type = field.number()?,
+                _ => {}
+            }
+        }
+        reader.add_locations(&mappings, &locations, &functions)?;
+        Ok(reader)
+    }
+
+    fn string(&self, index: u64) -> Result<&'m str, String> {
+        let found = usize::try_from(index).ok();
+        let found = found.and_then(|index| self.strings.get(index));
+        found.copied().ok_or_else(|| {
+            let length = self.strings.len();
+            format!("a string is entry {index} of {length}")
+        })
+    }
+
+    fn text(&mut self, index: u64) -> Result<Id, String> {
+        let text = self.string(index)?;
+        self.tables.add_text(text)
+    }
+
+    fn add_locations(
+        &mut self,
+        mappings: &[&[u8]],
+        locations: &[&[u8]],
+        functions: &[&[u8]],
+    ) -> Result<(), String> {
+        let mut known_mappings: Map<u64, Id> = Map::default();
+        for mapping in mappings {
+            let [id, start, limit, offset, file, build_id] = numbers(mapping)?;
+            let mapping = Mapping {
+                start,
+                limit,
+                offset,
+                file: self.text(file)?,
+                build_id: self.text(build_id)?,
+                htlhash: NONE,
+            };
+            known_mappings.insert(id, add(&mut self.tables.mappings, mapping)?);
+        }
+        let mut known_functions = Map::default();
+        for function in functions {
+            let [id, name, system_name, file, start] = numbers::<5>(function)?;
+            known_functions.insert(id, (name, system_name, file, start));
+        }
+        for encoded in locations {
+            let [id, mapping, address] = numbers(encoded)?;
+            let mapping = known_mappings.get(&mapping).copied().unwrap_or(NONE);
+            let mapped = self
+                .tables
+                .text(self.tables.mappings[mapping as usize].file);
+            let is_kernel = mapped.starts_with("[kernel");
+            let (mut lines, mut kind) = (Vec::new(), "native");
+            for field in fields(encoded) {
+                let (4, line) = field? else { continue };
+                let [function, line] = numbers(line.bytes()?)?;
+                let Some((name, system_name, file, start)) = known_functions.get(&function) else {
+                    return Err(format!("a line's function {function} is not there"));
+                };
+                kind = kind_of(is_kernel, self.string(*file)?);
+                let function = Function {
+                    name: self.text(*name)?,
+                    // Producers write it twice.
+                    system_name: match *system_name {
+                        same if same == *name => NONE,
+                        other => self.text(other)?,
+                    },
+                    file: self.text(*file)?,
+                    kind: self.tables.add_text(kind)?,
+                };
+                let start = u32::try_from(*start).unwrap_or(0);
+                lines.push(Line {
+                    function: self.tables.add_function(function, start)?,
+                    line: u32::try_from(line).unwrap_or(0),
+                });
+            }
+            let kind = self
+                .tables
+                .add_text(if is_kernel { "kernel" } else { kind })?;
+            let location = self.tables.complete(mapping, address, kind, lines)?;
+            self.locations.insert(id, location);
+        }
+        Ok(())
+    }
+
+    /// Returns the position of the value to read, its kind, the nanoseconds of 1, and true if it
+    /// counts samples.
+    fn value(&self) -> Result<(usize, Kind, u64, bool), String> {
+        let mut types = Vec::new();
+        for (kind, unit) in &self.types {
+            types.push((self.string(*kind)?, self.string(*unit)?));
+        }
+        let period_unit = match self.string(self.period_type.1)? {
+            "nanoseconds" => self.period,
+            "microseconds" => self.period.saturating_mul(1_000),
+            "milliseconds" => self.period.saturating_mul(1_000_000),
+            _ => 0,
+        };
+        let default = self.string(self.default_type)?;
+        let by_name = |name: &str| types.iter().position(|(kind, _)| *kind == name);
+        let found = by_name("samples").or_else(|| by_name("cpu"));
+        let found = found.or_else(|| by_name(default)).unwrap_or(0);
+        let (kind, unit) = types.get(found).copied().ok_or("it has no type of value")?;
+        Ok(match (kind, unit) {
+            ("samples", _) => (found, Kind::Running, period_unit, true),
+            (_, "nanoseconds") => (found, Kind::Running, 1, false),
+            (_, "microseconds") => (found, Kind::Running, 1_000, false),
+            (_, "milliseconds") => (found, Kind::Running, 1_000_000, false),
+            _ => return Err(format!("it has {kind} in {unit}, and no time")),
+        })
+    }
+
+    fn read(&mut self, sink: &mut dyn Sink) -> Result<(), String> {
+        let (position, kind, unit, counts_samples) = self.value()?;
+        if counts_samples && self.tables.period == 0 {
+            self.tables.period = unit;
+        }
+        if self.start > 0 {
+            let end = self.start.saturating_add(self.duration);
+            self.tables.add_span(self.start, end);
+        }
+        let (mut stack, mut values) = (Vec::new(), Vec::new());
+        for sample in std::mem::take(&mut self.samples) {
+            stack.clear();
+            values.clear();
+            let mut labels = Vec::new();
+            for field in fields(sample) {
+                match field? {
+                    (1, list) => list.numbers(|id| stack.push(id))?,
+                    (2, list) => list.numbers(|it| values.push(it))?,
+                    (3, label) => labels.push(label.bytes()?),
+                    _ => {}
+                }
+            }
+            let mut locations = Vec::with_capacity(stack.len());
+            for id in &stack {
+                let found = self.locations.get(id);
+                locations.push(*found.ok_or_else(|| format!("location {id} is not there"))?);
+            }
+            let value = values.get(position).copied().unwrap_or(0).cast_signed();
+            if value == 0 {
+                continue;
+            }
+            let (thread, context) = self.labels(&labels)?;
+            let stack = self.tables.add_stack(&locations)?;
+            sink.add(
+                self.tables,
+                &Group {
+                    kind,
+                    thread,
+                    context,
+                    stack,
+                    gil: None,
+                    cpu: 0,
+                    times: &[],
+                    values: &[value.unsigned_abs()],
+                    unit,
+                    counts_samples,
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns thread and context of a sample with these labels.
+    fn labels(&mut self, labels: &[&[u8]]) -> Result<(Id, Id), String> {
+        let (mut service, mut command) = (String::new(), String::new());
+        let (mut pid, mut tid, mut name) = (0, None, NONE);
+        let (mut trace, mut span, mut attributes) = (NONE, [0; 8], Vec::new());
+        for label in labels {
+            let [key, text, number] = numbers(label)?;
+            let (key, text) = (self.string(key)?, self.string(text)?);
+            let number = number.cast_signed();
+            if TRACE_ID.contains(&key)
+                && let Some(id) = digits(text)
+            {
+                trace = add(&mut self.tables.traces, id)?;
+                continue;
+            }
+            if SPAN_ID.contains(&key)
+                && let Some(id) = digits(text)
+            {
+                span = id;
+                continue;
+            }
+            match key {
+                SERVICE_NAME => text.clone_into(&mut service),
+                _ if PROCESS.contains(&key) => text.clone_into(&mut command),
+                _ if THREAD.contains(&key) => name = self.tables.add_text(text)?,
+                _ if PID.contains(&key) => pid = number,
+                _ if TID.contains(&key) => tid = Some(number),
+                _ => {
+                    let value = match text {
+                        "" => &number.to_string(),
+                        text => text,
+                    };
+                    attributes.push((self.tables.add_text(key)?, self.tables.add_text(value)?));
+                }
+            }
+        }
+        let process = self.process(service, command, pid)?;
+        let thread = self.tables.add_thread(Thread { process, tid, name })?;
+        let context = Context {
+            trace,
+            span,
+            attributes: add(&mut self.tables.attributes, attributes.into())?,
+        };
+        Ok((thread, add(&mut self.tables.contexts, context)?))
+    }
+
+    fn process(&mut self, service: String, command: String, pid: i64) -> Result<Id, String> {
+        let key = (service, command, pid);
+        if let Some(known) = self.processes.get(&key) {
+            return Ok(*known);
+        }
+        let (service, command, pid) = &key;
+        let mut resource = Vec::new();
+        if !service.is_empty() {
+            resource.push((SERVICE_NAME.to_owned(), Value::String(service.clone())));
+        }
+        if *pid > 0 {
+            resource.push(("process.pid".to_owned(), Value::Int(*pid)));
+        }
+        if service.is_empty() && !command.is_empty() {
+            resource.push((SERVICE_NAME.to_owned(), Value::String(command.clone())));
+        }
+        let encoded = format!("pprof\0{service}\0{command}\0{pid}");
+        let added = self
+            .tables
+            .add_process(encoded.as_bytes(), || Ok(Process::new(resource)))?;
+        self.processes.insert(key, added);
+        Ok(added)
+    }
+}
+
+/// Guesses the kind of a frame, which this format does not have.
+pub(super) fn kind_of(is_kernel: bool, file: &str) -> &'static str {
+    let file = file.rsplit('/').next().unwrap_or(file);
+    let extension = file.rsplit_once('.').map_or("", |(_, extension)| extension);
+    match extension {
+        _ if is_kernel => "kernel",
+        "py" => "cpython",
+        "js" | "mjs" | "cjs" | "ts" => "v8js",
+        "java" | "kt" | "scala" => "jvm",
+        "go" => "go",
+        "rb" => "ruby",
+        "php" => "php",
+        _ => "native",
+    }
+}

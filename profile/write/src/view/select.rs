@@ -1,0 +1,186 @@
+//! Selects samples.
+
+use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread};
+use crate::report::{Condition, Moment, Selection, ThreadFilter, TimeKind};
+use otelctx_sample::format::process_context::Value;
+
+/// A known answer for each entry of a table.
+#[derive(Default)]
+struct Answers(Vec<Option<bool>>);
+
+impl Answers {
+    fn get(&mut self, id: Id, find: impl FnOnce() -> bool) -> bool {
+        let index = id as usize;
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
+        }
+        *self.0[index].get_or_insert_with(find)
+    }
+}
+
+/// Passes on the samples that are selected.
+pub(super) struct Selecting<'s> {
+    selection: &'s Selection,
+    sink: &'s mut dyn Sink,
+    threads: Answers,
+    traces: Answers,
+    stacks: Answers,
+    /// Answers for attributes, by process.
+    attributes: Vec<Answers>,
+    times: Vec<u64>,
+    values: Vec<u64>,
+}
+
+impl<'s> Selecting<'s> {
+    pub(super) fn new(selection: &'s Selection, sink: &'s mut dyn Sink) -> Self {
+        Self {
+            selection,
+            sink,
+            threads: Answers::default(),
+            traces: Answers::default(),
+            stacks: Answers::default(),
+            attributes: Vec::new(),
+            times: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+
+    fn accepts(&mut self, tables: &Tables, group: &Group<'_>) -> bool {
+        let selection = self.selection;
+        let kind = match group.kind {
+            Kind::Running => TimeKind::Running,
+            Kind::Waiting => TimeKind::Waiting,
+        };
+        let is_kind = match &selection.kinds[..] {
+            [] => kind == TimeKind::Running,
+            kinds => kinds.contains(&kind),
+        };
+        let (process, facts) = tables.process_of(group.thread);
+        let context = &tables.contexts[group.context as usize];
+        is_kind
+            && self.threads.get(group.thread, || {
+                is_thread(selection, tables, tables.thread(group.thread), facts)
+            })
+            && (selection.traces.is_empty()
+                || self.traces.get(context.trace, || {
+                    let id = &tables.traces[context.trace as usize];
+                    context.trace != NONE && selection.traces.contains(id)
+                }))
+            && self.has_attributes(tables, process, facts, context)
+            && (selection.functions.is_empty()
+                || self
+                    .stacks
+                    .get(group.stack, || has_function(selection, tables, group.stack)))
+    }
+
+    fn has_attributes(
+        &mut self,
+        tables: &Tables,
+        process: Id,
+        facts: &Process,
+        context: &Context,
+    ) -> bool {
+        let filters = &self.selection.attributes;
+        if filters.is_empty() {
+            return true;
+        }
+        let known = process as usize;
+        if self.attributes.len() <= known {
+            self.attributes.resize_with(known + 1, Answers::default);
+        }
+        self.attributes[known].get(context.attributes, || {
+            filters.iter().all(|filter| {
+                let name = tables.find_text(&filter.name);
+                let value = name.and_then(|name| tables.attribute(context.attributes, name));
+                let of_resource = || resource_text(facts, &filter.name);
+                match value {
+                    Some(value) => holds(&filter.condition, Some(tables.text(value))),
+                    None => holds(&filter.condition, of_resource().as_deref()),
+                }
+            })
+        })
+    }
+
+    /// Passes on the samples of a group that lie in the selected time.
+    fn add_within(&mut self, tables: &Tables, group: &Group<'_>, from: u64, to: u64) {
+        self.times.clear();
+        self.values.clear();
+        for (index, time) in group.times.iter().enumerate() {
+            if (from..to).contains(time) {
+                self.times.push(*time);
+                self.values.extend(group.values.get(index));
+            }
+        }
+        if !self.times.is_empty() {
+            let part = Group {
+                times: &self.times,
+                values: &self.values,
+                ..*group
+            };
+            self.sink.add(tables, &part);
+        }
+    }
+}
+
+impl Sink for Selecting<'_> {
+    fn add(&mut self, tables: &Tables, group: &Group<'_>) {
+        if !self.accepts(tables, group) {
+            return;
+        }
+        let Some((from, to)) = self.selection.time else {
+            return self.sink.add(tables, group);
+        };
+        let start = tables.span.map_or(0, |(start, _)| start);
+        let unix = |moment: Moment| match moment {
+            Moment::AfterStart(time) => start.saturating_add(time),
+            Moment::Unix(time) => time,
+        };
+        let (from, to) = (from.map_or(0, unix), to.map_or(u64::MAX, unix));
+        self.add_within(tables, group, from, to);
+    }
+}
+
+fn holds(condition: &Condition, value: Option<&str>) -> bool {
+    match condition {
+        Condition::Is(wanted) => value == Some(wanted),
+        Condition::IsNot(unwanted) => value != Some(unwanted),
+        Condition::StartsWith(start) => value.is_some_and(|value| value.starts_with(&start[..])),
+        Condition::IsPresent => value.is_some(),
+    }
+}
+
+fn is_thread(selection: &Selection, tables: &Tables, thread: &Thread, facts: &Process) -> bool {
+    let name = tables.text(thread.name);
+    let is_wanted = |wanted: &ThreadFilter| match wanted {
+        ThreadFilter::Id(id) => thread.tid == Some(*id),
+        ThreadFilter::Name(wanted) => match wanted.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == wanted,
+        },
+    };
+    let is_process = |pid: &i64| facts.pid == Some(*pid);
+    (selection.threads.is_empty() || selection.threads.iter().any(is_wanted))
+        && (selection.processes.is_empty() || selection.processes.iter().any(is_process))
+}
+
+fn has_function(selection: &Selection, tables: &Tables, stack: Id) -> bool {
+    tables.frames(stack).any(|line| {
+        let function = &tables.functions[line.function as usize];
+        let (name, file) = (tables.text(function.name), tables.text(function.file));
+        let mut wanted = selection.functions.iter();
+        wanted.any(|part| name.contains(&part[..]) || file.contains(&part[..]))
+    })
+}
+
+/// Returns the value of a resource's attribute, as text.
+pub(super) fn resource_text(process: &Process, name: &str) -> Option<String> {
+    let mut resource = process.resource.iter();
+    let (_, value) = resource.find(|(key, _)| key == name)?;
+    Some(match value {
+        Value::String(text) => text.clone(),
+        Value::Int(number) => number.to_string(),
+        Value::Bool(value) => value.to_string(),
+        Value::Double(value) => value.to_string(),
+        _ => return None,
+    })
+}

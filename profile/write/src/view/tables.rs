@@ -1,0 +1,405 @@
+//! What samples of a recording refer to, stored once over all its messages and files.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use indexmap::IndexSet;
+use otelctx_sample::GilState;
+use otelctx_sample::format::process_context::Value;
+
+use crate::attributes::UNKNOWN_SERVICE;
+
+/// An index into one of the tables.
+pub(super) type Id = u32;
+
+/// The [`Id`] of the empty text, of no context's trace, and of an empty stack.
+pub(super) const NONE: Id = 0;
+
+/// A set whose entries have the numbers of their order.
+type Table<T> = IndexSet<T, RandomState>;
+
+/// The kind of time that a sample stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// On a CPU.
+    Running,
+    /// Off-CPU.
+    Waiting,
+}
+
+/// A function of a program. Those of the same name in different files are different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Function {
+    pub(super) name: Id,
+    /// The name before it was demangled or shortened.
+    pub(super) system_name: Id,
+    pub(super) file: Id,
+    /// The kind of its frames, such as `cpython`.
+    pub(super) kind: Id,
+}
+
+/// A function at an address, and the line in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Line {
+    pub(super) function: Id,
+    /// From 1; 0 if unknown.
+    pub(super) line: u32,
+}
+
+/// A part of memory that code was mapped to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(super) struct Mapping {
+    pub(super) start: u64,
+    pub(super) limit: u64,
+    pub(super) offset: u64,
+    pub(super) file: Id,
+    /// Hexadecimal digits.
+    pub(super) build_id: Id,
+    /// Hexadecimal digits.
+    pub(super) htlhash: Id,
+}
+
+/// A frame of a stack, with the functions that are inlined there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Location {
+    pub(super) mapping: Id,
+    pub(super) address: u64,
+    /// Value of `profile.frame.type`.
+    pub(super) kind: Id,
+    /// Innermost first; one that stands for the file if no function is known.
+    pub(super) lines: Box<[Line]>,
+    /// The functions are known.
+    pub(super) is_named: bool,
+}
+
+/// What a thread was working on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Context {
+    /// [`NONE`] without a trace.
+    pub(super) trace: Id,
+    pub(super) span: [u8; 8],
+    /// Index of its attributes.
+    pub(super) attributes: Id,
+}
+
+/// A thread of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Thread {
+    pub(super) process: Id,
+    /// `None` if the recording does not tell.
+    pub(super) tid: Option<i64>,
+    pub(super) name: Id,
+}
+
+/// A process, or whatever a resource stands for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Process {
+    pub(super) resource: Vec<(String, Value)>,
+    pub(super) pid: Option<i64>,
+    /// Name of its service; empty if there is none.
+    service: String,
+    /// The service's name comes from the environment: it was not published.
+    pub(super) is_detected: bool,
+    /// The name of its program, if it has no name of a service.
+    pub(super) program: Option<String>,
+    /// The name of its first thread, and the message that has it.
+    pub(super) command: Option<(usize, Id)>,
+}
+
+/// Name of the resource attribute with the service.
+const SERVICE: &str = crate::attributes::SERVICE_NAME;
+
+impl Process {
+    pub(super) fn new(resource: Vec<(String, Value)>) -> Self {
+        let find = |key: &str| resource.iter().position(|(name, _)| name == key);
+        let pid = find("process.pid").and_then(|at| match resource[at].1 {
+            Value::Int(pid) => Some((at, pid)),
+            _ => None,
+        });
+        let service = find(SERVICE).and_then(|at| match &resource[at].1 {
+            Value::String(text) => Some((at, text.clone())),
+            _ => None,
+        });
+        // The recorder adds the name after the process ID.
+        let is_by_recorder =
+            matches!((&service, pid), (Some((name, _)), Some((id, _))) if *name > id);
+        let service = service.map(|(_, service)| service).unwrap_or_default();
+        let unnamed = service.strip_prefix(UNKNOWN_SERVICE);
+        let program = unnamed.and_then(|rest| rest.strip_prefix(':'));
+        Self {
+            pid: pid.map(|(_, pid)| pid),
+            program: program.filter(|_| is_by_recorder).map(str::to_owned),
+            is_detected: find(crate::attributes::DETECTED).is_some(),
+            service,
+            resource,
+            command: None,
+        }
+    }
+
+    /// Returns the service's name, in parentheses if it was not published; without one, the name of
+    /// the command, or of the program.
+    pub(super) fn service<'t>(&'t self, tables: &'t Tables) -> Cow<'t, str> {
+        if let Some(program) = &self.program {
+            let command = self.command.map(|(_, name)| tables.text(name));
+            return command.unwrap_or(program).into();
+        }
+        match &self.service[..] {
+            "" => UNKNOWN_SERVICE.into(),
+            name if self.is_detected => format!("({name})").into(),
+            name => name.into(),
+        }
+    }
+
+    /// Returns [`Self::service`] with the process's ID, if that is known.
+    pub(super) fn name(&self, tables: &Tables) -> String {
+        let service = self.service(tables);
+        match self.pid {
+            Some(pid) => format!("{service} {pid}"),
+            None => service.into_owned(),
+        }
+    }
+}
+
+/// Samples that differ only in their time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group<'g> {
+    pub(super) kind: Kind,
+    pub(super) thread: Id,
+    pub(super) context: Id,
+    pub(super) stack: Id,
+    pub(super) gil: Option<GilState>,
+    pub(super) cpu: u32,
+    /// In nanoseconds after 1970-01-01 UTC; empty if the recording has no times.
+    pub(super) times: &'g [u64],
+    /// Values of the samples; empty if each stands for 1.
+    pub(super) values: &'g [u64],
+    /// The time that a value of 1 stands for, in nanoseconds.
+    pub(super) unit: u64,
+    /// Each value is a number of samples.
+    pub(super) counts_samples: bool,
+}
+
+impl Group<'_> {
+    /// Calls `add` with time, number of samples, and nanoseconds of each entry.
+    pub(super) fn each(&self, mut add: impl FnMut(Option<u64>, u64, u64)) {
+        for index in 0..self.times.len().max(self.values.len()) {
+            let value = self.values.get(index).copied().unwrap_or(1);
+            let samples = if self.counts_samples { value } else { 1 };
+            let time = self.times.get(index).copied();
+            add(time, samples, value.saturating_mul(self.unit));
+        }
+    }
+}
+
+/// Takes the samples of a recording, in the order in which they are read.
+pub(super) trait Sink {
+    fn add(&mut self, tables: &Tables, group: &Group<'_>);
+}
+
+/// All tables of a recording.
+#[derive(Debug)]
+pub(super) struct Tables {
+    texts: Table<Box<str>>,
+    pub(super) processes: Vec<Process>,
+    process_ids: HashMap<Box<[u8]>, Id, RandomState>,
+    pub(super) threads: Table<Thread>,
+    pub(super) traces: Table<[u8; 16]>,
+    /// Attributes of contexts, in the order of the recording.
+    pub(super) attributes: Table<Box<[(Id, Id)]>>,
+    pub(super) contexts: Table<Context>,
+    pub(super) functions: Table<Function>,
+    /// The first line of each function that is known: of its start, else the lowest one seen.
+    lines: Vec<(bool, u32)>,
+    pub(super) mappings: Table<Mapping>,
+    pub(super) locations: Table<Location>,
+    /// Locations, innermost first.
+    pub(super) stacks: Table<Box<[Id]>>,
+    /// The first and the last recorded time, in nanoseconds after 1970-01-01 UTC.
+    pub(super) span: Option<(u64, u64)>,
+    /// Nanoseconds that a sample on a CPU stands for, as the first profile says.
+    pub(super) period: u64,
+    /// Number of messages that were read.
+    pub(super) messages: usize,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        let none = Context {
+            trace: NONE,
+            span: [0; 8],
+            attributes: NONE,
+        };
+        Self {
+            texts: Table::from_iter([Box::default()]),
+            processes: Vec::new(),
+            process_ids: HashMap::default(),
+            threads: Table::default(),
+            traces: Table::from_iter([[0; 16]]),
+            attributes: Table::from_iter([Box::default()]),
+            contexts: Table::from_iter([none]),
+            functions: Table::default(),
+            lines: Vec::new(),
+            mappings: Table::from_iter([Mapping::default()]),
+            locations: Table::default(),
+            stacks: Table::from_iter([Box::default()]),
+            span: None,
+            period: 0,
+            messages: 0,
+        }
+    }
+}
+
+/// Adds an entry to a table, and returns its number.
+pub(super) fn add<T: std::hash::Hash + Eq>(table: &mut Table<T>, entry: T) -> Result<Id, String> {
+    id(table.insert_full(entry).0)
+}
+
+fn id(index: usize) -> Result<Id, String> {
+    Id::try_from(index).map_err(|_| "it refers to more than 4 billion things".to_owned())
+}
+
+impl Tables {
+    pub(super) fn text(&self, id: Id) -> &str {
+        &self.texts[id as usize]
+    }
+
+    pub(super) fn add_text(&mut self, text: &str) -> Result<Id, String> {
+        match self.texts.get_index_of(text) {
+            Some(index) => id(index),
+            None => add(&mut self.texts, text.into()),
+        }
+    }
+
+    /// Returns the number of a text, if the recording has it.
+    pub(super) fn find_text(&self, text: &str) -> Option<Id> {
+        Id::try_from(self.texts.get_index_of(text)?).ok()
+    }
+
+    /// Adds a process, unless one with the same encoded resource is known.
+    pub(super) fn add_process(
+        &mut self,
+        encoded: &[u8],
+        make: impl FnOnce() -> Result<Process, String>,
+    ) -> Result<Id, String> {
+        if let Some(known) = self.process_ids.get(encoded) {
+            return Ok(*known);
+        }
+        let new = id(self.processes.len())?;
+        self.processes.push(make()?);
+        self.process_ids.insert(encoded.into(), new);
+        Ok(new)
+    }
+
+    pub(super) fn add_thread(&mut self, thread: Thread) -> Result<Id, String> {
+        let message = self.messages;
+        let process = &mut self.processes[thread.process as usize];
+        let is_first = thread.tid.is_some() && thread.tid == process.pid;
+        // A sample from before an exec may have the next program's facts, not its name.
+        let is_known = process.command.is_some_and(|(seen, _)| seen == message);
+        if is_first && thread.name != NONE && !is_known {
+            process.command = Some((message, thread.name));
+        }
+        add(&mut self.threads, thread)
+    }
+
+    /// Adds a function with the line of its start, or 0.
+    pub(super) fn add_function(&mut self, function: Function, start: u32) -> Result<Id, String> {
+        let (index, is_new) = self.functions.insert_full(function);
+        if is_new {
+            self.lines.push((start > 0, start));
+        } else if start > 0 && !self.lines[index].0 {
+            self.lines[index] = (true, start);
+        }
+        id(index)
+    }
+
+    fn add_location(&mut self, location: Location) -> Result<Id, String> {
+        for line in &location.lines {
+            let (is_start, known) = &mut self.lines[line.function as usize];
+            if !*is_start && line.line > 0 && (*known == 0 || line.line < *known) {
+                *known = line.line;
+            }
+        }
+        add(&mut self.locations, location)
+    }
+
+    /// Adds a location with the functions that are known there, innermost first.
+    pub(super) fn complete(
+        &mut self,
+        mapping: Id,
+        address: u64,
+        kind: Id,
+        mut lines: Vec<Line>,
+    ) -> Result<Id, String> {
+        let is_named = !lines.is_empty();
+        if !is_named {
+            let function = self.unnamed(mapping, kind)?;
+            lines.push(Line { function, line: 0 });
+        }
+        self.add_location(Location {
+            mapping,
+            address,
+            kind,
+            lines: lines.into(),
+            is_named,
+        })
+    }
+
+    /// Returns what stands for the functions of a file that are not known.
+    fn unnamed(&mut self, mapping: Id, kind: Id) -> Result<Id, String> {
+        let name = match self.text(self.mappings[mapping as usize].file) {
+            "" => "[unknown]",
+            // The kernel's name for memory without a file, such as generated code.
+            "//anon" => "[anon]",
+            file => file,
+        };
+        let name = name.to_owned();
+        let function = Function {
+            name: self.add_text(&name)?,
+            system_name: NONE,
+            file: NONE,
+            kind,
+        };
+        self.add_function(function, 0)
+    }
+
+    pub(super) fn add_stack(&mut self, locations: &[Id]) -> Result<Id, String> {
+        match self.stacks.get_index_of(locations) {
+            Some(index) => id(index),
+            None => add(&mut self.stacks, locations.into()),
+        }
+    }
+
+    /// Returns the line at which a function starts, or the lowest one that was seen; 0 if unknown.
+    pub(super) fn line_of(&self, function: Id) -> u32 {
+        self.lines[function as usize].1
+    }
+
+    /// Extends the recorded time.
+    pub(super) fn add_span(&mut self, start: u64, end: u64) {
+        let (first, last) = self.span.unwrap_or((start, end));
+        self.span = Some((first.min(start), last.max(end)));
+    }
+
+    pub(super) fn thread(&self, id: Id) -> &Thread {
+        &self.threads[id as usize]
+    }
+
+    pub(super) fn process_of(&self, thread: Id) -> (Id, &Process) {
+        let process = self.thread(thread).process;
+        (process, &self.processes[process as usize])
+    }
+
+    /// Returns the lines of a stack's frames, innermost first.
+    pub(super) fn frames(&self, stack: Id) -> impl DoubleEndedIterator<Item = &Line> {
+        let locations = self.stacks[stack as usize].iter();
+        locations.flat_map(|location| &self.locations[*location as usize].lines)
+    }
+
+    /// Returns the value of an attribute of a context.
+    pub(super) fn attribute(&self, attributes: Id, name: Id) -> Option<Id> {
+        let mut all = self.attributes[attributes as usize].iter();
+        all.find(|(key, _)| *key == name).map(|(_, value)| *value)
+    }
+}
