@@ -13,7 +13,7 @@ use crate::workspace::{git, root};
 /// The folders of the library crates.
 const CRATES: &str = "publish/format publish/otelctx publish/build publish/tracing \
     publish/opentelemetry inspect/remote inspect/reader inspect/track inspect/unwind profile/model \
-    profile/sampler profile/symbolize profile/write profile/export profile/worker \
+    profile/sampler profile/symbolize profile/write profile/page profile/export profile/worker \
     inspect/runtimes/cpython inspect/runtimes/nodejs cli";
 
 /// Compares the lists, or writes them.

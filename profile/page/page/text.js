@@ -1,0 +1,85 @@
+// Writes values as text.
+
+export const LANGUAGES = ['Python', 'JavaScript', 'Java', 'native', 'kernel', 'other'];
+
+// A weight in microseconds, with three digits that count.
+export function duration(microseconds) {
+  const milliseconds = microseconds / 1000;
+  if (milliseconds >= 10_000) return `${Math.round(milliseconds / 1000).toLocaleString('en')} s`;
+  if (milliseconds >= 100) return `${Math.round(milliseconds).toLocaleString('en')} ms`;
+  if (milliseconds === 0) return '0 ms';
+  return `${milliseconds.toFixed(milliseconds < 1 ? 2 : 1)} ms`;
+}
+
+export function share(part, whole) {
+  return whole > 0 ? `${((part / whole) * 100).toFixed(1)} %` : '0 %';
+}
+
+// Seconds after the first sample.
+export function seconds(model, time) {
+  return ((time - model.samples.first) * model.facts.timeUnit) / 1e9;
+}
+
+export function timeAt(model, value) {
+  return (value * 1e9) / model.facts.timeUnit + model.samples.first;
+}
+
+// The local time of day, with the offset.
+export function clock(model, time) {
+  const date = new Date(model.facts.start + (time * model.facts.timeUnit) / 1e6);
+  if (Number.isNaN(date.getTime())) return '';
+  const two = (value) => String(value).padStart(2, '0');
+  const parts = [date.getHours(), date.getMinutes(), date.getSeconds()].map(two);
+  return `${parts.join(':')}.${String(date.getMilliseconds()).padStart(3, '0')}`;
+}
+
+export function offset(model) {
+  const minutes = -new Date(model.facts.start).getTimezoneOffset() || 0;
+  const rest = Math.abs(minutes) % 60;
+  const hours = Math.floor(Math.abs(minutes) / 60);
+  return `UTC${minutes < 0 ? '−' : '+'}${hours}${rest ? `:${String(rest).padStart(2, '0')}` : ''}`;
+}
+
+// What a label of the tree says.
+export function labelText({ first, facts, names }, label) {
+  if (label < first.plumbing) return names[label];
+  if (label < first.service) return `[${facts.plumbing[label - first.plumbing]}]`;
+  if (label < first.route) return serviceText(facts.services[label - first.service]);
+  if (label < first.root) return routeText(facts, label - first.route);
+  return 'All';
+}
+
+// SDKs name a service so if nobody else did; what follows is the command.
+export const serviceText = (service) => service.replace(/^unknown_service:/, '');
+
+export function routeText(facts, route) {
+  if (route === 0) return facts.by ? `(no ${facts.by})` : '(no route)';
+  return facts.routes[route - 1] || '(empty)';
+}
+
+// The file and line of a function, or what it is written in.
+export function placeText({ first, files, fileOf, lineOf, languageOf }, label, parts = Infinity) {
+  if (label >= first.plumbing) return label < first.service ? 'stacks that end in plumbing' : '';
+  const file = files[fileOf[label]];
+  if (!file) return languageOf[label] < 5 ? LANGUAGES[languageOf[label]] : '';
+  const shown = parts === Infinity ? file : file.split('/').slice(-parts).join('/');
+  return lineOf[label] ? `${shown}:${lineOf[label]}` : shown;
+}
+
+// The last two parts of a qualified name, without generic arguments.
+export function shortName(name) {
+  if (!name.includes('::')) {
+    const parts = name.includes('<') || name.includes(' ') ? [] : name.split('.');
+    return parts.length > 3 ? parts.slice(-2).join('.') : name;
+  }
+  // `<Type as Trait>::function` is a function of the type.
+  const path = name.slice(0, 400).replace(/^<(.*?)(?: as .*?)?>(?=::)/, '$1');
+  let plain = '';
+  let depth = 0;
+  for (const character of path) {
+    if (character === '<') depth++;
+    else if (character === '>' && depth > 0) depth--;
+    else if (depth === 0) plain += character;
+  }
+  return plain.split('::').filter(Boolean).slice(-2).join('::') || name;
+}

@@ -1,0 +1,198 @@
+// CPU time of each service over time, stacked by route; time that threads waited is a lighter tone.
+import { NO_ROUTE, pixel } from './colours.js';
+import { labelText, seconds, serviceText } from './text.js';
+
+const LANE_HEIGHT = 26;
+const AXIS_HEIGHT = 16;
+// Services with a lane of their own; the others share one.
+const MAX_LANES = 4;
+const COLOURS = NO_ROUTE + 1;
+const COLUMN_WIDTH = 2;
+const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300];
+
+// The services with most time, each with a lane, and one for all others.
+export function lanesOf(model, serviceTotals) {
+  const { services } = model.facts;
+  const order = services.map((_, i) => i).sort((a, b) => serviceTotals[b] - serviceTotals[a] || a - b);
+  const own = order.length <= MAX_LANES ? order : order.slice(0, MAX_LANES - 1);
+  const laneOf = new Uint8Array(services.length).fill(own.length);
+  own.forEach((service, lane) => (laneOf[service] = lane));
+  const names = own.map((service) => serviceText(services[service]));
+  if (own.length < order.length) names.push(`${order.length - own.length} other services`);
+  return { laneOf, names };
+}
+
+export class Timeline {
+  constructor(canvas, model, lanes, colourOfCell) {
+    this.canvas = canvas;
+    this.context = canvas.getContext('2d', { alpha: false });
+    this.model = model;
+    this.lanes = lanes;
+    this.colourOfCell = colourOfCell;
+    this.height = lanes.names.length * LANE_HEIGHT + AXIS_HEIGHT;
+  }
+
+  // Draws all samples; those that `selected` does not allow are grey. Null stands for all.
+  draw(width, colours, selected) {
+    if (this.width !== width) this.binAll(width);
+    const bins = selected ? this.binSelected(selected) : this.bins;
+    const { canvas, context } = this;
+    const ratio = globalThis.devicePixelRatio || 1;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(this.height * ratio);
+    canvas.style.height = `${this.height}px`;
+    context.fillStyle = colours.background;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    for (let lane = 0; lane < this.lanes.names.length; lane++) {
+      this.drawLane(lane, bins, colours, ratio);
+    }
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.drawNames(colours);
+    this.drawAxis(width, colours);
+    context.setTransform(1, 0, 0, 1, 0, 0);
+  }
+
+  // Bins of a lane and a column: running time by colour, then waiting time by colour.
+  binAll(width) {
+    this.width = width;
+    this.columns = Math.max(1, Math.floor(width / COLUMN_WIDTH));
+    const { samples } = this.model;
+    const scale = this.columns / (samples.last - samples.first + 1);
+    this.columnOf = new Uint16Array(samples.count);
+    for (let i = 0; i < samples.count; i++) {
+      this.columnOf[i] = (samples.time[i] - samples.first) * scale;
+    }
+    this.bins = this.emptyBins();
+    this.bin(this.bins, 0, samples.count, null);
+  }
+
+  emptyBins() {
+    return new Float64Array(this.lanes.names.length * 2 * COLOURS * this.columns);
+  }
+
+  bin(bins, from, to, allowed) {
+    for (const thread of this.model.samples.threads) {
+      const [start, end] = [Math.max(from, thread.from), Math.min(to, thread.to)];
+      const lane = this.lanes.laneOf[thread.service];
+      if (start < end) this.binThread(bins, start, end, lane * 2 * COLOURS, allowed);
+    }
+  }
+
+  binThread(bins, from, to, row, allowed) {
+    const { kind, weight, cell } = this.model.samples;
+    const { columnOf, colourOfCell, columns } = this;
+    for (let i = from; i < to; i++) {
+      if (allowed !== null && allowed[cell[i]] === 0) continue;
+      const colour = colourOfCell[cell[i]] + (kind[i] === 0 ? 0 : COLOURS);
+      bins[(row + colour) * columns + columnOf[i]] += weight[i];
+    }
+  }
+
+  // The bins of a trace, a thread, or the cells that a selection allows.
+  binSelected({ allowed, trace, thread }) {
+    const { samples } = this.model;
+    const bins = this.emptyBins();
+    if (trace) {
+      const list = samples.byTrace.subarray(samples.traceFrom[trace], samples.traceFrom[trace + 1]);
+      for (const i of list) this.bin(bins, i, i + 1, allowed);
+    } else if (thread !== undefined) {
+      const { from, to } = samples.threads[thread];
+      this.bin(bins, from, to, allowed);
+    } else {
+      this.bin(bins, 0, samples.count, allowed);
+    }
+    return bins;
+  }
+
+  // Stacks the selected running time, the selected waiting time, and what is not selected.
+  drawLane(lane, bins, colours, ratio) {
+    const { columns, canvas } = this;
+    const height = Math.round((LANE_HEIGHT - 2) * ratio);
+    const image = this.context.createImageData(canvas.width, height);
+    const pixels = new Uint32Array(image.data.buffer).fill(pixel(colours.background, colours.background));
+    const start = lane * 2 * COLOURS * columns;
+    const scale = height / this.highest(start);
+    const tones = [1, 0.35].flatMap((strength) =>
+      [...colours.routes, colours.noRoute].map((colour) => pixel(colour, colours.background, strength)),
+    );
+    const grey = pixel(colours.unselected, colours.background);
+    for (let column = 0; column < columns; column++) {
+      const from = Math.round((column * canvas.width) / columns);
+      const to = Math.round(((column + 1) * canvas.width) / columns);
+      let [sum, bottom, all] = [0, height, 0];
+      for (let tone = 0; tone < 2 * COLOURS; tone++) {
+        const value = bins[start + tone * columns + column];
+        all += this.bins[start + tone * columns + column];
+        if (value === 0) continue;
+        sum += value;
+        const top = Math.round(height - sum * scale);
+        fillRows(pixels, canvas.width, from, to, top, bottom, tones[tone]);
+        bottom = top;
+      }
+      fillRows(pixels, canvas.width, from, to, Math.round(height - all * scale), bottom, grey);
+    }
+    this.context.putImageData(image, 0, Math.round((lane * LANE_HEIGHT + 1) * ratio));
+  }
+
+  // The largest sum of a lane's columns.
+  highest(start) {
+    let highest = 1;
+    for (let column = 0; column < this.columns; column++) {
+      let sum = 0;
+      for (let tone = 0; tone < 2 * COLOURS; tone++) sum += this.bins[start + tone * this.columns + column];
+      if (sum > highest) highest = sum;
+    }
+    return highest;
+  }
+
+  drawNames(colours) {
+    const { context } = this;
+    context.font = '11px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+    context.textBaseline = 'top';
+    this.lanes.names.forEach((name, lane) => {
+      const shown = name.length > 40 ? `${name.slice(0, 39)}…` : name;
+      context.globalAlpha = 0.85;
+      context.fillStyle = colours.background;
+      context.fillRect(0, lane * LANE_HEIGHT, context.measureText(shown).width + 6, 14);
+      context.globalAlpha = 1;
+      context.fillStyle = colours.text;
+      context.fillText(shown, 2, lane * LANE_HEIGHT + 1);
+    });
+  }
+
+  // Seconds since the first sample.
+  drawAxis(width, colours) {
+    const { context, model } = this;
+    const whole = seconds(model, model.samples.last);
+    const step = STEPS.find((value) => (width * value) / whole > 80) ?? whole / 4;
+    const y = this.height - AXIS_HEIGHT;
+    context.fillStyle = colours.text;
+    for (let at = 0; at < whole; at += step) {
+      const x = (at / whole) * width;
+      context.fillRect(x, y, 1, 4);
+      const text = `${+at.toFixed(3)} s`;
+      if (x + context.measureText(text).width + 4 < width) context.fillText(text, x + 3, y + 2);
+    }
+  }
+}
+
+function fillRows(pixels, stride, from, to, top, bottom, value) {
+  for (let y = Math.max(top, 0); y < bottom; y++) pixels.fill(value, y * stride + from, y * stride + to);
+}
+
+// The colours of routes: the costliest have their own.
+export function routeColours(model, routeTotals, own) {
+  const colours = new Uint8Array(model.facts.routes.length + 1).fill(own);
+  const order = [...routeTotals.keys()].slice(1).sort((a, b) => routeTotals[b] - routeTotals[a] || a - b);
+  order.slice(0, own).forEach((route, i) => (colours[route] = i));
+  colours[0] = NO_ROUTE;
+  return { colours, listed: order.slice(0, own), rest: Math.max(0, order.length - own) };
+}
+
+// What the legend of routes lists: colours with their names.
+export function routeLegend(model, { listed, rest }, colours, own) {
+  const name = (route) => labelText(model, model.first.route + route);
+  const entries = listed.map((route, i) => ({ route, colour: colours.routes[i], name: name(route) }));
+  if (rest) entries.push({ colour: colours.routes[own], name: `${rest} other routes` });
+  return entries;
+}
