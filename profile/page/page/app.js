@@ -11,9 +11,9 @@ import { DEFAULT_SORT, Table, columnsOf, rowsOf } from './tables.js';
 import { showTrace } from './trace.js';
 
 const $ = (id) => document.getElementById(id);
-// What the first picture needs, and is unpacked before the rest.
-const OVERVIEW = ['names', 'functions', 'tree', 'cells'];
 const ROWS = 50;
+// While a range is dragged: what is visible of the table.
+const QUICK_ROWS = 20;
 const MAX_PRINTED_ROWS = 60;
 const RUNNING = 1;
 
@@ -32,26 +32,31 @@ const state = {
 
 const darkScheme = matchMedia('(prefers-color-scheme: dark)');
 let printing = false;
+// The sizes of the graph and of the time line: reading them from the page makes it lay itself out.
+const size = { width: 0, height: 0, lanes: 0 };
+let addressTimer = 0;
 let model, selector, tree, weights, sums, boxes, colours, found, routes, timeline, table, icicle;
 const trees = new Map();
+
+// The script runs before the samples, most of the page, are parsed.
+const parsed = new Promise((resume) => addEventListener('DOMContentLoaded', () => setTimeout(resume)));
 
 async function start() {
   const facts = JSON.parse($('facts').textContent);
   const sections = {};
-  const elements = [...document.querySelectorAll('[data-section]')];
-  const unpackAll = (wanted) =>
+  const unpackAll = () =>
     Promise.all(
-      elements.filter((it) => wanted(it.dataset.section)).map(async (it) => {
+      [...document.querySelectorAll('[data-section]')].map(async (it) => {
         sections[it.dataset.section] = await unpack(it.textContent);
         it.remove();
       }),
     );
-  await unpackAll((name) => OVERVIEW.includes(name));
+  await unpackAll();
   model = readOverview(sections, facts);
   showFirst();
   performance.mark('picture');
-  await new Promise((resume) => setTimeout(resume));
-  await unpackAll((name) => !OVERVIEW.includes(name));
+  await parsed;
+  await unpackAll();
   readSamples(model, sections);
   showAll();
   performance.mark('ready');
@@ -72,7 +77,8 @@ function showFirst() {
   bindBar();
   bindTables();
   setColours();
-  update({ timeline: false });
+  measure();
+  update();
 }
 
 // What needs samples: the time line, kinds, times, traces, and the selection in the address.
@@ -106,17 +112,19 @@ export function update(parts = {}) {
   weights = selector.select(state.selection);
   sums = addUpTree(model, tree, weights);
   const { text } = state.selection;
-  if (found?.text !== text) found = text ? { text, functions: functionsWith(model, text) } : null;
+  found = text ? functionsWith(model, text) : null;
   state.zoom = Math.min(state.zoom, tree.count - 1);
   if (sums.totals[state.zoom] === 0) state.zoom = state.focus = 0;
   drawGraph();
-  showTable();
+  showTable(parts.quick ? Math.min(state.rows, QUICK_ROWS) : state.rows);
   showShades();
-  if (parts.timeline !== false) drawTimeline();
   if (parts.quick) return;
-  if (model.samples) showSelectedTrace();
   showChips();
-  if (model.samples) writeAddress();
+  if (!model.samples) return;
+  drawTimeline();
+  showSelectedTrace();
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(writeAddress, 100);
 }
 
 // Changes the selection; a field that is undefined is not selected any more.
@@ -137,17 +145,17 @@ export function choose(change) {
 
 function drawGraph(boxesChange = true) {
   const graph = $('graph');
-  const width = graph.clientWidth;
+  const { width, height } = size;
   if (boxesChange) boxes = layout(tree, sums.totals, state.zoom, width);
   const rows = printing ? Math.min(boxes.rows, MAX_PRINTED_ROWS) : boxes.rows;
   $('space').style.height = `${rows * ROW_HEIGHT}px`;
   icicle.draw(boxes, tree, {
     colours,
     width,
-    height: printing ? rows * ROW_HEIGHT : graph.clientHeight,
+    height: printing ? rows * ROW_HEIGHT : height,
     scroll: printing ? 0 : graph.scrollTop,
     focus: state.focus,
-    found: found?.functions,
+    found,
     routeColour: routes.colours,
   });
   describeFocus();
@@ -253,10 +261,9 @@ function showTip(i, event) {
 // --- The time line
 
 function drawTimeline() {
-  if (!timeline) return;
   const { service, route, trace, thread, text } = state.selection;
   const isPart = [service, route, trace, thread, text].some((it) => it !== undefined);
-  const width = $('lanes').clientWidth;
+  const width = size.lanes;
   const key = JSON.stringify([width, printing, darkScheme.matches, service, route, trace, thread, text]);
   if (key === timeline.key) return;
   timeline.key = key;
@@ -382,8 +389,8 @@ function showChips() {
 
 // --- The tables
 
-function showTable() {
-  const { tab, sort, rows, filter, selection } = state;
+function showTable(rows = state.rows) {
+  const { tab, sort, filter, selection } = state;
   const columns = columnsOf(tab, model);
   const shown = rowsOf(tab, { model, weights, sums, selection, sort: sort[tab], limit: rows, filter });
   table.show(columns, sort[tab], shown, (by) => {
@@ -443,7 +450,8 @@ function showSelectedTrace() {
   section.hidden = !trace;
   if (trace) showTrace(section, model, trace, colours);
   else section.replaceChildren();
-  drawGraph();
+  // It takes space from the graph.
+  if (measure()) drawGraph();
 }
 
 // --- The page
@@ -466,6 +474,7 @@ function bindPage() {
   });
   const redraw = () => {
     setColours();
+    measure();
     update();
   };
   darkScheme.addEventListener('change', redraw);
@@ -476,7 +485,18 @@ function bindPage() {
       redraw();
     });
   }
-  new ResizeObserver(() => update()).observe($('graph'));
+  new ResizeObserver(() => {
+    if (measure()) update();
+  }).observe($('graph'));
+}
+
+// Returns whether a size has changed.
+function measure() {
+  const before = JSON.stringify(size);
+  size.width = $('graph').clientWidth;
+  size.height = $('graph').clientHeight;
+  size.lanes = $('lanes').clientWidth;
+  return JSON.stringify(size) !== before;
 }
 
 function setColours() {

@@ -125,17 +125,22 @@ function readTree(model, reader) {
   const tree = emptyTree(reader.number());
   const { parent, depth, label } = tree;
   const path = new Int32Array(4096);
+  // The root has neither a level nor a label.
+  const values = new Uint32Array(tree.count - 1);
+  reader.numbers(tree.count - 1, values);
   for (let i = 1; i < tree.count; i++) {
-    const level = depth[i - 1] + 1 - reader.number();
+    const level = depth[i - 1] + 1 - values[i - 1];
     depth[i] = level;
     parent[i] = path[level - 1];
     path[level] = i;
   }
-  label[0] = model.first.root;
+  reader.numbers(tree.count - 1, values);
+  const { first } = model;
+  label[0] = first.root;
   for (let i = 1, next = 0; i < tree.count; i++) {
-    const value = reader.number();
-    if (depth[i] === 1) label[i] = model.first.service + value;
-    else if (depth[i] === 2) label[i] = model.first.route + value;
+    const value = values[i - 1];
+    if (depth[i] === 1) label[i] = first.service + value;
+    else if (depth[i] === 2) label[i] = first.route + value;
     else label[i] = value === 0 ? next++ : next - value;
   }
   return tree;
@@ -149,7 +154,9 @@ function readCells(model, reader) {
   model.runningOfCell = new Float64Array(count);
   for (let cell = 0; cell < count; cell++) {
     const value = reader.number();
-    model.runningOfCell[cell] = value % 2 ? (value - 1) / 2 : (value / 2) * facts.period;
+    // Values can have more than 32 bits: no bit operations.
+    const half = Math.floor(value / 2);
+    model.runningOfCell[cell] = half * 2 === value ? half * facts.period : half;
   }
   const service = new Uint32Array(full.count);
   const route = new Uint32Array(full.count);
@@ -158,8 +165,12 @@ function readCells(model, reader) {
     service[i] = level === 1 ? full.label[i] - first.service : service[full.parent[i]];
     route[i] = level === 2 ? full.label[i] - first.route : route[full.parent[i]];
   }
-  model.serviceOfCell = Uint32Array.from(model.nodeOfCell, (node) => service[node]);
-  model.routeOfCell = Uint32Array.from(model.nodeOfCell, (node) => route[node]);
+  model.serviceOfCell = new Uint32Array(count);
+  model.routeOfCell = new Uint32Array(count);
+  for (let cell = 0; cell < count; cell++) {
+    model.serviceOfCell[cell] = service[model.nodeOfCell[cell]];
+    model.routeOfCell[cell] = route[model.nodeOfCell[cell]];
+  }
 }
 
 // The samples, sorted by thread and by time within each.

@@ -115,14 +115,18 @@ function positionOf(time, { from, to }, value) {
 
 // Which functions have the text in their name or file.
 export function functionsWith(model, text) {
+  if (model.found?.text === text) return model.found.functions;
   const { names, files, fileOf } = model;
   model.lowerNames ??= names.map((name) => name.toLowerCase());
   model.lowerFiles ??= files.map((file) => file.toLowerCase());
   const wanted = text.toLowerCase();
   const inFile = model.lowerFiles.map((file) => file.includes(wanted));
-  return Uint8Array.from(names, (_, i) =>
-    model.lowerNames[i].includes(wanted) || inFile[fileOf[i]] ? 1 : 0,
-  );
+  const functions = new Uint8Array(names.length);
+  for (let i = 0; i < names.length; i++) {
+    if (inFile[fileOf[i]] || model.lowerNames[i].includes(wanted)) functions[i] = 1;
+  }
+  model.found = { text, functions };
+  return functions;
 }
 
 // Which cells have such a function in their stack.
@@ -131,9 +135,11 @@ function cellsWith(model, text) {
   const { count, parent, label } = model.full;
   const marked = new Uint8Array(count);
   for (let i = 1; i < count; i++) {
-    marked[i] = marked[parent[i]] | (found[label[i]] ?? 0);
+    marked[i] = marked[parent[i]] | (label[i] < found.length ? found[label[i]] : 0);
   }
-  return Uint8Array.from(model.nodeOfCell, (node) => marked[node]);
+  const cells = new Uint8Array(model.cellCount);
+  for (let cell = 0; cell < cells.length; cell++) cells[cell] = marked[model.nodeOfCell[cell]];
+  return cells;
 }
 
 // Adds up cells along the tree that is shown: totals of nodes, and totals and own time of labels.
@@ -192,21 +198,19 @@ export function addUpTraces(model, allowed, { trace, thread, from = -Infinity, t
   return result;
 }
 
-// The indexes of the largest values that pass a test, the largest first.
+// The indexes of the `count` largest values that pass a test, the largest first, and how many pass.
 export function largest(values, count, passes = () => true) {
   const indexes = [];
-  for (let i = 0; i < values.length; i++) if (values[i] > 0 && passes(i)) indexes.push(i);
-  const found = indexes.length;
-  if (found > 4 * count) dropSmall(indexes, values, count);
-  indexes.sort((a, b) => values[b] - values[a] || a - b);
-  return { indexes: indexes.slice(0, count), found };
-}
-
-// Keeps at least `count` indexes: sorting numbers is faster than sorting by a function.
-function dropSmall(indexes, values, count) {
-  const sorted = Float64Array.from(indexes, (i) => values[i]).sort();
-  const least = sorted[sorted.length - count];
-  let kept = 0;
-  for (const i of indexes) if (values[i] >= least) indexes[kept++] = i;
-  indexes.length = kept;
+  let found = 0;
+  for (let i = 0; i < values.length; i++) {
+    const value = values[i];
+    if (!(value > 0) || !passes(i)) continue;
+    found++;
+    if (indexes.length === count && value <= values[indexes[count - 1]]) continue;
+    // Most values end above: the few that are kept are sorted as they come.
+    let place = indexes.length < count ? indexes.length : count - 1;
+    for (; place > 0 && values[indexes[place - 1]] < value; place--) indexes[place] = indexes[place - 1];
+    indexes[place] = i;
+  }
+  return { indexes, found };
 }

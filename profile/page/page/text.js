@@ -2,11 +2,16 @@
 
 export const LANGUAGES = ['Python', 'JavaScript', 'Java', 'native', 'kernel', 'other'];
 
+// A whole number with commas between thousands. `toLocaleString` takes a tenth of a table's time.
+export function grouped(number) {
+  return String(Math.round(number)).replace(/\B(?=(\d{3})+$)/g, ',');
+}
+
 // A weight in microseconds, with three digits that count.
 export function duration(microseconds) {
   const milliseconds = microseconds / 1000;
-  if (milliseconds >= 10_000) return `${Math.round(milliseconds / 1000).toLocaleString('en')} s`;
-  if (milliseconds >= 100) return `${Math.round(milliseconds).toLocaleString('en')} ms`;
+  if (milliseconds >= 10_000) return `${grouped(milliseconds / 1000)} s`;
+  if (milliseconds >= 100) return `${grouped(milliseconds)} ms`;
   if (milliseconds === 0) return '0 ms';
   return `${milliseconds.toFixed(milliseconds < 1 ? 2 : 1)} ms`;
 }

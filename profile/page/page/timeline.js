@@ -63,43 +63,56 @@ export class Timeline {
       this.columnOf[i] = (samples.time[i] - samples.first) * scale;
     }
     this.bins = this.emptyBins();
-    this.bin(this.bins, 0, samples.count, null);
+    this.bin(this.bins, 0, samples.count, this.rowsOf(null));
   }
 
   emptyBins() {
     return new Float64Array(this.lanes.names.length * 2 * COLOURS * this.columns);
   }
 
-  bin(bins, from, to, allowed) {
+  bin(bins, from, to, rows) {
     for (const thread of this.model.samples.threads) {
       const [start, end] = [Math.max(from, thread.from), Math.min(to, thread.to)];
       const lane = this.lanes.laneOf[thread.service];
-      if (start < end) this.binThread(bins, start, end, lane * 2 * COLOURS, allowed);
+      if (start < end) this.binThread(bins, start, end, lane * 2 * COLOURS * this.columns, rows);
     }
   }
 
-  binThread(bins, from, to, row, allowed) {
+  // A loop of its own, as it goes over all samples when the selection changes.
+  binThread(bins, from, to, start, rows) {
     const { kind, weight, cell } = this.model.samples;
-    const { columnOf, colourOfCell, columns } = this;
+    const { columnOf, columns } = this;
+    const waiting = COLOURS * columns;
     for (let i = from; i < to; i++) {
-      if (allowed !== null && allowed[cell[i]] === 0) continue;
-      const colour = colourOfCell[cell[i]] + (kind[i] === 0 ? 0 : COLOURS);
-      bins[(row + colour) * columns + columnOf[i]] += weight[i];
+      const row = rows[cell[i]];
+      if (row < 0) continue;
+      bins[start + row + columnOf[i] + (kind[i] === 0 ? 0 : waiting)] += weight[i];
     }
+  }
+
+  // By cell: where the bins of its colour start, or -1 if it is not allowed.
+  rowsOf(allowed) {
+    const { colourOfCell, columns } = this;
+    const rows = new Int32Array(colourOfCell.length).fill(-1);
+    for (let cell = 0; cell < rows.length; cell++) {
+      if (allowed === null || allowed[cell] === 1) rows[cell] = colourOfCell[cell] * columns;
+    }
+    return rows;
   }
 
   // The bins of a trace, a thread, or the cells that a selection allows.
   binSelected({ allowed, trace, thread }) {
     const { samples } = this.model;
     const bins = this.emptyBins();
+    const rows = this.rowsOf(allowed);
     if (trace) {
       const list = samples.byTrace.subarray(samples.traceFrom[trace], samples.traceFrom[trace + 1]);
-      for (const i of list) this.bin(bins, i, i + 1, allowed);
+      for (const i of list) this.bin(bins, i, i + 1, rows);
     } else if (thread !== undefined) {
       const { from, to } = samples.threads[thread];
-      this.bin(bins, from, to, allowed);
+      this.bin(bins, from, to, rows);
     } else {
-      this.bin(bins, 0, samples.count, allowed);
+      this.bin(bins, 0, samples.count, rows);
     }
     return bins;
   }

@@ -1,6 +1,6 @@
 // The view of one trace: its threads over time, and its spans if they are known.
 import { traceId } from './columns.js';
-import { clock, duration, serviceText } from './text.js';
+import { clock, duration, grouped, serviceText } from './text.js';
 
 const MAX_THREADS = 20;
 const MAX_SPANS = 200;
@@ -127,7 +127,7 @@ function addRow(body, name, small, depth, texts, canvas) {
 
 function addRest(body, count, what, columns) {
   if (count <= 0) return;
-  const cell = element('td', `and ${count.toLocaleString('en')} more ${what}`, { colSpan: columns });
+  const cell = element('td', `and ${grouped(count)} more ${what}`, { colSpan: columns });
   body.insertRow().append(cell);
 }
 

@@ -1,11 +1,16 @@
 // Makes of the tree of all frames the one that is shown: without plumbing, grouped as asked.
 import { emptyTree } from './columns.js';
 
-// Sets what follows from parents, depths and labels.
-export function finish(tree, labelCount) {
-  const { count, parent, label, depth, end, outermost } = tree;
+// Sets where the nodes below each node end.
+function setEnds({ count, parent, end }) {
   for (let i = 0; i < count; i++) end[i] = i + 1;
   for (let i = count - 1; i > 0; i--) if (end[i] > end[parent[i]]) end[parent[i]] = end[i];
+}
+
+// Sets what follows from parents, depths and labels.
+function finish(tree, labelCount) {
+  setEnds(tree);
+  const { count, label, depth, outermost } = tree;
   const open = new Uint16Array(labelCount);
   const path = new Int32Array(4096);
   for (let i = 1, level = 0; i < count; i++) {
@@ -21,9 +26,12 @@ export function finish(tree, labelCount) {
 // The tree that is shown. Each of the model's cells has its node there, `at`.
 export function view(model, { plumbing, by }) {
   const { full } = model;
-  if (!full.end[0]) finish(full, model.labelCount);
+  if (!full.end[0]) setEnds(full);
   const hidden = hiddenNodes(model, plumbing, by);
-  if (!hidden) return { ...full, at: model.nodeOfCell, through: new Uint16Array(full.count) };
+  if (!hidden) {
+    const shown = { ...full, at: model.nodeOfCell, through: new Uint16Array(full.count) };
+    return finish(shown, model.labelCount);
+  }
   const merged = merge(model, hidden);
   return finish(inPreOrder(merged, model.first.root), model.labelCount);
 }
@@ -85,7 +93,7 @@ function merge(model, hidden) {
 
 // Finds the child of a node with a label, or makes it: a hash table with linear probing.
 function childFinder(made, size) {
-  const bits = Math.ceil(Math.log2(size)) + 1;
+  const bits = Math.max(1, Math.ceil(Math.log2(size * 1.25)));
   const table = new Int32Array(1 << bits);
   const mask = table.length - 1;
   const { parent, label } = made;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::bytes::base64;
 use crate::order::{Ordered, WEIGHT_UNIT};
-use crate::sections::{MAX_LABEL_BYTES, MAX_SHORT_BYTES, Section, period_in_time_units};
+use crate::sections::{MAX_LABEL_BYTES, MAX_SHORT_BYTES, Section, Sections, period_in_time_units};
 use crate::text::{clean, escape};
 use crate::tree::Tree;
 use crate::{Kind, Recording};
@@ -39,7 +39,7 @@ pub(crate) fn write(
     recording: &Recording,
     ordered: &Ordered,
     tree: &Tree,
-    sections: &[Section],
+    sections: &Sections,
     writer: &mut dyn Write,
 ) -> io::Result<()> {
     let script = script();
@@ -57,16 +57,21 @@ pub(crate) fn write(
             "SUMMARY" => writer.write_all(escape(&summary(recording, ordered)).as_bytes())?,
             "NOTE" => writer.write_all(escape(&note(recording, tree)).as_bytes())?,
             "ROWS" => writer.write_all(rows(recording, tree).as_bytes())?,
-            "DATA" => write_data(recording, ordered, sections, writer)?,
+            "OVERVIEW" => {
+                write_facts(recording, ordered, writer)?;
+                write_sections(&sections.overview, writer)?;
+            }
+            "SAMPLES" => write_sections(&sections.samples, writer)?,
             unknown => unreachable!("the template has no @{unknown}@"),
         }
     }
     writer.flush()
 }
 
-/// Joins the modules into one: pages from `file://` may not import any.
+/// Joins the modules into one script: pages from `file://` may not import any. It is no module, as
+/// such would run after the whole page is parsed.
 fn script() -> String {
-    let mut script = String::new();
+    let mut script = "'use strict';\n(() => {\n".to_owned();
     for module in MODULES {
         let mut is_import = false;
         for line in module.lines() {
@@ -79,6 +84,7 @@ fn script() -> String {
             script.push('\n');
         }
     }
+    script.push_str("})();\n");
     script
 }
 
@@ -176,12 +182,7 @@ fn rows(recording: &Recording, tree: &Tree) -> String {
     rows
 }
 
-fn write_data(
-    recording: &Recording,
-    ordered: &Ordered,
-    sections: &[Section],
-    writer: &mut dyn Write,
-) -> io::Result<()> {
+fn write_facts(recording: &Recording, ordered: &Ordered, writer: &mut dyn Write) -> io::Result<()> {
     let labels = |labels: &[String]| -> Vec<String> {
         let clean = |label: &String| clean(label, MAX_LABEL_BYTES).into_owned();
         labels.iter().map(clean).collect()
@@ -204,6 +205,10 @@ fn write_data(
         writer,
         "<script type=\"application/json\" id=\"facts\">{facts}</script>"
     )?;
+    Ok(())
+}
+
+fn write_sections(sections: &[Section], writer: &mut dyn Write) -> io::Result<()> {
     for Section { name, bytes } in sections {
         write!(
             writer,

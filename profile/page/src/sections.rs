@@ -24,16 +24,27 @@ pub(crate) struct Section {
     pub(crate) bytes: Bytes,
 }
 
-/// Encodes a recording. The sections that the first picture needs come first.
-pub(crate) fn encode(recording: &Recording, ordered: &Ordered, tree: &Tree) -> Vec<Section> {
+/// The sections of a page, in their order.
+#[derive(Debug)]
+pub(crate) struct Sections {
+    /// What the first picture needs.
+    pub(crate) overview: Vec<Section>,
+    /// All else, which is most of the page.
+    pub(crate) samples: Vec<Section>,
+}
+
+/// Encodes a recording.
+pub(crate) fn encode(recording: &Recording, ordered: &Ordered, tree: &Tree) -> Sections {
     let spans = SpanOrder::new(recording, ordered);
     let functions = shown_functions(recording, tree);
     let section = |name, bytes| Section { name, bytes };
-    let mut sections = vec![
+    let overview = vec![
         section("names", names(&functions)),
         section("functions", places(&functions)),
         section("tree", shape(tree)),
         section("cells", cells(tree, ordered)),
+    ];
+    let mut samples = vec![
         section("threads", threads(recording, ordered)),
         section("traces", traces(recording, ordered)),
         section("time", times(recording, ordered)),
@@ -43,13 +54,13 @@ pub(crate) fn encode(recording: &Recording, ordered: &Ordered, tree: &Tree) -> V
         section("cell", cells_of_samples(ordered, tree)),
     ];
     if !recording.spans.is_empty() {
-        sections.push(section("spans", spans_by_trace(recording, ordered, &spans)));
-        sections.push(section(
+        samples.push(section("spans", spans_by_trace(recording, ordered, &spans)));
+        samples.push(section(
             "span",
             spans_of_samples(recording, ordered, &spans),
         ));
     }
-    sections
+    Sections { overview, samples }
 }
 
 /// The functions that occur, in the tree's order.

@@ -66,27 +66,20 @@ async function measureLoading() {
   bound('CPU time until all is ready, in s', median(1), 0.4);
 }
 
-// The renderer with the most memory is the page's: Chromium may keep a spare one.
-function mainThread() {
-  let [found, most] = [null, 0];
-  for (const pid of fs.readdirSync('/proc').filter((name) => /^\d+$/.test(name))) {
-    try {
-      const command = fs.readFileSync(`/proc/${pid}/cmdline`, 'utf8');
-      if (!command.includes('--type=renderer')) continue;
-      const resident = Number(fs.readFileSync(`/proc/${pid}/statm`, 'utf8').split(' ')[1]);
-      if (resident > most) [found, most] = [pid, resident];
-    } catch {
-      // It has ended.
-    }
-  }
-  return found;
+// The page's process: of the browser's renderers, of which one may be a spare, that with most memory.
+async function mainThread() {
+  const session = await browser.newBrowserCDPSession();
+  const { processInfo } = await session.send('SystemInfo.getProcessInfo');
+  const resident = ({ id }) => Number(fs.readFileSync(`/proc/${id}/statm`, 'utf8').split(' ')[1]);
+  const renderers = processInfo.filter(({ type }) => type === 'renderer');
+  return renderers.sort((a, b) => resident(b) - resident(a))[0].id;
 }
 
 // Percentiles of what a reader does, each in a fresh state.
 async function measureUse() {
   const page = await open();
   await goTo(page);
-  const thread = mainThread();
+  const thread = await mainThread();
   const used = () => Number(fs.readFileSync(`/proc/${thread}/schedstat`, 'utf8').split(' ')[0]) / 1e6;
   const settle = () => page.evaluate(() => new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume))));
   const measure = async (what, argument) => {

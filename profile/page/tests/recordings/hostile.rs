@@ -24,7 +24,11 @@ fn text(index: usize) -> String {
     let markup = MARKUP[index % MARKUP.len()];
     format!(
         "{markup}{CONTROLS}{}",
-        "W".repeat(if index.is_multiple_of(3) { 1 << 16 } else { index })
+        "W".repeat(if index.is_multiple_of(3) {
+            1 << 16
+        } else {
+            index
+        })
     )
 }
 
