@@ -4,7 +4,7 @@
 export async function unpack(base64) {
   const bytes = Uint8Array.fromBase64
     ? Uint8Array.fromBase64(base64)
-    : Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+    : Uint8Array.from(atob(base64), character => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate-raw'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -44,7 +44,7 @@ class Reader {
   }
 }
 
-const sized = (count) => [count, new Uint32Array(count)];
+const sized = count => [count, new Uint32Array(count)];
 
 // Reads 32-bit numbers into an array. A loop of its own, as most of loading is in it.
 function fill(bytes, position, count, array) {
@@ -65,7 +65,7 @@ function fill(bytes, position, count, array) {
   return position;
 }
 
-const signed = (value) => (value >>> 1) ^ -(value & 1);
+const signed = value => (value >>> 1) ^ -(value & 1);
 
 // Turns differences into values, in place.
 function addUp(array) {
@@ -251,6 +251,10 @@ function sortByTrace(samples) {
   samples.traceFrom = from;
 }
 
+// The indexes of a trace's samples.
+export const samplesOf = ({ byTrace, traceFrom }, trace) =>
+  byTrace.subarray(traceFrom[trace], traceFrom[trace + 1]);
+
 // The times of the first and the last sample or span.
 function setExtent(samples, facts) {
   let first = Infinity;
@@ -275,7 +279,7 @@ function readSpans(reader) {
   for (let i = 0; i < count; i++) {
     const [trace, depth, service] = [reader.number(), reader.number(), reader.number()];
     const [start, duration] = [reader.number(), reader.number()];
-    spans.push({ trace, depth, service, start, duration });
+    spans.push({ number: i + 1, trace, depth, service, start, duration });
   }
   reader.texts().forEach((name, i) => (spans[i].name = name));
   for (const span of spans) span.id = hexadecimal(reader.take(8));

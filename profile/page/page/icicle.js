@@ -9,17 +9,17 @@ const MIN_WIDTH = 1.2;
 export const JOINED = -1;
 const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const WIDE_CHARACTER = 12;
+const MIN_TEXT_WIDTH = 26;
 
 // Places the boxes of a tree: the ancestors of `zoom`, it and what is below it, which fill `width`.
 export function layout(tree, totals, zoom, width) {
   const boxes = { x: [], width: [], row: [], node: [], rows: 0, count: 0 };
   for (const node of pathTo(tree, zoom)) put(boxes, 0, width, tree.depth[node], node);
-  const top = tree.depth[zoom];
   const scale = width / (totals[zoom] || 1);
   // Where the next child starts, and the last joined box, by row.
   const next = new Float64Array(tree.deepest + 3);
   const joined = new Int32Array(tree.deepest + 3).fill(-1);
-  for (let i = zoom + 1; i < tree.end[zoom]; ) {
+  for (let i = zoom + 1; i < tree.end[zoom];) {
     const total = totals[i];
     const row = tree.depth[i];
     const x = next[row];
@@ -33,7 +33,6 @@ export function layout(tree, totals, zoom, width) {
     if (total > 0) join(boxes, joined, x * scale, total * scale, row);
     i = tree.end[i];
   }
-  boxes.top = top;
   boxes.rows = boxes.row.reduce((most, row) => Math.max(most, row + 1), 1);
   boxes.count = boxes.x.length;
   return boxes;
@@ -77,11 +76,11 @@ export const boxOf = (boxes, node) => boxes.node.indexOf(node);
 // The boxes with the same caller, from left to right.
 export function siblings(boxes, tree, node) {
   if (node === 0) return [0];
-  return boxes.node.filter((other) => other > 0 && tree.parent[other] === tree.parent[node]);
+  return boxes.node.filter(other => other > 0 && tree.parent[other] === tree.parent[node]);
 }
 
 export function firstChild(boxes, tree, node) {
-  return boxes.node.find((other) => other > 0 && tree.parent[other] === node) ?? -1;
+  return boxes.node.find(other => other > 0 && tree.parent[other] === node) ?? -1;
 }
 
 // Draws boxes on a canvas that shows a part of the rows.
@@ -95,8 +94,9 @@ export class Icicle {
   }
 
   // Draws the rows from `scroll` on. Functions that a search did not find are pale.
-  draw(boxes, tree, { colours, width, height, scroll, focus, found, routeColour }) {
-    this.resize(width, height, colours);
+  draw(shown, height, scroll) {
+    const { boxes, tree, colours, found } = shown;
+    this.resize(shown.size.width, height, colours);
     const first = Math.floor(scroll / ROW_HEIGHT);
     const last = Math.ceil((scroll + height) / ROW_HEIGHT);
     const ofColour = new Map();
@@ -118,9 +118,14 @@ export class Icicle {
       }
     }
     for (const list of ofColour.values()) {
-      for (const i of list) this.drawText(boxes, i, tree, colours, scroll, routeColour);
+      for (const i of list) {
+        const y = boxes.row[i] * ROW_HEIGHT - scroll;
+        if (boxes.node[i] !== JOINED) {
+          this.drawText(boxes.x[i], y, boxes.width[i], boxes.node[i], shown);
+        }
+      }
     }
-    this.drawFocus(boxes, boxOf(boxes, focus), colours, scroll);
+    this.drawFocus(boxes, boxOf(boxes, shown.focus), colours, scroll);
   }
 
   resize(width, height, colours) {
@@ -172,45 +177,36 @@ export class Icicle {
     return shade;
   }
 
-  drawText(boxes, i, tree, colours, scroll, routeColour) {
-    const node = boxes.node[i];
-    if (node === JOINED || boxes.width[i] < 26) {
-      if (node >= 0) this.drawRoute(boxes, i, tree, colours, scroll, routeColour);
-      return;
-    }
+  // The text of a box, and the stripe with the colour that a route has in the time line.
+  drawText(x, y, width, node, { tree, colours, routes }) {
     const { context, model } = this;
+    const { first } = model;
     const label = tree.label[node];
-    const isRoute = label >= model.first.route && label < model.first.root;
-    const left = this.drawRoute(boxes, i, tree, colours, scroll, routeColour) ? 9 : 4;
-    const space = boxes.width[i] - left - 4;
-    const name = labelText(model, label);
-    let text = this.fit(name, space);
-    if (label >= model.first.service) {
-      text = this.fit(`${name}  ${duration(tree.totals[node])}`, space);
-      if (label === model.first.root) context.fillStyle = colours.text;
-      else context.fillStyle = isRoute ? colours.routeText : colours.serviceText;
-    } else {
-      if (text !== name) text = this.fit(shortName(name), space);
-      context.fillStyle = colours.text;
+    const isRoute = label > first.route && label < first.root && width >= 8;
+    if (isRoute) {
+      context.fillStyle = colours.routes[routes.colours[label - first.route]];
+      context.fillRect(x, y, 5, ROW_HEIGHT - 1);
     }
-    const y = boxes.row[i] * ROW_HEIGHT - scroll + ROW_HEIGHT / 2;
-    if (text) context.fillText(text, boxes.x[i] + left, y);
+    const left = isRoute ? 9 : 4;
+    if (width < MIN_TEXT_WIDTH) return;
+    const text = this.textOf(label, tree.totals[node], width - left - 4);
+    if (label < first.service || label === first.root) context.fillStyle = colours.text;
+    else context.fillStyle = label < first.route ? colours.serviceText : colours.routeText;
+    if (text) context.fillText(text, x + left, y + ROW_HEIGHT / 2);
   }
 
-  // The stripe with the colour that a route has in the time line.
-  drawRoute(boxes, i, tree, colours, scroll, routeColour) {
-    const { first } = this.model;
-    const route = tree.label[boxes.node[i]] - first.route;
-    if (route < 1 || route >= first.root - first.route || boxes.width[i] < 8) return false;
-    this.context.fillStyle = colours.routes[routeColour[route]];
-    this.context.fillRect(boxes.x[i], boxes.row[i] * ROW_HEIGHT - scroll, 5, ROW_HEIGHT - 1);
-    return true;
+  // A level above frames has its time with it; a long name of a function is shortened first.
+  textOf(label, total, space) {
+    const name = labelText(this.model, label);
+    if (label >= this.model.first.service) return this.fit(`${name}  ${duration(total)}`, space);
+    const text = this.fit(name, space);
+    return text === name ? name : this.fit(shortName(name), space);
   }
 
   // As much of a text as there is space for.
   fit(text, space) {
     const { widths, ellipsis } = this;
-    const widthOf = (i) => widths[text.charCodeAt(i)] ?? WIDE_CHARACTER;
+    const widthOf = i => widths[text.charCodeAt(i)] ?? WIDE_CHARACTER;
     let width = 0;
     for (let i = 0; i < text.length; i++) {
       width += widthOf(i);

@@ -13,15 +13,16 @@ export class Selector {
     this.allowedKey = '';
   }
 
-  // Returns the weights of all cells, and which cells the selection allows.
+  // Returns the weights of all cells, which cells the selection allows, and which have its text.
   select(selection) {
     this.allow(selection);
     const { samples } = this.model;
     if (!samples) this.weights.set(this.model.runningOfCell);
     else if (selection.trace) this.addTrace(selection);
-    else if (selection.from === undefined && selection.thread === undefined) this.addKinds(selection);
+    else if (selection.from === undefined && selection.thread === undefined)
+      this.addKinds(selection);
     else this.addRange(selection);
-    return { weights: this.weights, allowed: this.allowed };
+    return { weights: this.weights, allowed: this.allowed, contains: this.contains };
   }
 
   // Which cells have the service, the route and the text.
@@ -30,7 +31,7 @@ export class Selector {
     if (key === this.allowedKey) return;
     this.allowedKey = key;
     const { serviceOfCell, routeOfCell, cellCount } = this.model;
-    const contains = text ? cellsWith(this.model, text) : null;
+    const contains = (this.contains = text ? cellsWith(this.model, text) : null);
     for (let cell = 0; cell < cellCount; cell++) {
       const allowed =
         (service === undefined || serviceOfCell[cell] === service) &&
@@ -77,7 +78,7 @@ export class Selector {
     const { threads, time } = this.model.samples;
     for (let i = 0; i < threads.length; i++) {
       if (thread !== undefined && thread !== i) continue;
-      const at = (value) => positionOf(time, threads[i], value);
+      const at = value => positionOf(time, threads[i], value);
       const [oldFrom, oldTo, newFrom, newTo] = [this.range.from, this.range.to, from, to].map(at);
       if (oldFrom >= oldTo || newFrom >= oldTo || newTo <= oldFrom) {
         this.add(oldFrom, oldTo, kinds, -1);
@@ -117,10 +118,10 @@ function positionOf(time, { from, to }, value) {
 export function functionsWith(model, text) {
   if (model.found?.text === text) return model.found.functions;
   const { names, files, fileOf } = model;
-  model.lowerNames ??= names.map((name) => name.toLowerCase());
-  model.lowerFiles ??= files.map((file) => file.toLowerCase());
+  model.lowerNames ??= names.map(name => name.toLowerCase());
+  model.lowerFiles ??= files.map(file => file.toLowerCase());
   const wanted = text.toLowerCase();
-  const inFile = model.lowerFiles.map((file) => file.includes(wanted));
+  const inFile = model.lowerFiles.map(file => file.includes(wanted));
   const functions = new Uint8Array(names.length);
   for (let i = 0; i < names.length; i++) {
     if (inFile[fileOf[i]] || model.lowerNames[i].includes(wanted)) functions[i] = 1;
@@ -163,18 +164,34 @@ export function addUpTree(model, tree, { weights, allowed }) {
   return { totals, labelTotal, labelSelf, total: totals[0] };
 }
 
-// The weight of each pair of service and route: service × (routes + 1) + route.
-export function addUpRoutes({ serviceOfCell, routeOfCell, facts }, { weights, allowed }) {
-  const routes = facts.routes.length + 1;
-  const totals = new Float64Array(facts.services.length * routes);
+// The pairs of service and route that occur, and the weight of each: also of those that are not
+// selected, so that another can be.
+export function addUpRoutes(model, { weights, contains }) {
+  model.pairs ??= numberPairs(model);
+  const { pairs, ofCell } = model.pairs;
+  const totals = new Float64Array(pairs.length);
   for (let cell = 0; cell < weights.length; cell++) {
-    if (allowed[cell]) totals[serviceOfCell[cell] * routes + routeOfCell[cell]] += weights[cell];
+    if (!contains || contains[cell]) totals[ofCell[cell]] += weights[cell];
   }
-  return totals;
+  return { pairs, totals };
 }
 
-// Of each trace, what the selection contains of it: weights by kind, the first and the last time.
-export function addUpTraces(model, allowed, { trace, thread, from = -Infinity, to = Infinity }) {
+function numberPairs({ serviceOfCell, routeOfCell, cellCount, facts }) {
+  const numbers = new Map();
+  const pairs = [];
+  const ofCell = new Uint32Array(cellCount);
+  for (let cell = 0; cell < cellCount; cell++) {
+    const [service, route] = [serviceOfCell[cell], routeOfCell[cell]];
+    const key = service * (facts.routes.length + 1) + route;
+    if (!numbers.has(key)) numbers.set(key, pairs.push({ service, route }) - 1);
+    ofCell[cell] = numbers.get(key);
+  }
+  return { pairs, ofCell };
+}
+
+// Of each trace, selected or not, what the rest of the selection contains of it: weights by kind,
+// the first and the last time.
+export function addUpTraces(model, allowed, { thread, from = -Infinity, to = Infinity }) {
   const { samples } = model;
   const size = samples.traceCount + 1;
   const result = {
@@ -189,7 +206,7 @@ export function addUpTraces(model, allowed, { trace, thread, from = -Infinity, t
     const end = positionOf(time, threads[i], to);
     for (let k = positionOf(time, threads[i], from); k < end; k++) {
       const of = traces[k];
-      if (of === 0 || allowed[cell[k]] === 0 || (trace && of !== trace)) continue;
+      if (of === 0 || allowed[cell[k]] === 0) continue;
       result.ofKind[kind[k]][of] += weight[k];
       if (time[k] < result.first[of]) result.first[of] = time[k];
       if (time[k] > result.last[of]) result.last[of] = time[k];
@@ -209,7 +226,8 @@ export function largest(values, count, passes = () => true) {
     if (indexes.length === count && value <= values[indexes[count - 1]]) continue;
     // Most values end above: the few that are kept are sorted as they come.
     let place = indexes.length < count ? indexes.length : count - 1;
-    for (; place > 0 && values[indexes[place - 1]] < value; place--) indexes[place] = indexes[place - 1];
+    for (; place > 0 && values[indexes[place - 1]] < value; place--)
+      indexes[place] = indexes[place - 1];
     indexes[place] = i;
   }
   return { indexes, found };

@@ -1,23 +1,21 @@
 // The tables of functions, routes and traces.
+import { element } from './state.js';
 import { traceId } from './columns.js';
 import { addUpRoutes, addUpTraces, largest } from './selection.js';
-import { clock, duration, labelText, placeText, routeText, serviceText, share, shortName } from './text.js';
+import { clock, duration, labelText, placeText, routeText } from './text.js';
+import { seconds, serviceText, share, shortName } from './text.js';
 
 // What a table's columns are called, by what they are sorted. The first is the row's name.
 export const COLUMNS = {
   functions: [['Function'], ['Total', 'total'], ['Self', 'self']],
   routes: [['Route'], ['Time', 'time'], ['Share', 'time']],
-  traces: [['Trace'], ['First seen', 'first'], ['CPU', 'running'], ['Queued', 'queued'], ['Waiting', 'waiting']],
+  traces: [['Trace'], ['At', 'first'], ['CPU', 0], ['Queued', 1], ['Waiting', 2]],
 };
-export const DEFAULT_SORT = { functions: 'self', routes: 'time', traces: 'running' };
 
-// The columns that a recording has something for.
-export function columnsOf(tab, model) {
-  const { samples } = model;
-  const has = (kind) => samples !== null && samples.ofKind[kind].some((value) => value > 0);
-  return COLUMNS[tab].filter(
-    ([, sort]) => (sort !== 'queued' || has(1)) && (sort !== 'waiting' || has(2)),
-  );
+// The columns that a recording has something for; a column of a kind is sorted by its number.
+export function columnsOf(tab, { samples }) {
+  const has = kind => samples !== null && samples.ofKind[kind].some(value => value > 0);
+  return COLUMNS[tab].filter(([, sort]) => !(sort > 0) || has(sort));
 }
 
 // Returns the rows of a table: texts by column, a second line, and the selection that a row makes.
@@ -27,47 +25,43 @@ export function rowsOf(tab, context) {
   return context.model.samples ? traceRows(context) : { rows: [], found: 0 };
 }
 
-// A test for the text that rows are filtered by.
-const filterOf = (text) => {
+// A test for the text that rows are filtered by; undefined if there is none.
+function filterOf(text, textOf) {
   const wanted = text.toLowerCase();
-  return wanted ? (name) => name.toLowerCase().includes(wanted) : null;
-};
+  return wanted ? i => textOf(i).toLowerCase().includes(wanted) : undefined;
+}
 
 function functionRows({ model, sums, sort, limit, filter }) {
-  const values = (sort === 'total' ? sums.labelTotal : sums.labelSelf).subarray(0, model.first.service);
-  const passes = filterOf(filter);
-  const test = passes && ((label) => passes(`${labelText(model, label)} ${placeText(model, label)}`));
-  const { indexes, found } = largest(values, limit, test ?? undefined);
-  const rows = indexes.map((label) => {
-    const name = labelText(model, label);
+  const { labelTotal, labelSelf } = sums;
+  const values = (sort === 'total' ? labelTotal : labelSelf).subarray(0, model.first.service);
+  const textOf = label => `${labelText(model, label)} ${placeText(model, label)}`;
+  const { indexes, found } = largest(values, limit, filterOf(filter, textOf));
+  const rows = indexes.map(label => {
+    const full = labelText(model, label);
     return {
-      texts: [shortName(name), duration(sums.labelTotal[label]), duration(sums.labelSelf[label])],
-      full: name,
+      texts: [shortName(full), duration(labelTotal[label]), duration(labelSelf[label])],
+      full,
       place: placeText(model, label, 3),
-      change: label < model.first.plumbing ? { text: name } : null,
-      current: false,
+      change: label < model.first.plumbing ? { text: full } : null,
     };
   });
   return { rows, found };
 }
 
-function routeRows({ model, weights, sums, selection, limit, filter }) {
-  const { facts } = model;
-  const routes = facts.routes.length + 1;
-  const totals = addUpRoutes(model, weights);
-  const name = (i) => routeText(facts, i % routes);
-  const service = (i) => serviceText(facts.services[Math.floor(i / routes)]);
-  const passes = filterOf(filter);
-  const test = passes && ((i) => passes(`${name(i)} ${service(i)}`));
-  const { indexes, found } = largest(totals, limit, test ?? undefined);
-  const rows = indexes.map((i) => {
-    const change = { service: Math.floor(i / routes), route: i % routes };
+function routeRows({ model, weights, selection, limit, filter }) {
+  const { pairs, totals } = addUpRoutes(model, weights);
+  const whole = totals.reduce((sum, total) => sum + total, 0);
+  const textOf = i => `${routeText(model.facts, pairs[i].route)} ${placeOf(i)}`;
+  const placeOf = i => serviceText(model.facts.services[pairs[i].service]);
+  const { indexes, found } = largest(totals, limit, filterOf(filter, textOf));
+  const rows = indexes.map(i => {
+    const full = routeText(model.facts, pairs[i].route);
     return {
-      texts: [name(i), duration(totals[i]), share(totals[i], sums.total)],
-      full: name(i),
-      place: service(i),
-      change,
-      current: selection.route === change.route && (selection.service ?? change.service) === change.service,
+      texts: [full, duration(totals[i]), share(totals[i], whole)],
+      full,
+      place: placeOf(i),
+      change: pairs[i],
+      current: selection.route === pairs[i].route && selection.service === pairs[i].service,
     };
   });
   return { rows, found };
@@ -76,30 +70,25 @@ function routeRows({ model, weights, sums, selection, limit, filter }) {
 function traceRows({ model, weights, selection, sort, limit, filter }) {
   const { samples } = model;
   const { ofKind, first, last } = addUpTraces(model, weights.allowed, selection);
-  const total = ofKind[0].map((value, i) => value + ofKind[1][i] + ofKind[2][i]);
-  const values = {
-    // The earliest first. Traces without samples have no place in the table.
-    first: first.map((time, i) => (total[i] > 0 ? samples.last + 1 - time : 0)),
-    running: total.map((value, i) => (value > 0 ? ofKind[0][i] + 1e-6 : 0)),
-    queued: ofKind[1],
-    waiting: ofKind[2],
-  }[sort];
-  const passes = filterOf(filter);
-  const test = passes && ((trace) => passes(traceId(samples, trace)));
-  const { indexes, found } = largest(values, limit, test ?? undefined);
+  // Traces without samples have no place in the table, unlike those that only waited.
+  const exists = first.map(time => (time < Infinity ? 1e-6 : 0));
+  const earliest = first.map(time => (time < Infinity ? samples.last + 1 - time : 0));
+  const values = sort === 'first' ? earliest : ofKind[sort].map((value, i) => value + exists[i]);
+  const textOf = trace => traceId(samples, trace);
+  const { indexes, found } = largest(values, limit, filterOf(filter, textOf));
   const kinds = columnsOf('traces', model).slice(2);
-  const texts = { running: 0, queued: 1, waiting: 2 };
-  const rows = indexes.map((trace) => ({
-    texts: [
-      traceId(samples, trace),
-      clock(model, first[trace]),
-      ...kinds.map(([, kind]) => duration(ofKind[texts[kind]][trace])),
-    ],
-    full: traceId(samples, trace),
-    place: `over ${duration(((last[trace] - first[trace]) * model.facts.timeUnit) / 1000)}`,
-    change: { trace },
-    current: selection.trace === trace,
-  }));
+  const length = trace => duration(((last[trace] - first[trace]) * model.facts.timeUnit) / 1000);
+  const rows = indexes.map(trace => {
+    const full = traceId(samples, trace);
+    const at = `${seconds(model, first[trace]).toFixed(2)} s`;
+    return {
+      texts: [full, at, ...kinds.map(([, kind]) => duration(ofKind[kind][trace]))],
+      full,
+      place: `${clock(model, first[trace])} for ${length(trace)}`,
+      change: { trace },
+      current: selection.trace === trace,
+    };
+  });
   return { rows, found };
 }
 
@@ -125,36 +114,21 @@ export class Table {
     const key = JSON.stringify([columns, sort]);
     if (key === this.headKey) return;
     this.headKey = key;
-    const cells = columns.map(([name, by], i) => {
-      const cell = document.createElement('th');
-      cell.scope = 'col';
-      if (i === 0 || !by) {
-        cell.textContent = name;
-        return cell;
-      }
-      const button = document.createElement('button');
-      button.textContent = name;
-      button.onclick = () => onSort(by);
-      cell.ariaSort = by === sort ? (by === 'first' ? 'ascending' : 'descending') : 'none';
-      cell.append(button);
-      return cell;
+    const cells = columns.map(([name, by]) => {
+      if (by === undefined) return element('th', { scope: 'col', textContent: name });
+      const order = by === 'first' ? 'ascending' : 'descending';
+      const button = element('button', { textContent: name, onclick: () => onSort(by) });
+      return element('th', { scope: 'col', ariaSort: by === sort ? order : 'none' }, button);
     });
     this.head.replaceChildren(...cells);
   }
 
   addRow(columns) {
     const row = this.body.insertRow();
-    const name = document.createElement('th');
-    name.scope = 'row';
-    const [button, text, small, place] = ['button', 'bdi', 'small', 'bdi'].map((tag) =>
-      document.createElement(tag),
-    );
-    button.append(text);
-    small.append(place);
-    name.append(button, small);
-    row.append(name);
-    for (let i = 1; i < columns; i++) row.insertCell();
+    const button = element('button', {}, element('bdi'));
     button.onclick = () => row.change && this.choose(row.change);
+    row.append(element('th', { scope: 'row' }, button, element('small', {}, element('bdi'))));
+    for (let i = 1; i < columns; i++) row.insertCell();
     return row;
   }
 

@@ -33,7 +33,7 @@ export function timeAt(model, value) {
 export function clock(model, time) {
   const date = new Date(model.facts.start + (time * model.facts.timeUnit) / 1e6);
   if (Number.isNaN(date.getTime())) return '';
-  const two = (value) => String(value).padStart(2, '0');
+  const two = value => String(value).padStart(2, '0');
   const parts = [date.getHours(), date.getMinutes(), date.getSeconds()].map(two);
   return `${parts.join(':')}.${String(date.getMilliseconds()).padStart(3, '0')}`;
 }
@@ -42,7 +42,8 @@ export function offset(model) {
   const minutes = -new Date(model.facts.start).getTimezoneOffset() || 0;
   const rest = Math.abs(minutes) % 60;
   const hours = Math.floor(Math.abs(minutes) / 60);
-  return `UTC${minutes < 0 ? '−' : '+'}${hours}${rest ? `:${String(rest).padStart(2, '0')}` : ''}`;
+  const half = rest ? `:${String(rest).padStart(2, '0')}` : '';
+  return `UTC${minutes < 0 ? '−' : '+'}${hours}${half}`;
 }
 
 // What a label of the tree says.
@@ -55,7 +56,7 @@ export function labelText({ first, facts, names }, label) {
 }
 
 // SDKs name a service so if nobody else did; what follows is the command.
-export const serviceText = (service) => service.replace(/^unknown_service:/, '');
+export const serviceText = service => service.replace(/^unknown_service:/, '');
 
 export function routeText(facts, route) {
   if (route === 0) return facts.by ? `(no ${facts.by})` : '(no route)';

@@ -1,6 +1,7 @@
 // CPU time of each service over time, stacked by route; time that threads waited is a lighter tone.
-import { NO_ROUTE, pixel } from './colours.js';
-import { labelText, seconds, serviceText } from './text.js';
+import { samplesOf } from './columns.js';
+import { NO_ROUTE, OTHER_ROUTES, pixel } from './colours.js';
+import { routeText, seconds, serviceText } from './text.js';
 
 const LANE_HEIGHT = 26;
 const AXIS_HEIGHT = 16;
@@ -8,27 +9,30 @@ const AXIS_HEIGHT = 16;
 const MAX_LANES = 4;
 const COLOURS = NO_ROUTE + 1;
 const COLUMN_WIDTH = 2;
+// How strong the colour of a route is for time in which threads did not run.
+export const WAITING_TONE = 0.35;
 const STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300];
 
 // The services with most time, each with a lane, and one for all others.
 export function lanesOf(model, serviceTotals) {
   const { services } = model.facts;
-  const order = services.map((_, i) => i).sort((a, b) => serviceTotals[b] - serviceTotals[a] || a - b);
+  const byTotal = (a, b) => serviceTotals[b] - serviceTotals[a] || a - b;
+  const order = [...services.keys()].sort(byTotal);
   const own = order.length <= MAX_LANES ? order : order.slice(0, MAX_LANES - 1);
   const laneOf = new Uint8Array(services.length).fill(own.length);
   own.forEach((service, lane) => (laneOf[service] = lane));
-  const names = own.map((service) => serviceText(services[service]));
+  const names = own.map(service => serviceText(services[service]));
   if (own.length < order.length) names.push(`${order.length - own.length} other services`);
   return { laneOf, names };
 }
 
 export class Timeline {
-  constructor(canvas, model, lanes, colourOfCell) {
+  constructor(canvas, model, lanes, colourOfRoute) {
     this.canvas = canvas;
     this.context = canvas.getContext('2d', { alpha: false });
     this.model = model;
     this.lanes = lanes;
-    this.colourOfCell = colourOfCell;
+    this.colourOfCell = model.routeOfCell.map(route => colourOfRoute[route]);
     this.height = lanes.names.length * LANE_HEIGHT + AXIS_HEIGHT;
   }
 
@@ -66,9 +70,7 @@ export class Timeline {
     this.bin(this.bins, 0, samples.count, this.rowsOf(null));
   }
 
-  emptyBins() {
-    return new Float64Array(this.lanes.names.length * 2 * COLOURS * this.columns);
-  }
+  emptyBins = () => new Float64Array(this.lanes.names.length * 2 * COLOURS * this.columns);
 
   bin(bins, from, to, rows) {
     for (const thread of this.model.samples.threads) {
@@ -106,8 +108,7 @@ export class Timeline {
     const bins = this.emptyBins();
     const rows = this.rowsOf(allowed);
     if (trace) {
-      const list = samples.byTrace.subarray(samples.traceFrom[trace], samples.traceFrom[trace + 1]);
-      for (const i of list) this.bin(bins, i, i + 1, rows);
+      for (const i of samplesOf(samples, trace)) this.bin(bins, i, i + 1, rows);
     } else if (thread !== undefined) {
       const { from, to } = samples.threads[thread];
       this.bin(bins, from, to, rows);
@@ -122,27 +123,27 @@ export class Timeline {
     const { columns, canvas } = this;
     const height = Math.round((LANE_HEIGHT - 2) * ratio);
     const image = this.context.createImageData(canvas.width, height);
-    const pixels = new Uint32Array(image.data.buffer).fill(pixel(colours.background, colours.background));
+    const toneOf = (colour, strength) => pixel(this.context, colour, colours.background, strength);
+    const pixels = new Uint32Array(image.data.buffer).fill(toneOf(colours.background, 1));
     const start = lane * 2 * COLOURS * columns;
     const scale = height / this.highest(start);
-    const tones = [1, 0.35].flatMap((strength) =>
-      [...colours.routes, colours.noRoute].map((colour) => pixel(colour, colours.background, strength)),
-    );
-    const grey = pixel(colours.unselected, colours.background);
+    const all = [...colours.routes, colours.noRoute];
+    const tones = [...all.map(it => toneOf(it, 1)), ...all.map(it => toneOf(it, WAITING_TONE))];
+    const grey = toneOf(colours.unselected, 1);
     for (let column = 0; column < columns; column++) {
       const from = Math.round((column * canvas.width) / columns);
       const to = Math.round(((column + 1) * canvas.width) / columns);
-      let [sum, bottom, all] = [0, height, 0];
+      let [sum, bottom, whole] = [0, height, 0];
       for (let tone = 0; tone < 2 * COLOURS; tone++) {
         const value = bins[start + tone * columns + column];
-        all += this.bins[start + tone * columns + column];
+        whole += this.bins[start + tone * columns + column];
         if (value === 0) continue;
         sum += value;
         const top = Math.round(height - sum * scale);
         fillRows(pixels, canvas.width, from, to, top, bottom, tones[tone]);
         bottom = top;
       }
-      fillRows(pixels, canvas.width, from, to, Math.round(height - all * scale), bottom, grey);
+      fillRows(pixels, canvas.width, from, to, Math.round(height - whole * scale), bottom, grey);
     }
     this.context.putImageData(image, 0, Math.round((lane * LANE_HEIGHT + 1) * ratio));
   }
@@ -152,7 +153,8 @@ export class Timeline {
     let highest = 1;
     for (let column = 0; column < this.columns; column++) {
       let sum = 0;
-      for (let tone = 0; tone < 2 * COLOURS; tone++) sum += this.bins[start + tone * this.columns + column];
+      const end = start + 2 * COLOURS * this.columns;
+      for (let i = start + column; i < end; i += this.columns) sum += this.bins[i];
       if (sum > highest) highest = sum;
     }
     return highest;
@@ -177,7 +179,7 @@ export class Timeline {
   drawAxis(width, colours) {
     const { context, model } = this;
     const whole = seconds(model, model.samples.last);
-    const step = STEPS.find((value) => (width * value) / whole > 80) ?? whole / 4;
+    const step = STEPS.find(value => (width * value) / whole > 80) ?? whole / 4;
     const y = this.height - AXIS_HEIGHT;
     context.fillStyle = colours.text;
     for (let at = 0; at < whole; at += step) {
@@ -190,22 +192,26 @@ export class Timeline {
 }
 
 function fillRows(pixels, stride, from, to, top, bottom, value) {
-  for (let y = Math.max(top, 0); y < bottom; y++) pixels.fill(value, y * stride + from, y * stride + to);
+  for (let y = Math.max(top, 0); y < bottom; y++) {
+    pixels.fill(value, y * stride + from, y * stride + to);
+  }
 }
 
 // The colours of routes: the costliest have their own.
-export function routeColours(model, routeTotals, own) {
-  const colours = new Uint8Array(model.facts.routes.length + 1).fill(own);
-  const order = [...routeTotals.keys()].slice(1).sort((a, b) => routeTotals[b] - routeTotals[a] || a - b);
-  order.slice(0, own).forEach((route, i) => (colours[route] = i));
+export function routeColours(model, routeTotals) {
+  const colours = new Uint8Array(routeTotals.length).fill(OTHER_ROUTES);
+  const byTotal = (a, b) => routeTotals[b] - routeTotals[a] || a - b;
+  const order = [...routeTotals.keys()].slice(1).sort(byTotal);
+  const listed = order.slice(0, OTHER_ROUTES);
+  listed.forEach((route, i) => (colours[route] = i));
   colours[0] = NO_ROUTE;
-  return { colours, listed: order.slice(0, own), rest: Math.max(0, order.length - own) };
+  return { colours, listed, rest: order.length - listed.length };
 }
 
-// What the legend of routes lists: colours with their names.
-export function routeLegend(model, { listed, rest }, colours, own) {
-  const name = (route) => labelText(model, model.first.route + route);
-  const entries = listed.map((route, i) => ({ route, colour: colours.routes[i], name: name(route) }));
-  if (rest) entries.push({ colour: colours.routes[own], name: `${rest} other routes` });
-  return entries;
+// What the legend of routes lists: names with colours.
+export function routeLegend({ facts }, { listed, rest }, colours) {
+  const entries = listed.map((route, i) => [routeText(facts, route), colours.routes[i]]);
+  const others = `${rest} other ${rest === 1 ? 'route' : 'routes'}`;
+  if (rest) entries.push([others, colours.routes[OTHER_ROUTES]]);
+  return listed.length ? [...entries, ['no route', colours.noRoute]] : [];
 }

@@ -1,5 +1,7 @@
 // The view of one trace: its threads over time, and its spans if they are known.
-import { traceId } from './columns.js';
+import { element, isolated } from './state.js';
+import { samplesOf, traceId } from './columns.js';
+import { WAITING_TONE } from './timeline.js';
 import { clock, duration, grouped, serviceText } from './text.js';
 
 const MAX_THREADS = 20;
@@ -9,7 +11,7 @@ const STRIP_HEIGHT = 18;
 // What is known of a trace: times, threads with their samples, spans with their CPU time.
 export function describeTrace(model, trace) {
   const { samples } = model;
-  const indexes = samples.byTrace.subarray(samples.traceFrom[trace], samples.traceFrom[trace + 1]);
+  const indexes = samplesOf(samples, trace);
   const spans = spansOf(model, trace, indexes);
   const unit = model.facts.timeUnit / 1000;
   let [from, to] = [Infinity, -Infinity];
@@ -32,7 +34,8 @@ function threadsOf({ threads, kind, weight }, indexes) {
   let at = 0;
   for (const i of indexes) {
     while (threads[at].to <= i) at++;
-    if (list.at(-1)?.thread !== threads[at]) list.push({ thread: threads[at], indexes: [], ofKind: [0, 0, 0] });
+    const isNew = list.at(-1)?.thread !== threads[at];
+    if (isNew) list.push({ thread: threads[at], indexes: [], ofKind: [0, 0, 0] });
     list.at(-1).indexes.push(i);
     list.at(-1).ofKind[kind[i]] += weight[i];
   }
@@ -43,124 +46,109 @@ function threadsOf({ threads, kind, weight }, indexes) {
 // Spans of a trace with the time of the samples in them and in the spans below them.
 function spansOf({ samples }, trace, indexes) {
   if (!samples.spans) return [];
-  const first = samples.spans.findIndex((span) => span.trace === trace);
-  if (first < 0) return [];
-  const rest = samples.spans.slice(first);
-  const end = rest.findIndex((span) => span.trace !== trace);
-  const spans = rest.slice(0, end < 0 ? rest.length : end);
-  const list = spans.map((span) => ({ ...span, ofKind: [0, 0, 0], indexes: [] }));
+  const ofTrace = samples.spans.filter(span => span.trace === trace);
+  const spans = new Map(ofTrace.map(it => [it.number, { ...it, ofKind: [0, 0, 0], indexes: [] }]));
   for (const i of indexes) {
-    const span = list[samples.span[i] - 1 - first];
+    const span = spans.get(samples.span[i]);
     if (!span) continue;
     span.indexes.push(i);
     span.ofKind[samples.kind[i]] += samples.weight[i];
   }
+  const list = [...spans.values()];
   addToParents(list);
   return list;
 }
 
-// The parent of a span is the nearest before it that is less deep.
+// Spans come before those below them, so that the last of each depth is the parent of the next.
 function addToParents(spans) {
-  for (let i = spans.length - 1; i > 0; i--) {
-    let parent = i - 1;
-    while (parent >= 0 && spans[parent].depth >= spans[i].depth) parent--;
-    if (parent < 0) continue;
-    spans[i].ofKind.forEach((value, kind) => (spans[parent].ofKind[kind] += value));
+  const path = [];
+  for (const span of spans) {
+    path[span.depth] = span;
+    span.parent = path[span.depth - 1];
+  }
+  for (const { parent, ofKind } of spans.toReversed()) {
+    if (parent) ofKind.forEach((value, kind) => (parent.ofKind[kind] += value));
   }
 }
 
 // Fills the section of a trace.
 export function showTrace(section, model, trace, colours) {
   const facts = describeTrace(model, trace);
-  const kinds = kindsOf(model);
-  const children = [heading(model, facts, kinds)];
-  if (facts.spans.length) children.push(spanTable(model, facts, kinds, colours));
-  children.push(threadTable(model, facts, kinds, colours));
-  section.replaceChildren(...children);
+  const { services } = model.facts;
+  const spans = facts.spans.map(span => ({
+    name: span.name || '(no name)',
+    place: serviceText(services[span.service]),
+    depth: span.depth,
+    length: duration(span.duration),
+    indexes: span.indexes,
+    ofKind: span.ofKind,
+    span,
+  }));
+  const threads = facts.threads.map(({ thread, indexes, ofKind }) => ({
+    name: thread.name || `thread ${thread.tid}`,
+    place: `${serviceText(services[thread.service])} ${thread.tid}`,
+    indexes,
+    ofKind,
+  }));
+  const show = { model, facts, colours, kinds: kindsOf(model) };
+  section.replaceChildren(heading(show));
+  if (spans.length) section.append(tableOf('Span', spans, MAX_SPANS, show));
+  section.append(tableOf('Thread', threads, MAX_THREADS, show));
   for (const canvas of section.querySelectorAll('canvas')) canvas.draw();
 }
 
-const kindsOf = ({ samples }) =>
-  [['CPU', 0], ['Queued', 1], ['Waiting', 2]].filter(
-    ([, kind]) => kind === 0 || samples.ofKind[kind].some((value) => value > 0),
-  );
-
-function element(tag, text, properties = {}) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  return Object.assign(made, properties);
+// Names and numbers of kinds that the recording has; CPU time in any case.
+function kindsOf({ samples }) {
+  const exists = (_, kind) => kind === 0 || samples.ofKind[kind].some(value => value > 0);
+  return ['CPU', 'Queued', 'Waiting'].map((name, kind) => ({ name, kind })).filter(exists);
 }
 
-function heading(model, { trace, from, to, ofKind, threads, spans }, kinds) {
-  const whole = ((to - from) * model.facts.timeUnit) / 1000;
+const counted = (count, what) => `${grouped(count)} ${what}${count === 1 ? '' : 's'}`;
+
+function heading({ model, facts, kinds }) {
+  const { trace, from, to, ofKind, threads, spans } = facts;
   const parts = [
     `first seen at ${clock(model, from)}`,
-    `over ${duration(whole)}`,
-    `on ${threads.length} ${threads.length === 1 ? 'thread' : 'threads'}`,
-    ...kinds.map(([name, kind]) => `${name} ${duration(ofKind[kind])}`),
+    `over ${duration(((to - from) * model.facts.timeUnit) / 1000)}`,
+    `on ${counted(threads.length, 'thread')}`,
+    ...kinds.map(({ name, kind }) => `${name} ${duration(ofKind[kind])}`),
   ];
-  if (spans.length) parts.push(`${spans.length} ${spans.length === 1 ? 'span' : 'spans'}`);
-  const line = element('p');
-  line.append(element('strong', `Trace ${traceId(model.samples, trace)}`), ` ${parts.join(' · ')}`);
-  return line;
+  if (spans.length) parts.push(counted(spans.length, 'span'));
+  const id = element('strong', { textContent: `Trace ${traceId(model.samples, trace)}` });
+  return element('p', {}, id, ` ${parts.join(' · ')}`);
 }
 
-function emptyTable(caption, columns) {
-  const made = element('table');
-  made.append(element('caption', caption, { className: 'hidden-text' }));
+// A table of spans or threads, the last column of which shows them over time.
+function tableOf(what, rows, limit, show) {
+  const kinds = show.kinds.map(({ name }) => name);
+  const columns = [what, ...(rows[0]?.span ? ['Duration'] : []), ...kinds, 'Over time'];
+  const caption = element('caption', { textContent: `${what}s`, className: 'hidden-text' });
+  const made = element('table', {}, caption);
   const head = made.createTHead().insertRow();
-  for (const name of columns) head.append(element('th', name, { scope: 'col' }));
-  made.createTBody();
+  head.append(...columns.map(name => element('th', { textContent: name, scope: 'col' })));
+  const body = made.createTBody();
+  for (const row of rows.slice(0, limit)) addRow(body.insertRow(), row, show);
+  if (rows.length > limit) {
+    const textContent = `and ${grouped(rows.length - limit)} more`;
+    body.insertRow().append(element('td', { textContent, colSpan: columns.length }));
+  }
   return made;
 }
 
-function addRow(body, name, small, depth, texts, canvas) {
-  const row = body.insertRow();
-  const cell = element('th', undefined, { scope: 'row' });
+function addRow(row, { name, place, depth = 0, indexes, ofKind, span, length }, show) {
+  const parts = [isolated(name), ' ', element('small', {}, isolated(place))];
+  const cell = element('th', { scope: 'row', title: `${name} ${place}` }, ...parts);
   cell.style.paddingLeft = `${8 + Math.min(depth, 12) * 12}px`;
-  cell.append(element('bdi', name), ' ', element('small', small));
-  cell.title = `${name} ${small}`;
   row.append(cell);
-  for (const text of texts) row.insertCell().textContent = text;
-  row.insertCell().append(canvas);
-}
-
-function addRest(body, count, what, columns) {
-  if (count <= 0) return;
-  const cell = element('td', `and ${grouped(count)} more ${what}`, { colSpan: columns });
-  body.insertRow().append(cell);
-}
-
-function threadTable(model, facts, kinds, colours) {
-  const columns = ['Thread', ...kinds.map(([name]) => name), 'Over time'];
-  const made = emptyTable('Threads of the trace', columns);
-  for (const { thread, indexes, ofKind } of facts.threads.slice(0, MAX_THREADS)) {
-    const service = serviceText(model.facts.services[thread.service]);
-    const texts = kinds.map(([, kind]) => duration(ofKind[kind]));
-    const canvas = strip(model, facts, colours, { indexes });
-    addRow(made.tBodies[0], thread.name || `thread ${thread.tid}`, `${service} ${thread.tid}`, 0, texts, canvas);
-  }
-  addRest(made.tBodies[0], facts.threads.length - MAX_THREADS, 'threads', columns.length);
-  return made;
-}
-
-function spanTable(model, facts, kinds, colours) {
-  const columns = ['Span', 'Duration', ...kinds.map(([name]) => name), 'Over time'];
-  const made = emptyTable('Spans of the trace', columns);
-  for (const span of facts.spans.slice(0, MAX_SPANS)) {
-    const service = serviceText(model.facts.services[span.service]);
-    const texts = [duration(span.duration), ...kinds.map(([, kind]) => duration(span.ofKind[kind]))];
-    const canvas = strip(model, facts, colours, { indexes: span.indexes, span });
-    addRow(made.tBodies[0], span.name || '(no name)', service, span.depth, texts, canvas);
-  }
-  addRest(made.tBodies[0], facts.spans.length - MAX_SPANS, 'spans', columns.length);
-  return made;
+  if (span) row.insertCell().textContent = length;
+  for (const { kind } of show.kinds) row.insertCell().textContent = duration(ofKind[kind]);
+  row.insertCell().append(strip(show, indexes, span));
 }
 
 // A canvas with samples as bars over the trace's time, below the extent of a span.
-function strip(model, { from, to }, colours, { indexes, span }) {
-  const canvas = element('canvas', undefined, { height: STRIP_HEIGHT });
-  canvas.ariaHidden = 'true';
+function strip({ model, facts, colours }, indexes, span) {
+  const { from, to } = facts;
+  const canvas = element('canvas', { height: STRIP_HEIGHT, ariaHidden: 'true' });
   canvas.draw = () => {
     const width = canvas.parentElement.clientWidth - 16;
     const ratio = globalThis.devicePixelRatio || 1;
@@ -180,7 +168,7 @@ function strip(model, { from, to }, colours, { indexes, span }) {
     const { time, weight, kind } = model.samples;
     for (const i of indexes) {
       context.fillStyle = colours.routes[0];
-      context.globalAlpha = kind[i] === 0 ? 1 : 0.35;
+      context.globalAlpha = kind[i] === 0 ? 1 : WAITING_TONE;
       bar(time[i], weight[i] / unit, span ? 7 : 3, span ? 9 : 12);
     }
     context.globalAlpha = 1;

@@ -81,7 +81,7 @@ function merge(model, hidden) {
       made.through[node] = Math.max(made.through[node], skipped[above]);
     }
   }
-  made.end = nodeOfCell.map((node) => {
+  made.end = nodeOfCell.map(node => {
     const label = full.label[node];
     if (!hidden[node] || label >= first.plumbing) return place[node];
     const end = child(place[node], first.plumbing + plumbingOf[label] - 1);
@@ -137,6 +137,6 @@ function inPreOrder(made, rootLabel) {
     while (node > 0 && nextSibling[node] < 0) node = parent[node];
     node = node > 0 ? nextSibling[node] : -1;
   }
-  tree.at = made.end.map((node) => place[node]);
+  tree.at = made.end.map(node => place[node]);
   return tree;
 }

@@ -83,3 +83,48 @@ pub(crate) fn base64(bytes: &[u8]) -> Vec<u8> {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_has_the_values_of_rfc_4648() {
+        let values = ["", "f", "fo", "foo", "foob", "fooba", "foobar"];
+        let expected = [
+            "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
+        ];
+        for (value, expected) in values.into_iter().zip(expected) {
+            assert_eq!(
+                String::from_utf8(base64(value.as_bytes())).unwrap(),
+                expected
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_have_7_bits_a_byte() {
+        let mut bytes = Bytes::default();
+        bytes.number(127_u32);
+        bytes.number(128_u32);
+        bytes.number(u64::MAX);
+        bytes.signed(-1);
+        bytes.signed(i32::MIN);
+        let expected = [
+            &[127, 0x80, 1][..],
+            &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1],
+            &[1, 255, 255, 255, 255, 15],
+        ];
+        assert_eq!(bytes.0, expected.concat());
+    }
+
+    #[test]
+    fn lengths_of_texts_are_in_utf_16() {
+        let mut bytes = Bytes::default();
+        bytes.texts(["a", "é", "😀", ""].into_iter());
+        assert_eq!(
+            bytes.0,
+            [&[4, 1, 1, 2, 0, 7][..], "aé😀".as_bytes()].concat()
+        );
+    }
+}

@@ -17,7 +17,8 @@ const TEMPLATE: &str = include_str!("../page/index.html");
 const STYLE: &str = include_str!("../page/style.css");
 
 /// The page's modules, each after those it imports from.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 13] = [
+    include_str!("../page/state.js"),
     include_str!("../page/columns.js"),
     include_str!("../page/tree.js"),
     include_str!("../page/selection.js"),
@@ -27,8 +28,13 @@ const MODULES: [&str; 10] = [
     include_str!("../page/timeline.js"),
     include_str!("../page/tables.js"),
     include_str!("../page/trace.js"),
+    include_str!("../page/graph.js"),
+    include_str!("../page/address.js"),
     include_str!("../page/app.js"),
 ];
+
+/// The longest title.
+const MAX_TITLE_BYTES: usize = 200;
 
 /// Rows of the table for readers without scripts.
 const STATIC_ROWS: usize = 20;
@@ -96,7 +102,7 @@ fn hash(text: &str) -> Vec<u8> {
 }
 
 fn title(recording: &Recording) -> String {
-    clean(&recording.title, MAX_SHORT_BYTES).into_owned()
+    clean(&recording.title, MAX_TITLE_BYTES).into_owned()
 }
 
 fn summary(recording: &Recording, ordered: &Ordered) -> String {

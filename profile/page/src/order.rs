@@ -50,7 +50,8 @@ impl Ordered {
 
     /// A time in the page's unit, from the earliest one.
     pub(crate) fn time(&self, nanoseconds: u64) -> i32 {
-        let units = (nanoseconds.saturating_sub(self.first) + self.unit / 2) / self.unit;
+        let since = nanoseconds.saturating_sub(self.first);
+        let units = since / self.unit + u64::from(since % self.unit >= self.unit.div_ceil(2));
         units.min(MAX_TIME) as i32
     }
 

@@ -31,15 +31,22 @@ pub(crate) fn clean(text: &str, limit: usize) -> Cow<'_, str> {
     if text.len() <= limit && !text.contains(is_harmful) {
         return Cow::Borrowed(text);
     }
+    // A replacement takes more bytes than most of what it replaces.
+    let replaced = start(text, limit).replace(is_harmful, "\u{fffd}");
+    let mut clean = start(&replaced, limit).to_owned();
+    if text.len() > limit || clean.len() < replaced.len() {
+        clean.push('…');
+    }
+    Cow::Owned(clean)
+}
+
+/// The first `limit` bytes of a text, or less where that is within a character.
+fn start(text: &str, limit: usize) -> &str {
     let mut end = limit.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    let mut clean = text[..end].replace(is_harmful, "\u{fffd}");
-    if end < text.len() {
-        clean.push('…');
-    }
-    Cow::Owned(clean)
+    &text[..end]
 }
 
 /// Returns the bytes that each of these names may have.
@@ -66,4 +73,46 @@ pub(crate) fn escape(text: &str) -> String {
         }
     }
     escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn harmful_characters_are_replaced_and_others_stay() {
+        let harmful = "a\0b\u{202e}c\u{2066}d\ne\u{85}f\u{feff}";
+        assert_eq!(
+            clean(harmful, 100),
+            "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}f\u{fffd}"
+        );
+        for text in ["", "Cart.total", "straße 日本 😀", "مرحبا"] {
+            assert!(matches!(clean(text, 100), Cow::Borrowed(same) if same == text));
+        }
+    }
+
+    #[test]
+    fn names_are_cut_between_characters() {
+        assert_eq!(clean("straße", 6), "straß…");
+        assert_eq!(clean("straße", 5), "stra…");
+        assert_eq!(clean("straße", 7), "straße");
+        assert_eq!(clean("\0\0\0", 3), "\u{fffd}…");
+    }
+
+    #[test]
+    fn names_share_the_room_for_all() {
+        let limit = |count: usize, length: usize| name_limit(vec![length; count].into_iter());
+        assert_eq!(limit(0, 0), MAX_NAME_BYTES);
+        assert_eq!(limit(8192, 4096), MAX_NAME_BYTES);
+        assert_eq!(limit(8193, 70_000), MAX_NAMES_BYTES / 8193);
+        assert_eq!(limit(1 << 21, 64), MIN_NAME_BYTES);
+    }
+
+    #[test]
+    fn markup_is_escaped() {
+        assert_eq!(
+            escape("<a href=\"x\">'&"),
+            "&lt;a href=&quot;x&quot;&gt;&#39;&amp;"
+        );
+    }
 }

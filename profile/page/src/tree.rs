@@ -50,8 +50,13 @@ pub(crate) struct Cell {
 
 impl Tree {
     pub(crate) fn new(recording: &Recording, ordered: &Ordered) -> Self {
+        Self::with_room(recording, ordered, MAX_TREE_NODES)
+    }
+
+    /// A tree of at most this many nodes, besides those for frames that are not shown.
+    fn with_room(recording: &Recording, ordered: &Ordered, room: usize) -> Self {
         let mut stacks = Stacks::new(recording, ordered);
-        let mut draft = Draft::new(recording);
+        let mut draft = Draft::new(recording, room);
         let cut_samples = draft.add_all(&mut stacks.cells);
         let (mut tree, place) = draft.in_pre_order(&stacks.cells);
         tree.cut_samples = cut_samples;
@@ -215,6 +220,7 @@ struct DraftNode {
 /// The tree while stacks are added, the heaviest first.
 struct Draft<'r> {
     recording: &'r Recording,
+    room: usize,
     nodes: Vec<DraftNode>,
     /// Nodes by parent and label, for services, routes and `[more frames]`.
     children: HashMap<(u32, u32), u32>,
@@ -226,7 +232,7 @@ struct Draft<'r> {
 }
 
 impl<'r> Draft<'r> {
-    fn new(recording: &'r Recording) -> Self {
+    fn new(recording: &'r Recording, room: usize) -> Self {
         let root = DraftNode {
             parent: 0,
             depth: 0,
@@ -234,6 +240,7 @@ impl<'r> Draft<'r> {
         };
         Self {
             recording,
+            room,
             nodes: vec![root],
             children: HashMap::new(),
             frames: HashMap::new(),
@@ -287,7 +294,7 @@ impl<'r> Draft<'r> {
             }
             // From the first stack without room on, no frames are added: so that many long stacks
             // are not followed in vain.
-            self.is_full |= self.nodes.len() + missing.len() >= MAX_TREE_NODES;
+            self.is_full |= self.nodes.len() + missing.len() >= self.room;
             if self.is_full {
                 return (route, false);
             }
@@ -307,7 +314,7 @@ impl<'r> Draft<'r> {
         if let Some(known) = self.children.get(&(parent, label)) {
             return Some(*known);
         }
-        (self.nodes.len() < MAX_TREE_NODES).then(|| {
+        (self.nodes.len() < self.room).then(|| {
             let child = self.push(parent, label);
             self.children.insert((parent, label), child);
             child
@@ -436,3 +443,6 @@ fn shown_ancestors(recording: &Recording) -> Vec<u32> {
     }
     shown
 }
+
+#[cfg(test)]
+mod tests;

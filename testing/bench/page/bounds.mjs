@@ -19,7 +19,10 @@ const repetitions = Number(process.argv[3] ?? 60);
 const LOADS = 5;
 const rows = [];
 
-const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox'] });
+const browser = await chromium.launch({
+  executablePath: '/usr/bin/chromium',
+  args: ['--no-sandbox'],
+});
 bound('size of the file, in MiB', fs.statSync(file).size / 2 ** 20, 4.5);
 await measureLoading();
 await measureUse();
@@ -50,13 +53,18 @@ async function measureLoading() {
   const loads = [];
   for (let i = 0; i < LOADS; i++) {
     const page = await open();
-    await browser.startTracing(page, { categories: ['blink.user_timing', 'devtools.timeline', 'loading'] });
+    await browser.startTracing(page, {
+      categories: ['blink.user_timing', 'devtools.timeline', 'loading'],
+    });
     await goTo(page);
     const { traceEvents } = JSON.parse(await browser.stopTracing());
-    const mark = (name) => traceEvents.find((it) => it.name === name && it.cat.includes('user_timing'));
+    const mark = (name) =>
+      traceEvents.find((it) => it.name === name && it.cat.includes('user_timing'));
     const [picture, ready] = [mark('picture'), mark('ready')];
     const isMain = (it) => it.pid === picture.pid && it.tid === picture.tid && it.tts > 0;
-    const times = traceEvents.filter((it) => isMain(it) && it.name === 'CommitLoad').map((it) => it.tts);
+    const times = traceEvents
+      .filter((it) => isMain(it) && it.name === 'CommitLoad')
+      .map((it) => it.tts);
     const start = Math.max(...times.filter((time) => time < picture.tts));
     loads.push([(picture.tts - start) / 1e6, (ready.tts - start) / 1e6]);
     await page.context().close();
@@ -80,8 +88,12 @@ async function measureUse() {
   const page = await open();
   await goTo(page);
   const thread = await mainThread();
-  const used = () => Number(fs.readFileSync(`/proc/${thread}/schedstat`, 'utf8').split(' ')[0]) / 1e6;
-  const settle = () => page.evaluate(() => new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume))));
+  const used = () =>
+    Number(fs.readFileSync(`/proc/${thread}/schedstat`, 'utf8').split(' ')[0]) / 1e6;
+  const settle = () =>
+    page.evaluate(
+      () => new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume))),
+    );
   const measure = async (what, argument) => {
     const before = used();
     await page.evaluate(what, argument);
@@ -91,15 +103,34 @@ async function measureUse() {
   // The search's first use prepares names; it counts like the others.
   const actions = {
     selection: [
-      (i) => globalThis.page.choose({ route: 1 + (i % 40), trace: undefined, from: undefined, to: undefined }),
+      (i) =>
+        globalThis.page.choose({
+          route: 1 + (i % 40),
+          trace: undefined,
+          from: undefined,
+          to: undefined,
+        }),
       (i) => globalThis.page.choose({ route: undefined, service: i % 4 }),
       (i) => globalThis.page.choose({ service: undefined, trace: 1 + ((i * 37) % 1900) }),
-      (i) => globalThis.page.choose({ trace: undefined, from: i * 100_000, to: i * 100_000 + 5_000_000 }),
+      (i) =>
+        globalThis.page.choose({
+          trace: undefined,
+          from: i * 100_000,
+          to: i * 100_000 + 5_000_000,
+        }),
       (i) => globalThis.page.choose({ route: 1 + (i % 40) }),
       () => globalThis.page.choose({ route: undefined, from: undefined, to: undefined }),
     ],
-    search: [(i) => globalThis.page.choose({ text: ['cart', 'token', 'Query', 'sort', 'kernel', 'e'][i % 6] })],
-    zoom: [(i) => globalThis.page.zoomTo(globalThis.page.boxes.node.filter((it) => it > 0)[i * 17 % 2000] ?? 0)],
+    search: [
+      (i) =>
+        globalThis.page.choose({ text: ['cart', 'token', 'Query', 'sort', 'kernel', 'e'][i % 6] }),
+    ],
+    zoom: [
+      (i) =>
+        globalThis.page.zoomTo(
+          globalThis.page.boxes.node.filter((it) => it > 0)[(i * 17) % 2000] ?? 0,
+        ),
+    ],
   };
   for (const [name, list] of Object.entries(actions)) {
     const times = [];
