@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{check, demo, dump, ps, record, report, symbolize, top};
+use command::{check, demo, dump, ps, record, report, symbolize, top, view};
 use otelctx_reader::runtime::Runtimes;
 pub use otelctx_sampler::KernelObject;
 use output::terminal;
@@ -33,6 +33,7 @@ Examples:
   otelctx ps                         list the processes that publish a context
   otelctx dump 4711                  show the contexts of process 4711 and its threads
   otelctx record -p 4711 -o out.svg  write a flame graph with the routes at its root
+  otelctx view out.otlp              open a recording as a page in a browser
   otelctx top                        show what threads are working on, live
   otelctx check ./app                check that readers will find this program's contexts
 
@@ -47,6 +48,7 @@ enum Command {
     Check(check::Arguments),
     Record(record::Arguments),
     Report(report::Arguments),
+    View(view::Arguments),
     Symbolize(symbolize::Arguments),
     Top(top::Arguments),
     #[command(hide = true)]
@@ -113,6 +115,7 @@ pub fn run(setup: &Setup) -> ExitCode {
         Command::Check(arguments) => check::run(&arguments, setup),
         Command::Record(arguments) => record::run(arguments, setup),
         Command::Report(arguments) => report::run(&arguments),
+        Command::View(arguments) => view::run(&arguments),
         Command::Symbolize(arguments) => symbolize::run(&arguments),
         Command::Top(arguments) => top::run(arguments, setup),
         Command::DemoService(arguments) => demo::service::run(&arguments),

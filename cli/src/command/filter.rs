@@ -1,10 +1,12 @@
 //! Selects the processes, samples and attribute of `record` and `top`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::iter;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Catalog, ProcessFacts, ProcessId, Sample};
+use otelctx_profile::report::{AttributeFilter as AttributeCondition, ThreadFilter};
+use otelctx_profile::sample::format::record::DecodedContext;
+use otelctx_profile::sample::{Catalog, ProcessFacts, Sample};
 use otelctx_reader::format::TraceId;
 use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
@@ -13,6 +15,7 @@ use otelctx_track::Facts;
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::descendants;
 use crate::command::ids::process_of;
+use crate::command::selection;
 use crate::error::Error;
 use crate::hidden;
 use crate::output::{attributes, terminal};
@@ -25,19 +28,24 @@ pub(super) const NONE: &str = "none";
 /// The samples to keep; by default all.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Filter {
-    /// Keep only processes with this resource attribute, such as service.name=shop
-    #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = pair)]
-    pub(super) resource: Vec<(String, String)>,
+    /// Keep only samples with this attribute of the context or the process's resource, such as
+    /// service.name=shop; KEY!=VALUE for others, KEY=PREFIX* for values that start like this, KEY for
+    /// any value; of several, all must hold
+    #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = selection::attribute)]
+    pub(super) conditions: Vec<AttributeCondition>,
     /// Keep only samples of this trace: 32 hexadecimal digits
     #[arg(long, value_name = "ID", value_parser = trace)]
     pub(super) trace: Option<TraceId>,
+    /// Keep only threads with this name or ID; a name may end in *
+    #[arg(long = "thread", value_name = "NAME|TID", value_parser = selection::thread)]
+    pub(super) threads: Vec<ThreadFilter>,
     #[command(flatten)]
     pub(super) attributes: AttributeFilter,
 }
 
 impl Filter {
     pub(super) fn is_empty(&self) -> bool {
-        self.resource.is_empty() && self.trace.is_none()
+        self.conditions.is_empty() && self.trace.is_none() && self.threads.is_empty()
     }
 
     /// Removes all other samples, and returns how many; the counters keep them. At the end of a
@@ -47,20 +55,28 @@ impl Filter {
             return 0;
         }
         let catalog = &recording.catalog;
-        let wanted = catalog.processes().filter(|(_, facts)| self.accepts(facts));
-        let wanted: HashSet<ProcessId> = wanted.map(|(id, _)| id).collect();
         let all = recording.samples.len();
+        // A thread has few contexts, and many samples of each.
+        let mut known = HashMap::new();
         recording.samples.retain(|sample| {
-            let process = catalog.thread_facts(sample.thread).process;
-            wanted.contains(&process) && self.is_of_trace(catalog, sample)
+            let key = (sample.thread, sample.found.attached().copied());
+            *known
+                .entry(key)
+                .or_insert_with(|| self.keeps(catalog, sample))
         });
         all - recording.samples.len()
     }
 
     /// Returns whether a sample passes, by what its process has published so far.
     pub(super) fn keeps(&self, catalog: &Catalog, sample: &Sample) -> bool {
-        let process = catalog.thread_facts(sample.thread).process;
-        self.accepts(catalog.process(process)) && self.is_of_trace(catalog, sample)
+        let thread = catalog.thread_facts(sample.thread);
+        let facts = catalog.process(thread.process);
+        let context = sample.found.attached().map(|id| catalog.context_facts(*id));
+        let is_thread =
+            |wanted: &ThreadFilter| wanted.accepts(&thread.name, Some(thread.tid.into()));
+        self.is_of_trace(catalog, sample)
+            && (self.threads.is_empty() || self.threads.iter().any(is_thread))
+            && self.conditions.iter().all(|it| holds(it, context, facts))
     }
 
     fn is_of_trace(&self, catalog: &Catalog, sample: &Sample) -> bool {
@@ -70,22 +86,23 @@ impl Filter {
         let context = sample.found.attached();
         context.is_some_and(|id| catalog.context_facts(*id).trace_id == trace)
     }
-
-    fn accepts(&self, facts: &ProcessFacts) -> bool {
-        self.resource.iter().all(|(key, value)| {
-            let found = facts.resource.iter().find(|(name, _)| name == key);
-            found.is_some_and(|(_, found)| attributes::text(found) == *value)
-        })
-    }
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => {
-            Err("expected a resource attribute and its value, such as service.name=shop".to_owned())
-        }
+/// Returns true if a condition holds for an attribute of the context or, without one of that name,
+/// of the process's resource.
+fn holds(
+    condition: &AttributeCondition,
+    context: Option<&DecodedContext>,
+    facts: &ProcessFacts,
+) -> bool {
+    let name = &condition.name;
+    let mut of_context = context.iter().flat_map(|context| &context.attributes);
+    if let Some((_, value)) = of_context.find(|(key, _)| key == name) {
+        return condition.condition.accepts(Some(value));
     }
+    let found = facts.resource.iter().find(|(key, _)| key == name);
+    let value = found.map(|(_, value)| attributes::text(value));
+    condition.condition.accepts(value.as_deref())
 }
 
 /// The running processes to sample.
@@ -377,12 +394,5 @@ mod tests {
             why("4bf92f35-77b34da6-a3ce929d-0e0e47").ends_with("consists of 32 hexadecimal digits")
         );
         assert!(why(&"é".repeat(16)).ends_with("consists of 32 hexadecimal digits"));
-    }
-
-    #[test]
-    fn a_resource_attribute_may_have_equals_signs_in_its_value() {
-        assert_eq!(pair("a=b=c").unwrap(), ("a".into(), "b=c".into()));
-        assert_eq!(pair("a=").unwrap(), ("a".into(), String::new()));
-        assert!(pair("=b").is_err() && pair("a").is_err());
     }
 }

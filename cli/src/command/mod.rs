@@ -22,5 +22,6 @@ mod seconds;
 mod selection;
 pub(crate) mod symbolize;
 pub(crate) mod top;
+pub(crate) mod view;
 mod without_symbols;
 mod worker;

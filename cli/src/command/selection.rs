@@ -9,7 +9,7 @@ use crate::command::filter::trace;
 use crate::command::seconds::span;
 use crate::output::clock;
 
-/// The samples to look at; by default all on a CPU.
+/// The selected samples; by default all on a CPU.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Select {
     /// Keep only samples with this attribute of the context or the process's resource, such as
@@ -82,7 +82,7 @@ impl Select {
     }
 }
 
-fn attribute(text: &str) -> Result<AttributeFilter, String> {
+pub(super) fn attribute(text: &str) -> Result<AttributeFilter, String> {
     let (name, condition) = match (text.split_once("!="), text.split_once('=')) {
         (Some((name, value)), _) if !name.contains('=') => {
             (name, Condition::IsNot(value.to_owned()))
@@ -103,7 +103,7 @@ fn attribute(text: &str) -> Result<AttributeFilter, String> {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a value parser of clap")]
-fn thread(text: &str) -> Result<ThreadFilter, String> {
+pub(super) fn thread(text: &str) -> Result<ThreadFilter, String> {
     Ok(match text.parse() {
         Ok(id) => ThreadFilter::Id(id),
         Err(_) => ThreadFilter::Name(text.to_owned()),

@@ -164,15 +164,19 @@ fn samples_can_be_chosen_by_resource_and_trace() {
             other => Err(other),
         },
     );
-    given_time(|seconds| match samples(seconds, &["--trace", TRACE]) {
-        (0, _) => Err("no sample"),
-        (all, traced) => {
-            assert_eq!(all, traced);
-            Ok(())
-        }
-    });
+    // An attribute of contexts selects samples.
+    for chosen in [["--trace", TRACE], ["--filter", "http.route=/cart"]] {
+        given_time(|seconds| match samples(seconds, &chosen) {
+            (0, _) => Err("no sample"),
+            (all, traced) => {
+                assert_eq!(all, traced);
+                Ok(())
+            }
+        });
+    }
     let none = (0, 0);
     assert_eq!(samples("0.5", &["--filter", "service.name=busy"]), none);
+    assert_eq!(samples("0.5", &["--thread", "no such thread"]), none);
     let other = TRACE.replace(&TRACE[..1], "e");
     assert_eq!(samples("0.5", &["--trace", &other]), none);
     // What is dropped is counted.
@@ -182,7 +186,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
         let answer = recorded(&target, &all);
         match number(&json["counts"]["attached"]) {
             0 => Err(json),
-            _ if !answer.stdout.contains("--trace: ") => Err(json),
+            _ if !answer.stdout.contains("dropped by --filter") => Err(json),
             _ => Ok((json, answer.stdout)),
         }
     });
@@ -200,7 +204,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
         "{json:#}"
     );
     assert!(
-        stdout.contains("  dropped by --filter or --trace: "),
+        stdout.contains("  dropped by --filter, --trace or --thread: "),
         "{stdout}"
     );
 }

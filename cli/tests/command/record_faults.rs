@@ -424,11 +424,11 @@ fn an_empty_recording_says_why() {
         (&other[..], "sampled values of service.name: 'busy shop'"),
         (
             &["--filter", "no.such=thing"],
-            "no sampled process has the resource attribute no.such",
+            "no sampled process or context has the attribute no.such",
         ),
         (&trace, "none with that trace"),
         // All have to hold.
-        (&[filter, other].concat(), "no process matches --filter"),
+        (&[filter, other].concat(), "no sample matches --filter"),
         (
             &[filter, trace].concat(),
             "no sample has that trace and a process that matches --filter",

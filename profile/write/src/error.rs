@@ -9,8 +9,8 @@ use std::path::PathBuf;
 pub enum Error {
     /// The file's extension belongs to no format.
     #[error(
-        "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .svg \
-         (flame graph) or .folded",
+        "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .html \
+         (page), .svg (flame graph) or .folded",
         .0.display()
     )]
     Ending(PathBuf),

@@ -6,11 +6,15 @@
 //! | `.otlp` | OTLP profiles, `v1development` | OpenTelemetry Collector, `otelctx report` |
 //! | `.pb.gz` | pprof; trace, span and attributes are labels | `go tool pprof`, pprof viewers |
 //! | `.json.gz` | Firefox Profiler; spans are markers | profiler.firefox.com |
+//! | `.html` | page | a browser; needs no network |
 //! | `.svg` | flame graph | a browser |
 //! | `.folded` | one stack per line with its count | flame graph tools |
 //!
 //! Samples that differ in trace, span, attributes or thread are never merged where the format can
 //! keep them apart: in all but the last two, which have stacks only.
+//!
+//! [`report::Report`] sums up recordings in OTLP, pprof and folded stacks, and
+//! [`convert`] writes their selected samples in another format.
 //!
 //! This crate does not take samples, and leaves resolving functions to a [`Symbolizer`].
 

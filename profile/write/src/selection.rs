@@ -1,4 +1,4 @@
-//! Which samples of a recording to look at.
+//! Conditions by which samples of a recording are selected.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,19 @@ pub enum Condition {
     IsPresent,
 }
 
+impl Condition {
+    /// Returns true if the condition holds for this value, or for none.
+    #[must_use]
+    pub fn accepts(&self, value: Option<&str>) -> bool {
+        match self {
+            Self::Is(wanted) => value == Some(wanted),
+            Self::IsNot(unwanted) => value != Some(unwanted),
+            Self::StartsWith(start) => value.is_some_and(|value| value.starts_with(&start[..])),
+            Self::IsPresent => value.is_some(),
+        }
+    }
+}
+
 /// A thread by name or ID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -33,6 +46,20 @@ pub enum ThreadFilter {
     Name(String),
     /// Its ID.
     Id(i64),
+}
+
+impl ThreadFilter {
+    /// Returns true for a thread with this name, and this ID if it is known.
+    #[must_use]
+    pub fn accepts(&self, name: &str, tid: Option<i64>) -> bool {
+        match self {
+            Self::Id(id) => tid == Some(*id),
+            Self::Name(wanted) => match wanted.strip_suffix('*') {
+                Some(start) => name.starts_with(start),
+                None => name == wanted,
+            },
+        }
+    }
 }
 
 /// A moment of a recording.
@@ -57,7 +84,7 @@ pub enum TimeKind {
     Waiting,
 }
 
-/// The samples to look at. All conditions must hold; of several threads, processes, functions, or
+/// The selected samples. All conditions must hold; of several threads, processes, functions, or
 /// kinds, one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

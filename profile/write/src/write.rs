@@ -32,6 +32,8 @@ pub enum Format {
     Pprof,
     /// The "processed profile" JSON of the Firefox Profiler, compressed with gzip.
     Firefox,
+    /// An HTML page for a browser, which needs no network.
+    Page,
     /// A flame graph in SVG.
     FlameGraph,
     /// Folded stacks: frames from the root, separated by `;`, and a count.
@@ -39,10 +41,11 @@ pub enum Format {
 }
 
 impl Format {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Otlp,
         Self::Pprof,
         Self::Firefox,
+        Self::Page,
         Self::FlameGraph,
         Self::Folded,
     ];
@@ -66,6 +69,7 @@ impl Format {
             Self::Otlp => ".otlp",
             Self::Pprof => ".pb.gz",
             Self::Firefox => ".json.gz",
+            Self::Page => ".html",
             Self::FlameGraph => ".svg",
             Self::Folded => ".folded",
         }

@@ -33,7 +33,7 @@ pub(super) struct Before {
     /// Samples that the other filters keep, with `--gil`.
     gil: GilSamples,
     services: BTreeSet<String>,
-    /// Sampled values of the first resource attribute of `--filter`.
+    /// Sampled values of the first attribute of `--filter`.
     values: BTreeSet<String>,
 }
 
@@ -44,12 +44,20 @@ impl Before {
             if self.services.len() < MAX_NAMES {
                 self.services.extend(service.map(str::to_owned));
             }
-            let asked = arguments.filter.resource.first();
-            let is_asked = |key: &String| asked.is_some_and(|(name, _)| name == key);
+            let asked = arguments.filter.conditions.first();
+            let is_asked = |key: &String| asked.is_some_and(|it| it.name == *key);
             let found = facts.resource.iter().find(|(key, _)| is_asked(key));
             let value = found.map(|(_, value)| attributes::text(value));
             if self.values.len() < MAX_NAMES {
                 self.values.extend(value);
+            }
+        }
+        let asked = arguments.filter.conditions.first();
+        for (_, context) in part.catalog.contexts() {
+            let mut attributes = context.attributes.iter();
+            let found = attributes.find(|(key, _)| asked.is_some_and(|it| it.name == *key));
+            if self.values.len() < MAX_NAMES {
+                self.values.extend(found.map(|(_, value)| value.clone()));
             }
         }
         self.samples += part.samples.len();
@@ -162,16 +170,21 @@ impl Before {
 
     fn chosen(&self, arguments: &Arguments) -> Explanation {
         let all = count(self.samples, "sample", "samples");
-        match (&arguments.filter.resource[..], arguments.filter.trace) {
-            ([(key, _), ..], _) if self.values.is_empty() => Explanation {
+        match (&arguments.filter.conditions[..], arguments.filter.trace) {
+            ([], None) => Explanation {
+                message: format!("none of {all} was kept: no sampled thread matches --thread"),
+                hint: "names are those of /proc/PID/task/TID/comm, or the runtime's".to_owned(),
+            },
+            ([first, ..], _) if self.values.is_empty() => Explanation {
                 message: format!(
-                    "none of {all} was kept: no sampled process has the resource attribute {key}"
+                    "none of {all} was kept: no sampled process or context has the attribute {}",
+                    first.name
                 ),
                 hint: format!("sampled services: {}", list(&self.services)),
             },
-            ([(key, _), ..], None) => Explanation {
-                message: format!("none of {all} was kept: no process matches --filter"),
-                hint: format!("sampled values of {key}: {}", list(&self.values)),
+            ([first, ..], None) => Explanation {
+                message: format!("none of {all} was kept: no sample matches --filter"),
+                hint: format!("sampled values of {}: {}", first.name, list(&self.values)),
             },
             (filter, _) => Explanation {
                 message: match filter {

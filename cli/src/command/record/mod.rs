@@ -50,7 +50,7 @@ use summary::Summary;
     override_usage = "otelctx record [OPTIONS] <--pid <PID>|--name <NAME>|--container <ID>|--cgroup <PATH>|--all|-- COMMAND...>"
 )]
 #[command(group(clap::ArgGroup::new("targets").required(true).multiple(true)
-    .args(["pid", "bare", "name", "container", "cgroup", "all", "command", "resource", "trace"])))]
+    .args(["pid", "bare", "name", "container", "cgroup", "all", "command", "conditions", "trace"])))]
 pub(crate) struct Arguments {
     /// Process IDs to sample, with their child processes, including those started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .svg (flame graph) or .folded. Can be given more than once
+    /// Profiler), .html (a page for a browser), .svg (flame graph) or .folded. Can be given more than once
     #[arg(
         short,
         long,

@@ -264,7 +264,7 @@ impl Written {
             Ok(Format::Otlp) => format!("{} report {file}", text::own_name()),
             Ok(Format::Pprof) => format!("go tool pprof -http=: {file}"),
             Ok(Format::Firefox) => "load it at https://profiler.firefox.com".to_owned(),
-            Ok(Format::FlameGraph) => format!("open it in a browser: {}", url(path)),
+            Ok(Format::FlameGraph | Format::Page) => format!("open it in a browser: {}", url(path)),
             _ => "load it at https://www.speedscope.app".to_owned(),
         };
         Self {

@@ -44,7 +44,7 @@ pub(super) struct Summary {
     samples: usize,
     attached: usize,
     gil: GilSamples,
-    /// Number of samples that --filter or --trace has dropped.
+    /// Number of samples that --filter, --trace or --thread have dropped.
     filtered: usize,
     dropped_attributes: DroppedAttributes,
     /// Samples of Node.js with a context: with a route, and without.
@@ -170,7 +170,7 @@ impl Summary {
             } else {
                 " (included in the lines below)"
             };
-            text += &format!("  dropped by --filter or --trace: {samples}{included}\n");
+            text += &format!("  dropped by --filter, --trace or --thread: {samples}{included}\n");
         }
         if let Some(line) = self.dropped_attributes.line() {
             text += &format!("  {line}\n");
@@ -526,7 +526,8 @@ mod tests {
         );
         let mut filtered = summary(counts);
         filtered.filtered = 1;
-        let third = "  dropped by --filter or --trace: 1 sample (included in the lines below)";
+        let third =
+            "  dropped by --filter, --trace or --thread: 1 sample (included in the lines below)";
         assert_eq!(
             filtered.text(),
             format!("{first}, 7 lost\n{third}\n{second}\n")

@@ -4,13 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use otelctx_profile::Input;
+
 use crate::error::Error;
 
-/// The file that `record` writes unless it is told another name.
+/// The file that `record` writes by default.
 const DEFAULT: &str = "profile.otlp";
 
 /// Returns the file that was given, or else the newest recording in the current directory.
-pub(super) fn chosen(given: Option<&Path>) -> Result<PathBuf, Error> {
+pub(in crate::command) fn chosen(given: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
@@ -19,6 +21,15 @@ pub(super) fn chosen(given: Option<&Path>) -> Result<PathBuf, Error> {
         return Ok(default.to_owned());
     }
     newest(Path::new(".")).ok_or(Error::NoRecording)
+}
+
+/// Opens a recording with its further parts, or reads standard input.
+pub(in crate::command) fn opened(file: &Path) -> Result<Input, Error> {
+    match file.to_str() {
+        // It can be read once.
+        Some("-") => Input::standard_input().map_err(Error::Input),
+        _ => Ok(Input::recording(file)),
+    }
 }
 
 fn newest(directory: &Path) -> Option<PathBuf> {

@@ -2,10 +2,10 @@
 
 mod answer;
 mod compare;
-mod file;
+pub(in crate::command) mod file;
 mod tables;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use otelctx_profile::report::{Report, ReportOptions, Selection};
 use otelctx_profile::{Format, GIL_ATTRIBUTE, Input};
@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = ROWS, hide_default_value = true)]
     rows: usize,
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .svg (flame graph) or .folded; can be repeated
+    /// Profiler), .html (page), .svg (flame graph) or .folded; can be repeated
     #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
     output: Vec<PathBuf>,
     /// Print one JSON value (fields: docs/json.md)
@@ -121,16 +121,16 @@ fn language(text: &str) -> Result<String, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let given = arguments.files.first();
     let file = file::chosen(given.map(PathBuf::as_path))?;
-    let mut input = opened(&file)?;
+    let mut input = file::opened(&file)?;
     let rest = arguments.files.get(1..).unwrap_or_default();
     if let ([other], false) = (rest, arguments.join) {
-        return compare(arguments, &input, &opened(other)?);
+        return compare(arguments, &input, &file::opened(other)?);
     }
     for other in rest {
         if !arguments.join {
             return Err(Error::ManyRecordings);
         }
-        input = input.and(opened(other)?);
+        input = input.and(file::opened(other)?);
     }
     if !arguments.output.is_empty() {
         let options = arguments.options(selection(arguments, &input)?);
@@ -159,14 +159,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         terminal::complain(&lacking.message, Some(&lacking.hint));
     }
     Ok(Status::Done)
-}
-
-fn opened(file: &Path) -> Result<Input, Error> {
-    match file.to_str() {
-        // It can be read once.
-        Some("-") => Input::standard_input().map_err(Error::Input),
-        _ => Ok(Input::recording(file)),
-    }
 }
 
 /// Returns the selected samples of a recording.

@@ -81,7 +81,13 @@ impl Input {
         })
     }
 
-    /// Adds another recording, so that both are looked at as one.
+    /// Returns the name of the first file.
+    pub(super) fn name(&self) -> String {
+        let name = self.files[0].file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Adds another recording, so that both are read as one.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.files.extend(other.files);

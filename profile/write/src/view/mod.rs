@@ -1,9 +1,10 @@
-//! Recordings that are looked at: read as a stream, selected, and summed up, drawn or written again.
+//! Views of recordings: read as a stream, selected, and summed up, drawn or written again.
 
 mod fold;
 mod input;
 mod load;
 mod otlp;
+mod page;
 mod plumbing;
 mod pprof;
 mod select;
@@ -15,12 +16,14 @@ mod wire;
 
 pub use input::Input;
 
+use std::io::{self, Write};
 use std::path::Path;
 
 use crate::error::Error;
 use crate::report::{Report, ReportOptions, Selection};
 use crate::{Format, Options, Profile, file};
 use load::Loading;
+use page::Paging;
 use select::Selecting;
 use sums::Sums;
 use tables::Tables;
@@ -91,9 +94,57 @@ pub fn convert(
 ) -> Result<(), Error> {
     let content = input.bytes_of_worker(|files, pipe| {
         let mut tables = Tables::default();
+        if format == Format::Page {
+            let mut paging = Paging::new(options.by.as_deref());
+            files.read(&mut tables, &mut Selecting::new(selection, &mut paging))?;
+            let recording = paging.finish(&input.name(), &tables);
+            return Ok(otelctx_page::write(&recording, pipe));
+        }
         let mut loading = Loading::new();
         files.read(&mut tables, &mut Selecting::new(selection, &mut loading))?;
         Ok(loading.finish(&tables).write(format, options, pipe))
     })?;
     file::write(path, |writer| writer.write_all(&content))
+}
+
+/// A page of a recording, which is added part by part.
+#[derive(Debug)]
+pub(crate) struct Page {
+    tables: Tables,
+    paging: Paging,
+    /// The reason why a part could not be added.
+    problem: Option<String>,
+}
+
+impl Page {
+    /// Creates an empty page.
+    pub(crate) fn new(options: &Options) -> Self {
+        Self {
+            tables: Tables::default(),
+            paging: Paging::new(options.by.as_deref()),
+            problem: None,
+        }
+    }
+
+    /// Adds a part: what is shown of it is what its file has.
+    pub(crate) fn add(&mut self, part: &Profile) {
+        let mut content = Vec::new();
+        let options = Options::default();
+        let written = part.write(Format::Otlp, &options, &mut content);
+        let read = written
+            .map_err(|error| error.to_string())
+            .and_then(|()| otlp::read(&content, &mut self.tables, &mut self.paging));
+        self.problem = self.problem.take().or(read.err());
+    }
+
+    /// Writes the page.
+    ///
+    /// # Errors
+    /// Returns the errors of the writer, and fails if a part had more than can be referred to.
+    pub(crate) fn write(&self, title: &str, writer: &mut dyn Write) -> io::Result<()> {
+        match &self.problem {
+            Some(problem) => Err(io::Error::other(problem.clone())),
+            None => otelctx_page::write(&self.paging.finish(title, &self.tables), writer),
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Selects samples.
 
 use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread};
-use crate::report::{Condition, Moment, Selection, ThreadFilter, TimeKind};
+use crate::report::{Moment, Selection, ThreadFilter, TimeKind};
 use otelctx_sample::format::process_context::Value;
 
 /// A known answer for each entry of a table.
@@ -94,8 +94,8 @@ impl<'s> Selecting<'s> {
                 let value = name.and_then(|name| tables.attribute(context.attributes, name));
                 let of_resource = || resource_text(facts, &filter.name);
                 match value {
-                    Some(value) => holds(&filter.condition, Some(tables.text(value))),
-                    None => holds(&filter.condition, of_resource().as_deref()),
+                    Some(value) => filter.condition.accepts(Some(tables.text(value))),
+                    None => filter.condition.accepts(of_resource().as_deref()),
                 }
             })
         })
@@ -140,24 +140,9 @@ impl Sink for Selecting<'_> {
     }
 }
 
-fn holds(condition: &Condition, value: Option<&str>) -> bool {
-    match condition {
-        Condition::Is(wanted) => value == Some(wanted),
-        Condition::IsNot(unwanted) => value != Some(unwanted),
-        Condition::StartsWith(start) => value.is_some_and(|value| value.starts_with(&start[..])),
-        Condition::IsPresent => value.is_some(),
-    }
-}
-
 fn is_thread(selection: &Selection, tables: &Tables, thread: &Thread, facts: &Process) -> bool {
     let name = tables.text(thread.name);
-    let is_wanted = |wanted: &ThreadFilter| match wanted {
-        ThreadFilter::Id(id) => thread.tid == Some(*id),
-        ThreadFilter::Name(wanted) => match wanted.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => name == wanted,
-        },
-    };
+    let is_wanted = |wanted: &ThreadFilter| wanted.accepts(name, thread.tid);
     let is_process = |pid: &i64| facts.pid == Some(*pid);
     (selection.threads.is_empty() || selection.threads.iter().any(is_wanted))
         && (selection.processes.is_empty() || selection.processes.iter().any(is_process))

@@ -332,7 +332,7 @@ impl<'o> Sums<'o> {
         traces
     }
 
-    /// Returns the names of all samples' attributes, and of those that have several values.
+    /// Returns the names of all samples' attributes, and the names with several values.
     fn attributes(&self, tables: &Tables) -> (BTreeSet<String>, BTreeSet<String>) {
         let mut first: BTreeMap<&str, Id> = BTreeMap::new();
         let mut varying = BTreeSet::new();

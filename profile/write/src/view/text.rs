@@ -8,7 +8,7 @@ use super::tables::{
 };
 use crate::attributes::SERVICE_NAME;
 
-/// Number of lines that are looked at to recognize a text.
+/// Number of lines by which a text is recognized.
 const HEAD: usize = 64;
 
 /// Returns true if lines consist of frames and a number.

@@ -1,4 +1,4 @@
-//! Functions below those that call them, or that they call.
+//! Functions below their callers, or below their callees.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The fields of protobuf messages, without a copy: a sample is looked at once, and not kept.
+//! The fields of protobuf messages, without a copy: a sample is read once, and not kept.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};

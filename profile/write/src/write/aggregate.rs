@@ -9,6 +9,7 @@ use super::firefox::Firefox;
 use super::pprof::Pprof;
 use super::room::{OTHER, Room};
 use super::{flame_graph, folded};
+use crate::view::Page;
 use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
@@ -22,6 +23,7 @@ pub struct Aggregate {
     stacks: Option<Stacks>,
     pprof: Option<Pprof>,
     firefox: Option<Firefox>,
+    page: Option<Page>,
     /// Processes by ID and start time.
     processes: DistinctCount,
     process: String,
@@ -54,6 +56,7 @@ impl Aggregate {
             }),
             pprof: wants(Format::Pprof).then(Pprof::new),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
+            page: wants(Format::Page).then(|| Page::new(options)),
             processes: DistinctCount::default(),
             process: String::new(),
             clock,
@@ -63,6 +66,9 @@ impl Aggregate {
 
     /// Adds a part of a recording. Parts must be added in order.
     pub fn add(&mut self, part: &Profile) {
+        if let Some(page) = &mut self.page {
+            page.add(part);
+        }
         if let Some(stacks) = &mut self.stacks {
             stacks.add(part, &self.options);
         }
@@ -91,6 +97,7 @@ impl Aggregate {
         let is_there = match format {
             Format::Pprof => self.pprof.is_some(),
             Format::Firefox => self.firefox.is_some(),
+            Format::Page => self.page.is_some(),
             Format::FlameGraph | Format::Folded => self.stacks.is_some(),
             Format::Otlp => false,
         };
@@ -105,6 +112,10 @@ impl Aggregate {
         match (format, &mut self.pprof, &mut self.firefox) {
             (Format::Pprof, Some(pprof), _) => pprof.write(clock, self.period.get(), writer),
             (Format::Firefox, _, Some(firefox)) => firefox.write(&title, writer),
+            (Format::Page, ..) => match &self.page {
+                Some(page) => page.write(&title, writer),
+                None => Ok(()),
+            },
             (Format::FlameGraph, ..) => {
                 let title = self.title();
                 flame_graph::write(&title, clock, self.period, self.lines(), writer)

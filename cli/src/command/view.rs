@@ -1,0 +1,121 @@
+//! `otelctx view`: a recording as a page in a browser.
+
+use std::env;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::unistd::{geteuid, mkdtemp};
+use otelctx_profile::report::{Report, ReportOptions};
+use otelctx_profile::{Format, Input, Options, convert};
+
+use crate::Status;
+use crate::command::ids;
+use crate::command::report::file;
+use crate::command::selection::Select;
+use crate::error::Error;
+use crate::output::terminal;
+
+/// The program of xdg-utils that opens a file in the desktop's browser.
+const OPENER: &str = "xdg-open";
+
+/// Show a recording as a page in a browser: a flame graph of any selection, CPU over time, routes,
+/// traces and functions
+///
+/// The page is written to a directory for temporary files. Where there is no browser or no display,
+/// and for root, its path is printed instead of opening it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  otelctx view                                    the recording profile.otlp
+  otelctx view profile.otlp --filter http.route=/cart
+  otelctx record -p 4711 -d 10 -o profile.html    writes the page at once")]
+pub(crate) struct Arguments {
+    /// Recording: OTLP of any program, pprof, folded stacks, or the output of `perf script`; - for
+    /// standard input [default: profile.otlp, else the newest .otlp file here]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    select: Select,
+    /// Attribute that the page groups by [default: http.route]
+    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
+    by: Option<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let file = file::chosen(arguments.file.as_deref())?;
+    let input = file::opened(&file)?;
+    let start = if arguments.select.needs_start() {
+        Report::read(&input, &ReportOptions::by(&[]))?.start
+    } else {
+        0
+    };
+    let mut options = Options::default();
+    options.by.clone_from(&arguments.by);
+    let page = write(
+        &input,
+        &arguments.select.of_recording(start),
+        &options,
+        &file,
+    )?;
+    if !is_opened(&page) {
+        let line = format!("{}\n", page.display());
+        terminal::print(&line).map_err(Error::Output)?;
+    }
+    Ok(Status::Done)
+}
+
+/// Writes the page where no other user can replace it, and returns its path.
+fn write(
+    input: &Input,
+    selection: &otelctx_profile::report::Selection,
+    options: &Options,
+    file: &Path,
+) -> Result<PathBuf, Error> {
+    let template = env::temp_dir().join("otelctx-XXXXXX");
+    let failed = |path: &Path, why: std::io::Error| Error::OutputDirectory {
+        path: path.to_owned(),
+        why,
+    };
+    let directory = mkdtemp(&template).map_err(|why| failed(&template, why.into()))?;
+    let name = match file.file_stem() {
+        Some(stem) if file.as_os_str() != "-" => stem.to_owned(),
+        _ => "profile".into(),
+    };
+    let page = directory.join(name).with_extension("html");
+    let written = convert(input, selection, Format::Page, options, &page);
+    if let Err(error) = written {
+        let _ = std::fs::remove_dir(&directory);
+        return Err(error.into());
+    }
+    let private = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&page, private).map_err(|why| failed(&page, why))?;
+    if let Some((user, group)) = caller() {
+        for path in [&page, &directory] {
+            chown(path, Some(user), Some(group)).map_err(|why| failed(path, why))?;
+        }
+    }
+    Ok(page)
+}
+
+/// Returns the user and group that called sudo, if they did.
+fn caller() -> Option<(u32, u32)> {
+    let id = |name: &str| env::var(name).ok()?.parse().ok();
+    let is_root = geteuid().is_root();
+    is_root.then(|| Some((id("SUDO_UID")?, id("SUDO_GID")?)))?
+}
+
+/// Opens the page, and returns whether it did. Root starts no browser: it would run all pages with
+/// root's rights.
+fn is_opened(page: &Path) -> bool {
+    let has_display = ["DISPLAY", "WAYLAND_DISPLAY"]
+        .iter()
+        .any(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
+    if geteuid().is_root() || !has_display {
+        return false;
+    }
+    let mut opener = Command::new(OPENER);
+    opener.arg(page).stdin(Stdio::null());
+    let ended = opener.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ended.is_ok_and(|status| status.success())
+}

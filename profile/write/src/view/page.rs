@@ -1,0 +1,219 @@
+//! Turns what was read into a page.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use indexmap::IndexSet;
+use otelctx_page as page;
+
+use super::plumbing::{PLUMBING, plumbing_of};
+use super::tables::{self, Group, Id, Kind, NONE, Sink, Tables};
+
+/// The attribute of routes unless another one is given.
+const ROUTE: &str = "http.route";
+
+type Known<T> = Vec<Option<T>>;
+
+/// Maximum number of samples in a page. Of more, every second one is left out, as often as needed,
+/// and the others stand for them.
+const MAX_SAMPLES: usize = 3_000_000;
+
+/// Collects samples.
+#[derive(Debug)]
+pub(super) struct Paging {
+    /// Name of the attribute of routes.
+    by: String,
+    recording: page::Recording,
+    services: IndexSet<String, RandomState>,
+    routes: IndexSet<Id, RandomState>,
+    threads: Known<u32>,
+    contexts: Known<Option<u32>>,
+    /// The last node of each stack.
+    stacks: Known<u32>,
+    /// Nodes by parent and function.
+    nodes: HashMap<(u32, Id), u32, RandomState>,
+    /// One of this many samples is kept, with the weight of as many.
+    step: u64,
+    /// Samples so far.
+    seen: u64,
+}
+
+fn known<T: Copy>(known: &mut Known<T>, id: Id) -> &mut Option<T> {
+    let index = id as usize;
+    if known.len() <= index {
+        known.resize(index + 1, None);
+    }
+    &mut known[index]
+}
+
+impl Paging {
+    pub(super) fn new(by: Option<&str>) -> Self {
+        let by = by.unwrap_or(ROUTE);
+        let plumbing = PLUMBING.iter().map(|it| it.name.to_owned()).collect();
+        Self {
+            by: by.to_owned(),
+            recording: page::Recording {
+                by: by.to_owned(),
+                plumbing,
+                nodes: vec![page::Node::default()],
+                ..page::Recording::default()
+            },
+            services: IndexSet::default(),
+            routes: IndexSet::default(),
+            threads: Vec::new(),
+            contexts: Vec::new(),
+            stacks: Vec::new(),
+            nodes: HashMap::default(),
+            step: 1,
+            seen: 0,
+        }
+    }
+
+    pub(super) fn finish(&self, title: &str, tables: &Tables) -> page::Recording {
+        let mut recording = self.recording.clone();
+        title.clone_into(&mut recording.title);
+        if self.step > 1 {
+            let (step, seen) = (self.step, self.seen);
+            recording.note = Some(format!(
+                "One of {step} samples is shown and stands for {step}: the recording has {seen}."
+            ));
+        }
+        recording.start = tables.span.map_or(0, |(start, _)| start);
+        recording.period = tables.period.max(1);
+        recording.services = self.services.iter().cloned().collect();
+        let text = |id: &Id| tables.text(*id).to_owned();
+        recording.routes = self.routes.iter().map(text).collect();
+        // The first one stands for none.
+        recording.traces = tables.traces.iter().skip(1).copied().collect();
+        recording.functions = tables
+            .functions
+            .iter()
+            .enumerate()
+            .map(|(index, function)| function_of(tables, index as Id, function))
+            .collect();
+        recording
+    }
+
+    fn thread(&mut self, tables: &Tables, id: Id) -> u32 {
+        if let Some(known) = known(&mut self.threads, id) {
+            return *known;
+        }
+        let (_, process) = tables.process_of(id);
+        let thread = tables.thread(id);
+        let service = process.service(tables).into_owned();
+        let number = |value: Option<i64>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
+        let added = self.recording.threads.len() as u32;
+        self.recording.threads.push(page::Thread {
+            pid: number(process.pid),
+            tid: number(thread.tid),
+            service: self.services.insert_full(service).0 as u32,
+            name: tables.text(thread.name).to_owned(),
+        });
+        *known(&mut self.threads, id).insert(added)
+    }
+
+    fn context(&mut self, tables: &Tables, id: Id) -> Option<u32> {
+        if let Some(known) = known(&mut self.contexts, id) {
+            return *known;
+        }
+        let context = &tables.contexts[id as usize];
+        let route = tables.find_text(&self.by);
+        let route = route.and_then(|name| tables.attribute(context.attributes, name));
+        let is_none = context.trace == NONE && context.span == [0; 8] && route.is_none();
+        let added = (!is_none).then(|| {
+            self.recording.contexts.push(page::Context {
+                trace: context.trace.checked_sub(1),
+                span: context.span,
+                route: route.map(|value| self.routes.insert_full(value).0 as u32),
+            });
+            self.recording.contexts.len() as u32 - 1
+        });
+        *known(&mut self.contexts, id).insert(added)
+    }
+
+    fn stack(&mut self, tables: &Tables, id: Id) -> u32 {
+        if let Some(known) = known(&mut self.stacks, id) {
+            return *known;
+        }
+        let mut node = 0;
+        for line in tables.frames(id).rev() {
+            let nodes = &mut self.recording.nodes;
+            let next = nodes.len() as u32;
+            let parent = node;
+            node = *self.nodes.entry((parent, line.function)).or_insert(next);
+            if node == next {
+                nodes.push(page::Node {
+                    parent,
+                    function: line.function,
+                });
+            }
+        }
+        *known(&mut self.stacks, id).insert(node)
+    }
+
+    /// Leaves out every second sample.
+    fn thin(&mut self) {
+        let mut index = 0;
+        self.recording.samples.retain_mut(|sample| {
+            index += 1;
+            sample.weight = sample.weight.saturating_mul(2);
+            index % 2 == 0
+        });
+        self.step *= 2;
+    }
+}
+
+impl Sink for Paging {
+    fn add(&mut self, tables: &Tables, group: &Group<'_>) {
+        let thread = self.thread(tables, group.thread);
+        let context = self.context(tables, group.context);
+        let node = self.stack(tables, group.stack);
+        let start = tables.span.map_or(0, |(start, _)| start);
+        group.each(|time, samples, nanoseconds| {
+            self.seen = self.seen.saturating_add(samples.max(1));
+            if !self.seen.is_multiple_of(self.step) {
+                return;
+            }
+            // A recording that does not tell the time has a number of samples.
+            let weight = if nanoseconds == 0 {
+                samples
+            } else {
+                nanoseconds
+            };
+            self.recording.samples.push(page::Sample {
+                time: time.map_or(0, |time| time.saturating_sub(start)),
+                thread,
+                kind: match group.kind {
+                    Kind::Running => page::Kind::Running,
+                    Kind::Waiting => page::Kind::Waiting,
+                },
+                weight: weight.saturating_mul(self.step),
+                context,
+                node,
+            });
+            if self.recording.samples.len() >= MAX_SAMPLES {
+                self.thin();
+            }
+        });
+    }
+}
+
+fn function_of(tables: &Tables, id: Id, function: &tables::Function) -> page::Function {
+    let text = |id| tables.text(id);
+    let kind = text(function.kind);
+    let (name, file) = (text(function.name), text(function.file));
+    page::Function {
+        name: name.to_owned(),
+        file: file.to_owned(),
+        line: tables.line_of(id),
+        language: match kind {
+            "cpython" => page::Language::Python,
+            "v8js" => page::Language::JavaScript,
+            "jvm" => page::Language::Java,
+            "native" | "" => page::Language::Native,
+            "kernel" => page::Language::Kernel,
+            _ => page::Language::Other,
+        },
+        plumbing: plumbing_of(kind, name, file).and_then(|index| u8::try_from(index).ok()),
+    }
+}
