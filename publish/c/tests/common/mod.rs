@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -47,6 +48,16 @@ fn install(libc: Libc) -> Option<PathBuf> {
     // Each test program has its own: others may run at the same time.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME"));
     let prefix = folder.join(format!("{libc:?}"));
+    // A user who cannot write here cannot build either, see below.
+    let _ = fs::create_dir_all(&prefix);
+    // nextest runs each test in a process of its own: the first one of a run installs for all.
+    let lock = folder.join(format!("{libc:?}.lock"));
+    let _lock = prefix.exists().then(|| otelctx_fixtures::lock_file(&lock));
+    let run = std::env::var("NEXTEST_RUN_ID").ok();
+    let installed_by = prefix.join("run");
+    if run.is_some() && fs::read_to_string(&installed_by).ok() == run {
+        return Some(prefix);
+    }
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root()).args(["xtask", "c", "--prefix"]);
     cargo.arg(&prefix);
@@ -63,6 +74,7 @@ fn install(libc: Libc) -> Option<PathBuf> {
     };
     let errors = String::from_utf8_lossy(&built.stderr);
     assert!(built.status.success(), "{errors}");
+    fs::write(installed_by, run.unwrap_or_default()).unwrap();
     Some(prefix)
 }
 
