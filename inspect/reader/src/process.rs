@@ -19,7 +19,7 @@ use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, 
 pub use self::find::Poll;
 use self::subject::Subject;
 pub use self::thread::{Reading, StopReason, StoppedThread, Thread};
-use crate::process_context::{Found, HeaderBytes, Polled};
+use crate::process_context::{Found, HeaderBytes, PastKeys, Polled};
 use crate::record::{self, Newer};
 use crate::runtime::{Present, RuntimeReading};
 use crate::sleeping::SleepingThreads;
@@ -36,6 +36,8 @@ pub struct Process {
     options: Options,
     files: FileCache,
     found: Option<Found>,
+    /// The key maps of the contexts that the program has had.
+    past: PastKeys,
     /// Addresses of contexts that could not be read, with their headers if those were readable.
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<Arc<tls::Resolution>>,
@@ -106,6 +108,7 @@ impl Process {
             options,
             files,
             found: None,
+            past: PastKeys::default(),
             broken: Vec::new(),
             variables: None,
             sleeping: SleepingThreads::default(),
@@ -187,6 +190,7 @@ impl Process {
             };
             if memory.as_ref().is_none_or(gone) {
                 self.variables = None;
+                self.past = PastKeys::default();
                 self.sleeping.clear();
                 self.runtimes = None;
                 *memory = Some(process.memory()?);

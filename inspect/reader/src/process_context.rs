@@ -10,6 +10,10 @@ use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote::mappings::NamedMapping;
 use otelctx_remote::{Memory, MemoryError};
 
+mod past_keys;
+
+pub(crate) use past_keys::PastKeys;
+
 /// Maximum number of mappings with the name of a process context to read; normally there is one.
 pub(crate) const MAX_PLACES: usize = 64;
 
@@ -47,7 +51,8 @@ pub struct ProcessContext {
     pub schema: Option<Schema>,
     /// The names that records refer to; an error if the attribute exists but is not a key map. If
     /// the process has [others](Self::others), only the names on which all key maps agree, because
-    /// a record does not say to which publisher it belongs: see [`KeyMap::agreed`].
+    /// a record does not say to which publisher it belongs: see [`KeyMap::agreed`]. Contexts that
+    /// this reader has seen, and that are gone, count as well: [`KeyMap::contested_by`].
     pub keys: Result<Option<KeyMap>, KeyMapError>,
     /// Addresses of other valid contexts in the same process, of which readers use nothing but the
     /// key maps. Contexts published after this one was found are not included.
@@ -133,6 +138,7 @@ pub(crate) struct Found {
     header: HeaderBytes,
     pub(crate) context: Arc<ProcessContext>,
     others: Vec<Other>,
+    pub(crate) past: PastKeys,
 }
 
 /// Another context in the same process.
@@ -143,7 +149,7 @@ struct Other {
     keys: OtherKeys,
 }
 
-/// The names that records of another publisher refer to.
+/// The names that records of a publisher refer to.
 #[derive(Debug)]
 enum OtherKeys {
     /// It announces no contexts of threads.
@@ -178,7 +184,13 @@ impl Found {
             Ok((header, context)) => {
                 let others = self.others.iter().map(|other| &other.place);
                 let others = read_others(others, memory, limit);
-                Polled::Changed(Self::new(&self.place, header, context, others))
+                let new = Self::new(&self.place, header, context, others, &self.past);
+                if new.others.is_empty() && !new.past.continues(&self.past, self.place.address) {
+                    // Because of a second publisher, which must be searched for, or because this is
+                    // another publisher's.
+                    return Polled::Gone;
+                }
+                Polled::Changed(new)
             }
             Err(Broken::Header(_) | Broken::HeaderUnreadable(_)) => Polled::Gone,
             Err(broken) => Polled::Broken(first, broken),
@@ -196,23 +208,28 @@ impl Found {
         header: HeaderBytes,
         mut context: ProcessContext,
         others: Vec<Other>,
+        past: &PastKeys,
     ) -> Self {
         context.others = others.iter().map(|other| other.place.address).collect();
-        let other_maps = others.iter().filter_map(|other| match &other.keys {
-            OtherKeys::Absent => None,
-            OtherKeys::Known(keys) => Some(Some(keys)),
-            OtherKeys::Unknown => Some(None),
-        });
+        let own = (place.address, OtherKeys::of(&context));
+        let all = others
+            .iter()
+            .map(|other| (other.place.address, &other.keys));
+        let all = all.chain([(own.0, &own.1)]);
+        let maps = all.filter_map(|(address, keys)| Some((address, keys.map()?)));
+        let past = past.with(maps);
         if let Ok(keys) = &context.keys {
+            let other_maps = others.iter().filter_map(|other| other.keys.map());
             let mut maps = keys.iter().map(Some).chain(other_maps).peekable();
             let agreed = maps.peek().is_some().then(|| KeyMap::agreed(maps));
-            context.keys = Ok(agreed);
+            context.keys = Ok(agreed.map(|keys| past.contest(keys)));
         }
         Self {
             place: place.clone(),
             header,
             context: Arc::new(context),
             others,
+            past,
         }
     }
 }
@@ -340,7 +357,11 @@ fn read_others<'p>(
         };
         let read = (others.len() < MAX_OTHERS).then(|| place.read(memory, limit));
         others.push(match read {
-            Some(Ok((header, context))) => Other::of(place, header, &context),
+            Some(Ok((header, context))) => Other {
+                place: place.clone(),
+                header,
+                keys: OtherKeys::of(&context),
+            },
             _ => Other {
                 place: place.clone(),
                 header,
@@ -351,29 +372,35 @@ fn read_others<'p>(
     others
 }
 
-impl Other {
-    fn of(place: &Place, header: HeaderBytes, context: &ProcessContext) -> Self {
-        Self {
-            place: place.clone(),
-            header,
-            keys: match &context.keys {
-                // Its key map may come later.
-                Ok(None) if context.schema.is_some() => OtherKeys::Known(KeyMap::default()),
-                Ok(None) => OtherKeys::Absent,
-                Ok(Some(keys)) => OtherKeys::Known(keys.clone()),
-                Err(_) => OtherKeys::Unknown,
-            },
+impl OtherKeys {
+    fn of(context: &ProcessContext) -> Self {
+        match &context.keys {
+            // Its key map may come later.
+            Ok(None) if context.schema.is_some() => Self::Known(KeyMap::default()),
+            Ok(None) => Self::Absent,
+            Ok(Some(keys)) => Self::Known(keys.clone()),
+            Err(_) => Self::Unknown,
+        }
+    }
+
+    /// The key map, `Some(None)` if it cannot be read; `None` if there is none.
+    fn map(&self) -> Option<Option<&KeyMap>> {
+        match self {
+            Self::Absent => None,
+            Self::Known(keys) => Some(Some(keys)),
+            Self::Unknown => Some(None),
         }
     }
 }
 
 /// Reads the first context among `places` that announces contexts of threads, or else the first
 /// readable one; `Ok(None)` if there are none. If none is readable, returns the error of the first
-/// one with a valid header, or else of the first one.
+/// one with a valid header, or else of the first one. `past` are the key maps of earlier reads.
 pub(crate) fn read_first(
     places: &[Place],
     memory: &dyn Memory,
     limit: usize,
+    past: &PastKeys,
 ) -> Result<Option<Found>, Broken> {
     let mut why: Option<Broken> = None;
     let mut first: Option<(usize, HeaderBytes, ProcessContext)> = None;
@@ -403,7 +430,8 @@ pub(crate) fn read_first(
     };
     let others = places[..index].iter().chain(&places[index + 1..]);
     let others = read_others(others, memory, limit);
-    Ok(Some(Found::new(&places[index], header, context, others)))
+    let found = Found::new(&places[index], header, context, others, past);
+    Ok(Some(found))
 }
 
 #[cfg(test)]

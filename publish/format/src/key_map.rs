@@ -158,6 +158,31 @@ impl KeyMap {
         agreed
     }
 
+    /// Returns these names as far as no record of a former publisher has the same index for another
+    /// name: its context is gone, but its records may still be attached. `None` if its names are
+    /// unknown. Indexes that it alone has are contested as well.
+    #[must_use]
+    pub fn contested_by(&self, former: Option<&Self>) -> Self {
+        let mut names = self.clone();
+        let end = former.map_or(MAX_KEYS, |former| former.names.len());
+        for index in (0..=u8::MAX).take(end) {
+            let is_same = former.is_some_and(|former| former.get(index) == self.get(index));
+            if is_same {
+                continue;
+            }
+            let name = format!("#{index}");
+            match names.names.get_mut(usize::from(index)) {
+                Some(known) => *known = name,
+                None => names.names.push(name),
+            }
+            if let Err(position) = names.contested.binary_search(&index) {
+                names.contested.insert(position, index);
+            }
+        }
+        names.provisional = names.names.len() - self.certain_length();
+        names
+    }
+
     fn certain_length(&self) -> usize {
         self.names.len() - self.provisional
     }
@@ -379,6 +404,32 @@ mod tests {
             (256, 256)
         );
         assert_eq!(unknown.get(255), Some("#255"));
+    }
+
+    #[test]
+    fn a_former_publisher_contests_the_names_that_it_did_not_have() {
+        let map = |names: &[&str]| KeyMap::new(names.iter().copied()).unwrap();
+        let names = map(&["a", "b"]);
+        for former in [&[][..], &["a"], &["a", "b"]] {
+            assert_eq!(names.contested_by(Some(&map(former))), names, "{former:?}");
+        }
+        let contested = names.contested_by(Some(&map(&["a", "x", "c"])));
+        assert_eq!(contested.names(), ["a", "#1", "#2"]);
+        assert_eq!(contested.contested(), [1, 2]);
+        // The publisher may register a name for the last one.
+        let provisional = [0, 1, 2].map(|index| contested.is_provisional(index));
+        assert_eq!(provisional, [false, false, true]);
+        let twice = contested.contested_by(Some(&map(&["y"])));
+        assert_eq!(
+            (twice.names()[0].as_str(), twice.contested()),
+            ("#0", &[0, 1, 2][..])
+        );
+
+        let unknown = names.contested_by(None);
+        assert_eq!(
+            (unknown.names().len(), unknown.contested().len()),
+            (256, 256)
+        );
     }
 
     #[test]

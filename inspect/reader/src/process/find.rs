@@ -56,7 +56,8 @@ impl Process {
         }
     }
 
-    /// Tries the mappings of publishers that use a memfd, and then all others with a matching name.
+    /// Tries the mappings of publishers that use a memfd, and all others with a matching name: a
+    /// second publisher may use them.
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
@@ -81,10 +82,12 @@ impl Process {
         let mut search = self.complete(process.search(filter)?)?;
         let mut places = places(std::mem::take(&mut search.writable_files));
         let state = self.try_places(&places)?;
-        if matches!(state, ContextState::Published(_)) {
-            return Ok(state);
-        }
-        let others = self.complete(self.running()?.search_others(search)?)?;
+        let others = self.complete(self.running()?.search_others(search)?);
+        let others = match (others, &state) {
+            // A process with millions of mappings is read, although it may have a second context.
+            (Err(Error::Deadline { .. }), ContextState::Published(_)) => return Ok(state),
+            (others, _) => others?,
+        };
         if others.is_empty() {
             return Ok(state);
         }
@@ -97,15 +100,17 @@ impl Process {
             return Ok(ContextState::Absent);
         }
         let max_payload = self.options.max_payload;
-        let memory = self.memory()?;
+        self.memory()?;
+        let memory = self.open_memory().expect("memory was just opened");
         // Read before the contexts are tried, so that a later change is detected by the next poll.
         let header = |place: &Place| {
             let header = process_context::read_header(memory, place.address);
             (place.address, header)
         };
         let headers = places.iter().map(header).collect();
-        match process_context::read_first(places, memory, max_payload) {
+        match process_context::read_first(places, memory, max_payload, &self.past) {
             Ok(Some(found)) => {
+                self.past = found.past.clone();
                 let found = self.found.insert(found);
                 Ok(ContextState::Published(found.context.clone()))
             }
@@ -139,6 +144,7 @@ impl Process {
             Polled::Changed(new) => {
                 // Another context of the process has changed, without consequences.
                 let is_same = new.context == found.context;
+                self.past = new.past.clone();
                 let context = self.found.insert(new).context.clone();
                 if is_same {
                     Poll::Same

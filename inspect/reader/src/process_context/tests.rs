@@ -44,7 +44,9 @@ fn place() -> Place {
 }
 
 fn found(memory: &dyn Memory) -> Found {
-    read_first(&[place()], memory, LIMIT).unwrap().unwrap()
+    read_first(&[place()], memory, LIMIT, &PastKeys::default())
+        .unwrap()
+        .unwrap()
 }
 
 fn service(context: &ProcessContext) -> Option<&Value> {
@@ -134,7 +136,9 @@ fn an_update_reads_the_others_once_more() {
         .map(0x2000, header(9, b"").encode())
         .map(0x3000, header(9, b"").encode());
     let places = [at(HEADER), at(0x2000), at(0x3000)];
-    let found = read_first(&places, &image, LIMIT).unwrap().unwrap();
+    let found = read_first(&places, &image, LIMIT, &PastKeys::default())
+        .unwrap()
+        .unwrap();
     assert_eq!(found.context.others, [0x2000, 0x3000]);
     image
         .map(HEADER, header(8, &payload("shop")).encode())
@@ -169,7 +173,7 @@ fn a_payload_that_cannot_be_read_is_broken_only_if_the_header_stays() {
     };
     let mut image = published("shop");
     image.map(HEADER, nowhere.encode());
-    let unreadable = read_first(&[place()], &image, LIMIT).unwrap_err();
+    let unreadable = read_first(&[place()], &image, LIMIT, &PastKeys::default()).unwrap_err();
     assert!(
         matches!(unreadable, Broken::PayloadUnreadable(_)),
         "{unreadable:?}"
@@ -186,7 +190,7 @@ fn an_update_that_does_not_end_is_reported() {
     let mut image = published("shop");
     image.map(HEADER, header(0, &payload("shop")).encode());
     assert_eq!(
-        read_first(&[place()], &image, LIMIT).unwrap_err(),
+        read_first(&[place()], &image, LIMIT, &PastKeys::default()).unwrap_err(),
         Broken::BeingUpdated { tries: 5 }
     );
     let found = found(&published("shop"));
@@ -202,7 +206,7 @@ fn a_core_written_in_the_middle_of_an_update_says_so() {
     let mut image = published("shop");
     image.map(HEADER, header(0, &payload("shop")).encode());
     let place = Place::saved(b"/memfd:OTEL_CTX (deleted)", HEADER);
-    let why = read_first(&[place], &image, LIMIT).unwrap_err();
+    let why = read_first(&[place], &image, LIMIT, &PastKeys::default()).unwrap_err();
     assert_eq!(why, Broken::LeftInUpdate);
 }
 
@@ -211,7 +215,7 @@ fn a_mapping_that_nothing_was_written_to_yet_is_being_published() {
     let mut image = published("shop");
     image.map(HEADER, [0; HEADER_SIZE]);
     assert_eq!(
-        read_first(&[place()], &image, LIMIT).unwrap_err(),
+        read_first(&[place()], &image, LIMIT, &PastKeys::default()).unwrap_err(),
         Broken::BeingUpdated { tries: 5 }
     );
     let memory = Changing::new(image).after(2, |image| {
@@ -230,9 +234,9 @@ fn a_mapping_that_nothing_was_written_to_yet_is_being_published() {
 fn a_payload_above_the_limit_is_not_read() {
     let size = payload("shop").len();
     let memory = Changing::new(published("shop"));
-    assert!(read_first(&[place()], &memory, size).is_ok());
+    assert!(read_first(&[place()], &memory, size, &PastKeys::default()).is_ok());
     memory.reads.borrow_mut().clear();
-    let error = read_first(&[place()], &memory, size - 1).unwrap_err();
+    let error = read_first(&[place()], &memory, size - 1, &PastKeys::default()).unwrap_err();
     let (size, limit) = (size as u32, size - 1);
     assert_eq!(error, Broken::TooLarge { size, limit });
     assert!(memory.reads.borrow().iter().all(|(at, _)| *at == HEADER));
@@ -266,14 +270,19 @@ fn of_several_places_the_first_that_validates_counts() {
         .map(0x100, *b"something else, 32 bytes of it..")
         .map(0x2000, header(9, b"").encode());
     let places = [at(0x10), at(0x100), at(HEADER), at(0x2000), at(0x3000)];
-    let found = read_first(&places, &image, LIMIT).unwrap().unwrap();
+    let found = read_first(&places, &image, LIMIT, &PastKeys::default())
+        .unwrap()
+        .unwrap();
     assert_eq!(found.context.address, HEADER);
     assert_eq!(found.context.others, [0x2000]);
-    assert!(matches!(read_first(&[], &image, LIMIT), Ok(None)));
+    assert!(matches!(
+        read_first(&[], &image, LIMIT, &PastKeys::default()),
+        Ok(None)
+    ));
 
     // The error of the one that is a context is more informative than those of the others.
     image.map(HEADER, header(7, &[0; 99]).encode());
-    let why = read_first(&places[..3], &image, LIMIT).unwrap_err();
+    let why = read_first(&places[..3], &image, LIMIT, &PastKeys::default()).unwrap_err();
     assert!(matches!(why, Broken::PayloadUnreadable(_)), "{why:?}");
 }
 
@@ -336,13 +345,18 @@ fn the_first_context_that_announces_contexts_of_threads_counts() {
     with_keys(&mut image, 0x2000, &[]);
     with_keys(&mut image, 0x3000, &[schema.clone(), keys(&["a"])]);
     with_keys(&mut image, 0x4000, &[schema, keys(&["a"])]);
-    let found = read_first(&at(&[0x2000, 0x3000, 0x4000]), &image, LIMIT);
+    let found = read_first(
+        &at(&[0x2000, 0x3000, 0x4000]),
+        &image,
+        LIMIT,
+        &PastKeys::default(),
+    );
     let found = found.unwrap().unwrap();
     assert_eq!(found.context.address, 0x3000);
     assert_eq!(found.context.others, [0x2000, 0x4000]);
     // One without a key map disagrees with nobody.
     assert_eq!(names_of(&found), ["a"]);
-    let none = read_first(&at(&[0x2000, 0x1000]), &image, LIMIT);
+    let none = read_first(&at(&[0x2000, 0x1000]), &image, LIMIT, &PastKeys::default());
     assert_eq!(none.unwrap().unwrap().context.keys, Ok(None));
 }
 
@@ -351,7 +365,11 @@ fn another_context_that_cannot_be_read_may_have_other_names() {
     let mut image = Image::new();
     with_keys(&mut image, 0x2000, &[keys(&["a"])]);
     let two = at(&[0x2000, 0x3000]);
-    let read = |image: &Image| read_first(&two, image, LIMIT).unwrap().unwrap();
+    let read = |image: &Image| {
+        read_first(&two, image, LIMIT, &PastKeys::default())
+            .unwrap()
+            .unwrap()
+    };
     for attribute in [keys(&["a"]), (otelctx_format::KEY_MAP, Value::Int(1))] {
         let is_known = attribute == keys(&["a"]);
         with_keys(&mut image, 0x3000, &[attribute]);
@@ -384,7 +402,7 @@ fn another_context_that_cannot_be_read_may_have_other_names() {
     };
     assert_eq!(
         (names_of(&new), new.context.others.len()),
-        (vec!["a".into()], 0)
+        (vec!["a".into(), "#1".into()], 0)
     );
 }
 
@@ -396,8 +414,22 @@ fn of_more_contexts_than_are_read_the_names_are_unknown() {
         for address in &addresses {
             with_keys(&mut image, *address, &[keys(&["a"])]);
         }
-        let found = read_first(&at(&addresses), &image, LIMIT).unwrap().unwrap();
+        let found = read_first(&at(&addresses), &image, LIMIT, &PastKeys::default())
+            .unwrap()
+            .unwrap();
         assert_eq!(found.context.others.len(), number);
         assert_eq!(names_of(&found).len(), names);
     }
+}
+
+/// Otherwise the records of the first publisher have the names of the second one.
+#[test]
+fn another_key_map_at_the_same_address_is_searched_for_and_contests_names() {
+    let mut image = Image::new();
+    with_keys(&mut image, HEADER, &[keys(&["a", "b"])]);
+    let first = found(&image);
+    with_keys(&mut image, HEADER, &[("z", 1.into()), keys(&["a", "x"])]);
+    assert!(matches!(first.poll(&image, LIMIT), Polled::Gone));
+    let second = read_first(&[place()], &image, LIMIT, &first.past);
+    assert_eq!(names_of(&second.unwrap().unwrap()), ["a", "#1"]);
 }
