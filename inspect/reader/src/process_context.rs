@@ -141,7 +141,7 @@ pub(crate) struct Found {
     pub(crate) past: PastKeys,
 }
 
-/// Another context in the same process.
+/// Another context in the same process, or memory for one to which nothing was written yet.
 #[derive(Debug)]
 struct Other {
     place: Place,
@@ -185,7 +185,9 @@ impl Found {
                 let others = self.others.iter().map(|other| &other.place);
                 let others = read_others(others, memory, limit);
                 let new = Self::new(&self.place, header, context, others, &self.past);
-                if new.others.is_empty() && !new.past.continues(&self.past, self.place.address) {
+                if new.context.others.is_empty()
+                    && !new.past.continues(&self.past, self.place.address)
+                {
                     // Because of a second publisher, which must be searched for, or because this is
                     // another publisher's.
                     return Polled::Gone;
@@ -210,7 +212,8 @@ impl Found {
         others: Vec<Other>,
         past: &PastKeys,
     ) -> Self {
-        context.others = others.iter().map(|other| other.place.address).collect();
+        let valid = others.iter().filter(|other| other.is_valid());
+        context.others = valid.map(|other| other.place.address).collect();
         let own = (place.address, OtherKeys::of(&context));
         let all = others
             .iter()
@@ -343,33 +346,41 @@ pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderByt
     Some(header)
 }
 
-/// Reads the contexts among `places`, apart from what has no valid header.
+/// Reads the contexts among `places`.
 fn read_others<'p>(
     places: impl Iterator<Item = &'p Place>,
     memory: &dyn Memory,
     limit: usize,
 ) -> Vec<Other> {
     let mut others: Vec<Other> = Vec::new();
+    let mut valid = 0;
     for place in places {
-        let header = read_header(memory, place.address);
-        let Some(header) = header.filter(|header| Header::decode(header).is_ok()) else {
+        let Some(header) = read_header(memory, place.address) else {
             continue;
         };
-        let read = (others.len() < MAX_OTHERS).then(|| place.read(memory, limit));
-        others.push(match read {
-            Some(Ok((header, context))) => Other {
-                place: place.clone(),
-                header,
-                keys: OtherKeys::of(&context),
-            },
-            _ => Other {
-                place: place.clone(),
-                header,
-                keys: OtherKeys::Unknown,
-            },
-        });
+        let mut other = Other {
+            place: place.clone(),
+            header,
+            keys: OtherKeys::Absent,
+        };
+        if other.is_valid() {
+            valid += 1;
+            other.keys = OtherKeys::Unknown;
+            if valid <= MAX_OTHERS
+                && let Ok((header, context)) = place.read(memory, limit)
+            {
+                (other.header, other.keys) = (header, OtherKeys::of(&context));
+            }
+        }
+        others.push(other);
     }
     others
+}
+
+impl Other {
+    fn is_valid(&self) -> bool {
+        Header::decode(&self.header).is_ok()
+    }
 }
 
 impl OtherKeys {

@@ -17,6 +17,8 @@ use crate::schedule::{Backoff, wait_after};
 /// After a poll that exceeds [`Options::scan_timeout`], the next one is allowed this many times as
 /// much: no process may stay unread because the machine is busy.
 const TIMEOUT_FACTOR: u32 = 4;
+/// Interval of searching for a second context in a process whose memory has the same size.
+const MAX_SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum timeout. Polls of this length delay other processes, for at most 1/50 of the time.
 const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -284,6 +286,27 @@ impl TrackedProcess {
         };
         self.context = status;
         self.unreported = Some(change);
+        self.context()
+    }
+
+    /// Searches for another process context if the process has mapped memory since the last scan:
+    /// afterwards, no record that was read before this call gets a name on which two publishers
+    /// disagree. Returns the context if it has changed; the next poll reports that, too.
+    ///
+    /// If its memory has not changed, this takes one system call. Two exceptions bound the work: a process whose scans
+    /// are slow is not scanned at each call ([`wait_after`]), and memory that replaces other memory of the same size
+    /// is found after up to 2 s.
+    pub fn search_other_context(&mut self) -> Option<&Arc<ProcessContext>> {
+        let known = self.context().cloned()?;
+        let (scanned, took) = self.last_scan?;
+        let age = scanned.elapsed();
+        let is_due = age >= MAX_SEARCH_INTERVAL || self.may_have_another_context();
+        if !is_due || age < wait_after(took) {
+            return None;
+        }
+        let mut change = None;
+        self.scan(Some(known), &mut |found| change = Some(found));
+        self.unreported = Some(change?);
         self.context()
     }
 

@@ -33,16 +33,22 @@ pub(crate) struct KeyMaps {
 impl KeyMaps {
     pub(crate) fn set(&mut self, serial: u32, keys: KeyMap) {
         self.maps.retain(|(known, _)| *known != serial);
-        if !keys.contested().is_empty() {
-            // Records that were read before a second publisher was noticed may be its own.
-            for (_, earlier) in &mut self.maps {
-                *earlier = KeyMap::agreed([Some(&*earlier), Some(&keys)]);
-            }
-        }
+        self.contest(&keys);
         if self.maps.len() >= MAX_KEY_MAPS {
             self.maps.remove(0);
         }
         self.maps.push((serial, keys));
+    }
+
+    /// Removes the names on which several publishers do not agree, by these keys, from all key maps:
+    /// records that were read before the second publisher was noticed may be its own.
+    pub(crate) fn contest(&mut self, keys: &KeyMap) {
+        let has_one_publisher = keys.contested().is_empty() && keys.without_provisional() == *keys;
+        if !has_one_publisher {
+            for (_, earlier) in &mut self.maps {
+                *earlier = KeyMap::agreed([Some(&*earlier), Some(keys)]);
+            }
+        }
     }
 
     pub(crate) fn get(&self, serial: u32) -> Option<&KeyMap> {

@@ -31,6 +31,8 @@ pub(crate) struct SampledProcess {
     /// The resource detected from its environment, once it was needed.
     detected: Vec<(String, Value)>,
     pub(crate) keys: KeyMaps,
+    /// Time of the last search for a second process context.
+    pub(crate) other_searched: u64,
     pub(crate) code: CodeMappings,
     pub(crate) generated: GeneratedCode,
     pub(crate) thread_names: ThreadNames,

@@ -69,12 +69,15 @@ impl PastKeys {
 mod tests {
     use super::*;
 
+    /// An address, and a key map.
+    type Context<'c> = (u64, &'c [&'c str]);
+
     fn map(names: &[&str]) -> KeyMap {
         KeyMap::new(names.iter().copied()).unwrap()
     }
 
     /// The names of `last`, after reads that found these key maps.
-    fn names(reads: &[&[(u64, &[&str])]], last: &[&str]) -> Vec<String> {
+    fn names(reads: &[&[Context<'_>]], last: &[&str]) -> Vec<String> {
         let mut past = PastKeys::default();
         for read in reads {
             let maps: Vec<_> = read.iter().map(|(at, names)| (*at, map(names))).collect();
@@ -85,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_context_that_has_gone_contests_its_indexes() {
-        let (own, other): ((u64, &[&str]), (u64, &[&str])) = ((1, &["a", "b"]), (2, &["a", "x"]));
+        let (own, other): (Context<'_>, Context<'_>) = ((1, &["a", "b"]), (2, &["a", "x"]));
         let contested = ["a", "#1"];
         assert_eq!(names(&[&[own, other], &[own]], own.1), contested);
         assert_eq!(names(&[&[own, other], &[own], &[own]], own.1), contested);
@@ -97,13 +100,13 @@ mod tests {
 
     #[test]
     fn a_publisher_that_continues_a_key_map_contests_nothing() {
-        let names = |reads: &[&[(u64, &[&str])]]| names(reads, &["root", "a"]);
-        let continued: (u64, &[&str]) = (1, &["root", "a"]);
+        let names = |reads: &[&[Context<'_>]]| names(reads, &["root", "a"]);
+        let continued: Context<'_> = (1, &["root", "a"]);
         let certain = ["root", "a"];
         // Of its own, in place or elsewhere, or of another one that it has met.
         assert_eq!(names(&[&[(1, &["root"])], &[continued]]), certain);
         assert_eq!(names(&[&[(3, &["root"])], &[continued]]), certain);
-        let other: (u64, &[&str]) = (2, &["root"]);
+        let other: Context<'_> = (2, &["root"]);
         assert_eq!(
             names(&[&[(1, &["a"]), other], &[continued, other]]),
             certain

@@ -433,3 +433,26 @@ fn another_key_map_at_the_same_address_is_searched_for_and_contests_names() {
     let second = read_first(&[place()], &image, LIMIT, &first.past);
     assert_eq!(names_of(&second.unwrap().unwrap()), ["a", "#1"]);
 }
+
+/// A scan may come between the steps of a publisher.
+#[test]
+fn memory_to_which_a_context_is_written_later_is_polled() {
+    let mut image = Image::new();
+    with_keys(&mut image, HEADER, &[keys(&["a"])]);
+    image.map(0x3000, [0; HEADER_SIZE]);
+    let places = at(&[HEADER, 0x3000]);
+    let found = read_first(&places, &image, LIMIT, &PastKeys::default());
+    let found = found.unwrap().unwrap();
+    assert_eq!(
+        (names_of(&found), &found.context.others[..]),
+        (vec!["a".into()], &[][..])
+    );
+    with_keys(&mut image, 0x3000, &[keys(&["x"])]);
+    let Polled::Changed(new) = found.poll(&image, LIMIT) else {
+        panic!()
+    };
+    assert_eq!(
+        (names_of(&new), &new.context.others[..]),
+        (vec!["#0".into()], &[0x3000][..])
+    );
+}

@@ -60,6 +60,8 @@ impl Decoder<'_> {
         parts: Parts<'_>,
         catalog: &mut Catalog,
     ) -> Sample {
+        let pid = head.pid as i32;
+        self.processes.search_other_context(pid, head.time);
         self.stacks.user.clear();
         self.stacks.kernel.clear();
         let (mut record, mut user_end) = (None, None);
@@ -91,7 +93,7 @@ impl Decoder<'_> {
         let seen = Observation {
             time: head.time,
             cpu: head.cpu,
-            pid: head.pid as i32,
+            pid,
             tid: head.tid as i32,
             comm: &comm,
             context: abi::found(head.outcome, record)

@@ -17,6 +17,7 @@ use otelctx_track::{ThreadStatus, Tracked, TrackedProcess};
 use reader::runtime::{RuntimeError, RuntimeReading, ThreadView};
 
 use crate::code::{MemoryChange, Modules, Report};
+use crate::monotonic;
 use crate::observation::Observation;
 use crate::process::SampledProcess;
 use crate::tally::{Tally, last_module};
@@ -241,6 +242,25 @@ impl Processes {
         let is_scanned = |it: &TrackedProcess| !matches!(it.threads(), ThreadStatus::Unknown);
         self.process(pid)
             .is_some_and(|it| it.reader().is_some() && is_scanned(it))
+    }
+
+    /// Searches for a second process context, unless that was done after this `time` of a sample: its
+    /// publisher publishes the names of its records' attributes before it attaches them.
+    pub(crate) fn search_other_context(&mut self, pid: i32, time: u64) {
+        let tracker = &mut self.following.tracker;
+        let Some(Tracked { process, data }) = tracker.get_mut(pid) else {
+            return;
+        };
+        if time < data.other_searched {
+            return;
+        }
+        data.other_searched = monotonic();
+        if let Some(context) = process.search_other_context() {
+            if let Ok(Some(keys)) = &context.keys {
+                data.keys.contest(keys);
+            }
+            tracker.request_now(pid);
+        }
     }
 
     pub(crate) fn decode_records(&self, pid: i32, readings: &mut [RuntimeReading]) {

@@ -4,11 +4,13 @@ use std::time::Instant;
 
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_sample::Frame;
+use otelctx_sample::format::record;
 
 use super::untracked::MAX_UNTRACKED;
 use super::*;
 use crate::code::{FileId, Region};
 use crate::monotonic;
+use crate::observation::Record;
 
 /// A process without a context, which has loaded its libraries and sleeps. It is killed when dropped, also if a
 /// test fails.
@@ -361,4 +363,62 @@ fn a_process_that_could_not_be_scanned_is_not_resolved() {
         (counted, processes.tally.counts.unreadable_samples()),
         (1, 1)
     );
+}
+
+/// The names of a record with the attributes 0 and 1, which was read at this `time`.
+fn names(processes: &mut Processes, catalog: &mut Catalog, pid: i32, time: u64) -> Vec<String> {
+    let mut bytes = vec![7; record::HEADER_SIZE];
+    bytes[record::offset::VALID] = record::VALID;
+    bytes[record::offset::ATTRIBUTES_SIZE..].copy_from_slice(&6_u16.to_ne_bytes());
+    bytes.extend([0, 1, b'v', 1, 1, b'v']);
+    processes.search_other_context(pid, time);
+    let (serial, bytes) = (1, &bytes[..]);
+    let seen = Observation {
+        time,
+        context: Found::Attached(Record { serial, bytes }),
+        ..observation(pid)
+    };
+    let found = processes.sample(&seen, catalog).found;
+    let context = catalog.context_facts(*found.attached().unwrap());
+    let names = context.attributes.iter();
+    names.map(|(name, _)| name.clone()).collect()
+}
+
+#[test]
+fn no_record_has_a_name_that_a_publisher_contests_which_came_before_it_was_read() {
+    let gcc = Compiler::gcc();
+    let library = |keys| gcc.library(&["publisher.c", "variable.c"], &[keys]);
+    let (Some(program), Some(one), Some(other)) = (
+        gcc.program::<&str>(&["publishers.c"], &[]),
+        library("-DKEYS=\"a\",\"b\""),
+        library("-DKEYS=\"a\",\"x\""),
+    ) else {
+        return;
+    };
+    let mut target = Target::spawn(&mut Command::new(program));
+    for library in [one, other] {
+        target.command(&format!("load {}", library.display()));
+    }
+    target.command("publish 0");
+    let pid = target.pid();
+    let mut processes = Processes::new(reader::Options::default(), None);
+    processes.add(pid).unwrap();
+    processes.scan(pid);
+    let tracked = processes.get_mut(pid).unwrap();
+    let ThreadStatus::Readable(variables) = tracked.process.threads() else {
+        panic!("{:?}", tracked.process)
+    };
+    let keys = variables.keys.clone();
+    tracked.data.keys.set(1, keys);
+    let mut catalog = Catalog::new();
+    let mut names = |processes: &mut Processes, time| names(processes, &mut catalog, pid, time);
+    assert_eq!(names(&mut processes, monotonic()), ["a", "b"]);
+    let before = processes.get_mut(pid).unwrap().data.other_searched - 1;
+    target.command("publish 1");
+    // A record from before the last search needs no other one.
+    assert_eq!(names(&mut processes, before), ["a", "b"]);
+    assert_eq!(names(&mut processes, monotonic()), ["a", "#1"]);
+    // And the threads are read in another way from now on.
+    let changes = processes.poll(&mut catalog);
+    assert_eq!(changes.changed, [pid]);
 }

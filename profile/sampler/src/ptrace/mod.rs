@@ -169,6 +169,7 @@ impl Recorder {
         } = taken;
         let stack = reading.stack.as_ref();
         self.processes.tally.counts.missing_stacks += u64::from(stack.is_none());
+        self.processes.search_other_context(taken.pid, reading.time);
         self.processes
             .decode_records(taken.pid, &mut reading.runtimes);
         let seen = Observation {
