@@ -141,6 +141,75 @@ fn an_index_that_was_used_keeps_its_name() {
 }
 
 #[test]
+fn unused_keys_avoid_the_indexes_of_a_key_map_that_contradicts_a_used_one() {
+    let name = "unused_keys_avoid_the_indexes_of_a_key_map_that_contradicts_a_used_one";
+    in_own_process(name, || {
+        static ROUTE: Key = Key::new("http.route");
+        static USER: Key = Key::new("user");
+        let _guard = publish(&[&ROUTE, &USER]);
+        assert_eq!(ROUTE.index(), Some(0));
+        Other::with_keys(&["root", "query"]);
+        assert_eq!(USER.index(), Some(2));
+        assert_eq!(announced(), ["http.route", "query", "user"]);
+    });
+}
+
+#[test]
+fn the_key_maps_of_all_other_publishers_are_continued() {
+    in_own_process("the_key_maps_of_all_other_publishers_are_continued", || {
+        static USER: Key = Key::new("user");
+        static LAST: Key = Key::new("last");
+        let _guard = publish(&[&USER, &LAST]);
+        // The last two disagree; of these, the own name is less likely to be read.
+        let maps = [
+            &["root"][..],
+            &["root", "user", "a"],
+            &["root", "query", "a", "b"],
+        ];
+        for keys in maps {
+            Other::with_keys(keys);
+        }
+        assert_eq!(LAST.index(), Some(5));
+        assert_eq!(announced(), ["root", "query", "a", "b", "user", "last"]);
+        assert_eq!(USER.index(), Some(4));
+    });
+}
+
+/// Each search reads all mappings of the process.
+#[test]
+fn the_first_uses_of_many_keys_take_few_searches() {
+    in_own_process("the_first_uses_of_many_keys_take_few_searches", || {
+        let names: Vec<String> = (0..40).map(|number| format!("key {number}")).collect();
+        let keys = names.iter().map(|name| Key::from_string(name.clone()));
+        let keys: Vec<Key> = keys.map(Result::unwrap).collect();
+        let _guard = publish(&[]);
+        let use_keys = |range: std::ops::Range<usize>| {
+            for index in range {
+                assert_eq!(keys[index].index(), Some(index as u8));
+            }
+        };
+        // One search for each of the first eight, and then one for eight keys.
+        use_keys(0..9);
+        let mut theirs: Vec<&str> = names[..16].iter().map(String::as_str).collect();
+        theirs.push("root");
+        Other::with_keys(&theirs);
+        use_keys(9..16);
+        assert_eq!(announced(), names);
+        assert_eq!(keys[16].index(), Some(17));
+        assert_eq!(announced()[15..18], ["key 15", "root", "key 16"]);
+        // And one for the next 17, also for a key that is registered later.
+        let mut all = announced();
+        all.truncate(34);
+        let all: Vec<&str> = all.iter().map(String::as_str).chain(["late"]).collect();
+        Other::with_keys(&all);
+        assert_eq!(keys[32].index(), Some(33));
+        assert_eq!(announced()[34], "key 33");
+        assert_eq!(keys[33].index(), Some(35));
+        assert_eq!(announced()[34], "late");
+    });
+}
+
+#[test]
 fn a_key_map_that_cannot_be_continued_changes_nothing() {
     in_own_process("a_key_map_that_cannot_be_continued_changes_nothing", || {
         let many: Vec<String> = (5..256).map(|number| number.to_string()).collect();

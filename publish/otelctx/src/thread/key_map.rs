@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use otelctx_format::MAX_KEYS;
+use otelctx_format::{KeyMap, MAX_KEYS};
 
 use super::keys::{first_names, Name, GIVEN, NAMES, PUBLISHED, REGISTERED};
 
@@ -56,33 +56,40 @@ pub(crate) fn adopt_key_map<'a>(other: impl Iterator<Item = &'a str>) -> bool {
     agree
 }
 
-/// Makes the key map of another publisher the beginning of this copy's, if no index of this copy's
-/// that was given means another name. The caller holds the lock, and publishes the names afterwards.
-/// Returns false if nothing changes.
-pub(crate) fn continue_key_map<'a>(other: impl Iterator<Item = &'a str>) -> bool {
-    let given = GIVEN.load(Ordering::Relaxed);
+/// Gives indexes of this copy's that were not given to the names that other publishers have there. So
+/// no key of this copy gets an index that means something else to another publisher, if there is one
+/// left. The caller holds the lock, and publishes the names afterwards. Returns false if nothing
+/// changes.
+pub(crate) fn continue_key_maps(others: &[KeyMap]) -> bool {
     let own: Vec<&'static str> = first_names(REGISTERED.load(Ordering::Relaxed)).collect();
-    let mut names = own[..given.min(own.len())].to_vec();
-    for (position, name) in other.enumerate() {
-        match names.get(position) {
-            Some(known) if *known == name => {}
-            // A name has one index.
-            None if !name.is_empty() && !names.contains(&name) => {
-                let known = own.iter().copied().find(|known| *known == name);
-                names.push(known.unwrap_or_else(|| Box::leak(name.into())));
-            }
-            _ => return false,
-        }
+    let given = GIVEN.load(Ordering::Relaxed).min(own.len());
+    let mut names: Vec<&str> = own[..given].to_vec();
+    for position in given..MAX_KEYS {
+        let there = others
+            .iter()
+            .filter_map(|other| other.names().get(position));
+        // A name has one index.
+        let new = there.filter(|name| !names.contains(&name.as_str()));
+        // Where the others disagree, no name is certain: better one that this copy does not use.
+        let Some(name) = new.min_by_key(|name| own.contains(&name.as_str())) else {
+            break;
+        };
+        names.push(name);
     }
-    let others = names.len();
+    let of_others = names.len();
     for name in &own {
         if !names.contains(name) {
-            names.push(*name);
+            names.push(name);
         }
     }
     if names == own || names.len() > MAX_KEYS {
         return false;
     }
+    let kept = |name: &str| {
+        let known = own.iter().copied().find(|known| *known == name);
+        known.unwrap_or_else(|| Box::leak(name.into()))
+    };
+    let names: Vec<&'static str> = names.into_iter().map(kept).collect();
     // If the process is forked now, the child registers the others again.
     REGISTERED.store(given, Ordering::Release);
     PUBLISHED.store(given, Ordering::Release);
@@ -90,6 +97,13 @@ pub(crate) fn continue_key_map<'a>(other: impl Iterator<Item = &'a str>) -> bool
         entry.write(name);
     }
     REGISTERED.store(names.len(), Ordering::Release);
-    GIVEN.store(others, Ordering::Release);
+    GIVEN.fetch_max(of_others, Ordering::Release);
     true
+}
+
+/// Returns whether a publisher may announce this key map: no name is empty, and each is there once.
+pub(crate) fn is_regular(keys: &KeyMap) -> bool {
+    let names = keys.names();
+    let mut all = names.iter().enumerate();
+    all.all(|(position, name)| !name.is_empty() && !names[..position].contains(name))
 }

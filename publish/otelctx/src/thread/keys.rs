@@ -130,6 +130,10 @@ impl Key {
     }
 }
 
+/// Number of keys for each of which the mappings are searched for other publishers, which takes 0.1
+/// ms for 600 mappings. Each later search gives as many indexes as there are: 200 keys take 13 searches.
+const SEARCHED_KEYS: usize = 8;
+
 /// Gives the published name its index, which does not change any more. `None` if it is not
 /// published.
 fn give_index(is_own: impl Fn(&str) -> bool + Copy) -> Option<usize> {
@@ -145,7 +149,11 @@ fn give_index(is_own: impl Fn(&str) -> bool + Copy) -> Option<usize> {
     // This is the last moment for another order.
     let _owner = platform::lock_beside_others();
     let position = published_names().position(is_own)?;
-    GIVEN.fetch_max(position + 1, Ordering::Release);
+    let enough = match position + 1 {
+        count @ ..=SEARCHED_KEYS => count,
+        count => (2 * GIVEN.load(Ordering::Relaxed)).clamp(count, MAX_KEYS),
+    };
+    GIVEN.fetch_max(enough, Ordering::Release);
     Some(position)
 }
 
@@ -221,8 +229,8 @@ pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 /// Set once a process context was published.
 static IS_ANY_PUBLISHED: AtomicBool = AtomicBool::new(false);
-/// Number of names, published or not, whose indexes are final: records may have them, of this copy,
-/// of another copy of this crate, or of another publisher.
+/// Number of indexes, with a name or without one yet, whose names are final once they have one: records
+/// may have them, of this copy, of another copy of this crate, or of another publisher.
 pub(super) static GIVEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the registered names, in the order of their indexes. The caller holds the lock: the last

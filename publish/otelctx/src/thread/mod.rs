@@ -24,7 +24,7 @@ pub use context::Context;
 pub use current::{append_current, visible_to_readers};
 pub use in_place::{thread_context, ThreadContext};
 #[cfg(all(target_os = "linux", target_has_atomic = "64"))]
-pub(crate) use key_map::{adopt_key_map, continue_key_map, published_key_map};
+pub(crate) use key_map::{adopt_key_map, continue_key_maps, is_regular, published_key_map};
 #[cfg(all(target_os = "linux", target_has_atomic = "64"))]
 pub(crate) use keys::Name;
 pub(crate) use keys::{mark_published, registered_names};

@@ -174,20 +174,26 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     }
 }
 
-/// Continues the key map of another publisher, at `address`, if no index of this copy that was given
-/// contradicts it. Returns whether the keys of this copy must be published again.
-pub(super) fn continue_keys(_owner: &Owner, address: usize) -> bool {
-    let found = Found::read(address).ok();
+/// Continues the key maps of other publishers, whose contexts are at these addresses. Returns whether
+/// the keys of this copy must be published again.
+pub(super) fn continue_keys(_owner: &Owner, addresses: &[usize]) -> bool {
+    let keys = addresses
+        .iter()
+        .filter_map(|address| keys_of_other(*address));
+    let keys: Vec<KeyMap> = keys.filter(thread::is_regular).collect();
+    thread::continue_key_maps(&keys)
+}
+
+/// Returns the key map of another publisher; `None` if it has none, or it cannot be read.
+fn keys_of_other(address: usize) -> Option<KeyMap> {
+    let found = Found::read(address).ok()?;
     // Copies of this crate continue each other's key maps when they publish.
-    let found = found.filter(|found| !found.is_of_a_copy());
+    if found.is_of_a_copy() {
+        return None;
+    }
+    let keys = found.keys()??;
     // It may be updated at this moment.
-    let is_same = |found: &Found| Found::read(address) == Ok(*found);
-    let keys = found.and_then(|found| Some((found, found.keys()??)));
-    let keys = keys.filter(|(found, _)| is_same(found));
-    keys.is_some_and(|(_, keys)| {
-        let names = keys.names().iter().map(String::as_str);
-        thread::continue_key_map(names)
-    })
+    (Found::read(address) == Ok(found)).then_some(keys)
 }
 
 /// The first bytes of a mapping: the header, and what follows it.

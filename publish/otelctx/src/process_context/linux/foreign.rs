@@ -14,26 +14,52 @@ pub(super) struct Foreign {
     pub(super) address: usize,
 }
 
+/// Maximum number of contexts that are found; normally there is one.
+const MAX_FOUND: usize = 8;
+
 /// Searches `/proc/thread-self/maps` for a valid context, except the one at `own`. (`self` is empty after the main thread.)
+pub(super) fn find(own: Option<usize>) -> Option<Foreign> {
+    let mut found = None;
+    search(&mut |line, address| {
+        if Some(address) != own {
+            let line = String::from_utf8_lossy(line).into_owned();
+            found = Some(Foreign { line, address });
+        }
+        found.is_none()
+    });
+    found
+}
+
+/// Like [`find`], for all other contexts. Returns their addresses.
+pub(super) fn find_all_but(own: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    search(&mut |_, address| {
+        if address != own {
+            found.push(address);
+        }
+        found.len() < MAX_FOUND
+    });
+    found
+}
+
+/// Calls `visit` with the line and the address of each valid context, until it returns false.
 ///
 /// If `/proc` is not mounted, this finds nothing, and neither would readers. The kernel returns at
 /// most 4 KiB at a time, and lines are not kept: regardless of the number of mappings, this takes 8
 /// KiB of stack and no lock.
-pub(super) fn find(own: Option<usize>) -> Option<Foreign> {
+fn search(visit: &mut dyn FnMut(&[u8], usize) -> bool) {
     // SAFETY: the path is a C string, and the file is closed below.
     unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let file = libc::open(c"/proc/thread-self/maps".as_ptr(), flags);
-        if file < 0 {
-            return None;
+        if file >= 0 {
+            search_in(file, visit);
+            libc::close(file);
         }
-        let found = find_in(file, own);
-        libc::close(file);
-        found
     }
 }
 
-fn find_in(file: libc::c_int, own: Option<usize>) -> Option<Foreign> {
+fn search_in(file: libc::c_int, visit: &mut dyn FnMut(&[u8], usize) -> bool) {
     let mut buffer = [0_u8; 8192];
     let mut used = 0;
     loop {
@@ -44,15 +70,14 @@ fn find_in(file: libc::c_int, own: Option<usize>) -> Option<Foreign> {
             if size < 0 && errno() == libc::EINTR {
                 continue;
             }
-            return None;
+            return;
         };
         used += size;
         let mut start = 0;
         while let Some(end) = find_byte(&buffer[start..used], b'\n') {
             let line = &buffer[start..start + end];
-            if let Some(address) = context_in(line).filter(|at| Some(*at) != own) {
-                let line = String::from_utf8_lossy(line).into_owned();
-                return Some(Foreign { line, address });
+            if context_in(line).is_some_and(|address| !visit(line, address)) {
+                return;
             }
             start += end + 1;
         }

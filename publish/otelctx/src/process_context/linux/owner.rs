@@ -42,19 +42,17 @@ pub(crate) fn lock() -> Owner {
     Owner(Locked::acquire())
 }
 
-/// [`lock`], after keys whose indexes were not given have got other ones, if another publisher has
-/// published a context beside this copy's: such as to contradict no key map.
+/// [`lock`], after keys whose indexes were not given have got other ones, if other publishers have
+/// published contexts beside this copy's: such as to contradict no key map.
 pub(crate) fn lock_beside_others() -> Owner {
     let own = lock().publication().map(|it| it.mapping.address());
     // Without the lock, as in `publish`.
-    let found = own.and_then(|own| foreign::find(Some(own)));
+    let found = own.map_or(Vec::new(), foreign::find_all_but);
     let mut owner = lock();
     let is_same = owner.publication().map(|it| it.mapping.address()) == own;
-    if let Some(found) = found.filter(|_| is_same) {
-        if copies::continue_keys(&owner, found.address) {
-            // If this fails, the keys stay unused.
-            let _ = owner.publish_keys();
-        }
+    // If publishing them fails, the keys stay unused.
+    if is_same && !found.is_empty() && copies::continue_keys(&owner, &found) {
+        let _ = owner.publish_keys();
     }
     owner
 }
