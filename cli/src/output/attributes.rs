@@ -57,9 +57,9 @@ pub(crate) fn language(resource: &Attributes) -> Option<&str> {
     string(resource, "telemetry.sdk.language").or_else(|| string(resource, "process.runtime.name"))
 }
 
-/// Says which attributes of its threads' contexts have no names, if a process has publishers that
-/// disagree on them.
-pub(crate) fn contested(context: &ProcessContext) -> Option<String> {
+/// Says on which names of attributes of threads' contexts the publishers of a process disagree, if any.
+/// `consequence` is a part of the sentence.
+pub(crate) fn contested(context: &ProcessContext, consequence: &str) -> Option<String> {
     let Ok(Some(keys)) = &context.keys else {
         return None;
     };
@@ -71,8 +71,7 @@ pub(crate) fn contested(context: &ProcessContext) -> Option<String> {
     }
     (!shown.is_empty()).then(|| {
         format!(
-            "the process contexts have different names for attributes of threads, which are shown \
-             by their indexes: {}",
+            "the process contexts have different names for attributes of threads{consequence}: {}",
             shown.join(", ")
         )
     })

@@ -12,8 +12,16 @@ use crate::run::{Scratch, given_time, otelctx};
 /// What each publisher calls its only attribute, whose value is the same.
 const NAMES: [&str; 2] = ["http.route", "local_root"];
 
+/// Whose variable the two publishers use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Variable {
+    Own,
+    /// It does not tell the publisher of a record.
+    Shared,
+}
+
 /// A process in which some have published, and both have a record attached to a thread that computes.
-fn start(publishers: &[&str]) -> Option<otelctx_fixtures::Target> {
+fn start(variable: Variable, publishers: &[&str]) -> Option<otelctx_fixtures::Target> {
     let gcc = Compiler::gcc();
     let library = |name: &str| -> Option<PathBuf> {
         gcc.library(
@@ -21,7 +29,10 @@ fn start(publishers: &[&str]) -> Option<otelctx_fixtures::Target> {
             &[format!("-DKEYS={name:?}")],
         )
     };
-    let program = gcc.program::<&str>(&["publishers.c"], &[])?;
+    let program = match variable {
+        Variable::Own => gcc.program::<&str>(&["publishers.c"], &[])?,
+        Variable::Shared => gcc.program(&["publishers.c", "variable.c"], &["-rdynamic"])?,
+    };
     let [one, other] = [library(NAMES[0])?, library(NAMES[1])?];
     let mut target = otelctx_fixtures::Target::spawn(&mut Command::new(program));
     for library in [one, other] {
@@ -39,7 +50,7 @@ fn start(publishers: &[&str]) -> Option<otelctx_fixtures::Target> {
 #[test]
 fn dump_says_that_a_publisher_without_a_process_context_cannot_name_attributes() {
     for (publishers, is_noted) in [(&["0", "1"][..], false), (&["0"], true)] {
-        let Some(target) = start(publishers) else {
+        let Some(target) = start(Variable::Own, publishers) else {
             return;
         };
         let text = otelctx(&["dump", &target.pid().to_string()])
@@ -54,7 +65,7 @@ fn dump_says_that_a_publisher_without_a_process_context_cannot_name_attributes()
 
 #[test]
 fn dump_and_check_say_that_names_are_unknown() {
-    let Some(target) = start(&["0", "1"]) else {
+    let Some(target) = start(Variable::Shared, &["0", "1"]) else {
         return;
     };
     let pid = target.pid().to_string();
@@ -95,7 +106,7 @@ fn dump_and_check_say_that_names_are_unknown() {
 
 #[test]
 fn recordings_and_top_have_the_index_and_count_it() {
-    let Some(target) = start(&["0", "1"]) else {
+    let Some(target) = start(Variable::Shared, &["0", "1"]) else {
         return;
     };
     let pid = target.pid().to_string();
@@ -151,4 +162,66 @@ fn recordings_and_top_have_the_index_and_count_it() {
             Err(answer)
         }
     });
+}
+
+/// The attributes have their names, by the module whose variable has the record, and `dump` says so.
+#[test]
+fn the_variable_tells_the_publisher_of_a_record() {
+    let Some(target) = start(Variable::Own, &["0", "1"]) else {
+        return;
+    };
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["dump", &pid, "--json"]).expect(0).json();
+    let threads = answer["threads"].as_array().unwrap();
+    let contexts = threads.iter().map(|thread| &thread["context"]);
+    let contexts = contexts.filter(|it| !it.is_null());
+    let mut attributes: Vec<_> = contexts.map(|it| it["attributes"].clone()).collect();
+    attributes.sort_by_key(ToString::to_string);
+    assert_eq!(attributes, NAMES.map(|name| json!({name: name})));
+    let of_threads = &answer["thread_context"];
+    let [other_variable] = &of_threads["other_variables"].as_array().unwrap()[..] else {
+        panic!("{answer}")
+    };
+    let addresses = [of_threads, other_variable].map(|it| it["process_context"].as_str().unwrap());
+    let [second] = &answer["second_contexts"].as_array().unwrap()[..] else {
+        panic!("{answer}")
+    };
+    let second = second.as_str().unwrap();
+    assert_eq!(addresses.iter().filter(|it| **it == second).count(), 1);
+
+    let text = otelctx(&["dump", &pid]).expect(0).stdout;
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for address in addresses {
+        let said = format!("names by the process context at {address}");
+        assert!(text.contains(&said), "{text}");
+    }
+    for name in NAMES {
+        assert!(text.contains(&format!("{name}={name}")), "{text}");
+    }
+    assert!(!text.contains("different names"), "{text}");
+
+    let scratch = Scratch::new("publishers-own");
+    let path = scratch.path("a.otlp");
+    for method in [&[][..], &["--ptrace"]] {
+        given_time(|seconds| {
+            let record = ["record", &pid, "--json", "-o", &path, "-d", seconds];
+            let answer = otelctx(&[&record, method].concat()).expect(0);
+            let counts = &answer.json()["counts"];
+            assert_eq!(counts["contested_keys"], 0, "{counts}");
+            let has_values = |name| {
+                let report = otelctx(&["report", &path, "--json", "--by", name]).expect(0);
+                let rows = report.json()["by_attribute"].clone();
+                let values = rows.as_array().unwrap().iter().map(|row| &row["name"]);
+                let values: Vec<_> = values.filter(|value| *value != "(none)").collect();
+                assert!(values.iter().all(|value| *value == name), "{rows}");
+                !values.is_empty()
+            };
+            // Both threads were sampled.
+            if NAMES.iter().all(|name| has_values(*name)) {
+                Ok(())
+            } else {
+                Err(answer)
+            }
+        });
+    }
 }

@@ -2,15 +2,17 @@
 
 mod find;
 mod modules;
+mod owners;
 mod state;
 mod subject;
 mod thread;
 
 use std::ffi::OsString;
-use std::ops::{ControlFlow, Deref};
+use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
+use otelctx_format::KeyMap;
 use otelctx_format::record::{HEADER_SIZE, MAX_SIZE};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
@@ -24,7 +26,7 @@ use crate::record::{self, Newer};
 use crate::runtime::{Present, RuntimeReading};
 use crate::sleeping::SleepingThreads;
 use crate::variables::Announced;
-use crate::{ContextState, Detected, Error, Options, ThreadSupport};
+use crate::{ContextState, Detected, Error, Options, ProcessContext, RecordKeys, ThreadSupport};
 
 /// A process to read contexts from: a running process, or the core file of one that has ended.
 ///
@@ -38,11 +40,33 @@ pub struct Process {
     found: Option<Found>,
     /// The key maps of the contexts that the program has had.
     past: PastKeys,
+    owners: Option<Owners>,
     /// Addresses of contexts that could not be read, with their headers if those were readable.
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<Arc<tls::Resolution>>,
     sleeping: SleepingThreads,
     runtimes: Option<(CodeLayout, Arc<[Present]>)>,
+}
+
+/// Which publisher uses which variable, for these contexts and modules.
+#[derive(Debug)]
+struct Owners {
+    /// The address of each, and of its descriptor.
+    contexts: Vec<(u64, Option<u64>)>,
+    /// The addresses of each variable's module.
+    modules: Vec<Option<Range<u64>>>,
+    found: Vec<Option<u64>>,
+}
+
+impl Owners {
+    fn are_known(&self) -> bool {
+        self.found.iter().flatten().count() == self.contexts.len()
+    }
+}
+
+/// The names on which all publishers agree.
+pub(crate) fn all_keys(context: &ProcessContext) -> Option<KeyMap> {
+    context.keys.clone().ok()?
 }
 
 pub(crate) struct Threads<'p> {
@@ -109,6 +133,7 @@ impl Process {
             files,
             found: None,
             past: PastKeys::default(),
+            owners: None,
             broken: Vec::new(),
             variables: None,
             sleeping: SleepingThreads::default(),
@@ -191,6 +216,7 @@ impl Process {
             if memory.as_ref().is_none_or(gone) {
                 self.variables = None;
                 self.past = PastKeys::default();
+                self.owners = None;
                 self.sleeping.clear();
                 self.runtimes = None;
                 *memory = Some(process.memory()?);
@@ -222,9 +248,50 @@ impl Process {
     /// If the process cannot be inspected.
     pub fn thread_support_of(&mut self, context: &ContextState) -> Result<ThreadSupport, Error> {
         match Announced::of(context, self.options.any_schema) {
-            Ok(announced) => Ok(announced.at(self.resolve()?)),
+            Ok(announced) => {
+                let mut support = announced.at(self.resolve()?);
+                if let (ThreadSupport::Readable(variables), ContextState::Published(context)) =
+                    (&mut support, context)
+                {
+                    let owners = self.owners(context, &variables.resolution.variables);
+                    let all = variables.keys.all().clone();
+                    variables.keys = RecordKeys::by_owner(all, owners, context);
+                }
+                Ok(support)
+            }
             Err(why) => Ok(ThreadSupport::Unreadable(why)),
         }
+    }
+
+    /// The contexts of the publishers that alone use these variables, as far as that is known.
+    fn owners(
+        &mut self,
+        context: &ProcessContext,
+        variables: &[tls::TlsVariable],
+    ) -> &[Option<u64>] {
+        let publishers = &context.publishers;
+        if publishers.len() < 2 || publishers.len() > variables.len() {
+            return &[];
+        }
+        let modules = variables.iter().map(tls::TlsVariable::own_module);
+        let modules: Vec<_> = modules.collect();
+        let contexts = publishers.iter().map(|it| (it.address, it.descriptor));
+        let contexts: Vec<_> = contexts.collect();
+        let is_known = self
+            .owners
+            .as_ref()
+            .is_some_and(|known| known.contexts == contexts && known.modules == modules);
+        if !is_known {
+            let found = self
+                .as_target()
+                .map(|target| owners::find(&*target, publishers, variables));
+            self.owners = Some(Owners {
+                contexts,
+                modules,
+                found: found.unwrap_or_default(),
+            });
+        }
+        self.owners.as_ref().map_or(&[], |known| &known.found)
     }
 
     pub(crate) fn resolution(&self) -> Option<&tls::Resolution> {
@@ -327,21 +394,19 @@ impl Process {
         if let Some(record) = thread.record.take() {
             let keys = self.found.as_ref().map(|found| found.context.keys.clone());
             let keys = keys.and_then(Result::ok).flatten().unwrap_or_default();
-            thread.context = record::decode(&record, &keys, || self.newer_keys());
+            thread.context = record::decode(&record, &keys, || self.newer_keys(&all_keys));
         }
     }
 
-    /// Reads the current key map, if it has changed since it was last read.
-    pub(crate) fn newer_keys(&self) -> Newer {
+    /// Reads the current process context, and returns its `keys` if it has changed since it was last
+    /// read.
+    pub(crate) fn newer_keys(&self, keys: &dyn Fn(&ProcessContext) -> Option<KeyMap>) -> Newer {
         let (Some(found), Some(memory)) = (&self.found, self.open_memory()) else {
             return Newer::Unknown;
         };
         match found.poll(memory, self.options.max_payload) {
             Polled::Unchanged => Newer::Same,
-            Polled::Changed(found) => match &found.context.keys {
-                Ok(Some(keys)) => Newer::Keys(keys.clone()),
-                _ => Newer::Unknown,
-            },
+            Polled::Changed(found) => keys(&found.context).map_or(Newer::Unknown, Newer::Keys),
             Polled::Broken(..) | Polled::Gone => Newer::Unknown,
         }
     }

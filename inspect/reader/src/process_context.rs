@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_format::process_context::{
-    HEADER_SIZE, Header, HeaderError, MAPPING_PREFIXES, Payload, PayloadError, Problem, SIGNATURE,
+    COPY_MARK, DESCRIPTOR_OFFSET, HEADER_SIZE, Header, HeaderError, MAPPING_PREFIXES, Payload,
+    PayloadError, Problem, SIGNATURE,
 };
 use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote::mappings::NamedMapping;
@@ -57,6 +58,28 @@ pub struct ProcessContext {
     /// Addresses of other valid contexts in the same process, of which readers use nothing but the
     /// key maps. Contexts published after this one was found are not included.
     pub others: Vec<u64>,
+    /// If there are others: the contexts that announce contexts of threads.
+    pub(crate) publishers: Vec<Publisher>,
+}
+
+/// A context of a process that has several.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Publisher {
+    /// The address of its header.
+    pub(crate) address: u64,
+    /// An address in the module that has published it, if that is a copy of otelctx.
+    pub(crate) descriptor: Option<u64>,
+    /// Without the names that former publishers contest; `None` if its key map is unknown.
+    pub(crate) keys: Option<KeyMap>,
+}
+
+impl ProcessContext {
+    /// The key map of the context with its header at `address`, of several in the process.
+    pub(crate) fn keys_at(&self, address: u64) -> Option<&KeyMap> {
+        let mut publishers = self.publishers.iter();
+        let publisher = publishers.find(|publisher| publisher.address == address)?;
+        publisher.keys.as_ref()
+    }
 }
 
 /// The result of reading a process context.
@@ -184,7 +207,7 @@ impl Found {
             Ok((header, context)) => {
                 let others = self.others.iter().map(|other| &other.place);
                 let others = read_others(others, memory, limit);
-                let new = Self::new(&self.place, header, context, others, &self.past);
+                let new = Self::new(&self.place, header, context, others, &self.past, memory);
                 if new.context.others.is_empty()
                     && !new.past.continues(&self.past, self.place.address)
                 {
@@ -211,6 +234,7 @@ impl Found {
         mut context: ProcessContext,
         others: Vec<Other>,
         past: &PastKeys,
+        memory: &dyn Memory,
     ) -> Self {
         let valid = others.iter().filter(|other| other.is_valid());
         context.others = valid.map(|other| other.place.address).collect();
@@ -218,9 +242,18 @@ impl Found {
         let all = others
             .iter()
             .map(|other| (other.place.address, &other.keys));
-        let all = all.chain([(own.0, &own.1)]);
+        let all = [(own.0, &own.1)].into_iter().chain(all);
         let maps = all.filter_map(|(address, keys)| Some((address, keys.map()?)));
-        let past = past.with(maps);
+        let maps: Vec<(u64, Option<&KeyMap>)> = maps.collect();
+        let past = past.with(maps.iter().copied());
+        if !context.others.is_empty() {
+            let publisher = |(address, keys): (u64, Option<&KeyMap>)| Publisher {
+                address,
+                descriptor: read_descriptor(memory, address),
+                keys: keys.map(|keys| past.contest(keys.clone())),
+            };
+            context.publishers = maps.into_iter().map(publisher).collect();
+        }
         if let Ok(keys) = &context.keys {
             let other_maps = others.iter().filter_map(|other| other.keys.map());
             let mut maps = keys.iter().map(Some).chain(other_maps).peekable();
@@ -334,6 +367,7 @@ impl Place {
             payload,
             problems,
             others: Vec::new(),
+            publishers: Vec::new(),
         };
         Ok(Some((before, context)))
     }
@@ -344,6 +378,15 @@ pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderByt
     let mut header = [0; HEADER_SIZE];
     memory.read(address, &mut header).ok()?;
     Some(header)
+}
+
+/// Reads the address of the descriptor (docs/publishing.md) behind the header at `address`. `None` if
+/// its publisher is no copy of otelctx.
+fn read_descriptor(memory: &dyn Memory, address: u64) -> Option<u64> {
+    let at = address.checked_add(DESCRIPTOR_OFFSET as u64)?;
+    let mut mark = [0; COPY_MARK.len()];
+    memory.read(at.checked_add(8)?, &mut mark).ok()?;
+    (mark == COPY_MARK).then(|| memory.read_u64(at).ok())?
 }
 
 /// Reads the contexts among `places`.
@@ -441,7 +484,7 @@ pub(crate) fn read_first(
     };
     let others = places[..index].iter().chain(&places[index + 1..]);
     let others = read_others(others, memory, limit);
-    let found = Found::new(&places[index], header, context, others, past);
+    let found = Found::new(&places[index], header, context, others, past, memory);
     Ok(Some(found))
 }
 

@@ -9,7 +9,7 @@ use otelctx_remote::{Memory, MemoryError};
 use otelctx_sample::Found;
 
 use crate::record::{Newer, decode, read_record};
-use crate::{ContextState, Error, Unreadable};
+use crate::{ContextState, Error, ProcessContext, RecordKeys, Unreadable};
 
 /// How the threads of a process are read, or why they have no readable contexts.
 #[derive(Clone, Debug)]
@@ -27,9 +27,18 @@ pub struct ThreadVariables {
     /// [`Options::any_schema`](crate::Options::any_schema) is set.
     pub schema: Option<Schema>,
     /// The names that records refer to.
-    pub keys: KeyMap,
+    pub keys: RecordKeys,
     /// The variables with this name that the process uses, most likely first.
     pub resolution: Arc<Resolution>,
+}
+
+/// A record that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRecord {
+    /// The position in [`Resolution::variables`] of the variable that points to it.
+    pub variable: usize,
+    /// Its size in bytes; 0 if it is invalid.
+    pub size: usize,
 }
 
 /// The announcements of a process context about the contexts of threads.
@@ -70,16 +79,16 @@ impl Announced {
         }
         ThreadSupport::Readable(ThreadVariables {
             schema: self.schema,
-            keys: self.keys,
+            keys: RecordKeys::new(self.keys),
             resolution,
         })
     }
 }
 
 impl ThreadVariables {
-    /// Reads the record of thread `tid`, which must be stopped, into `buffer`, and returns its
-    /// size: `None` if none is attached, 0 if the attached record is invalid. Of several variables,
-    /// uses the first that points to a valid record, or else the first that is not null.
+    /// Reads the record of thread `tid`, which must be stopped, into `buffer`: `None` if none is
+    /// attached. Of several variables, uses the first that points to a valid record, or else the
+    /// first that is not null.
     ///
     /// # Errors
     /// If the variable or the record cannot be read.
@@ -89,15 +98,19 @@ impl ThreadVariables {
         tid: i32,
         thread_pointer: u64,
         buffer: &mut [u8],
-    ) -> Result<Option<usize>, Error> {
+    ) -> Result<Option<ReadRecord>, Error> {
         let mut fallback = Ok(None);
-        for variable in &self.resolution.variables {
+        for (position, variable) in self.resolution.variables.iter().enumerate() {
+            let read = |size| ReadRecord {
+                variable: position,
+                size,
+            };
             let other = match read_variable(variable, memory, tid, thread_pointer, buffer) {
                 Ok(None) => continue,
                 Ok(Some(size)) if buffer[record::offset::VALID] == record::VALID => {
-                    return Ok(Some(size));
+                    return Ok(Some(read(size)));
                 }
-                Ok(Some(_)) => Ok(Some(0)),
+                Ok(Some(_)) => Ok(Some(read(0))),
                 Err(error) => Err(error),
             };
             if matches!(fallback, Ok(None)) {
@@ -105,6 +118,14 @@ impl ThreadVariables {
             }
         }
         fallback
+    }
+
+    /// Returns whether the publisher of each record is known by the variable that points to it, in a
+    /// process with several publishers.
+    #[must_use]
+    pub fn knows_publishers(&self) -> bool {
+        let mut positions = 0..self.resolution.variables.len();
+        positions.all(|position| self.keys.context_of_variable(position).is_some())
     }
 
     /// Returns true if the modules of the variables are unchanged according to the dynamic linker
@@ -115,17 +136,23 @@ impl ThreadVariables {
         variables.all(|variable| is_registered(variable, memory) == Ok(true))
     }
 
-    /// Decodes a record, see [`Self::read`]. `newer_keys` is called if a key is unknown or not
-    /// certain.
+    /// Decodes a record that [`Self::read`] has read into `buffer`. `newer_keys` is called if a key is
+    /// unknown or not certain, with the way to the key map in a new process context.
     pub(crate) fn decode(
         &self,
-        record: Option<&[u8]>,
-        newer_keys: impl FnOnce() -> Newer,
+        read: Option<ReadRecord>,
+        buffer: &[u8],
+        newer_keys: impl FnOnce(&dyn Fn(&ProcessContext) -> Option<KeyMap>) -> Newer,
     ) -> Found<DecodedContext> {
-        match record {
-            Some(record) => decode(record, &self.keys, newer_keys),
-            None => Found::Detached,
-        }
+        let Some(ReadRecord { variable, size }) = read else {
+            return Found::Detached;
+        };
+        let of_variable = |context: &ProcessContext| {
+            let keys = self.keys.updated(context)?;
+            Some(keys.of_variable(variable).clone())
+        };
+        let keys = self.keys.of_variable(variable);
+        decode(&buffer[..size], keys, || newer_keys(&of_variable))
     }
 }
 

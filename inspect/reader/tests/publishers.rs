@@ -51,7 +51,8 @@ fn library_with(keys: &[&str], flags: &[&str]) -> Option<PathBuf> {
     Compiler::gcc().library(&["publisher.c", "variable.c"], &all)
 }
 
-/// Programs in which each library has a variable of its own, and in which they share one.
+/// Programs in which each library has a variable of its own, which tells its publisher, and in which
+/// they share one.
 fn programs() -> Option<[PathBuf; 2]> {
     let gcc = Compiler::gcc();
     let own = gcc.program::<&str>(&["publishers.c"], &[])?;
@@ -67,9 +68,12 @@ fn start(program: &Path, libraries: [&Path; 2]) -> Target {
     target
 }
 
+/// A publisher, and its attributes.
+type Names = (usize, Vec<(String, String)>);
+
 /// The names of each thread's attributes, by its publisher: their values are what the publisher
 /// calls them.
-fn names(process: &mut Process, target: &Target) -> Vec<(usize, Vec<(String, String)>)> {
+fn names(process: &mut Process, target: &Target) -> Vec<Names> {
     let mut names = Vec::new();
     let threads = process.threads().unwrap();
     for line in &target.lines {
@@ -99,7 +103,7 @@ fn open(target: &Target) -> Process {
 }
 
 /// What the two publishers' attributes are called, given these names.
-fn expected(pair: &Pair, names: &[&[&str]; 2]) -> Vec<(usize, Vec<(String, String)>)> {
+fn expected(pair: &Pair, names: &[&[&str]; 2]) -> Vec<Names> {
     let of = |publisher: usize| {
         let own = pair.keys[publisher].iter();
         let both = names[publisher].iter().zip(own);
@@ -116,7 +120,6 @@ fn attributes_have_the_names_on_which_both_publishers_agree() {
         let [Some(one), Some(other)] = pair.keys.map(library) else {
             return;
         };
-        let agreed = expected(pair, &[pair.agreed; 2]);
         for round in 0..usual_or_all(4, 40) {
             for (program, first) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 // Where in memory each context is, differs with each run.
@@ -127,7 +130,9 @@ fn attributes_have_the_names_on_which_both_publishers_agree() {
                 target.command("attach 0");
                 target.command("attach 1");
                 let read = names(&mut open(&target), &target);
-                assert_eq!(read, agreed, "{:?}, round {round}", pair.keys);
+                let known = [pair.keys, [pair.agreed; 2]][program];
+                let case = format!("{:?}, program {program}, round {round}", pair.keys);
+                assert_eq!(read, expected(pair, &known), "{case}");
             }
         }
     }
@@ -135,7 +140,7 @@ fn attributes_have_the_names_on_which_both_publishers_agree() {
 
 #[test]
 fn a_publisher_that_comes_later_or_goes_changes_the_names() {
-    let Some([program, _]) = programs() else {
+    let Some([_, program]) = programs() else {
         return;
     };
     let pair = &PAIRS[2];
@@ -179,7 +184,7 @@ fn a_publisher_that_comes_later_or_goes_changes_the_names() {
 
 #[test]
 fn a_second_publisher_is_found_in_memory_of_each_kind() {
-    let Some([program, _]) = programs() else {
+    let Some([_, program]) = programs() else {
         return;
     };
     let pair = &PAIRS[2];
@@ -205,4 +210,62 @@ fn a_second_publisher_is_found_in_memory_of_each_kind() {
             assert_eq!(read, expected(pair, &[pair.agreed; 2]), "{kinds:?}");
         }
     }
+}
+
+/// The names in a process of these publishers, where each has a variable.
+fn with_variables_of_their_own(flags: [&[&str]; 2], commands: &[&str]) -> Option<Vec<Names>> {
+    let pair = &PAIRS[2];
+    let [program, _] = programs()?;
+    let library = |publisher: usize| library_with(pair.keys[publisher], flags[publisher]);
+    let mut target = start(&program, [&library(0)?, &library(1)?]);
+    for command in commands {
+        target.command(command);
+    }
+    Some(names(&mut open(&target), &target))
+}
+
+#[test]
+fn a_variable_tells_its_publisher_only_if_it_is_known_of_all() {
+    let pair = &PAIRS[2];
+    let commands = ["publish 0", "publish 1", "attach 0", "attach 1"];
+    let heap = &["-DON_HEAP"][..];
+    for (flags, names) in [
+        ([&[][..], &[]], pair.keys),
+        ([heap, &[]], [pair.agreed; 2]),
+        ([&[], heap], [pair.agreed; 2]),
+        ([heap, heap], [pair.agreed; 2]),
+    ] {
+        let Some(read) = with_variables_of_their_own(flags, &commands) else {
+            return;
+        };
+        assert_eq!(read, expected(pair, &names), "{flags:?}");
+    }
+}
+
+/// A name that is registered later is read when a record has it.
+#[test]
+fn the_second_publisher_of_a_process_that_is_read_already_gets_its_own_names() {
+    let Some([program, _]) = programs() else {
+        return;
+    };
+    let pair = &PAIRS[0];
+    let [Some(one), Some(other)] = pair.keys.map(library) else {
+        return;
+    };
+    let mut target = start(&program, [&one, &other]);
+    target.command("publish 0");
+    target.command("attach 0");
+    let mut process = open(&target);
+    let both = expected(pair, &pair.keys);
+    assert_eq!(names(&mut process, &target), both[..1]);
+    target.command("publish 1");
+    target.command("attach 1");
+    process.scan_context().unwrap();
+    assert_eq!(names(&mut process, &target), both);
+    // Nothing is known of records in a variable whose publisher has no context.
+    target.command("withdraw 1");
+    assert_eq!(
+        names(&mut process, &target),
+        expected(pair, &[pair.agreed; 2])
+    );
 }

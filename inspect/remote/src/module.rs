@@ -154,8 +154,12 @@ impl ModuleFile {
 
     /// Returns whether an address of the process lies within the module loaded at `bias`.
     pub(crate) fn contains(&self, bias: u64, address: u64) -> bool {
-        let start = bias.wrapping_add(self.first_load.address);
-        (start..bias.wrapping_add(self.end)).contains(&address)
+        self.range(bias).contains(&address)
+    }
+
+    /// The addresses of the module loaded at `bias`.
+    pub(crate) fn range(&self, bias: u64) -> Range<u64> {
+        bias.wrapping_add(self.first_load.address)..bias.wrapping_add(self.end)
     }
 }
 

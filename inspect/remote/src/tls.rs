@@ -8,6 +8,7 @@ mod modules;
 mod slot;
 
 use std::ffi::OsString;
+use std::ops::Range;
 
 pub use crate::libc::CLibrary;
 pub use crate::libc::glibc::Registration;
@@ -51,6 +52,7 @@ pub struct TlsVariable {
     place: Place,
     machine: Machine,
     registration: Option<Registration>,
+    own_module: Option<Range<u64>>,
 }
 
 /// The location of the variable, relative to the thread pointer.
@@ -313,6 +315,7 @@ fn variable(
         place,
         machine: module.machine,
         registration: definition.registration,
+        own_module: (!definition.bound_elsewhere).then(|| module.range(definition.loaded.bias)),
     })
 }
 
@@ -327,7 +330,14 @@ impl TlsVariable {
             place: Place::Static(offset),
             machine,
             registration: None,
+            own_module: None,
         }
+    }
+
+    /// The addresses of the module that defines it. `None` if that module's code uses another
+    /// definition.
+    pub fn own_module(&self) -> Option<Range<u64>> {
+        self.own_module.clone()
     }
 
     /// The kind of its storage.

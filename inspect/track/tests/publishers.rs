@@ -35,7 +35,7 @@ fn a_second_publisher_is_noticed_by_the_memory_that_it_maps() {
         let ThreadStatus::Readable(variables) = process.threads() else {
             panic!("{process:?}")
         };
-        (variables.keys.names().to_vec(), changes > 0)
+        (variables.keys.all().names().to_vec(), changes > 0)
     };
     assert_eq!(names().0, ["a", "b"]);
     // The scan after the first one, if its memory has changed since.

@@ -99,7 +99,7 @@ struct part_head {
     __u16 kind;
     __u16 size; /* of what follows, bytes */
     __u16 room; /* from there to the next part's head, a multiple of 8 */
-    __u16 outcome; /* of a step; of a user stack, why it ended */
+    __u16 outcome; /* of a step; of a user stack, why it ended; of a record, the place of its variable */
 };
 
 #endif

@@ -255,6 +255,7 @@ static __always_inline __u64 add_native_context(struct event_head *head, __u64 a
             HIDE(room);
             if (room > RECORD_LIMIT)
                 break;
+            part->outcome = i;
             head->outcome = found;
             head->source = SOURCE_NATIVE;
             return at + sizeof *part + room;

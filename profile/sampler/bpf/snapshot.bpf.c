@@ -105,6 +105,7 @@ int snapshot(struct bpf_iter__task *context)
                                             : OUTCOME_NOT_VALID;
             if (again != OUTCOME_ATTACHED)
                 second->size = second->room = 0;
+            part->outcome = i;
             head->size = 2 * sizeof *part + part->room + second->room;
             head->source = SOURCE_NATIVE;
         }

@@ -199,7 +199,7 @@ static __always_inline __u8 read_record(struct part_head *part, __u64 record, __
     part->kind = PART_RECORD;
     part->size = size;
     part->room = padded(size);
-    part->outcome = STEP_DONE;
+    part->outcome = 0;
     return OUTCOME_ATTACHED;
 }
 

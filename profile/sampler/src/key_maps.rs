@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use otelctx_reader::RecordKeys;
 use otelctx_sample::format::KeyMap;
 use otelctx_track::TrackedProcess;
 use otelctx_track::schedule::wait_after_slower_than;
@@ -25,15 +26,15 @@ pub(crate) enum Refresh {
 #[derive(Debug, Default)]
 pub(crate) struct KeyMaps {
     /// By configuration, the newest last.
-    maps: Vec<(u32, KeyMap)>,
+    maps: Vec<(u32, RecordKeys)>,
     /// Time from which on unknown keys cause another read.
     next_read: Option<Instant>,
 }
 
 impl KeyMaps {
-    pub(crate) fn set(&mut self, serial: u32, keys: KeyMap) {
+    pub(crate) fn set(&mut self, serial: u32, keys: RecordKeys) {
         self.maps.retain(|(known, _)| *known != serial);
-        self.contest(&keys);
+        self.contest(keys.all());
         if self.maps.len() >= MAX_KEY_MAPS {
             self.maps.remove(0);
         }
@@ -46,12 +47,12 @@ impl KeyMaps {
         let has_one_publisher = keys.contested().is_empty() && keys.without_provisional() == *keys;
         if !has_one_publisher {
             for (_, earlier) in &mut self.maps {
-                *earlier = KeyMap::agreed([Some(&*earlier), Some(keys)]);
+                *earlier = earlier.agreed(keys);
             }
         }
     }
 
-    pub(crate) fn get(&self, serial: u32) -> Option<&KeyMap> {
+    pub(crate) fn get(&self, serial: u32) -> Option<&RecordKeys> {
         let mut maps = self.maps.iter().rev();
         maps.find_map(|(known, keys)| (*known == serial).then_some(keys))
     }
@@ -80,19 +81,21 @@ impl KeyMaps {
         let Some(context) = process.refresh_context() else {
             return Refresh::Unread;
         };
-        let (Ok(Some(new)), Some(old)) = (&context.keys, self.get(serial)) else {
+        let Some(old) = self.get(serial) else {
             return Refresh::Unread;
         };
-        if new == old {
+        let Some(new) = old.updated(context) else {
+            return Refresh::Unread;
+        };
+        if new == *old {
             return Refresh::Same;
         }
         // A publisher's key map only grows. Another one belongs to another program, or to a second
         // publisher: then only names that both have are certain.
-        let is_grown = new.names().starts_with(old.names()) && new.contested() == old.contested();
-        let keys = if is_grown {
-            new.clone()
+        let keys = if new.continue_names_of(old) {
+            new
         } else {
-            KeyMap::agreed([Some(old), Some(new)])
+            old.agreed(new.all())
         };
         if keys == *old {
             return Refresh::Same;
@@ -147,20 +150,18 @@ mod tests {
     fn names_that_are_contested_now_are_so_in_earlier_records() {
         let map = |names: [&str; 2]| KeyMap::new(names).unwrap();
         let mut maps = KeyMaps::default();
-        maps.set(1, map(["a", "b"]));
-        maps.set(
-            2,
-            KeyMap::agreed([Some(&map(["a", "b"])), Some(&map(["a", "x"]))]),
-        );
-        assert_eq!(maps.get(1).unwrap().names(), ["a", "#1"]);
-        assert_eq!(maps.get(2).unwrap().names(), ["a", "#1"]);
+        maps.set(1, RecordKeys::new(map(["a", "b"])));
+        let agreed = KeyMap::agreed([Some(&map(["a", "b"])), Some(&map(["a", "x"]))]);
+        maps.set(2, RecordKeys::new(agreed));
+        assert_eq!(maps.get(1).unwrap().all().names(), ["a", "#1"]);
+        assert_eq!(maps.get(2).unwrap().all().names(), ["a", "#1"]);
     }
 
     #[test]
     fn the_newest_maps_are_kept() {
         let mut maps = KeyMaps::default();
         for serial in 1..=6 {
-            maps.set(serial, KeyMap::default());
+            maps.set(serial, RecordKeys::default());
         }
         let known: Vec<u32> = (1..=6)
             .filter(|serial| maps.get(*serial).is_some())

@@ -26,5 +26,7 @@ pub(crate) struct Observation<'a> {
 pub(crate) struct Record<'a> {
     /// The configuration under which it was read.
     pub(crate) serial: u32,
+    /// The position of the variable that points to it.
+    pub(crate) variable: usize,
     pub(crate) bytes: &'a [u8],
 }

@@ -98,10 +98,11 @@ fn published(context: &ProcessContext, has_variable: bool) -> Vec<Finding> {
         let finding = Finding::note("second-process-context", text);
         findings.push(finding.hint("Two publishers are active in this process: keep one of them."));
     }
-    if let Some(text) = attributes::contested(context) {
+    if let Some(text) = attributes::contested(context, "") {
         let finding = Finding::problem("contested-keys", text);
-        findings
-            .push(finding.hint("Keep one of the publishers: attributes of both have no names."));
+        findings.push(finding.hint(
+            "Keep one of the publishers: readers may show attributes of one under names of the other.",
+        ));
     }
     let schema = context.schema.as_ref();
     if schema.is_none() && !has_variable {

@@ -185,7 +185,14 @@ struct UnreadableModuleJson {
 
 impl ThreadContextJson {
     fn of(variables: &ThreadVariables, report: &Report) -> Self {
-        let mut all = variables.resolution.variables.iter().map(VariableJson::of);
+        let all = variables.resolution.variables.iter().enumerate();
+        let mut all = all.map(|(position, variable)| VariableJson {
+            process_context: variables
+                .keys
+                .context_of_variable(position)
+                .map(|address| format!("{address:#x}")),
+            ..VariableJson::of(variable)
+        });
         let unreadable = report.unreadable_modules().iter();
         let unreadable = unreadable.map(|(module, error)| UnreadableModuleJson {
             module: text::path(module),
@@ -197,7 +204,7 @@ impl ThreadContextJson {
             schema: variables.schema.as_ref().map(ToString::to_string),
             symbol: SYMBOL,
             variable: all.next(),
-            keys: variables.keys.names().to_vec(),
+            keys: variables.keys.all().names().to_vec(),
             other_variables: all.collect(),
             unreadable_modules: unreadable.collect(),
             forced: report.forced && !announced,
@@ -213,6 +220,8 @@ struct VariableJson {
     /// Only present if it is not.
     #[serde(skip_serializing_if = "bool::clone")]
     exported: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process_context: Option<String>,
 }
 
 impl VariableJson {
@@ -222,6 +231,7 @@ impl VariableJson {
             access: text::access(variable.access),
             storage: text::storage(variable.storage()),
             exported: variable.exported,
+            process_context: None,
         }
     }
 }

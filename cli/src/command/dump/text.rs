@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{DecodedContext, Skipped};
-use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
+use otelctx_reader::{ContextState, Found, ProcessContext, SYMBOL, ThreadVariables, Unreadable};
 
 use super::model::{CoreReport, Report, Support};
 use crate::command::partial::sentence;
@@ -78,7 +78,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
                     format!("a second process context at {address:#x}: readers must not use it");
                 text += &terminal.sentence("  warning   ", &warning);
             }
-            if let Some(warning) = contested(context) {
+            if let Some(warning) = contested_names(report, context) {
                 text += &terminal.sentence("  warning   ", &warning);
             }
         }
@@ -181,6 +181,16 @@ fn unannounced(report: &Report, variables: &ThreadVariables, terminal: &Terminal
     }
 }
 
+/// Says which names of attributes are not known, unless the publisher of each record is.
+fn contested_names(report: &Report, context: &ProcessContext) -> Option<String> {
+    if let Support::Readable(variables) = report.support()
+        && variables.knows_publishers()
+    {
+        return None;
+    }
+    contested(context, ", which are shown by their indexes")
+}
+
 /// Formats the service's name (or the program's), process ID and language.
 fn head(report: &Report, terminal: &Terminal) -> String {
     let resource = match &report.context {
@@ -222,8 +232,8 @@ fn more_missing(all: usize) -> String {
 
 /// Names the variables that the threads' contexts come from.
 fn source(variables: &ThreadVariables, forced: bool) -> String {
-    let variables_found = variables.resolution.variables.iter();
-    let places = variables_found.map(|variable| {
+    let variables_found = variables.resolution.variables.iter().enumerate();
+    let places = variables_found.map(|(position, variable)| {
         let module = escape(&text::path(&variable.module));
         let access = text::access(variable.access);
         let hint = if variable.exported {
@@ -231,10 +241,14 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
         } else {
             " (not exported: found in .symtab, which not every reader searches)"
         };
-        format!("in {module}, {access}{hint}")
+        let names = match variables.keys.context_of_variable(position) {
+            Some(address) => format!(", names by the process context at {address:#x}"),
+            None => String::new(),
+        };
+        format!("in {module}, {access}{hint}{names}")
     });
     let places: Vec<String> = places.collect();
-    let keys = count(variables.keys.names().len(), "key", "keys");
+    let keys = count(variables.keys.all().names().len(), "key", "keys");
     let mut text = format!("{SYMBOL} {}, {keys}", places.join(", also "));
     let announced = variables.schema.as_ref();
     if forced && !announced.is_some_and(Schema::is_thread_local_record) {

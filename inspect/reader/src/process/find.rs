@@ -61,6 +61,8 @@ impl Process {
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
+        // A publisher may keep the address of its context only after it was published.
+        self.owners.take_if(|owners| !owners.are_known());
         let process = match &self.subject {
             Subject::Running { process, .. } => process,
             Subject::Saved(target) => {

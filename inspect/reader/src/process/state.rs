@@ -6,8 +6,8 @@ use otelctx_format::record::DecodedContext;
 use otelctx_remote::{Memory, Stopped, Through};
 use otelctx_sample::{Found, ReadStep};
 
-use super::Process;
 use super::thread::Thread;
+use super::{Process, all_keys};
 use crate::record::{decode, read_record};
 use crate::runtime::{
     Present, RuntimeReading, Scope, TaskReading, ThreadState, ThreadView, read_thread,
@@ -42,7 +42,10 @@ impl Process {
             Some(ThreadSupport::Readable(variables)) => {
                 let mut buffer = self.record_buffer();
                 match read_record(&*target, address, &mut buffer) {
-                    Ok(size) => decode(&buffer[..size], &variables.keys, || self.newer_keys()),
+                    Ok(size) => {
+                        let keys = variables.keys.all();
+                        decode(&buffer[..size], keys, || self.newer_keys(&all_keys))
+                    }
                     Err(_) => Found::Unreadable(ReadStep::Record),
                 }
             }
@@ -128,10 +131,7 @@ impl Thread<'_> {
         for reading in &mut readings {
             self.process().decode_record(reading);
         }
-        let native = variables.and_then(|variables| {
-            let size = native?;
-            Ok(self.decode(variables, size.map(|size| &record[..size])))
-        });
+        let native = variables.and_then(|variables| Ok(self.decode(variables, native?, &record)));
         Ok(ThreadState {
             native: not_published(native, runtimes),
             runtimes: readings,

@@ -13,7 +13,7 @@ use remote::{Memory, Stopped};
 use super::Process;
 use super::subject::Subject;
 use crate::sleeping::Asleep;
-use crate::{Error, ThreadSupport, ThreadVariables};
+use crate::{Error, ReadRecord, ThreadSupport, ThreadVariables};
 
 /// Minimum time to wait for a thread to stop: once requested, it happens even if it is not awaited.
 const MIN_STOP_TIMEOUT: Duration = Duration::from_millis(20);
@@ -133,10 +133,10 @@ impl<'p> Thread<'p> {
         let mut stop = None;
         let outcome = self.variables().and_then(|variables| {
             let mut record = self.process.record_buffer();
-            let size = self.with_pointer(&mut stop, |memory, pointer| {
+            let read = self.with_pointer(&mut stop, |memory, pointer| {
                 variables.read(memory, self.tid, pointer, &mut record)
             })??;
-            Ok(self.decode(variables, size.map(|size| &record[..size])))
+            Ok(self.decode(variables, read, &record))
         });
         Reading { outcome, stop }
     }
@@ -246,10 +246,11 @@ impl<'p> Thread<'p> {
     pub(crate) fn decode(
         &self,
         variables: &ThreadVariables,
-        record: Option<&[u8]>,
+        read: Option<ReadRecord>,
+        buffer: &[u8],
     ) -> Found<DecodedContext> {
         // A key may have been registered since the key map was read.
-        variables.decode(record, || self.process.newer_keys())
+        variables.decode(read, buffer, |keys| self.process.newer_keys(keys))
     }
 }
 
@@ -302,9 +303,8 @@ impl StoppedThread<'_> {
             remote::Error::NoSuchProcess { pid }
         })?;
         let memory = self.ahead.over_all(memory);
-        let size = variables.read(&memory, tid, thread_pointer, &mut self.record)?;
-        let record = size.map(|size| &self.record[..size]);
-        Ok(self.thread.decode(variables, record))
+        let read = variables.read(&memory, tid, thread_pointer, &mut self.record)?;
+        Ok(self.thread.decode(variables, read, &self.record))
     }
 
     /// The thread pointer: fs base on x86-64, `TPIDR_EL0` on aarch64.

@@ -180,6 +180,7 @@ fn address(memory: &Image, module: u64, generation: Option<u64>) -> Option<u64> 
         place,
         machine: Machine::X86_64,
         registration: None,
+        own_module: None,
     };
     variable.address(memory, THREAD).unwrap()
 }
@@ -218,6 +219,7 @@ fn threads_without_storage() {
         place,
         machine: Machine::X86_64,
         registration: None,
+        own_module: None,
     };
     assert_eq!(
         variable.address(&memory, 0).unwrap(),

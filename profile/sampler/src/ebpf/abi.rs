@@ -236,7 +236,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
     pub(crate) kind: u16,
-    /// The outcome of a step, or the end of a user stack.
+    /// The outcome of a step, the end of a user stack, or the variable that points to a record.
     pub(crate) outcome: u16,
     pub(crate) bytes: &'a [u8],
 }

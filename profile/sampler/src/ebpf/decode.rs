@@ -64,7 +64,7 @@ impl Decoder<'_> {
         self.processes.search_other_context(pid, head.time);
         self.stacks.user.clear();
         self.stacks.kernel.clear();
-        let (mut record, mut user_end) = (None, None);
+        let (mut record, mut variable, mut user_end) = (None, 0, None);
         let has_cut_steps = head.flags & flag::CUT_STEPS != 0;
         let mut steps = StepParts {
             is_incomplete: has_cut_steps,
@@ -72,7 +72,9 @@ impl Decoder<'_> {
         };
         for part in parts {
             match part.kind {
-                part::RECORD => record = Some(part.bytes),
+                part::RECORD => {
+                    (record, variable) = (Some(part.bytes), usize::from(part.outcome));
+                }
                 part::USER_STACK => {
                     let end = UserStackEnd::of(&part);
                     read_user_stack(&mut self.stacks.user, part.bytes, end.is_checked);
@@ -96,8 +98,13 @@ impl Decoder<'_> {
             pid,
             tid: head.tid as i32,
             comm: &comm,
-            context: abi::found(head.outcome, record)
-                .and_then(|bytes| Found::Attached(Record { serial, bytes })),
+            context: abi::found(head.outcome, record).and_then(|bytes| {
+                Found::Attached(Record {
+                    serial,
+                    variable,
+                    bytes,
+                })
+            }),
             runtimes: steps.readings,
             // Once the steps are configured, each sample has a part for each step.
             is_early: !has_cut_steps && !steps.has_any,

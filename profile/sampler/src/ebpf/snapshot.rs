@@ -153,12 +153,12 @@ fn parse(
     let mut threads = Vec::new();
     while let Some((head, parts)) = abi::event(bytes) {
         bytes = &bytes[size_of::<EventHead>() + head.size as usize..];
-        let records = parts.filter(|part| part.kind == part::RECORD);
-        let mut records = records.map(|part| part.bytes);
+        let mut records = parts.filter(|part| part.kind == part::RECORD);
         let (first, second) = (records.next(), records.next());
-        let context = abi::found(head.outcome, first).and_then(|first| {
-            if second == Some(first) {
-                decode(first, process, variables)
+        let variable = first.map_or(0, |part| usize::from(part.outcome));
+        let context = abi::found(head.outcome, first.map(|part| part.bytes)).and_then(|first| {
+            if second.is_some_and(|second| second.bytes == first) {
+                decode(first, variable, process, variables)
             } else {
                 Found::Unreadable(ReadStep::Verify)
             }
@@ -174,22 +174,25 @@ fn parse(
 
 fn decode(
     bytes: &[u8],
+    variable: usize,
     process: &mut reader::Process,
     variables: &mut ThreadVariables,
 ) -> Found<DecodedContext> {
     let Ok(record) = record::decode(bytes) else {
         return Found::Unreadable(ReadStep::Record);
     };
-    let context = record.resolve(&variables.keys);
-    if context.skipped.unknown_key == 0 && !record.is_provisional(&variables.keys) {
+    let keys = variables.keys.of_variable(variable);
+    let context = record.resolve(keys);
+    if context.skipped.unknown_key == 0 && !record.is_provisional(keys) {
         return Found::Attached(context);
     }
     // A key may have been registered since the key map was read.
     if let Ok(reader::ContextState::Published(published)) = process.context()
-        && let Ok(Some(keys)) = &published.keys
+        && let Some(keys) = variables.keys.updated(&published)
     {
-        variables.keys = keys.clone();
-        return Found::Attached(record.resolve(&variables.keys));
+        variables.keys = keys;
+        return Found::Attached(record.resolve(variables.keys.of_variable(variable)));
     }
-    Found::Attached(record.resolve(&variables.keys.without_provisional()))
+    let keys = variables.keys.of_variable(variable);
+    Found::Attached(record.resolve(&keys.without_provisional()))
 }

@@ -40,19 +40,24 @@ pub(super) fn found(
 
 /// Decodes a record. A key may have been registered since the key map was read.
 fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<DecodedContext> {
-    let Record { serial, bytes } = record;
+    let Record {
+        serial,
+        variable,
+        bytes,
+    } = record;
     let record = record::decode(bytes).ok()?;
     let keys = &mut tracked.data.keys;
-    let known = keys.get(serial)?;
+    let known = keys.get(serial)?.of_variable(variable);
     let context = record.resolve(known);
     let is_provisional = record.is_provisional(known);
     if context.skipped.unknown_key == 0 && !is_provisional {
         return Some(context);
     }
     match keys.refresh(serial, &mut tracked.process) {
-        Refresh::Changed => Some(record.resolve(keys.get(serial)?)),
+        Refresh::Changed => Some(record.resolve(keys.get(serial)?.of_variable(variable))),
         Refresh::Unread if is_provisional => {
-            Some(record.resolve(&keys.get(serial)?.without_provisional()))
+            let known = keys.get(serial)?.of_variable(variable);
+            Some(record.resolve(&known.without_provisional()))
         }
         Refresh::Same | Refresh::Unread => Some(context),
     }

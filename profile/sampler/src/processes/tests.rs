@@ -372,10 +372,14 @@ fn names(processes: &mut Processes, catalog: &mut Catalog, pid: i32, time: u64) 
     bytes[record::offset::ATTRIBUTES_SIZE..].copy_from_slice(&6_u16.to_ne_bytes());
     bytes.extend([0, 1, b'v', 1, 1, b'v']);
     processes.search_other_context(pid, time);
-    let (serial, bytes) = (1, &bytes[..]);
+    let record = Record {
+        serial: 1,
+        variable: 0,
+        bytes: &bytes,
+    };
     let seen = Observation {
         time,
-        context: Found::Attached(Record { serial, bytes }),
+        context: Found::Attached(record),
         ..observation(pid)
     };
     let found = processes.sample(&seen, catalog).found;

@@ -179,8 +179,11 @@ impl Recorder {
             tid: taken.tid,
             comm: &reading.comm,
             context: reading.context.as_ref().and_then(|bytes| {
-                let bytes = bytes.as_slice();
-                Found::Attached(Record { serial, bytes })
+                Found::Attached(Record {
+                    serial,
+                    variable: reading.variable,
+                    bytes,
+                })
             }),
             runtimes: reading.runtimes,
             is_early: false,

@@ -56,6 +56,8 @@ pub(super) struct Reading {
     pub(super) time: u64,
     pub(super) comm: String,
     pub(super) context: Found<Vec<u8>>,
+    /// The position of the variable that points to the record.
+    pub(super) variable: usize,
     pub(super) runtimes: Vec<RuntimeReading>,
     /// `None` if the memory cannot be read.
     pub(super) stack: Option<Stack>,
@@ -224,6 +226,7 @@ impl Target {
             _ => Vec::new(),
         };
         let variables = configuration.and_then(|it| it.variables.as_ref());
+        let mut variable = 0;
         let context = match (variables, memory) {
             (None, _) => Found::NotPublished,
             (_, None) => Found::Unreadable(ReadStep::Memory),
@@ -235,9 +238,10 @@ impl Target {
                     // A library was unloaded: other data may have taken the place of its variable.
                     _ if !is_current => Found::Unreadable(ReadStep::Resolve),
                     Ok(None) => Found::Detached,
-                    Ok(Some(0)) => Found::Invalid,
-                    Ok(Some(size)) => {
-                        record.truncate(size);
+                    Ok(Some(read)) if read.size == 0 => Found::Invalid,
+                    Ok(Some(read)) => {
+                        variable = read.variable;
+                        record.truncate(read.size);
                         Found::Attached(record)
                     }
                     Err(error) => error.found(),
@@ -249,6 +253,7 @@ impl Target {
             time,
             comm: name.to_string_lossy().into_owned(),
             context,
+            variable,
             runtimes,
             stack,
         })

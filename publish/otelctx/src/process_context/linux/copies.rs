@@ -17,7 +17,7 @@ use std::mem;
 use std::ptr;
 use std::slice;
 
-use otelctx_format::process_context::{Header, Payload, HEADER_SIZE};
+use otelctx_format::process_context::{Header, Payload, COPY_MARK, DESCRIPTOR_OFFSET, HEADER_SIZE};
 use otelctx_format::KeyMap;
 
 use super::foreign;
@@ -27,10 +27,7 @@ use super::owner::Owner;
 use crate::call::caught;
 use crate::thread::{self, Name};
 
-/// Offset of the [`Mark`] in the mapping, in bytes. Other publishers may have anything there.
-pub(super) const OFFSET: usize = HEADER_SIZE;
-
-/// The data after the header in a copy's mapping.
+/// The data after the header in a copy's mapping, where other publishers may have anything.
 #[repr(C)]
 pub(super) struct Mark {
     /// The address of a [`Descriptor`].
@@ -42,7 +39,7 @@ impl Mark {
     pub(super) fn new() -> Self {
         Self {
             descriptor: own_descriptor(),
-            magic: MAGIC,
+            magic: COPY_MARK,
         }
     }
 }
@@ -51,16 +48,13 @@ impl Mark {
 /// more, and no reader reads that.
 const MAX_ADOPTED_PAYLOAD: u32 = 16 << 20;
 
-/// The first bytes of a descriptor, and what a copy's mapping has in addition.
-const MAGIC: [u8; 16] = *b"otelctx_withdraw";
-
 /// Withdraws the context, if there is one and `adopt` returns true. Returns whether this copy no
 /// longer publishes a context. `adopt` is passed the names that records may refer to, in order,
 /// which are readable during the call.
 type Withdraw = extern "C" fn(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) -> bool;
 
 /// The functions and data that other copies can access. This layout is permanent; a later version
-/// that needs another layout uses another [`MAGIC`].
+/// that needs another layout uses another [`COPY_MARK`].
 #[repr(C, align(32))]
 struct Descriptor {
     magic: [u8; 16],
@@ -68,7 +62,7 @@ struct Descriptor {
 }
 
 static DESCRIPTOR: Descriptor = Descriptor {
-    magic: MAGIC,
+    magic: COPY_MARK,
     withdraw,
 };
 const _: () = assert!(mem::size_of::<Descriptor>() == HEADER_SIZE);
@@ -150,7 +144,7 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
         Err(_) => return false,
     };
     let descriptor = match foreign::read(found.descriptor() as usize) {
-        Ok(bytes) => bytes.starts_with(&MAGIC).then_some(bytes),
+        Ok(bytes) => bytes.starts_with(&COPY_MARK).then_some(bytes),
         Err(libc::EFAULT) => None,
         Err(_) => return false,
     };
@@ -208,7 +202,7 @@ impl Found {
     fn read(address: usize) -> Result<Self, i32> {
         Ok(Self {
             header: foreign::read(address)?,
-            mark: foreign::read(address + OFFSET)?,
+            mark: foreign::read(address + DESCRIPTOR_OFFSET)?,
         })
     }
 
@@ -243,7 +237,7 @@ impl Found {
     }
 
     fn is_of_a_copy(&self) -> bool {
-        self.mark[mem::offset_of!(Mark, magic)..].starts_with(&MAGIC)
+        self.mark[mem::offset_of!(Mark, magic)..].starts_with(&COPY_MARK)
     }
 
     /// Like [`adopt`], for the key map in the payload. Returns false also if that cannot be read.

@@ -5,7 +5,7 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
-use otelctx_format::process_context::{Header, HEADER_SIZE};
+use otelctx_format::process_context::{Header, DESCRIPTOR_OFFSET, HEADER_SIZE};
 
 use super::{copies, errno, system_error};
 use crate::process_context::PublishError;
@@ -60,7 +60,7 @@ impl Mapping {
         let published_at = self.field(Header::TIMESTAMP_OFFSET);
         // SAFETY: the mapping is a page; only the holder of the lock writes it.
         unsafe {
-            let mark = self.address.add(copies::OFFSET).cast::<copies::Mark>();
+            let mark = self.address.add(DESCRIPTOR_OFFSET).cast::<copies::Mark>();
             mark.write(copies::Mark::new());
             published_at.store(0, Ordering::Relaxed);
             fence(Ordering::SeqCst);
