@@ -132,6 +132,14 @@ inline bool is_exported(std::string *why = nullptr) {
   return exported;
 }
 
+/** Returns whether another publisher in this process has published a second process context; `which` names it. */
+inline bool has_other(std::string *which = nullptr) {
+  otelctx_error error;
+  const bool found = otelctx_find_other(&error) == OTELCTX_FOREIGN;
+  if (which != nullptr) *which = error.message;
+  return found;
+}
+
 /** Returns the version of the library, such as "0.1.0". */
 inline const char *version() noexcept { return otelctx_version(); }
 

@@ -122,3 +122,35 @@ fn no_attribute_has_the_name_of_another_publisher() {
         }
     }
 }
+
+#[test]
+fn a_publisher_that_came_later_is_found_on_request() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    let gcc = Compiler::gcc();
+    let other = gcc.library::<&str>(&["publisher.c", "variable.c"], &[]);
+    let program = gcc.program::<&str>(&["publishers.c"], &[]);
+    let (Some(other), Some(program)) = (other, program) else {
+        return;
+    };
+    let own = library(prefix);
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", prefix.join("lib"));
+    let mut target = Target::spawn(&mut command);
+    for library in [&own.0, &other] {
+        target.command(&format!("load {}", library.display()));
+    }
+    for command in [
+        "publish 0",
+        "search 0",
+        "publish 1",
+        "search 0",
+        "withdraw 1",
+        "search 0",
+    ] {
+        target.command(command);
+    }
+    let found = "other 10 another publisher in this process has published";
+    assert_eq!(target.lines, ["other 0 ", found, "other 0 "]);
+}

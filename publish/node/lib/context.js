@@ -5,6 +5,7 @@ const { AsyncLocalStorage } = require('node:async_hooks')
 const { isNode, load, runtime } = require('./addon')
 const { Encoder, checkedFlags, lastValues, MAX_KEYS } = require('./encode')
 const { records } = require('./records')
+const { warnOnce } = require('./warn')
 
 const SCHEMA = 'nodejs_v1_dev'
 
@@ -281,7 +282,24 @@ function checkedNames(keys) {
 
 /** Returns the indexes of names, which the process has as long as it runs. */
 function indexesOf(names) {
-  return publishes ? addon.registerKeys(names, false) : names.map((_, index) => index)
+  if (!publishes) return names.map((_, index) => index)
+  const indexes = addon.registerKeys(names, false)
+  if (addon.isPublished()) warnOfOther()
+  return indexes
+}
+
+/** Delay after the first publication until another publisher is searched for, in ms: programs load tracers at their start. */
+const SEARCH_DELAY = 2000
+
+/** Warns once if another publisher has published a second process context. */
+function warnOfOther() {
+  if (addon.hasOther()) {
+    warnOnce(
+      'other',
+      'another publisher in this process, such as a tracer, has published a second process context: readers use one of ' +
+        'the two, and may not know the names of attributes',
+    )
+  }
 }
 
 /** Returns the attributes to publish for all names of the process. */
@@ -365,7 +383,10 @@ function publish(attributes) {
     'process.runtime.description': 'Node.js',
     ...attributes,
   }).filter(([, value]) => value !== undefined && value !== null)
-  if (publishes) addon.publish(named)
+  if (!publishes) return
+  const isFirst = !addon.isPublished()
+  addon.publish(named)
+  if (isFirst) setTimeout(warnOfOther, SEARCH_DELAY).unref()
 }
 
 /** Ends the publication of all contexts that stand for one of OpenTelemetry, wherever they are attached. */

@@ -97,7 +97,7 @@ impl Environment {
         let marker = call.instance(constructor.cast()).ok_or_else(failed)?;
         environment.measure_record_offset(marker.cast())?;
 
-        const FUNCTIONS: [(&CStr, Callback); 13] = [
+        const FUNCTIONS: [(&CStr, Callback); 14] = [
             (c"create", callback!(create)),
             (c"append", callback!(append)),
             (c"invalidate", callback!(invalidate)),
@@ -111,6 +111,7 @@ impl Environment {
             (c"keys", callback!(keys)),
             (c"publish", callback!(publish)),
             (c"isPublished", callback!(is_published)),
+            (c"hasOther", callback!(has_other)),
         ];
         for (name, callback) in FUNCTIONS {
             // SAFETY: they expect the environment, which lives as long as JavaScript runs in it.
@@ -466,9 +467,14 @@ fn is_published(_: &Environment, call: Call, []: [Value; 0]) -> Value {
     call.boolean(process::is_published())
 }
 
+/// `hasOther()`: whether another publisher has published a second process context.
+fn has_other(_: &Environment, call: Call, []: [Value; 0]) -> Value {
+    call.boolean(process::has_other())
+}
+
 /// `keys()`: the names of the process, by their indexes.
 fn keys(_: &Environment, call: Call, []: [Value; 0]) -> Value {
-    call.array(process::keys().into_iter().map(|name| call.string(name)))
+    call.array(process::keys().iter().map(|name| call.string(name)))
 }
 
 /// `publish(pairs)`

@@ -15,8 +15,14 @@ const MAX_DEPTH: usize = 4;
 /// The state that all environments of the process share.
 struct Process {
     published: Option<Published>,
-    /// The names of attributes, by their indexes in records.
-    keys: Vec<Key>,
+    /// The names of attributes, in the order in which they were registered.
+    keys: Vec<IndexedKey>,
+}
+
+struct IndexedKey {
+    key: Key,
+    /// Its index in records. Other publishers in the process can have indexes in between.
+    index: usize,
 }
 
 static PROCESS: Mutex<Process> = Mutex::new(Process {
@@ -49,15 +55,17 @@ pub(crate) fn register_keys(
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     let index_of = |process: &Process, name: &str| {
         let mut keys = process.keys.iter();
-        keys.position(|key| key.name() == name)
+        let known = keys.find(|known| known.key.name() == name)?;
+        Some(known.index)
     };
     if are_positional {
         for (position, name) in names.iter().enumerate() {
-            let known = process.keys.get(position);
-            if let Some(known) = known.filter(|known| known.name() != name) {
+            let mut keys = process.keys.iter();
+            let known = keys.find(|known| known.index == position);
+            if let Some(known) = known.filter(|known| known.key.name() != name) {
                 return Err(format!(
                     "key {position} is {:?} in this process, not {name:?}: append keys, and keep the others",
-                    known.name()
+                    known.key.name()
                 ));
             }
             let index = index_of(&process, name);
@@ -69,25 +77,50 @@ pub(crate) fn register_keys(
         }
     }
     let mut indexes = Vec::new();
-    for name in names {
+    for (position, name) in names.into_iter().enumerate() {
         let index = match index_of(&process, &name) {
             Some(index) => index,
             None => {
                 let key = Key::from_string(name).map_err(|error| error.to_string())?;
-                process.keys.push(key);
-                process.keys.len() - 1
+                let next = process.keys.iter().map(|known| known.index + 1).max();
+                let next = next.unwrap_or_default();
+                // Beside another publisher, its index avoids that one's.
+                let index = match &process.published {
+                    Some(_) => key.index().map_or(next, usize::from),
+                    None => next,
+                };
+                process.keys.push(IndexedKey { key, index });
+                index
             }
         };
+        if are_positional && index != position {
+            return Err(format!(
+                "the index {position} is taken in this process: use makeNamedContext"
+            ));
+        }
         indexes.push(index as u32);
     }
     process.check_indexes()?;
     Ok(indexes)
 }
 
-/// Returns the names that are registered, by their indexes.
-pub(crate) fn keys() -> Vec<&'static str> {
+/// Returns the names that are registered, by their indexes. The index of another publisher's name has `#`
+/// and the index.
+pub(crate) fn keys() -> Vec<String> {
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    process.keys.iter().map(Key::name).collect()
+    let mut names = Vec::new();
+    for IndexedKey { key, index } in &process.keys {
+        while names.len() <= *index {
+            names.push(format!("#{}", names.len()));
+        }
+        key.name().clone_into(&mut names[*index]);
+    }
+    names
+}
+
+/// Returns whether another publisher has published a second process context, after this one.
+pub(crate) fn has_other() -> bool {
+    is_published() && ProcessContext::find_other().is_some()
 }
 
 /// Returns whether the process context is published.
@@ -148,8 +181,8 @@ impl Process {
         if self.published.is_none() {
             return Ok(());
         }
-        for (index, key) in self.keys.iter().enumerate() {
-            if key.index().map(usize::from) != Some(index) {
+        for IndexedKey { key, index } in &self.keys {
+            if key.index().map(usize::from) != Some(*index) {
                 let name = key.name();
                 return Err(format!(
                     "the index {index} of {name:?} is taken in this process"

@@ -1,6 +1,6 @@
 // What the tests share. OTELCTX_PACKAGE is the folder of the package with its addon, OTELCTX the command,
 // OTELCTX_NODE_MODULES folders with npm's packages, and OTELCTX_OLD_NODES programs, separated by colons, and OTELCTX_FAULTS the library that
-// is made of programs/faults.c.
+// is made of programs/faults.c, and OTELCTX_OTHER one that publishes a process context when it is loaded.
 import { spawn, spawnSync } from 'node:child_process'
 import { existsSync } from 'node:fs'
 import { createRequire } from 'node:module'

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use object::elf::{R_AARCH64_TLSDESC, R_X86_64_TLSDESC, STB_GLOBAL, STT_TLS, STV_DEFAULT};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSymbol, RelocationFlags, RelocationTarget};
-use otelctx_fixtures::{cargo_built, tier};
+use otelctx_fixtures::{Compiler, cargo_built, tier};
 
 const PACKAGE: &str = env!("CARGO_MANIFEST_DIR");
 const SYMBOL: &str = otelctx_format::NODEJS_SYMBOL;
@@ -147,6 +147,10 @@ fn run(major: &str) {
     command_line.env("OTELCTX_OLD_NODES", old_nodes());
     if let Some(faults) = faults() {
         command_line.env("OTELCTX_FAULTS", faults);
+    }
+    let keys = "-DKEYS=\"root\",\"query\",\"user\"";
+    if let Some(other) = Compiler::gcc().library(&["publish.c"], &[keys]) {
+        command_line.env("OTELCTX_OTHER", other);
     }
     let output = command_line.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

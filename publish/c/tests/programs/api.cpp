@@ -45,6 +45,7 @@ static int first_byte() {
 int main() {
   std::string why;
   CHECK(otelctx::is_exported(&why) && why.empty());
+  CHECK(!otelctx::has_other(&why) && why.empty());
 
   const std::vector<int> ports{80, 443};
   auto process = otelctx::Process::detect();

@@ -17,6 +17,16 @@ void publisher_publish(void)
     otelctx_process_free(process);
 }
 
+/* Prints whether there is another process context. */
+void publisher_search(void);
+void publisher_search(void)
+{
+    otelctx_error error;
+    otelctx_result found = otelctx_find_other(&error);
+    printf("other %d %.47s\n", (int)found, error.message);
+    fflush(stdout);
+}
+
 /* The value of each attribute is its name. */
 void publisher_attach(void);
 void publisher_attach(void)
