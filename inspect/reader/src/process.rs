@@ -12,8 +12,8 @@ use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
-use otelctx_format::KeyMap;
 use otelctx_format::record::{HEADER_SIZE, MAX_SIZE};
+use otelctx_format::{KeyMap, Schema};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
 use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, tls};
@@ -392,9 +392,14 @@ impl Process {
             return;
         };
         if let Some(record) = thread.record.take() {
-            let keys = self.found.as_ref().map(|found| found.context.keys.clone());
-            let keys = keys.and_then(Result::ok).flatten().unwrap_or_default();
-            thread.context = record::decode(&record, &keys, || self.newer_keys(&all_keys));
+            let runtimes = self.runtimes.as_ref().map(|(_, present)| &**present);
+            let mut runtimes = runtimes.unwrap_or_default().iter();
+            let runtime = runtimes.find(|present| present.name == reading.name);
+            let is_own = |schema: &Schema| runtime.is_none_or(|it| it.reads_schema(schema));
+            let keys = |context: &ProcessContext| Some(context.keys_of_schemas(is_own));
+            let known = self.found.as_ref().and_then(|found| keys(&found.context));
+            let known = known.unwrap_or_default();
+            thread.context = record::decode(&record, &known, || self.newer_keys(&keys));
         }
     }
 

@@ -58,17 +58,18 @@ pub struct ProcessContext {
     /// Addresses of other valid contexts in the same process, of which readers use nothing but the
     /// key maps. Contexts published after this one was found are not included.
     pub others: Vec<u64>,
-    /// If there are others: the contexts that announce contexts of threads.
+    /// The contexts of the process that announce contexts of threads.
     pub(crate) publishers: Vec<Publisher>,
 }
 
-/// A context of a process that has several.
+/// A context that announces contexts of threads.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Publisher {
     /// The address of its header.
     pub(crate) address: u64,
     /// An address in the module that has published it, if that is a copy of otelctx.
     pub(crate) descriptor: Option<u64>,
+    pub(crate) schema: Option<Schema>,
     /// Without the names that former publishers contest; `None` if its key map is unknown.
     pub(crate) keys: Option<KeyMap>,
 }
@@ -79,6 +80,22 @@ impl ProcessContext {
         let mut publishers = self.publishers.iter();
         let publisher = publishers.find(|publisher| publisher.address == address)?;
         publisher.keys.as_ref()
+    }
+
+    /// The names in records that a runtime finds where a publisher of one of its schemas has them, on
+    /// which all such publishers agree. Copies of otelctx count as well: the one that publishes has the
+    /// names of all, under its own schema.
+    pub(crate) fn keys_of_schemas(&self, is_own: impl Fn(&Schema) -> bool) -> KeyMap {
+        let is_possible = |publisher: &&Publisher| {
+            publisher.descriptor.is_some() || publisher.schema.as_ref().is_none_or(&is_own)
+        };
+        let possible = self.publishers.iter().filter(is_possible);
+        let mut maps = possible.map(|publisher| publisher.keys.as_ref()).peekable();
+        if maps.peek().is_none() && !self.publishers.is_empty() {
+            // Its publisher has no process context.
+            return KeyMap::agreed([None]);
+        }
+        KeyMap::agreed(maps)
     }
 }
 
@@ -169,6 +186,7 @@ pub(crate) struct Found {
 struct Other {
     place: Place,
     header: HeaderBytes,
+    schema: Option<Schema>,
     keys: OtherKeys,
 }
 
@@ -238,22 +256,21 @@ impl Found {
     ) -> Self {
         let valid = others.iter().filter(|other| other.is_valid());
         context.others = valid.map(|other| other.place.address).collect();
-        let own = (place.address, OtherKeys::of(&context));
-        let all = others
-            .iter()
-            .map(|other| (other.place.address, &other.keys));
-        let all = [(own.0, &own.1)].into_iter().chain(all);
-        let maps = all.filter_map(|(address, keys)| Some((address, keys.map()?)));
-        let maps: Vec<(u64, Option<&KeyMap>)> = maps.collect();
-        let past = past.with(maps.iter().copied());
-        if !context.others.is_empty() {
-            let publisher = |(address, keys): (u64, Option<&KeyMap>)| Publisher {
-                address,
-                descriptor: read_descriptor(memory, address),
-                keys: keys.map(|keys| past.contest(keys.clone())),
-            };
-            context.publishers = maps.into_iter().map(publisher).collect();
-        }
+        let own_keys = OtherKeys::of(&context);
+        let own = (place.address, &context.schema, &own_keys);
+        let others_keys = others.iter();
+        let others_keys = others_keys.map(|it| (it.place.address, &it.schema, &it.keys));
+        let all = [own].into_iter().chain(others_keys);
+        let all = all.filter_map(|(address, schema, keys)| Some((address, schema, keys.map()?)));
+        let all: Vec<(u64, &Option<Schema>, Option<&KeyMap>)> = all.collect();
+        let past = past.with(all.iter().map(|(address, _, keys)| (*address, *keys)));
+        let publishers = all.into_iter().map(|(address, schema, keys)| Publisher {
+            address,
+            descriptor: read_descriptor(memory, address),
+            schema: schema.clone(),
+            keys: keys.map(|keys| past.contest(keys.clone())),
+        });
+        context.publishers = publishers.collect();
         if let Ok(keys) = &context.keys {
             let other_maps = others.iter().filter_map(|other| other.keys.map());
             let mut maps = keys.iter().map(Some).chain(other_maps).peekable();
@@ -404,6 +421,7 @@ fn read_others<'p>(
         let mut other = Other {
             place: place.clone(),
             header,
+            schema: None,
             keys: OtherKeys::Absent,
         };
         if other.is_valid() {
@@ -413,6 +431,7 @@ fn read_others<'p>(
                 && let Ok((header, context)) = place.read(memory, limit)
             {
                 (other.header, other.keys) = (header, OtherKeys::of(&context));
+                other.schema = context.schema;
             }
         }
         others.push(other);

@@ -293,15 +293,13 @@ impl TrackedProcess {
     /// afterwards, no record that was read before this call gets a name on which two publishers
     /// disagree. Returns the context if it has changed; the next poll reports that, too.
     ///
-    /// If its memory has not changed, this takes one system call. Two exceptions bound the work: a process whose scans
-    /// are slow is not scanned at each call ([`wait_after`]), and memory that replaces other memory of the same size
-    /// is found after up to 2 s.
+    /// If its memory has not changed, this takes one system call, and else a scan of its mappings. Memory that replaces
+    /// other memory of the same size is found after up to 2 s.
     pub fn search_other_context(&mut self) -> Option<&Arc<ProcessContext>> {
         let known = self.context().cloned()?;
-        let (scanned, took) = self.last_scan?;
-        let age = scanned.elapsed();
-        let is_due = age >= MAX_SEARCH_INTERVAL || self.may_have_another_context();
-        if !is_due || age < wait_after(took) {
+        let (scanned, _) = self.last_scan?;
+        let is_old = scanned.elapsed() >= MAX_SEARCH_INTERVAL;
+        if !is_old && !self.may_have_another_context() {
             return None;
         }
         let mut change = None;

@@ -33,6 +33,8 @@ pub(crate) struct SampledProcess {
     pub(crate) keys: KeyMaps,
     /// Time of the last search for a second process context.
     pub(crate) other_searched: u64,
+    /// Time before which there is none, because the last one took long.
+    pub(crate) next_other_search: u64,
     pub(crate) code: CodeMappings,
     pub(crate) generated: GeneratedCode,
     pub(crate) thread_names: ThreadNames,

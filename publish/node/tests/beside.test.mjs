@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { flags, folder, run } from './common.mjs'
+import { command, dump, flags, folder, run, start } from './common.mjs'
 
 const { OTELCTX_OTHER } = process.env
 const without = OTELCTX_OTHER === undefined && 'no C compiler'
@@ -68,4 +68,42 @@ test('without it there is no warning', () => {
     otelctx.makeNamedContext(['tenant'])
     setImmediate(() => console.log(JSON.stringify(warnings)))`)
   assert.deepEqual(printed, [])
+})
+
+/** The attributes that the command shows of a context of this package, after these statements. */
+async function shown(statements) {
+  const program = `
+    const otelctx = require(${JSON.stringify(folder)})
+    const load = () => {
+      try {
+        process.dlopen({ exports: {} }, process.env.OTELCTX_OTHER)
+      } catch {
+        // It is no addon.
+      }
+    }
+    const publish = () => {
+      try {
+        otelctx.publish()
+      } catch {
+        // The other one was first.
+      }
+    }
+    const named = otelctx.makeNamedContext(['http.route'])
+    ${statements}
+    named.run(Buffer.alloc(16, 1), Buffer.alloc(8, 1), 1, { 'http.route': '/cart' }, () => {
+      console.log('{}')
+      require('node:fs').readSync(0, Buffer.alloc(1))
+    })`
+  const child = await start([...flags, '-e', program])
+  const { threads } = dump(child.pid)
+  await child.stop()
+  return threads.find(({ tid }) => tid === child.pid).context.attributes
+}
+
+const withoutCommand = without || (command === undefined && 'no command')
+
+test('its names are not given to the attributes of this package', { skip: withoutCommand }, async () => {
+  // There is nothing that has the names.
+  assert.deepEqual(await shown('load(); publish()'), { '#0': '/cart' })
+  assert.deepEqual(await shown('publish(); load()'), { 'http.route': '/cart' })
 })

@@ -13,9 +13,11 @@ use otelctx_reader as reader;
 use otelctx_sample::{
     Catalog, Counts, Event, Found, ModuleFiles, ProcessId, ReadStep, Sample, StackEnd,
 };
+use otelctx_track::schedule::wait_after;
 use otelctx_track::{ThreadStatus, Tracked, TrackedProcess};
 use reader::runtime::{RuntimeError, RuntimeReading, ThreadView};
 
+use crate::clock::nanoseconds;
 use crate::code::{MemoryChange, Modules, Report};
 use crate::monotonic;
 use crate::observation::Observation;
@@ -251,11 +253,18 @@ impl Processes {
         let Some(Tracked { process, data }) = tracker.get_mut(pid) else {
             return;
         };
-        if time < data.other_searched {
+        let now = monotonic();
+        if time < data.other_searched || now < data.next_other_search {
             return;
         }
-        data.other_searched = monotonic();
-        if let Some(context) = process.search_other_context() {
+        data.other_searched = now;
+        // Not the time that passes: on a busy machine, that says nothing of the cost.
+        let cpu_time = || nanoseconds(libc::CLOCK_THREAD_CPUTIME_ID);
+        let before = cpu_time();
+        let found = process.search_other_context();
+        let took = Duration::from_nanos(cpu_time().saturating_sub(before));
+        data.next_other_search = now + wait_after(took).as_nanos() as u64;
+        if let Some(context) = found {
             if let Ok(Some(keys)) = &context.keys {
                 data.keys.contest(keys);
             }
