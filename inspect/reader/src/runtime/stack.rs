@@ -13,6 +13,9 @@ pub struct RuntimeStack {
     pub calls: Vec<Vec<NamedFrame>>,
     /// The code of the interpreter, if any: each native frame in it represents one of the calls.
     pub interpreter: Vec<Range<u64>>,
+    /// The code of single instructions, if calls of the interpreter call a function for each: a native frame in it belongs
+    /// to the call whose frame is the next one.
+    pub instructions: Arc<[Range<u64>]>,
     /// The addresses that calls of the interpreter return to, in ascending order: generated code whose caller returns
     /// to one of them represents a call, too.
     pub callers: Arc<[u64]>,
@@ -21,6 +24,16 @@ pub struct RuntimeStack {
     /// Prefixes of the file names of libraries that let a thread execute on several stacks, such as
     /// greenlet's. The frames are those of one stack.
     pub switching_libraries: &'static [&'static str],
+}
+
+/// What a native frame stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Native,
+    /// A call of the interpreter.
+    Call,
+    /// The instruction that the call whose frame is the next one executes.
+    Instruction,
 }
 
 /// Facts about the frames of a native stack.
@@ -40,6 +53,7 @@ impl RuntimeStack {
         Self {
             calls,
             interpreter,
+            instructions: Arc::default(),
             callers: Arc::default(),
             is_truncated: false,
             switching_libraries: &[],
@@ -90,12 +104,20 @@ impl RuntimeStack {
     ) -> Vec<Frame> {
         let places = self.places(&native, frames);
         // Of a truncated stack, it is unknown which calls are missing.
-        let native_calls = places.iter().filter(|it| **it && !self.is_truncated);
+        let native_calls = places
+            .iter()
+            .filter(|it| **it == Place::Call && !self.is_truncated);
         let mut excess = native_calls.count().saturating_sub(self.calls.len());
         let mut calls = self.calls.into_iter().peekable();
         let mut mixed: Vec<Frame> = Vec::with_capacity(native.len());
         let (mut was_call, mut after_last, length) = (false, None, native.len());
-        for (index, (frame, is_call)) in native.into_iter().zip(places).enumerate() {
+        for (index, (frame, place)) in native.into_iter().zip(places).enumerate() {
+            let is_call = place == Place::Call;
+            // Without functions, the call has only its native frames.
+            if place == Place::Instruction && excess == 0 && calls.peek().is_some() {
+                was_call = false;
+                continue;
+            }
             let is_trampoline = match mixed.last() {
                 Some(Frame::Named(callee)) => was_call && frames.only_calls(&frame, callee),
                 _ => false,
@@ -137,11 +159,32 @@ impl RuntimeStack {
         mixed.contains(&marker)
     }
 
-    /// Returns for each native frame whether it stands for a call of the interpreter.
-    fn places(&self, native: &[Frame], frames: &impl NativeFrames) -> Vec<bool> {
-        let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
-        let is_call = |frame: &Frame| frame.lookup_address().is_some_and(contains);
-        let mut places: Vec<bool> = native.iter().map(is_call).collect();
+    /// Returns for each native frame what it stands for by its code.
+    fn places_by_code(&self, native: &[Frame]) -> Vec<Place> {
+        let is_in = |frame: &Frame, code: &[Range<u64>]| {
+            let address = frame.lookup_address();
+            address.is_some_and(|address| code.iter().any(|code| code.contains(&address)))
+        };
+        let is_loop = |frame: &Frame| is_in(frame, &self.interpreter);
+        let place = |(index, frame): (usize, &Frame)| {
+            if is_loop(frame) {
+                Place::Call
+            } else if !is_in(frame, &self.instructions) {
+                Place::Native
+            } else if native.get(index + 1).is_some_and(is_loop) {
+                Place::Instruction
+            } else {
+                // The frame of its call is missing.
+                Place::Call
+            }
+        };
+        native.iter().enumerate().map(place).collect()
+    }
+
+    /// Returns for each native frame what it stands for.
+    fn places(&self, native: &[Frame], frames: &impl NativeFrames) -> Vec<Place> {
+        let by_code = self.places_by_code(native);
+        let mut places = by_code.clone();
         let kind = self.frames().next().map(|frame| frame.kind);
         let Some(kind) = kind.filter(|_| !self.callers.is_empty()) else {
             return places;
@@ -154,9 +197,9 @@ impl RuntimeStack {
         for index in 1..native.len() {
             let is_generated = frames.is_generated(&native[index - 1], kind);
             // That which has called the loop itself only calls it for one function.
-            let is_trampoline = index > 1 && is_call(&native[index - 2]);
+            let is_trampoline = index > 1 && by_code[index - 2] == Place::Call;
             if is_generated && !is_trampoline && calls_it(&native[index]) {
-                places[index - 1] = true;
+                places[index - 1] = Place::Call;
             }
         }
         places
@@ -182,17 +225,15 @@ impl RuntimeStack {
         if self.calls.is_empty() || self.is_truncated {
             return None;
         }
-        let is_in = |frame: &Frame, contains: &dyn Fn(u64) -> bool| {
-            frame.lookup_address().is_some_and(contains)
-        };
-        let is_call = |address| self.interpreter.iter().any(|code| code.contains(&address));
+        let is_switch = |frame: &Frame| frame.lookup_address().is_some_and(&switches);
         let mut calls = 0;
+        let mut places = self.places_by_code(native).into_iter();
         let first = native.iter().position(|frame| {
-            calls += usize::from(is_in(frame, &is_call));
-            calls >= self.calls.len() && is_in(frame, &switches)
+            calls += usize::from(places.next() == Some(Place::Call));
+            calls >= self.calls.len() && is_switch(frame)
         })?;
         let rest = native[first..].iter();
-        Some(first + rest.take_while(|frame| is_in(frame, &switches)).count())
+        Some(first + rest.take_while(|frame| is_switch(frame)).count())
     }
 }
 
@@ -299,6 +340,51 @@ mod tests {
             ..named(name)
         });
         (named.clone(), named.map(Frame::from))
+    }
+
+    /// As in CPython with tail calls: a call has a frame of the loop and one of the instruction that it executes.
+    #[test]
+    fn the_instruction_that_a_call_executes_is_part_of_it() {
+        let mut stack = RuntimeStack::new(vec![vec![named("b")], vec![named("a")]], loops());
+        stack.instructions = Arc::new([0x400..0x480, 0x500..0x580]);
+        let [a, b] = ["a", "b"].map(|name| Frame::from(named(name)));
+        let mixed = |stack: &RuntimeStack, addresses: &[u64]| {
+            stack.clone().in_native(native(addresses), true)
+        };
+        let [callee, caller] = [Frame::native(2, 0x300), Frame::native(5, 0x301)];
+        let addresses = [0x410, 0x110, 0x300, 0x510, 0x120, 0x301];
+        assert_eq!(
+            mixed(&stack, &addresses),
+            [b.clone(), callee, a.clone(), caller]
+        );
+        // Without a frame of the loop, it stands for the call.
+        let caller = Frame::native(2, 0x301);
+        let middle = Frame::native(1, 0x300);
+        assert_eq!(
+            mixed(&stack, &[0x410, 0x300, 0x510, 0x302]),
+            [b.clone(), middle, a.clone(), Frame::native(3, 0x302)]
+        );
+        // The innermost call has no function yet.
+        stack.calls.remove(0);
+        let innermost = [Frame::native(0, 0x410), Frame::native(1, 0x110)];
+        let [first, second] = innermost;
+        assert_eq!(
+            mixed(&stack, &[0x410, 0x110, 0x301, 0x510, 0x120, 0x302]),
+            [first, second, caller, a, Frame::native(5, 0x302)]
+        );
+        // Of a stack that was cut, it is unknown which calls have functions.
+        stack.is_truncated = true;
+        let library = |address| (0x600..0x680).contains(&address);
+        assert_eq!(
+            stack.own_native_frames(&native(&[0x410, 0x110, 0x610]), library),
+            None
+        );
+        stack.is_truncated = false;
+        let addresses = [0x410, 0x110, 0x610, 0x510, 0x120, 0x302];
+        assert_eq!(
+            stack.own_native_frames(&native(&addresses), library),
+            Some(3)
+        );
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{FileCache, Target};
 use otelctx_reader::runtime::{
-    Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, Task, ThreadView,
+    Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeStack, RuntimeThread, Source, Task,
+    ThreadView,
 };
 use otelctx_reader::sample::Found;
 
@@ -86,7 +87,7 @@ impl PythonProcess {
         let (layout, interpreter) = (&self.layout, self.interpreter());
         let state = resolved.thread_state;
         known.stack = frames::stack(target, layout, &mut codes, state, interpreter)?;
-        known.stack.callers = self.callers();
+        self.add_code(&mut known.stack);
         // In 3.11 and 3.12, its innermost call may have just begun.
         known.is_settled = !(known.stack.is_truncated && known.stack.calls.is_empty());
         known.gil = self.gil(resolved.holding.gil);
@@ -94,11 +95,12 @@ impl PythonProcess {
         Ok(Some(known))
     }
 
-    fn callers(&self) -> Arc<[u64]> {
-        self.code
-            .get()
-            .map(|it| Arc::clone(&it.callers))
-            .unwrap_or_default()
+    /// Adds the code of the interpreter beside its loop.
+    fn add_code(&self, stack: &mut RuntimeStack) {
+        if let Some(code) = self.code.get() {
+            stack.callers = Arc::clone(&code.callers);
+            stack.instructions = Arc::clone(&code.instructions);
+        }
     }
 
     fn interpreter(&self) -> Vec<Range<u64>> {
@@ -216,7 +218,7 @@ impl RuntimeProcess for PythonProcess {
         let interpreter = self.interpreter();
         let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
         known.stack = frames::sampled(target, &self.layout, &mut codes, &part, interpreter);
-        known.stack.callers = self.callers();
+        self.add_code(&mut known.stack);
         known.gil = self.gil(part.holds_gil);
         let state = [("thread_state".into(), address(part.thread_state))];
         known.facts = holding_facts(part.holds_gil, None).chain(state).collect();

@@ -10,7 +10,7 @@ use otelctx_reader::runtime::RuntimeError;
 
 use crate::callers;
 use crate::getter::Getter;
-use crate::interpreter;
+use crate::interpreter::{self, Loop};
 use crate::version::Version;
 
 /// Number of bytes that are read of a text that may be a version.
@@ -23,6 +23,8 @@ pub(crate) const FUNCTION: &str = "Py_GetVersion";
 pub(crate) struct NativeCode {
     /// The evaluation loop.
     pub(crate) interpreter: Vec<Range<u64>>,
+    /// The functions for single instructions that it calls, in the builds that have some.
+    pub(crate) instructions: Arc<[Range<u64>]>,
     /// The return addresses of the calls to it, in the versions that have a JIT.
     pub(crate) callers: Arc<[u64]>,
     /// The code that takes the GIL.
@@ -40,11 +42,15 @@ pub(crate) fn native_code(
     let modules = Modules::read_named(target, files, &is_it).ok()?;
     let mut modules = modules.loaded.iter();
     let symbols = modules.find_map(|module| Symbols::of(target, module))?;
-    let interpreter = symbols.interpreter(version);
+    let Loop {
+        parts: interpreter,
+        instructions,
+    } = symbols.interpreter(version);
     let entry = interpreter.first().filter(|_| version.series() >= (3, 13));
     let callers = entry.map(|entry| callers::callers(target, symbols.module, entry));
     Some(NativeCode {
         interpreter,
+        instructions: instructions.into(),
         callers: callers.unwrap_or_default(),
         gil: interpreter::gil_code(target, symbols.module),
     })
@@ -112,16 +118,16 @@ impl<'s> Symbols<'s> {
         version.ok_or_else(|| RuntimeError::new("its version is unknown"))
     }
 
-    /// The code of the evaluation loop, in one or several parts.
-    fn interpreter(&self, version: Version) -> Vec<Range<u64>> {
+    /// The code of the evaluation loop.
+    fn interpreter(&self, version: Version) -> Loop {
         let name = match version.series() {
             (2, _) => "PyEval_EvalFrameEx",
             _ => "_PyEval_EvalFrameDefault",
         };
         let Some(code) = self.code(name) else {
-            return Vec::new();
+            return Loop::default();
         };
         let has_table = version.series() >= (3, 14);
-        interpreter::parts(self.target, self.module, name, &code, has_table)
+        Loop::find(self.target, self.module, name, &code, has_table)
     }
 }

@@ -65,7 +65,7 @@ struct Tally {
     /// Stacks that the program cannot have.
     wrong: Vec<String>,
     /// Stacks with more than one call of the interpreter that has no functions: only the innermost one
-    /// can be at its beginning or end.
+    /// can be at its beginning or end. Or with an instruction's native frame beside a call's functions.
     without_functions: Vec<String>,
     starts: Starts,
 }
@@ -84,10 +84,11 @@ impl Truth {
     }
 
     /// Adds a sample to the tally.
-    fn compare(&self, tally: &mut Tally, frames: &[&Frame], interpreter: &[Range<u64>]) {
+    fn compare(&self, tally: &mut Tally, frames: &[&Frame], interpreter: &Interpreting) {
         tally.samples += 1;
         let mut text = String::new();
-        let mut loops = 0;
+        let (mut loops, mut instructions) = (0, 0);
+        let is_in = |code: &[Range<u64>], address| code.iter().any(|it| it.contains(&address));
         for frame in frames.iter().rev() {
             match frame {
                 // Code that Python has generated: libffi's for a callback. And what the thread waits for.
@@ -97,7 +98,8 @@ impl Truth {
                 Frame::Named(frame) => text = format!("{text} {}", frame.function),
                 Frame::Native { .. } => {
                     let address = frame.lookup_address().unwrap();
-                    loops += usize::from(interpreter.iter().any(|it| it.contains(&address)));
+                    loops += usize::from(is_in(&interpreter.parts, address));
+                    instructions += usize::from(is_in(&interpreter.instructions, address));
                     continue;
                 }
             }
@@ -107,7 +109,7 @@ impl Truth {
         let text = text.rsplit_once(' ').map_or("", |(stack, _)| stack);
         if self.0.contains(text) {
             tally.whole += 1;
-            if loops > 1 {
+            if loops > 1 || instructions > loops {
                 tally.without_functions.push(format!("{text}: {frames:x?}"));
             }
         } else if self.0.iter().any(|stack| stack.ends_with(text)) {
@@ -165,7 +167,13 @@ fn run(interpreter: &Interpreter, work: &str) -> Option<Tally> {
 }
 
 /// The code of the interpreter's evaluation loop.
-fn interpreter_code(target: &Target) -> Vec<Range<u64>> {
+struct Interpreting {
+    parts: Vec<Range<u64>>,
+    /// The functions for single instructions, with tail calls.
+    instructions: Arc<[Range<u64>]>,
+}
+
+fn interpreter_code(target: &Target) -> Interpreting {
     let mut options = otelctx_reader::Options::default();
     let runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
     options.runtimes = runtimes;
@@ -175,7 +183,10 @@ fn interpreter_code(target: &Target) -> Vec<Range<u64>> {
         .state(&runtimes, None)
         .unwrap();
     let thread = state.runtimes[0].thread.as_ref().unwrap();
-    thread.stack.interpreter.clone()
+    Interpreting {
+        parts: thread.stack.interpreter.clone(),
+        instructions: Arc::clone(&thread.stack.instructions),
+    }
 }
 
 #[test]
