@@ -11,6 +11,7 @@ mod filter;
 mod ids;
 mod limits;
 mod needed;
+mod node_contexts;
 mod partial;
 pub(crate) mod ps;
 pub(crate) mod record;

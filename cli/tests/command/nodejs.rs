@@ -192,3 +192,37 @@ fn check_knows_the_variable_of_an_addon() {
         );
     }
 }
+
+/// As with OpenTelemetry's SDK without an exporter, which creates no spans.
+#[test]
+fn a_program_without_any_context_has_a_hint() {
+    const HINT: &str = "Node.js: no sample has a context; it had no request, or OpenTelemetry creates no spans because \
+                        it has no exporter, as with OTEL_TRACES_EXPORTER=none\n";
+    const CODE: &str = "const work = () => { const end = Date.now() + 50; while (Date.now() < end); setTimeout(work, 1) }; \
+                        work(); console.log('ready')";
+    let Some((node, package)) =
+        Node::find().and_then(|it| it.addon("otelctx").map(|package| (it, package)))
+    else {
+        return;
+    };
+    let mut command = node.program();
+    command.arg("--import").arg(package.join("lib/register.js"));
+    let target = Target::spawn(command.args(["-e", CODE]));
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("node-without-context");
+    for method in [None, Some("--ptrace")] {
+        let path = scratch.path("a.folded");
+        let mut arguments = vec!["record", "-p", &pid, "-d", "1", "-o", &path];
+        arguments.extend(method);
+        let summary = otelctx(&arguments).expect(0).stdout;
+        assert!(summary.contains(&format!("\n  {HINT}")), "{summary}");
+    }
+    let shown = otelctx(&["top", "-p", &pid, "--batch", "--iterations", "1"]);
+    let shown = shown.expect(0).stdout;
+    assert!(shown.starts_with(HINT), "{shown}");
+    let dump = otelctx(&["dump", &pid]).expect(0).stdout;
+    let line = format!(
+        "\n  thread {pid}  nodejs  state=no_frame  (its call has no asynchronous context)\n"
+    );
+    assert!(dump.contains(&line), "{dump}");
+}

@@ -24,16 +24,21 @@ pub(super) fn in_known_way(process: &mut Process, deadline: Instant) -> Option<F
                 _ => None,
             }
         };
-        if let Some(version) = version("nodejs") {
+        let (nodejs, cpython) = (version("nodejs"), version("cpython"));
+        // Without an addon that publishes, Node.js is not among the runtimes.
+        if let Some(version) = nodejs.or_else(|| node_without_addon(process)) {
             return Some(node(absence(process, deadline), &version));
         }
-        let version = version("cpython")?;
-        Some(python::advise(
-            absence(process, deadline),
-            process,
-            &version,
-        ))
+        let advice = absence(process, deadline);
+        Some(python::advise(advice, process, &cpython?))
     })
+}
+
+/// Returns the version of Node.js in a process without an addon that publishes.
+fn node_without_addon(process: &mut Process) -> Option<String> {
+    let files = process.files().clone();
+    let target = process.target().ok()?;
+    otelctx_node::version_in(&*target, &files)
 }
 
 /// Says that the children of a wrapper, such as a shell, publish.

@@ -13,9 +13,8 @@ use super::gil::GilSamples;
 use super::output::Written;
 use super::send::Delivery;
 use crate::command::attribute_filter::DroppedAttributes;
-use crate::command::filter::ROUTE;
+use crate::command::node_contexts::{NodeContexts, has_route};
 use crate::command::without_symbols::{FileJson, WithoutSymbols};
-use crate::output::attributes::language;
 use crate::output::counts::{CountsJson, incomplete_stacks, share};
 use crate::output::terminal::escape;
 use crate::output::text::{count, grouped};
@@ -47,8 +46,7 @@ pub(super) struct Summary {
     /// Number of samples that --filter, --trace or --thread have dropped.
     filtered: usize,
     dropped_attributes: DroppedAttributes,
-    /// Samples of Node.js with a context: with a route, and without.
-    node_routes: [usize; 2],
+    node_contexts: NodeContexts,
     /// Samples whose innermost function has no name, by its runtime.
     unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
@@ -94,14 +92,14 @@ impl Summary {
         self.dropped_attributes.add(dropped);
         self.samples += part.samples.len();
         for sample in &part.samples {
-            if let Found::Attached(id) = sample.found {
-                self.attached += 1;
-                let process = part.catalog.thread_facts(sample.thread).process;
-                if language(&part.catalog.process(process).resource) == Some("nodejs") {
-                    let attributes = &part.catalog.context_facts(id).attributes;
-                    let has_route = attributes.iter().any(|(name, _)| name == ROUTE);
-                    self.node_routes[usize::from(!has_route)] += 1;
-                }
+            let context = match sample.found {
+                Found::Attached(id) => Some(has_route(&part.catalog.context_facts(id).attributes)),
+                _ => None,
+            };
+            self.attached += usize::from(context.is_some());
+            if context.is_some() || sample.found == Found::Detached {
+                let contexts = &mut self.node_contexts;
+                contexts.add(&part.catalog, sample.thread, context, 1);
             }
             let innermost = part.catalog.frames(sample.user_stack).next();
             if let Some(Frame::Named(frame)) = innermost
@@ -187,10 +185,9 @@ impl Summary {
         if java > 0 && 100 * java >= HINT_SHARE * self.counts.all_stacks() {
             text += "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
         }
-        let [with_route, without] = self.node_routes;
-        if with_route == 0 && without > 0 && self.dropped_attributes.samples == 0 {
-            text += "  Node.js: no context has http.route; a program of ES modules needs \
-                --experimental-loader=@opentelemetry/instrumentation/hook.mjs\n";
+        let hint = self.node_contexts.hint();
+        if let Some(hint) = hint.filter(|_| self.dropped_attributes.samples == 0) {
+            text += &format!("  {hint}\n");
         }
         let mut unnamed = Vec::new();
         for (number, (_, name, remedy)) in self.unnamed.into_iter().zip(UNNAMED) {
@@ -438,6 +435,7 @@ struct StepJson<'s> {
 
 #[cfg(test)]
 mod tests {
+    use crate::command::filter::ROUTE;
     use std::num::NonZeroU64;
 
     use otelctx_profile::Clock;
@@ -458,7 +456,7 @@ mod tests {
             },
             filtered: 0,
             dropped_attributes: DroppedAttributes::default(),
-            node_routes: [0; 2],
+            node_contexts: NodeContexts::default(),
             unnamed: [0; UNNAMED.len()],
             processes,
             duration_ns: 5_040_000_000,
@@ -647,12 +645,16 @@ mod tests {
     }
 
     #[test]
-    fn contexts_of_node_without_any_route_have_a_hint() {
-        for (language, routes, is_hinted) in [
-            ("nodejs", &[None, None][..], true),
-            ("nodejs", &[None, Some("/cart")], false),
-            ("nodejs", &[], false),
-            ("python", &[None], false),
+    fn contexts_of_node_without_any_route_and_none_at_all_have_a_hint() {
+        const ATTACHED: Option<Option<&str>> = Some(None);
+        let (no_route, no_context) = (Some("hook.mjs"), Some("OTEL_TRACES_EXPORTER=none"));
+        for (language, routes, hint) in [
+            ("nodejs", &[ATTACHED, None, ATTACHED][..], no_route),
+            ("nodejs", &[ATTACHED, Some(Some("/cart"))], None),
+            ("nodejs", &[None, None], no_context),
+            ("nodejs", &[], None),
+            ("python", &[ATTACHED], None),
+            ("python", &[None], None),
         ] {
             let mut catalog = Catalog::new();
             let process = catalog.add_process(ProcessFacts {
@@ -660,16 +662,19 @@ mod tests {
                 ..ProcessFacts::default()
             });
             let thread = catalog.thread(process, 7, "MainThread");
-            let mut sample = |route: &Option<&str>| {
-                let route = route.map(|it| (ROUTE.to_owned(), it.to_owned()));
-                let mut context = DecodedContext::default();
-                context.attributes = route.into_iter().collect();
+            let mut sample = |route: &Option<Option<&str>>| {
+                let context = route.map(|route| {
+                    let route = route.map(|it| (ROUTE.to_owned(), it.to_owned()));
+                    let mut context = DecodedContext::default();
+                    context.attributes = route.into_iter().collect();
+                    catalog.context(&context)
+                });
                 Sample {
                     time: 0,
                     cpu: 0,
                     thread,
                     event: Event::OnCpu,
-                    found: Found::Attached(catalog.context(&context)),
+                    found: context.map_or(Found::Detached, Found::Attached),
                     gil: None,
                     user_stack: catalog.stack(&[]),
                     stack_end: None,
@@ -681,8 +686,11 @@ mod tests {
             let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
             let dropped = DroppedAttributes::default();
             summary.add(&part, GilSamples::default(), 0, dropped);
-            let has_hint = summary.text().contains("hook.mjs");
-            assert_eq!(has_hint, is_hinted, "{language} {routes:?}");
+            let text = summary.text();
+            for known in [no_route, no_context].into_iter().flatten() {
+                let has_it = text.contains(known);
+                assert_eq!(has_it, hint == Some(known), "{language} {routes:?}: {text}");
+            }
         }
     }
 

@@ -58,8 +58,9 @@ pub(super) fn run(
             line_of_json(feed, plan, &by, &attribute, &rows, &without_symbols)?
         } else {
             let line = without_symbols.line(feed.window.samples() as usize);
-            let line = line.map(|line| line + "\n").unwrap_or_default();
-            line + &table(feed, plan, &by, &attribute, &rows, &terminal)
+            let lines = line.into_iter().chain(feed.node_contexts());
+            let lines: String = lines.map(|line| line + "\n").collect();
+            lines + &table(feed, plan, &by, &attribute, &rows, &terminal)
         };
         if !terminal::pass_on(text.as_bytes()).map_err(Error::Output)? {
             return Ok(());

@@ -10,7 +10,8 @@ use otelctx_sampler::{IncompleteSteps, Sampler, monotonic};
 
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::attribute_filter::AttributeFilter;
-use crate::command::filter::Filter;
+use crate::command::filter::{Filter, ROUTE};
+use crate::command::node_contexts::NodeContexts;
 use crate::output::attributes;
 use crate::output::counts::{incomplete_stacks, most_frequent_end, share};
 use crate::output::terminal::escape;
@@ -93,6 +94,27 @@ impl<'c> Feed<'c> {
             let attributes = count(number, "attribute", "attributes");
             format!("{attributes} without a name (publishers disagree)")
         })
+    }
+
+    /// Returns what contexts of Node.js lack in the window. `None` with a filter, which may have dropped it.
+    pub(super) fn node_contexts(&self) -> Option<String> {
+        if !self.filter.is_empty() || !self.filter.attributes.keeps(ROUTE) {
+            return None;
+        }
+        let mut contexts = NodeContexts::default();
+        for (cell, samples) in self.window.cells() {
+            let stacks = cell.stacks.as_ref();
+            let Some(stacks) = stacks.filter(|it| it.catalog == self.generation) else {
+                continue;
+            };
+            let context = match &cell.work {
+                Work::Attached(context) => Some(context.attribute(ROUTE).is_some()),
+                Work::Nothing => None,
+                Work::Unreadable | Work::Others => continue,
+            };
+            contexts.add(&self.catalog, stacks.thread, context, samples);
+        }
+        contexts.hint().map(str::to_owned)
     }
 
     pub(super) fn drain(&mut self) {

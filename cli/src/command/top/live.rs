@@ -138,7 +138,8 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     let without_symbols = names.without_symbols(&feed.catalog, window);
     let without_symbols = without_symbols.line(window.samples() as usize);
     let limits = [feed.incomplete_steps(), feed.contested_keys()];
-    let limits = limits.into_iter().flatten().chain(without_symbols);
+    let hints = without_symbols.into_iter().chain(feed.node_contexts());
+    let limits = limits.into_iter().flatten().chain(hints);
     let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
         values: samples_by_value(window, &state.attribute),

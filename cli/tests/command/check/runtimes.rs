@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Node, Target};
 
 use super::{assert_findings, check, finding};
 use crate::run::Scratch;
@@ -41,6 +41,26 @@ fn environment(interpreter: &Interpreter, root: &Path) -> String {
     );
     fs::write(root.join("pyvenv.cfg"), settings).unwrap();
     packages.to_str().unwrap().to_owned()
+}
+
+/// It has no addon, which other commands recognize it by.
+#[test]
+fn node_has_its_own_way_without_an_addon() {
+    let Some(node) = Node::find() else {
+        return;
+    };
+    let code = "console.log('ready'); process.stdin.resume()";
+    let mut command = node.program();
+    let target = Target::spawn(command.args(["-e", code]).stdin(Stdio::piped()));
+    let answer = check(target.pid().to_string());
+    assert_findings(&answer, &["problem no-process-context"]);
+    let hint = finding(&answer, "no-process-context")["hint"].clone();
+    let hint = hint.as_str().unwrap();
+    assert!(
+        hint.starts_with("Start it with  node --import otelctx/register"),
+        "{hint}"
+    );
+    assert!(hint.contains("this is 24."), "{hint}");
 }
 
 #[test]

@@ -74,6 +74,12 @@ impl Runtime for Node {
     }
 }
 
+/// Returns the version of Node.js in a process, whether it publishes or not. `None` if there is none.
+#[must_use]
+pub fn version_in(target: &dyn Target, files: &FileCache) -> Option<String> {
+    version(target, &Modules::read(target, files).ok()?)
+}
+
 /// `process.version` without its `v`, from `node::per_process::metadata` (src/node_metadata.h), whose
 /// first member is this `std::string`. `None` if it is not exported.
 fn version(target: &dyn Target, modules: &Modules) -> Option<String> {

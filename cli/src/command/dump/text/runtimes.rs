@@ -10,7 +10,7 @@ use otelctx_reader::sample::{FrameKind, NamedFrame};
 use super::super::model::Report;
 use super::context_cells;
 use crate::command::runtimes::sentence;
-use crate::output::attributes::pairs;
+use crate::output::attributes::{pairs, string};
 use crate::output::terminal::{Terminal, escape};
 use crate::output::text::count;
 
@@ -45,8 +45,8 @@ pub(super) fn threads(report: &Report) -> String {
                 // Its context is all that the runtime knows.
                 Ok(known) if known.facts.is_empty() && known.stack.calls.is_empty() => {}
                 Ok(known) => {
-                    let facts = facts(&known.facts);
-                    let _ = write!(text, "\n  thread {tid}  {name}{facts}\n");
+                    let (meaning, facts) = (meaning(&known.facts), facts(&known.facts));
+                    let _ = write!(text, "\n  thread {tid}  {name}{facts}{meaning}\n");
                     let is_in_stack = !known.stack.interpreter.is_empty();
                     if !(is_in_stack && matches!(thread.stack, Some(Ok(_)))) {
                         add_frames(&mut text, known.stack.frames());
@@ -109,6 +109,18 @@ pub(super) fn facts(facts: &Attributes) -> String {
     facts.iter().map(|fact| format!("  {fact}")).collect()
 }
 
+/// Says in words why JavaScript has no context, with `  (` before it.
+fn meaning(facts: &Attributes) -> &'static str {
+    match string(facts, "state") {
+        Some("no_frame") => "  (its call has no asynchronous context)",
+        Some("not_in_frame") => "  (its call's asynchronous context has none of the publisher)",
+        Some("detached") => "  (the context was left)",
+        Some("torn_down") => "  (the publisher has freed the record)",
+        Some("invalid") => "  (its span has ended, or the record was being changed)",
+        _ => "",
+    }
+}
+
 fn context(found: &Found<DecodedContext>) -> String {
     match found.attached() {
         Some(context) => context_cells(context).join("  "),
@@ -131,6 +143,17 @@ pub(super) fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_state_of_javascript_is_said_in_words() {
+        let of = |name: &str, value: &str| meaning(&vec![(name.into(), value.into())]);
+        assert_eq!(
+            of("state", "no_frame"),
+            "  (its call has no asynchronous context)"
+        );
+        // Of Python's thread states, and of a later version's.
+        assert_eq!([of("thread_state", "0x7f"), of("state", "other")], [""; 2]);
+    }
 
     #[test]
     fn conflicts_are_counted_in_the_singular_and_plural() {
