@@ -29,10 +29,11 @@ pub(super) fn of(pids: &[i32]) -> Vec<i32> {
     found
 }
 
-/// Adds the descendants of these processes that can be inspected, and says how many cannot.
-pub(super) fn add_to(pids: &mut Vec<i32>) {
+/// Adds these descendants of the processes if they can be inspected, and says how many cannot.
+pub(super) fn add_to(pids: &mut Vec<i32>, descendants: &[i32]) {
     let is_permitted = |pid: &i32| Process::open(*pid).is_ok_and(|it| it.memory().is_ok());
-    let (added, denied): (Vec<i32>, Vec<i32>) = of(pids).into_iter().partition(is_permitted);
+    let descendants = descendants.iter();
+    let (added, denied): (Vec<i32>, Vec<i32>) = descendants.partition(|pid| is_permitted(pid));
     // A process that has ended since needs no word.
     let denied = denied.into_iter().filter(|pid| Process::open(*pid).is_ok());
     let denied = denied.count();

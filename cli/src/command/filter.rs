@@ -124,6 +124,14 @@ pub(super) struct Select {
     pub(super) no_children: bool,
 }
 
+/// Selected processes.
+#[derive(Debug, Default)]
+pub(super) struct Selected {
+    pub(super) pids: Vec<i32>,
+    /// See [`Options::older_children`].
+    pub(super) older_children: Vec<i32>,
+}
+
 impl Select {
     pub(super) fn is_empty(&self) -> bool {
         self.name.is_empty() && self.container.is_empty() && self.cgroup.is_empty()
@@ -131,12 +139,16 @@ impl Select {
 
     /// Returns the processes that are selected by `pids`, name, container or control group, and the
     /// children that they have. A container or a control group contains its children itself.
-    pub(super) fn processes(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {
+    pub(super) fn processes(&self, pids: &[i32]) -> Result<Selected, Error> {
         let mut selected = self.without_children(pids)?;
+        let older_children = descendants::of(&selected);
         if !self.no_children && self.container.is_empty() && self.cgroup.is_empty() {
-            descendants::add_to(&mut selected);
+            descendants::add_to(&mut selected, &older_children);
         }
-        Ok(selected)
+        Ok(Selected {
+            pids: selected,
+            older_children,
+        })
     }
 
     fn without_children(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {

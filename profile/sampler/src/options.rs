@@ -25,6 +25,9 @@ pub struct Options {
     /// Also sample processes that a target starts, if they are in the recorder's PID namespace.
     /// Default: true. With ptrace they are found within 250 ms; shorter-lived ones are missed.
     pub children: bool,
+    /// The children that the targets had when the targets were chosen, and theirs. Each other child that is there when sampling
+    /// starts was started meanwhile, and is sampled if [`Options::children`] is set. Default: all that are there.
+    pub older_children: Option<Vec<i32>>,
     /// Sampling frequency per CPU, in Hz. Default: 99, not in lockstep with work at 100 Hz.
     pub frequency: u32,
     /// Record the user-space stack. Default: true.
@@ -101,6 +104,7 @@ impl Options {
         Self {
             targets,
             children: true,
+            older_children: None,
             frequency: 99,
             user_stacks: true,
             kernel_stacks: true,
@@ -119,6 +123,13 @@ impl Options {
             max_rows: None,
             max_mappings: None,
         }
+    }
+
+    /// Returns true if a child of a target that is there when sampling starts was started since the targets were chosen.
+    /// This process is none of them.
+    pub(crate) fn is_new_child(&self, pid: i32) -> bool {
+        let older = self.older_children.as_ref().filter(|_| self.children);
+        pid != std::process::id() as i32 && older.is_some_and(|older| !older.contains(&pid))
     }
 
     /// Returns the sampling period in nanoseconds. The frequency is capped at 100 kHz, the kernel's

@@ -121,6 +121,44 @@ fn of_a_targets_children_those_are_sampled_that_it_starts_meanwhile() {
 }
 
 #[test]
+fn children_that_were_started_since_the_targets_were_chosen_are_sampled() {
+    for way in 0..2 {
+        let child = format!("({}) & echo child $!;", count(5_000_000));
+        // One of them is a grandchild.
+        let script = format!("{child} {child} sh -c '{child} echo ready; read line'");
+        let target = Target::spawn(Command::new("bash").args(["-c", &script]));
+        let parent = target.pid();
+        let children = target
+            .lines
+            .iter()
+            .map(|line| line.strip_prefix("child ").unwrap().parse().unwrap());
+        let children: Vec<i32> = children.collect();
+        let [older, new, grandchild] = children[..] else {
+            panic!("{children:?}");
+        };
+        let mut options = both(parent)[way].clone();
+        options.older_children = Some(vec![older]);
+        let mut sampler = Sampler::start(&options).unwrap();
+        let (mut catalog, mut pids) = (Catalog::new(), HashSet::new());
+        let begin = Instant::now();
+        while !(pids.contains(&new) && pids.contains(&grandchild)) {
+            assert!(begin.elapsed() < TIMEOUT, "{}: {pids:?}", sampler.method());
+            std::thread::sleep(INTERVAL);
+            let mut samples = Vec::new();
+            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+            let process = |sample: &Sample| catalog.thread_facts(sample.thread).process;
+            pids.extend(samples.iter().map(|it| catalog.process(process(it)).pid));
+        }
+        assert!(!pids.contains(&older), "{}", sampler.method());
+        // The shell ends with its standard input, and leaves them.
+        for child in children {
+            // SAFETY: it has no preconditions. They have not ended, so nobody else has their IDs.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+    }
+}
+
+#[test]
 fn a_process_that_has_ended_is_refused() {
     let mut target = counting(1);
     target.command("go");

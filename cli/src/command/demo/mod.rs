@@ -72,6 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         terminal::print(&head).map_err(Error::Output)?;
     }
     let session = Session::start(Plan {
+        older_children: None,
         targets: Targets::Processes(vec![service.pid()]),
         given: vec![service.pid()],
         is_command: false,

@@ -24,7 +24,7 @@ use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
-use crate::command::filter::{Filter, Select};
+use crate::command::filter::{Filter, Select, Selected};
 use crate::command::without_symbols::WithoutSymbols;
 use crate::command::{ids, needed, seconds};
 use crate::error::Error;
@@ -124,15 +124,12 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let arguments = &arguments;
     output::check(&arguments.output)?;
     let has_targets = !(arguments.pid.is_empty() && arguments.select.is_empty());
-    let targets = if arguments.all || !has_targets && arguments.command.is_empty() {
+    let (targets, selected) = if arguments.all || !has_targets && arguments.command.is_empty() {
         hidden::say_if_any();
-        Targets::All
+        (Targets::All, Selected::default())
     } else {
-        Targets::Processes(arguments.select.processes(&arguments.pid)?)
-    };
-    let chosen = match &targets {
-        Targets::Processes(pids) => pids.clone(),
-        Targets::All => Vec::new(),
+        let selected = arguments.select.processes(&arguments.pid)?;
+        (Targets::Processes(selected.pids.clone()), selected)
     };
     if arguments.no_symbols && !output::take_names_later(&arguments.output) {
         let own = own_name();
@@ -147,7 +144,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     interrupt::report_loss(true);
     interrupt::catch().map_err(Error::Interrupt)?;
     interrupt::say_if_ignored();
-    let (recorded, method, child) = record(arguments, targets, setup)?;
+    let (recorded, method, child) = record(arguments, targets, selected.older_children, setup)?;
     let (stacks, steps) = (recorded.incomplete_stacks, recorded.incomplete_steps);
     let mut summary = Summary::new(method, stacks, steps);
     summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
@@ -158,7 +155,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     }
     let mut writer = Writer {
         arguments,
-        targets: chosen,
+        targets: selected.pids,
         before: Before::default(),
         contexts: Contexts::default(),
         summary,
@@ -309,6 +306,7 @@ impl Writer<'_> {
 fn record(
     arguments: &Arguments,
     targets: Targets,
+    older_children: Vec<i32>,
     setup: &Setup,
 ) -> Result<(Recorded, &'static str, Option<Child>), Error> {
     let cannot_start = child::cannot_start(&arguments.command);
@@ -321,6 +319,7 @@ fn record(
             None => targets,
         },
         given: arguments.pid.clone(),
+        older_children: waiting.is_none().then_some(older_children),
         is_command: waiting.is_some(),
         code_files: if arguments.ptrace {
             Vec::new()

@@ -24,6 +24,7 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
     /// The targets that were given by their ID: the others may end before sampling starts.
     pub(in crate::command) given: Vec<i32>,
+    pub(in crate::command) older_children: Option<Vec<i32>>,
     /// True if the target is a command that is about to start.
     pub(in crate::command) is_command: bool,
     /// See [`Options::code_files`].
@@ -58,6 +59,7 @@ impl Session {
     pub(in crate::command) fn start(plan: Plan) -> Result<Self, Error> {
         let spool = Spool::beside(&plan.beside).map_err(Error::Spool)?;
         let mut options = Options::new(plan.targets);
+        options.older_children = plan.older_children;
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
         options.runtimes = plan.setup.runtimes;

@@ -154,7 +154,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let bare = ids::without_option(&arguments.bare, "top")?;
     arguments.pid.extend(bare);
     let arguments = &arguments;
-    let pids = arguments.select.processes(&arguments.pid)?;
+    let selected = arguments.select.processes(&arguments.pid)?;
+    let pids = selected.pids;
     interrupt::catch().map_err(Error::Interrupt)?;
     interrupt::say_if_ignored();
     let cannot_start = child::cannot_start(&arguments.command);
@@ -168,6 +169,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         (None, pids) => Targets::Processes(pids.to_vec()),
     };
     let mut options = otelctx_sampler::Options::new(targets);
+    options.older_children = waiting.is_none().then_some(selected.older_children);
     options.frequency = arguments.frequency;
     options.without_ebpf = arguments.ptrace;
     options.runtimes = setup.runtimes.clone();

@@ -109,6 +109,7 @@ impl Recorder {
                 recorder.processes.scan(*pid);
                 recorder.configure(*pid);
             }
+            recorder.add_new_children(pids, options);
         }
         if options.user_stacks {
             recorder.read_ahead(&options.code_files, Options::MAX_READ_AHEAD);
@@ -121,6 +122,32 @@ impl Recorder {
             }
         }
         Ok(Ok(recorder))
+    }
+
+    /// Adds the children that targets have started since they were chosen, and theirs. From now on, the kernel reports new ones.
+    fn add_new_children(&mut self, pids: &[i32], options: &Options) {
+        let mut parents = pids.to_vec();
+        while let Some(parent) = parents.pop() {
+            let process = reader::remote::Process::open(parent);
+            for child in process.map_or_else(|_| Vec::new(), |it| it.children()) {
+                if !options.is_new_child(child) || self.processes.follows(child) {
+                    continue;
+                }
+                // It may have ended, or its memory may not be readable.
+                let added = reader::remote::Process::open(child).map_err(Error::from);
+                let added = added.and_then(|process| {
+                    check_target(&process)?;
+                    self.processes.add(child)?;
+                    self.loaded.unwinding.read(&process);
+                    Ok(())
+                });
+                if added.is_ok() {
+                    self.processes.scan(child);
+                    self.configure(child);
+                    parents.push(child);
+                }
+            }
+        }
     }
 
     /// Waits for the rows of the requested processes, or of all running ones, and of these files, at most this long.

@@ -118,7 +118,7 @@ impl Recorder {
         let worker = Worker::new(options, max_record, sender, shared);
         let mut worker = worker.map_err(RemoteError::NoOwnThread)?;
         for process in opened {
-            worker.add(process)?;
+            worker.add(process, options)?;
         }
         worker.survey();
         recorder.started = monotonic();

@@ -93,9 +93,11 @@ impl Worker {
     }
 
     /// Starts sampling a process, and the children that it starts from now on.
-    pub(super) fn add(&mut self, process: Process) -> Result<(), remote::Error> {
+    pub(super) fn add(&mut self, process: Process, options: &Options) -> Result<(), remote::Error> {
         let pid = process.pid();
-        let older = process.children().into_iter().filter_map(|child| {
+        let children = process.children().into_iter();
+        let older = children.filter(|child| !options.is_new_child(*child));
+        let older = older.filter_map(|child| {
             let process = Process::open(child).ok()?;
             Some((child, start_ticks(&process)))
         });

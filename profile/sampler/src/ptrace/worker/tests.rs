@@ -38,7 +38,7 @@ fn worker(pid: i32) -> (Worker, Receiver<Message>, Arc<Shared>) {
     let mut worker = Worker::new(&options, 640, sender, shared.clone()).unwrap();
     // All CPU time of its threads counts.
     worker.start = 0;
-    worker.add(Process::open(pid).unwrap()).unwrap();
+    worker.add(Process::open(pid).unwrap(), &options).unwrap();
     (worker, messages, shared)
 }
 
