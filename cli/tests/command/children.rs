@@ -54,6 +54,7 @@ fn children_that_run_already_are_recorded() {
         let name = format!("master-{index}");
         let target = shell(&scratch, &name, script);
         let pid = target.pid().to_string();
+        let children = descendants(target.pid());
         for (selector, methods) in [
             (["-p", &pid], &[None, Some("--ptrace")][..]),
             (["--name", &name], &[None]),
@@ -77,7 +78,16 @@ fn children_that_run_already_are_recorded() {
                 // The shell waits.
                 let answer = record("0.3", &["--no-children"]);
                 assert!(answer.stdout.starts_with("0 samples "), "{answer:?}");
-                let hint = answer.stderr.contains("not recorded: omit --no-children");
+                let list: Vec<String> = children.iter().map(ToString::to_string).collect();
+                let (children, are) = match list.len() {
+                    1 => ("child process", "is"),
+                    _ => ("child processes", "are"),
+                };
+                let (number, list) = (list.len(), list.join(", "));
+                let hint = format!(
+                    "  {number} {children} ({list}) {are} not recorded: omit --no-children\n"
+                );
+                let hint = answer.stderr.contains(&hint);
                 assert_eq!(hint, selector[0] == "-p", "{answer:?}");
                 fs::remove_file(&path).unwrap();
             }

@@ -139,11 +139,14 @@ impl Before {
         };
         let hint = match children.len() {
             0 => format!("record longer, or sample more often with -F 999{dump}"),
-            number => format!(
-                "{} ({}) not recorded: omit --no-children",
-                count(number, "child process is", "child processes are"),
-                descendants::list(&children)
-            ),
+            number => {
+                let processes = count(number, "child process", "child processes");
+                let (list, is) = (
+                    descendants::list(&children),
+                    if number == 1 { "is" } else { "are" },
+                );
+                format!("{processes} ({list}) {is} not recorded: omit --no-children")
+            }
         };
         Explanation { message, hint }
     }
