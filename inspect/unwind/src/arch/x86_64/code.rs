@@ -1,16 +1,14 @@
 //! Rules of a function that no table describes, from its instructions.
-//!
-//! Each path from the function's first instruction is followed. For each instruction, the known values of the stack
-//! pointer, the frame pointer and other registers are kept, relative to the canonical frame address (CFA). Where paths
-//! meet, only values on which all of them agree are known.
 
 mod extent;
-mod paths;
 mod state;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
 
+use self::state::State;
+use crate::instruction_set::{self, Flow, InstructionSet};
 use crate::instructions::{Call, CodeReader, CodeWork, FunctionCode};
+use crate::paths;
 
 /// Maximum size of the padding behind a function, in bytes. Compilers align functions to 64 bytes at most.
 const MAX_PADDING: usize = 64;
@@ -18,7 +16,7 @@ const MAX_PADDING: usize = 64;
 const ALIGNMENT: u64 = 16;
 
 pub(super) const READER: CodeReader = CodeReader {
-    function: paths::function,
+    function: paths::function::<X86_64>,
     extent: extent::extent,
     calls,
     next_instruction,
@@ -27,14 +25,73 @@ pub(super) const READER: CodeReader = CodeReader {
     skip_padding,
 };
 
+struct X86_64;
+
+impl InstructionSet for X86_64 {
+    type Instruction = Instruction;
+    type State = State;
+    type Decoder<'a> = iced_x86::DecoderIntoIter<'a>;
+
+    const ALIGNMENT: u64 = ALIGNMENT;
+
+    fn decode<'a>(code: &FunctionCode<'a>, start: u64) -> Option<Self::Decoder<'a>> {
+        decoder(code, start).map(Decoder::into_iter)
+    }
+
+    fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>> {
+        padding_end(code, at, work)
+    }
+
+    fn skip_padding(code: &FunctionCode<'_>, start: u64, work: &mut CodeWork) -> u64 {
+        skip_padding(code, start, work)
+    }
+
+    fn is_table_jump(jump: &Instruction, before: Option<&Instruction>) -> bool {
+        let register = jump.op0_register();
+        let is_sum =
+            |it: &Instruction| it.mnemonic() == Mnemonic::Add && it.op0_register() == register;
+        register != Register::None && before.is_some_and(is_sum)
+    }
+}
+
+impl instruction_set::Instruction for Instruction {
+    fn next(&self) -> u64 {
+        self.next_ip()
+    }
+
+    fn is_valid(&self) -> bool {
+        !self.is_invalid()
+    }
+
+    fn flow(&self) -> Flow {
+        match self.flow_control() {
+            FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {
+                Flow::Conditional(self.near_branch_target())
+            }
+            FlowControl::UnconditionalBranch => Flow::Jump(self.near_branch_target()),
+            FlowControl::IndirectBranch => Flow::IndirectJump,
+            FlowControl::Return => Flow::Return,
+            _ => Flow::Next,
+        }
+    }
+
+    fn is_call(&self) -> bool {
+        self.is_call_near() || self.is_call_near_indirect()
+    }
+
+    fn called(&self) -> Option<u64> {
+        self.is_call_near().then(|| self.near_branch_target())
+    }
+
+    fn address(&self) -> Option<u64> {
+        let is_address = self.mnemonic() == Mnemonic::Lea && self.is_ip_rel_memory_operand();
+        is_address.then(|| self.ip_rel_memory_address())
+    }
+}
+
 fn decoder<'a>(code: &FunctionCode<'a>, start: u64) -> Option<Decoder<'a>> {
     let bytes = code.from(start)?;
     Some(Decoder::with_ip(64, bytes, start, DecoderOptions::NONE))
-}
-
-/// Returns whether an instruction calls a function. System calls are no such calls.
-fn is_call(instruction: &Instruction) -> bool {
-    instruction.is_call_near() || instruction.is_call_near_indirect()
 }
 
 /// Finds the calls. See [`CodeReader::calls`].

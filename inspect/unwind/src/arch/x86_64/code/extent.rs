@@ -6,7 +6,8 @@ use iced_x86::{
     FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 
-use super::{decoder, is_call, padding_end};
+use super::{decoder, padding_end};
+use crate::instruction_set::Instruction as _;
 use crate::instructions::{CodeWork, FunctionCode};
 
 /// The numbers of `exit` and `exit_group` (arch/x86/entry/syscalls/syscall_64.tbl), which do not return.
@@ -93,7 +94,7 @@ impl Extent<'_, '_> {
                 self.jump(target);
                 false
             }
-            FlowControl::Call | FlowControl::IndirectCall if is_call(instruction) => {
+            FlowControl::Call | FlowControl::IndirectCall if instruction.is_call() => {
                 let is_function = instruction.is_call_near() && !self.finds_address(instruction);
                 if is_function && target > self.code.start {
                     self.first_called = self.first_called.min(target);
@@ -139,7 +140,7 @@ impl Extent<'_, '_> {
                     let is_read = matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
                     used.register().full_register() == Register::RAX && !is_read
                 });
-                before.filter(|_| !is_written && !is_call(instruction))
+                before.filter(|_| !is_written && !instruction.is_call())
             }
         }
     }

@@ -4,6 +4,7 @@ use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 
+use crate::instruction_set::{self, State as _};
 use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
 
 /// Largest distance from the CFA that is followed, in bytes; stacks are smaller.
@@ -11,7 +12,7 @@ const MAX_OFFSET: i32 = 1 << 24;
 const RSP: usize = 4;
 const RBP: usize = 5;
 /// Where the stack pointer is at a function's start: below the return address.
-pub(super) const START: Place = Place::Cfa(-8);
+const START: Place = Place::Cfa(-8);
 /// Where the frame pointer leads, and its former value is, in a usual frame.
 const FRAME: Place = Place::Cfa(-16);
 /// DWARF's numbers of the general registers, in the order of their encoding.
@@ -81,11 +82,15 @@ pub(super) struct State {
     has_lost_return: bool,
     /// The last address behind a call and padding that each path to here passes: if the callee never returns, the code may
     /// be another function's. The lowest of several.
-    pub(super) doubt: Option<u64>,
+    doubt: Option<u64>,
 }
 
-impl State {
-    pub(super) fn at_start() -> Self {
+impl instruction_set::State for State {
+    type Instruction = Instruction;
+    type Place = Place;
+    type Scratch = Option<InstructionInfoFactory>;
+
+    fn at_start() -> Self {
         let mut registers = [None; 16];
         registers[RSP] = Some(START);
         State {
@@ -98,37 +103,43 @@ impl State {
         }
     }
 
-    pub(super) fn stack(&self) -> Option<Place> {
+    fn stack(&self) -> Option<Place> {
         self.registers[RSP]
     }
 
-    /// Returns whether the stack may be as the function found it.
-    pub(super) fn is_balanced(&self) -> bool {
+    fn is_stack_of_start(&self) -> bool {
+        self.stack() == Some(START)
+    }
+
+    fn returns(&self, _: &Instruction) -> bool {
+        self.is_stack_of_start() && !self.has_lost_return
+    }
+
+    fn is_balanced(&self) -> bool {
         let is_other = matches!(self.stack(), Some(place @ Place::Cfa(_)) if place != START);
         !is_other && !self.has_lost_return
     }
 
-    /// Returns whether the stack is certain to be as the function found it.
-    pub(super) fn is_at_start(&self) -> bool {
-        self.stack() == Some(START) && self.doubt.is_none()
+    fn has_restored(&self) -> bool {
+        self.has_restored
     }
 
-    /// Returns whether it is, and a register of the caller was restored. Parts of a function that compilers move elsewhere
-    /// (`.cold`) jump back with the stack as it is, but restore nothing before.
-    pub(super) fn has_removed_frame(&self) -> bool {
-        self.is_at_start() && self.has_restored
+    fn doubt(&self) -> Option<u64> {
+        self.doubt
     }
 
-    /// Returns whether an instruction is the first one that saves a register of the caller.
-    pub(super) fn is_first_save(&self, instruction: &Instruction) -> bool {
+    fn set_doubt(&mut self, doubt: u64) {
+        self.doubt = Some(doubt);
+    }
+
+    fn is_first_save(&self, instruction: &Instruction) -> bool {
         let saved = number(instruction.op0_register()).and_then(callee_saved);
         self.stack() == Some(START)
             && instruction.mnemonic() == Mnemonic::Push
             && saved.is_some_and(|index| self.callers[index] == CallersValue::Same)
     }
 
-    /// Forgets what the other state does not agree on. Returns whether anything was forgotten.
-    pub(super) fn meet(&mut self, other: &State) -> bool {
+    fn meet(&mut self, other: &State) -> bool {
         let before = self.clone();
         for (mine, theirs) in self.registers.iter_mut().zip(other.registers) {
             *mine = mine.filter(|_| *mine == theirs);
@@ -146,7 +157,7 @@ impl State {
         *self != before
     }
 
-    pub(super) fn rule(&self) -> Rule {
+    fn rule(&self) -> Rule {
         if self.has_lost_return {
             return Rule::Unsupported;
         }
@@ -188,6 +199,31 @@ impl State {
         })
     }
 
+    fn advance(
+        &mut self,
+        instruction: &Instruction,
+        info: &mut Option<InstructionInfoFactory>,
+    ) -> bool {
+        match instruction.flow_control() {
+            FlowControl::Next if instruction.mnemonic() == Mnemonic::Hlt => return false,
+            FlowControl::Next => self.execute(instruction, info),
+            FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {}
+            // It finds its own address so.
+            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => {
+                self.push(None, 8);
+            }
+            FlowControl::Call | FlowControl::IndirectCall => self.call(),
+            // A system call.
+            FlowControl::Interrupt if instruction.mnemonic() != Mnemonic::Int3 => {
+                self.registers[0] = None;
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+impl State {
     /// The address of a memory operand.
     fn place(&self, instruction: &Instruction) -> Option<Place> {
         if instruction.memory_index() != Register::None
@@ -311,32 +347,8 @@ impl State {
         }
     }
 
-    /// Goes to the next instruction. Returns whether there is one.
-    pub(super) fn advance(
-        &mut self,
-        instruction: &Instruction,
-        info: &mut InstructionInfoFactory,
-    ) -> bool {
-        match instruction.flow_control() {
-            FlowControl::Next if instruction.mnemonic() == Mnemonic::Hlt => return false,
-            FlowControl::Next => self.execute(instruction, info),
-            FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {}
-            // It finds its own address so.
-            FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => {
-                self.push(None, 8);
-            }
-            FlowControl::Call | FlowControl::IndirectCall => self.call(),
-            // A system call.
-            FlowControl::Interrupt if instruction.mnemonic() != Mnemonic::Int3 => {
-                self.registers[0] = None;
-            }
-            _ => return false,
-        }
-        true
-    }
-
     /// Executes an instruction that is no jump, call or return.
-    fn execute(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) {
+    fn execute(&mut self, instruction: &Instruction, info: &mut Option<InstructionInfoFactory>) {
         let kind = |index| match index < instruction.op_count() {
             true => Some(instruction.op_kind(index)),
             false => None,
@@ -407,13 +419,14 @@ impl State {
     }
 
     /// Forgets the registers and the slots that an instruction writes.
-    fn forget(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) {
+    fn forget(&mut self, instruction: &Instruction, info: &mut Option<InstructionInfoFactory>) {
         let writes = |access: OpAccess| {
             !matches!(
                 access,
                 OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
             )
         };
+        let info = info.get_or_insert_with(InstructionInfoFactory::new);
         let info = info.info(instruction);
         let is_written = info.used_memory().iter().any(|used| writes(used.access()));
         if let Some(place) = self.place(instruction).filter(|_| is_written) {

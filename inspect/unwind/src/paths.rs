@@ -1,11 +1,12 @@
-//! The paths through a function.
+//! The paths through a function, whatever the architecture.
+//!
+//! Each path from the function's first instruction is followed. For each instruction, the known values of the stack
+//! pointer, the frame pointer and other registers are kept, relative to the canonical frame address (CFA). Where paths
+//! meet, only values on which all of them agree are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Register};
-
-use super::state::{START, State};
-use super::{ALIGNMENT, decoder, is_call, padding_end, skip_padding};
+use crate::instruction_set::{Flow, Instruction, InstructionSet, State};
 use crate::instructions::{CodeRules, CodeWork, FunctionCode};
 
 /// Paths into one instruction that are followed at most: each can only make less known.
@@ -14,8 +15,11 @@ const MAX_VISITS: u32 = 64;
 const MAX_TRIED_BLOCKS: usize = 64;
 
 /// Makes the rules of a function. See [`CodeReader::function`](crate::instructions::CodeReader::function).
-pub(super) fn function(code: &FunctionCode<'_>, work: &mut CodeWork) -> Option<CodeRules> {
-    let mut first = Function::new(code, &mut *work);
+pub(crate) fn function<I: InstructionSet>(
+    code: &FunctionCode<'_>,
+    work: &mut CodeWork,
+) -> Option<CodeRules> {
+    let mut first = Function::<I>::new(code, &mut *work);
     let rules = first.all();
     let confirmed = first.found.confirmed();
     if !first.found.evidence.disagrees && first.found.doubts.is_subset(&confirmed) {
@@ -23,16 +27,16 @@ pub(super) fn function(code: &FunctionCode<'_>, work: &mut CodeWork) -> Option<C
     }
     // Most likely, a call that never returns is followed by what only jumps reach, or by another function.
     let targets = first.found.targets;
-    let mut second = Function::new(code, work);
+    let mut second = Function::<I>::new(code, work);
     second.known = Some(Known { targets, confirmed });
     second.all()
 }
 
 /// A straight run of instructions.
 #[derive(Debug, Clone)]
-struct Block {
+struct Block<S> {
     /// What is known at its start.
-    state: State,
+    state: S,
     /// The address behind it, as far as it was followed.
     end: u64,
     changes: u32,
@@ -50,12 +54,12 @@ struct Evidence {
 }
 
 /// What the paths that were followed have shown.
-#[derive(Debug, Clone, Default)]
-struct Found {
-    blocks: BTreeMap<u64, Block>,
+#[derive(Debug, Clone)]
+struct Found<S> {
+    blocks: BTreeMap<u64, Block<S>>,
     evidence: Evidence,
     /// What is known at all indirect jumps out of a frame.
-    indirect: Option<State>,
+    indirect: Option<S>,
     /// The ends of indirect jumps, and whether each is without a frame: to another function, or through a table.
     indirect_ends: BTreeMap<u64, bool>,
     /// The targets of jumps.
@@ -70,7 +74,23 @@ struct Found {
     ends: BTreeSet<u64>,
 }
 
-impl Found {
+impl<S> Default for Found<S> {
+    fn default() -> Self {
+        Found {
+            blocks: BTreeMap::new(),
+            evidence: Evidence::default(),
+            indirect: None,
+            indirect_ends: BTreeMap::new(),
+            targets: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            doubts: BTreeSet::new(),
+            links: BTreeSet::new(),
+            ends: BTreeSet::new(),
+        }
+    }
+}
+
+impl<S> Found<S> {
     /// Finds the code behind calls and padding that belongs to the function: a path from there leads to code that does,
     /// or returns with the stack as it was at the start.
     fn confirmed(&self) -> BTreeSet<u64> {
@@ -93,7 +113,7 @@ impl Found {
 }
 
 /// Addresses that are left to follow, with what is known there.
-type Paths = Vec<(u64, State)>;
+type Paths<S> = Vec<(u64, S)>;
 
 /// What the first run has found.
 #[derive(Debug)]
@@ -104,22 +124,22 @@ struct Known {
     confirmed: BTreeSet<u64>,
 }
 
-struct Function<'a, 'w> {
+struct Function<'a, 'w, I: InstructionSet> {
     code: &'a FunctionCode<'a>,
-    found: Found,
+    found: Found<I::State>,
     /// What an earlier run has found.
     known: Option<Known>,
     /// Paths behind calls that may never return, which are followed last.
-    doubtful: Paths,
+    doubtful: Paths<I::State>,
     /// The address of a block that may be another function's, and whether a path from there leads back, jumps on as the one
     /// that may lead there, or returns with the stack as it was at the start.
     tried: u64,
     belongs: bool,
     work: &'w mut CodeWork,
-    info: InstructionInfoFactory,
+    scratch: <I::State as State>::Scratch,
 }
 
-impl<'a, 'w> Function<'a, 'w> {
+impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
     fn new(code: &'a FunctionCode<'a>, work: &'w mut CodeWork) -> Self {
         Function {
             code,
@@ -129,13 +149,13 @@ impl<'a, 'w> Function<'a, 'w> {
             tried: 0,
             belongs: false,
             work,
-            info: InstructionInfoFactory::new(),
+            scratch: Default::default(),
         }
     }
 
     /// Follows all paths. `None` if the code is no function's, or not known to be one's.
     fn all(&mut self) -> Option<CodeRules> {
-        self.follow(self.code.start, State::at_start())?;
+        self.follow(self.code.start, I::State::at_start())?;
         loop {
             self.follow_tables()?;
             if self.doubtful.is_empty() {
@@ -169,7 +189,7 @@ impl<'a, 'w> Function<'a, 'w> {
                 if tried > MAX_TRIED_BLOCKS {
                     break;
                 }
-                if self.try_block(unreached, State::at_start())? {
+                if self.try_block(unreached, I::State::at_start())? {
                     continue;
                 }
             }
@@ -200,7 +220,7 @@ impl<'a, 'w> Function<'a, 'w> {
 
     /// Follows the path behind a call that may never return, if no other path leads there with another stack. `None` if
     /// the code cannot be a function's.
-    fn follow_doubtful(&mut self, start: u64, state: State) -> Option<()> {
+    fn follow_doubtful(&mut self, start: u64, state: I::State) -> Option<()> {
         let known = self.found.blocks.get(&start);
         match known.is_none_or(|known| known.state.stack() == state.stack()) {
             true => self.follow(start, state),
@@ -210,7 +230,7 @@ impl<'a, 'w> Function<'a, 'w> {
 
     /// Follows the paths from behind the last block, which may be another function's. Returns whether it belongs to
     /// this one; if not, nothing that they have shown counts. `None` if there is no work left.
-    fn try_block(&mut self, start: u64, state: State) -> Option<bool> {
+    fn try_block(&mut self, start: u64, state: I::State) -> Option<bool> {
         let size = self.found.blocks.len() + self.found.targets.len();
         self.work.take_many(size as u64)?;
         let is_prologue = self.is_prologue(start, &state);
@@ -231,13 +251,13 @@ impl<'a, 'w> Function<'a, 'w> {
 
     /// Returns whether code begins as a function, or the part of one for which it needs a frame: with the first save of a
     /// caller's register.
-    fn is_prologue(&self, start: u64, state: &State) -> bool {
-        let first = decoder(self.code, start).map(|mut decoder| decoder.decode());
+    fn is_prologue(&self, start: u64, state: &I::State) -> bool {
+        let first = I::decode(self.code, start).and_then(|mut code| code.next());
         state.is_at_start() && first.is_some_and(|first| state.is_first_save(&first))
     }
 
     /// Follows all paths from an address. `None` if the code cannot be a function's.
-    fn follow(&mut self, start: u64, state: State) -> Option<()> {
+    fn follow(&mut self, start: u64, state: I::State) -> Option<()> {
         let mut paths = vec![(start, state)];
         while let Some((start, state)) = paths.pop() {
             if let Some(known) = self.found.blocks.get(&start) {
@@ -245,7 +265,7 @@ impl<'a, 'w> Function<'a, 'w> {
                 let agrees = known.state.stack() == state.stack();
                 self.found.evidence.disagrees |= !agrees;
                 // Both lead to the same code.
-                let (doubt, other) = (state.doubt, known.state.doubt);
+                let (doubt, other) = (state.doubt(), known.state.doubt());
                 if agrees && state.stack().is_some() {
                     self.found.link(doubt, other);
                     self.found.link(other, doubt);
@@ -273,7 +293,7 @@ impl<'a, 'w> Function<'a, 'w> {
     }
 
     /// Forgets what a path to a block does not agree on. Returns whether anything was forgotten.
-    fn meet(&mut self, start: u64, state: &State) -> bool {
+    fn meet(&mut self, start: u64, state: &I::State) -> bool {
         let block = self.found.blocks.get_mut(&start);
         block.is_some_and(|block| {
             let has_changed = block.changes < MAX_VISITS && block.state.meet(state);
@@ -283,15 +303,14 @@ impl<'a, 'w> Function<'a, 'w> {
     }
 
     /// Follows a block up to a jump or the next block.
-    fn run(&mut self, start: u64, paths: &mut Paths) -> Option<()> {
+    fn run(&mut self, start: u64, paths: &mut Paths<I::State>) -> Option<()> {
         let block = self.found.blocks.get(&start)?;
         let mut state = block.state.clone();
-        let mut decoder = decoder(self.code, start)?;
+        let mut code = I::decode(self.code, start)?;
         let mut is_prologue = start == self.code.start;
         let mut is_behind_call = false;
-        let mut instruction = Instruction::default();
+        let (mut at, mut before) = (start, None);
         loop {
-            let at = decoder.ip();
             if is_behind_call && self.may_not_return(at, &mut state)? {
                 break;
             }
@@ -300,32 +319,33 @@ impl<'a, 'w> Function<'a, 'w> {
                 break;
             }
             self.work.take()?;
-            if !decoder.can_decode() {
+            let Some(instruction) = code.next() else {
                 break;
-            }
-            let before = std::mem::replace(&mut instruction, decoder.decode());
-            is_prologue &= instruction.flow_control() == FlowControl::Next;
+            };
+            at = instruction.next();
+            is_prologue &= instruction.flow() == Flow::Next && !instruction.is_call();
             self.found.evidence.saves |= is_prologue && state.is_first_save(&instruction);
-            if !self.step(&instruction, &before, &mut state, paths)? {
+            if !self.step(&instruction, before.as_ref(), &mut state, paths)? {
                 break;
             }
-            is_behind_call = is_call(&instruction);
+            is_behind_call = instruction.is_call();
+            before = Some(instruction);
         }
-        self.found.blocks.get_mut(&start)?.end = decoder.ip();
+        self.found.blocks.get_mut(&start)?.end = at;
         Some(())
     }
 
     /// Returns whether the path ends at a call before an address, or is only followed if no other one leads there: in the
     /// second run, if other code follows, so that the callee may not return. In the first run, what follows is in doubt.
-    fn may_not_return(&mut self, at: u64, state: &mut State) -> Option<bool> {
+    fn may_not_return(&mut self, at: u64, state: &mut I::State) -> Option<bool> {
         let known = self.known.as_ref();
         // Padding is behind the last instruction of a function, or before a loop. A function that ends where the next one
         // may start has none.
-        let aligned = Some(at).filter(|at| at.is_multiple_of(ALIGNMENT));
-        if let Some(next) = padding_end(self.code, at, self.work)?.or(aligned) {
+        let aligned = Some(at).filter(|at| at.is_multiple_of(I::ALIGNMENT));
+        if let Some(next) = I::padding_end(self.code, at, self.work)?.or(aligned) {
             self.found.doubts.insert(next);
-            self.found.link(state.doubt, Some(next));
-            state.doubt = Some(next);
+            self.found.link(state.doubt(), Some(next));
+            state.set_doubt(next);
             let is_end = known.is_some_and(|known| !known.confirmed.contains(&next));
             self.found.ends.extend(is_end.then_some(next));
             return Some(is_end);
@@ -341,53 +361,48 @@ impl<'a, 'w> Function<'a, 'w> {
     /// the code cannot be a function's.
     fn step(
         &mut self,
-        instruction: &Instruction,
-        before: &Instruction,
-        state: &mut State,
-        paths: &mut Paths,
+        instruction: &I::Instruction,
+        before: Option<&I::Instruction>,
+        state: &mut I::State,
+        paths: &mut Paths<I::State>,
     ) -> Option<bool> {
-        let target = instruction.near_branch_target();
-        match instruction.flow_control() {
-            FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {
+        match instruction.flow() {
+            Flow::Conditional(target) => {
                 self.jump(target, state, paths, true)?;
                 return Some(true);
             }
-            FlowControl::UnconditionalBranch => self.jump(target, state, paths, false)?,
+            Flow::Jump(target) => self.jump(target, state, paths, false)?,
             // Without a frame, it is a call that returns to the caller, or its targets are as the start.
-            FlowControl::IndirectBranch if state.stack() == Some(START) => {
+            Flow::IndirectJump if state.is_stack_of_start() => {
                 self.found.evidence.returns |= state.has_removed_frame();
-                if is_table_jump(instruction, before) {
-                    self.found.indirect_ends.insert(instruction.next_ip(), true);
+                if I::is_table_jump(instruction, before) {
+                    self.found.indirect_ends.insert(instruction.next(), true);
                 }
             }
-            FlowControl::IndirectBranch => {
-                self.found
-                    .indirect_ends
-                    .insert(instruction.next_ip(), false);
+            Flow::IndirectJump => {
+                self.found.indirect_ends.insert(instruction.next(), false);
                 self.jump_through_table(state);
             }
-            FlowControl::Return => {
-                let is_start = state.stack() == Some(START);
-                self.found.evidence.returns |= is_start && state.doubt.is_none();
-                self.found.link(state.doubt.filter(|_| is_start), None);
+            Flow::Return => {
+                let is_start = state.returns(instruction);
+                self.found.evidence.returns |= is_start && state.doubt().is_none();
+                self.found.link(state.doubt().filter(|_| is_start), None);
                 self.belongs |= is_start;
-                self.leave(state)?;
+                self.leave(state, is_start)?;
             }
-            _ => {
-                let is_address = instruction.mnemonic() == Mnemonic::Lea
-                    && instruction.is_ip_rel_memory_operand();
-                let address = is_address.then(|| instruction.ip_rel_memory_address());
+            Flow::Next => {
+                let address = instruction.address();
                 self.found
                     .addresses
                     .extend(address.filter(|it| self.code.contains(*it)));
-                return Some(state.advance(instruction, &mut self.info));
+                return Some(state.advance(instruction, &mut self.scratch));
             }
         }
         Some(false)
     }
 
     /// Notes what is known at an indirect jump out of a frame.
-    fn jump_through_table(&mut self, state: &State) {
+    fn jump_through_table(&mut self, state: &I::State) {
         let Some(known) = &mut self.found.indirect else {
             self.found.indirect = Some(state.clone());
             return;
@@ -402,12 +417,12 @@ impl<'a, 'w> Function<'a, 'w> {
     fn jump(
         &mut self,
         target: u64,
-        state: &State,
-        paths: &mut Paths,
+        state: &I::State,
+        paths: &mut Paths<I::State>,
         is_conditional: bool,
     ) -> Option<()> {
         // A function that calls itself has removed its frame before.
-        let is_own = target != self.code.start || state.stack() == Some(START);
+        let is_own = target != self.code.start || state.is_stack_of_start();
         if self.code.contains(target) && is_own {
             self.found.targets.insert(target);
             paths.push((target, state.clone()));
@@ -421,12 +436,12 @@ impl<'a, 'w> Function<'a, 'w> {
         let is_other =
             self.code.starts.binary_search(&target).is_ok() || self.code.tails.contains(target);
         self.found.evidence.returns |= state.has_removed_frame() || is_other && state.is_at_start();
-        self.leave(state)
+        self.leave(state, false)
     }
 
     /// Leaves the function. `None` if that is impossible, although calls that never return are known.
-    fn leave(&mut self, state: &State) -> Option<()> {
-        let is_balanced = state.is_balanced();
+    fn leave(&mut self, state: &I::State, returns: bool) -> Option<()> {
+        let is_balanced = returns || state.is_balanced();
         self.found.evidence.disagrees |= !is_balanced;
         (is_balanced || self.known.is_none()).then_some(())
     }
@@ -438,27 +453,22 @@ impl<'a, 'w> Function<'a, 'w> {
         while let Some((start, block)) = blocks.next() {
             let mut state = block.state.clone();
             let next = blocks.peek().map_or(u64::MAX, |(next, _)| **next);
-            let mut decoder = decoder(self.code, *start)?;
+            let mut code = I::decode(self.code, *start)?;
+            let mut at = *start;
             // As far as it was followed: what is behind a call that never returns is not reached.
             let end = block.end.min(next);
             loop {
-                let at = decoder.ip();
                 self.work.take()?;
-                if at >= end || !decoder.can_decode() {
+                let instruction = code.next().filter(|it| at < end && it.is_valid());
+                let Some(instruction) = instruction else {
                     rules.end(at);
                     break;
-                }
-                let instruction = decoder.decode();
-                if instruction.is_invalid() {
-                    rules.end(at);
-                    break;
-                }
+                };
                 rules.add(at, state.rule());
-                if instruction.is_call_near() {
-                    rules.calls.push(instruction.near_branch_target());
-                }
-                if !state.advance(&instruction, &mut self.info) {
-                    rules.end(decoder.ip());
+                rules.calls.extend(instruction.called());
+                at = instruction.next();
+                if !state.advance(&instruction, &mut self.scratch) {
+                    rules.end(at);
                     break;
                 }
             }
@@ -474,7 +484,7 @@ impl<'a, 'w> Function<'a, 'w> {
         for (start, end) in ends.chain([(self.code.end, self.code.end)]) {
             self.work.take()?;
             if start > reached {
-                let unreached = skip_padding(self.code, reached, self.work);
+                let unreached = I::skip_padding(self.code, reached, self.work);
                 if unreached < start {
                     return Some(unreached);
                 }
@@ -483,12 +493,4 @@ impl<'a, 'w> Function<'a, 'w> {
         }
         None
     }
-}
-
-/// Returns whether an indirect jump goes to what the instruction before has computed: the sum of an address and an offset in a
-/// table. Others, such as calls of virtual functions, leave the function.
-fn is_table_jump(jump: &Instruction, before: &Instruction) -> bool {
-    let register = jump.op0_register();
-    let is_sum = before.mnemonic() == Mnemonic::Add && before.op0_register() == register;
-    register != Register::None && is_sum
 }
