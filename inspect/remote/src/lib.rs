@@ -57,6 +57,7 @@
 //! # }
 //! ```
 
+pub mod a64;
 mod arch;
 pub mod core_file;
 mod descriptors;

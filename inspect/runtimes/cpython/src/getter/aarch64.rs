@@ -1,124 +1,25 @@
-//! The few instructions of A64 that such functions consist of (Arm Architecture Reference Manual for
-//! A-profile, chapter C6).
+//! The few instructions of aarch64 that such functions consist of.
 
 use otelctx_reader::remote::Memory;
+use otelctx_reader::remote::a64::{Access, Instruction};
 use otelctx_reader::remote::memory::Image;
 
 use super::{Getter, Jump, Leaving, RegisterContents};
 
 /// The register that has the first argument, and the result.
-const X0: usize = 0;
-
-/// An instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Instruction {
-    /// ADR, ADRP: an address.
-    Address { to: usize, address: u64 },
-    /// MOVZ: a number.
-    Number { to: usize, number: u64 },
-    /// MOV between registers.
-    Move { to: usize, from: usize },
-    /// ADD of a number.
-    Add { to: usize, from: usize, number: u64 },
-    /// LDR from an address in a register.
-    Load {
-        to: usize,
-        from: usize,
-        offset: u64,
-        size: usize,
-    },
-    /// MRS of TPIDR_EL0, the thread pointer.
-    ThreadPointer { to: usize },
-    /// B, BL, B.cond, CBZ, CBNZ, TBZ, TBNZ.
-    Jump(Jump),
-    /// BR, BLR: to an address in a register.
-    IndirectJump(Leaving),
-    /// RET, RETAA, RETAB.
-    Return,
-    /// Another instruction, which changes up to two registers.
-    Other { to: [usize; 2] },
-}
-
-impl Instruction {
-    fn decode(word: u32, address: u64) -> Self {
-        let register = |at: u32| (word >> at & 31) as usize;
-        let bits = |at: u32, count: u32| word >> at & ((1 << count) - 1);
-        // A signed number of instructions.
-        let target = |at: u32, count: u32| {
-            let distance = i64::from(bits(at, count).cast_signed() << (32 - count) >> (32 - count));
-            address.wrapping_add_signed(4 * distance)
-        };
-        let jump = |leaving, target| Self::Jump(Jump { leaving, target });
-        let to = register(0);
-        let from = register(5);
-        match word {
-            _ if word & 0x1f00_0000 == 0x1000_0000 => {
-                let distance = (bits(5, 19) << 2 | bits(29, 2)).cast_signed() << 11 >> 11;
-                let address = if word >> 31 == 1 {
-                    (address & !0xfff).wrapping_add_signed(i64::from(distance) << 12)
-                } else {
-                    address.wrapping_add_signed(distance.into())
-                };
-                Self::Address { to, address }
-            }
-            _ if word & 0x7f80_0000 == 0x5280_0000 => Self::Number {
-                to,
-                number: u64::from(bits(5, 16)) << (16 * bits(21, 2)),
-            },
-            _ if word & 0x7fe0_ffe0 == 0x2a00_03e0 => Self::Move {
-                to,
-                from: register(16),
-            },
-            _ if word & 0xff80_0000 == 0x9100_0000 => Self::Add {
-                to,
-                from,
-                number: u64::from(bits(10, 12)) << (12 * bits(22, 1)),
-            },
-            _ if word & 0xbfc0_0000 == 0xb940_0000 => {
-                let size = if word >> 30 == 3 { 8 } else { 4 };
-                Self::Load {
-                    to,
-                    from,
-                    offset: u64::from(bits(10, 12)) * size as u64,
-                    size,
-                }
-            }
-            _ if word & 0xffff_ffe0 == 0xd53b_d040 => Self::ThreadPointer { to },
-            _ if word & 0xfc00_0000 == 0x1400_0000 => jump(Leaving::Jump, target(0, 26)),
-            _ if word & 0xfc00_0000 == 0x9400_0000 => jump(Leaving::Call, target(0, 26)),
-            _ if word & 0xff00_0010 == 0x5400_0000 => jump(Leaving::Condition, target(5, 19)),
-            _ if word & 0x7e00_0000 == 0x3400_0000 => jump(Leaving::Condition, target(5, 19)),
-            _ if word & 0x7e00_0000 == 0x3600_0000 => jump(Leaving::Condition, target(5, 14)),
-            _ if word & 0xffff_fc1f == 0xd61f_0000 => Self::IndirectJump(Leaving::Jump),
-            _ if word & 0xffff_fc1f == 0xd63f_0000 => Self::IndirectJump(Leaving::Call),
-            _ if word & 0xffff_fc1f == 0xd65f_0000 => Self::Return,
-            0xd65f_0bff | 0xd65f_0fff => Self::Return,
-            // Loads of pairs change the second register, too.
-            _ => Self::Other {
-                to: [to, register(10)],
-            },
-        }
-    }
-
-    fn all(code: &[u8], address: u64) -> impl Iterator<Item = Self> {
-        let (words, _) = code.as_chunks();
-        (0..).zip(words).map(move |(index, word): (u64, _)| {
-            Self::decode(u32::from_le_bytes(*word), address.wrapping_add(4 * index))
-        })
-    }
-}
+const X0: u8 = 0;
 
 /// X0 to X30; `None` if the content is unknown. Number 31 is the stack pointer or zero, and not kept.
 #[derive(Default)]
 struct Registers([Option<RegisterContents>; 31]);
 
 impl Registers {
-    fn get(&self, register: usize) -> Option<RegisterContents> {
-        *self.0.get(register)?
+    fn get(&self, register: u8) -> Option<RegisterContents> {
+        *self.0.get(usize::from(register))?
     }
 
-    fn set(&mut self, register: usize, contents: Option<RegisterContents>) {
-        if let Some(place) = self.0.get_mut(register) {
+    fn set(&mut self, register: u8, contents: Option<RegisterContents>) {
+        if let Some(place) = self.0.get_mut(usize::from(register)) {
             *place = contents;
         }
     }
@@ -128,29 +29,49 @@ impl Registers {
         let (to, contents) = match instruction {
             Instruction::Address { to, address } => (to, Some(RegisterContents::constant(address))),
             Instruction::Number { to, number } => (to, Some(RegisterContents::constant(number))),
-            Instruction::Move { to, from } => (to, self.get(from)),
+            Instruction::Move { to, from, .. } => (to, self.get(from)),
             Instruction::Add { to, from, number } => {
-                (to, self.get(from).and_then(|base| base.plus(number)))
+                let sum = self
+                    .get(from)
+                    .and_then(|base| base.plus(number.cast_unsigned()));
+                (to, sum)
             }
-            Instruction::Load {
-                to,
-                from,
-                offset,
-                size,
-            } => {
-                let address = self.get(from).and_then(|base| base.plus(offset));
-                (to, address.and_then(|it| it.load(memory, size)))
-            }
+            Instruction::Access(access) => return self.access(memory, &access),
+            Instruction::Sum { to, .. } => (to, None),
             Instruction::ThreadPointer { to } => (to, Some(RegisterContents::ThreadPointer(0))),
-            Instruction::Other { to } => {
-                self.set(to[1], None);
-                (to[0], None)
+            Instruction::Other { changed } => {
+                for register in (0..).take(self.0.len()) {
+                    if changed >> register & 1 != 0 {
+                        self.set(register, None);
+                    }
+                }
+                return None;
             }
+            Instruction::SystemCall => (X0, None),
             _ => return None,
         };
         self.set(to, contents);
         let made = contents?.value()?;
         made.read_from.is_none().then_some(made.number)
+    }
+
+    /// Executes a load or a store; returns nothing, because it makes no number.
+    fn access(&mut self, memory: &dyn Memory, access: &Access) -> Option<u64> {
+        let base = self.get(access.base);
+        let plus = |by: Option<i64>| base.and_then(|base| base.plus(by?.cast_unsigned()));
+        let address = plus(access.offset);
+        if access.base_moves.is_some() {
+            self.set(access.base, plus(access.base_moves));
+        }
+        if access.is_load {
+            let is_simple = access.count == 1 && !access.is_signed;
+            let loaded = address.filter(|_| is_simple);
+            let loaded = loaded.and_then(|it| it.load(memory, access.size.into()));
+            for register in access.registers.into_iter().flatten() {
+                self.set(register, loaded);
+            }
+        }
+        None
     }
 }
 
@@ -161,9 +82,10 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
     let mut has_called = false;
     for instruction in Instruction::all(code, address) {
         let leaving = match instruction {
-            Instruction::Jump(jump) => jump.leaving,
-            Instruction::IndirectJump(leaving) => leaving,
-            Instruction::Return => {
+            Instruction::Jump { .. } | Instruction::IndirectJump { .. } => Leaving::Jump,
+            Instruction::Call { .. } | Instruction::IndirectCall { .. } => Leaving::Call,
+            Instruction::ConditionalJump { .. } => Leaving::Condition,
+            Instruction::Return { .. } => {
                 if !has_called {
                     getter.result = registers.get(X0).and_then(RegisterContents::returned);
                 }
@@ -192,9 +114,14 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
 
 /// See [`Code::jumps`](super::Code::jumps).
 pub(super) fn jumps(code: &[u8], address: u64) -> Vec<Jump> {
-    let jumps = Instruction::all(code, address).filter_map(|it| match it {
-        Instruction::Jump(jump) => Some(jump),
-        _ => None,
+    let jumps = Instruction::all(code, address).filter_map(|it| {
+        let (leaving, target) = match it {
+            Instruction::Jump { target } => (Leaving::Jump, target),
+            Instruction::Call { target } => (Leaving::Call, target),
+            Instruction::ConditionalJump { target } => (Leaving::Condition, target),
+            _ => return None,
+        };
+        Some(Jump { leaving, target })
     });
     jumps.collect()
 }
