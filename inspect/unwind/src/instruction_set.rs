@@ -10,11 +10,12 @@ pub(crate) trait InstructionSet {
     /// The instructions of straight code, up to its end.
     type Decoder<'a>: Iterator<Item = Self::Instruction>;
 
-    /// Functions that are preceded by padding are aligned to this many bytes.
-    const ALIGNMENT: u64;
-
     /// Decodes the code from an address on; `None` if it is outside of the function.
     fn decode<'a>(code: &FunctionCode<'a>, start: u64) -> Option<Self::Decoder<'a>>;
+
+    /// Returns whether a function without padding before it may start at an address behind a call, so that the callee may
+    /// never return.
+    fn may_start_behind_call(code: &FunctionCode<'_>, at: u64) -> bool;
 
     /// The end of the padding at an address, if it has any. The outer `None` if there is no work left.
     fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>>;
@@ -23,7 +24,7 @@ pub(crate) trait InstructionSet {
     fn skip_padding(code: &FunctionCode<'_>, start: u64, work: &mut CodeWork) -> u64;
 
     /// Returns whether an indirect jump goes to what the instruction before has computed: the sum of an address and an
-    /// offset in a table. Others, such as calls of virtual functions, leave the function.
+    /// offset in a table; or to a pointer in a table. Others, such as calls of virtual functions, leave the function.
     fn is_table_jump(jump: &Self::Instruction, before: Option<&Self::Instruction>) -> bool;
 }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::instruction_set::{Flow, Instruction, InstructionSet, State};
 use crate::instructions::{CodeRules, CodeWork, FunctionCode};
+use crate::rule::Rule;
 
 /// Paths into one instruction that are followed at most: each can only make less known.
 const MAX_VISITS: u32 = 64;
@@ -29,7 +30,7 @@ pub(crate) fn function<I: InstructionSet>(
     let targets = first.found.targets;
     let mut second = Function::<I>::new(code, work);
     second.known = Some(Known { targets, confirmed });
-    second.all()
+    second.all().filter(|_| !second.found.evidence.conflicts)
 }
 
 /// A straight run of instructions.
@@ -51,6 +52,8 @@ struct Evidence {
     saves: bool,
     /// True if two paths meet with different stacks, or one leaves the function with another than that of the start.
     disagrees: bool,
+    /// True if two paths meet whose stacks are known and different, and no frame pointer leads to the caller.
+    conflicts: bool,
 }
 
 /// What the paths that were followed have shown.
@@ -262,8 +265,14 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         while let Some((start, state)) = paths.pop() {
             if let Some(known) = self.found.blocks.get(&start) {
                 self.belongs |= start < self.tried;
-                let agrees = known.state.stack() == state.stack();
+                let (theirs, mine) = (known.state.stack(), state.stack());
+                let agrees = theirs == mine;
                 self.found.evidence.disagrees |= !agrees;
+                if !agrees && theirs.is_some() && mine.is_some() {
+                    let mut both = state.clone();
+                    both.meet(&known.state);
+                    self.found.evidence.conflicts |= both.rule() == Rule::Unsupported;
+                }
                 // Both lead to the same code.
                 let (doubt, other) = (state.doubt(), known.state.doubt());
                 if agrees && state.stack().is_some() {
@@ -341,8 +350,8 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         let known = self.known.as_ref();
         // Padding is behind the last instruction of a function, or before a loop. A function that ends where the next one
         // may start has none.
-        let aligned = Some(at).filter(|at| at.is_multiple_of(I::ALIGNMENT));
-        if let Some(next) = I::padding_end(self.code, at, self.work)?.or(aligned) {
+        let start = Some(at).filter(|at| I::may_start_behind_call(self.code, *at));
+        if let Some(next) = I::padding_end(self.code, at, self.work)?.or(start) {
             self.found.doubts.insert(next);
             self.found.link(state.doubt(), Some(next));
             state.set_doubt(next);
@@ -381,7 +390,11 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             }
             Flow::IndirectJump => {
                 self.found.indirect_ends.insert(instruction.next(), false);
-                self.jump_through_table(state);
+                // Another function may end with it: what is guessed of its targets must not confirm that it is this one's.
+                let is_known = state.doubt().is_none() || self.known.is_some();
+                if is_known || I::is_table_jump(instruction, before) {
+                    self.jump_through_table(state);
+                }
             }
             Flow::Return => {
                 let is_start = state.returns(instruction);

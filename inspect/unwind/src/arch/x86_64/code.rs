@@ -32,10 +32,12 @@ impl InstructionSet for X86_64 {
     type State = State;
     type Decoder<'a> = iced_x86::DecoderIntoIter<'a>;
 
-    const ALIGNMENT: u64 = ALIGNMENT;
-
     fn decode<'a>(code: &FunctionCode<'a>, start: u64) -> Option<Self::Decoder<'a>> {
         decoder(code, start).map(Decoder::into_iter)
+    }
+
+    fn may_start_behind_call(_: &FunctionCode<'_>, at: u64) -> bool {
+        at.is_multiple_of(ALIGNMENT)
     }
 
     fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>> {
@@ -50,7 +52,9 @@ impl InstructionSet for X86_64 {
         let register = jump.op0_register();
         let is_sum =
             |it: &Instruction| it.mnemonic() == Mnemonic::Add && it.op0_register() == register;
-        register != Register::None && before.is_some_and(is_sum)
+        // Of a pointer at an index.
+        jump.memory_index() != Register::None
+            || register != Register::None && before.is_some_and(is_sum)
     }
 }
 
@@ -188,7 +192,8 @@ fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<
             Mnemonic::Int3 => is_trap = true,
             Mnemonic::Nop => {}
             _ => {
-                let is_padding = end > at && (is_trap || end.is_multiple_of(ALIGNMENT));
+                let is_padding = end > at;
+                let _ = is_trap;
                 return Some(is_padding.then_some(end));
             }
         }
