@@ -299,6 +299,22 @@ pub(crate) fn guest_python(series: &str, suite: &str) -> Result<PathBuf> {
     })
 }
 
+/// Architectures whose libraries' unwind tables are compared with their instructions, by Debian's names.
+pub(crate) const LIBRARIES: [&str; 2] = ["amd64", "arm64"];
+
+/// The folder with the libraries of one of [`LIBRARIES`], fetched on first use (about 10 s): those with assembly, and large
+/// ones of C and C++.
+pub(crate) fn libraries(architecture: &str) -> Result<PathBuf> {
+    let folder = format!("libraries-{architecture}");
+    let what = format!("libraries for {architecture}");
+    made(&folder, "tree", &what, |folder| {
+        let packages = "libgmp10 libssl3 libx264-164 musl libc6 libpython3.11 libstdc++6";
+        let packages = packages.split(' ').map(|it| format!("{it}:{architecture}"));
+        let packages: Vec<_> = packages.collect();
+        unpack(folder, "bookworm", &packages).map(drop)
+    })
+}
+
 /// Fetches packages (`NAME` or `NAME:ARCHITECTURE`), without what they depend on, and unpacks them
 /// into `tree` below a folder.
 pub(crate) fn unpack(folder: &Path, suite: &str, packages: &[impl AsRef<str>]) -> Result<PathBuf> {

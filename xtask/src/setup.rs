@@ -174,6 +174,9 @@ fn unpacked(is_all: bool) -> Missing {
     for (kernel, fetched) in kernels::fetch() {
         add(&kernel, fetched);
     }
+    for architecture in debian::LIBRARIES {
+        add("libraries with assembly", debian::libraries(architecture));
+    }
     for (series, suite) in debian::GUEST_PYTHONS {
         let fetched = debian::guest_python(series, suite);
         add(&format!("Python {series} for aarch64"), fetched);

@@ -55,13 +55,12 @@ impl UnwindTables {
         let architecture = Architecture::of(machine).ok_or(Error::Architecture)?;
         let code: Vec<Segment> = executable.copied().collect();
         let mut tables = Tables::read(elf, architecture)?;
-        if let Some(reader) = &architecture.code {
-            let functions = maker::functions(&tables, architecture, &code)?;
-            // Of Go, only functions of its runtime are left.
-            if functions.len() <= max_functions || tables.go.is_some() {
-                let starts = maker::starts_with_other_stack(&tables, architecture).collect();
-                tables.uncovered = Uncovered::read(elf, &code, &functions, starts, reader);
-            }
+        let functions = maker::functions(&tables, architecture, &code)?;
+        // Of Go, only functions of its runtime are left.
+        if functions.len() <= max_functions || tables.go.is_some() {
+            let starts = maker::starts_with_other_stack(&tables).collect();
+            let reader = &architecture.code;
+            tables.uncovered = Uncovered::read(elf, &code, &functions, starts, reader);
         }
         tables.entry_extent = tables.extent_of_entry(elf, architecture);
         Ok(UnwindTables {

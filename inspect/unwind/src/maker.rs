@@ -34,8 +34,7 @@ pub(crate) fn make(
 ) -> Result<(Rows, Counts), Error> {
     let mut eh_frame = eh_frame(tables, architecture);
     let mut debug_frame = debug_frame(tables, architecture);
-    let (mut functions, counts) =
-        described(tables, architecture, code, &mut eh_frame, &mut debug_frame)?;
+    let (mut functions, counts) = described(tables, code, &mut eh_frame, &mut debug_frame)?;
     let mut writer = Writer::new(functions.start()?, dictionary);
     writer.counts = counts;
     // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start, and programs of Free Pascal
@@ -53,15 +52,14 @@ pub(crate) fn make(
 
     let start = functions.start()?;
     let counts = writer.counts;
+    let reader = &architecture.code;
+    let uncovered = tables.uncovered.rules(reader, &mut CodeWork::default());
     let mut maker = Maker {
         eh_frame,
         debug_frame,
         functions: functions.sorted(),
         tables,
-        uncovered: architecture.code.as_ref().map_or(Vec::new(), |reader| {
-            let rules = tables.uncovered.rules(reader, &mut CodeWork::default());
-            with_ends(rules, &ends_of_stacks(tables, architecture, reader))
-        }),
+        uncovered: with_ends(uncovered, &ends_of_stacks(tables, reader)),
         architecture,
     };
     maker.write(&mut writer)?;
@@ -75,8 +73,8 @@ pub(crate) fn make(
 }
 
 /// Returns the return addresses of the calls in functions of Go that leave their stack.
-fn ends_of_stacks(tables: &Tables, architecture: &Architecture, reader: &CodeReader) -> Vec<u64> {
-    let leaving = switching(tables, architecture).filter(GoFunction::leaves_stack);
+fn ends_of_stacks(tables: &Tables, reader: &CodeReader) -> Vec<u64> {
+    let leaving = switching(tables).filter(GoFunction::leaves_stack);
     let calls = leaving.flat_map(|function| {
         let range = function.range();
         let bytes = tables.uncovered.bytes(range.clone()).unwrap_or_default();
@@ -134,31 +132,20 @@ fn debug_frame<'a>(
 
 /// Returns the functions of Go that go to another stack. Tables count from the stack pointer there, which is the other
 /// stack's: only its instructions show that the frame pointer stays.
-fn switching<'a>(
-    tables: &'a Tables,
-    architecture: &Architecture,
-) -> impl Iterator<Item = GoFunction<'a>> {
-    let table = tables.go.as_ref().filter(|_| architecture.code.is_some());
-    let functions = table.into_iter().flat_map(GoTable::functions);
+fn switching(tables: &Tables) -> impl Iterator<Item = GoFunction<'_>> {
+    let functions = tables.go.iter().flat_map(GoTable::functions);
     let switching = functions.filter(GoFunction::changes_stack);
     switching.take(MAX_SWITCHING).filter(|it| !it.is_first())
 }
 
 /// Returns where the functions of Go start that go to another stack.
-pub(crate) fn starts_with_other_stack(
-    tables: &Tables,
-    architecture: &Architecture,
-) -> impl Iterator<Item = u64> {
-    switching(tables, architecture).map(|function| function.range().start)
+pub(crate) fn starts_with_other_stack(tables: &Tables) -> impl Iterator<Item = u64> {
+    switching(tables).map(|function| function.range().start)
 }
 
 /// Adds the functions of other tables than those of call frame information.
-fn add_others(
-    tables: &Tables,
-    architecture: &Architecture,
-    functions: &mut Functions<'_>,
-) -> Result<(), Error> {
-    let switching: BTreeSet<u64> = starts_with_other_stack(tables, architecture).collect();
+fn add_others(tables: &Tables, functions: &mut Functions<'_>) -> Result<(), Error> {
+    let switching: BTreeSet<u64> = starts_with_other_stack(tables).collect();
     for function in tables.go.iter().flat_map(GoTable::functions) {
         let range = function.range();
         if switching.contains(&range.start) {
@@ -181,14 +168,13 @@ pub(crate) fn functions(
 ) -> Result<Vec<Function>, Error> {
     let mut eh_frame = eh_frame(tables, architecture);
     let mut debug_frame = debug_frame(tables, architecture);
-    let (functions, _) = described(tables, architecture, code, &mut eh_frame, &mut debug_frame)?;
+    let (functions, _) = described(tables, code, &mut eh_frame, &mut debug_frame)?;
     Ok(functions.sorted())
 }
 
 /// Lists the functions that the tables describe, and counts their entries.
 fn described<'a, 'code>(
     tables: &'a Tables,
-    architecture: &Architecture,
     code: &'code [Segment],
     eh_frame: &mut Table<'a, EhFrame<Bytes<'a>>>,
     debug_frame: &mut Table<'a, DebugFrame<Bytes<'a>>>,
@@ -197,7 +183,7 @@ fn described<'a, 'code>(
     let mut functions = Functions::new(code);
     eh_frame.functions(Source::EhFrame, &mut functions, &mut counts)?;
     debug_frame.functions(Source::DebugFrame, &mut functions, &mut counts)?;
-    add_others(tables, architecture, &mut functions)?;
+    add_others(tables, &mut functions)?;
     Ok((functions, counts))
 }
 
@@ -404,7 +390,7 @@ mod tests {
         );
         // push %rbp; call 0x1007; call *%r12; ret
         let code = [0x55, 0xe8, 1, 0, 0, 0, 0x41, 0xff, 0xd4, 0xc3];
-        let reader = Architecture::of(Machine::X86_64).unwrap().code.unwrap();
+        let reader = Architecture::of(Machine::X86_64).unwrap().code;
         assert_eq!((reader.call_ends)(&code, 0x1000), [0x1006, 0x1009]);
     }
 

@@ -15,7 +15,7 @@ const MAX_SECTION: u64 = 64 << 20;
 const MAX_STUBS: u64 = 1 << 20;
 /// Bytes that are read of the entry point. C libraries have 34 to 72 there.
 const ENTRY_CODE: usize = 80;
-/// Maximum size of the code at the entry point, in bytes, where its instructions are not known.
+/// Maximum size of the code at the entry point, in bytes.
 const MAX_ENTRY: u64 = 256;
 /// Size of `.eh_frame`, in bytes, up to which a C library counts as built without tables.
 const MAX_EH_FRAME: usize = 4096;
@@ -118,9 +118,6 @@ impl Tables {
 
     /// Finds the size of the code at the entry point, in bytes, once code without tables was read.
     pub(crate) fn extent_of_entry(&self, elf: &Elf<'_>, architecture: &Architecture) -> u64 {
-        let Some(reader) = &architecture.code else {
-            return extent_by_symbols(elf, self.entry);
-        };
         let next = self.uncovered.next_start(self.entry);
         let size = next.map_or(MAX_ENTRY, |next| MAX_ENTRY.min(next - self.entry));
         let mut bytes = vec![0; size as usize];
@@ -136,19 +133,7 @@ impl Tables {
             starts: &[],
             tails: Tails::NONE,
         };
-        (reader.extent)(&code, &mut CodeWork::default())
-    }
-}
-
-/// The size of the function at a program's entry point that its symbols show, in bytes; 0 if none names it.
-fn extent_by_symbols(elf: &Elf<'_>, entry: u64) -> u64 {
-    let is_near = |address: u64| (entry..entry.saturating_add(MAX_ENTRY)).contains(&address);
-    // Without symbols, the tables are still good.
-    let functions = elf.functions(&is_near).unwrap_or_default();
-    match functions[..] {
-        [first, next, ..] if first == entry => next - entry,
-        [first] if first == entry => MAX_ENTRY,
-        _ => 0,
+        (architecture.code.extent)(&code, &mut CodeWork::default())
     }
 }
 
@@ -225,10 +210,9 @@ mod tests {
 
     use super::*;
 
-    /// Instructions of aarch64 are not decoded: without symbols, other functions may follow at once.
     #[test]
-    fn the_code_of_the_entry_point_of_aarch64_is_as_large_as_its_symbols_show() {
-        for (flag, is_named) in [("-Wl,--discard-none", true), ("-s", false)] {
+    fn the_code_of_the_entry_point_of_aarch64_ends_with_its_second_call() {
+        for flag in ["-Wl,--discard-none", "-s"] {
             let compiler = Compiler::aarch64_gcc();
             let Some(program) = compiler.program(&["stacks.c"], &[flag]) else {
                 return;
@@ -239,9 +223,8 @@ mod tests {
             let architecture = Architecture::of(Machine::Aarch64).unwrap();
             let tables = Tables::read(&elf, architecture).unwrap();
             let extent = tables.extent_of_entry(&elf, architecture);
-            // glibc's `_start` has 13 instructions, the next function follows it.
-            let sizes = if is_named { 48..=64 } else { 0..=0 };
-            assert!(sizes.contains(&extent), "{flag}: {extent}");
+            // glibc's `_start` has 13 instructions, and the next function follows it.
+            assert_eq!(extent, 52, "{flag}");
         }
     }
 

@@ -15,7 +15,7 @@ use crate::{collector, debian};
 fn folders() -> impl Iterator<Item = (String, &'static str)> {
     let python = |(series, _)| format!("guest-cpython-{series}-arm64");
     let others = "debian-rust debian-rust-current guest-bookworm-amd64 guest-bookworm-arm64 \
-        guest-bullseye-amd64 guest-sid-amd64 guest-trixie-amd64 \
+        guest-bullseye-amd64 guest-sid-amd64 guest-trixie-amd64 libraries-amd64 libraries-arm64 \
         opentelemetry-cpp-1.19 opentelemetry-cpp-newest";
     let folders = [debian::FREE_THREADED_FOLDER].into_iter();
     let folders = folders.chain(others.split_whitespace()).map(str::to_owned);

@@ -66,8 +66,8 @@ pub(crate) struct Architecture {
     /// Returns the rule where a function of Go, which may be written in assembly, has moved the stack pointer by that
     /// many bytes.
     pub(crate) go: fn(size: i32, is_assembly: bool) -> Rule,
-    /// Makes rules of instructions. `None` if this architecture's are not decoded.
-    pub(crate) code: Option<CodeReader>,
+    /// Makes rules of instructions.
+    pub(crate) code: CodeReader,
 }
 
 #[derive(Debug)]

@@ -1,27 +1,21 @@
-use std::cell::Cell;
-use std::fs::File;
-use std::path::Path;
-use std::sync::Arc;
+mod tables;
 
-use otelctx_fixtures::Compiler;
-use otelctx_remote::elf::{FileBytes, Source};
+use std::cell::Cell;
+
+use otelctx_remote::elf::Source;
 use otelctx_remote::{Machine, Memory, MemoryError};
 
 use super::*;
 use crate::arch::Architecture;
-use crate::file::FileRows;
+use crate::functions;
 use crate::instructions::{MAX_FUNCTION, MAX_WORK};
-use crate::rule::{Cfa, Dictionary, FrameRule, Saved};
-use crate::tables::Tables;
-use crate::{functions, maker};
 
-const RSP: u8 = 7;
 const START: u64 = 0x1000;
 const UD2: [u8; 2] = [0x0f, 0x0b];
 
 fn x86_64() -> (&'static Architecture, &'static CodeReader) {
     let architecture = Architecture::of(Machine::X86_64).unwrap();
-    (architecture, architecture.code.as_ref().unwrap())
+    (architecture, &architecture.code)
 }
 
 /// Code of which nothing names functions.
@@ -32,203 +26,6 @@ fn unnamed(bytes: Vec<u8>) -> Uncovered {
             bytes,
         }],
         starts: Vec::new(),
-    }
-}
-
-/// The rules of instructions, compared with the rules in the tables that compilers wrote for the same code.
-#[test]
-fn rules_of_instructions_are_those_of_the_tables() {
-    let (architecture, reader) = x86_64();
-    // Not the C library, whose assembly has pushes that its tables leave out.
-    for path in ["/proc/self/exe", "/bin/bash", "/usr/bin/perl"] {
-        let Ok(file) = File::open(path) else {
-            continue;
-        };
-        let bytes = FileBytes(&file);
-        let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
-        let rows = FileRows::of(&elf, &Arc::new(Dictionary::new())).unwrap();
-        let tables = Tables::read(&elf, architecture).unwrap();
-        let segments = elf.loads().iter().filter(|it| it.executable);
-        let segments: Vec<Segment> = segments.copied().collect();
-        let mut tally = Tally::default();
-        for function in maker::functions(&tables, architecture, &segments).unwrap() {
-            if function.source != functions::Source::EhFrame {
-                continue;
-            }
-            let mut bytes = vec![0; (function.end - function.start) as usize];
-            elf.read_at(function.start, &mut bytes).unwrap();
-            let code = FunctionCode {
-                bytes: &bytes,
-                address: function.start,
-                start: function.start,
-                end: function.end,
-                starts: &[],
-                tails: Tails::NONE,
-            };
-            let rules = (reader.function)(&code, &mut CodeWork::default());
-            tally.functions += 1;
-            tally.undecided_functions += u64::from(rules.is_none());
-            let rules = rules.unwrap_or_default().rules;
-            tally.compare(&rules, &rows, |at| {
-                let bytes = code.from(at)?;
-                bytes.first_chunk().copied()
-            });
-        }
-        println!("{path}: {tally}");
-        tally.check(500_000, 8);
-    }
-}
-
-/// Bytes of code, by how their rules compare with those of the tables.
-#[derive(Debug, Default)]
-struct Tally {
-    functions: u64,
-    undecided_functions: u64,
-    equal: u64,
-    undecided: u64,
-    /// Tables that count from another register can mean the same.
-    others: u64,
-    different: u64,
-    first_different: Option<String>,
-}
-
-impl Tally {
-    /// Compares rules in the order of addresses, whose ranges end with gaps, with those of the tables. `code` returns the
-    /// instruction at an address.
-    fn compare(
-        &mut self,
-        rules: &[(u64, Rule)],
-        rows: &FileRows,
-        code: impl Fn(u64) -> Option<[u8; 2]>,
-    ) {
-        for pair in rules.windows(2) {
-            let [(start, found), (end, _)] = pair else {
-                continue;
-            };
-            if *found == Rule::Gap {
-                continue;
-            }
-            for at in *start..*end {
-                let known = rows.rule_at(at);
-                match (*found, known) {
-                    // LLVM's tables can have the rule of a function's start there, after a jump through a table.
-                    _ if code(at) == Some(UD2) || at > *start && code(at - 1) == Some(UD2) => {}
-                    (Rule::Unsupported, _) => self.undecided += 1,
-                    (found, known) if found == known => self.equal += 1,
-                    (Rule::Frame(found), Rule::Frame(known))
-                        if found.cfa == known.cfa && found.frame_pointer == Saved::Unknown =>
-                    {
-                        self.undecided += 1
-                    }
-                    // Clang's tables say that a register is saved when all are.
-                    (Rule::Frame(found), Rule::Frame(known))
-                        if found.cfa == known.cfa && known.frame_pointer == Saved::Same =>
-                    {
-                        self.others += 1;
-                    }
-                    (Rule::Frame(found), Rule::Frame(known)) if counts_alike(&found, &known) => {
-                        self.different += 1;
-                        self.first_different
-                            .get_or_insert_with(|| format!("{at:#x}: {found:?}, not {known:?}"));
-                    }
-                    _ => self.others += 1,
-                }
-            }
-        }
-    }
-
-    /// Checks that no rule is different, and that less than one in `min_decided` functions is undecided.
-    #[track_caller]
-    fn check(&self, min_equal: u64, min_decided: u64) {
-        assert_eq!(self.different, 0, "{:?}", self.first_different);
-        assert!(self.equal >= min_equal, "{self}");
-        assert!(self.undecided * 20 < self.equal, "{self}");
-        assert!(self.others * 1000 < self.equal.max(100_000), "{self}");
-        assert!(
-            self.undecided_functions * min_decided < self.functions,
-            "{self}"
-        );
-    }
-}
-
-impl std::fmt::Display for Tally {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            functions,
-            undecided_functions,
-            equal,
-            undecided,
-            others,
-            different,
-            ..
-        } = self;
-        write!(
-            out,
-            "{equal} bytes equal, {undecided} undecided, {others} of another kind, {different} different; \
-            {undecided_functions} of {functions} functions undecided"
-        )
-    }
-}
-
-/// Whether both count from the stack pointer.
-fn counts_alike(found: &FrameRule, known: &FrameRule) -> bool {
-    let counts = |rule: &FrameRule| matches!(rule.cfa, Cfa::Register { register: RSP, .. });
-    counts(found) && counts(known)
-}
-
-/// Rules of a file whose tables and symbols are withheld, compared with those of its tables.
-fn compare_whole(path: &Path) -> Tally {
-    let (architecture, reader) = x86_64();
-    let file = File::open(path).unwrap();
-    let bytes = FileBytes(&file);
-    let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
-    let rows = FileRows::of(&elf, &Arc::new(Dictionary::new())).unwrap();
-    let tables = Tables::read(&elf, architecture).unwrap();
-    let segments = elf.loads().iter().filter(|it| it.executable);
-    let segments: Vec<Segment> = segments.copied().collect();
-    let uncovered = Uncovered {
-        pieces: read_pieces(&elf, &segments, &[]),
-        starts: Vec::new(),
-    };
-    let rules = uncovered.rules(reader, &mut CodeWork::default());
-    let mut tally = Tally::default();
-    for function in maker::functions(&tables, architecture, &segments).unwrap() {
-        let behind = rules.partition_point(|rule| rule.0 <= function.start);
-        let rule = behind.checked_sub(1).map(|index| rules[index].1);
-        let is_undecided = matches!(rule, None | Some(Rule::Gap | Rule::Unsupported));
-        if function.source == functions::Source::EhFrame {
-            tally.functions += 1;
-            tally.undecided_functions += u64::from(is_undecided);
-        }
-    }
-    tally.compare(&rules, &rows, |at| {
-        let piece = uncovered.piece_at(at)?;
-        let bytes = piece.bytes.get((at - piece.start) as usize..)?;
-        bytes.first_chunk().copied()
-    });
-    println!("{}: {tally}", path.display());
-    tally
-}
-
-#[test]
-fn rules_of_files_without_tables_and_symbols_are_those_of_the_tables() {
-    for (compiler, flags) in [
-        (Compiler::gcc(), ["-O2", "-fomit-frame-pointer"]),
-        (Compiler::gcc(), ["-Os", "-fcf-protection=full"]),
-        (Compiler::gcc(), ["-O3", "-fstack-protector-all"]),
-        (Compiler::clang(), ["-O2", "-fomit-frame-pointer"]),
-    ] {
-        if let Some(library) = compiler.library(&["stacks.c"], &flags) {
-            compare_whole(&library).check(1000, 3);
-        }
-    }
-    // Not those of the C library, whose assembly has pushes that its tables leave out.
-    let libraries = "/usr/lib/x86_64-linux-gnu";
-    for name in ["libz.so.1", "libexpat.so.1", "libsqlite3.so.0", "libm.so.6"] {
-        let path = Path::new(libraries).join(name);
-        if path.exists() {
-            compare_whole(&path).check(50_000, 3);
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! aarch64.
 
+mod code;
 mod stubs;
 
 use super::{Architecture, ContextLayout, MAX_FIRST_RETURNS, ReadBefore};
@@ -39,11 +40,11 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     address_mask: (1 << 48) - 1,
     vendor: gimli::Vendor::AArch64,
     stubs: stubs::rules,
-    // On aarch64, no program is known whose entry point has no unwind tables.
+    // Its end is found by its instructions.
     entry: |_| 0,
     first_returns,
     go,
-    code: None,
+    code: code::READER,
 };
 
 /// Go's functions have the return address at the stack pointer, and the frame pointer below it (`preprocess` in Go's
@@ -144,7 +145,47 @@ pub(super) fn rule(bytes: i32, return_address: ReturnAddress) -> Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::first_returns;
+    use super::*;
+    use crate::error::Error;
+
+    /// crti.o's and crtn.o's, with protected branches and without; and a table of linkage.
+    #[test]
+    fn functions_of_the_start_files_have_frames() {
+        let rules = |words: &[u32]| {
+            let code: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
+            let mut found = Vec::new();
+            let mut write = |at, rule| {
+                found.push((at, rule));
+                Ok::<(), Error>(())
+            };
+            stubs::rules(&code, 0x1000, &mut write).unwrap();
+            found.retain(|it| it.1 != Rule::Gap);
+            found
+        };
+        let saved = Rule::Frame(FrameRule {
+            cfa: Cfa::Register {
+                register: 31,
+                offset: 16,
+            },
+            frame_pointer: Saved::AtCfa(-16),
+            base: Saved::Unknown,
+            return_address: ReturnAddress::AtCfa(-8),
+        });
+        // stp x29, x30, [sp, #-16]!; mov x29, sp; bl; ldp x29, x30, [sp], #16
+        let body = [0xa9bf_7bfd, 0x9100_03fd, 0x9400_000f, 0xa8c1_7bfd];
+        let plain = [&body[..], &[0xd65f_03c0]].concat();
+        let expected = [(0x1000, leaf()), (0x1004, saved), (0x1010, leaf())];
+        assert_eq!(rules(&plain), expected);
+        // paciasp; autiasp; ret
+        let signed = [&[0xd503_233f], &body[..], &[0xd503_23bf, 0xd65f_03c0]].concat();
+        let expected = [(0x1000, leaf()), (0x1008, saved), (0x1014, leaf())];
+        assert_eq!(rules(&signed), expected);
+        // stp x16, x30, [sp, #-16]!: the header
+        let header = [&[0xa9bf_7bf0], &[0xd503_201f; 11][..]].concat();
+        let pushed = rule(16, ReturnAddress::AtCfa(-8));
+        let expected = [(0x1000, leaf()), (0x1004, pushed), (0x1020, leaf())];
+        assert_eq!(rules(&header), expected);
+    }
 
     #[test]
     fn a_call_whose_result_ends_the_thread_is_its_first() {

@@ -45,7 +45,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     entry,
     first_returns,
     go,
-    code: Some(code::READER),
+    code: code::READER,
 };
 
 /// glibc's `_start` (sysdeps/x86_64/start.S) clears the frame pointer, and has `hlt` behind its
