@@ -5,6 +5,7 @@
 //! meet, only values on which all of them agree are known.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use crate::instruction_set::{Flow, Instruction, InstructionSet, State};
 use crate::instructions::{CodeRules, CodeWork, FunctionCode};
@@ -21,16 +22,19 @@ pub(crate) fn function<I: InstructionSet>(
     work: &mut CodeWork,
 ) -> Option<CodeRules> {
     let mut first = Function::<I>::new(code, &mut *work);
-    let rules = first.all();
+    let is_followed = first.all().is_some();
     let confirmed = first.found.confirmed();
     if !first.found.evidence.disagrees && first.found.doubts.is_subset(&confirmed) {
-        return rules;
+        let is_function = is_followed && first.is_function();
+        return is_function.then(|| first.rules()).flatten();
     }
     // Most likely, a call that never returns is followed by what only jumps reach, or by another function.
     let targets = first.found.targets;
     let mut second = Function::<I>::new(code, work);
     second.known = Some(Known { targets, confirmed });
-    second.all().filter(|_| !second.found.evidence.conflicts)
+    second.all()?;
+    let is_function = second.is_function() && !second.found.evidence.conflicts;
+    is_function.then(|| second.rules()).flatten()
 }
 
 /// A straight run of instructions.
@@ -156,8 +160,8 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         }
     }
 
-    /// Follows all paths. `None` if the code is no function's, or not known to be one's.
-    fn all(&mut self) -> Option<CodeRules> {
+    /// Follows all paths. `None` if the code is no function's.
+    fn all(&mut self) -> Option<()> {
         self.follow(self.code.start, I::State::at_start())?;
         loop {
             self.follow_tables()?;
@@ -168,9 +172,12 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
                 self.follow_doubtful(start, state)?;
             }
         }
-        let rules = self.rules()?;
-        let evidence = self.found.evidence;
-        (evidence.returns || evidence.saves).then_some(rules)
+        Some(())
+    }
+
+    /// Returns whether the code is known to be a function's.
+    fn is_function(&self) -> bool {
+        self.found.evidence.returns || self.found.evidence.saves
     }
 
     /// Follows what only jumps through a table reach: their targets have the state of those jumps.
@@ -319,11 +326,20 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         let mut is_prologue = start == self.code.start;
         let mut is_behind_call = false;
         let (mut at, mut before) = (start, None);
+        // No other blocks are added meanwhile.
+        let following = self.found.blocks.range((Excluded(start), Unbounded));
+        let following: Option<u64> = following.map(|(start, _)| *start).next();
+        let mut next_block = following.unwrap_or(u64::MAX);
         loop {
             if is_behind_call && self.may_not_return(at, &mut state)? {
                 break;
             }
-            if at != start && self.found.blocks.contains_key(&at) {
+            if at > next_block {
+                // It is inside of an instruction.
+                let mut following = self.found.blocks.range(at..);
+                next_block = following.next().map_or(u64::MAX, |(start, _)| *start);
+            }
+            if at == next_block {
                 paths.push((at, state));
                 break;
             }

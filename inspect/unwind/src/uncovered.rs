@@ -1,13 +1,13 @@
 //! Functions that no table describes: assembly, and code of compilers that write no tables. Their rules are made of
 //! their instructions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use otelctx_remote::elf::{Elf, Segment};
 
 use crate::functions::{Function, MAX_ALIGNMENT};
-use crate::instructions::{Call, CodeReader, CodeWork, FunctionCode, Tails};
+use crate::instructions::{Call, CodeReader, CodeRules, CodeWork, FunctionCode, Tails};
 use crate::rule::Rule;
 
 /// Maximum size of one file's code without tables that is read, and of the code in which calls to that are searched
@@ -132,6 +132,7 @@ impl Uncovered {
         let mut starts = self.starts.clone();
         let mut found = Vec::new();
         let mut tails = Tails::default();
+        let mut decided = BTreeMap::new();
         for round in 0..MAX_ROUNDS {
             let mut of_round = Round {
                 uncovered: self,
@@ -140,6 +141,7 @@ impl Uncovered {
                 found: Vec::new(),
                 tails,
                 called: BTreeSet::new(),
+                decided: &mut decided,
             };
             for piece in &self.pieces {
                 of_round.find(piece, work);
@@ -245,6 +247,8 @@ struct Round<'a> {
     tails: Tails,
     /// Where functions are not aligned, calls of them show where they start.
     called: BTreeSet<u64>,
+    /// Functions that an earlier round has decided, by their ranges. That more starts are known changes nothing of them.
+    decided: &'a mut BTreeMap<(u64, u64), CodeRules>,
 }
 
 /// Code that is not known to belong to a function.
@@ -292,8 +296,13 @@ impl Round<'_> {
             let is_first = range.start == piece.start;
             let may_start =
                 is_named || is_first || piece.may_start_at(code.start, reader, is_behind_function);
-            let rules = may_start.then(|| (reader.function)(&code, work.of_function()));
-            let Some(rules) = rules.flatten() else {
+            let range = (code.start, code.end);
+            if may_start && !self.decided.contains_key(&range) {
+                let rules = (reader.function)(&code, work.of_function());
+                self.decided.extend(rules.map(|rules| (range, rules)));
+            }
+            let rules = self.decided.get(&range).filter(|_| may_start);
+            let Some(rules) = rules else {
                 // What is named is one function.
                 if !is_named {
                     let next = next_aligned(&code, reader);
@@ -302,7 +311,7 @@ impl Round<'_> {
                 continue;
             };
             let (start, end) = (code.start, code.end);
-            self.tails.add(&rules);
+            self.tails.add(rules);
             let mut covered = start;
             for straight in rules.ranges() {
                 if covered < straight.start && covered > start {
@@ -314,7 +323,8 @@ impl Round<'_> {
             if covered < end && covered > start {
                 holes.push(hole(covered..end, true));
             }
-            self.add_called(&rules.calls);
+            let calls = rules.calls.clone();
+            self.add_called(&calls);
         }
     }
 

@@ -18,12 +18,22 @@ use crate::row::Report;
 use crate::scratch::{self, Directory};
 
 /// Files that are measured one by one.
-const FILES: [&str; 5] = [
+const FILES: [&str; 7] = [
     "/bin/bash",
     "/usr/bin/python3",
     "/usr/lib/x86_64-linux-gnu/libc.so.6",
     "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
     "/usr/bin/node",
+    // With functions in assembly without tables.
+    "/usr/lib/x86_64-linux-gnu/libcrypto.so.3",
+    "/usr/lib/x86_64-linux-gnu/libgmp.so.10",
+];
+/// Files whose rows are also made without their tables: each function's by its instructions.
+const DECODED: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu/libcrypto.so.3",
+    "/usr/lib/x86_64-linux-gnu/libgmp.so.10",
+    "/usr/aarch64-linux-gnu/lib/libc.so.6",
+    "/usr/aarch64-linux-gnu/lib/libm.so.6",
 ];
 /// Different files whose rows are in memory at the same time.
 const MANY: usize = 500;
@@ -54,7 +64,50 @@ pub(crate) fn run(report: &mut Report) {
             Err(why) => report.failed(&name, &why),
         }
     }
+    for path in DECODED.iter().filter(|path| Path::new(path).exists()) {
+        if let Err(why) = by_instructions(report, Path::new(path)) {
+            report.failed(path, &why);
+        }
+    }
     many(report);
+}
+
+/// Rows of a file whose tables are withheld.
+fn by_instructions(report: &mut Report, path: &Path) -> Result<(), String> {
+    let functions = make(path, &Arc::new(Dictionary::new()))?.counts().entries;
+    let directory = Directory::new("rows");
+    let without_tables = directory.path().join("library");
+    let mut bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    withhold_tables(&mut bytes).ok_or("its headers are damaged")?;
+    std::fs::write(&without_tables, bytes).map_err(|error| error.to_string())?;
+    let time = measure(&without_tables)?.time;
+    let name = path.strip_prefix("/usr").unwrap_or(path).display();
+    let each = time.as_secs_f64() * 1e6 / functions as f64;
+    let what = format!("{name} without its tables: a function");
+    report.alone(what, each, "µs", 10.0);
+    Ok(())
+}
+
+/// Hides the unwind tables of an ELF file: its sections have no names, and the header of the table that is searched is no
+/// segment (System V ABI, "ELF Header", "Program Header").
+fn withhold_tables(bytes: &mut [u8]) -> Option<()> {
+    const GNU_EH_FRAME: [u8; 4] = 0x6474_e550_u32.to_le_bytes();
+    let number = |bytes: &[u8], at: usize| {
+        let number = bytes.get(at..)?.first_chunk()?;
+        Some(usize::from(u16::from_le_bytes(*number)))
+    };
+    let segments = u64::from_le_bytes(*bytes.get(32..)?.first_chunk()?) as usize;
+    let (size, count) = (number(bytes, 54)?, number(bytes, 56)?);
+    for index in 0..count {
+        let kind = bytes.get_mut(segments + index * size..)?;
+        let kind = kind.first_chunk_mut::<4>()?;
+        if *kind == GNU_EH_FRAME {
+            *kind = [0; 4];
+        }
+    }
+    // Without the section of names, no section has one.
+    bytes.get_mut(62..64)?.fill(0);
+    Some(())
 }
 
 /// Rows of a file.
