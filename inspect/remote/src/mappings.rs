@@ -11,7 +11,7 @@ use std::io::{self, Read};
 use std::ops::ControlFlow;
 
 use crate::Device;
-pub use moved::{ExecutableMapping, VisitExecutable, is_name_of_memory};
+pub use moved::{ExecutableMapping, HUGE_PAGE, VisitExecutable, is_name_of_memory};
 pub(crate) use search::is_clock_check_due;
 pub use search::{NameFilter, NamedMapping, Scan, ScanOptions, Search};
 

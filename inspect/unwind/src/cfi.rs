@@ -148,10 +148,10 @@ where
         budget: &mut Budget,
         writer: &mut Writer<'_>,
     ) -> Result<u64, Error> {
-        let mut behind = function.end;
+        let mut rules_end = function.end;
         let Some(entry) = self.function(function.offset) else {
             writer.write(from, Rule::Gap)?;
-            return Ok(behind);
+            return Ok(rules_end);
         };
         let size = entry.entry_len().saturating_add(entry.cie().entry_len());
         budget.take_instructions(size as u64)?;
@@ -160,18 +160,18 @@ where
         let Ok(mut rows) = entry.rows(&self.section, &self.bases, &mut self.context) else {
             writer.counts.damaged += 1;
             writer.write(from, Rule::Gap)?;
-            return Ok(behind);
+            return Ok(rules_end);
         };
         let function_end = entry.end_address();
         let mut at = from;
         loop {
             let row = match rows.next_row() {
                 Ok(Some(row)) => row,
-                Ok(None) => return Ok(behind),
+                Ok(None) => return Ok(rules_end),
                 Err(_) => {
                     writer.counts.damaged += 1;
                     writer.write(at, Rule::Gap)?;
-                    return Ok(behind);
+                    return Ok(rules_end);
                 }
             };
             budget.take_row()?;
@@ -184,10 +184,10 @@ where
                 if end == function_end {
                     end = limit;
                 }
-                behind = end.min(limit).max(behind);
+                rules_end = end.min(limit).max(rules_end);
             }
-            if start >= behind {
-                return Ok(behind);
+            if start >= rules_end {
+                return Ok(rules_end);
             }
             if end > at && end > start {
                 match rule {
@@ -199,7 +199,7 @@ where
                     None => writer.counts.unsupported += 1,
                 }
                 writer.write(start.max(at), rule.unwrap_or(Rule::Unsupported))?;
-                at = end.min(behind);
+                at = end.min(rules_end);
             }
         }
     }

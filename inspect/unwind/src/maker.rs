@@ -24,7 +24,7 @@ const MAX_ENDS: usize = 16;
 const MAX_LEAVING_CODE: usize = 1024;
 
 /// Maximum size of a function's code behind the end of its entry, in bytes.
-const MAX_BEHIND: u64 = 64 << 10;
+const MAX_CODE_BEHIND_ENTRY: u64 = 64 << 10;
 
 pub(crate) fn make(
     tables: &Tables,
@@ -274,7 +274,7 @@ impl Maker<'_> {
                     let next = self.functions.get(index + 1).map(|next| next.start);
                     let other = self.tables.uncovered.next_start(covered.saturating_sub(1));
                     let limit = [next, other].into_iter().flatten().min();
-                    let limit = limit.map_or(covered, |it| it.min(covered + MAX_BEHIND));
+                    let limit = limit.map_or(covered, |it| it.min(covered + MAX_CODE_BEHIND_ENTRY));
                     let limit = limit.max(covered);
                     let table = &mut self.debug_frame;
                     covered = table.evaluate(&function, from, limit, budget, writer)?;

@@ -212,6 +212,12 @@ fn a_stripped_program_is_named_by_its_debug_file() {
     tool("mkfifo", &[text(debug)]);
     assert_eq!(beside(), expected, "behind a FIFO");
     fs::remove_file(debug).unwrap();
+    // One that never ends, and one that never answers.
+    for device in ["/dev/zero", "/dev/tty"] {
+        std::os::unix::fs::symlink(device, debug).unwrap();
+        assert_eq!(beside(), expected, "behind {device}");
+        fs::remove_file(debug).unwrap();
+    }
     fs::File::create(debug).unwrap().set_len(100 << 30).unwrap();
     assert_eq!(beside(), expected, "behind a file of 100 GiB");
     fs::remove_file(debug).unwrap();

@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 /// Largest size of a page that files are mapped in (aarch64), in bytes.
 const MAX_PAGE: u64 = 64 * 1024;
 /// Size of the smallest huge page, in bytes: mappings of hugetlbfs are aligned to it.
-const HUGE_PAGE: u64 = 2 << 20;
+pub const HUGE_PAGE: u64 = 2 << 20;
 /// Maximum number of pages that are compared for a mapping: of a program of 60 MB, one in 1,000.
 const MAX_COMPARED_PAGES: u64 = 16;
 /// Maximum number of comparisons in one visit of a process's mappings.

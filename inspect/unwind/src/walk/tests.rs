@@ -519,6 +519,34 @@ fn frames_beyond_the_limit_are_cut() {
     assert_eq!((frames.len(), end), (7, StackEnd::Limit));
 }
 
+/// A stack of ten million frames, of which the innermost ones are read.
+#[test]
+fn endless_frames_cost_as_much_as_the_limit_allows() {
+    const FRAMES: u64 = 10_000_000;
+    struct Endless(std::cell::Cell<usize>);
+    impl Memory for Endless {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+            let length = buffer.len();
+            self.0.set(self.0.get() + length);
+            if !(STACK..STACK + 8 * FRAMES).contains(&address) {
+                return Err(MemoryError::Unmapped { address, length });
+            }
+            for word in buffer.chunks_mut(8) {
+                word.copy_from_slice(&(CODE + 1).to_ne_bytes()[..word.len()]);
+            }
+            Ok(())
+        }
+    }
+    let memory = Endless(std::cell::Cell::new(0));
+    let code = code(&[above(8)]);
+    let mut frames = Vec::new();
+    let end = walk(&registers(CODE, 0), &code, &memory, MAX_FRAMES, &mut frames);
+    assert_eq!((frames.len(), end), (MAX_FRAMES, StackEnd::Limit));
+    // By pages.
+    let bytes = memory.0.get();
+    assert!(bytes <= 8 * MAX_FRAMES + 2 * WINDOW as usize, "{bytes}");
+}
+
 #[test]
 fn what_is_not_known_is_not_guessed() {
     let code = code(&[

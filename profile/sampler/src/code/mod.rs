@@ -16,7 +16,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use otelctx_reader::remote::mappings::is_name_of_memory;
+use otelctx_reader::remote::mappings::{HUGE_PAGE, is_name_of_memory};
 use otelctx_reader::remote::{self, Device};
 use otelctx_sample::{Catalog, Frame, Mapping, Module, ProcessId};
 use otelctx_track::schedule::Backoff;
@@ -34,8 +34,6 @@ const MAX_MAPPINGS: usize = 16 * 1024;
 const MAX_NEXT: usize = 16;
 /// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
-/// Size of the smallest huge page, in bytes.
-const HUGE_PAGE: u64 = 2 << 20;
 /// How long to wait between two searches for mappings that newer ones have replaced.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
