@@ -3,7 +3,7 @@ use std::process::Command;
 use super::*;
 
 #[test]
-fn code_that_is_no_instruction_is_told_from_code_that_is() {
+fn code_that_is_no_instruction_is_invalid() {
     let decode = |word| Instruction::decode(word, 0x1000);
     assert_eq!(decode(0), Instruction::Trap);
     assert_eq!(decode(0xd420_0000), Instruction::Trap);
@@ -12,7 +12,7 @@ fn code_that_is_no_instruction_is_told_from_code_that_is() {
     }
 }
 
-/// Registers that instructions change beside those that the disassembler names first.
+/// Registers that instructions change beside the first one that the disassembler names.
 #[test]
 fn all_registers_that_an_instruction_changes_are_known() {
     let changed = |word| match Instruction::decode(word, 0) {

@@ -12,7 +12,7 @@ const FRAME_POINTER: u8 = 29;
 /// Registers that a callee may change (Procedure Call Standard for the Arm 64-bit Architecture, "General-purpose Registers"):
 /// x0 to x18, and the link register.
 const CALLER_SAVED: u32 = ((1 << 19) - 1) | (1 << LINK);
-/// Registers that compilers have the size of a large frame in: those that have no arguments or results.
+/// Registers for the size of a large frame, which have no arguments or results.
 const SCRATCH: std::ops::RangeInclusive<u8> = 9..=17;
 
 /// Where a value of the caller is. Both may hold.
