@@ -345,13 +345,13 @@ impl Round<'_> {
 /// The next aligned address at which an instruction starts.
 fn next_aligned(code: &FunctionCode<'_>, reader: &CodeReader) -> Option<u64> {
     let mut at = code.start;
-    let mut next = (at / ALIGNMENT + 1) * ALIGNMENT;
+    let mut next = at.checked_add(1)?.checked_next_multiple_of(ALIGNMENT)?;
     while next < code.end {
         at = (reader.next_instruction)(code.from(at)?, at, next);
         if at == next {
             return Some(next);
         }
-        next += ALIGNMENT;
+        next = next.checked_add(ALIGNMENT)?;
     }
     None
 }

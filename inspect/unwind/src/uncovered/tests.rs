@@ -2,6 +2,7 @@ mod tables;
 
 use std::cell::Cell;
 
+use otelctx_fixtures::Random;
 use otelctx_remote::elf::Source;
 use otelctx_remote::{Machine, Memory, MemoryError};
 
@@ -329,4 +330,52 @@ fn functions_start_behind_zeros_that_align_them() {
     assert_eq!(starts(11), [0]);
     // More than alignment takes.
     assert_eq!(starts(29), [0]);
+}
+
+/// Code of real programs with a few other bytes, at any address: rules are the same each time, and in order.
+#[test]
+fn damaged_code_has_rules_in_order() {
+    let mut random = Random::new(1);
+    let programs = [
+        (Machine::X86_64, "/proc/self/exe"),
+        (Machine::Aarch64, "/usr/aarch64-linux-gnu/lib/libm.so.6"),
+    ];
+    for (machine, path) in programs {
+        let Ok(program) = std::fs::read(path) else {
+            continue;
+        };
+        let reader = &Architecture::of(machine).unwrap().code;
+        for _ in 0..10_000 {
+            let mut number = |below: usize| random.below(below as u64) as usize;
+            let size = number(100) * 4;
+            let from = number(program.len() - size) & !3;
+            let mut bytes = program[from..from + size].to_vec();
+            for _ in 0..number(8).min(size) {
+                bytes[number(size)] = number(256) as u8;
+            }
+            let highest = u64::MAX - size as u64;
+            let start = [START, 0, highest, highest - 3][number(4)];
+            let mut starts: Vec<u64> = (0..number(4))
+                .map(|_| start + number(size + 1) as u64)
+                .collect();
+            starts.sort_unstable();
+            starts.dedup();
+            let pieces = vec![Piece { start, bytes }];
+            let code = Uncovered { pieces, starts };
+            let rules = code.rules(reader, &mut CodeWork::default());
+            assert_eq!(rules, code.rules(reader, &mut CodeWork::default()));
+            assert!(rules.is_sorted_by(|first, second| first.0 < second.0));
+            let bytes = &code.pieces[0].bytes;
+            let function = FunctionCode {
+                bytes,
+                address: start,
+                start,
+                end: start + size as u64,
+                starts: &[],
+                tails: Tails::NONE,
+            };
+            let extent = (reader.extent)(&function, &mut CodeWork::default());
+            assert!(extent <= size as u64);
+        }
+    }
 }
