@@ -2,7 +2,7 @@
 import { $, ROWS, RUNNING, element, isolated, page } from './state.js';
 import { readOverview, readSamples, traceId, unpack } from './columns.js';
 import { view } from './tree.js';
-import { Selector, addUpTree, functionsWith } from './selection.js';
+import { Selector, addUpRoutes, addUpTraces, addUpTree, functionsWith } from './selection.js';
 import { LANGUAGES, clock, duration, offset, routeText, seconds, serviceText } from './text.js';
 import { shortName, timeAt } from './text.js';
 import { PLUMBING, palette } from './colours.js';
@@ -383,6 +383,7 @@ function showLegend(list, entries) {
 }
 
 // For tests and measurements.
-globalThis.page = Object.assign(page, { choose, update, zoomTo, setRange });
+Object.assign(page, { choose, update, zoomTo, setRange, addUpRoutes, addUpTraces });
+globalThis.page = page;
 
 start();

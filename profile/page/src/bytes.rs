@@ -1,6 +1,6 @@
 //! The encodings of columns: variable-length integers, lists of texts, deflate and base64.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
@@ -53,10 +53,10 @@ impl Bytes {
     }
 
     /// Returns them compressed, as raw deflate in base64.
-    pub(crate) fn packed(&self) -> Vec<u8> {
+    pub(crate) fn packed(&self) -> io::Result<Vec<u8>> {
         let mut encoder = DeflateEncoder::new(Vec::with_capacity(self.0.len() / 2), LEVEL);
-        let all = encoder.write_all(&self.0).and_then(|()| encoder.finish());
-        base64(&all.expect("a vector takes all bytes"))
+        encoder.write_all(&self.0)?;
+        Ok(base64(&encoder.finish()?))
     }
 }
 

@@ -102,7 +102,13 @@ fn hash(text: &str) -> Vec<u8> {
 }
 
 fn title(recording: &Recording) -> String {
-    clean(&recording.title, MAX_TITLE_BYTES).into_owned()
+    let title = clean(&recording.title, MAX_TITLE_BYTES);
+    let is_empty = title.trim().is_empty();
+    if is_empty {
+        "Recording".to_owned()
+    } else {
+        title.into_owned()
+    }
 }
 
 fn summary(recording: &Recording, ordered: &Ordered) -> String {
@@ -143,7 +149,7 @@ fn grouped(number: u64) -> String {
 /// The recording's note, and what the page itself does not show.
 fn note(recording: &Recording, tree: &Tree) -> String {
     let mut note = recording.note.as_deref().map_or_else(String::new, |note| {
-        clean(note, MAX_LABEL_BYTES).into_owned()
+        clean(note, MAX_SHORT_BYTES).into_owned()
     });
     if tree.cut_samples > 0 {
         let samples = counted(tree.cut_samples as usize, "sample");
@@ -220,7 +226,7 @@ fn write_sections(sections: &[Section], writer: &mut dyn Write) -> io::Result<()
             writer,
             "<script type=\"application/octet-stream\" data-section=\"{name}\">"
         )?;
-        writer.write_all(&bytes.packed())?;
+        writer.write_all(&bytes.packed()?)?;
         writeln!(writer, "</script>")?;
     }
     Ok(())

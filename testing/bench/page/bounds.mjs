@@ -58,18 +58,17 @@ async function measureLoading() {
     });
     await goTo(page);
     const { traceEvents } = JSON.parse(await browser.stopTracing());
-    const mark = (name) =>
-      traceEvents.find((it) => it.name === name && it.cat.includes('user_timing'));
+    const mark = name => traceEvents.find(it => it.name === name && it.cat.includes('user_timing'));
     const [picture, ready] = [mark('picture'), mark('ready')];
-    const isMain = (it) => it.pid === picture.pid && it.tid === picture.tid && it.tts > 0;
+    const isMain = it => it.pid === picture.pid && it.tid === picture.tid && it.tts > 0;
     const times = traceEvents
-      .filter((it) => isMain(it) && it.name === 'CommitLoad')
-      .map((it) => it.tts);
-    const start = Math.max(...times.filter((time) => time < picture.tts));
+      .filter(it => isMain(it) && it.name === 'CommitLoad')
+      .map(it => it.tts);
+    const start = Math.max(...times.filter(time => time < picture.tts));
     loads.push([(picture.tts - start) / 1e6, (ready.tts - start) / 1e6]);
     await page.context().close();
   }
-  const median = (column) => loads.map((load) => load[column]).sort((a, b) => a - b)[LOADS >> 1];
+  const median = column => loads.map(load => load[column]).sort((a, b) => a - b)[LOADS >> 1];
   bound('CPU time to the first picture, in s', median(0), 0.15);
   bound('CPU time until all is ready, in s', median(1), 0.4);
 }
@@ -92,7 +91,7 @@ async function measureUse() {
     Number(fs.readFileSync(`/proc/${thread}/schedstat`, 'utf8').split(' ')[0]) / 1e6;
   const settle = () =>
     page.evaluate(
-      () => new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume))),
+      () => new Promise(resume => requestAnimationFrame(() => requestAnimationFrame(resume))),
     );
   const measure = async (what, argument) => {
     const before = used();
@@ -103,32 +102,32 @@ async function measureUse() {
   // The search's first use prepares names; it counts like the others.
   const actions = {
     selection: [
-      (i) =>
+      i =>
         globalThis.page.choose({
           route: 1 + (i % 40),
           trace: undefined,
           from: undefined,
           to: undefined,
         }),
-      (i) => globalThis.page.choose({ route: undefined, service: i % 4 }),
-      (i) => globalThis.page.choose({ service: undefined, trace: 1 + ((i * 37) % 1900) }),
-      (i) =>
+      i => globalThis.page.choose({ route: undefined, service: i % 4 }),
+      i => globalThis.page.choose({ service: undefined, trace: 1 + ((i * 37) % 1900) }),
+      i =>
         globalThis.page.choose({
           trace: undefined,
           from: i * 100_000,
           to: i * 100_000 + 5_000_000,
         }),
-      (i) => globalThis.page.choose({ route: 1 + (i % 40) }),
+      i => globalThis.page.choose({ route: 1 + (i % 40) }),
       () => globalThis.page.choose({ route: undefined, from: undefined, to: undefined }),
     ],
     search: [
-      (i) =>
+      i =>
         globalThis.page.choose({ text: ['cart', 'token', 'Query', 'sort', 'kernel', 'e'][i % 6] }),
     ],
     zoom: [
-      (i) =>
+      i =>
         globalThis.page.zoomTo(
-          globalThis.page.boxes.node.filter((it) => it > 0)[(i * 17) % 2000] ?? 0,
+          globalThis.page.boxes.node.filter(it => it > 0)[(i * 17) % 2000] ?? 0,
         ),
     ],
   };
@@ -150,7 +149,7 @@ async function measureUse() {
 async function drag(page, measure) {
   const times = [];
   for (let i = 0; i < repetitions * 2; i++) {
-    const move = (step) => {
+    const move = step => {
       const { last } = globalThis.page.model.samples;
       globalThis.page.setRange(last * 0.1, last * (0.1 + (step % 70) * 0.0125 + 0.0125));
       globalThis.page.update({ quick: true });

@@ -39,6 +39,7 @@ struct Maker {
     words: Vec<&'static str>,
     functions: Vec<Vec<u32>>,
     kernel: Vec<u32>,
+    known: HashMap<(String, String), u32>,
     children: HashMap<(u32, u32), u32>,
     depth: Vec<u32>,
 }
@@ -67,6 +68,7 @@ impl Maker {
             words: WORDS.split_whitespace().collect(),
             functions: vec![Vec::new(); SERVICES.len()],
             kernel: Vec::new(),
+            known: HashMap::new(),
             children: HashMap::new(),
             depth: vec![0],
         };
@@ -87,7 +89,12 @@ impl Maker {
         word[..1].to_uppercase() + &word[1..]
     }
 
-    fn add(&mut self, function: Function) -> u32 {
+    /// Adds a function, whose line makes it different from others of its name and file.
+    fn add(&mut self, mut function: Function) -> u32 {
+        let key = (function.name.clone(), function.file.clone());
+        let same = self.known.entry(key).or_insert(0);
+        function.line += *same * 1_000;
+        *same += 1;
         self.recording.functions.push(function);
         self.recording.functions.len() as u32 - 1
     }
