@@ -13,7 +13,8 @@ export function drawGraph(moved = true) {
   const rows = printing ? Math.min(page.boxes.rows, MAX_PRINTED_ROWS) : page.boxes.rows;
   $('space').style.height = `${rows * ROW_HEIGHT}px`;
   const height = printing ? rows * ROW_HEIGHT : size.height;
-  page.icicle.draw(page, height, printing ? 0 : $('graph').scrollTop);
+  const lowest = Math.max(0, rows * ROW_HEIGHT - height);
+  page.icicle.draw(page, height, Math.min(page.scroll, lowest));
   describeFocus();
 }
 
@@ -58,11 +59,9 @@ function moveTo(node) {
 }
 
 function scrollToFocus() {
-  const graph = $('graph');
   const y = page.tree.depth[page.focus] * ROW_HEIGHT;
-  const isVisible =
-    y >= graph.scrollTop && y <= graph.scrollTop + page.size.height - 2 * ROW_HEIGHT;
-  if (!isVisible) graph.scrollTop = y - 2 * ROW_HEIGHT;
+  const isVisible = y >= page.scroll && y <= page.scroll + page.size.height - 2 * ROW_HEIGHT;
+  if (!isVisible) $('graph').scrollTop = y - 2 * ROW_HEIGHT;
 }
 
 export function bindGraph() {
@@ -77,7 +76,10 @@ export function bindGraph() {
   });
   graph.addEventListener('mousemove', event => showTip(boxUnder(event), event));
   graph.addEventListener('mouseleave', () => ($('tip').hidden = true));
-  graph.addEventListener('scroll', () => drawGraph(false));
+  graph.addEventListener('scroll', () => {
+    page.scroll = graph.scrollTop;
+    drawGraph(false);
+  });
   graph.addEventListener('keydown', press);
 }
 

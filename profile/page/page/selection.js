@@ -164,8 +164,8 @@ export function addUpTree(model, tree, { weights, allowed }) {
   return { totals, labelTotal, labelSelf, total: totals[0] };
 }
 
-// The pairs of service and route that occur, and the weight of each: also of those that are not
-// selected, so that another can be.
+// The pairs of service and route that occur, and the weight of each, selected or not, so that
+// another can be chosen.
 export function addUpRoutes(model, { weights, contains }) {
   model.pairs ??= numberPairs(model);
   const { pairs, ofCell } = model.pairs;

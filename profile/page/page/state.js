@@ -26,8 +26,9 @@ export const page = {
   printing: false,
   colours: null,
   routes: null,
-  // Of the graph and the time line. Reading sizes from the page makes it lay itself out.
+  // Of the graph and the time line. Reading these from the page makes it lay itself out.
   size: { width: 0, height: 0, lanes: 0 },
+  scroll: 0,
 };
 
 export const $ = id => document.getElementById(id);

@@ -8,7 +8,7 @@ import { seconds, serviceText, share, shortName } from './text.js';
 // What a table's columns are called, by what they are sorted. The first is the row's name.
 export const COLUMNS = {
   functions: [['Function'], ['Total', 'total'], ['Self', 'self']],
-  routes: [['Route'], ['Time', 'time'], ['Share', 'time']],
+  routes: [['Route'], ['Time', 'time'], ['Share']],
   traces: [['Trace'], ['At', 'first'], ['CPU', 0], ['Queued', 1], ['Waiting', 2]],
 };
 
@@ -70,7 +70,7 @@ function routeRows({ model, weights, selection, limit, filter }) {
 function traceRows({ model, weights, selection, sort, limit, filter }) {
   const { samples } = model;
   const { ofKind, first, last } = addUpTraces(model, weights.allowed, selection);
-  // Traces without samples have no place in the table, unlike those that only waited.
+  // Traces without samples have no place in the table; a trace that only waited has.
   const exists = first.map(time => (time < Infinity ? 1e-6 : 0));
   const earliest = first.map(time => (time < Infinity ? samples.last + 1 - time : 0));
   const values = sort === 'first' ? earliest : ofKind[sort].map((value, i) => value + exists[i]);
@@ -83,8 +83,8 @@ function traceRows({ model, weights, selection, sort, limit, filter }) {
     const at = `${seconds(model, first[trace]).toFixed(2)} s`;
     return {
       texts: [full, at, ...kinds.map(([, kind]) => duration(ofKind[kind][trace]))],
-      full,
-      place: `${clock(model, first[trace])} for ${length(trace)}`,
+      full: `${full}, over ${length(trace)}`,
+      place: clock(model, first[trace]),
       change: { trace },
       current: selection.trace === trace,
     };

@@ -36,7 +36,7 @@ export class Timeline {
     this.height = lanes.names.length * LANE_HEIGHT + AXIS_HEIGHT;
   }
 
-  // Draws all samples; those that `selected` does not allow are grey. Null stands for all.
+  // Draws all samples, and in grey what `selected` does not allow. Null stands for all.
   draw(width, colours, selected) {
     if (this.width !== width) this.binAll(width);
     const bins = selected ? this.binSelected(selected) : this.bins;
@@ -56,15 +56,20 @@ export class Timeline {
     context.setTransform(1, 0, 0, 1, 0, 0);
   }
 
-  // Bins of a lane and a column: running time by colour, then waiting time by colour.
+  // Bins of a lane and a column: running time by colour, then waiting time by colour. A sample's
+  // slot is where the bins of its lane, kind and column start.
   binAll(width) {
     this.width = width;
     this.columns = Math.max(1, Math.floor(width / COLUMN_WIDTH));
     const { samples } = this.model;
     const scale = this.columns / (samples.last - samples.first + 1);
-    this.columnOf = new Uint16Array(samples.count);
-    for (let i = 0; i < samples.count; i++) {
-      this.columnOf[i] = (samples.time[i] - samples.first) * scale;
+    this.slots = new Uint32Array(samples.count);
+    for (const { service, from, to } of samples.threads) {
+      const lane = this.lanes.laneOf[service] * 2 * COLOURS * this.columns;
+      for (let i = from; i < to; i++) {
+        const tone = samples.kind[i] === 0 ? 0 : COLOURS * this.columns;
+        this.slots[i] = lane + tone + Math.floor((samples.time[i] - samples.first) * scale);
+      }
     }
     this.bins = this.emptyBins();
     this.bin(this.bins, 0, samples.count, this.rowsOf(null));
@@ -72,23 +77,13 @@ export class Timeline {
 
   emptyBins = () => new Float64Array(this.lanes.names.length * 2 * COLOURS * this.columns);
 
+  // It goes over all samples when the selection changes.
   bin(bins, from, to, rows) {
-    for (const thread of this.model.samples.threads) {
-      const [start, end] = [Math.max(from, thread.from), Math.min(to, thread.to)];
-      const lane = this.lanes.laneOf[thread.service];
-      if (start < end) this.binThread(bins, start, end, lane * 2 * COLOURS * this.columns, rows);
-    }
-  }
-
-  // A loop of its own, as it goes over all samples when the selection changes.
-  binThread(bins, from, to, start, rows) {
-    const { kind, weight, cell } = this.model.samples;
-    const { columnOf, columns } = this;
-    const waiting = COLOURS * columns;
+    const { weight, cell } = this.model.samples;
+    const { slots } = this;
     for (let i = from; i < to; i++) {
       const row = rows[cell[i]];
-      if (row < 0) continue;
-      bins[start + row + columnOf[i] + (kind[i] === 0 ? 0 : waiting)] += weight[i];
+      if (row >= 0) bins[slots[i] + row] += weight[i];
     }
   }
 
@@ -184,9 +179,10 @@ export class Timeline {
     context.fillStyle = colours.text;
     for (let at = 0; at < whole; at += step) {
       const x = (at / whole) * width;
-      context.fillRect(x, y, 1, 4);
       const text = `${+at.toFixed(3)} s`;
-      if (x + context.measureText(text).width + 4 < width) context.fillText(text, x + 3, y + 2);
+      if (x + context.measureText(text).width + 4 > width) break;
+      context.fillRect(x, y, 1, 4);
+      context.fillText(text, x + 3, y + 2);
     }
   }
 }

@@ -121,7 +121,7 @@ function heading({ model, facts, kinds }) {
 // A table of spans or threads, the last column of which shows them over time.
 function tableOf(what, rows, limit, show) {
   const kinds = show.kinds.map(({ name }) => name);
-  const columns = [what, ...(rows[0]?.span ? ['Duration'] : []), ...kinds, 'Over time'];
+  const columns = [what, ...(show.facts.spans.length ? ['Duration'] : []), ...kinds, 'Over time'];
   const caption = element('caption', { textContent: `${what}s`, className: 'hidden-text' });
   const made = element('table', {}, caption);
   const head = made.createTHead().insertRow();
@@ -135,12 +135,13 @@ function tableOf(what, rows, limit, show) {
   return made;
 }
 
-function addRow(row, { name, place, depth = 0, indexes, ofKind, span, length }, show) {
+function addRow(row, { name, place, depth = 0, indexes, ofKind, span, length = '' }, show) {
   const parts = [isolated(name), ' ', element('small', {}, isolated(place))];
   const cell = element('th', { scope: 'row', title: `${name} ${place}` }, ...parts);
   cell.style.paddingLeft = `${8 + Math.min(depth, 12) * 12}px`;
   row.append(cell);
-  if (span) row.insertCell().textContent = length;
+  // The column is there for threads, too, so that what happened at once is aligned.
+  if (show.facts.spans.length) row.insertCell().textContent = length;
   for (const { kind } of show.kinds) row.insertCell().textContent = duration(ofKind[kind]);
   row.insertCell().append(strip(show, indexes, span));
 }

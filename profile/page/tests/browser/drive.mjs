@@ -74,7 +74,7 @@ const scenarios = {
     );
     const byThread = [...threads].map(thread => {
       const samples = ofTrace.filter(sample => sample.thread === thread);
-      return [facts.threads[thread].name, ...times3(samples)];
+      return [facts.threads[thread].name, '', ...times3(samples)];
     });
     assert.deepEqual(threadRows.sort(), byThread.sort());
     const strips = await page.$$eval('#trace canvas', list => list.map(it => it.width > 100));
@@ -537,7 +537,7 @@ const chips = page => page.locator('.chip').allTextContents();
 const rows = page =>
   page.$$eval('#table tbody tr', list =>
     list.map(({ cells: [name, ...rest] }) => [
-      name.querySelector('button').title || name.querySelector('button').textContent,
+      name.querySelector('bdi').textContent,
       name.querySelector('small').textContent,
       ...rest.map(cell => cell.textContent),
     ]),
@@ -549,7 +549,7 @@ const traceTables = page =>
     tables.map(({ tBodies: [body] }) =>
       [...body.rows].map(({ cells: [name, ...rest] }) => [
         name.firstChild.textContent,
-        ...rest.slice(0, -1).map(cell => cell.textContent),
+        ...rest.map(cell => cell.textContent).slice(0, -1),
       ]),
     ),
   );

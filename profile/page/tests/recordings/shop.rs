@@ -457,7 +457,8 @@ impl Maker {
         // A cart asks for payments while it waits.
         if route == 1 {
             let begin = self.recording.spans[parent as usize].start + 8_000_000;
-            self.serve(request, 4, begin, Some(parent));
+            let payment = self.serve(request, 4, begin, Some(parent));
+            self.wait_for(parent, payment);
         }
     }
 
@@ -487,6 +488,39 @@ impl Maker {
             duration,
         });
         index
+    }
+
+    /// The thread of a span waits until another has ended, and answers.
+    fn wait_for(&mut self, span: u32, other: u32) {
+        let of = |index: u32| &self.recording.spans[index as usize];
+        let until = of(other).start + of(other).duration;
+        let (start, mut time) = (of(span).start, of(span).start + of(span).duration);
+        let is_own = |sample: &&Sample| {
+            let context = sample
+                .context
+                .map(|context| self.recording.contexts[context as usize]);
+            context.is_some_and(|context| context.span == of(span).id)
+        };
+        let last = self.recording.samples.iter().rev().find(is_own).copied();
+        let Sample {
+            thread, context, ..
+        } = last.unwrap();
+        let node = self.stack(PYTHON_START, CART[3].2);
+        while time < until {
+            let (kind, weight) = (Kind::Waiting, PERIOD);
+            let sample = Sample {
+                time,
+                thread,
+                kind,
+                weight,
+                context,
+                node,
+            };
+            self.recording.samples.push(sample);
+            time += PERIOD;
+        }
+        self.recording.spans[span as usize].duration = time - start;
+        self.free[thread as usize] = time;
     }
 
     fn samples(
