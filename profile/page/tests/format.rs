@@ -162,6 +162,31 @@ fn spans_come_with_their_parents_and_the_samples_in_them() {
 }
 
 #[test]
+fn spans_in_a_circle_of_parents_are_listed() {
+    let mut recording = shop::recording();
+    let (first, trace) = (recording.spans.len() as u32, recording.spans[0].trace);
+    // The parent of each is the next, of the last the first; and one is its own parent.
+    for (index, parent) in [(0, 1), (1, 2), (2, 0), (3, 3)] {
+        let parent = Some(first + parent);
+        recording.spans.push(Span {
+            trace,
+            id: [index; 8],
+            parent,
+            ..Span::default()
+        });
+    }
+    let page = page(&recording);
+    let spans = page.spans();
+    let is_new = |id: &&[u8; 8]| **id == [id[0]; 8];
+    let new = spans.iter().map(|span| &span.id).filter(is_new);
+    let mut ids: Vec<_> = new.map(|id| id[0]).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [0, 1, 2, 3]);
+    assert_eq!(page.spans().len(), recording.spans.len());
+    assert_eq!(page.samples(), expected(&recording));
+}
+
+#[test]
 fn a_recording_of_one_kind_without_anything_else_is_a_page() {
     let empty = page(&Recording::default());
     assert_eq!(empty.samples(), []);

@@ -180,7 +180,12 @@ const scenarios = {
       return [boxes.width[boxes.node.indexOf(zoom)], size.width];
     });
     assert.equal(widths[0], widths[1]);
-    await press('Escape', 'ArrowUp', 'Home');
+    // Back to the caller of what was zoomed, and up from there.
+    await press('Escape');
+    assert.equal(await node(), 'serve');
+    await press('ArrowUp');
+    assert.equal(await node(), 'worker');
+    await press('Home');
     assert.equal(await node(), 'All');
     // The end of the stacks is not passed.
     await press(...Array(30).fill('ArrowDown'));
@@ -487,9 +492,18 @@ const scenarios = {
       return globalThis.harmed;
     });
     assert.equal(inline, undefined);
-    const refused = messages.splice(0);
-    assert.equal(refused.length, 1);
-    assert.match(refused[0], /Content Security Policy/);
+    // Nor is anything asked for.
+    const asked = await page.evaluate(() =>
+      fetch('http://127.0.0.1:9/').catch(error => error.message),
+    );
+    assert.equal(asked, 'Failed to fetch');
+    const [inlineRefused, ...fetchRefused] = messages.splice(0);
+    assert.match(inlineRefused, /inline script.*Content Security Policy/);
+    assert.ok(fetchRefused.length > 0);
+    for (const message of fetchRefused) {
+      assert.ok(message.includes('http://127.0.0.1:9/'), message);
+      assert.match(message, /Content Security Policy/);
+    }
   },
 
   async empty() {
