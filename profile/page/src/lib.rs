@@ -1,7 +1,7 @@
 //! One self-contained HTML page that shows a recording: an icicle graph of any selection, CPU over
 //! time, tables of routes, traces and functions, and the view of one trace.
 //!
-//! [`write`] puts a [`Recording`] into the page as compressed columns. The page needs no network, no
+//! [`write()`] puts a [`Recording`] into the page as compressed columns. The page needs no network, no
 //! other file and no framework; its sources are in the crate's folder `page`, and `README.md`
 //! describes the data in it.
 //!

@@ -145,9 +145,9 @@ fn spans_come_with_their_parents_and_the_samples_in_them() {
         assert_eq!(found.depth, u64::from(span.parent.is_some()));
         assert_eq!(found.start, (span.start - first) / 1_000);
         assert_eq!(found.duration, span.duration / 1_000);
-        if span.parent.is_some() {
+        if let Some(parent) = span.parent {
             let place = spans.iter().position(|found| found.id == span.id).unwrap();
-            let parent = &recording.spans[span.parent.unwrap() as usize];
+            let parent = &recording.spans[parent as usize];
             assert_eq!(spans[place - 1].id, parent.id);
         }
     }
@@ -248,9 +248,12 @@ fn times_that_are_too_far_apart_have_a_larger_unit() {
     );
 }
 
+/// Makes an index of a recording invalid.
+type Change = fn(&mut Recording);
+
 #[test]
 fn indexes_that_are_out_of_range_are_refused() {
-    let cases: [(fn(&mut Recording), &str); 14] = [
+    let cases: [(Change, &str); 14] = [
         (
             |it| it.functions[2].plumbing = Some(4),
             "function 2 refers to kind of plumbing 4",

@@ -126,7 +126,7 @@ impl DecodedPage {
         let (nodes, mut reader) = self.nodes_of_cells();
         let period = self.facts["period"].as_u64().unwrap();
         let weight = |value: u64| {
-            if value % 2 == 0 {
+            if value.is_multiple_of(2) {
                 value / 2 * period
             } else {
                 value / 2
