@@ -2,7 +2,8 @@
 import { $, ROWS, RUNNING, element, isolated, page } from './state.js';
 import { readOverview, readSamples, traceId, unpack } from './columns.js';
 import { view } from './tree.js';
-import { Selector, addUpRoutes, addUpTraces, addUpTree, functionsWith } from './selection.js';
+import { Selector, addUpNodes, addUpRoutes, addUpTraces } from './selection.js';
+import { addUpTree, functionsWith } from './selection.js';
 import { LANGUAGES, clock, duration, offset, routeText, seconds, serviceText } from './text.js';
 import { shortName, timeAt } from './text.js';
 import { PLUMBING, palette } from './colours.js';
@@ -22,7 +23,7 @@ const ADDRESS_DELAY = 100;
 const darkScheme = matchMedia('(prefers-color-scheme: dark)');
 const trees = new Map();
 const timers = {};
-let selector, timeline, table;
+let selector, runningSelector, timeline, table;
 
 // The script runs before the samples, most of the page, are parsed.
 const parsed = new Promise(resume =>
@@ -56,7 +57,7 @@ async function start() {
 function showFirst() {
   const { model } = page;
   const { routes } = model.facts;
-  selector = new Selector(model);
+  [selector, runningSelector] = [new Selector(model), new Selector(model)];
   page.icicle = new Icicle($('graph').querySelector('canvas'), model);
   table = new Table($('table'), choose);
   page.routes = routeColours(model, totalsBy(model.routeOfCell, routes.length + 1));
@@ -103,6 +104,10 @@ function update(quick = false) {
   page.tree = trees.get(key);
   page.weights = selector.select(selection);
   page.sums = addUpTree(model, page.tree, page.weights);
+  // Where other time is shown, too: in which of it threads ran.
+  const isMixed = selection.kinds > RUNNING && selection.kinds & RUNNING;
+  const running = () => runningSelector.select({ ...selection, kinds: RUNNING });
+  page.running = isMixed ? addUpNodes(page.tree, running()) : null;
   page.found = selection.text ? functionsWith(model, selection.text) : null;
   if (!(page.sums.totals[page.zoom] > 0)) page.zoom = page.focus = 0;
   drawGraph();
@@ -340,11 +345,8 @@ function bindPage() {
 function followAddress() {
   readAddress();
   const { by, plumbing, selection, tab } = page;
-  $('by').value = by;
-  $('plumbing').checked = plumbing;
-  $('kinds').value = selection.kinds;
-  $('search').value = selection.text ?? '';
-  $('range').value = rangeText();
+  [$('by').value, $('plumbing').checked, $('kinds').value] = [by, plumbing, selection.kinds];
+  [$('search').value, $('range').value] = [selection.text ?? '', rangeText()];
   setColours();
   update();
   openTable(tab);
@@ -353,10 +355,9 @@ function followAddress() {
 // Returns whether a size has changed.
 function measure() {
   const [{ clientWidth, clientHeight }, lanes] = [$('graph'), $('lanes').clientWidth];
-  const { width, height } = page.size;
-  const isSame = width === clientWidth && height === clientHeight && page.size.lanes === lanes;
+  const before = JSON.stringify(page.size);
   page.size = { width: clientWidth, height: clientHeight, lanes };
-  return !isSame;
+  return JSON.stringify(page.size) !== before;
 }
 
 function setColours() {

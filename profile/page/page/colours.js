@@ -36,6 +36,8 @@ const THEME = {
   serviceText: ['#ffffff', '#14161a'],
   route: ['#566378', '#8494ad'],
   routeText: ['#ffffff', '#101216'],
+  // Over the part of a box in which threads did not run.
+  faded: ['#ffffff99', '#15171b99'],
   joined: ['#e9ebef', '#2a2d33'],
   noRoute: ['#9aa1ab', '#6b727d'],
   unselected: ['#dfe2e7', '#33373e'],

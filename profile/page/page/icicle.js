@@ -95,7 +95,9 @@ export class Icicle {
 
   // Draws the rows from `scroll` on. Functions that a search did not find are pale.
   draw(shown, height, scroll) {
-    const { boxes, tree, colours, found } = shown;
+    const { boxes, tree, colours, found, running } = shown;
+    // White text would not stand out from a lighter tone of a service or a route.
+    const [isLight, waiting] = [new Set([...colours.languages.flat(), colours.root]), []];
     this.resize(shown.size.width, height, colours);
     const first = Math.floor(scroll / ROW_HEIGHT);
     const last = Math.ceil((scroll + height) / ROW_HEIGHT);
@@ -115,7 +117,14 @@ export class Icicle {
         const gap = boxes.width[i] > 2.5 ? 1 : 0;
         const y = boxes.row[i] * ROW_HEIGHT - scroll;
         context.fillRect(boxes.x[i], y, boxes.width[i] - gap, ROW_HEIGHT - 1);
+        if (running && isLight.has(colour)) waiting.push(i);
       }
+    }
+    context.fillStyle = colours.faded;
+    for (const i of waiting) {
+      const part = boxes.width[i] * (1 - running[boxes.node[i]] / tree.totals[boxes.node[i]]);
+      const x = boxes.x[i] + boxes.width[i] - part;
+      context.fillRect(x, boxes.row[i] * ROW_HEIGHT - scroll, part, ROW_HEIGHT - 1);
     }
     for (const list of ofColour.values()) {
       for (const i of list) {

@@ -164,6 +164,14 @@ export function addUpTree(model, tree, { weights, allowed }) {
   return { totals, labelTotal, labelSelf, total: totals[0] };
 }
 
+// The totals of nodes alone.
+export function addUpNodes({ parent, at, count }, { weights, allowed }) {
+  const totals = new Float64Array(count);
+  for (let cell = 0; cell < at.length; cell++) totals[at[cell]] += weights[cell] * allowed[cell];
+  for (let i = count - 1; i > 0; i--) totals[parent[i]] += totals[i];
+  return totals;
+}
+
 // The pairs of service and route that occur, and the weight of each, selected or not, so that
 // another can be chosen.
 export function addUpRoutes(model, { weights, contains }) {

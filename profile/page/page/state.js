@@ -12,6 +12,7 @@ export const page = {
   weights: null,
   sums: null,
   boxes: null,
+  running: null,
   // Described in selection.js.
   selection: { kinds: RUNNING },
   by: 'route',

@@ -29,22 +29,14 @@ export function timeAt(model, value) {
   return (value * 1e9) / model.facts.timeUnit + model.samples.first;
 }
 
-// The local time of day, with the offset.
+// The local time of day, and its offset from UTC: `14:03:00.125` and `GMT+0200`.
 export function clock(model, time) {
   const date = new Date(model.facts.start + (time * model.facts.timeUnit) / 1e6);
-  if (Number.isNaN(date.getTime())) return '';
-  const two = value => String(value).padStart(2, '0');
-  const parts = [date.getHours(), date.getMinutes(), date.getSeconds()].map(two);
-  return `${parts.join(':')}.${String(date.getMilliseconds()).padStart(3, '0')}`;
+  const milliseconds = String(date.getMilliseconds()).padStart(3, '0');
+  return Number.isNaN(date.getTime()) ? '' : `${date.toTimeString().slice(0, 8)}.${milliseconds}`;
 }
 
-export function offset(model) {
-  const minutes = -new Date(model.facts.start).getTimezoneOffset() || 0;
-  const rest = Math.abs(minutes) % 60;
-  const hours = Math.floor(Math.abs(minutes) / 60);
-  const half = rest ? `:${String(rest).padStart(2, '0')}` : '';
-  return `UTC${minutes < 0 ? '−' : '+'}${hours}${half}`;
-}
+export const offset = model => new Date(model.facts.start).toTimeString().split(' ')[1];
 
 // What a label of the tree says.
 export function labelText({ first, facts, names }, label) {

@@ -161,10 +161,8 @@ export class Timeline {
     context.textBaseline = 'top';
     this.lanes.names.forEach((name, lane) => {
       const shown = name.length > 40 ? `${name.slice(0, 39)}…` : name;
-      context.globalAlpha = 0.85;
       context.fillStyle = colours.background;
       context.fillRect(0, lane * LANE_HEIGHT, context.measureText(shown).width + 6, 14);
-      context.globalAlpha = 1;
       context.fillStyle = colours.text;
       context.fillText(shown, 2, lane * LANE_HEIGHT + 1);
     });

@@ -172,7 +172,6 @@ function strip({ model, facts, colours }, indexes, span) {
       context.globalAlpha = kind[i] === 0 ? 1 : WAITING_TONE;
       bar(time[i], weight[i] / unit, span ? 7 : 3, span ? 9 : 12);
     }
-    context.globalAlpha = 1;
   };
   return canvas;
 }

@@ -270,6 +270,17 @@ const scenarios = {
       await show.selectOption(String(kinds));
       assert.equal(await total(page), sum(select(facts, { kinds })));
     }
+    // Beside time of running threads, all other is lighter, at the right end of each box.
+    const running = () => page.evaluate(() => globalThis.page.running?.[0] ?? null);
+    assert.equal(await running(), null);
+    await show.selectOption('7');
+    assert.equal(await running(), sum(select(facts, { kinds: 1 })));
+    const part = sum(select(facts, { kinds: 1 })) / sum(select(facts, { kinds: 7 }));
+    const width = await page.evaluate(() => globalThis.page.size.width);
+    const at = x => graphPixel(page, Math.round(x), 10);
+    assert.deepEqual(await at(width * part - 4), [227, 230, 235]);
+    assert.deepEqual(await at(width * part + 4), [244, 245, 247]);
+    await show.selectOption('1');
     // Time in which threads did not run is lighter.
     const colour = () => page.evaluate(() => globalThis.page.colours.languages[0][1]);
     assert.equal(await colour(), 'hsl(221 95% 80%)');
