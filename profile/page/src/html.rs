@@ -1,5 +1,6 @@
 //! The page around the data: markup, style, scripts, and what readers without scripts see.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
@@ -9,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::bytes::base64;
 use crate::order::{Ordered, WEIGHT_UNIT};
 use crate::sections::{MAX_LABEL_BYTES, MAX_SHORT_BYTES, Section, Sections, period_in_time_units};
-use crate::text::{clean, escape};
+use crate::text::{clean, clean_all, escape};
 use crate::tree::Tree;
 use crate::{Kind, Recording};
 
@@ -196,8 +197,8 @@ fn rows(recording: &Recording, tree: &Tree) -> String {
 
 fn write_facts(recording: &Recording, ordered: &Ordered, writer: &mut dyn Write) -> io::Result<()> {
     let labels = |labels: &[String]| -> Vec<String> {
-        let clean = |label: &String| clean(label, MAX_LABEL_BYTES).into_owned();
-        labels.iter().map(clean).collect()
+        let clean = clean_all(labels.iter().map(|label| &label[..]), MAX_LABEL_BYTES);
+        clean.into_iter().map(Cow::into_owned).collect()
     };
     let facts = json!({
         "version": 1,

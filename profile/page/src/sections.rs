@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::bytes::Bytes;
 use crate::order::{Ordered, in_weight_units, kind};
 use crate::spans::SpanOrder;
-use crate::text::{MAX_NAME_BYTES, clean, name_limit};
+use crate::text::{MAX_NAME_BYTES, clean, clean_all, name_limit};
 use crate::tree::{Cell, ROUTE_DEPTH, SERVICE_DEPTH, Tree};
 use crate::{Function, Language, Recording, Sample};
 
@@ -184,11 +184,8 @@ fn threads(recording: &Recording, ordered: &Ordered) -> Bytes {
         bytes.number(thread.service);
         bytes.number(*samples);
     }
-    let names = recording
-        .threads
-        .iter()
-        .map(|thread| clean(&thread.name, MAX_SHORT_BYTES));
-    let names: Vec<_> = names.collect();
+    let names = recording.threads.iter().map(|thread| &thread.name[..]);
+    let names = clean_all(names, MAX_SHORT_BYTES);
     bytes.texts(names.iter().map(|name| &name[..]));
     bytes
 }
@@ -291,9 +288,7 @@ fn spans_by_trace(recording: &Recording, ordered: &Ordered, spans: &SpanOrder) -
         bytes.number((span.start - ordered.first) / crate::order::WEIGHT_UNIT);
         bytes.number(span.duration / crate::order::WEIGHT_UNIT);
     }
-    let names: Vec<_> = listed()
-        .map(|(span, _)| clean(&span.name, MAX_SHORT_BYTES))
-        .collect();
+    let names = clean_all(listed().map(|(span, _)| &span.name[..]), MAX_SHORT_BYTES);
     bytes.texts(names.iter().map(|name| &name[..]));
     for (span, _) in listed() {
         bytes.raw(&span.id);

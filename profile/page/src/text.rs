@@ -5,7 +5,8 @@ use std::borrow::Cow;
 /// Longer names are cut, with `…` at the end.
 pub const MAX_NAME_BYTES: usize = 4096;
 
-/// If all names of functions have more bytes than this, each of them is cut to a share of it.
+/// If all names of functions, or all of services, routes, threads or spans, have more bytes than
+/// this, each of them is cut to a share of it.
 pub const MAX_NAMES_BYTES: usize = 32 << 20;
 
 /// The fewest bytes of a name that remain.
@@ -47,6 +48,15 @@ fn start(text: &str, limit: usize) -> &str {
         end -= 1;
     }
     &text[..end]
+}
+
+/// Cleans names, and cuts each to `longest` bytes or to its share of the room for all.
+pub(crate) fn clean_all<'t>(
+    names: impl ExactSizeIterator<Item = &'t str> + Clone,
+    longest: usize,
+) -> Vec<Cow<'t, str>> {
+    let limit = name_limit(names.clone().map(str::len)).min(longest);
+    names.map(|name| clean(name, limit)).collect()
 }
 
 /// Returns the bytes that each of these names may have.
@@ -106,6 +116,20 @@ mod tests {
         assert_eq!(limit(8192, 4096), MAX_NAME_BYTES);
         assert_eq!(limit(8193, 70_000), MAX_NAMES_BYTES / 8193);
         assert_eq!(limit(1 << 21, 64), MIN_NAME_BYTES);
+    }
+
+    #[test]
+    fn names_are_cut_to_the_longest_or_to_their_share() {
+        let cut = |count: usize, name: &str, longest| {
+            let names = vec![name; count];
+            let cut = clean_all(names.iter().copied(), longest);
+            assert_eq!(cut.len(), count);
+            cut[count - 1].len()
+        };
+        assert_eq!(cut(2, "12345", 4), 4 + '…'.len_utf8());
+        assert_eq!(cut(2, "12345", 5), 5);
+        let many = MAX_NAMES_BYTES / 100 + 1;
+        assert_eq!(cut(many, &"a".repeat(100), 200), 99 + '…'.len_utf8());
     }
 
     #[test]
