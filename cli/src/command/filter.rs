@@ -34,7 +34,7 @@ pub(super) struct Filter {
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = selection::attribute)]
     pub(super) conditions: Vec<AttributeCondition>,
     /// Keep only samples of this trace: 32 hexadecimal digits
-    #[arg(long, value_name = "ID", value_parser = trace)]
+    #[arg(long, value_name = "ID", value_parser = selection::trace)]
     pub(super) trace: Option<TraceId>,
     /// Keep only threads with this name or ID; a name may end in *
     #[arg(long = "thread", value_name = "NAME|TID", value_parser = selection::thread)]
@@ -306,23 +306,6 @@ fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     Ok(pids)
 }
 
-/// Parses a trace ID in hexadecimal digits, in either case.
-pub(super) fn trace(text: &str) -> Result<TraceId, String> {
-    const DIGITS: usize = 32;
-    let lower = text.to_ascii_lowercase();
-    match lower.parse::<TraceId>() {
-        Ok(id) if !id.is_zero() => Ok(id),
-        Ok(_) => Err("a trace ID cannot be all zeros".to_owned()),
-        Err(_) if lower.bytes().all(|byte| byte.is_ascii_hexdigit()) => Err(format!(
-            "a trace ID has {DIGITS} hexadecimal digits, not {}",
-            lower.len()
-        )),
-        Err(_) => Err(format!(
-            "a trace ID consists of {DIGITS} hexadecimal digits"
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -390,21 +373,5 @@ mod tests {
         for wrong in ["", &id[..11], "0123456789AB", &format!("{id}0")] {
             assert!(container(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_trace_id_may_be_written_in_either_case() {
-        let id = "4bf92f3577b34da6a3ce929d0e0e4736";
-        assert_eq!(trace(id).unwrap().to_string(), id);
-        assert_eq!(trace(&id.to_uppercase()).unwrap().to_string(), id);
-        let why = |text: &str| trace(text).unwrap_err();
-        assert!(why(&id[1..]).ends_with("not 31"));
-        assert!(why(&format!("{id}0")).ends_with("not 33"));
-        assert!(why("").ends_with("not 0"));
-        assert!(why(&"0".repeat(32)).ends_with("cannot be all zeros"));
-        assert!(
-            why("4bf92f35-77b34da6-a3ce929d-0e0e47").ends_with("consists of 32 hexadecimal digits")
-        );
-        assert!(why(&"é".repeat(16)).ends_with("consists of 32 hexadecimal digits"));
     }
 }

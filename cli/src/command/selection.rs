@@ -5,7 +5,6 @@ use otelctx_profile::report::{
 };
 use otelctx_reader::format::TraceId;
 
-use crate::command::filter::trace;
 use crate::command::seconds::span;
 use crate::output::clock;
 
@@ -102,6 +101,23 @@ pub(super) fn attribute(text: &str) -> Result<AttributeFilter, String> {
     })
 }
 
+/// Parses a trace ID in hexadecimal digits, in either case.
+pub(super) fn trace(text: &str) -> Result<TraceId, String> {
+    const DIGITS: usize = 32;
+    let lower = text.to_ascii_lowercase();
+    match lower.parse::<TraceId>() {
+        Ok(id) if !id.is_zero() => Ok(id),
+        Ok(_) => Err("a trace ID cannot be all zeros".to_owned()),
+        Err(_) if lower.bytes().all(|byte| byte.is_ascii_hexdigit()) => Err(format!(
+            "a trace ID has {DIGITS} hexadecimal digits, not {}",
+            lower.len()
+        )),
+        Err(_) => Err(format!(
+            "a trace ID consists of {DIGITS} hexadecimal digits"
+        )),
+    }
+}
+
 #[expect(clippy::unnecessary_wraps, reason = "a value parser of clap")]
 pub(super) fn thread(text: &str) -> Result<ThreadFilter, String> {
     Ok(match text.parse() {
@@ -196,5 +212,21 @@ mod tests {
         ] {
             assert!(range(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_trace_id_may_be_written_in_either_case() {
+        let id = "4bf92f3577b34da6a3ce929d0e0e4736";
+        assert_eq!(trace(id).unwrap().to_string(), id);
+        assert_eq!(trace(&id.to_uppercase()).unwrap().to_string(), id);
+        let why = |text: &str| trace(text).unwrap_err();
+        assert!(why(&id[1..]).ends_with("not 31"));
+        assert!(why(&format!("{id}0")).ends_with("not 33"));
+        assert!(why("").ends_with("not 0"));
+        assert!(why(&"0".repeat(32)).ends_with("cannot be all zeros"));
+        assert!(
+            why("4bf92f35-77b34da6-a3ce929d-0e0e47").ends_with("consists of 32 hexadecimal digits")
+        );
+        assert!(why(&"é".repeat(16)).ends_with("consists of 32 hexadecimal digits"));
     }
 }

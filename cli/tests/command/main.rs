@@ -30,6 +30,7 @@ mod progress;
 mod ps;
 mod publishers;
 mod python;
+mod questions;
 mod record;
 mod record_faults;
 mod refused;

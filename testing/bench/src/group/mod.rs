@@ -11,6 +11,7 @@ mod publisher;
 pub(crate) mod python;
 mod reader;
 pub(crate) mod replay;
+mod report;
 mod resolve;
 mod rows;
 mod runtime;
@@ -112,6 +113,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "naming functions, against perf, and writing recordings",
         by_default: true,
         run: profile::run,
+    },
+    Group {
+        name: "report",
+        summary: "summing up a million samples, against go tool pprof; some minutes",
+        by_default: false,
+        run: report::run,
     },
     Group {
         name: "sampler",
