@@ -92,8 +92,12 @@ pub(crate) enum Error {
         own_name()
     )]
     NoRecording,
-    #[error("more than two recordings can be added up, with --join, and not compared")]
+    #[error("two recordings are compared; more can only be added up, with --join")]
     ManyRecordings,
+    #[error("--tree, --traces and -o are for one recording, or several with --join")]
+    OnlyOneRecording,
+    #[error("{}: is the recording itself: name another file", .0.display())]
+    OutputIsInput(PathBuf),
     #[error("cannot read standard input: {0}")]
     Input(#[source] io::Error),
     #[error("cannot start the demo's service: {0}")]

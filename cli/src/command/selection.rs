@@ -1,11 +1,13 @@
 //! Selects the samples of a recording.
 
+use otelctx_profile::Input;
 use otelctx_profile::report::{
-    AttributeFilter, Condition, Moment, Selection, ThreadFilter, TimeKind,
+    AttributeFilter, Condition, Moment, Report, ReportOptions, Selection, ThreadFilter, TimeKind,
 };
 use otelctx_reader::format::TraceId;
 
 use crate::command::seconds::span;
+use crate::error::Error;
 use crate::output::clock;
 
 /// The selected samples; by default all on a CPU.
@@ -49,9 +51,19 @@ enum Side {
 }
 
 impl Select {
+    /// Returns the selection in a recording, which is read if a time of day needs its start.
+    pub(super) fn within(&self, input: &Input) -> Result<Selection, Error> {
+        let start = if self.needs_start() {
+            Report::read(input, &ReportOptions::by(&[]))?.start
+        } else {
+            0
+        };
+        Ok(self.of_recording(start))
+    }
+
     /// Returns the selection in a recording that starts at this time, in nanoseconds after
     /// 1970-01-01 UTC.
-    pub(super) fn of_recording(&self, start: u64) -> Selection {
+    fn of_recording(&self, start: u64) -> Selection {
         let moment = |side: Side| match side {
             Side::Open => None,
             Side::AfterStart(time) => Some(Moment::AfterStart(time)),
@@ -69,10 +81,30 @@ impl Select {
     }
 
     /// Returns true if a time of day was given, which needs the recording's start.
-    pub(super) fn needs_start(&self) -> bool {
+    fn needs_start(&self) -> bool {
         let is_of_day = |side: &Side| matches!(side, Side::OfDay(_));
         self.time
             .is_some_and(|(from, to)| [from, to].iter().any(is_of_day))
+    }
+
+    /// Returns the names of attributes with a condition.
+    pub(super) fn attributes(&self) -> impl Iterator<Item = &str> {
+        self.filter.iter().map(|filter| &filter.name[..])
+    }
+
+    /// Returns true if threads are selected.
+    pub(super) fn has_threads(&self) -> bool {
+        !self.thread.is_empty()
+    }
+
+    /// Returns true if processes are selected.
+    pub(super) fn has_processes(&self) -> bool {
+        !self.pid.is_empty()
+    }
+
+    /// Returns true if a time is selected.
+    pub(super) fn has_time(&self) -> bool {
+        self.time.is_some()
     }
 
     /// Returns true if all samples on a CPU are selected.
@@ -83,9 +115,10 @@ impl Select {
 
 pub(super) fn attribute(text: &str) -> Result<AttributeFilter, String> {
     let (name, condition) = match (text.split_once("!="), text.split_once('=')) {
-        (Some((name, value)), _) if !name.contains('=') => {
-            (name, Condition::IsNot(value.to_owned()))
-        }
+        (Some((name, value)), _) if !name.contains('=') => match value.strip_suffix('*') {
+            Some(start) => (name, Condition::DoesNotStartWith(start.to_owned())),
+            None => (name, Condition::IsNot(value.to_owned())),
+        },
         (_, Some((name, value))) => match value.strip_suffix('*') {
             Some(start) => (name, Condition::StartsWith(start.to_owned())),
             None => (name, Condition::Is(value.to_owned())),
@@ -149,6 +182,9 @@ fn range(text: &str) -> Result<(Side, Side), String> {
         None | Some((Side::Open, Side::Open)) => {
             Err("expected two times, such as 14:03:00..14:04 or +10s..+20s".to_owned())
         }
+        Some(
+            (Side::AfterStart(from), Side::AfterStart(to)) | (Side::OfDay(from), Side::OfDay(to)),
+        ) if from >= to => Err("the range ends before it starts".to_owned()),
         Some(sides) => Ok(sides),
     }
 }
@@ -186,6 +222,8 @@ mod tests {
             parsed("a=/b*"),
             named("a", Condition::StartsWith(value("/b")))
         );
+        let other = Condition::DoesNotStartWith(value("/b"));
+        assert_eq!(parsed("a!=/b*"), named("a", other));
         assert_eq!(parsed("a"), named("a", Condition::IsPresent));
         assert_eq!(parsed("a="), named("a", Condition::Is(value(""))));
         for text in ["", "=a", "!=a"] {
@@ -208,7 +246,18 @@ mod tests {
             assert_eq!(range(text), Ok(expected), "{text}");
         }
         for text in [
-            "", "..", "10", "14:03", "14:60..", "25:00..", "a..b", "+..", "+-1..", "1..2",
+            "",
+            "..",
+            "10",
+            "14:03",
+            "14:60..",
+            "25:00..",
+            "a..b",
+            "+..",
+            "+-1..",
+            "1..2",
+            "+2..+1",
+            "14:00..13:00",
         ] {
             assert!(range(text).is_err(), "{text}");
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::unistd::{geteuid, mkdtemp};
-use otelctx_profile::report::{Report, ReportOptions};
+use otelctx_profile::report::Selection;
 use otelctx_profile::{Format, Input, Options, convert};
 
 use crate::Status;
@@ -14,7 +14,7 @@ use crate::command::ids;
 use crate::command::report::file;
 use crate::command::selection::Select;
 use crate::error::Error;
-use crate::output::terminal;
+use crate::output::terminal::{self, escape};
 
 /// The program of xdg-utils that opens a file in the desktop's browser.
 const OPENER: &str = "xdg-open";
@@ -45,21 +45,12 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let file = file::chosen(arguments.file.as_deref())?;
     let input = file::opened(&file)?;
-    let start = if arguments.select.needs_start() {
-        Report::read(&input, &ReportOptions::by(&[]))?.start
-    } else {
-        0
-    };
+    let selection = arguments.select.within(&input)?;
     let mut options = Options::default();
     options.by.clone_from(&arguments.by);
-    let page = write(
-        &input,
-        &arguments.select.of_recording(start),
-        &options,
-        &file,
-    )?;
+    let page = write(&input, &selection, &options, &file)?;
     if !is_opened(&page) {
-        let line = format!("{}\n", page.display());
+        let line = format!("{}\n", escape(&page.to_string_lossy()));
         terminal::print(&line).map_err(Error::Output)?;
     }
     Ok(Status::Done)
@@ -68,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
 /// Writes the page where no other user can replace it, and returns its path.
 fn write(
     input: &Input,
-    selection: &otelctx_profile::report::Selection,
+    selection: &Selection,
     options: &Options,
     file: &Path,
 ) -> Result<PathBuf, Error> {

@@ -45,7 +45,9 @@ pub(crate) fn on_day_of(start: u64, milliseconds: u64) -> u64 {
     at.tm_isdst = -1;
     // SAFETY: mktime reads and changes a tm: this is a reference to one.
     let seconds = unsafe { libc::mktime(&raw mut at) };
-    u64::try_from(seconds).unwrap_or(0) * 1_000_000_000 + milliseconds % 1000 * 1_000_000
+    let seconds = u64::try_from(seconds).unwrap_or(0);
+    let whole = seconds.saturating_mul(1_000_000_000);
+    whole.saturating_add(milliseconds % 1000 * 1_000_000)
 }
 
 fn since_epoch(time: SystemTime) -> (libc::time_t, u32) {

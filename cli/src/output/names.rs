@@ -2,13 +2,15 @@
 
 /// Number of parts of a path that are kept.
 const PARTS: usize = 2;
+/// Longest name that is shortened, in bytes: brackets may be nested.
+const MAX_NAME: usize = 1024;
 
 /// Returns the end of a path without type arguments: `Range::next` for
 /// `<core::ops::range::Range<T> as core::iter::Iterator>::next`. Other names are returned whole, as
 /// are names that are no path, and operators of C++.
 pub(crate) fn short(name: &str) -> String {
     let is_path = name.contains("::") || name.contains("}<");
-    if !is_path || name.contains("operator") {
+    if !is_path || name.len() > MAX_NAME || name.contains("operator") {
         return name.to_owned();
     }
     let parts = parts(name);
@@ -144,6 +146,10 @@ mod tests {
                 "vector::push_back",
             ),
             ("a::operator<<(b)", "a::operator<<(b)"),
+            (
+                &format!("x::{}f", "<".repeat(30_000)),
+                &format!("x::{}f", "<".repeat(30_000)),
+            ),
             // Damaged.
             ("a::b<c", "a::b<c"),
             ("::", "::"),

@@ -138,10 +138,8 @@ fn questions_have_their_answers() {
         "2,000 ms 57.1 % /report",
         "1,000 ms 28.6 % md5",
         "1,000 ms 28.6 % totals shop/app.py:40",
-        "0 0.0 % report shop/app.py:30",
         "1,000 ms 28.6 % /cart",
         "1,000 ms 28.6 % cart shop/app.py:20",
-        "0 0.0 % serve shop/app.py:10",
         "500 ms 14.3 % (none)",
         "500 ms 14.3 % main.send mail.go:5",
     ];
@@ -159,7 +157,7 @@ fn questions_have_their_answers() {
     ];
     assert_eq!(section(&answer, "By function"), expected);
     // What calls md5, and what does it call?
-    let answer = ask(&["report", "--function", "md5", "--tree"]);
+    let answer = ask(&["report", "--function", "MD5", "--tree"]);
     let expected = [
         "1,000 ms 100.0 % md5",
         "1,000 ms 100.0 % report shop/app.py:30",
@@ -179,14 +177,14 @@ fn questions_have_their_answers() {
     ]);
     let id = format!("{:032x}", 101);
     let expected = [
-        &format!("100 ms 5.0 % 22:13:21 90.0 ms 2 {id} /report")[..],
+        &format!("100 ms 5.0 % 22:13:21 100.0 ms 2 {id} /report")[..],
         "and 19 more; -n 0 shows all",
     ];
     assert_eq!(section(&answer, "By trace"), expected);
     // Which request at that time, and where?
     let answer = ask(&["report", "--traces", "--time", "22:13:22..22:13:22.1"]);
     let expected = [format!(
-        "100 ms 100.0 % 22:13:22 90.0 ms 2 {:032x} /report",
+        "100 ms 100.0 % 22:13:22 100.0 ms 2 {:032x} /report",
         111
     )];
     assert_eq!(section(&answer, "By trace"), expected);
@@ -223,6 +221,60 @@ fn questions_have_their_answers() {
         "400 ms 20.0 % worker-2 totals",
     ];
     assert_eq!(rows, expected);
+}
+
+#[test]
+fn what_selects_nothing_is_explained() {
+    let scratch = Scratch::new("nothing");
+    write(&scratch.folder().join("profile.otlp"), 20);
+    let otlp = fs::read(scratch.folder().join("profile.otlp")).unwrap();
+    for (selection, said) in [
+        (
+            ["--filter", "http.route=/nope"],
+            "values of http.route: /cart, /report",
+        ),
+        (
+            ["--filter", "http.rout=/cart"],
+            "no sample has the attribute http.rout; recorded attributes: ",
+        ),
+        (["--thread", "nobody"], "threads: worker-1, main"),
+        (["--pid", "1"], "processes: 'shop 7', 'mailer 8'"),
+        (
+            ["--time", "23:00..24:00"],
+            "the recording starts at 22:13:20 +00:00 and lasts 10.0 s",
+        ),
+        (
+            ["--trace", "4bf92f3577b34da6a3ce929d0e0e4736"],
+            "no sample is selected",
+        ),
+    ] {
+        for output in [&[][..], &["-o", "other.svg"]] {
+            let mut asked = command(&[&["report"], &selection[..], output].concat());
+            asked.current_dir(scratch.folder()).env("TZ", "UTC");
+            let answer = Answer::of(asked.output().unwrap()).expect(1);
+            assert!(answer.stderr.contains(said), "{said}: {answer:?}");
+            assert_eq!(answer.stdout, "");
+        }
+        assert!(!scratch.folder().join("other.svg").exists());
+    }
+    // The recording itself is not replaced.
+    for output in ["profile.otlp", "./profile.otlp"] {
+        let mut refused = command(&["report", "profile.otlp", "-o", output]);
+        refused.current_dir(scratch.folder());
+        let answer = Answer::of(refused.output().unwrap()).expect(2);
+        assert!(
+            answer.stderr.contains("is the recording itself"),
+            "{answer:?}"
+        );
+    }
+    assert_eq!(
+        fs::read(scratch.folder().join("profile.otlp")).unwrap(),
+        otlp
+    );
+    let mut refused = command(&["report", "profile.otlp", "profile.otlp", "-o", "x.svg"]);
+    refused.current_dir(scratch.folder());
+    let answer = Answer::of(refused.output().unwrap()).expect(2);
+    assert!(answer.stderr.contains("for one recording"), "{answer:?}");
 }
 
 #[test]

@@ -122,7 +122,9 @@ pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
             "it is compressed; configure the Collector's file exporter without `compression`".into()
         }
         [b'P', b'E', b'R', b'F', b'I', b'L', b'E', ..] => {
-            format!("it is a recording of perf: `perf report -i {file}`")
+            format!(
+                "it is a recording of perf: `perf report -i {file}`, or `perf script -i {file} | otelctx report -`"
+            )
         }
         // elf(5): e_type is ET_CORE.
         [0x7f, b'E', b'L', b'F', ..] if head.get(16) == Some(&4) => {
@@ -134,6 +136,9 @@ pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
             )
         }
         [b'{', ..] => json.into(),
+        _ if head.to_ascii_lowercase().starts_with(b"<!doctype html") => {
+            "it is a page, open it in a browser".into()
+        }
         _ if head.starts_with(b"<?xml") || head.starts_with(b"<svg") => {
             "it is an SVG image, open it in a browser".into()
         }

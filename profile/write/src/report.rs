@@ -87,6 +87,8 @@ pub struct Report {
     pub start: u64,
     /// Time from the first recorded time to the last, in nanoseconds.
     pub duration: u64,
+    /// Time that a sample on a CPU stands for, in nanoseconds; 0 if unknown.
+    pub period: u64,
 }
 
 /// The cost of samples with the same values.
@@ -99,6 +101,8 @@ pub struct GroupCost {
     pub cost: Cost,
     /// Number of traces that some of the samples belong to.
     pub traces: usize,
+    /// Cost of the samples with a trace.
+    pub with_trace: Cost,
     /// Costliest functions, if asked for.
     pub functions: Vec<(Function, FunctionCost)>,
 }
@@ -184,4 +188,13 @@ pub struct FunctionCost {
     pub own: Cost,
     /// Cost of the function and the functions that it called.
     pub total: Cost,
+}
+
+/// Returns true if `name` is something to group by that every recording has, and no attribute.
+#[must_use]
+pub fn is_level(name: &str) -> bool {
+    const LEVELS: [&str; 7] = [
+        "service", "process", "thread", "trace", "function", "file", "line",
+    ];
+    LEVELS.contains(&name)
 }

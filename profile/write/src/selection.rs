@@ -21,6 +21,8 @@ pub enum Condition {
     IsNot(String),
     /// It starts like this.
     StartsWith(String),
+    /// It starts in another way, or there is none.
+    DoesNotStartWith(String),
     /// It is there.
     IsPresent,
 }
@@ -33,6 +35,9 @@ impl Condition {
             Self::Is(wanted) => value == Some(wanted),
             Self::IsNot(unwanted) => value != Some(unwanted),
             Self::StartsWith(start) => value.is_some_and(|value| value.starts_with(&start[..])),
+            Self::DoesNotStartWith(start) => {
+                value.is_none_or(|value| !value.starts_with(&start[..]))
+            }
             Self::IsPresent => value.is_some(),
         }
     }
@@ -91,16 +96,33 @@ pub enum TimeKind {
 pub struct Selection {
     /// Conditions on attributes.
     pub attributes: Vec<AttributeFilter>,
-    /// The trace.
+    /// IDs of traces.
     pub traces: Vec<[u8; 16]>,
     /// Threads.
     pub threads: Vec<ThreadFilter>,
     /// IDs of processes.
     pub processes: Vec<i64>,
-    /// Parts of names of functions, or of their files, of which the stack must contain one.
+    /// Parts of names of functions, or of their files, of which the stack must contain one, in upper
+    /// or lower case.
     pub functions: Vec<String>,
     /// From the first moment on, until just before the last one.
     pub time: Option<(Option<Moment>, Option<Moment>)>,
     /// Kinds of time; by default on a CPU.
     pub kinds: Vec<TimeKind>,
+}
+
+impl Selection {
+    /// Returns true if the name of a function, or of its file, contains one of the selected texts, in
+    /// upper or lower case.
+    #[must_use]
+    pub fn has_function(&self, name: &str, file: &str) -> bool {
+        let mut wanted = self.functions.iter();
+        wanted.any(|part| contains(name, part) || contains(file, part))
+    }
+}
+
+/// Returns true if a text contains another one, whose letters of ASCII are in either case.
+fn contains(text: &str, part: &str) -> bool {
+    let mut windows = text.as_bytes().windows(part.len().max(1));
+    part.is_empty() || windows.any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
 }

@@ -14,6 +14,7 @@ pub(super) struct Answer<'r> {
     gil: GilSamples,
     start_ns: u64,
     duration_ns: u64,
+    period_ns: u64,
     by: String,
     by_attribute: Vec<GroupRow<'r>>,
     by_trace: Vec<TraceRow<'r>>,
@@ -58,6 +59,8 @@ struct FunctionRow<'r> {
     kind: &'r str,
     self_ns: u64,
     total_ns: u64,
+    self_samples: u64,
+    total_samples: u64,
 }
 
 pub(super) fn of<'r>(report: &'r Report, by: &[String]) -> Answer<'r> {
@@ -90,6 +93,8 @@ pub(super) fn of<'r>(report: &'r Report, by: &[String]) -> Answer<'r> {
         kind: &function.kind,
         self_ns: cost.own.nanoseconds,
         total_ns: cost.total.nanoseconds,
+        self_samples: cost.own.samples,
+        total_samples: cost.total.samples,
     });
     Answer {
         samples: report.total.samples,
@@ -98,6 +103,7 @@ pub(super) fn of<'r>(report: &'r Report, by: &[String]) -> Answer<'r> {
         gil: GilSamples::of_report(report),
         start_ns: report.start,
         duration_ns: report.duration,
+        period_ns: report.period,
         by: match by {
             [] => NONE.to_owned(),
             names => names.join(","),

@@ -18,6 +18,9 @@ const STANDARD_ERRORS: f64 = 2.0;
 /// The same for functions, of which there are many: by chance, one in 370 is as large.
 const STANDARD_ERRORS_OF_FUNCTION: f64 = 3.0;
 
+/// Smallest difference that is not shown as 0.0.
+const SHOWN: f64 = 0.05;
+
 /// A value in both recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Change {
@@ -53,8 +56,8 @@ impl Change {
 #[derive(Debug, Serialize)]
 pub(super) struct Row<'r> {
     values: &'r [String],
-    /// Milliseconds of CPU time a trace, if both recordings have traces of it; else the share of all,
-    /// in percent.
+    /// Milliseconds of CPU time per trace, if both recordings have whole traces of it; else the share
+    /// of all, in percent.
     is_per_trace: bool,
     change: Change,
     functions: Vec<FunctionRow<'r>>,
@@ -75,27 +78,33 @@ struct FunctionRow<'r> {
 struct Scale {
     /// Divides nanoseconds.
     divisor: f64,
+    /// Nanoseconds that a sample stands for; 0 if unknown.
+    period: u64,
 }
 
 impl Scale {
-    /// Returns the value of a cost, and its standard error: samples are independent events.
+    /// Returns the value of a cost, and its standard error: samples are independent events. Where
+    /// there is none, one may have been missed.
     fn value(self, cost: Cost) -> (f64, f64) {
-        let samples = cost.samples.max(1) as f64;
-        // At least that of one sample: what was not seen may have happened.
-        let (time, _) = size(cost);
-        (
-            time / self.divisor,
-            time / samples * samples.sqrt() / self.divisor,
-        )
+        let time = size(cost);
+        let (samples, each) = match (cost.nanoseconds, self.period) {
+            (0, 0) => (cost.samples as f64, 1.0),
+            (nanoseconds, 0) => {
+                let samples = cost.samples.max(1) as f64;
+                (samples, nanoseconds as f64 / samples)
+            }
+            (nanoseconds, period) => (nanoseconds as f64 / period as f64, period as f64),
+        };
+        let error = samples.max(1.0).sqrt() * each;
+        (time / self.divisor, error / self.divisor)
     }
 }
 
 /// Returns the time of a cost, or where the recording does not tell, the number of samples.
-fn size(cost: Cost) -> (f64, f64) {
-    let samples = cost.samples as f64;
+fn size(cost: Cost) -> f64 {
     match cost.nanoseconds {
-        0 => (samples, samples),
-        time => (time as f64, samples),
+        0 => cost.samples as f64,
+        time => time as f64,
     }
 }
 
@@ -119,22 +128,27 @@ pub(super) fn rows<'r>(before: &'r Report, after: &'r Report) -> Vec<Row<'r>> {
     }
     let mut rows: Vec<Row<'r>> = groups
         .into_iter()
-        .map(|(values, [first, second])| {
-            let traces = |it: Option<&GroupCost>| it.map_or(0, |it| it.traces);
-            let is_per_trace = traces(first) > 0 && traces(second) > 0;
+        .map(|(values, groups)| {
+            let is_per_trace =
+                periods_are_equal(before, after) && groups.into_iter().all(has_whole_traces);
             let scale = |group: Option<&GroupCost>, report: &Report| Scale {
-                divisor: match is_per_trace {
-                    true => traces(group) as f64 * 1e6,
-                    false => size(report.total).0.max(1.0) / 100.0,
+                divisor: match group {
+                    Some(group) if is_per_trace => group.traces as f64 * 1e6,
+                    _ => size(report.total).max(1.0) / 100.0,
                 },
+                period: report.period,
             };
-            let scales = [scale(first, before), scale(second, after)];
-            let cost = |it: Option<&GroupCost>| it.map_or(Cost::default(), |it| it.cost);
+            let scales = [scale(groups[0], before), scale(groups[1], after)];
+            let cost = |group: Option<&GroupCost>| match group {
+                Some(group) if is_per_trace => group.with_trace,
+                Some(group) => group.cost,
+                None => Cost::default(),
+            };
             Row {
                 values,
                 is_per_trace,
-                change: change((cost(first), scales[0]), (cost(second), scales[1])),
-                functions: functions([first, second], scales),
+                change: change((cost(groups[0]), scales[0]), (cost(groups[1]), scales[1])),
+                functions: functions(groups, scales),
             }
         })
         .collect();
@@ -143,6 +157,25 @@ pub(super) fn rows<'r>(before: &'r Report, after: &'r Report) -> Vec<Row<'r>> {
         order.then_with(|| one.values.cmp(other.values))
     });
     rows
+}
+
+/// Samples of a trace, on average, from which on few traces of a group have none: one of 20.
+const SAMPLES_OF_TRACE: u64 = 3;
+
+/// Returns true if nearly all samples of a group have a trace, and nearly all of its traces have
+/// samples. Else the time of a trace would be at least a period, however short it is.
+fn has_whole_traces(group: Option<&GroupCost>) -> bool {
+    group.is_some_and(|group| {
+        let traced = group.with_trace.samples;
+        let is_enough = traced >= SAMPLES_OF_TRACE.saturating_mul(group.traces as u64);
+        group.traces > 0 && is_enough && traced.saturating_mul(10) >= group.cost.samples * 9
+    })
+}
+
+/// Returns true if both were recorded at the same frequency: at a lower one, fewer short traces have
+/// samples.
+fn periods_are_equal(before: &Report, after: &Report) -> bool {
+    before.period.abs_diff(after.period) <= before.period / 20
 }
 
 fn functions<'r>(groups: [Option<&'r GroupCost>; 2], scales: [Scale; 2]) -> Vec<FunctionRow<'r>> {
@@ -166,6 +199,7 @@ fn functions<'r>(groups: [Option<&'r GroupCost>; 2], scales: [Scale; 2]) -> Vec<
             change: change((costs[0], scales[0]), (costs[1], scales[1])),
         })
         .filter(|row| row.change.is_beyond(STANDARD_ERRORS_OF_FUNCTION))
+        .filter(|row| row.change.difference().abs() >= SHOWN)
         .collect();
     rows.sort_by(|one, other| {
         let order = one.change.order(other.change);
@@ -216,13 +250,16 @@ pub(super) fn table(
             grouped(rows.len() - most)
         );
     }
+    if !periods_are_equal(before, after) {
+        shown += "recorded at different frequencies: only shares can be compared\n";
+    }
     if rows.iter().any(|row| row.is_per_trace) {
-        shown += "ms: CPU time a sampled trace\n";
+        shown += "ms: CPU time per sampled trace\n";
     }
     if !rows.iter().all(|row| row.is_per_trace) {
         shown += "%: share of the recording's CPU time\n";
     }
-    shown += "none: no more than chance explains; functions by the time in themselves\n";
+    shown += "none: within the noise of sampling; functions by the time in themselves\n";
     shown
 }
 
@@ -250,13 +287,17 @@ mod tests {
     /// 100 samples have a standard error of 10.
     #[test]
     fn a_difference_within_the_noise_is_none() {
-        let scale = Scale { divisor: 1e7 };
+        let scale = Scale {
+            divisor: 1e7,
+            period: 10_000_000,
+        };
         let of = |before, after| change((cost(before), scale), (cost(after), scale));
         assert!(!of(100, 100).is_certain());
         // √(100 + 128) × 2 = 30.2
         assert!(!of(100, 128).is_certain());
         assert!(of(100, 135).is_certain());
         assert!(of(135, 100).is_certain());
+        // √(1 + 3) × 2 = 4
         assert!(!of(0, 3).is_certain());
         assert!(of(0, 9).is_certain());
         assert_eq!(of(9, 16).error, 5.0);

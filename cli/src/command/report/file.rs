@@ -1,8 +1,8 @@
 //! The recording that is shown if none is named.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use std::{fs, io};
 
 use otelctx_profile::Input;
 
@@ -26,8 +26,15 @@ pub(in crate::command) fn chosen(given: Option<&Path>) -> Result<PathBuf, Error>
 /// Opens a recording with its further parts, or reads standard input.
 pub(in crate::command) fn opened(file: &Path) -> Result<Input, Error> {
     match file.to_str() {
-        // It can be read once.
-        Some("-") => Input::standard_input().map_err(Error::Input),
+        Some("-") => {
+            let input = Input::read_once(io::stdin(), Path::new("standard input"));
+            input.map_err(Error::Input)
+        }
+        _ if fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir()) => {
+            // A pipe.
+            let input = fs::File::open(file).and_then(|pipe| Input::read_once(pipe, file));
+            input.map_err(Error::Input)
+        }
         _ => Ok(Input::recording(file)),
     }
 }

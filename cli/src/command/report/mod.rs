@@ -3,11 +3,12 @@
 mod answer;
 mod compare;
 pub(in crate::command) mod file;
+mod nothing;
 mod tables;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use otelctx_profile::report::{Report, ReportOptions, Selection};
+use otelctx_profile::report::{self, Report, ReportOptions, Selection};
 use otelctx_profile::{Format, GIL_ATTRIBUTE, Input};
 
 use crate::Status;
@@ -72,7 +73,7 @@ pub(crate) struct Arguments {
     rows: usize,
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .html (page), .svg (flame graph) or .folded; can be repeated
-    #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
     output: Vec<PathBuf>,
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
@@ -124,6 +125,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let mut input = file::opened(&file)?;
     let rest = arguments.files.get(1..).unwrap_or_default();
     if let ([other], false) = (rest, arguments.join) {
+        let one = arguments.tree || arguments.traces.is_some() || !arguments.output.is_empty();
+        if one {
+            return Err(Error::OnlyOneRecording);
+        }
         return compare(arguments, &input, &file::opened(other)?);
     }
     for other in rest {
@@ -133,10 +138,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         input = input.and(file::opened(other)?);
     }
     if !arguments.output.is_empty() {
-        let options = arguments.options(selection(arguments, &input)?);
+        let options = arguments.options(arguments.select.within(&input)?);
+        let report = Report::read(
+            &input,
+            &ReportOptions {
+                by: Vec::new(),
+                ..options.clone()
+            },
+        )?;
+        if report.total.samples == 0 {
+            nothing::explain(&input, &arguments.select)?;
+            return Ok(Status::FoundProblem);
+        }
         return convert(&input, &options, &arguments.output);
     }
     let (report, by) = read(arguments, &input)?;
+    if report.total.samples == 0 && !arguments.select.is_all() && !arguments.json {
+        nothing::explain(&input, &arguments.select)?;
+        return Ok(Status::FoundProblem);
+    }
     let text = if arguments.json {
         json::render(&answer::of(&report, &by))
     } else {
@@ -148,32 +168,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             sort: arguments.sort,
             traces: arguments.traces,
             is_chosen: given.is_none(),
-            is_selection: !arguments.select.is_all(),
+            files: input.paths().len(),
+            wants_tree: arguments.tree,
         };
         shown.text(&Terminal::of_stdout())
     };
     terminal::print(&text).map_err(Error::Output)?;
     let asked = arguments.by.first().map(String::as_str);
-    let asked = asked.filter(|name| report.total.samples > 0 && !report.has_level(name));
+    let asked = asked.filter(|name| report.total.samples > 0 && !report::is_level(name));
     if let Some(lacking) = empty_recording::lacking(asked, &report.attributes) {
         terminal::complain(&lacking.message, Some(&lacking.hint));
     }
     Ok(Status::Done)
 }
 
-/// Returns the selected samples of a recording.
-fn selection(arguments: &Arguments, input: &Input) -> Result<Selection, Error> {
-    let start = if arguments.select.needs_start() {
-        Report::read(input, &ReportOptions::by(&[]))?.start
-    } else {
-        0
-    };
-    Ok(arguments.select.of_recording(start))
-}
-
 /// Reads a recording, and returns what it is grouped by.
 fn read(arguments: &Arguments, input: &Input) -> Result<(Report, Vec<String>), Error> {
-    let mut options = arguments.options(selection(arguments, input)?);
+    let mut options = arguments.options(arguments.select.within(input)?);
     let mut report = Report::read(input, &options)?;
     if arguments.by.is_empty() && !report.attributes.contains(ROUTE) {
         let mut varying = report.varying.iter();
@@ -189,7 +200,7 @@ fn compare(arguments: &Arguments, before: &Input, after: &Input) -> Result<Statu
     let (after, by) = read(arguments, after)?;
     let options = ReportOptions {
         by,
-        ..arguments.options(selection(arguments, before)?)
+        ..arguments.options(arguments.select.within(before)?)
     };
     let before = Report::read(before, &options)?;
     let text = if arguments.json {
@@ -208,6 +219,15 @@ fn convert(input: &Input, options: &ReportOptions, outputs: &[PathBuf]) -> Resul
     write.by = options.by.first().cloned();
     let formats = outputs.iter().map(|path| Format::from_path(path));
     let formats: Vec<Format> = formats.collect::<Result<_, _>>()?;
+    for path in outputs {
+        let is_read = |it: &Path| {
+            it.canonicalize()
+                .is_ok_and(|it| path.canonicalize().is_ok_and(|path| path == it))
+        };
+        if input.paths().any(is_read) {
+            return Err(Error::OutputIsInput(path.clone()));
+        }
+    }
     for (path, format) in outputs.iter().zip(formats) {
         otelctx_profile::convert(input, &options.selection, format, &write, path)?;
     }

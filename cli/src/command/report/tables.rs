@@ -18,6 +18,9 @@ use crate::output::text::{argument, count, grouped, own_name};
 /// Smallest share, as a part of this many, for which functions without names have a line.
 const MIN_UNNAMED: u64 = 20;
 
+/// Number of samples of the costliest trace from which on traces are shown by default.
+const MIN_SAMPLES: u64 = 3;
+
 /// A report, and how to show it.
 pub(super) struct Shown<'r> {
     pub(super) report: &'r Report,
@@ -29,8 +32,10 @@ pub(super) struct Shown<'r> {
     pub(super) traces: Option<TraceOrder>,
     /// The user has not named the file.
     pub(super) is_chosen: bool,
-    /// Some samples may have been left out.
-    pub(super) is_selection: bool,
+    /// Number of its files.
+    pub(super) files: usize,
+    /// A tree of functions was asked for.
+    pub(super) wants_tree: bool,
 }
 
 /// A row of a table, with text below it.
@@ -55,18 +60,18 @@ impl Shown<'_> {
     pub(super) fn text(&self, terminal: &Terminal) -> String {
         let report = self.report;
         if report.total.samples == 0 {
-            return if self.is_selection {
-                "no sample is selected\n".to_owned()
-            } else {
-                "the recording has no samples\n".to_owned()
-            };
+            return "the recording has no samples\n".to_owned();
         }
         let mut section = Section {
             terminal,
             rows: self.rows,
             text: self.summary(),
         };
-        if !report.tree.is_empty() {
+        if self.wants_tree && report.tree.is_empty() {
+            section.text += "\nthe selected functions are left out: --plumbing shows them\n";
+            return section.text;
+        }
+        if self.wants_tree {
             if !report.callers.is_empty() {
                 let table = self.tree(&report.callers, false, terminal);
                 section.add("Callers", 0, &table);
@@ -86,8 +91,17 @@ impl Shown<'_> {
             let head = escape(&format!("By {}", self.by.join(", ")));
             section.add(&head, report.groups.len(), &self.groups(terminal));
         }
-        if !report.by_trace.is_empty() {
-            self.add_traces(&mut section, false);
+        match report.by_trace.first() {
+            // They are in no order.
+            Some(first) if first.cost.samples < MIN_SAMPLES => {
+                let number = count(report.by_trace.len(), "trace", "traces");
+                let most = count(first.cost.samples as usize, "sample", "samples");
+                section.text += &format!(
+                    "\n{number}, none with more than {most}: record with -F 999 to compare requests\n"
+                );
+            }
+            Some(_) => self.add_traces(&mut section, false),
+            None => {}
         }
         if !report.by_function.is_empty() {
             let table = self.functions(terminal);
@@ -103,8 +117,15 @@ impl Shown<'_> {
     fn summary(&self) -> String {
         let report = self.report;
         let mut text = String::new();
-        if self.is_chosen {
-            text += &format!("{}: ", escape(&self.file.to_string_lossy()));
+        if self.is_chosen || self.files > 1 {
+            text += &escape(&self.file.to_string_lossy());
+            if self.files > 1 {
+                text += &format!(
+                    " and {}",
+                    count(self.files - 1, "further file", "further files")
+                );
+            }
+            text += ": ";
         }
         let seconds = report.duration as f64 / 1e9;
         let from = match report.start {
@@ -171,7 +192,7 @@ impl Shown<'_> {
                 time(cost.own),
                 self.of_all(cost.own),
                 time(cost.total),
-                escape(&short(&function.name)),
+                escape(&shown(&function.name)),
                 place(function),
             ]
         };
@@ -220,7 +241,8 @@ impl Shown<'_> {
         let table = if with_times {
             let row = |it: &TraceCost| {
                 let first = SystemTime::UNIX_EPOCH + Duration::from_nanos(it.first);
-                let lasted = (it.last - it.first) as f64 / 1e6;
+                // The last sample stands for a period.
+                let lasted = (it.last - it.first + self.report.period) as f64 / 1e6;
                 [
                     time(it.cost),
                     self.of_all(it.cost),
@@ -287,6 +309,21 @@ pub(super) fn text(name: &'static str) -> (&'static str, Align) {
     (name, Align::Left)
 }
 
+/// Longest name in a table, in characters.
+const MAX_NAME: usize = 200;
+
+/// Shortens a function's name. Of a file that stands for its functions, only the name is shown.
+fn shown(name: &str) -> String {
+    let name = match name.rsplit_once('/') {
+        Some((_, file)) if name.starts_with('/') => format!("[{file}]"),
+        _ => short(name),
+    };
+    match name.char_indices().nth(MAX_NAME) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name,
+    }
+}
+
 /// Maximum length of a file's name in a table.
 const MAX_FILE: usize = 40;
 
@@ -311,7 +348,7 @@ fn place(function: &Function) -> String {
 }
 
 pub(super) fn with_place(function: &Function) -> String {
-    let name = escape(&short(&function.name));
+    let name = escape(&shown(&function.name));
     match place(function) {
         place if place.is_empty() => name,
         place => format!("{name}  {place}"),

@@ -4,13 +4,16 @@ use super::plumbing::{PLUMBING, plumbing_of};
 use super::tables::{Id, Tables};
 use crate::report;
 
-/// A function that is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Folded {
-    /// A function of the recording.
-    Function(Id),
-    /// Stands for plumbing of this kind at the end of a stack.
-    Plumbing(usize),
+/// A function that is shown: a function of the recording, or beyond the last one's number, a kind of
+/// plumbing at the end of stacks.
+pub(super) type Folded = Id;
+
+/// A frame of a stack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    pub(super) function: Folded,
+    /// No frame further in is of the same function: it counts once.
+    pub(super) is_first: bool,
 }
 
 /// Leaves out what is not shown.
@@ -19,48 +22,70 @@ pub(super) struct Folding<'t> {
     with_plumbing: bool,
     /// Kinds of frames; empty for all.
     kinds: Vec<&'static str>,
-    /// Functions by name, file and kind, which are shown alike: of several, the first one.
+    /// The kind of plumbing of each function, once it is known.
     plumbing: Vec<Option<Option<usize>>>,
-    frames: Vec<Folded>,
+    /// The number of the last stack that a function was seen in.
+    seen: Vec<Option<Id>>,
+    frames: Vec<Frame>,
 }
 
 impl<'t> Folding<'t> {
     pub(super) fn new(tables: &'t Tables, with_plumbing: bool, languages: &[String]) -> Self {
+        let functions = tables.functions.len();
         Self {
             tables,
             with_plumbing,
             kinds: languages.iter().filter_map(|it| kind_of(it)).collect(),
-            plumbing: vec![None; tables.functions.len()],
+            plumbing: vec![None; functions],
+            seen: vec![None; functions],
             frames: Vec::new(),
         }
     }
 
-    /// Returns the shown functions of a stack, innermost first.
-    pub(super) fn functions(&mut self, stack: Id) -> &[Folded] {
+    /// Returns the number of functions and kinds of plumbing.
+    pub(super) fn len(&self) -> usize {
+        self.tables.functions.len() + PLUMBING.len()
+    }
+
+    /// Returns the shown frames of a stack, innermost first. Each stack is asked for once.
+    pub(super) fn frames(&mut self, stack: Id) -> &[Frame] {
         let mut frames = std::mem::take(&mut self.frames);
         frames.clear();
         let mut box_of = None;
         for line in self.tables.frames(stack) {
             let function = &self.tables.functions[line.function as usize];
-            let kind = self.tables.text(function.kind);
-            if !self.kinds.is_empty() && !self.kinds.contains(&kind) {
+            let is_kind = |kinds: &[&str]| kinds.contains(&self.tables.text(function.kind));
+            if !self.kinds.is_empty() && !is_kind(&self.kinds) {
                 continue;
             }
             match self.plumbing(line.function) {
-                None => frames.push(Folded::Function(line.function)),
+                None => {
+                    let seen = self.seen[line.function as usize].replace(stack);
+                    frames.push(Frame {
+                        function: line.function,
+                        is_first: seen != Some(stack),
+                    });
+                }
                 Some(found) if frames.is_empty() => box_of = box_of.or(Some(found)),
                 Some(_) => {}
             }
         }
         if let Some(plumbing) = box_of {
-            frames.insert(0, Folded::Plumbing(plumbing));
+            let function = (self.tables.functions.len() + plumbing) as Id;
+            frames.insert(
+                0,
+                Frame {
+                    function,
+                    is_first: true,
+                },
+            );
         }
         self.frames = frames;
         &self.frames
     }
 
     /// Returns the kind of plumbing of a function.
-    pub(super) fn plumbing(&mut self, function: Id) -> Option<usize> {
+    fn plumbing(&mut self, function: Id) -> Option<usize> {
         if self.with_plumbing {
             return None;
         }
@@ -78,20 +103,20 @@ impl<'t> Folding<'t> {
 
     /// Returns what a report says of a function.
     pub(super) fn function(&self, folded: Folded) -> report::Function {
-        match folded {
-            Folded::Function(id) => {
-                let function = &self.tables.functions[id as usize];
+        match self.tables.functions.get_index(folded as usize) {
+            Some(function) => report::Function {
+                name: self.tables.text(function.name).to_owned(),
+                file: self.tables.text(function.file).to_owned(),
+                line: self.tables.line_of(folded),
+                kind: self.tables.text(function.kind).to_owned(),
+            },
+            None => {
+                let kind = folded as usize - self.tables.functions.len();
                 report::Function {
-                    name: self.tables.text(function.name).to_owned(),
-                    file: self.tables.text(function.file).to_owned(),
-                    line: self.tables.line_of(id),
-                    kind: self.tables.text(function.kind).to_owned(),
+                    name: format!("[{}]", PLUMBING[kind].name),
+                    ..report::Function::default()
                 }
             }
-            Folded::Plumbing(kind) => report::Function {
-                name: format!("[{}]", PLUMBING[kind].name),
-                ..report::Function::default()
-            },
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,10 +23,18 @@ const MAX_FILE: u64 = 1 << 30;
 /// The files of a recording, in their order.
 #[derive(Clone, Debug)]
 pub struct Input {
-    files: Vec<PathBuf>,
-    /// What was read from standard input, in place of the file.
-    content: Option<Arc<Vec<u8>>>,
+    sources: Vec<Source>,
     limits: Limits,
+}
+
+/// A file of a recording.
+#[derive(Clone, Debug)]
+struct Source {
+    path: PathBuf,
+    /// What was read from it, if it can be read once.
+    content: Option<Arc<Vec<u8>>>,
+    /// True for the first file of a recording, false for its further parts.
+    is_first: bool,
 }
 
 /// The reason why a file is refused, as a worker process reports it.
@@ -48,6 +57,11 @@ impl From<Refusal> for String {
     }
 }
 
+/// Refuses the first file.
+pub(super) fn malformed(reason: String) -> Refused {
+    (0, Refusal::Malformed(reason))
+}
+
 /// A refused file, by its position.
 pub(super) type Refused = (usize, Refusal);
 
@@ -59,38 +73,59 @@ impl Input {
         let parts = (2..).map(|part| Format::part_path(first, part));
         let parts = parts.take_while(|it| it.extension().is_some() && it != first && it.exists());
         let files = std::iter::once(first.to_owned()).chain(parts);
-        Self {
-            files: files.collect(),
+        let source = |(index, path)| Source {
+            path,
             content: None,
+            is_first: index == 0,
+        };
+        Self {
+            sources: files.enumerate().map(source).collect(),
             limits: LIMITS,
         }
     }
 
-    /// What comes from standard input, which is read now.
+    /// A recording that can be read once, such as standard input. It is read now; errors name it
+    /// `name`.
     ///
     /// # Errors
     /// Returns the errors of reading it.
-    pub fn standard_input() -> io::Result<Self> {
+    pub fn read_once(source: impl Read, name: &Path) -> io::Result<Self> {
         let mut content = Vec::new();
         // One byte more than what is refused.
-        io::stdin().take(MAX_FILE + 1).read_to_end(&mut content)?;
+        source.take(MAX_FILE + 1).read_to_end(&mut content)?;
         Ok(Self {
-            files: vec!["standard input".into()],
-            content: Some(Arc::new(content)),
+            sources: vec![Source {
+                path: name.to_owned(),
+                content: Some(Arc::new(content)),
+                is_first: true,
+            }],
             limits: LIMITS,
         })
     }
 
+    /// Returns the paths of the files.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.sources.iter().map(|source| &*source.path)
+    }
+
     /// Returns the name of the first file.
     pub(super) fn name(&self) -> String {
-        let name = self.files[0].file_name().unwrap_or_default();
+        let name = self.sources[0].path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// Adds another recording, so that both are read as one.
+    /// Adds another recording, so that both are read as one. Files that are there already are not
+    /// added.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
-        self.files.extend(other.files);
+        for source in other.sources {
+            let same = |it: &Source| {
+                it.content.is_none() && source.content.is_none() && is_same(&it.path, &source.path)
+            };
+            if !self.sources.iter().any(same) {
+                self.sources.push(source);
+            }
+        }
         self
     }
 
@@ -100,8 +135,8 @@ impl Input {
         work: impl FnOnce(&Files<'_>) -> Result<T, Refused>,
     ) -> Result<T, Error> {
         let answer = self.run(|pipe| Ok(serde_json::to_writer(pipe, &work(&Files(self)))?))?;
-        let answer: Result<T, Refused> =
-            serde_json::from_slice(&answer).map_err(|_| died(&self.files[0], self.limits))?;
+        let answer: Result<T, Refused> = serde_json::from_slice(&answer)
+            .map_err(|_| died(&self.sources[0].path, self.limits))?;
         answer.map_err(|refused| self.refused(refused))
     }
 
@@ -119,7 +154,7 @@ impl Input {
                 pipe.write_all(&[REFUSED])
             }
         })?;
-        let died = || died(&self.files[0], self.limits);
+        let died = || died(&self.sources[0].path, self.limits);
         if answer.pop().ok_or_else(died)? != REFUSED {
             return Ok(answer);
         }
@@ -128,11 +163,12 @@ impl Input {
     }
 
     fn run(&self, work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<Vec<u8>, Error> {
-        run(&self.files[0], self.limits, work)
+        run(&self.sources[0].path, self.limits, work)
     }
 
     fn refused(&self, (file, refusal): Refused) -> Error {
-        let path = self.files.get(file).cloned().unwrap_or_default();
+        let source = self.sources.get(file);
+        let path = source.map(|it| it.path.clone()).unwrap_or_default();
         match refusal {
             Refusal::Unreadable(number) => {
                 let source = number.map_or_else(
@@ -157,18 +193,27 @@ pub(super) struct Files<'i>(&'i Input);
 impl Files<'_> {
     /// Reads all files, one after the other.
     pub(super) fn read(&self, tables: &mut Tables, sink: &mut dyn Sink) -> Result<(), Refused> {
-        for (index, path) in self.0.files.iter().enumerate() {
-            let bytes = self.bytes(path).map_err(|refusal| (index, refusal))?;
-            let read = read_content(&bytes, path, tables, sink);
+        for (index, source) in self.0.sources.iter().enumerate() {
+            if source.is_first {
+                tables.start = None;
+            }
+            let content = source.bytes().map_err(|refusal| (index, refusal))?;
+            let read = read_content(&content, &source.path, tables, sink);
             read.map_err(|refusal| (index, refusal))?;
         }
-        Ok(())
+        match &tables.other_type {
+            // Of the first file that has it.
+            Some(other) if !tables.has_cpu_time => Err((0, Refusal::Malformed(other.clone()))),
+            _ => Ok(()),
+        }
     }
+}
 
-    fn bytes(&self, path: &Path) -> Result<Cow<'_, [u8]>, Refusal> {
-        let bytes: Cow<'_, [u8]> = match &self.0.content {
+impl Source {
+    fn bytes(&self) -> Result<Cow<'_, [u8]>, Refusal> {
+        let bytes: Cow<'_, [u8]> = match &self.content {
             Some(content) => Cow::Borrowed(content),
-            None => Cow::Owned(read(path)?),
+            None => Cow::Owned(read(&self.path)?),
         };
         match bytes.len() as u64 {
             0 => Err(Refusal::Malformed("it is empty".to_owned())),
@@ -176,6 +221,11 @@ impl Files<'_> {
             _ => Ok(bytes),
         }
     }
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// Reads the content of a file in whichever format it is.
@@ -249,9 +299,8 @@ mod tests {
         encode_varint(file.len() as u64, &mut head);
         file = [head, file].concat();
         let input = |memory| Input {
-            files: vec!["a.otlp".into()],
-            content: Some(Arc::new(file.clone())),
             limits: Limits { memory, ..LIMITS },
+            ..Input::read_once(&file[..], Path::new("a.otlp")).unwrap()
         };
         let options = ReportOptions::by(&["http.route"]);
         let error = Report::read(&input(128 << 20), &options).unwrap_err();

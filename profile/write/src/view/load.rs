@@ -29,7 +29,8 @@ const MAX_KIND: usize = 64;
 /// Collects samples.
 pub(super) struct Loading {
     catalog: Catalog,
-    samples: Vec<(Sample, usize)>,
+    /// Each with its stack, its number, and the nanoseconds of each.
+    samples: Vec<(Sample, usize, u64, u64)>,
     processes: Known<ProcessId>,
     threads: Known<ThreadId>,
     contexts: Known<Found>,
@@ -72,24 +73,27 @@ impl Loading {
     }
 
     /// Returns the profile of all samples that were collected.
-    pub(super) fn finish(self, tables: &Tables) -> Profile {
+    ///
+    /// # Errors
+    /// Returns a sentence if the formats cannot keep the samples' times.
+    pub(super) fn finish(self, tables: &Tables) -> Result<Profile, String> {
         let (start, end) = tables.span.unwrap_or_default();
         let clock = Clock {
             start,
             end,
             start_unix: start,
         };
-        let times = self.samples.iter().map(|(sample, _)| sample.time);
+        let times = self.samples.iter().map(|(sample, ..)| sample.time);
         let clock = times.fold(clock, Clock::including);
-        let period = NonZeroU64::new(tables.period).unwrap_or(NonZeroU64::MIN);
-        Profile::from_resolved(
+        let (period, samples) = with_one_period(self.samples)?;
+        Ok(Profile::from_resolved(
             self.catalog,
-            self.samples,
+            samples,
             clock,
             period,
             self.resolved,
             self.resolved_stacks,
-        )
+        ))
     }
 
     fn process(&mut self, tables: &Tables, id: Id) -> ProcessId {
@@ -250,11 +254,57 @@ impl Sink for Loading {
                 stack_end: None,
                 kernel_stack: self.no_stack,
             };
-            for _ in 0..samples {
-                self.samples.push((sample, stack));
-            }
+            let Some(of_one) = nanoseconds.checked_div(samples) else {
+                return;
+            };
+            let each = match group.kind {
+                Kind::Running => of_one,
+                Kind::Waiting => 0,
+            };
+            self.samples.push((sample, stack, samples, each));
         });
     }
+}
+
+/// Maximum number of samples that a format other than the page is written of.
+const MAX_SAMPLES: u64 = 20_000_000;
+/// Nanoseconds of a sample of a recording that does not tell.
+const UNKNOWN_TIME: u64 = 1_000_000;
+
+/// Returns samples that all stand for the same time on a CPU, and that time: of samples with several
+/// times, their greatest common divisor.
+fn with_one_period(
+    samples: Vec<(Sample, usize, u64, u64)>,
+) -> Result<(NonZeroU64, Vec<(Sample, usize)>), String> {
+    let is_running = |sample: &Sample| sample.event == Event::OnCpu;
+    let running = samples.iter().filter(|(sample, ..)| is_running(sample));
+    let common = running.fold(0, |common, (.., each)| divisor(common, *each));
+    let period = NonZeroU64::new(common).or(NonZeroU64::new(UNKNOWN_TIME));
+    let period = period.unwrap_or(NonZeroU64::MIN);
+    let number = |(sample, _, count, each): &(Sample, usize, u64, u64)| match *each / period {
+        parts if is_running(sample) => count.saturating_mul(parts.max(1)),
+        _ => 1,
+    };
+    let all = samples.iter().map(number).fold(0, u64::saturating_add);
+    if all > MAX_SAMPLES {
+        return Err(format!(
+            "it has more than {} million samples of one period, which only a page can show",
+            MAX_SAMPLES / 1_000_000
+        ));
+    }
+    let each = samples.iter().flat_map(|entry| {
+        let same = (entry.0, entry.1);
+        (0..number(entry)).map(move |_| same)
+    });
+    Ok((period, each.collect()))
+}
+
+/// Returns the greatest common divisor of two numbers.
+fn divisor(mut one: u64, mut other: u64) -> u64 {
+    while other > 0 {
+        (one, other) = (other, one % other);
+    }
+    one
 }
 
 fn context(tables: &Tables, context: &tables::Context) -> Option<DecodedContext> {

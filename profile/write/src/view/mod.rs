@@ -1,6 +1,7 @@
 //! Views of recordings: read as a stream, selected, and summed up, drawn or written again.
 
 mod fold;
+mod functions;
 mod input;
 mod load;
 mod otlp;
@@ -12,6 +13,7 @@ mod sums;
 mod tables;
 mod text;
 mod tree;
+mod values;
 mod wire;
 
 pub use input::Input;
@@ -47,12 +49,6 @@ impl Report {
         })
     }
 
-    /// Returns true if `name` is something to group by that every recording has.
-    #[must_use]
-    pub fn has_level(&self, name: &str) -> bool {
-        sums::is_level(name)
-    }
-
     /// Sums up the content of a file, or returns a sentence that names its defect. Not in a worker
     /// process: for tests and the fuzz target.
     #[doc(hidden)]
@@ -78,7 +74,7 @@ pub fn load(content: &[u8], selection: &Selection) -> Result<Profile, String> {
         &mut tables,
         &mut Selecting::new(selection, &mut loading),
     )?;
-    Ok(loading.finish(&tables))
+    loading.finish(&tables)
 }
 
 /// Writes a recording's selected samples to `path`, in a format.
@@ -102,7 +98,11 @@ pub fn convert(
         }
         let mut loading = Loading::new();
         files.read(&mut tables, &mut Selecting::new(selection, &mut loading))?;
-        Ok(loading.finish(&tables).write(format, options, pipe))
+        let mut options = options.clone();
+        // Without an attribute, nothing is at the root for it.
+        options.by = options.by.filter(|name| tables.has_attribute(name));
+        let profile = loading.finish(&tables).map_err(input::malformed)?;
+        Ok(profile.write(format, &options, pipe))
     })?;
     file::write(path, |writer| writer.write_all(&content))
 }

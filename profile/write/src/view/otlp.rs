@@ -4,16 +4,16 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::GilState;
-use otelctx_sample::format::process_context::Value;
 use prost::Message;
 
 use super::tables::{
     Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
 };
+use super::values::{attribute_of, digits};
 use super::wire::fields;
 use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX};
 use crate::messages::Messages;
@@ -25,9 +25,6 @@ const SPAN_ID: &str = "span_id";
 const FRAME_TYPE: &str = "profile.frame.type";
 const BUILD_ID: &str = "process.executable.build_id.gnu";
 const HTLHASH: &str = "process.executable.build_id.htlhash";
-
-/// Deepest value of a resource's attribute: deeper ones have none.
-const MAX_DEPTH: usize = 16;
 
 /// Reads all messages of a file.
 pub(super) fn read(file: &[u8], tables: &mut Tables, sink: &mut dyn Sink) -> Result<(), String> {
@@ -89,7 +86,7 @@ fn malformed(what: &str, index: u64, length: usize) -> String {
 }
 
 /// Returns an entry of a table.
-fn entry<'v, T>(table: &'v [T], index: u64, what: &str) -> Result<&'v T, String> {
+pub(super) fn entry<'v, T>(table: &'v [T], index: u64, what: &str) -> Result<&'v T, String> {
     let found = usize::try_from(index).ok().and_then(|at| table.get(at));
     found.ok_or_else(|| malformed(what, index, table.len()))
 }
@@ -280,8 +277,13 @@ impl<'m, 't> Reader<'m, 't> {
                 counts_samples: false,
                 unit: 1,
             },
-            _ => Head::default(),
+            (kind, unit) => {
+                let other = format!("it has {kind} in {unit}, and no CPU time");
+                self.tables.other_type.get_or_insert(other);
+                Head::default()
+            }
         };
+        self.tables.has_cpu_time |= head.kind.is_some();
         if head.counts_samples && self.tables.period == 0 {
             self.tables.period = head.unit;
         }
@@ -320,6 +322,11 @@ impl<'m, 't> Reader<'m, 't> {
             let mut group = self.group(process, link, &indices)?;
             group.kind = kind;
             group.stack = self.stack(stack)?;
+            if self.tables.start.is_none() {
+                times
+                    .iter()
+                    .for_each(|time| self.tables.add_span(*time, time.saturating_add(1)));
+            }
             group.times = &times;
             group.values = &values;
             group.unit = head.unit;
@@ -389,6 +396,7 @@ impl<'m, 't> Reader<'m, 't> {
             cpu,
             times: &[],
             values: &[],
+            counts: &[],
             unit: 0,
             counts_samples: false,
         })
@@ -561,53 +569,4 @@ impl<'m, 't> Reader<'m, 't> {
         }
         Ok(NONE)
     }
-}
-
-/// Decodes an ID of hexadecimal digits.
-pub(super) fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let (pairs, []) = text.as_bytes().as_chunks::<2>() else {
-        return None;
-    };
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-    bytes?.try_into().ok()
-}
-
-/// Converts a resource's attribute, whose name may be in the dictionary's string table.
-fn attribute_of(strings: &[&str], attribute: &KeyValue) -> Result<(String, Value), String> {
-    let key = match attribute.key_strindex {
-        0 => attribute.key.clone(),
-        index => (*entry(strings, index as u64, "a resource's attribute")?).to_owned(),
-    };
-    let value = attribute.value.as_ref();
-    Ok((key, value_of(strings, value, 0)?))
-}
-
-fn value_of(strings: &[&str], value: Option<&AnyValue>, depth: usize) -> Result<Value, String> {
-    use any_value::Value as Any;
-    let value = value.and_then(|value| value.value.as_ref());
-    Ok(match value {
-        Some(Any::StringValue(text)) => Value::String(text.clone()),
-        Some(Any::StringValueStrindex(index)) => {
-            let text = entry(strings, *index as u64, "a resource's value")?;
-            Value::String((*text).to_owned())
-        }
-        Some(Any::BoolValue(value)) => Value::Bool(*value),
-        Some(Any::IntValue(value)) => Value::Int(*value),
-        Some(Any::DoubleValue(value)) => Value::Double(*value),
-        Some(Any::BytesValue(bytes)) => Value::Bytes(bytes.clone()),
-        Some(Any::ArrayValue(list)) if depth < MAX_DEPTH => {
-            let values = list.values.iter();
-            let values = values.map(|it| value_of(strings, Some(it), depth + 1));
-            Value::Array(values.collect::<Result<_, _>>()?)
-        }
-        Some(Any::KvlistValue(list)) if depth < MAX_DEPTH => {
-            let entries = list.values.iter().map(|it| {
-                let key = attribute_of(strings, it)?.0;
-                Ok((key, value_of(strings, it.value.as_ref(), depth + 1)?))
-            });
-            Value::Map(entries.collect::<Result<_, String>>()?)
-        }
-        _ => Value::Empty,
-    })
 }

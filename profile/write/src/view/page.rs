@@ -18,6 +18,9 @@ type Known<T> = Vec<Option<T>>;
 /// and the others stand for them.
 const MAX_SAMPLES: usize = 3_000_000;
 
+/// Nanoseconds of a sample of a recording that does not tell.
+const UNKNOWN_TIME: u64 = 1_000_000;
+
 /// Collects samples.
 #[derive(Debug)]
 pub(super) struct Paging {
@@ -36,6 +39,10 @@ pub(super) struct Paging {
     step: u64,
     /// Samples so far.
     seen: u64,
+    /// Nanoseconds of samples that were left out since the last one that was kept.
+    carried: u64,
+    /// The recording does not tell the time that a sample stands for.
+    is_counted: bool,
 }
 
 fn known<T: Copy>(known: &mut Known<T>, id: Id) -> &mut Option<T> {
@@ -66,6 +73,8 @@ impl Paging {
             nodes: HashMap::default(),
             step: 1,
             seen: 0,
+            carried: 0,
+            is_counted: false,
         }
     }
 
@@ -75,11 +84,26 @@ impl Paging {
         if self.step > 1 {
             let (step, seen) = (self.step, self.seen);
             recording.note = Some(format!(
-                "One of {step} samples is shown and stands for {step}: the recording has {seen}."
+                "One of {step} samples is shown and stands for the others: the recording has {seen}."
             ));
         }
-        recording.start = tables.span.map_or(0, |(start, _)| start);
-        recording.period = tables.period.max(1);
+        let start = tables.span.map_or(0, |(start, _)| start);
+        for sample in &mut recording.samples {
+            sample.time = sample.time.saturating_sub(start);
+        }
+        if let Some(last) = recording.samples.last_mut() {
+            last.weight = last.weight.saturating_add(self.carried);
+        }
+        recording.start = if tables.has_date { start } else { 0 };
+        recording.period = match tables.period {
+            0 => UNKNOWN_TIME,
+            period => period,
+        };
+        if self.is_counted {
+            recording.note = Some(
+                "The recording does not tell the time of a sample: 1 ms stands for one.".to_owned(),
+            );
+        }
         recording.services = self.services.iter().cloned().collect();
         let text = |id: &Id| tables.text(*id).to_owned();
         recording.routes = self.routes.iter().map(text).collect();
@@ -153,12 +177,17 @@ impl Paging {
 
     /// Leaves out every second sample.
     fn thin(&mut self) {
-        let mut index = 0;
+        let (mut index, mut carried) = (0_usize, 0_u64);
         self.recording.samples.retain_mut(|sample| {
             index += 1;
-            sample.weight = sample.weight.saturating_mul(2);
-            index % 2 == 0
+            if !index.is_multiple_of(2) {
+                carried = sample.weight;
+                return false;
+            }
+            sample.weight = sample.weight.saturating_add(std::mem::take(&mut carried));
+            true
         });
+        self.carried = self.carried.saturating_add(carried);
         self.step *= 2;
     }
 }
@@ -168,26 +197,28 @@ impl Sink for Paging {
         let thread = self.thread(tables, group.thread);
         let context = self.context(tables, group.context);
         let node = self.stack(tables, group.stack);
-        let start = tables.span.map_or(0, |(start, _)| start);
         group.each(|time, samples, nanoseconds| {
-            self.seen = self.seen.saturating_add(samples.max(1));
+            self.seen = self.seen.saturating_add(1);
+            let weight = match nanoseconds {
+                0 => {
+                    self.is_counted = true;
+                    samples.saturating_mul(UNKNOWN_TIME)
+                }
+                nanoseconds => nanoseconds,
+            };
             if !self.seen.is_multiple_of(self.step) {
+                self.carried = self.carried.saturating_add(weight);
                 return;
             }
-            // A recording that does not tell the time has a number of samples.
-            let weight = if nanoseconds == 0 {
-                samples
-            } else {
-                nanoseconds
-            };
+            let weight = weight.saturating_add(std::mem::take(&mut self.carried));
             self.recording.samples.push(page::Sample {
-                time: time.map_or(0, |time| time.saturating_sub(start)),
+                time: time.unwrap_or(0),
                 thread,
                 kind: match group.kind {
                     Kind::Running => page::Kind::Running,
                     Kind::Waiting => page::Kind::Waiting,
                 },
-                weight: weight.saturating_mul(self.step),
+                weight,
                 context,
                 node,
             });

@@ -24,14 +24,7 @@ pub(crate) const PLUMBING: &[Plumbing] = &[
     Plumbing {
         name: "start",
         kinds: NATIVE,
-        names: &[
-            "_start",
-            "__clone",
-            "clone3",
-            "__clone3",
-            "start_thread",
-            "start",
-        ],
+        names: &["_start", "__clone", "clone3", "__clone3", "start_thread"],
         prefixes: &["__libc_start_", "libc_start_", "__GI___clone"],
         files: &[],
     },
@@ -91,51 +84,69 @@ pub(crate) const PLUMBING: &[Plumbing] = &[
         ],
         files: &[],
     },
-    // CPython's Objects/ and Python/: from one function of the program to the next.
+    // CPython's own code, with debug information: its sources but for the modules.
+    Plumbing {
+        name: "python",
+        kinds: NATIVE,
+        names: &[],
+        prefixes: &[],
+        files: &[
+            "Objects/",
+            "Python/ceval",
+            "Python/generated_cases",
+            "Python/bytecodes",
+            "Python/context.c",
+            "Python/errors.c",
+            "Python/getargs.c",
+            "Python/gc.c",
+            "Python/specialize.c",
+            "Python/thread",
+            "Include/internal/pycore_",
+            "Include/cpython/",
+            "Include/object.h",
+            "Include/refcount.h",
+            "Modules/gcmodule.c",
+            "Modules/_threadmodule.c",
+        ],
+    },
+    // Without: the names of its C API, and of functions that call a program's.
     Plumbing {
         name: "python",
         kinds: NATIVE,
         names: &[
-            "builtin_exec",
-            "context_run",
-            "type_call",
-            "task_step",
-            "task_step_impl",
-            "task_wakeup",
-            "partial_call",
-            "partial_vectorcall",
-            "wrap_call",
-            "function_code_fastcall",
             "slot_tp_call",
             "slot_tp_init",
             "object_vacall",
             "gen_iternext",
-            "gen_send_ex",
-            "gen_send_ex2",
         ],
         prefixes: &[
             "_PyEval_",
-            "PyEval_",
             "_PyFunction_",
-            "PyObject_Call",
-            "_PyObject_Call",
-            "_PyObject_FastCall",
-            "_PyObject_MakeTpCall",
-            "PyObject_Vectorcall",
-            "_PyObject_Vectorcall",
-            "PyVectorcall_",
-            "_PyVectorcall_",
-            "PyGen_am_send",
-            "PyIter_Send",
+            "_PyObject_",
             "_PyGen_",
-            "cfunction_",
+            "_PyVectorcall_",
+            "_PyDict_",
+            "_PyType_",
+            "_PyJIT",
+            "PyEval_",
+            "PyObject_",
+            "PyVectorcall_",
+            "PyGen_",
+            "PyIter_",
+            "PyDict_",
+            "PyList_",
+            "PyTuple_",
+            "PyLong_",
+            "PyUnicode_",
+            "PyMem_",
+            "PyType_",
+            "Py_INCREF",
+            "Py_DECREF",
+            "Py_XDECREF",
+            "Py_TYPE",
             "cfunction_vectorcall_",
             "method_vectorcall",
-            "vectorcall_",
-            "do_call_core",
-            "call_function",
-            "gen_send_",
-            "_PyJIT",
+            "gen_send_ex",
         ],
         files: &[],
     },
@@ -230,11 +241,14 @@ pub(crate) const PLUMBING: &[Plumbing] = &[
 
 /// Returns the index in [`PLUMBING`] of a function's kind; `None` for a function of a program.
 pub(crate) fn plumbing_of(kind: &str, name: &str, file: &str) -> Option<usize> {
-    PLUMBING.iter().position(|it| {
+    let found = PLUMBING.iter().position(|it| {
         (it.kinds.is_empty() || it.kinds.contains(&kind))
             && (it.files.is_empty() || it.files.iter().any(|part| file.contains(part)))
             && (it.names.is_empty() && it.prefixes.is_empty()
                 || it.names.contains(&name)
                 || it.prefixes.iter().any(|start| name.starts_with(start)))
-    })
+    });
+    // The first one of this name stands for all.
+    let name = PLUMBING[found?].name;
+    PLUMBING.iter().position(|it| it.name == name)
 }

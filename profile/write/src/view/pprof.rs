@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use otelctx_sample::format::process_context::Value;
 
-use super::otlp::digits;
 use super::tables::{
     Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
 };
+use super::values::digits;
 use super::wire::fields;
 use crate::attributes::SERVICE_NAME;
 
@@ -190,6 +190,16 @@ impl<'m, 't> Reader<'m, 't> {
         Ok(())
     }
 
+    /// Returns the time between two samples; 0 if it is not a time.
+    fn period_in_nanoseconds(&self) -> Result<u64, String> {
+        Ok(match self.string(self.period_type.1)? {
+            "nanoseconds" => self.period,
+            "microseconds" => self.period.saturating_mul(1_000),
+            "milliseconds" => self.period.saturating_mul(1_000_000),
+            _ => 0,
+        })
+    }
+
     /// Returns the position of the value to read, its kind, the nanoseconds of 1, and true if it
     /// counts samples.
     fn value(&self) -> Result<(usize, Kind, u64, bool), String> {
@@ -197,30 +207,38 @@ impl<'m, 't> Reader<'m, 't> {
         for (kind, unit) in &self.types {
             types.push((self.string(*kind)?, self.string(*unit)?));
         }
-        let period_unit = match self.string(self.period_type.1)? {
-            "nanoseconds" => self.period,
-            "microseconds" => self.period.saturating_mul(1_000),
-            "milliseconds" => self.period.saturating_mul(1_000_000),
-            _ => 0,
-        };
+        let period_unit = self.period_in_nanoseconds()?;
         let default = self.string(self.default_type)?;
         let by_name = |name: &str| types.iter().position(|(kind, _)| *kind == name);
-        let found = by_name("samples").or_else(|| by_name("cpu"));
+        let found = by_name("cpu").or_else(|| by_name("samples"));
+        let has_time = |(_, unit): &(&str, &str)| unit.ends_with("seconds");
+        let found = found.or_else(|| types.iter().position(has_time));
         let found = found.or_else(|| by_name(default)).unwrap_or(0);
         let (kind, unit) = types.get(found).copied().ok_or("it has no type of value")?;
         Ok(match (kind, unit) {
-            ("samples", _) => (found, Kind::Running, period_unit, true),
+            ("samples" | "sample", _) => (found, Kind::Running, period_unit, true),
             (_, "nanoseconds") => (found, Kind::Running, 1, false),
             (_, "microseconds") => (found, Kind::Running, 1_000, false),
             (_, "milliseconds") => (found, Kind::Running, 1_000_000, false),
-            _ => return Err(format!("it has {kind} in {unit}, and no time")),
+            _ => return Err(format!("it has {kind} in {unit}, and no CPU time")),
         })
     }
 
     fn read(&mut self, sink: &mut dyn Sink) -> Result<(), String> {
         let (position, kind, unit, counts_samples) = self.value()?;
-        if counts_samples && self.tables.period == 0 {
-            self.tables.period = unit;
+        let mut numbers_of_samples = None;
+        for (index, (kind, _)) in self.types.iter().enumerate() {
+            if !counts_samples && matches!(self.string(*kind)?, "samples" | "sample") {
+                numbers_of_samples = Some(index);
+            }
+        }
+        self.tables.has_cpu_time = true;
+        if self.tables.period == 0 {
+            self.tables.period = if counts_samples {
+                unit
+            } else {
+                self.period_in_nanoseconds()?
+            };
         }
         if self.start > 0 {
             let end = self.start.saturating_add(self.duration);
@@ -248,6 +266,14 @@ impl<'m, 't> Reader<'m, 't> {
             if value == 0 {
                 continue;
             }
+            if value < 0 {
+                return Err("it has negative values, as a difference of two profiles".to_owned());
+            }
+            let counts: Vec<u64> = numbers_of_samples
+                .and_then(|position| values.get(position))
+                .copied()
+                .into_iter()
+                .collect();
             let (thread, context) = self.labels(&labels)?;
             let stack = self.tables.add_stack(&locations)?;
             sink.add(
@@ -261,6 +287,7 @@ impl<'m, 't> Reader<'m, 't> {
                     cpu: 0,
                     times: &[],
                     values: &[value.unsigned_abs()],
+                    counts: &counts,
                     unit,
                     counts_samples,
                 },

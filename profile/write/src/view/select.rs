@@ -130,7 +130,7 @@ impl Sink for Selecting<'_> {
         let Some((from, to)) = self.selection.time else {
             return self.sink.add(tables, group);
         };
-        let start = tables.span.map_or(0, |(start, _)| start);
+        let start = tables.start.unwrap_or(0);
         let unix = |moment: Moment| match moment {
             Moment::AfterStart(time) => start.saturating_add(time),
             Moment::Unix(time) => time,
@@ -152,8 +152,7 @@ fn has_function(selection: &Selection, tables: &Tables, stack: Id) -> bool {
     tables.frames(stack).any(|line| {
         let function = &tables.functions[line.function as usize];
         let (name, file) = (tables.text(function.name), tables.text(function.file));
-        let mut wanted = selection.functions.iter();
-        wanted.any(|part| name.contains(&part[..]) || file.contains(&part[..]))
+        selection.has_function(name, file)
     })
 }
 

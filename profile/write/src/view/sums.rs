@@ -8,13 +8,14 @@ use indexmap::IndexSet;
 use otelctx_sample::GilState;
 use otelctx_sample::format::hexadecimal;
 
-use super::fold::{Folded, Folding};
+use super::fold::Folding;
+use super::functions::{Details, add_frames, largest, rows};
 use super::select::resource_text;
 use super::tables::{Group, Id, NONE, Sink, Tables};
 use super::tree::Trees;
 use crate::attributes::{GIL, THREAD_NAME};
 use crate::report::{
-    Cost, Function, FunctionCost, GroupCost, NO_ATTRIBUTE, Report, ReportOptions, Trace, TraceCost,
+    Cost, FunctionCost, GroupCost, NO_ATTRIBUTE, Report, ReportOptions, Trace, TraceCost,
 };
 
 type Map<K, V> = HashMap<K, V, RandomState>;
@@ -46,14 +47,10 @@ impl Level {
             "function" => Self::Function,
             "file" => Self::File,
             "line" => Self::Line,
+            // See `report::is_level`.
             name => Self::Attribute(name.to_owned()),
         }
     }
-}
-
-/// Returns true if `name` is something to group by that every recording has.
-pub(crate) fn is_level(name: &str) -> bool {
-    !matches!(Level::of(name), Level::Attribute(_))
 }
 
 /// The value of a [`Level`].
@@ -64,6 +61,8 @@ enum Value {
     /// Of [`Sums::own_texts`].
     OwnText(Id),
     Process(Id),
+    /// The service of a process.
+    Service(Id),
     Trace(Id),
     /// A function's file, and the line in it.
     Line(Id, u32),
@@ -87,6 +86,8 @@ pub(super) struct Sums<'o> {
     /// By group and stack.
     cells: Map<(u32, Id), Cost>,
     traces: Map<Id, TraceSum>,
+    /// By trace and group.
+    trace_groups: Map<(Id, u32), Cost>,
     processes: Map<Id, Cost>,
     /// Attributes of contexts that samples have.
     attributes: Vec<bool>,
@@ -101,8 +102,6 @@ struct TraceSum {
     /// The first and the last sample.
     span: Option<(u64, u64)>,
     threads: BTreeSet<Id>,
-    /// Samples by group.
-    groups: Vec<(u32, u64)>,
 }
 
 /// Maximum number of threads of a trace that are counted.
@@ -122,6 +121,7 @@ impl<'o> Sums<'o> {
             own_texts: IndexSet::default(),
             cells: Map::default(),
             traces: Map::default(),
+            trace_groups: Map::default(),
             processes: Map::default(),
             attributes: Vec::new(),
             gil_states: BTreeSet::new(),
@@ -146,12 +146,9 @@ impl<'o> Sums<'o> {
         let context = &tables.contexts[sample.context as usize];
         let innermost = || tables.frames(sample.stack).next();
         match &self.levels[level] {
-            Level::Service => {
-                let text = facts.service(tables);
-                Value::OwnText(own(&mut self.own_texts, &text))
-            }
+            Level::Service => Value::Service(process),
             Level::Process => Value::Process(process),
-            Level::Thread => Value::Text(tables.thread(sample.thread).name),
+            Level::Thread => thread_name(tables, sample.thread),
             Level::Trace if context.trace == NONE => Value::None,
             Level::Trace => Value::Trace(context.trace),
             Level::Function => innermost().map_or(Value::None, |line| {
@@ -167,12 +164,7 @@ impl<'o> Sums<'o> {
                 let file = tables.functions[line.function as usize].file;
                 Value::Line(file, line.line)
             }),
-            Level::Attribute(name) if name == THREAD_NAME => {
-                match tables.thread(sample.thread).name {
-                    NONE => Value::None,
-                    name => Value::Text(name),
-                }
-            }
+            Level::Attribute(name) if name == THREAD_NAME => thread_name(tables, sample.thread),
             Level::Attribute(name) if name == GIL => sample.gil.map_or(Value::None, |state| {
                 Value::OwnText(own(&mut self.own_texts, state.name()))
             }),
@@ -200,6 +192,10 @@ impl<'o> Sums<'o> {
             Value::Text(text) => tables.text(text).to_owned(),
             Value::OwnText(index) => self.own_texts[index as usize].clone(),
             Value::Process(process) => tables.processes[process as usize].name(tables),
+            Value::Service(process) => {
+                let process = &tables.processes[process as usize];
+                process.service(tables).into_owned()
+            }
             Value::Trace(trace) => hexadecimal(&tables.traces[trace as usize]),
             Value::Line(file, line) => match tables.text(file) {
                 "" => NO_ATTRIBUTE.to_owned(),
@@ -208,48 +204,123 @@ impl<'o> Sums<'o> {
         }
     }
 
+    /// Returns the values of groups as they are shown, and the position there of each group: what is
+    /// shown alike is one group.
+    fn shown_groups(&self, tables: &Tables) -> (IndexSet<Vec<String>, RandomState>, Vec<u32>) {
+        let mut shown = IndexSet::default();
+        let positions = self.groups.iter().map(|values| {
+            let values = values.iter().map(|it| self.shown(tables, *it));
+            shown.insert_full(values.collect::<Vec<_>>()).0 as u32
+        });
+        let positions = positions.collect();
+        (shown, positions)
+    }
+
     /// Returns all sums.
     pub(super) fn finish(mut self, tables: &Tables) -> Report {
         let mut folding = Folding::new(tables, self.options.with_plumbing, &self.options.languages);
-        let mut functions: Map<Folded, FunctionCost> = Map::default();
-        let mut unnamed: Map<Id, Cost> = Map::default();
-        let cells = std::mem::take(&mut self.cells);
-        let mut by_group = vec![Cost::default(); self.groups.len()];
-        for ((group, stack), cost) in &cells {
+        let (values, position) = self.shown_groups(tables);
+        let mut cells: Vec<((Id, u32), Cost)> = std::mem::take(&mut self.cells)
+            .into_iter()
+            .map(|((group, stack), cost)| ((stack, position[group as usize]), cost))
+            .collect();
+        cells.sort_unstable_by_key(|(key, _)| *key);
+        let of_traces = self.traces_of_groups(&position, values.len());
+        let mut by_group = vec![Cost::default(); values.len()];
+        for ((_, group), cost) in &cells {
             by_group[*group as usize].add(*cost);
-            add_functions(&mut functions, &mut folding, *stack, *cost);
-            let innermost = tables.stacks[*stack as usize].first();
+        }
+        let order = largest_first(by_group.into_iter().enumerate());
+        let mut details = Details::new(&order, self.options, folding.len());
+        let mut all = vec![FunctionCost::default(); folding.len()];
+        let mut unnamed: Map<Id, Cost> = Map::default();
+        let mut trees = Trees::new(&self.options.selection);
+        // Each stack is folded once, whatever groups it occurs in.
+        for of_stack in cells.chunk_by(|((one, _), _), ((other, _), _)| one == other) {
+            let stack = of_stack[0].0.0;
+            let mut cost = Cost::default();
+            of_stack.iter().for_each(|(_, more)| cost.add(*more));
+            let frames = folding.frames(stack).to_vec();
+            add_frames(&mut all, &frames, cost);
+            for ((_, group), cost) in of_stack {
+                details.add(*group, &frames, *cost);
+            }
+            if self.options.with_tree {
+                trees.add(&folding, &frames, cost);
+            }
+            let innermost = tables.stacks[stack as usize].first();
             let innermost = innermost.map(|it| &tables.locations[*it as usize]);
             if let Some(location) = innermost.filter(|it| !it.is_named) {
                 let mapping = &tables.mappings[location.mapping as usize];
                 if mapping.file != NONE {
-                    unnamed.entry(mapping.file).or_default().add(*cost);
+                    unnamed.entry(mapping.file).or_default().add(cost);
                 }
             }
         }
-        let order = largest_first(by_group.iter().copied().enumerate());
-        let top = order.iter().take(self.options.detailed_groups);
-        let top: Vec<u32> = top.map(|(group, _)| *group as u32).collect();
-        let mut of_group: Map<u32, Map<Folded, FunctionCost>> = Map::default();
-        for ((group, stack), cost) in &cells {
-            if top.contains(group) {
-                let functions = of_group.entry(*group).or_default();
-                add_functions(functions, &mut folding, *stack, *cost);
-            }
+        let names = |sums: Map<Id, Cost>| {
+            let sums = sums.into_iter();
+            largest_first(sums.map(|(text, cost)| (tables.text(text).to_owned(), cost)))
+        };
+        let (attributes, varying) = self.attributes(tables);
+        let by_function = largest(&all, usize::MAX, self.options.by_total);
+        Report {
+            total: self.total,
+            with_trace: self.with_trace,
+            by_gil: self.by_gil,
+            groups: self.groups(&folding, &values, order, &of_traces, &details),
+            attributes,
+            varying,
+            by_trace: self.by_trace(tables, &values, &position),
+            tree: trees.down.nodes(&folding, self.total),
+            callers: trees.up.nodes(&folding, self.total),
+            by_function: rows(&folding, by_function, self.options.by_total),
+            unnamed: names(unnamed),
+            by_process: self.by_process(tables, |process| process.name(tables)),
+            by_service: self.by_process(tables, |process| process.service(tables).into_owned()),
+            start: tables
+                .span
+                .filter(|_| tables.has_date)
+                .map_or(0, |(first, _)| first),
+            duration: tables.span.map_or(0, |(first, last)| last - first),
+            period: tables.period,
         }
-        let mut traces = vec![0; self.groups.len()];
-        for (group, _) in self.traces.values().flat_map(|it| &it.groups) {
-            traces[*group as usize] += 1;
+    }
+
+    /// Returns the number of traces of each group, and the cost of its samples with one.
+    fn traces_of_groups(&self, position: &[u32], groups: usize) -> Vec<(usize, Cost)> {
+        let mut sums = vec![(0, Cost::default()); groups];
+        let mut seen = vec![NONE; groups];
+        let mut of_traces: Vec<_> = self.trace_groups.iter().collect();
+        of_traces.sort_unstable_by_key(|((trace, _), _)| *trace);
+        for ((trace, group), cost) in of_traces {
+            let group = position[*group as usize] as usize;
+            let is_first = std::mem::replace(&mut seen[group], *trace) != *trace;
+            sums[group].0 += usize::from(is_first);
+            sums[group].1.add(*cost);
         }
+        sums
+    }
+
+    fn groups(
+        &self,
+        folding: &Folding<'_>,
+        values: &IndexSet<Vec<String>, RandomState>,
+        order: Vec<(usize, Cost)>,
+        of_traces: &[(usize, Cost)],
+        details: &Details,
+    ) -> Vec<GroupCost> {
+        let by_total = self.options.by_total;
         let groups = order.into_iter().map(|(group, cost)| {
-            let values = &self.groups[group];
-            let functions = of_group.remove(&(group as u32)).unwrap_or_default();
-            let mut functions = rows(&folding, functions, self.options.by_total);
-            functions.truncate(self.options.functions_of_group);
+            let values = values[group].iter();
+            let (traces, with_trace) = of_traces[group];
+            let most = self.options.functions_of_group;
+            let mut functions = rows(folding, details.of(group, most, by_total), by_total);
+            functions.truncate(most);
             GroupCost {
-                values: values.iter().map(|it| self.shown(tables, *it)).collect(),
+                values: values.cloned().collect(),
                 cost,
-                traces: traces[group],
+                traces,
+                with_trace,
                 functions,
             }
         });
@@ -258,34 +329,7 @@ impl<'o> Sums<'o> {
             let order = other.cost.size().cmp(&one.cost.size());
             order.then_with(|| one.values.cmp(&other.values))
         });
-        let mut trees = Trees::new(&self.options.selection);
-        if self.options.with_tree {
-            for ((_, stack), cost) in &cells {
-                trees.add(&mut folding, *stack, *cost);
-            }
-        }
-        let names = |sums: Map<Id, Cost>| {
-            let sums = sums.into_iter();
-            largest_first(sums.map(|(text, cost)| (tables.text(text).to_owned(), cost)))
-        };
-        let (attributes, varying) = self.attributes(tables);
-        Report {
-            total: self.total,
-            with_trace: self.with_trace,
-            by_gil: self.by_gil,
-            groups,
-            attributes,
-            varying,
-            by_trace: self.by_trace(tables),
-            tree: trees.down.nodes(&folding, self.total),
-            callers: trees.up.nodes(&folding, self.total),
-            by_function: rows(&folding, functions, self.options.by_total),
-            unnamed: names(unnamed),
-            by_process: self.by_process(tables, |process| process.name(tables)),
-            by_service: self.by_process(tables, |process| process.service(tables).into_owned()),
-            start: tables.span.map_or(0, |(first, _)| first),
-            duration: tables.span.map_or(0, |(first, last)| last - first),
-        }
+        groups
     }
 
     fn by_process(
@@ -301,17 +345,23 @@ impl<'o> Sums<'o> {
         largest_first(sums.into_iter())
     }
 
-    fn by_trace(&self, tables: &Tables) -> Vec<TraceCost> {
+    fn by_trace(
+        &self,
+        tables: &Tables,
+        values: &IndexSet<Vec<String>, RandomState>,
+        position: &[u32],
+    ) -> Vec<TraceCost> {
+        // The group with most samples of each trace.
+        let mut most: Map<Id, (u64, std::cmp::Reverse<&[String]>)> = Map::default();
+        for ((trace, group), cost) in &self.trace_groups {
+            let values = &values[position[*group as usize] as usize];
+            let candidate = (cost.samples, std::cmp::Reverse(&values[..]));
+            let known = most.entry(*trace).or_insert(candidate);
+            *known = (*known).max(candidate);
+        }
         let traces = self.traces.iter().map(|(trace, sum)| {
-            let group = sum.groups.iter().max_by(|(one, most), (other, more)| {
-                let name = |group: &u32| {
-                    let values = &self.groups[*group as usize];
-                    values.first().map(|value| self.shown(tables, *value))
-                };
-                most.cmp(more).then_with(|| name(other).cmp(&name(one)))
-            });
-            let first = group.and_then(|(group, _)| self.groups[*group as usize].first());
-            let attribute = first.map(|value| self.shown(tables, *value));
+            let first = most.get(trace).and_then(|(_, values)| values.0.first());
+            let attribute = first.cloned();
             let (start, end) = sum.span.unwrap_or_default();
             TraceCost {
                 trace: Trace {
@@ -409,10 +459,15 @@ impl Sink for Sums<'_> {
         if sum.threads.len() < MAX_THREADS {
             sum.threads.insert(group.thread);
         }
-        match sum.groups.iter_mut().find(|(known, _)| *known == index) {
-            Some((_, samples)) => *samples = samples.saturating_add(cost.samples),
-            None => sum.groups.push((index, cost.samples)),
-        }
+        let of_group = self.trace_groups.entry((context.trace, index));
+        of_group.or_default().add(cost);
+    }
+}
+
+fn thread_name(tables: &Tables, thread: Id) -> Value {
+    match tables.thread(thread).name {
+        NONE => Value::None,
+        name => Value::Text(name),
     }
 }
 
@@ -421,46 +476,6 @@ fn own(texts: &mut IndexSet<String, RandomState>, text: &str) -> Id {
         Some(index) => index as Id,
         None => texts.insert_full(text.to_owned()).0 as Id,
     }
-}
-
-/// Adds the cost of a stack to its functions, to each once.
-fn add_functions(
-    functions: &mut Map<Folded, FunctionCost>,
-    folding: &mut Folding<'_>,
-    stack: Id,
-    cost: Cost,
-) {
-    let frames = folding.functions(stack);
-    for (depth, function) in frames.iter().enumerate() {
-        let sum = functions.entry(*function).or_default();
-        if depth == 0 {
-            sum.own.add(cost);
-        }
-        if !frames[..depth].contains(function) {
-            sum.total.add(cost);
-        }
-    }
-}
-
-/// Returns functions, costliest first.
-fn rows(
-    folding: &Folding<'_>,
-    functions: Map<Folded, FunctionCost>,
-    by_total: bool,
-) -> Vec<(Function, FunctionCost)> {
-    let rows = functions.into_iter();
-    let mut rows: Vec<_> = rows
-        .map(|(function, cost)| (folding.function(function), cost))
-        .collect();
-    rows.sort_by(|(one, cost), (other, more)| {
-        let size = |it: &FunctionCost| match (it.own.size(), it.total.size()) {
-            (own, total) if by_total => (total, own),
-            sizes => sizes,
-        };
-        let order = size(more).cmp(&size(cost));
-        order.then_with(|| one.cmp(other))
-    });
-    rows
 }
 
 fn largest_first<T: Ord>(sums: impl Iterator<Item = (T, Cost)>) -> Vec<(T, Cost)> {

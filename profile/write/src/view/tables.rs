@@ -174,6 +174,8 @@ pub(super) struct Group<'g> {
     pub(super) times: &'g [u64],
     /// Values of the samples; empty if each stands for 1.
     pub(super) values: &'g [u64],
+    /// Numbers of samples, where values are times; empty if each is one.
+    pub(super) counts: &'g [u64],
     /// The time that a value of 1 stands for, in nanoseconds.
     pub(super) unit: u64,
     /// Each value is a number of samples.
@@ -185,7 +187,11 @@ impl Group<'_> {
     pub(super) fn each(&self, mut add: impl FnMut(Option<u64>, u64, u64)) {
         for index in 0..self.times.len().max(self.values.len()) {
             let value = self.values.get(index).copied().unwrap_or(1);
-            let samples = if self.counts_samples { value } else { 1 };
+            let samples = match self.counts.get(index) {
+                Some(count) => *count,
+                None if self.counts_samples => value,
+                None => 1,
+            };
             let time = self.times.get(index).copied();
             add(time, samples, value.saturating_mul(self.unit));
         }
@@ -217,6 +223,14 @@ pub(super) struct Tables {
     pub(super) stacks: Table<Box<[Id]>>,
     /// The first and the last recorded time, in nanoseconds after 1970-01-01 UTC.
     pub(super) span: Option<(u64, u64)>,
+    /// The start of the recording that is being read.
+    pub(super) start: Option<u64>,
+    /// False if times are after the machine's start, and no date is known.
+    pub(super) has_date: bool,
+    /// Some samples stand for time on a CPU or off-CPU.
+    pub(super) has_cpu_time: bool,
+    /// A sentence that names what other samples stand for.
+    pub(super) other_type: Option<String>,
     /// Nanoseconds that a sample on a CPU stands for, as the first profile says.
     pub(super) period: u64,
     /// Number of messages that were read.
@@ -244,6 +258,10 @@ impl Default for Tables {
             locations: Table::default(),
             stacks: Table::from_iter([Box::default()]),
             span: None,
+            start: None,
+            has_date: true,
+            has_cpu_time: false,
+            other_type: None,
             period: 0,
             messages: 0,
         }
@@ -378,6 +396,7 @@ impl Tables {
 
     /// Extends the recorded time.
     pub(super) fn add_span(&mut self, start: u64, end: u64) {
+        self.start = Some(self.start.map_or(start, |known| known.min(start)));
         let (first, last) = self.span.unwrap_or((start, end));
         self.span = Some((first.min(start), last.max(end)));
     }
@@ -395,6 +414,15 @@ impl Tables {
     pub(super) fn frames(&self, stack: Id) -> impl DoubleEndedIterator<Item = &Line> {
         let locations = self.stacks[stack as usize].iter();
         locations.flat_map(|location| &self.locations[*location as usize].lines)
+    }
+
+    /// Returns true if a context has an attribute with this name, or a sample a state of a lock.
+    pub(super) fn has_attribute(&self, name: &str) -> bool {
+        let is_known = |name: Id| {
+            let mut all = self.attributes.iter();
+            all.any(|attributes| attributes.iter().any(|(key, _)| *key == name))
+        };
+        name == crate::GIL_ATTRIBUTE || self.find_text(name).is_some_and(is_known)
     }
 
     /// Returns the value of an attribute of a context.

@@ -67,6 +67,8 @@ pub(super) fn read_perf_script(
     sink: &mut dyn Sink,
 ) -> Result<(), String> {
     let mut reader = Reader::new(tables)?;
+    // Times are after the machine's start.
+    reader.tables.has_date = false;
     let mut lines = text.lines().enumerate().peekable();
     while let Some((index, line)) = lines.next() {
         if line.trim().is_empty() || line.starts_with('#') {
@@ -130,7 +132,7 @@ impl<'t> Head<'t> {
         // As it stands in the line: a name may have several spaces.
         let first = command.first()?;
         let start = line.find(first)?;
-        let end = line.find(ids)?;
+        let end = before.rfind(ids)?;
         let command = line.get(start..end)?.trim_end();
         let mut event = event.split_whitespace();
         let (period, name) = (event.next()?, event.next());
@@ -249,6 +251,7 @@ impl<'t> Reader<'t> {
         for time in times {
             self.tables.add_span(*time, time.saturating_add(1));
         }
+        self.tables.has_cpu_time = true;
         let stack = self.tables.add_stack(stack)?;
         sink.add(
             self.tables,
@@ -261,6 +264,7 @@ impl<'t> Reader<'t> {
                 cpu: 0,
                 times,
                 values: &[samples],
+                counts: &[],
                 unit: nanoseconds,
                 counts_samples: true,
             },

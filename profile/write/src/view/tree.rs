@@ -4,8 +4,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-use super::fold::{Folded, Folding};
-use super::tables::Id;
+use super::fold::{Folded, Folding, Frame};
 use crate::report::{Cost, FunctionCost, Selection, TreeNode};
 
 /// Smallest share of a node that is shown, as a part of this many.
@@ -104,15 +103,14 @@ impl<'s> Trees<'s> {
     }
 
     /// Adds a stack: below the outermost selected function, or the whole.
-    pub(super) fn add(&mut self, folding: &mut Folding<'_>, stack: Id, cost: Cost) {
-        let frames = folding.functions(stack).to_vec();
+    pub(super) fn add(&mut self, folding: &Folding<'_>, frames: &[Frame], cost: Cost) {
+        let frames: Vec<Folded> = frames.iter().map(|frame| frame.function).collect();
         if self.selection.functions.is_empty() {
             return self.down.add(frames.iter().rev(), cost);
         }
         let is_selected = |frame: &Folded| {
             let function = folding.function(*frame);
-            let mut parts = self.selection.functions.iter();
-            parts.any(|part| function.name.contains(part) || function.file.contains(part))
+            self.selection.has_function(&function.name, &function.file)
         };
         let innermost = frames.iter().position(is_selected);
         let outermost = frames.iter().rposition(is_selected);

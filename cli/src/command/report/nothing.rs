@@ -1,0 +1,82 @@
+//! Explains why no sample is selected.
+
+use std::time::{Duration, SystemTime};
+
+use otelctx_profile::Input;
+use otelctx_profile::report::{Report, ReportOptions, TimeKind};
+
+use crate::command::selection::Select;
+use crate::error::Error;
+use crate::output::clock;
+use crate::output::terminal::{self, escape};
+use crate::output::text::argument;
+
+/// Maximum number of values to list.
+const MAX_LISTED: usize = 5;
+
+/// Says that no sample is selected, and what the recording has of what was asked for.
+pub(super) fn explain(input: &Input, select: &Select) -> Result<(), Error> {
+    let mut all = ReportOptions::by(&[]);
+    all.selection.kinds = vec![TimeKind::Running, TimeKind::Queued, TimeKind::Waiting];
+    let report = Report::read(input, &all)?;
+    if report.total.samples == 0 {
+        terminal::complain("the recording has no samples", None);
+        return Ok(());
+    }
+    let mut hints = Vec::new();
+    for name in select.attributes() {
+        all.by = vec![name.to_owned()];
+        let report = Report::read(input, &all)?;
+        let values = report.groups.iter().map(|group| &group.values[0]);
+        let values: Vec<&String> = values.filter(|value| *value != "(none)").collect();
+        hints.push(match &values[..] {
+            [] => format!(
+                "no sample has the attribute {}; recorded attributes: {}",
+                escape(name),
+                list(report.attributes.iter())
+            ),
+            values => format!(
+                "values of {}: {}",
+                escape(name),
+                list(values.iter().copied())
+            ),
+        });
+    }
+    if select.has_threads() {
+        all.by = vec!["thread".to_owned()];
+        let report = Report::read(input, &all)?;
+        let names = report.groups.iter().map(|group| &group.values[0]);
+        hints.push(format!("threads: {}", list(names)));
+    }
+    if select.has_processes() {
+        let names = report.by_process.iter().map(|(name, _)| name);
+        hints.push(format!("processes: {}", list(names)));
+    }
+    if select.has_time() {
+        let seconds = report.duration as f64 / 1e9;
+        hints.push(match report.start {
+            0 => format!("the recording lasts {seconds:.1} s and does not tell when it was made"),
+            start => {
+                let start = SystemTime::UNIX_EPOCH + Duration::from_nanos(start);
+                let start = clock::local_with_offset(start);
+                format!("the recording starts at {start} and lasts {seconds:.1} s")
+            }
+        });
+    }
+    let hint = (!hints.is_empty()).then(|| hints.join("\n  "));
+    terminal::complain("no sample is selected", hint.as_deref());
+    Ok(())
+}
+
+fn list<'v>(values: impl Iterator<Item = &'v String>) -> String {
+    let values: Vec<String> = values.map(|value| escape(&argument(value))).collect();
+    match &values[..] {
+        [] => "none".to_owned(),
+        few if few.len() <= MAX_LISTED => few.join(", "),
+        many => format!(
+            "{}, and {} more",
+            many[..MAX_LISTED].join(", "),
+            many.len() - MAX_LISTED
+        ),
+    }
+}
