@@ -3,8 +3,8 @@
 mod answer;
 mod compare;
 pub(in crate::command) mod file;
-mod nothing;
 mod tables;
+mod unselected;
 
 use std::path::{Path, PathBuf};
 
@@ -147,14 +147,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             },
         )?;
         if report.total.samples == 0 {
-            nothing::explain(&input, &arguments.select)?;
+            unselected::explain(&input, &arguments.select)?;
             return Ok(Status::FoundProblem);
         }
         return convert(&input, &options, &arguments.output);
     }
     let (report, by) = read(arguments, &input)?;
     if report.total.samples == 0 && !arguments.select.is_all() && !arguments.json {
-        nothing::explain(&input, &arguments.select)?;
+        unselected::explain(&input, &arguments.select)?;
         return Ok(Status::FoundProblem);
     }
     let text = if arguments.json {

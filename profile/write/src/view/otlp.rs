@@ -13,7 +13,7 @@ use prost::Message;
 use super::tables::{
     Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
 };
-use super::values::{attribute_of, digits};
+use super::values::{attribute_of, digits, entry};
 use super::wire::fields;
 use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX};
 use crate::messages::Messages;
@@ -33,6 +33,9 @@ pub(super) fn read(file: &[u8], tables: &mut Tables, sink: &mut dyn Sink) -> Res
     }
     Ok(())
 }
+
+/// Field number of samples in `Profile`. Other fields may be before or after them.
+const SAMPLES: u32 = 2;
 
 /// An attribute of samples.
 #[derive(Clone, Copy)]
@@ -79,16 +82,6 @@ struct Head {
     counts_samples: bool,
     /// Nanoseconds of a value of 1.
     unit: u64,
-}
-
-fn malformed(what: &str, index: u64, length: usize) -> String {
-    format!("{what} is entry {index} of {length}")
-}
-
-/// Returns an entry of a table.
-pub(super) fn entry<'v, T>(table: &'v [T], index: u64, what: &str) -> Result<&'v T, String> {
-    let found = usize::try_from(index).ok().and_then(|at| table.get(at));
-    found.ok_or_else(|| malformed(what, index, table.len()))
 }
 
 impl<'m, 't> Reader<'m, 't> {
@@ -238,6 +231,8 @@ impl<'m, 't> Reader<'m, 't> {
             match field? {
                 (3, time) => start = time.number()?,
                 (4, time) => duration = time.number()?,
+                // The samples follow, of which there may be many.
+                (SAMPLES, _) if start > 0 && duration > 0 => break,
                 _ => {}
             }
         }
@@ -253,6 +248,7 @@ impl<'m, 't> Reader<'m, 't> {
             match field? {
                 (1, kind) => value_type = kind.bytes()?,
                 (6, number) => period = number.number()?,
+                (SAMPLES, _) if !value_type.is_empty() && period > 0 => break,
                 _ => {}
             }
         }
@@ -300,7 +296,7 @@ impl<'m, 't> Reader<'m, 't> {
     ) -> Result<(), String> {
         let (mut indices, mut values, mut times) = (Vec::new(), Vec::new(), Vec::new());
         for field in fields(profile) {
-            let (2, sample) = field? else { continue };
+            let (SAMPLES, sample) = field? else { continue };
             let (mut stack, mut link) = (0, 0);
             indices.clear();
             values.clear();

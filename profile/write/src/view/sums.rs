@@ -68,6 +68,9 @@ enum Value {
     Line(Id, u32),
 }
 
+/// Thread, context and state of the lock of samples that follow each other.
+type Run = (Id, Id, Option<GilState>);
+
 /// Sums up samples.
 pub(super) struct Sums<'o> {
     options: &'o ReportOptions,
@@ -79,6 +82,10 @@ pub(super) struct Sums<'o> {
     groups: IndexSet<Box<[Value]>, RandomState>,
     /// The values of the sample that is being added.
     values: Vec<Value>,
+    /// Those of the last sample, with its group.
+    last: Option<(Run, u32)>,
+    /// Samples of one thread and context may be in several groups.
+    depends_on_stack: bool,
     /// Values of attributes, by level, attributes and process.
     known_values: Map<(usize, Id, Id), Value>,
     /// Texts that the recording does not have as such.
@@ -88,7 +95,8 @@ pub(super) struct Sums<'o> {
     traces: Map<Id, TraceSum>,
     /// By trace and group.
     trace_groups: Map<(Id, u32), Cost>,
-    processes: Map<Id, Cost>,
+    /// By the process's number.
+    processes: Vec<Cost>,
     /// Attributes of contexts that samples have.
     attributes: Vec<bool>,
     /// States of a lock and names of threads that samples have.
@@ -117,12 +125,17 @@ impl<'o> Sums<'o> {
             by_gil: Default::default(),
             groups: IndexSet::default(),
             values: Vec::new(),
+            last: None,
+            depends_on_stack: options
+                .by
+                .iter()
+                .any(|name| matches!(&name[..], "function" | "file" | "line")),
             known_values: Map::default(),
             own_texts: IndexSet::default(),
             cells: Map::default(),
             traces: Map::default(),
             trace_groups: Map::default(),
-            processes: Map::default(),
+            processes: Vec::new(),
             attributes: Vec::new(),
             gil_states: BTreeSet::new(),
             thread_names: BTreeSet::new(),
@@ -130,6 +143,18 @@ impl<'o> Sums<'o> {
     }
 
     fn group(&mut self, tables: &Tables, sample: &Group<'_>) -> u32 {
+        // Samples of one thread and context often follow each other.
+        let key = (sample.thread, sample.context, sample.gil);
+        match self.last {
+            Some((known, group)) if known == key && !self.depends_on_stack => return group,
+            _ => {}
+        }
+        let group = self.find_group(tables, sample);
+        self.last = Some((key, group));
+        group
+    }
+
+    fn find_group(&mut self, tables: &Tables, sample: &Group<'_>) -> u32 {
         self.values.clear();
         for level in 0..self.levels.len() {
             let value = self.value(level, tables, sample);
@@ -338,8 +363,11 @@ impl<'o> Sums<'o> {
         name: impl Fn(&super::tables::Process) -> String,
     ) -> Vec<(String, Cost)> {
         let mut sums: BTreeMap<String, Cost> = BTreeMap::new();
-        for (process, cost) in &self.processes {
-            let name = name(&tables.processes[*process as usize]);
+        for (process, cost) in self.processes.iter().enumerate() {
+            if cost.samples == 0 {
+                continue;
+            }
+            let name = name(&tables.processes[process]);
             sums.entry(name).or_default().add(*cost);
         }
         largest_first(sums.into_iter())
@@ -444,8 +472,11 @@ impl Sink for Sums<'_> {
         if thread.name != NONE && self.thread_names.len() < 2 {
             self.thread_names.insert(thread.name);
         }
-        let process = self.processes.entry(thread.process).or_default();
-        process.add(cost);
+        let process = thread.process as usize;
+        if self.processes.len() <= process {
+            self.processes.resize(process + 1, Cost::default());
+        }
+        self.processes[process].add(cost);
         if context.trace == NONE {
             return;
         }

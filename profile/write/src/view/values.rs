@@ -3,7 +3,15 @@
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use otelctx_sample::format::process_context::Value;
 
-use super::otlp::entry;
+fn malformed(what: &str, index: u64, length: usize) -> String {
+    format!("{what} is entry {index} of {length}")
+}
+
+/// Returns an entry of a table.
+pub(super) fn entry<'v, T>(table: &'v [T], index: u64, what: &str) -> Result<&'v T, String> {
+    let found = usize::try_from(index).ok().and_then(|at| table.get(at));
+    found.ok_or_else(|| malformed(what, index, table.len()))
+}
 
 /// Deepest value of a resource's attribute: deeper ones have none.
 const MAX_DEPTH: usize = 16;
