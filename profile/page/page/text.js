@@ -64,10 +64,11 @@ export function placeText({ first, files, fileOf, lineOf, languageOf }, label, p
   return lineOf[label] ? `${shown}:${lineOf[label]}` : shown;
 }
 
-// The last two parts of a qualified name, without generic arguments.
+// The last two parts of a qualified name, without generic arguments. A file's name in brackets stays
+// whole.
 export function shortName(name) {
   if (!name.includes('::')) {
-    const parts = name.includes('<') || name.includes(' ') ? [] : name.split('.');
+    const parts = /[\[< ]/.test(name) ? [] : name.split('.');
     return parts.length > 3 ? parts.slice(-2).join('.') : name;
   }
   // `<Type as Trait>::function` is a function of the type.

@@ -169,7 +169,7 @@ impl Shown<'_> {
         let rows = rows.flat_map(|group: &GroupCost| {
             let values = escape(&group.values.join("  "));
             let head = [time(group.cost), self.of_all(group.cost), values];
-            let functions = group.functions.iter().map(|(function, cost)| {
+            let functions = own_first(&group.functions).map(|(function, cost)| {
                 let cost = self.sorted_by(cost);
                 let name = format!("    {}", with_place(function));
                 [time(cost), self.of_all(cost), name]
@@ -196,7 +196,9 @@ impl Shown<'_> {
                 place(function),
             ]
         };
-        let rows = self.report.by_function.iter().take(self.rows).map(row);
+        let rows = self.report.by_function.iter().take(self.rows);
+        let rows: Vec<_> = rows.collect();
+        let rows = own_first(rows).map(row);
         Table::new([
             number("SELF"),
             number("SHARE"),
@@ -299,6 +301,18 @@ impl Shown<'_> {
             own_name(),
         ))
     }
+}
+
+/// Returns functions, boxes of plumbing last.
+fn own_first<'r>(
+    rows: impl IntoIterator<Item = &'r (Function, FunctionCost)>,
+) -> impl Iterator<Item = &'r (Function, FunctionCost)> + Clone {
+    let stands_for_plumbing = |(function, _): &&(Function, FunctionCost)| {
+        function.kind.is_empty() && function.file.is_empty()
+    };
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows.sort_by_key(stands_for_plumbing);
+    rows.into_iter()
 }
 
 pub(super) fn number(name: &'static str) -> (&'static str, Align) {

@@ -233,6 +233,18 @@ fn function_of(tables: &Tables, id: Id, function: &tables::Function) -> page::Fu
     let text = |id| tables.text(id);
     let kind = text(function.kind);
     let (name, file) = (text(function.name), text(function.file));
+    // A file stands for its functions: its own name is short, and the path is where files are.
+    let of_file = name
+        .rsplit_once('/')
+        .filter(|_| file.is_empty() && name.starts_with('/'));
+    if let Some((_, own)) = of_file {
+        return page::Function {
+            name: format!("[{own}]"),
+            file: name.to_owned(),
+            language: page::Language::Native,
+            ..page::Function::default()
+        };
+    }
     page::Function {
         name: name.to_owned(),
         file: file.to_owned(),
