@@ -495,8 +495,8 @@ fn what_cannot_be_recorded_or_written_is_said_at_once() {
         "32 hexadecimal digits",
     );
     refused(
-        &["-p", &own, "-o", &good, "--filter", "service"],
-        "service.name=shop",
+        &["-p", &own, "-o", &good, "--filter", "=shop"],
+        "http.route=/cart",
     );
     refused(
         &["-p", &own, "-o", &good, "-F", "0"],

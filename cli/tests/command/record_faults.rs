@@ -168,7 +168,7 @@ fn numbers_and_choices_that_make_no_sense_are_refused() {
         ("-F", "1000000", "1000000 is not in 1..=20000"),
         ("--trace", "4bf92f35", "has 32 hexadecimal digits, not 8"),
         ("--trace", "xyz", "consists of 32 hexadecimal digits"),
-        ("--filter", "service", "such as service.name=shop"),
+        ("--filter", "=shop", "such as http.route=/cart"),
     ] {
         let arguments = ["record", "-o", &good, "-p", &sleeper.pid(), option, value];
         let answer = otelctx(&arguments).expect(2);
