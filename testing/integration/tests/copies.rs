@@ -70,7 +70,10 @@ impl Copies {
             let name = context.payload.resource_attribute("service.name");
             assert_eq!(name, Some(&Value::from(service)));
             assert_eq!(context.others, [0; 0], "one context");
-            assert_eq!(context.keys.clone().unwrap().unwrap().names(), keys);
+            let names = context.keys.clone().unwrap().unwrap();
+            // A reader that has seen a withdrawn context shows its further indexes as such.
+            let names = names.names().iter().filter(|name| !name.starts_with('#'));
+            assert_eq!(names.collect::<Vec<_>>(), keys);
             let threads = self.process.threads().unwrap();
             let found = threads[0].context().unwrap();
             let read = found.attached().map(|context| context.attributes.clone());
