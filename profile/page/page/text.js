@@ -64,8 +64,7 @@ export function placeText({ first, files, fileOf, lineOf, languageOf }, label, p
   return lineOf[label] ? `${shown}:${lineOf[label]}` : shown;
 }
 
-// The last two parts of a qualified name, without generic arguments. A file's name in brackets stays
-// whole.
+// The last two parts of a qualified name, without type arguments; names in brackets stay whole.
 export function shortName(name) {
   if (!name.includes('::')) {
     const parts = /[\[< ]/.test(name) ? [] : name.split('.');
