@@ -15,7 +15,7 @@ use crate::workspace::{VERSION, cargo, packages, root, target_dir};
 /// What every published crate has in addition to its code.
 const REQUIRED: [&str; 2] = ["README.md", "LICENSE"];
 /// What else there is in the folder of one.
-const ALLOWED: [&str; 8] = [
+const ALLOWED: [&str; 9] = [
     ".cargo_vcs_info.json",
     "Cargo.lock",
     "Cargo.toml",
@@ -23,6 +23,7 @@ const ALLOWED: [&str; 8] = [
     "bpf",
     "build",
     "build.rs",
+    "page",
     "src",
 ];
 
