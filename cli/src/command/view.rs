@@ -11,7 +11,7 @@ use otelctx_profile::{Format, Input, Options, convert};
 
 use crate::Status;
 use crate::command::ids;
-use crate::command::report::file;
+use crate::command::report::{file, unselected};
 use crate::command::selection::Select;
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
@@ -48,7 +48,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let selection = arguments.select.within(&input)?;
     let mut options = Options::default();
     options.by.clone_from(&arguments.by);
-    let page = write(&input, &selection, &options, &file)?;
+    let Some(page) = write(&input, &selection, &options, &file)? else {
+        unselected::explain(&input, &arguments.select)?;
+        return Ok(Status::FoundProblem);
+    };
     if !is_opened(&page) {
         let line = format!("{}\n", escape(&page.to_string_lossy()));
         terminal::print(&line).map_err(Error::Output)?;
@@ -56,13 +59,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-/// Writes the page where no other user can replace it, and returns its path.
+/// Writes the page where no other user can replace it, and returns its path; `None` if no sample is
+/// selected.
 fn write(
     input: &Input,
     selection: &Selection,
     options: &Options,
     file: &Path,
-) -> Result<PathBuf, Error> {
+) -> Result<Option<PathBuf>, Error> {
     let template = env::temp_dir().join("otelctx-XXXXXX");
     let failed = |path: &Path, why: std::io::Error| Error::OutputDirectory {
         path: path.to_owned(),
@@ -75,9 +79,10 @@ fn write(
     };
     let page = directory.join(name).with_extension("html");
     let written = convert(input, selection, Format::Page, options, &page);
-    if let Err(error) = written {
+    if !matches!(written, Ok(true)) {
         let _ = std::fs::remove_dir(&directory);
-        return Err(error.into());
+        written?;
+        return Ok(None);
     }
     let private = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(&page, private).map_err(|why| failed(&page, why))?;
@@ -86,7 +91,7 @@ fn write(
             chown(path, Some(user), Some(group)).map_err(|why| failed(path, why))?;
         }
     }
-    Ok(page)
+    Ok(Some(page))
 }
 
 /// Returns the user and group that called sudo, if they did.

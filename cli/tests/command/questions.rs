@@ -257,6 +257,16 @@ fn what_selects_nothing_is_explained() {
         }
         assert!(!scratch.folder().join("other.svg").exists());
     }
+    // No page is left behind.
+    let mut view = command(&["view", "--thread", "nobody"]);
+    view.current_dir(scratch.folder())
+        .env("TMPDIR", scratch.folder());
+    let answer = Answer::of(view.output().unwrap()).expect(1);
+    assert!(
+        answer.stderr.contains("threads: worker-1, main"),
+        "{answer:?}"
+    );
+    assert_eq!(scratch.names(), ["profile.otlp"]);
     // The recording itself is not replaced.
     for output in ["profile.otlp", "./profile.otlp"] {
         let mut refused = command(&["report", "profile.otlp", "-o", output]);

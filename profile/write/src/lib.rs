@@ -19,6 +19,7 @@
 //! This crate does not take samples, and leaves resolving functions to a [`Symbolizer`].
 
 mod attributes;
+mod digits;
 mod distinct;
 mod error;
 mod file;

@@ -22,7 +22,7 @@ pub struct ReportOptions {
     /// True for all frames; false to leave out functions of interpreters, of the starts of threads
     /// and of system calls between others.
     pub with_plumbing: bool,
-    /// Languages of the frames to show, such as `python`; empty for all.
+    /// Languages of the frames to show, of [`LANGUAGES`]; empty for all.
     pub languages: Vec<String>,
     /// Number of groups that have functions, those of the greatest cost.
     pub detailed_groups: usize,
@@ -189,6 +189,20 @@ pub struct FunctionCost {
     /// Cost of the function and the functions that it called.
     pub total: Cost,
 }
+
+/// Languages, each with its kind of frames: the value of `profile.frame.type`.
+pub const LANGUAGES: [(&str, &str); 10] = [
+    ("python", "cpython"),
+    ("javascript", "v8js"),
+    ("java", "jvm"),
+    ("go", "go"),
+    ("ruby", "ruby"),
+    ("php", "php"),
+    ("erlang", "beam"),
+    ("dotnet", "dotnet"),
+    ("native", "native"),
+    ("kernel", "kernel"),
+];
 
 /// Returns true if `name` is something to group by that every recording has, and no attribute.
 #[must_use]

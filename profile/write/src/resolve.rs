@@ -12,6 +12,7 @@ use otelctx_worker::Limits;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
 
+use crate::digits;
 use crate::messages::Messages;
 use crate::recorded_file::{self, LIMITS, decode, in_worker};
 use crate::rules::{self, entry, to_index};
@@ -172,21 +173,13 @@ fn module_at(dictionary: &proto::ProfilesDictionary, mapping: usize) -> Option<M
         .value
         .as_ref()?
     {
-        Value::StringValue(text) => bytes_of(text),
+        Value::StringValue(text) => digits::bytes(text),
         _ => None,
     };
     let build_id = attribute("process.executable.build_id.gnu").unwrap_or_default();
     let htlhash = attribute("process.executable.build_id.htlhash");
     let htlhash = htlhash.and_then(|hash| hash.try_into().ok());
     Some((path.clone(), build_id, htlhash))
-}
-
-/// Decodes hexadecimal digits.
-fn bytes_of(digits: &str) -> Option<Vec<u8>> {
-    let digits = digits.as_bytes();
-    let (pairs, rest) = digits.as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
-    rest.is_empty().then(|| pairs.iter().map(byte).collect())?
 }
 
 /// A frame of a stack.

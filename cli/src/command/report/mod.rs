@@ -4,7 +4,7 @@ mod answer;
 mod compare;
 pub(in crate::command) mod file;
 mod tables;
-mod unselected;
+pub(in crate::command) mod unselected;
 
 use std::path::{Path, PathBuf};
 
@@ -99,24 +99,12 @@ enum TraceOrder {
     Span,
 }
 
-const LANGUAGES: [&str; 10] = [
-    "python",
-    "javascript",
-    "java",
-    "go",
-    "ruby",
-    "php",
-    "erlang",
-    "dotnet",
-    "native",
-    "kernel",
-];
-
 fn language(text: &str) -> Result<String, String> {
-    if LANGUAGES.contains(&text) {
+    let names = report::LANGUAGES.map(|(name, _)| name);
+    if names.contains(&text) {
         return Ok(text.to_owned());
     }
-    Err(format!("expected one of {}", LANGUAGES.join(", ")))
+    Err(format!("expected one of {}", names.join(", ")))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
@@ -139,18 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     }
     if !arguments.output.is_empty() {
         let options = arguments.options(arguments.select.within(&input)?);
-        let report = Report::read(
-            &input,
-            &ReportOptions {
-                by: Vec::new(),
-                ..options.clone()
-            },
-        )?;
-        if report.total.samples == 0 {
-            unselected::explain(&input, &arguments.select)?;
-            return Ok(Status::FoundProblem);
-        }
-        return convert(&input, &options, &arguments.output);
+        return convert(&input, &options, arguments);
     }
     let (report, by) = read(arguments, &input)?;
     if report.total.samples == 0 && !arguments.select.is_all() && !arguments.json {
@@ -214,7 +191,8 @@ fn compare(arguments: &Arguments, before: &Input, after: &Input) -> Result<Statu
 }
 
 /// Writes the selected samples in the format of each file's extension.
-fn convert(input: &Input, options: &ReportOptions, outputs: &[PathBuf]) -> Result<Status, Error> {
+fn convert(input: &Input, options: &ReportOptions, arguments: &Arguments) -> Result<Status, Error> {
+    let outputs = &arguments.output;
     let mut write = otelctx_profile::Options::default();
     write.by = options.by.first().cloned();
     let formats = outputs.iter().map(|path| Format::from_path(path));
@@ -229,7 +207,10 @@ fn convert(input: &Input, options: &ReportOptions, outputs: &[PathBuf]) -> Resul
         }
     }
     for (path, format) in outputs.iter().zip(formats) {
-        otelctx_profile::convert(input, &options.selection, format, &write, path)?;
+        if !otelctx_profile::convert(input, &options.selection, format, &write, path)? {
+            unselected::explain(input, &arguments.select)?;
+            return Ok(Status::FoundProblem);
+        }
     }
     Ok(Status::Done)
 }

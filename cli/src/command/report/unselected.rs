@@ -15,7 +15,7 @@ use crate::output::text::argument;
 const MAX_LISTED: usize = 5;
 
 /// Says that no sample is selected, and what the recording has of what was asked for.
-pub(super) fn explain(input: &Input, select: &Select) -> Result<(), Error> {
+pub(in crate::command) fn explain(input: &Input, select: &Select) -> Result<(), Error> {
     let mut all = ReportOptions::by(&[]);
     all.selection.kinds = vec![TimeKind::Running, TimeKind::Queued, TimeKind::Waiting];
     let report = Report::read(input, &all)?;

@@ -121,19 +121,9 @@ impl<'t> Folding<'t> {
     }
 }
 
-/// Returns the value of `profile.frame.type` of a language.
-pub(super) fn kind_of(language: &str) -> Option<&'static str> {
-    Some(match language {
-        "python" => "cpython",
-        "javascript" => "v8js",
-        "java" => "jvm",
-        "go" => "go",
-        "ruby" => "ruby",
-        "php" => "php",
-        "erlang" => "beam",
-        "dotnet" => "dotnet",
-        "native" => "native",
-        "kernel" => "kernel",
-        _ => return None,
-    })
+/// Returns the kind of frames of a language.
+fn kind_of(language: &str) -> Option<&'static str> {
+    let mut all = report::LANGUAGES.into_iter();
+    all.find(|(name, _)| *name == language)
+        .map(|(_, kind)| kind)
 }

@@ -140,14 +140,20 @@ impl Input {
         answer.map_err(|refused| self.refused(refused))
     }
 
-    /// Runs `work` in a worker process, and returns what it writes.
+    /// Runs `work` in a worker process, and returns what it writes; `None` if it returns false.
     pub(super) fn bytes_of_worker(
         &self,
-        work: impl FnOnce(&Files<'_>, &mut dyn Write) -> Result<io::Result<()>, Refused>,
-    ) -> Result<Vec<u8>, Error> {
-        const REFUSED: u8 = 1;
+        work: impl FnOnce(&Files<'_>, &mut dyn Write) -> Result<io::Result<bool>, Refused>,
+    ) -> Result<Option<Vec<u8>>, Error> {
+        // The last byte says what the others are.
+        const WRITTEN: u8 = 0;
+        const NOTHING: u8 = 1;
+        const REFUSED: u8 = 2;
         let mut answer = self.run(|pipe| match work(&Files(self), pipe) {
-            Ok(written) => written.and_then(|()| pipe.write_all(&[0])),
+            Ok(done) => {
+                let kind = if done? { WRITTEN } else { NOTHING };
+                pipe.write_all(&[kind])
+            }
             // Nothing is written before all is read.
             Err(refused) => {
                 serde_json::to_writer(&mut *pipe, &refused)?;
@@ -155,11 +161,14 @@ impl Input {
             }
         })?;
         let died = || died(&self.sources[0].path, self.limits);
-        if answer.pop().ok_or_else(died)? != REFUSED {
-            return Ok(answer);
+        match answer.pop().ok_or_else(died)? {
+            WRITTEN => Ok(Some(answer)),
+            NOTHING => Ok(None),
+            _ => {
+                let refused: Refused = serde_json::from_slice(&answer).map_err(|_| died())?;
+                Err(self.refused(refused))
+            }
         }
-        let refused: Refused = serde_json::from_slice(&answer).map_err(|_| died())?;
-        Err(self.refused(refused))
     }
 
     fn run(&self, work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<Vec<u8>, Error> {

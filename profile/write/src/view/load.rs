@@ -14,13 +14,13 @@ use otelctx_sample::{
     ProcessId, Sample, StackId, ThreadId,
 };
 
-use super::tables::{self, Group, Id, Kind, NONE, Process, Sink, Tables};
+use super::tables::{
+    self, Group, Id, Kind, Known, NONE, Process, Sink, Tables, UNKNOWN_TIME, known,
+};
 use crate::attributes::{DETECTED, SERVICE_NAME, UNKNOWN_SERVICE};
+use crate::digits;
 use crate::location::Resolved;
 use crate::{Clock, Function, Identity, Location, LocationIndex, Place, Profile};
-
-/// A number that is found when it is needed first.
-type Known<T> = Vec<Option<T>>;
 
 /// Kinds of frames of a file that this crate has no constant for.
 const MAX_KINDS: usize = 64;
@@ -40,14 +40,6 @@ pub(super) struct Loading {
     resolved_stacks: IndexSet<Box<[LocationIndex]>, RandomState>,
     kinds: HashMap<Id, FrameKind, RandomState>,
     no_stack: StackId,
-}
-
-fn known<T: Copy>(known: &mut Known<T>, id: Id) -> &mut Option<T> {
-    let index = id as usize;
-    if known.len() <= index {
-        known.resize(index + 1, None);
-    }
-    &mut known[index]
 }
 
 impl Loading {
@@ -70,6 +62,11 @@ impl Loading {
             kinds: HashMap::default(),
             no_stack,
         }
+    }
+
+    /// Returns true if no sample was collected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.samples.is_empty()
     }
 
     /// Returns the profile of all samples that were collected.
@@ -175,7 +172,7 @@ impl Loading {
             "native" | "" if location.mapping != NONE => {
                 let module = self.catalog.module(Module {
                     path: tables.text(mapping.file).to_owned(),
-                    build_id: bytes(tables.text(mapping.build_id)),
+                    build_id: digits::bytes(tables.text(mapping.build_id)).unwrap_or_default(),
                     ..Module::default()
                 });
                 self.identify(tables, module, mapping);
@@ -194,8 +191,8 @@ impl Loading {
 
     fn identify(&mut self, tables: &Tables, module: ModuleId, mapping: &tables::Mapping) {
         let identity = || Identity {
-            build_id: bytes(tables.text(mapping.build_id)),
-            htlhash: bytes(tables.text(mapping.htlhash)).try_into().ok(),
+            build_id: digits::bytes(tables.text(mapping.build_id)).unwrap_or_default(),
+            htlhash: digits::bytes(tables.text(mapping.htlhash)).and_then(|it| it.try_into().ok()),
         };
         let identities = &mut self.resolved.identities;
         identities.entry(module).or_insert_with(identity);
@@ -268,8 +265,6 @@ impl Sink for Loading {
 
 /// Maximum number of samples that a format other than the page is written of.
 const MAX_SAMPLES: u64 = 20_000_000;
-/// Nanoseconds of a sample of a recording that does not tell.
-const UNKNOWN_TIME: u64 = 1_000_000;
 
 /// Returns samples that all stand for the same time on a CPU, and that time: of samples with several
 /// times, their greatest common divisor.
@@ -354,12 +349,4 @@ fn facts(tables: &Tables, process: &Process) -> ProcessFacts {
         resource,
         ..ProcessFacts::default()
     }
-}
-
-/// Decodes hexadecimal digits; empty if they are none.
-fn bytes(digits: &str) -> Vec<u8> {
-    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-    bytes.filter(|_| rest.is_empty()).unwrap_or_default()
 }

@@ -77,7 +77,8 @@ pub fn load(content: &[u8], selection: &Selection) -> Result<Profile, String> {
     loading.finish(&tables)
 }
 
-/// Writes a recording's selected samples to `path`, in a format.
+/// Writes a recording's selected samples to `path`, in a format. Returns false if no sample is
+/// selected: then nothing is written.
 ///
 /// # Errors
 /// Returns the errors of [`Report::read`], and [`Error::Write`]: the file is as it was before.
@@ -87,24 +88,33 @@ pub fn convert(
     format: Format,
     options: &Options,
     path: &Path,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let content = input.bytes_of_worker(|files, pipe| {
         let mut tables = Tables::default();
         if format == Format::Page {
             let mut paging = Paging::new(options.by.as_deref());
             files.read(&mut tables, &mut Selecting::new(selection, &mut paging))?;
+            if paging.is_empty() {
+                return Ok(Ok(false));
+            }
             let recording = paging.finish(&input.name(), &tables);
-            return Ok(otelctx_page::write(&recording, pipe));
+            return Ok(otelctx_page::write(&recording, pipe).map(|()| true));
         }
         let mut loading = Loading::new();
         files.read(&mut tables, &mut Selecting::new(selection, &mut loading))?;
+        if loading.is_empty() {
+            return Ok(Ok(false));
+        }
         let mut options = options.clone();
         // Without an attribute, nothing is at the root for it.
         options.by = options.by.filter(|name| tables.has_attribute(name));
         let profile = loading.finish(&tables).map_err(input::malformed)?;
-        Ok(profile.write(format, &options, pipe))
+        Ok(profile.write(format, &options, pipe).map(|()| true))
     })?;
-    file::write(path, |writer| writer.write_all(&content))
+    if let Some(content) = &content {
+        file::write(path, |writer| writer.write_all(content))?;
+    }
+    Ok(content.is_some())
 }
 
 /// A page of a recording, which is added part by part.

@@ -13,7 +13,7 @@ use prost::Message;
 use super::tables::{
     Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
 };
-use super::values::{attribute_of, digits, entry};
+use super::values::{attribute_of, entry, id};
 use super::wire::fields;
 use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX};
 use crate::messages::Messages;
@@ -454,11 +454,11 @@ impl<'m, 't> Reader<'m, 't> {
                 .into_iter()
                 .find(|it| it.name() == text)
                 .map(Attribute::Gil),
-            TRACE_ID => match digits(&text) {
+            TRACE_ID => match id(&text) {
                 Some(id) => Some(Attribute::TraceId(add(&mut self.tables.traces, id)?)),
                 None => None,
             },
-            SPAN_ID => digits(&text).map(Attribute::SpanId),
+            SPAN_ID => id(&text).map(Attribute::SpanId),
             _ => None,
         };
         known.map_or_else(|| self.of_context(key, &text), Ok)

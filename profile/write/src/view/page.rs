@@ -7,19 +7,14 @@ use indexmap::IndexSet;
 use otelctx_page as page;
 
 use super::plumbing::{PLUMBING, plumbing_of};
-use super::tables::{self, Group, Id, Kind, NONE, Sink, Tables};
+use super::tables::{self, Group, Id, Kind, Known, NONE, Sink, Tables, UNKNOWN_TIME, known};
 
 /// The attribute of routes unless another one is given.
 const ROUTE: &str = "http.route";
 
-type Known<T> = Vec<Option<T>>;
-
 /// Maximum number of samples in a page. Of more, every second one is left out, as often as needed,
 /// and the others stand for them.
 const MAX_SAMPLES: usize = 3_000_000;
-
-/// Nanoseconds of a sample of a recording that does not tell.
-const UNKNOWN_TIME: u64 = 1_000_000;
 
 /// Collects samples.
 #[derive(Debug)]
@@ -43,14 +38,6 @@ pub(super) struct Paging {
     carried: u64,
     /// The recording does not tell the time that a sample stands for.
     is_counted: bool,
-}
-
-fn known<T: Copy>(known: &mut Known<T>, id: Id) -> &mut Option<T> {
-    let index = id as usize;
-    if known.len() <= index {
-        known.resize(index + 1, None);
-    }
-    &mut known[index]
 }
 
 impl Paging {
@@ -116,6 +103,11 @@ impl Paging {
             .map(|(index, function)| function_of(tables, index as Id, function))
             .collect();
         recording
+    }
+
+    /// Returns true if no sample was collected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.seen == 0
     }
 
     fn thread(&mut self, tables: &Tables, id: Id) -> u32 {

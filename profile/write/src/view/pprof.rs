@@ -8,7 +8,7 @@ use otelctx_sample::format::process_context::Value;
 use super::tables::{
     Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
 };
-use super::values::digits;
+use super::values::id;
 use super::wire::fields;
 use crate::attributes::SERVICE_NAME;
 
@@ -306,13 +306,13 @@ impl<'m, 't> Reader<'m, 't> {
             let (key, text) = (self.string(key)?, self.string(text)?);
             let number = number.cast_signed();
             if TRACE_ID.contains(&key)
-                && let Some(id) = digits(text)
+                && let Some(id) = id(text)
             {
                 trace = add(&mut self.tables.traces, id)?;
                 continue;
             }
             if SPAN_ID.contains(&key)
-                && let Some(id) = digits(text)
+                && let Some(id) = id(text)
             {
                 span = id;
                 continue;

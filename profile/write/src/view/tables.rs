@@ -16,6 +16,21 @@ pub(super) type Id = u32;
 /// The [`Id`] of the empty text, of no context's trace, and of an empty stack.
 pub(super) const NONE: Id = 0;
 
+/// Nanoseconds that a sample stands for in other formats if its recording does not tell.
+pub(super) const UNKNOWN_TIME: u64 = 1_000_000;
+
+/// For each entry of a table, what stands for it elsewhere, once that is needed.
+pub(super) type Known<T> = Vec<Option<T>>;
+
+/// Returns the place of an entry.
+pub(super) fn known<T: Copy>(known: &mut Known<T>, id: Id) -> &mut Option<T> {
+    let index = id as usize;
+    if known.len() <= index {
+        known.resize(index + 1, None);
+    }
+    &mut known[index]
+}
+
 /// A set whose entries have the numbers of their order.
 type Table<T> = IndexSet<T, RandomState>;
 

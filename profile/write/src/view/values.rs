@@ -3,6 +3,8 @@
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use otelctx_sample::format::process_context::Value;
 
+use crate::digits;
+
 fn malformed(what: &str, index: u64, length: usize) -> String {
     format!("{what} is entry {index} of {length}")
 }
@@ -17,17 +19,8 @@ pub(super) fn entry<'v, T>(table: &'v [T], index: u64, what: &str) -> Result<&'v
 const MAX_DEPTH: usize = 16;
 
 /// Decodes an ID of hexadecimal digits.
-pub(super) fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let (pairs, []) = text.as_bytes().as_chunks::<2>() else {
-        return None;
-    };
-    // A number may have a sign, an ID has none.
-    if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-    bytes?.try_into().ok()
+pub(super) fn id<const N: usize>(text: &str) -> Option<[u8; N]> {
+    digits::bytes(text)?.try_into().ok()
 }
 
 /// Converts a resource's attribute, whose name may be in the dictionary's string table.
