@@ -18,6 +18,11 @@ impl<'f> Messages<'f> {
             have_sizes,
         }
     }
+
+    /// Returns true if each message has its size before it.
+    pub(crate) fn have_sizes(&self) -> bool {
+        self.have_sizes
+    }
 }
 
 impl<'f> Iterator for Messages<'f> {

@@ -1,7 +1,7 @@
 //! Stacks as they are shown: without plumbing between functions of a program.
 
 use super::plumbing::{PLUMBING, plumbing_of};
-use super::tables::{Id, Tables};
+use super::tables::{Id, Known, Tables};
 use crate::report;
 
 /// A function that is shown: a function of the recording, or beyond the last one's number, a kind of
@@ -16,16 +16,29 @@ pub(super) struct Frame {
     pub(super) is_first: bool,
 }
 
+/// What is shown of a function.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    Itself,
+    /// Nothing, but for a box of this kind where a stack ends in plumbing.
+    Plumbing(usize),
+    /// Its language is not wanted.
+    Nothing,
+}
+
 /// Leaves out what is not shown.
 pub(super) struct Folding<'t> {
     tables: &'t Tables,
     with_plumbing: bool,
     /// Kinds of frames; empty for all.
     kinds: Vec<&'static str>,
-    /// The kind of plumbing of each function, once it is known.
-    plumbing: Vec<Option<Option<usize>>>,
-    /// The number of the last stack that a function was seen in.
-    seen: Vec<Option<Id>>,
+    /// What is shown of each function, once it is known.
+    shown: Vec<Option<Shown>>,
+    /// The only function of each location, once that is known.
+    locations: Known<Option<Id>>,
+    /// The number of the last call for a stack that a function was seen in.
+    seen: Vec<u32>,
+    calls: u32,
     frames: Vec<Frame>,
 }
 
@@ -36,8 +49,10 @@ impl<'t> Folding<'t> {
             tables,
             with_plumbing,
             kinds: languages.iter().filter_map(|it| kind_of(it)).collect(),
-            plumbing: vec![None; functions],
-            seen: vec![None; functions],
+            shown: vec![None; functions],
+            locations: vec![None; tables.locations.len()],
+            seen: vec![0; functions],
+            calls: 0,
             frames: Vec::new(),
         }
     }
@@ -47,27 +62,31 @@ impl<'t> Folding<'t> {
         self.tables.functions.len() + PLUMBING.len()
     }
 
-    /// Returns the shown frames of a stack, innermost first. Each stack is asked for once.
+    /// Returns the shown frames of a stack, innermost first.
     pub(super) fn frames(&mut self, stack: Id) -> &[Frame] {
         let mut frames = std::mem::take(&mut self.frames);
         frames.clear();
         let mut box_of = None;
-        for line in self.tables.frames(stack) {
-            let function = &self.tables.functions[line.function as usize];
-            let is_kind = |kinds: &[&str]| kinds.contains(&self.tables.text(function.kind));
-            if !self.kinds.is_empty() && !is_kind(&self.kinds) {
-                continue;
+        // No worker process has memory for 2^31 stacks, each of which is asked for twice at most.
+        self.calls += 1;
+        let mut add = |this: &mut Self, function| match this.shown(function) {
+            Shown::Itself => {
+                let seen = std::mem::replace(&mut this.seen[function as usize], this.calls);
+                frames.push(Frame {
+                    function,
+                    is_first: seen != this.calls,
+                });
             }
-            match self.plumbing(line.function) {
+            Shown::Plumbing(found) if frames.is_empty() => box_of = box_of.or(Some(found)),
+            Shown::Plumbing(_) | Shown::Nothing => {}
+        };
+        for location in &self.tables.stacks[stack as usize] {
+            match self.only_function(*location) {
+                Some(function) => add(self, function),
                 None => {
-                    let seen = self.seen[line.function as usize].replace(stack);
-                    frames.push(Frame {
-                        function: line.function,
-                        is_first: seen != Some(stack),
-                    });
+                    let lines = &self.tables.locations[*location as usize].lines;
+                    lines.iter().for_each(|line| add(self, line.function));
                 }
-                Some(found) if frames.is_empty() => box_of = box_of.or(Some(found)),
-                Some(_) => {}
             }
         }
         if let Some(plumbing) = box_of {
@@ -84,20 +103,30 @@ impl<'t> Folding<'t> {
         &self.frames
     }
 
-    /// Returns the kind of plumbing of a function.
-    fn plumbing(&mut self, function: Id) -> Option<usize> {
-        if self.with_plumbing {
-            return None;
-        }
-        let known = &mut self.plumbing[function as usize];
-        *known.get_or_insert_with(|| {
+    /// Returns the function of a location without inlined ones.
+    fn only_function(&mut self, location: Id) -> Option<Id> {
+        *self.locations[location as usize].get_or_insert_with(|| {
+            match &self.tables.locations[location as usize].lines[..] {
+                [line] => Some(line.function),
+                _ => None,
+            }
+        })
+    }
+
+    /// Returns what is shown of a function.
+    fn shown(&mut self, function: Id) -> Shown {
+        *self.shown[function as usize].get_or_insert_with(|| {
             let function = &self.tables.functions[function as usize];
             let text = |id| self.tables.text(id);
-            plumbing_of(
-                text(function.kind),
-                text(function.name),
-                text(function.file),
-            )
+            let kind = text(function.kind);
+            if !self.kinds.is_empty() && !self.kinds.contains(&kind) {
+                return Shown::Nothing;
+            }
+            if self.with_plumbing {
+                return Shown::Itself;
+            }
+            let plumbing = plumbing_of(kind, text(function.name), text(function.file));
+            plumbing.map_or(Shown::Itself, Shown::Plumbing)
         })
     }
 

@@ -11,68 +11,112 @@ type Map<K, V> = HashMap<K, V, RandomState>;
 
 /// Functions of the costliest groups.
 pub(super) struct Details {
-    /// The position of each group among those with functions.
-    positions: Map<u32, usize>,
+    /// The position of each group of cells among those with functions, and of each as it is shown.
+    positions: Vec<Option<usize>>,
+    of_shown: Vec<Option<usize>>,
+    /// Number of functions of each group that are wanted.
+    most: usize,
+    by_total: bool,
     /// Costs by function.
     functions: Vec<Map<Folded, FunctionCost>>,
+    /// Functions that some group has.
+    is_wanted: Vec<bool>,
 }
 
 impl Details {
-    pub(super) fn new(order: &[(usize, Cost)], options: &ReportOptions, functions: usize) -> Self {
-        let wants = options.functions_of_group > 0 && functions > 0;
-        let most = if wants { options.detailed_groups } else { 0 };
-        let top = order.iter().take(most).enumerate();
-        let positions: Map<u32, usize> = top.map(|(at, (group, _))| (*group as u32, at)).collect();
+    /// `order` has all groups as they are shown, the costliest first, and `shown` the number there of
+    /// each group of cells.
+    pub(super) fn new(
+        order: &[(usize, Cost)],
+        shown: &[u32],
+        options: &ReportOptions,
+        functions: usize,
+    ) -> Self {
+        let most = options.functions_of_group;
+        let groups = if most > 0 { options.detailed_groups } else { 0 };
+        let mut of_shown = vec![None; order.len()];
+        for (position, (group, _)) in order.iter().take(groups).enumerate() {
+            of_shown[*group] = Some(position);
+        }
+        let positions = shown.iter().map(|group| of_shown[*group as usize]);
         Self {
-            functions: vec![Map::default(); positions.len()],
-            positions,
+            positions: positions.collect(),
+            of_shown,
+            most,
+            by_total: options.by_total,
+            functions: vec![Map::default(); groups.min(order.len())],
+            is_wanted: vec![false; functions],
         }
     }
 
-    pub(super) fn add(&mut self, group: u32, frames: &[Frame], cost: Cost) {
-        let Some(position) = self.positions.get(&group) else {
-            return;
-        };
-        let functions = &mut self.functions[*position];
-        for (depth, frame) in frames.iter().enumerate() {
-            add_frame(
-                functions.entry(frame.function).or_default(),
-                depth,
-                *frame,
-                cost,
-            );
+    /// Adds a stack to what the functions of groups are chosen by.
+    pub(super) fn add(&mut self, frames: &[Frame], groups: &[(u32, Cost)]) {
+        let wanted = if self.by_total { frames.len() } else { 1 };
+        for (group, cost) in groups {
+            let Some(position) = self.positions[*group as usize] else {
+                continue;
+            };
+            for (depth, frame) in frames.iter().take(wanted).enumerate() {
+                let sum = self.functions[position].entry(frame.function).or_default();
+                if depth == 0 {
+                    sum.own.add(*cost);
+                }
+                if self.by_total && frame.is_first {
+                    sum.total.add(*cost);
+                }
+            }
         }
     }
 
-    pub(super) fn of(
-        &self,
-        group: usize,
-        most: usize,
-        by_total: bool,
-    ) -> Vec<(Folded, FunctionCost)> {
-        let position = self.positions.get(&(group as u32));
-        let functions = position.map(|position| self.functions[*position].iter());
+    /// Chooses the functions of each group, the costliest. Returns true if their totals are missing:
+    /// then all stacks are added again, by [`Self::add_totals`].
+    pub(super) fn choose(&mut self) -> bool {
+        for functions in &mut self.functions {
+            // Of what they are sorted by, others have none.
+            let any = functions.drain();
+            let any = any.filter(|(_, cost)| self.by_total || cost.own.samples > 0);
+            let chosen = costliest(any.collect(), self.most, self.by_total);
+            for (function, _) in &chosen {
+                self.is_wanted[*function as usize] = true;
+            }
+            functions.extend(chosen);
+        }
+        !self.by_total && !self.functions.is_empty()
+    }
+
+    /// Adds the totals of a stack's functions to the groups that it occurs in. This costs less than
+    /// totals of all functions.
+    pub(super) fn add_totals(&mut self, frames: &[Frame], groups: &[(u32, Cost)]) {
+        let wanted = |frame: &&Frame| frame.is_first && self.is_wanted[frame.function as usize];
+        for frame in frames.iter().filter(wanted) {
+            for (group, cost) in groups {
+                if let Some(position) = self.positions[*group as usize]
+                    && let Some(sum) = self.functions[position].get_mut(&frame.function)
+                {
+                    sum.total.add(*cost);
+                }
+            }
+        }
+    }
+
+    /// Returns the functions that were chosen for a group.
+    pub(super) fn of(&self, group: usize) -> Vec<(Folded, FunctionCost)> {
+        let functions = self.of_shown[group].map(|position| &self.functions[position]);
         let functions = functions.into_iter().flatten();
-        // Of what they are sorted by, others have none.
-        let any = functions.filter(|(_, cost)| by_total || cost.own.samples > 0);
-        let any = any.map(|(id, cost)| (*id, *cost)).collect();
-        costliest(any, most, by_total)
+        functions.map(|(id, cost)| (*id, *cost)).collect()
     }
 }
 
 /// Adds the cost of a stack to its functions, to each once.
 pub(super) fn add_frames(functions: &mut [FunctionCost], frames: &[Frame], cost: Cost) {
     for (depth, frame) in frames.iter().enumerate() {
-        add_frame(&mut functions[frame.function as usize], depth, *frame, cost);
-    }
-}
-
-fn add_frame(sum: &mut FunctionCost, depth: usize, frame: Frame, cost: Cost) {
-    if depth == 0 {
-        sum.own.add(cost);
-    }
-    if frame.is_first {
-        sum.total.add(cost);
+        let sum = &mut functions[frame.function as usize];
+        if depth == 0 {
+            sum.own.add(cost);
+        }
+        if frame.is_first {
+            sum.total.add(cost);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::tables::{Sink, Tables};
-use super::{otlp, pprof, text};
+use super::{messages, pprof, text};
 use crate::recorded_file::{LIMITS, died, other_format, run};
 use crate::{Error, Format};
 
@@ -206,8 +206,7 @@ impl Files<'_> {
             if source.is_first {
                 tables.start = None;
             }
-            let content = source.bytes().map_err(|refusal| (index, refusal))?;
-            let read = read_content(&content, &source.path, tables, sink);
+            let read = source.read(tables, sink);
             read.map_err(|refusal| (index, refusal))?;
         }
         match &tables.other_type {
@@ -219,15 +218,33 @@ impl Files<'_> {
 }
 
 impl Source {
-    fn bytes(&self) -> Result<Cow<'_, [u8]>, Refusal> {
-        let bytes: Cow<'_, [u8]> = match &self.content {
-            Some(content) => Cow::Borrowed(content),
-            None => Cow::Owned(read(&self.path)?),
+    fn read(&self, tables: &mut Tables, sink: &mut dyn Sink) -> Result<(), Refusal> {
+        let content = match &self.content {
+            Some(content) => Cow::Borrowed(&content[..]),
+            None => {
+                let unreadable = |error: io::Error| Refusal::Unreadable(error.raw_os_error());
+                let file = File::open(&self.path).map_err(unreadable)?;
+                // A pipe has no size: what was read tells.
+                let found = file.metadata().ok().filter(|it| it.is_file());
+                let size = found.map_or(0, |found| found.len());
+                if size > MAX_FILE {
+                    return Err(Refusal::TooLarge);
+                }
+                if let Some(layouts) = messages::layouts(&file, size) {
+                    let read = messages::read_parts(&file, &layouts, tables, sink);
+                    return read.map_err(Refusal::Malformed);
+                }
+                // A list that grows takes up to three times as much.
+                let mut bytes = Vec::with_capacity(size as usize + 1);
+                let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes);
+                read.map_err(unreadable)?;
+                Cow::Owned(bytes)
+            }
         };
-        match bytes.len() as u64 {
+        match content.len() as u64 {
             0 => Err(Refusal::Malformed("it is empty".to_owned())),
             size if size > MAX_FILE => Err(Refusal::TooLarge),
-            _ => Ok(bytes),
+            _ => read_content(&content, &self.path, tables, sink),
         }
     }
 }
@@ -265,7 +282,7 @@ pub(super) fn read_content(
             Ok(lines) if text::is_perf_script(lines) => text::read_perf_script(lines, tables, sink),
             _ => match other_format(content, path) {
                 Some(reason) => return Err(Refusal::OtherFormat(reason)),
-                None => otlp::read(content, tables, sink),
+                None => messages::read(content, tables, sink),
             },
         }
     };
@@ -277,19 +294,6 @@ fn other(content: &[u8], path: &Path) -> Refusal {
         Some(reason) => Refusal::OtherFormat(reason),
         None => Refusal::Malformed("it is no profile".to_owned()),
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Refusal> {
-    let unreadable = |error: io::Error| Refusal::Unreadable(error.raw_os_error());
-    let file = File::open(path).map_err(unreadable)?;
-    // A pipe has no size: what was read tells.
-    if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
-        return Err(Refusal::TooLarge);
-    }
-    let mut bytes = Vec::new();
-    let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes);
-    read.map_err(unreadable)?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

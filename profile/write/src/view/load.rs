@@ -261,6 +261,10 @@ impl Sink for Loading {
             self.samples.push((sample, stack, samples, each));
         });
     }
+
+    fn needs_start(&self) -> bool {
+        true
+    }
 }
 
 /// Maximum number of samples that a format other than the page is written of.

@@ -1,9 +1,11 @@
 //! Views of recordings: read as a stream, selected, and summed up, drawn or written again.
 
+mod cells;
 mod fold;
 mod functions;
 mod input;
 mod load;
+mod messages;
 mod otlp;
 mod page;
 mod plumbing;
@@ -69,7 +71,7 @@ impl Report {
 pub fn load(content: &[u8], selection: &Selection) -> Result<Profile, String> {
     let mut tables = Tables::default();
     let mut loading = Loading::new();
-    otlp::read(
+    messages::read(
         content,
         &mut tables,
         &mut Selecting::new(selection, &mut loading),
@@ -143,7 +145,7 @@ impl Page {
         let written = part.write(Format::Otlp, &options, &mut content);
         let read = written
             .map_err(|error| error.to_string())
-            .and_then(|()| otlp::read(&content, &mut self.tables, &mut self.paging));
+            .and_then(|()| messages::read(&content, &mut self.tables, &mut self.paging));
         self.problem = self.problem.take().or(read.err());
     }
 

@@ -1,38 +1,19 @@
 //! Reads OTLP profiles (`opentelemetry/proto/profiles/v1development/profiles.proto`) of any producer.
 //! The samples of a message refer to its dictionary: it is decoded first, wherever it stands.
 
+mod entries;
+
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::GilState;
 use prost::Message;
 
-use super::tables::{
-    Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
-};
-use super::values::{attribute_of, entry, id};
-use super::wire::fields;
-use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX};
-use crate::messages::Messages;
-
-/// Attributes of samples, mappings and frames that this crate writes.
-const CPU: &str = "cpu.logical_number";
-const TRACE_ID: &str = "trace_id";
-const SPAN_ID: &str = "span_id";
-const FRAME_TYPE: &str = "profile.frame.type";
-const BUILD_ID: &str = "process.executable.build_id.gnu";
-const HTLHASH: &str = "process.executable.build_id.htlhash";
-
-/// Reads all messages of a file.
-pub(super) fn read(file: &[u8], tables: &mut Tables, sink: &mut dyn Sink) -> Result<(), String> {
-    for message in Messages::new(file) {
-        Reader::new(message?, tables)?.read(sink)?;
-    }
-    Ok(())
-}
+use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread, add};
+use super::values::{attribute_of, entry};
+use super::wire::{Field, fields};
 
 /// Field number of samples in `Profile`. Other fields may be before or after them.
 const SAMPLES: u32 = 2;
@@ -52,11 +33,67 @@ enum Attribute {
     Other,
 }
 
+/// Maximum number of lists of attributes whose meaning is kept.
+const MAX_KNOWN: usize = 1 << 14;
+
+/// A thread, and what it worked on.
+#[derive(Clone, Copy)]
+struct Worker {
+    thread: Id,
+    context: Id,
+    gil: Option<GilState>,
+    cpu: u32,
+}
+
+/// A short list of numbers, as it is encoded.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Packed(u128);
+
+impl Packed {
+    /// `None` for a longer list.
+    fn new(encoded: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 16];
+        let (length, list) = bytes.split_first_mut()?;
+        list.get_mut(..encoded.len())?.copy_from_slice(encoded);
+        // Another list may end with zeros.
+        *length = encoded.len() as u8;
+        Some(Self(u128::from_ne_bytes(bytes)))
+    }
+}
+
+/// The profiles of a scope, encoded.
+struct Scope<'r> {
+    profiles: Vec<&'r [u8]>,
+}
+
+impl<'r> Scope<'r> {
+    /// Returns the resource, and its scopes.
+    fn all(of_resource: &'r [u8]) -> Result<(&'r [u8], Vec<Self>), String> {
+        let (mut resource, mut scopes) = (&[][..], Vec::new());
+        for field in fields(of_resource) {
+            match field? {
+                (1, found) => resource = found.bytes()?,
+                (2, scope) => {
+                    let mut profiles = Vec::new();
+                    for field in fields(scope.bytes()?) {
+                        if let (2, profile) = field? {
+                            profiles.push(profile.bytes()?);
+                        }
+                    }
+                    scopes.push(Self { profiles });
+                }
+                _ => {}
+            }
+        }
+        Ok((resource, scopes))
+    }
+}
+
 /// A number that is found when it is needed first.
 const UNKNOWN: Id = Id::MAX;
 
-struct Reader<'m, 't> {
-    message: &'m [u8],
+/// Reads the samples of a message, whose dictionary it has.
+pub(super) struct Reader<'m, 't> {
     tables: &'t mut Tables,
     strings: Vec<&'m str>,
     /// The text of each string, location of each location, and so on; or [`UNKNOWN`].
@@ -69,6 +106,8 @@ struct Reader<'m, 't> {
     attributes: Vec<(&'m [u8], Option<Attribute>)>,
     contexts: HashMap<(Id, [u8; 8], Id), Id, RandomState>,
     threads: HashMap<(Id, Option<i64>, Id), Id, RandomState>,
+    /// What samples with the same process, link and encoded list of attributes have.
+    known: HashMap<(Id, u64, Packed), Worker, RandomState>,
     /// Attributes of the context of the sample that is being read.
     of_context: Vec<(Id, Id)>,
     /// Numbers of the stack that is being read.
@@ -86,9 +125,11 @@ struct Head {
 
 impl<'m, 't> Reader<'m, 't> {
     /// Decodes what the dictionary's tables consist of. Entries are decoded when they are used.
-    fn new(message: &'m [u8], tables: &'t mut Tables) -> Result<Self, String> {
+    pub(super) fn new(
+        dictionaries: impl IntoIterator<Item = &'m [u8]>,
+        tables: &'t mut Tables,
+    ) -> Result<Self, String> {
         let mut reader = Self {
-            message,
             tables,
             strings: Vec::new(),
             texts: Vec::new(),
@@ -100,16 +141,15 @@ impl<'m, 't> Reader<'m, 't> {
             attributes: Vec::new(),
             contexts: HashMap::default(),
             threads: HashMap::default(),
+            known: HashMap::default(),
             of_context: Vec::new(),
             stack: Vec::new(),
         };
         reader.tables.messages += 1;
         let mut is_found = false;
-        for field in fields(message) {
-            if let (2, dictionary) = field? {
-                is_found = true;
-                reader.add_dictionary(dictionary.bytes()?)?;
-            }
+        for dictionary in dictionaries {
+            is_found = true;
+            reader.add_dictionary(dictionary)?;
         }
         if !is_found {
             return Err("there is no dictionary: the end of the file is missing".to_owned());
@@ -157,19 +197,25 @@ impl<'m, 't> Reader<'m, 't> {
         Ok((add(&mut self.tables.traces, trace)?, span))
     }
 
-    fn read(&mut self, sink: &mut dyn Sink) -> Result<(), String> {
-        let message = self.message;
-        // A time that is relative to the recording needs its start before the first sample.
-        self.each_profile(message, |reader, _, profiles| {
-            for profile in profiles {
-                reader.add_span(profile)?;
+    /// Reads the recorded time of a resource's profiles.
+    pub(super) fn read_times(&mut self, resource: &[u8]) -> Result<(), String> {
+        for scope in Scope::all(resource)?.1 {
+            for profile in scope.profiles {
+                self.add_span(profile)?;
             }
-            Ok(())
-        })?;
-        self.each_profile(message, |reader, process, profiles| {
+        }
+        Ok(())
+    }
+
+    /// Reads a resource's profiles.
+    pub(super) fn read(&mut self, resource: &[u8], sink: &mut dyn Sink) -> Result<(), String> {
+        let (process, scopes) = Scope::all(resource)?;
+        let process = self.process(process)?;
+        for scope in scopes {
             let mut heads = Vec::new();
-            for profile in profiles {
-                heads.push((reader.head(profile)?, *profile));
+            for profile in scope.profiles {
+                self.add_span(profile)?;
+                heads.push((self.head(profile)?, profile));
             }
             // The same samples may be there as a number and as a time.
             let has_counts = heads.iter().any(|(head, _)| head.counts_samples);
@@ -177,38 +223,8 @@ impl<'m, 't> Reader<'m, 't> {
                 if let Some(kind) = head.kind
                     && (head.counts_samples || kind == Kind::Waiting || !has_counts)
                 {
-                    reader.add_samples(process, kind, &head, profile, sink)?;
+                    self.add_samples(process, kind, &head, profile, sink)?;
                 }
-            }
-            Ok(())
-        })
-    }
-
-    /// Calls `each` with the profiles of each scope and the resource's number.
-    fn each_profile(
-        &mut self,
-        message: &'m [u8],
-        mut each: impl FnMut(&mut Self, Id, &[&'m [u8]]) -> Result<(), String>,
-    ) -> Result<(), String> {
-        for field in fields(message) {
-            let (1, resource) = field? else { continue };
-            let (mut process, mut scopes) = (&[][..], Vec::new());
-            for field in fields(resource.bytes()?) {
-                match field? {
-                    (1, resource) => process = resource.bytes()?,
-                    (2, scope) => scopes.push(scope.bytes()?),
-                    _ => {}
-                }
-            }
-            let process = self.process(process)?;
-            for scope in scopes {
-                let mut profiles = Vec::new();
-                for field in fields(scope) {
-                    if let (2, profile) = field? {
-                        profiles.push(profile.bytes()?);
-                    }
-                }
-                each(self, process, &profiles)?;
             }
         }
         Ok(())
@@ -291,20 +307,28 @@ impl<'m, 't> Reader<'m, 't> {
         process: Id,
         kind: Kind,
         head: &Head,
-        profile: &'m [u8],
+        profile: &[u8],
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
         let (mut indices, mut values, mut times) = (Vec::new(), Vec::new(), Vec::new());
         for field in fields(profile) {
             let (SAMPLES, sample) = field? else { continue };
-            let (mut stack, mut link) = (0, 0);
+            let (mut stack, mut link, mut packed) = (0, 0, &[][..]);
             indices.clear();
             values.clear();
             times.clear();
             for field in fields(sample.bytes()?) {
                 match field? {
                     (1, index) => stack = index.number()?,
-                    (2, list) => list.numbers(|index| indices.push(index))?,
+                    (2, Field::Bytes(list)) if packed.is_empty() && indices.is_empty() => {
+                        packed = list;
+                    }
+                    // A list in several parts is allowed, too.
+                    (2, list) => {
+                        let first = Field::Bytes(std::mem::take(&mut packed));
+                        first.numbers(|index| indices.push(index))?;
+                        list.numbers(|index| indices.push(index))?;
+                    }
                     (3, index) => link = index.number()?,
                     (4, list) => list.numbers(|it| values.push(it.cast_signed().unsigned_abs()))?,
                     (5, list) => list.fixed_numbers(|time| times.push(time))?,
@@ -315,25 +339,55 @@ impl<'m, 't> Reader<'m, 't> {
                 let (values, times) = (values.len(), times.len());
                 return Err(format!("a sample has {values} values at {times} times"));
             }
-            let mut group = self.group(process, link, &indices)?;
-            group.kind = kind;
-            group.stack = self.stack(stack)?;
+            let worker = if indices.is_empty() {
+                self.known_worker(process, link, packed)?
+            } else {
+                self.worker(process, link, &indices)?
+            };
+            let stack = self.stack(stack)?;
             if self.tables.start.is_none() {
                 times
                     .iter()
                     .for_each(|time| self.tables.add_span(*time, time.saturating_add(1)));
             }
-            group.times = &times;
-            group.values = &values;
-            group.unit = head.unit;
-            group.counts_samples = head.counts_samples;
+            let group = Group {
+                kind,
+                thread: worker.thread,
+                context: worker.context,
+                stack,
+                gil: worker.gil,
+                cpu: worker.cpu,
+                times: &times,
+                values: &values,
+                counts: &[],
+                unit: head.unit,
+                counts_samples: head.counts_samples,
+            };
             sink.add(self.tables, &group);
         }
         Ok(())
     }
 
+    /// Returns thread and context of a sample whose attributes are listed in `packed`.
+    fn known_worker(&mut self, process: Id, link: u64, packed: &[u8]) -> Result<Worker, String> {
+        let key = Packed::new(packed).map(|packed| (process, link, packed));
+        if let Some(known) = key.and_then(|key| self.known.get(&key)) {
+            return Ok(*known);
+        }
+        let mut indices = Vec::new();
+        Field::Bytes(packed).numbers(|index| indices.push(index))?;
+        let worker = self.worker(process, link, &indices)?;
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        if let Some(key) = key {
+            self.known.insert(key, worker);
+        }
+        Ok(worker)
+    }
+
     /// Returns thread and context of a sample.
-    fn group(&mut self, process: Id, link: u64, indices: &[u64]) -> Result<Group<'static>, String> {
+    fn worker(&mut self, process: Id, link: u64, indices: &[u64]) -> Result<Worker, String> {
         let (mut trace, mut span) = match (link, self.links.is_empty()) {
             (0, true) => (NONE, [0; 8]),
             _ => *entry(&self.links, link, "a sample's link")?,
@@ -383,186 +437,11 @@ impl<'m, 't> Reader<'m, 't> {
                 *self.contexts.entry(key).insert_entry(context).get()
             }
         };
-        Ok(Group {
-            kind: Kind::Running,
+        Ok(Worker {
             thread,
             context,
-            stack: NONE,
             gil,
             cpu,
-            times: &[],
-            values: &[],
-            counts: &[],
-            unit: 0,
-            counts_samples: false,
         })
-    }
-
-    /// Returns the number of a string's text.
-    fn text(&mut self, index: u64) -> Result<Id, String> {
-        let text = *entry(&self.strings, index, "a string")?;
-        let known = &mut self.texts[index as usize];
-        if *known == UNKNOWN {
-            *known = self.tables.add_text(text)?;
-        }
-        Ok(*known)
-    }
-
-    fn attribute(&mut self, index: u64) -> Result<Attribute, String> {
-        let (encoded, known) = *entry(&self.attributes, index, "an attribute")?;
-        if let Some(known) = known {
-            return Ok(known);
-        }
-        let (key, value) = self.decoded_attribute(encoded)?;
-        let attribute = self.classify(key, value)?;
-        self.attributes[index as usize].1 = Some(attribute);
-        Ok(attribute)
-    }
-
-    fn decoded_attribute(&self, encoded: &[u8]) -> Result<(&'m str, Option<AnyValue>), String> {
-        let decoded = proto::KeyValueAndUnit::decode(encoded);
-        let decoded = decoded.map_err(|error| format!("an attribute is damaged ({error})"))?;
-        let key = entry(
-            &self.strings,
-            decoded.key_strindex as u64,
-            "an attribute's name",
-        )?;
-        Ok((key, decoded.value))
-    }
-
-    fn classify(&mut self, key: &str, value: Option<AnyValue>) -> Result<Attribute, String> {
-        use any_value::Value as Any;
-        let text = match value.and_then(|value| value.value) {
-            Some(Any::StringValue(text)) => text,
-            Some(Any::StringValueStrindex(index)) => {
-                (*entry(&self.strings, index as u64, "a value")?).to_owned()
-            }
-            Some(Any::IntValue(number)) => {
-                return Ok(match key {
-                    THREAD_ID => Attribute::ThreadId(number),
-                    CPU => Attribute::Cpu(u32::try_from(number).unwrap_or(0)),
-                    _ => self.of_context(key, &number.to_string())?,
-                });
-            }
-            Some(Any::BoolValue(value)) => return self.of_context(key, &value.to_string()),
-            Some(Any::DoubleValue(value)) => return self.of_context(key, &value.to_string()),
-            _ => return Ok(Attribute::Other),
-        };
-        let known = match key {
-            THREAD_NAME => Some(Attribute::ThreadName(self.tables.add_text(&text)?)),
-            GIL => GilState::ALL
-                .into_iter()
-                .find(|it| it.name() == text)
-                .map(Attribute::Gil),
-            TRACE_ID => match id(&text) {
-                Some(id) => Some(Attribute::TraceId(add(&mut self.tables.traces, id)?)),
-                None => None,
-            },
-            SPAN_ID => id(&text).map(Attribute::SpanId),
-            _ => None,
-        };
-        known.map_or_else(|| self.of_context(key, &text), Ok)
-    }
-
-    /// An attribute of the context, whose name may have a prefix.
-    fn of_context(&mut self, key: &str, value: &str) -> Result<Attribute, String> {
-        // With the prefix, this name is a context's attribute, not the state of the lock.
-        let name = key.strip_prefix(UPSTREAM_PREFIX);
-        let name = name.filter(|name| *name != GIL).unwrap_or(key);
-        let name = self.tables.add_text(name)?;
-        Ok(Attribute::Context(name, self.tables.add_text(value)?))
-    }
-
-    fn stack(&mut self, index: u64) -> Result<Id, String> {
-        if index == 0 && self.stacks.is_empty() {
-            return Ok(NONE);
-        }
-        let (encoded, known) = *entry(&self.stacks, index, "a sample's stack")?;
-        if known != UNKNOWN {
-            return Ok(known);
-        }
-        let mut indices = Vec::new();
-        for field in fields(encoded) {
-            if let (1, list) = field? {
-                list.numbers(|index| indices.push(index))?;
-            }
-        }
-        let mut stack = std::mem::take(&mut self.stack);
-        stack.clear();
-        for index in indices {
-            stack.push(self.location(index)?);
-        }
-        let known = self.tables.add_stack(&stack)?;
-        self.stack = stack;
-        self.stacks[index as usize].1 = known;
-        Ok(known)
-    }
-
-    fn location(&mut self, index: u64) -> Result<Id, String> {
-        let (encoded, known) = *entry(&self.locations, index, "a stack's location")?;
-        if known != UNKNOWN {
-            return Ok(known);
-        }
-        let location = proto::Location::decode(encoded);
-        let location = location.map_err(|error| format!("a location is damaged ({error})"))?;
-        let kind = self.text_attribute(&location.attribute_indices, FRAME_TYPE)?;
-        let mapping = self.mapping(location.mapping_index as u64)?;
-        let mut lines = Vec::with_capacity(location.lines.len());
-        for line in &location.lines {
-            lines.push(Line {
-                function: self.function(line.function_index as u64, kind)?,
-                line: u32::try_from(line.line).unwrap_or(0),
-            });
-        }
-        let address = location.address;
-        let known = self.tables.complete(mapping, address, kind, lines)?;
-        self.locations[index as usize].1 = known;
-        Ok(known)
-    }
-
-    fn function(&mut self, index: u64, kind: Id) -> Result<Id, String> {
-        let encoded = entry(&self.functions, index, "a line's function")?;
-        let function = proto::Function::decode(*encoded);
-        let function = function.map_err(|error| format!("a function is damaged ({error})"))?;
-        let start = u32::try_from(function.start_line).unwrap_or(0);
-        let function = Function {
-            name: self.text(function.name_strindex as u64)?,
-            system_name: self.text(function.system_name_strindex as u64)?,
-            file: self.text(function.filename_strindex as u64)?,
-            kind,
-        };
-        self.tables.add_function(function, start)
-    }
-
-    fn mapping(&mut self, index: u64) -> Result<Id, String> {
-        let encoded = match (index, self.mappings.is_empty()) {
-            (0, true) => return Ok(NONE),
-            _ => *entry(&self.mappings, index, "a location's mapping")?,
-        };
-        let mapping = proto::Mapping::decode(encoded);
-        let mapping = mapping.map_err(|error| format!("a mapping is damaged ({error})"))?;
-        let mapping = Mapping {
-            start: mapping.memory_start,
-            limit: mapping.memory_limit,
-            offset: mapping.file_offset,
-            file: self.text(mapping.filename_strindex as u64)?,
-            build_id: self.text_attribute(&mapping.attribute_indices, BUILD_ID)?,
-            htlhash: self.text_attribute(&mapping.attribute_indices, HTLHASH)?,
-        };
-        add(&mut self.tables.mappings, mapping)
-    }
-
-    /// Returns the value of an attribute with this name; [`NONE`] if there is none.
-    fn text_attribute(&mut self, indices: &[i32], name: &str) -> Result<Id, String> {
-        for index in indices {
-            let (encoded, _) = *entry(&self.attributes, *index as u64, "an attribute")?;
-            let (key, value) = self.decoded_attribute(encoded)?;
-            if key == name
-                && let Some(any_value::Value::StringValue(text)) = value.and_then(|it| it.value)
-            {
-                return self.tables.add_text(&text);
-            }
-        }
-        Ok(NONE)
     }
 }

@@ -219,6 +219,10 @@ impl Sink for Paging {
             }
         });
     }
+
+    fn needs_start(&self) -> bool {
+        false
+    }
 }
 
 fn function_of(tables: &Tables, id: Id, function: &tables::Function) -> page::Function {

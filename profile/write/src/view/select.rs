@@ -138,6 +138,10 @@ impl Sink for Selecting<'_> {
         let (from, to) = (from.map_or(0, unix), to.map_or(u64::MAX, unix));
         self.add_within(tables, group, from, to);
     }
+
+    fn needs_start(&self) -> bool {
+        self.selection.time.is_some() || self.sink.needs_start()
+    }
 }
 
 fn is_thread(selection: &Selection, tables: &Tables, thread: &Thread, facts: &Process) -> bool {

@@ -8,6 +8,7 @@ use indexmap::IndexSet;
 use otelctx_sample::GilState;
 use otelctx_sample::format::hexadecimal;
 
+use super::cells::Cells;
 use super::fold::Folding;
 use super::functions::{Details, add_frames, largest, rows};
 use super::select::resource_text;
@@ -68,8 +69,18 @@ enum Value {
     Line(Id, u32),
 }
 
-/// Thread, context and state of the lock of samples that follow each other.
-type Run = (Id, Id, Option<GilState>);
+/// Samples that follow each other, of one thread, context, state of the lock and group.
+struct Run {
+    thread: Id,
+    context: Id,
+    gil: Option<GilState>,
+    /// [`NONE`] if the group does not depend on it.
+    stack: Id,
+    group: u32,
+    cost: Cost,
+    /// The first and the last time.
+    span: Option<(u64, u64)>,
+}
 
 /// Sums up samples.
 pub(super) struct Sums<'o> {
@@ -82,17 +93,20 @@ pub(super) struct Sums<'o> {
     groups: IndexSet<Box<[Value]>, RandomState>,
     /// The values of the sample that is being added.
     values: Vec<Value>,
-    /// Those of the last sample, with its group.
-    last: Option<(Run, u32)>,
+    /// The last samples, which are not in the sums yet; in the cells they are.
+    run: Option<Run>,
     /// Samples of one thread and context may be in several groups.
     depends_on_stack: bool,
     /// Values of attributes, by level, attributes and process.
     known_values: Map<(usize, Id, Id), Value>,
     /// Texts that the recording does not have as such.
     own_texts: IndexSet<String, RandomState>,
-    /// By group and stack.
-    cells: Map<(u32, Id), Cost>,
-    traces: Map<Id, TraceSum>,
+    /// By stack and group.
+    cells: Cells,
+    /// By the group's number.
+    of_groups: Vec<Cost>,
+    /// By the trace's number.
+    traces: Vec<TraceSum>,
     /// By trace and group.
     trace_groups: Map<(Id, u32), Cost>,
     /// By the process's number.
@@ -125,15 +139,16 @@ impl<'o> Sums<'o> {
             by_gil: Default::default(),
             groups: IndexSet::default(),
             values: Vec::new(),
-            last: None,
+            run: None,
             depends_on_stack: options
                 .by
                 .iter()
                 .any(|name| matches!(&name[..], "function" | "file" | "line")),
             known_values: Map::default(),
             own_texts: IndexSet::default(),
-            cells: Map::default(),
-            traces: Map::default(),
+            cells: Cells::default(),
+            of_groups: Vec::new(),
+            traces: Vec::new(),
             trace_groups: Map::default(),
             processes: Vec::new(),
             attributes: Vec::new(),
@@ -142,16 +157,39 @@ impl<'o> Sums<'o> {
         }
     }
 
-    fn group(&mut self, tables: &Tables, sample: &Group<'_>) -> u32 {
-        // Samples of one thread and context often follow each other.
-        let key = (sample.thread, sample.context, sample.gil);
-        match self.last {
-            Some((known, group)) if known == key && !self.depends_on_stack => return group,
-            _ => {}
+    /// Adds samples that followed each other to all sums but the cells.
+    fn end_run(&mut self, tables: &Tables, run: Option<Run>) {
+        let Some(run) = run else { return };
+        let cost = run.cost;
+        self.total.add(cost);
+        place(&mut self.of_groups, run.group).add(cost);
+        let state = GilState::ALL.iter().position(|it| run.gil == Some(*it));
+        if let Some(state) = state {
+            self.by_gil[state].add(cost);
+            self.gil_states.insert(GilState::ALL[state].name());
         }
-        let group = self.find_group(tables, sample);
-        self.last = Some((key, group));
-        group
+        let context = &tables.contexts[run.context as usize];
+        *place(&mut self.attributes, context.attributes) = true;
+        let thread = tables.thread(run.thread);
+        if thread.name != NONE && self.thread_names.len() < 2 {
+            self.thread_names.insert(thread.name);
+        }
+        place(&mut self.processes, thread.process).add(cost);
+        if context.trace == NONE {
+            return;
+        }
+        self.with_trace.add(cost);
+        let sum = place(&mut self.traces, context.trace);
+        sum.cost.add(cost);
+        if let Some((first, last)) = run.span {
+            let (start, end) = sum.span.unwrap_or((first, last));
+            sum.span = Some((start.min(first), end.max(last)));
+        }
+        if sum.threads.len() < MAX_THREADS {
+            sum.threads.insert(run.thread);
+        }
+        let of_group = self.trace_groups.entry((context.trace, run.group));
+        of_group.or_default().add(cost);
     }
 
     fn find_group(&mut self, tables: &Tables, sample: &Group<'_>) -> u32 {
@@ -243,34 +281,30 @@ impl<'o> Sums<'o> {
 
     /// Returns all sums.
     pub(super) fn finish(mut self, tables: &Tables) -> Report {
+        let run = self.run.take();
+        self.end_run(tables, run);
         let mut folding = Folding::new(tables, self.options.with_plumbing, &self.options.languages);
         let (values, position) = self.shown_groups(tables);
-        let mut cells: Vec<((Id, u32), Cost)> = std::mem::take(&mut self.cells)
-            .into_iter()
-            .map(|((group, stack), cost)| ((stack, position[group as usize]), cost))
-            .collect();
-        cells.sort_unstable_by_key(|(key, _)| *key);
+        let cells = std::mem::take(&mut self.cells).finish();
         let of_traces = self.traces_of_groups(&position, values.len());
         let mut by_group = vec![Cost::default(); values.len()];
-        for ((_, group), cost) in &cells {
-            by_group[*group as usize].add(*cost);
+        for (position, cost) in position.iter().zip(&self.of_groups) {
+            by_group[*position as usize].add(*cost);
         }
         let order = largest_first(by_group.into_iter().enumerate());
-        let mut details = Details::new(&order, self.options, folding.len());
+        let mut details = Details::new(&order, &position, self.options, folding.len());
         let mut all = vec![FunctionCost::default(); folding.len()];
         let mut unnamed: Map<Id, Cost> = Map::default();
         let mut trees = Trees::new(&self.options.selection);
         // Each stack is folded once, whatever groups it occurs in.
-        for of_stack in cells.chunk_by(|((one, _), _), ((other, _), _)| one == other) {
-            let stack = of_stack[0].0.0;
+        cells.each(|stack, groups| {
             let mut cost = Cost::default();
-            of_stack.iter().for_each(|(_, more)| cost.add(*more));
-            let frames = folding.frames(stack).to_vec();
-            add_frames(&mut all, &frames, cost);
-            for ((_, group), cost) in of_stack {
-                details.add(*group, &frames, *cost);
-            }
+            groups.iter().for_each(|(_, more)| cost.add(*more));
+            let frames = folding.frames(stack);
+            add_frames(&mut all, frames, cost);
+            details.add(frames, groups);
             if self.options.with_tree {
+                let frames = frames.to_vec();
                 trees.add(&folding, &frames, cost);
             }
             let innermost = tables.stacks[stack as usize].first();
@@ -281,6 +315,9 @@ impl<'o> Sums<'o> {
                     unnamed.entry(mapping.file).or_default().add(cost);
                 }
             }
+        });
+        if details.choose() {
+            cells.each(|stack, groups| details.add_totals(folding.frames(stack), groups));
         }
         let names = |sums: Map<Id, Cost>| {
             let sums = sums.into_iter();
@@ -339,7 +376,7 @@ impl<'o> Sums<'o> {
             let values = values[group].iter();
             let (traces, with_trace) = of_traces[group];
             let most = self.options.functions_of_group;
-            let mut functions = rows(folding, details.of(group, most, by_total), by_total);
+            let mut functions = rows(folding, details.of(group), by_total);
             functions.truncate(most);
             GroupCost {
                 values: values.cloned().collect(),
@@ -387,13 +424,15 @@ impl<'o> Sums<'o> {
             let known = most.entry(*trace).or_insert(candidate);
             *known = (*known).max(candidate);
         }
-        let traces = self.traces.iter().map(|(trace, sum)| {
-            let first = most.get(trace).and_then(|(_, values)| values.0.first());
+        let traces = (0..).zip(&self.traces);
+        let traces = traces.filter(|(_, sum)| !sum.threads.is_empty());
+        let traces = traces.map(|(trace, sum)| {
+            let first = most.get(&trace).and_then(|(_, values)| values.0.first());
             let attribute = first.cloned();
             let (start, end) = sum.span.unwrap_or_default();
             TraceCost {
                 trace: Trace {
-                    id: hexadecimal(&tables.traces[*trace as usize]),
+                    id: hexadecimal(&tables.traces[trace as usize]),
                     attribute: attribute.unwrap_or_else(|| NO_ATTRIBUTE.to_owned()),
                 },
                 cost: sum.cost,
@@ -442,57 +481,58 @@ impl<'o> Sums<'o> {
 
 impl Sink for Sums<'_> {
     fn add(&mut self, tables: &Tables, group: &Group<'_>) {
-        let (mut cost, mut span) = (Cost::default(), None::<(u64, u64)>);
+        let stack = if self.depends_on_stack {
+            group.stack
+        } else {
+            NONE
+        };
+        let is_same = |run: &Run| {
+            (run.thread, run.context, run.gil, run.stack)
+                == (group.thread, group.context, group.gil, stack)
+        };
+        let mut run = match self.run.take() {
+            Some(run) if is_same(&run) => run,
+            other => {
+                self.end_run(tables, other);
+                Run {
+                    thread: group.thread,
+                    context: group.context,
+                    gil: group.gil,
+                    stack,
+                    group: self.find_group(tables, group),
+                    cost: Cost::default(),
+                    span: None,
+                }
+            }
+        };
+        let mut cost = Cost::default();
         group.each(|time, samples, nanoseconds| {
             cost.add(Cost {
                 samples,
                 nanoseconds,
             });
             if let Some(time) = time {
-                let (first, last) = span.unwrap_or((time, time));
-                span = Some((first.min(time), last.max(time)));
+                let (first, last) = run.span.unwrap_or((time, time));
+                run.span = Some((first.min(time), last.max(time)));
             }
         });
-        self.total.add(cost);
-        let state = GilState::ALL.iter().position(|it| group.gil == Some(*it));
-        if let Some(state) = state {
-            self.by_gil[state].add(cost);
-            self.gil_states.insert(GilState::ALL[state].name());
-        }
-        let index = self.group(tables, group);
-        let cell = self.cells.entry((index, group.stack)).or_default();
-        cell.add(cost);
-        let context = &tables.contexts[group.context as usize];
-        let used = context.attributes as usize;
-        if self.attributes.len() <= used {
-            self.attributes.resize(used + 1, false);
-        }
-        self.attributes[used] = true;
-        let thread = tables.thread(group.thread);
-        if thread.name != NONE && self.thread_names.len() < 2 {
-            self.thread_names.insert(thread.name);
-        }
-        let process = thread.process as usize;
-        if self.processes.len() <= process {
-            self.processes.resize(process + 1, Cost::default());
-        }
-        self.processes[process].add(cost);
-        if context.trace == NONE {
-            return;
-        }
-        self.with_trace.add(cost);
-        let sum = self.traces.entry(context.trace).or_default();
-        sum.cost.add(cost);
-        if let Some((first, last)) = span {
-            let (start, end) = sum.span.unwrap_or((first, last));
-            sum.span = Some((start.min(first), end.max(last)));
-        }
-        if sum.threads.len() < MAX_THREADS {
-            sum.threads.insert(group.thread);
-        }
-        let of_group = self.trace_groups.entry((context.trace, index));
-        of_group.or_default().add(cost);
+        self.cells.add(group.stack, run.group, cost);
+        run.cost.add(cost);
+        self.run = Some(run);
     }
+
+    fn needs_start(&self) -> bool {
+        false
+    }
+}
+
+/// Returns the place of an entry in a list by its number, which is made longer as needed.
+fn place<T: Default>(list: &mut Vec<T>, id: Id) -> &mut T {
+    let index = id as usize;
+    if list.len() <= index {
+        list.resize_with(index + 1, T::default);
+    }
+    &mut list[index]
 }
 
 fn thread_name(tables: &Tables, thread: Id) -> Value {

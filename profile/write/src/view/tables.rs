@@ -216,6 +216,9 @@ impl Group<'_> {
 /// Takes the samples of a recording, in the order in which they are read.
 pub(super) trait Sink {
     fn add(&mut self, tables: &Tables, group: &Group<'_>);
+
+    /// Returns true if the start of the recording has to be known before its first sample.
+    fn needs_start(&self) -> bool;
 }
 
 /// All tables of a recording.
