@@ -24,6 +24,8 @@ pub struct ReportOptions {
     pub with_plumbing: bool,
     /// Languages of the frames to show, of [`LANGUAGES`]; empty for all.
     pub languages: Vec<String>,
+    /// Maximum number of functions in [`Report::by_function`].
+    pub functions: usize,
     /// Number of groups that have functions, those of the greatest cost.
     pub detailed_groups: usize,
     /// Number of functions of each such group.
@@ -44,6 +46,7 @@ impl ReportOptions {
             selection: Selection::default(),
             with_plumbing: true,
             languages: Vec::new(),
+            functions: usize::MAX,
             detailed_groups: 0,
             functions_of_group: 0,
             by_total: false,
@@ -74,7 +77,9 @@ pub struct Report {
     pub tree: Vec<TreeNode>,
     /// The selected functions, and the functions that call them below; empty unless asked for.
     pub callers: Vec<TreeNode>,
-    /// Costs by function; of an unknown one by file, or `[unknown]`.
+    /// The number of functions.
+    pub functions: usize,
+    /// Costs by function, the costliest; of an unknown one by file, or `[unknown]`.
     pub by_function: Vec<(Function, FunctionCost)>,
     /// Costs by file of samples whose innermost function is unknown.
     pub unnamed: Vec<(String, Cost)>,

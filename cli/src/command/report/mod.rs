@@ -228,6 +228,11 @@ impl Arguments {
             selection,
             with_plumbing: self.plumbing || self.json,
             languages: self.languages.clone(),
+            functions: if is_comparison || self.json {
+                usize::MAX
+            } else {
+                self.most()
+            },
             detailed_groups: if is_comparison {
                 usize::MAX
             } else {

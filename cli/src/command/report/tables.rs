@@ -105,7 +105,7 @@ impl Shown<'_> {
         }
         if !report.by_function.is_empty() {
             let table = self.functions(terminal);
-            section.add("By function", report.by_function.len(), &table);
+            section.add("By function", report.functions, &table);
         }
         if report.by_process.len() > 1 {
             let table = self.named("PROCESS", &report.by_process, terminal);

@@ -101,7 +101,9 @@ pub(super) struct Reader<'m, 't> {
     mappings: Vec<&'m [u8]>,
     locations: Vec<(&'m [u8], Id)>,
     functions: Vec<&'m [u8]>,
-    stacks: Vec<(&'m [u8], Id)>,
+    stacks: Vec<&'m [u8]>,
+    /// Apart from the stacks: each sample needs one.
+    known_stacks: Vec<Id>,
     links: Vec<(Id, [u8; 8])>,
     attributes: Vec<(&'m [u8], Option<Attribute>)>,
     contexts: HashMap<(Id, [u8; 8], Id), Id, RandomState>,
@@ -137,6 +139,7 @@ impl<'m, 't> Reader<'m, 't> {
             locations: Vec::new(),
             functions: Vec::new(),
             stacks: Vec::new(),
+            known_stacks: Vec::new(),
             links: Vec::new(),
             attributes: Vec::new(),
             contexts: HashMap::default(),
@@ -155,6 +158,7 @@ impl<'m, 't> Reader<'m, 't> {
             return Err("there is no dictionary: the end of the file is missing".to_owned());
         }
         reader.texts = vec![UNKNOWN; reader.strings.len()];
+        reader.known_stacks = vec![UNKNOWN; reader.stacks.len()];
         Ok(reader)
     }
 
@@ -175,7 +179,7 @@ impl<'m, 't> Reader<'m, 't> {
                     self.strings.push(text);
                 }
                 6 => self.attributes.push((field.bytes()?, None)),
-                7 => self.stacks.push((field.bytes()?, UNKNOWN)),
+                7 => self.stacks.push(field.bytes()?),
                 _ => {}
             }
         }

@@ -324,7 +324,9 @@ impl<'o> Sums<'o> {
             largest_first(sums.map(|(text, cost)| (tables.text(text).to_owned(), cost)))
         };
         let (attributes, varying) = self.attributes(tables);
-        let by_function = largest(&all, usize::MAX, self.options.by_total);
+        let (by_total, most) = (self.options.by_total, self.options.functions);
+        let mut by_function = rows(&folding, largest(&all, most, by_total), by_total);
+        by_function.truncate(most);
         Report {
             total: self.total,
             with_trace: self.with_trace,
@@ -335,7 +337,8 @@ impl<'o> Sums<'o> {
             by_trace: self.by_trace(tables, &values, &position),
             tree: trees.down.nodes(&folding, self.total),
             callers: trees.up.nodes(&folding, self.total),
-            by_function: rows(&folding, by_function, self.options.by_total),
+            functions: all.iter().filter(|it| it.total.samples > 0).count(),
+            by_function,
             unnamed: names(unnamed),
             by_process: self.by_process(tables, |process| process.name(tables)),
             by_service: self.by_process(tables, |process| process.service(tables).into_owned()),

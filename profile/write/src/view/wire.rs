@@ -92,7 +92,7 @@ pub(super) fn fields(message: &[u8]) -> Fields<'_> {
 impl<'m> Iterator for Fields<'m> {
     type Item = Result<(u32, Field<'m>), Defect>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         while !self.0.is_empty() {
             match self.read() {
@@ -110,7 +110,7 @@ impl<'m> Iterator for Fields<'m> {
 
 impl<'m> Fields<'m> {
     /// Reads a field; `None` for one of a type that no message of a profile has.
-    #[inline]
+    #[inline(always)]
     fn read(&mut self) -> Result<Option<(u32, Field<'m>)>, Defect> {
         let key = varint(&mut self.0)?;
         // At most 29 bits (https://protobuf.dev/programming-guides/encoding).
@@ -151,7 +151,7 @@ pub(super) fn head(bytes: &mut &[u8]) -> Option<(u32, u64)> {
 }
 
 /// Takes a number of variable length. Most take a byte or two.
-#[inline]
+#[inline(always)]
 fn varint(bytes: &mut &[u8]) -> Result<u64, Defect> {
     match **bytes {
         [first @ ..0x80, ref rest @ ..] => {

@@ -99,10 +99,11 @@ impl<'m> Reader<'m, '_> {
         if index == 0 && self.stacks.is_empty() {
             return Ok(NONE);
         }
-        let (encoded, known) = *entry(&self.stacks, index, "a sample's stack")?;
+        let known = *entry(&self.known_stacks, index, "a sample's stack")?;
         if known != UNKNOWN {
             return Ok(known);
         }
+        let encoded = self.stacks[index as usize];
         let mut indices = Vec::new();
         for field in fields(encoded) {
             if let (1, list) = field? {
@@ -116,7 +117,7 @@ impl<'m> Reader<'m, '_> {
         }
         let known = self.tables.add_stack(&stack)?;
         self.stack = stack;
-        self.stacks[index as usize].1 = known;
+        self.known_stacks[index as usize] = known;
         Ok(known)
     }
 
