@@ -208,7 +208,7 @@ mod tests {
             let behind = from + message.len() as u64;
             Layout {
                 resources: vec![from + 4..from + 4 + MIN_FILE, behind - 13..behind - 12],
-                dictionaries: vec![behind - 10..behind],
+                dictionaries: std::iter::once(behind - 10..behind).collect(),
             }
         };
         assert_eq!(of(&message), Some(vec![found(0)]));
