@@ -7,6 +7,7 @@ mod child;
 mod group;
 mod machine;
 mod pair;
+mod recording;
 mod row;
 mod scratch;
 mod stopped_time;
