@@ -47,7 +47,7 @@ mod tree;
 
 use std::io;
 
-pub use text::{MAX_NAME_BYTES, MAX_NAMES_BYTES};
+pub use text::{MAX_NAME_BYTES, MAX_NAMES_BYTES, clean, escape};
 pub use tree::{MAX_DEPTH, MAX_TREE_NODES};
 
 /// A recording, ready to be shown. Indexes refer to the other fields' elements.

@@ -13,7 +13,7 @@ pub const MAX_NAMES_BYTES: usize = 32 << 20;
 const MIN_NAME_BYTES: usize = 32;
 
 /// Whether a character has no picture of its own, and can change what is around it: controls, marks
-/// and overrides of the direction, and separators of lines.
+/// and overrides of the direction, separators of lines, and what XML cannot have.
 const fn is_harmful(character: char) -> bool {
     matches!(
         character,
@@ -24,11 +24,14 @@ const fn is_harmful(character: char) -> bool {
             | '\u{2028}'..='\u{202e}'
             | '\u{2066}'..='\u{2069}'
             | '\u{feff}'
+            | '\u{fffe}' | '\u{ffff}'
     )
 }
 
-/// Replaces harmful characters by U+FFFD, and cuts a text to `limit` bytes.
-pub(crate) fn clean(text: &str, limit: usize) -> Cow<'_, str> {
+/// Replaces characters that are not shown, and can change what is around them, by U+FFFD, and cuts a
+/// text to `limit` bytes: controls, marks and overrides of the direction, and separators of lines.
+#[must_use]
+pub fn clean(text: &str, limit: usize) -> Cow<'_, str> {
     if text.len() <= limit && !text.contains(is_harmful) {
         return Cow::Borrowed(text);
     }
@@ -69,8 +72,9 @@ pub(crate) fn name_limit(lengths: impl ExactSizeIterator<Item = usize>) -> usize
     (MAX_NAMES_BYTES / count).clamp(MIN_NAME_BYTES, MAX_NAME_BYTES)
 }
 
-/// Escapes a text for HTML, in elements and in attributes.
-pub(crate) fn escape(text: &str) -> String {
+/// Escapes a text for HTML and XML, in elements and in attributes.
+#[must_use]
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

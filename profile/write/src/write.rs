@@ -2,7 +2,7 @@
 
 mod aggregate;
 mod firefox;
-mod flame_graph;
+pub(crate) mod flame_graph;
 mod folded;
 mod otlp;
 mod pprof;
@@ -102,12 +102,16 @@ impl Format {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The attribute whose value is the root of flame graphs and folded stacks, and the name of
-    /// span markers in the Firefox Profiler.
+    /// The attribute that flame graphs divide services by, that folded stacks have at their root,
+    /// and that names span markers in the Firefox Profiler. In flame graphs, also `process`, `thread`
+    /// (those of a pool are one) and `trace`.
     pub by: Option<String>,
     /// Prefix for record attribute names in OTLP; the OpenTelemetry eBPF profiler writes
     /// `process.context.label.`.
     pub attribute_prefix: String,
+    /// Show functions of interpreters, of the starts of threads and of system calls in flame graphs,
+    /// too.
+    pub with_plumbing: bool,
     /// Names of attributes that the recorder detected and that are omitted from resources in OTLP.
     pub dropped_attributes: Vec<String>,
 }

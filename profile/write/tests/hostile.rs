@@ -287,12 +287,43 @@ fn texts_are_frames_and_xml_whatever_is_in_them() {
     assert_eq!(folded, expected);
     let svg = String::from_utf8(written(&profile, Format::FlameGraph, &options)).unwrap();
     let shows = |what: &str| assert!(svg.contains(what), "{what}: {svg}");
-    shows(">a b\u{fffd}&lt;c&gt; 5: CPU by r<");
-    shows("<title>worker_3 (1 samples, 33.33%)</title>");
-    shows("<title>a:b \u{fffd}&lt;&amp;&quot; (1 samples, 33.33%)</title>");
+    shows(">a\u{fffd}b\u{fffd}&lt;c&gt;: CPU by r<");
+    shows("<title>a;b\u{fffd}\u{fffd}&lt;&amp;&quot;\n10.0 ms · 33.3 % · 1 sample</title>");
+    shows("<title>(empty)\n10.0 ms · 33.3 % · 1 sample</title>");
+    shows("<title>(no r)\n10.0 ms · 33.3 % · 1 sample</title>");
     // https://www.w3.org/TR/xml/#charsets
     let is_bad = |character: char| matches!(character, '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}');
     assert_eq!(svg.find(is_bad), None);
+}
+
+/// Names of 64 KiB with markup, the end of a script, and overrides of the direction.
+#[test]
+fn a_flame_graph_executes_no_name_and_is_bounded() {
+    let hostile = "]]></script><script>alert(1)</script><svg onload='x()'>\u{202e}\u{2066}";
+    let long = hostile.repeat((64 << 10) / hostile.len());
+    let facts = ProcessFacts {
+        pid: 5,
+        resource: vec![("service.name".into(), Resource::from(&long[..]))],
+        published: true,
+        ..ProcessFacts::default()
+    };
+    let contexts = [context(1, 1, &[("r", &long)]), context(1, 1, &[("r", "x")])];
+    let profile = profile(facts, &long, &contexts);
+    let mut options = Options::default();
+    for by in ["r", "thread"] {
+        options.by = Some(by.to_owned());
+        let svg = String::from_utf8(written(&profile, Format::FlameGraph, &options)).unwrap();
+        let count = |what: &str| svg.matches(what).count();
+        assert_eq!(
+            (count("<script"), count("<![CDATA["), count("]]>")),
+            (1, 1, 1)
+        );
+        let boxes = count("<svg class=\"box ");
+        assert_eq!(count("<svg "), boxes + 1);
+        assert_eq!(svg.find(['\u{202e}', '\u{2066}']), None);
+        // Each name is cut, and is in a tooltip and in a text.
+        assert!(svg.len() < 20_000 + boxes * 3 * 4096 * 4, "{}", svg.len());
+    }
 }
 
 #[test]

@@ -316,7 +316,9 @@ fn a_recording_becomes_any_format() {
         .filter(|line| line.contains(";shop;"))
         .collect();
     assert_eq!(converted(Format::Folded), of_shop);
-    assert!(converted(Format::FlameGraph).contains("<title>parse (6 samples"));
+    let svg = converted(Format::FlameGraph);
+    let tooltip = "<title>parse\n/src/shop.rs:7 · native\n70.0 ms · 63.6 % · 7 samples</title>";
+    assert!(svg.contains(tooltip), "{svg}");
     assert!(converted(Format::Page).starts_with("<!doctype html>"));
 }
 
@@ -566,17 +568,20 @@ fn a_number_of_samples_without_end_is_refused() {
     let (input, selection) = (Input::recording(&path), Selection::default());
     let report = Report::read(&input, &by(&[])).unwrap();
     assert_eq!(report.total.samples, u64::MAX);
-    let svg = folder.path("a.svg");
-    let error = convert(
-        &input,
-        &selection,
-        Format::FlameGraph,
-        &Options::default(),
-        &svg,
-    );
+    let converted = |format, name: &str| {
+        let path = folder.path(name);
+        let converted = convert(&input, &selection, format, &Options::default(), &path);
+        (converted, path)
+    };
+    let (error, pprof) = converted(Format::Pprof, "a.pb.gz");
     let error = error.unwrap_err().to_string();
     assert!(error.contains("more than 20 million samples"), "{error}");
-    assert!(!svg.exists());
+    assert!(!pprof.exists());
+    // Sums of stacks have room for them.
+    let (drawn, svg) = converted(Format::FlameGraph, "a.svg");
+    assert!(drawn.unwrap());
+    let all = "<title>All\n100.0 % · 18,446,744,073,709,551,615 samples</title>";
+    assert!(fs::read_to_string(svg).unwrap().contains(all));
 }
 
 /// Each file counts once, also if it is a part of another recording and if it can be read once.

@@ -2,7 +2,6 @@
 
 mod shop;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -88,40 +87,50 @@ fn browse(directory: &Directory, url: &str) -> Option<Page> {
     })
 }
 
-/// What a box of the flame graph shows: its text, where it is and how wide, in 1/10,000 of the
-/// width, and its colour; `None` if it is hidden.
-type Shown = Option<(f64, f64, String)>;
+/// A box of the flame graph: its name and samples, row, left edge and width in 1/10,000 of the whole,
+/// and what is written in it; hidden ones are left out.
+#[derive(Clone, Debug, PartialEq)]
+struct Shown {
+    name: String,
+    samples: u64,
+    place: [u64; 3],
+    text: String,
+    is_found: bool,
+}
 
-/// Boxes by name, samples and row, the root's row being 0.
-fn boxes(page: &Page) -> BTreeMap<(String, u64, u64), Vec<Shown>> {
+/// The boxes that are shown, row by row from the left.
+fn boxes(page: &Page) -> Vec<Shown> {
     let value = |text: &str, name: &str| -> String {
         let start = text.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
         text[start..].split('"').next().unwrap().to_owned()
     };
-    let percent = |text: &str, name: &str| -> f64 {
+    let number = |text: &str, name: &str, factor: f64| -> u64 {
         let value = value(text, name);
-        (value.trim_end_matches('%').parse::<f64>().unwrap() * 100.0).round()
+        (value.trim_end_matches('%').parse::<f64>().unwrap() * factor).round() as u64
     };
-    let mut boxes: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    let mut all = Vec::new();
-    for text in page.document.split("<g").skip(1) {
-        let Some((class, text)) = text.split_once("><title>") else {
+    let mut boxes = Vec::new();
+    for all in page.document.split("<svg class=\"box ").skip(1) {
+        let (class, _) = all.split_once('"').unwrap();
+        if class.contains("hidden") {
             continue;
-        };
-        let (title, rect) = text.split_once("</title><rect").unwrap();
-        let (name, count) = title.rsplit_once(" (").unwrap();
-        let samples: u64 = count.split(' ').next().unwrap().parse().unwrap();
-        let y: u64 = value(rect, "y").parse().unwrap();
-        let shown = (!class.contains("hide")).then(|| {
-            let (x, width) = (percent(rect, "x"), percent(rect, "width"));
-            (x, width, value(rect, "fill"))
+        }
+        let (_, tooltip) = all.split_once("<title>").unwrap();
+        let (tooltip, inside) = tooltip.split_once("</title>").unwrap();
+        let samples = tooltip.split(" · ").find(|it| it.contains(" sample"));
+        let (samples, _) = samples.unwrap().split_once(" sample").unwrap();
+        let (_, text) = inside.split_once("<text").unwrap();
+        let (text, _) = text.split_once("</text>").unwrap();
+        boxes.push(Shown {
+            name: tooltip.lines().next().unwrap().to_owned(),
+            samples: samples.parse().unwrap(),
+            place: [
+                (number(all, "y", 1.0) - 56) / 19,
+                number(all, "x", 100.0),
+                number(all, "width", 100.0),
+            ],
+            text: text.split_once('>').unwrap().1.to_owned(),
+            is_found: class.contains("found"),
         });
-        all.push((name.to_owned(), samples, y, shown));
-    }
-    let root = all.iter().map(|(_, _, y, _)| *y).max().unwrap();
-    for (name, samples, y, shown) in all {
-        let row = (root - y) / 16;
-        boxes.entry((name, samples, row)).or_default().push(shown);
     }
     boxes
 }
@@ -135,73 +144,66 @@ fn a_flame_graph_is_drawn_zoomed_and_searched_by_a_browser() {
     };
     assert_eq!(page.complaints, [""; 0]);
     let whole = boxes(&page);
-    // Name, samples, row, and how many such boxes.
+    // Name, samples, row, left edge, and width in twelfths.
     let expected = [
-        ("(none)", 4, 1, 1),
-        ("/cart", 7, 1, 1),
-        ("/pay", 1, 1, 1),
-        ("[unknown]", 1, 4, 1),
-        ("all", 12, 0, 1),
-        ("do_syscall_64", 2, 6, 1),
-        ("main", 1, 4, 2),
-        ("main", 3, 4, 1),
-        ("main", 6, 4, 1),
-        ("other", 1, 2, 1),
-        ("other:x", 1, 3, 1),
-        ("parse", 1, 6, 2),
-        ("parse", 6, 6, 1),
-        ("serve", 1, 5, 2),
-        ("serve", 2, 5, 1),
-        ("serve", 6, 5, 1),
-        ("shop", 1, 2, 1),
-        ("shop", 3, 2, 1),
-        ("shop", 7, 2, 1),
-        ("worker-1", 1, 3, 1),
-        ("worker-1", 6, 3, 1),
-        ("worker-2", 1, 3, 1),
-        ("worker-2", 3, 3, 1),
+        ("All", 12, 0, 0),
+        ("shop", 11, 1, 0),
+        ("other;x", 1, 1, 11),
+        ("/cart", 7, 2, 0),
+        ("(no http.route)", 3, 2, 7),
+        ("/pay", 1, 2, 10),
+        // A service without any route.
+        ("[unknown]", 1, 2, 11),
+        ("main", 7, 3, 0),
+        ("main", 3, 3, 7),
+        ("main", 1, 3, 10),
+        ("serve", 7, 4, 0),
+        ("serve", 2, 4, 7),
+        ("serve", 1, 4, 10),
+        ("parse", 7, 5, 0),
+        ("[system call]", 2, 5, 7),
+        ("parse", 1, 5, 10),
     ];
     let found: Vec<_> = whole
         .iter()
-        .map(|((name, samples, row), all)| (&name[..], *samples, *row, all.len()))
+        .map(|it| (&it.name[..], it.samples, it.place))
         .collect();
+    let twelfths = |number: u64| (number as f64 / 12.0 * 1e4).round() as u64;
+    let expected = expected
+        .map(|(name, samples, row, x)| (name, samples, [row, twelfths(x), twelfths(samples)]));
     assert_eq!(found, expected);
-    for ((name, samples, _), all) in &whole {
-        for shown in all {
-            let (_, width, _) = shown.as_ref().unwrap();
-            let share = (*samples as f64 / 12.0 * 1e4).round();
-            assert_eq!(*width, share, "{name}");
-        }
-    }
-    let one = |boxes: &BTreeMap<_, Vec<Shown>>, name: &str, samples, row| {
-        boxes[&(name.to_owned(), samples, row)][0].clone()
-    };
-    // The colour of what a search finds (inferno's).
-    let found = "rgb(230,0,230)";
-    let page = browse(&directory, &format!("{url}?s=parse")).unwrap();
+    assert_eq!(whole[3].text, "/cart\u{2003}70.0 ms");
+    assert_eq!(whole[6].text, "[unknown]");
+    let page = browse(&directory, &format!("{url}#s=PARS%7Cpay")).unwrap();
     assert_eq!(page.complaints, [""; 0]);
+    // What is below /pay counts once.
     assert!(
-        page.document.contains("Matched: 66.7%"),
+        page.document.contains("Matched: 66.7 %"),
         "{}",
         page.document
     );
-    for ((name, ..), all) in boxes(&page) {
-        for shown in all {
-            assert_eq!(shown.unwrap().2 == found, name == "parse", "{name}");
-        }
+    for shown in boxes(&page) {
+        let is_found = matches!(&shown.name[..], "parse" | "/pay");
+        assert_eq!(shown.is_found, is_found, "{}", shown.name);
     }
-    // A click on /cart asks for this.
-    let (x, y) = (4, 16 * 8 + 13);
-    let page = browse(&directory, &format!("{url}?x={x}&y={y}")).unwrap();
+    // A click on the box of /cart, the fourth one, asks for this.
+    let page = browse(&directory, &format!("{url}#z=3")).unwrap();
     assert_eq!(page.complaints, [""; 0]);
     let zoomed = boxes(&page);
-    let place =
-        |name, samples, row| one(&zoomed, name, samples, row).map(|(x, width, _)| (x, width));
-    assert_eq!(place("/cart", 7, 1), Some((0.0, 10_000.0)));
-    assert_eq!(place("worker-1", 6, 3), Some((0.0, 8571.0)));
-    assert_eq!(place("worker-2", 1, 3), Some((8571.0, 1429.0)));
-    assert_eq!(place("/pay", 1, 1), None);
-    assert_eq!(place("(none)", 4, 1), None);
+    let found: Vec<_> = zoomed
+        .iter()
+        .map(|it| (&it.name[..], it.samples, it.place))
+        .collect();
+    let all = |row: u64| [row, 0, 10_000];
+    let expected = [
+        ("All", 12, all(0)),
+        ("shop", 11, all(1)),
+        ("/cart", 7, all(2)),
+        ("main", 7, all(3)),
+        ("serve", 7, all(4)),
+        ("parse", 7, all(5)),
+    ];
+    assert_eq!(found, expected);
 }
 
 /// Functions with their samples, own and with those they call, from the table that it makes.

@@ -195,6 +195,7 @@ fn convert(input: &Input, options: &ReportOptions, arguments: &Arguments) -> Res
     let outputs = &arguments.output;
     let mut write = otelctx_profile::Options::default();
     write.by = options.by.first().cloned();
+    write.with_plumbing = arguments.plumbing;
     let formats = outputs.iter().map(|path| Format::from_path(path));
     let formats: Vec<Format> = formats.collect::<Result<_, _>>()?;
     for path in outputs {

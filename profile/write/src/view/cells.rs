@@ -8,7 +8,7 @@ const MAX_PENDING: usize = 1 << 20;
 
 /// Costs by stack and group. Samples are collected, and sorted in from time to time: that is faster
 /// than to look up a sum for each.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Cells {
     /// Stacks and groups of samples of the same cost.
     same: Vec<u64>,
@@ -21,6 +21,11 @@ pub(super) struct Cells {
 }
 
 impl Cells {
+    /// Returns true if no sample was added.
+    pub(super) fn is_empty(&self) -> bool {
+        self.same.is_empty() && self.others.is_empty() && self.sums.is_empty()
+    }
+
     pub(super) fn add(&mut self, stack: Id, group: u32, cost: Cost) {
         let key = u64::from(stack) << 32 | u64::from(group);
         if self.same.is_empty() {

@@ -14,6 +14,9 @@ pub(super) struct Frame {
     pub(super) function: Folded,
     /// No frame further in is of the same function: it counts once.
     pub(super) is_first: bool,
+    /// Number of frames of plumbing that are left out between it and the next one further out; for
+    /// plumbing at the end of a stack, the number of frames in its place.
+    pub(super) through: u32,
 }
 
 /// What is shown of a function.
@@ -67,6 +70,7 @@ impl<'t> Folding<'t> {
         let mut frames = std::mem::take(&mut self.frames);
         frames.clear();
         let mut box_of = None;
+        let mut ended_in = 0;
         // No worker process has memory for 2^31 stacks, each of which is asked for twice at most.
         self.calls += 1;
         let mut add = |this: &mut Self, function| match this.shown(function) {
@@ -75,10 +79,17 @@ impl<'t> Folding<'t> {
                 frames.push(Frame {
                     function,
                     is_first: seen != this.calls,
+                    through: 0,
                 });
             }
-            Shown::Plumbing(found) if frames.is_empty() => box_of = box_of.or(Some(found)),
-            Shown::Plumbing(_) | Shown::Nothing => {}
+            Shown::Plumbing(found) => match frames.last_mut() {
+                Some(frame) => frame.through += 1,
+                None => {
+                    box_of = box_of.or(Some(found));
+                    ended_in += 1;
+                }
+            },
+            Shown::Nothing => {}
         };
         for location in &self.tables.stacks[stack as usize] {
             match self.only_function(*location) {
@@ -96,6 +107,7 @@ impl<'t> Folding<'t> {
                 Frame {
                     function,
                     is_first: true,
+                    through: ended_in,
                 },
             );
         }
@@ -139,15 +151,18 @@ impl<'t> Folding<'t> {
                 line: self.tables.line_of(folded),
                 kind: self.tables.text(function.kind).to_owned(),
             },
-            None => {
-                let kind = folded as usize - self.tables.functions.len();
-                report::Function {
-                    name: format!("[{}]", PLUMBING[kind].name),
-                    ..report::Function::default()
-                }
-            }
+            None => report::Function {
+                name: plumbing_name(self.tables, folded),
+                ..report::Function::default()
+            },
         }
     }
+}
+
+/// Returns what stands for plumbing at the end of stacks.
+pub(super) fn plumbing_name(tables: &Tables, folded: Folded) -> String {
+    let kind = folded as usize - tables.functions.len();
+    format!("[{}]", PLUMBING[kind].name)
 }
 
 /// Returns the kind of frames of a language.

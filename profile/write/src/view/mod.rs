@@ -1,6 +1,7 @@
 //! Views of recordings: read as a stream, selected, and summed up, drawn or written again.
 
 mod cells;
+mod drawing;
 mod fold;
 mod functions;
 mod input;
@@ -26,7 +27,9 @@ use std::path::Path;
 
 use crate::error::Error;
 use crate::report::{Report, ReportOptions, Selection};
-use crate::{Format, Options, Profile, file};
+use crate::write::flame_graph::{self, Facts, Graph};
+use crate::{Clock, Format, Options, Profile, file};
+use drawing::Drawing;
 use load::Loading;
 use page::Paging;
 use select::Selecting;
@@ -104,6 +107,22 @@ pub fn convert(
             let recording = paging.finish(&input.name(), &tables);
             return Ok(otelctx_page::write(&recording, pipe).map(|()| true));
         }
+        if format == Format::FlameGraph {
+            let mut drawing = Drawing::new(options.by.as_deref());
+            files.read(&mut tables, &mut Selecting::new(selection, &mut drawing))?;
+            if drawing.is_empty() {
+                return Ok(Ok(false));
+            }
+            let (by, graph) = drawn(&mut drawing, &tables, options);
+            let facts = Facts {
+                by,
+                period: tables.period,
+                time: tables.span.map(|(start, end)| {
+                    (end.saturating_sub(start), tables.has_date.then_some(start))
+                }),
+            };
+            return Ok(flame_graph::write(&graph, &facts, pipe).map(|()| true));
+        }
         let mut loading = Loading::new();
         files.read(&mut tables, &mut Selecting::new(selection, &mut loading))?;
         if loading.is_empty() {
@@ -119,6 +138,71 @@ pub fn convert(
         file::write(path, |writer| writer.write_all(content))?;
     }
     Ok(content.is_some())
+}
+
+/// Returns the flame graph of a recording, and the attribute that it is divided by: none, if no sample
+/// has it.
+fn drawn(drawing: &mut Drawing, tables: &Tables, options: &Options) -> (Option<String>, Graph) {
+    let by = options.by.clone().filter(|_| drawing.has_value());
+    let mut graph = Graph::new();
+    drawing.add_to(&mut graph, tables, options.with_plumbing, by.is_some());
+    (by, graph)
+}
+
+/// A flame graph of a recording, which is added part by part. Its memory is bounded.
+#[derive(Debug)]
+pub(crate) struct FlameGraph {
+    options: Options,
+    graph: Graph,
+    /// The reason why a part could not be added.
+    problem: Option<String>,
+}
+
+impl FlameGraph {
+    /// Creates an empty flame graph.
+    pub(crate) fn new(options: &Options) -> Self {
+        Self {
+            options: options.clone(),
+            graph: Graph::new(),
+            problem: None,
+        }
+    }
+
+    /// Adds the content of a part's file.
+    pub(crate) fn add(&mut self, content: Result<&[u8], &String>) {
+        // Nothing is kept of a part but its sums.
+        let mut tables = Tables::default();
+        let mut drawing = Drawing::new(self.options.by.as_deref());
+        let selection = Selection::default();
+        let read = content.map_err(String::clone).and_then(|content| {
+            let mut selecting = Selecting::new(&selection, &mut drawing);
+            messages::read(content, &mut tables, &mut selecting)
+        });
+        let (plumbing, by) = (self.options.with_plumbing, self.options.by.is_some());
+        drawing.add_to(&mut self.graph, &tables, plumbing, by);
+        self.problem = self.problem.take().or(read.err());
+    }
+
+    /// Writes the graph.
+    ///
+    /// # Errors
+    /// Returns the errors of the writer, and fails if a part had more than can be referred to.
+    pub(crate) fn write(
+        &self,
+        clock: Clock,
+        period: u64,
+        writer: &mut dyn Write,
+    ) -> io::Result<()> {
+        if let Some(problem) = &self.problem {
+            return Err(io::Error::other(problem.clone()));
+        }
+        let facts = Facts {
+            by: self.options.by.clone(),
+            period,
+            time: Some((clock.duration(), Some(clock.unix(clock.start)))),
+        };
+        flame_graph::write(&self.graph, &facts, writer)
+    }
 }
 
 /// A page of a recording, which is added part by part.
@@ -140,14 +224,11 @@ impl Page {
         }
     }
 
-    /// Adds a part: what is shown of it is what its file has.
-    pub(crate) fn add(&mut self, part: &Profile) {
-        let mut content = Vec::new();
-        let options = Options::default();
-        let written = part.write(Format::Otlp, &options, &mut content);
-        let read = written
-            .map_err(|error| error.to_string())
-            .and_then(|()| messages::read(&content, &mut self.tables, &mut self.paging));
+    /// Adds the content of a part's file.
+    pub(crate) fn add(&mut self, content: Result<&[u8], &String>) {
+        let read = content
+            .map_err(String::clone)
+            .and_then(|content| messages::read(content, &mut self.tables, &mut self.paging));
         self.problem = self.problem.take().or(read.err());
     }
 

@@ -225,7 +225,7 @@ impl Sink for Paging {
     }
 }
 
-fn function_of(tables: &Tables, id: Id, function: &tables::Function) -> page::Function {
+pub(super) fn function_of(tables: &Tables, id: Id, function: &tables::Function) -> page::Function {
     let text = |id| tables.text(id);
     let kind = text(function.kind);
     let (name, file) = (text(function.name), text(function.file));

@@ -6,10 +6,10 @@ use std::num::NonZeroU64;
 use std::path::Path;
 
 use super::firefox::Firefox;
+use super::folded;
 use super::pprof::Pprof;
 use super::room::{OTHER, Room};
-use super::{flame_graph, folded};
-use crate::view::Page;
+use crate::view::{FlameGraph, Page};
 use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
@@ -24,6 +24,7 @@ pub struct Aggregate {
     pprof: Option<Pprof>,
     firefox: Option<Firefox>,
     page: Option<Page>,
+    flame_graph: Option<FlameGraph>,
     /// Processes by ID and start time.
     processes: DistinctCount,
     process: String,
@@ -49,7 +50,7 @@ impl Aggregate {
         let wants = |format| formats.contains(&format);
         Self {
             options: options.clone(),
-            stacks: (wants(Format::FlameGraph) || wants(Format::Folded)).then(|| Stacks {
+            stacks: wants(Format::Folded).then(|| Stacks {
                 lines: BTreeMap::new(),
                 room: Room::new(MAX_STACKS),
                 others: 0,
@@ -57,6 +58,7 @@ impl Aggregate {
             pprof: wants(Format::Pprof).then(Pprof::new),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
             page: wants(Format::Page).then(|| Page::new(options)),
+            flame_graph: wants(Format::FlameGraph).then(|| FlameGraph::new(options)),
             processes: DistinctCount::default(),
             process: String::new(),
             clock,
@@ -66,8 +68,8 @@ impl Aggregate {
 
     /// Adds a part of a recording. Parts must be added in order.
     pub fn add(&mut self, part: &Profile) {
-        if let Some(page) = &mut self.page {
-            page.add(part);
+        if self.page.is_some() || self.flame_graph.is_some() {
+            self.add_content(part);
         }
         if let Some(stacks) = &mut self.stacks {
             stacks.add(part, &self.options);
@@ -88,6 +90,19 @@ impl Aggregate {
         self.period = part.period();
     }
 
+    /// Adds a part to views, which show what its file has.
+    fn add_content(&mut self, part: &Profile) {
+        let mut content = Vec::new();
+        let written = part.write(Format::Otlp, &Options::default(), &mut content);
+        let content = written.map(|()| content).map_err(|error| error.to_string());
+        if let Some(page) = &mut self.page {
+            page.add(content.as_deref());
+        }
+        if let Some(graph) = &mut self.flame_graph {
+            graph.add(content.as_deref());
+        }
+    }
+
     /// Writes `path` in the format of its extension.
     ///
     /// # Errors
@@ -98,7 +113,8 @@ impl Aggregate {
             Format::Pprof => self.pprof.is_some(),
             Format::Firefox => self.firefox.is_some(),
             Format::Page => self.page.is_some(),
-            Format::FlameGraph | Format::Folded => self.stacks.is_some(),
+            Format::FlameGraph => self.flame_graph.is_some(),
+            Format::Folded => self.stacks.is_some(),
             Format::Otlp => false,
         };
         if !is_there {
@@ -116,10 +132,10 @@ impl Aggregate {
                 Some(page) => page.write(&title, writer),
                 None => Ok(()),
             },
-            (Format::FlameGraph, ..) => {
-                let title = self.title();
-                flame_graph::write(&title, clock, self.period, self.lines(), writer)
-            }
+            (Format::FlameGraph, ..) => match &self.flame_graph {
+                Some(graph) => graph.write(clock, self.period.get(), writer),
+                None => Ok(()),
+            },
             _ => {
                 let mut lines = self.lines();
                 lines.try_for_each(|(stack, count)| writeln!(writer, "{stack} {count}"))
@@ -143,15 +159,6 @@ impl Aggregate {
             1 => self.process.clone(),
             processes if self.processes.has_more() => format!("more than {processes} processes"),
             processes => format!("{processes} processes"),
-        }
-    }
-
-    /// Returns the subject, and the attribute by which it is divided.
-    fn title(&self) -> String {
-        let subject = self.subject();
-        match &self.options.by {
-            Some(name) => format!("{subject}: CPU by {name}"),
-            None => format!("{subject}: CPU"),
         }
     }
 }
@@ -223,6 +230,5 @@ mod tests {
         all.write(Format::Folded, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert_eq!(text, "shop;a 1\nshop;b 2\n(other) 2\n");
-        assert_eq!(all.title(), "shop 7: CPU");
     }
 }
