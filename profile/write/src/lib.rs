@@ -8,10 +8,12 @@
 //! | `.json.gz` | Firefox Profiler; spans are markers | profiler.firefox.com |
 //! | `.html` | page | a browser; needs no network |
 //! | `.svg` | flame graph | a browser |
+//! | `.speedscope.json` | speedscope, a profile for each thread | <https://www.speedscope.app> |
 //! | `.folded` | one stack per line with its count | flame graph tools |
 //!
 //! Samples that differ in trace, span, attributes or thread are never merged where the format can
-//! keep them apart: in all but the last two, which have stacks only.
+//! keep them apart: in all but flame graphs, folded stacks and speedscope's files, which
+//! have no contexts.
 //!
 //! [`report::Report`] sums up recordings in OTLP, pprof and folded stacks, and
 //! [`convert`] writes their selected samples in another format.

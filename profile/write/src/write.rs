@@ -7,6 +7,7 @@ mod folded;
 mod otlp;
 mod pprof;
 mod room;
+mod speedscope;
 
 pub use aggregate::Aggregate;
 pub use otlp::OtlpMessages;
@@ -36,17 +37,21 @@ pub enum Format {
     Page,
     /// A flame graph in SVG.
     FlameGraph,
+    /// speedscope's JSON: a profile for each thread.
+    Speedscope,
     /// Folded stacks: frames from the root, separated by `;`, and a count.
     Folded,
 }
 
 impl Format {
-    const ALL: [Self; 6] = [
+    /// All formats.
+    pub const ALL: [Self; 7] = [
         Self::Otlp,
         Self::Pprof,
         Self::Firefox,
         Self::Page,
         Self::FlameGraph,
+        Self::Speedscope,
         Self::Folded,
     ];
 
@@ -71,6 +76,7 @@ impl Format {
             Self::Firefox => ".json.gz",
             Self::Page => ".html",
             Self::FlameGraph => ".svg",
+            Self::Speedscope => ".speedscope.json",
             Self::Folded => ".folded",
         }
     }

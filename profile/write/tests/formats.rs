@@ -146,6 +146,7 @@ fn an_empty_recording_is_a_picture_all_the_same() {
         Format::FlameGraph,
         Format::Folded,
         Format::Firefox,
+        Format::Speedscope,
         Format::Pprof,
     ] {
         let mut bytes = Vec::new();
@@ -154,6 +155,80 @@ fn an_empty_recording_is_a_picture_all_the_same() {
             .unwrap();
         assert_eq!(bytes.is_empty(), format == Format::Folded);
     }
+}
+
+#[test]
+fn speedscope_gets_a_profile_with_times_for_each_thread() {
+    let json = written(Format::Speedscope, &Options::default());
+    let file: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let schema = "https://www.speedscope.app/file-format-schema.json";
+    assert_eq!(file["$schema"], schema);
+    assert_eq!(file["name"], "2 processes");
+    let frame = |index: &serde_json::Value| {
+        let frame = &file["shared"]["frames"][index.as_u64().unwrap() as usize];
+        let place = match (frame["file"].as_str(), frame["line"].as_u64()) {
+            (Some(file), Some(line)) => format!(" {file}:{line}"),
+            (Some(file), None) => format!(" {file}"),
+            _ => String::new(),
+        };
+        format!("{}{place}", frame["name"].as_str().unwrap())
+    };
+    let period = shop::PERIOD;
+    let profile = |profile: &serde_json::Value| {
+        assert_eq!(
+            (&profile["type"], &profile["unit"]),
+            (&"sampled".into(), &"nanoseconds".into())
+        );
+        assert_eq!(
+            (profile["startValue"].as_u64(), profile["endValue"].as_u64()),
+            (Some(0), Some(1_000_000_000))
+        );
+        let (stacks, weights) = (
+            profile["samples"].as_array().unwrap(),
+            profile["weights"].as_array().unwrap(),
+        );
+        let samples = stacks.iter().zip(weights).map(|(stack, weight)| {
+            let stack: Vec<_> = stack.as_array().unwrap().iter().map(frame).collect();
+            (stack.join(" > "), weight.as_u64().unwrap())
+        });
+        (
+            profile["name"].as_str().unwrap().to_owned(),
+            samples.collect::<Vec<_>>(),
+        )
+    };
+    let profiles: Vec<_> = file["profiles"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(profile)
+        .collect();
+    let (main, serve) = ("main /src/shop.rs:10", "serve /src/shop.rs:20");
+    // The line of a function is the lowest that was sampled.
+    let parse = format!("{main} > {serve} > parse /src/shop.rs:7");
+    let kernel = format!("{main} > {serve} > do_syscall_64 /src/shop.rs");
+    let sample = |stack: &str, nanoseconds| (stack.to_owned(), nanoseconds);
+    let expected = [
+        (
+            "shop 4711: worker-1 4712".to_owned(),
+            vec![sample(&parse, period); 7],
+        ),
+        (
+            "shop 4711: worker-2 4713".to_owned(),
+            // Before its first sample, it did not run.
+            vec![
+                sample("", 7 * period),
+                sample(&parse, period),
+                sample(&kernel, period),
+                sample(&kernel, period),
+                sample(main, period),
+            ],
+        ),
+        (
+            "other 9: other;x 9".to_owned(),
+            vec![sample("", 12 * period), sample("[unknown]", period)],
+        ),
+    ];
+    assert_eq!(profiles, expected);
 }
 
 fn unzipped(bytes: &[u8]) -> Vec<u8> {

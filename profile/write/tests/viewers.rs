@@ -206,31 +206,33 @@ fn a_flame_graph_is_drawn_zoomed_and_searched_by_a_browser() {
     assert_eq!(found, expected);
 }
 
-/// Functions with their samples, own and with those they call, from the table that it makes.
-#[test]
-fn speedscope_reads_folded_stacks() {
-    let Some(program) = viewer("viewers/node_modules/speedscope/dist/release/index.html") else {
-        return;
-    };
-    let directory = Directory::new("speedscope");
-    let folded = fs::read_to_string(directory.write("shop.folded")).unwrap();
+/// The table of functions that speedscope makes of a file: own time, time with what they call, name.
+fn sandwich(directory: &Directory, name: &str) -> Option<String> {
+    let program = viewer("viewers/node_modules/speedscope/dist/release/index.html")?;
+    let content = fs::read_to_string(directory.write(name)).unwrap();
     // How speedscope's own command hands a file over.
-    let script = format!("speedscope.loadFileFromBase64('shop.folded', btoa({folded:?}))");
+    let script = format!("speedscope.loadFileFromBase64('{name}', btoa({content:?}))");
     let handed = directory.0.join("hand-over.js");
     fs::write(&handed, script).unwrap();
     let (program, handed) = (program.canonicalize().unwrap(), handed.display());
     let program = program.display();
     let url = format!("file://{program}#view=sandwich&localProfilePath={handed}");
-    let Some(page) = browse(&directory, &url) else {
-        return;
-    };
+    let page = browse(directory, &url)?;
     assert_eq!(page.complaints, [""; 0]);
     let mut text = String::new();
     for piece in page.document.split('<') {
         text.push_str(piece.split_once('>').map_or("", |(_, text)| text).trim());
         text.push(' ');
     }
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn speedscope_reads_folded_stacks() {
+    let directory = Directory::new("speedscope");
+    let Some(text) = sandwich(&directory, "shop.folded") else {
+        return;
+    };
     for row in [
         "8 (67%) 8 (67%) parse",
         "2 (17%) 2 (17%) do_syscall_64",
@@ -238,6 +240,25 @@ fn speedscope_reads_folded_stacks() {
         "1 (8.3%) 1 (8.3%) [unknown]",
         "7 (58%) 0 (&lt;0.01%) /cart",
         "4 (33%) 0 (&lt;0.01%) (none)",
+    ] {
+        assert!(text.contains(row), "{row}: {text}");
+    }
+}
+
+/// Threads with their time, and functions of the busiest one, which it shows first.
+#[test]
+fn speedscope_reads_its_own_format() {
+    let directory = Directory::new("speedscope-json");
+    let Some(text) = sandwich(&directory, "shop.speedscope.json") else {
+        return;
+    };
+    for row in [
+        "shop 4711: worker-1 4712 70.00ms",
+        "shop 4711: worker-2 4713 40.00ms",
+        "other 9: other;x 9 10.00ms",
+        "70.00ms (100%) 70.00ms (100%) parse",
+        "70.00ms (100%) 0.00ns (&lt;0.01%) serve",
+        "70.00ms (100%) 0.00ns (&lt;0.01%) main",
     ] {
         assert!(text.contains(row), "{row}: {text}");
     }

@@ -67,7 +67,8 @@ pub(crate) struct Arguments {
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .html (a page for a browser), .svg (flame graph) or .folded. Can be given more than once
+    /// Profiler), .html (a page for a browser), .svg (flame graph), .speedscope.json or .folded. Can be
+    /// given more than once
     #[arg(
         short,
         long,

@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = ROWS, hide_default_value = true)]
     rows: usize,
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .html (page), .svg (flame graph) or .folded; can be repeated
+    /// Profiler), .html (page), .svg (flame graph), .speedscope.json or .folded; can be repeated
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
     output: Vec<PathBuf>,
     /// Print one JSON value (fields: docs/json.md)

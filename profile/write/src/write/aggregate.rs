@@ -9,6 +9,7 @@ use super::firefox::Firefox;
 use super::folded;
 use super::pprof::Pprof;
 use super::room::{OTHER, Room};
+use super::speedscope::Speedscope;
 use crate::view::{FlameGraph, Page};
 use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
@@ -23,6 +24,7 @@ pub struct Aggregate {
     stacks: Option<Stacks>,
     pprof: Option<Pprof>,
     firefox: Option<Firefox>,
+    speedscope: Option<Speedscope>,
     page: Option<Page>,
     flame_graph: Option<FlameGraph>,
     /// Processes by ID and start time.
@@ -44,7 +46,8 @@ struct Stacks {
 
 impl Aggregate {
     /// Creates an empty aggregate for these formats, with the clock and the maximum number of
-    /// samples of the whole recording: of a long one, the Firefox Profiler gets a subset.
+    /// samples of the whole recording: of a long one, the Firefox Profiler and
+    /// speedscope get a subset.
     #[must_use]
     pub fn new(options: &Options, formats: &[Format], clock: Clock, samples: u64) -> Self {
         let wants = |format| formats.contains(&format);
@@ -57,6 +60,7 @@ impl Aggregate {
             }),
             pprof: wants(Format::Pprof).then(Pprof::new),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
+            speedscope: wants(Format::Speedscope).then(|| Speedscope::new(clock, samples)),
             page: wants(Format::Page).then(|| Page::new(options)),
             flame_graph: wants(Format::FlameGraph).then(|| FlameGraph::new(options)),
             processes: DistinctCount::default(),
@@ -79,6 +83,9 @@ impl Aggregate {
         }
         if let Some(firefox) = &mut self.firefox {
             firefox.add(part);
+        }
+        if let Some(speedscope) = &mut self.speedscope {
+            speedscope.add(part);
         }
         for group in part.groups() {
             let facts = part.process(group.process);
@@ -112,6 +119,7 @@ impl Aggregate {
         let is_there = match format {
             Format::Pprof => self.pprof.is_some(),
             Format::Firefox => self.firefox.is_some(),
+            Format::Speedscope => self.speedscope.is_some(),
             Format::Page => self.page.is_some(),
             Format::FlameGraph => self.flame_graph.is_some(),
             Format::Folded => self.stacks.is_some(),
@@ -130,6 +138,10 @@ impl Aggregate {
             (Format::Firefox, _, Some(firefox)) => firefox.write(&title, writer),
             (Format::Page, ..) => match &self.page {
                 Some(page) => page.write(&title, writer),
+                None => Ok(()),
+            },
+            (Format::Speedscope, ..) => match &self.speedscope {
+                Some(speedscope) => speedscope.write(&title, writer),
                 None => Ok(()),
             },
             (Format::FlameGraph, ..) => match &self.flame_graph {
