@@ -158,6 +158,62 @@ fn an_empty_recording_is_a_picture_all_the_same() {
 }
 
 #[test]
+fn the_firefox_profiler_gets_libraries_addresses_and_inlined_functions() {
+    let json = unzipped(&written(Format::Firefox, &Options::default()));
+    let profile: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let libraries: Vec<_> = profile["libs"].as_array().unwrap().iter().collect();
+    let shop = serde_json::json!({
+        "name": "shop",
+        "path": "/usr/bin/shop",
+        "debugName": "shop",
+        "debugPath": "/usr/bin/shop",
+        "breakpadId": "0000ADDE0000000000000000000000000",
+        "codeId": "dead",
+        "arch": null,
+    });
+    assert_eq!(libraries[0], &shop);
+    assert_eq!(libraries[1]["name"], "[kernel]");
+    assert_eq!(libraries.len(), 2);
+    let thread = &profile["threads"][1];
+    let (frames, functions) = (&thread["frameTable"], &thread["funcTable"]);
+    let column = |table: &serde_json::Value, name: &str, index: usize| table[name][index].clone();
+    let string = |index: serde_json::Value| match index.as_u64() {
+        Some(index) => profile["shared"]["stringArray"][index as usize].clone(),
+        None => index,
+    };
+    let mut described: Vec<String> = Vec::new();
+    for index in 0..frames["length"].as_u64().unwrap() as usize {
+        let function = column(frames, "func", index).as_u64().unwrap() as usize;
+        let resource = column(functions, "resource", function).as_i64().unwrap();
+        let library = usize::try_from(resource).ok().map(|resource| {
+            assert_eq!(column(&thread["resourceTable"], "type", resource), 1);
+            string(column(&thread["resourceTable"], "name", resource))
+        });
+        described.push(format!(
+            "{} {}:{} in {} line {} at {} depth {}",
+            string(column(functions, "name", function)),
+            string(column(functions, "fileName", function)),
+            column(functions, "lineNumber", function),
+            library.unwrap_or_default(),
+            column(frames, "line", index),
+            column(frames, "address", index),
+            column(frames, "inlineDepth", index),
+        ));
+    }
+    described.sort();
+    let expected = [
+        r#""do_syscall_64" "/src/shop.rs":null in "[kernel]" line null at -1 depth 0"#,
+        r#""main" "/src/shop.rs":10 in "shop" line 10 at 4112 depth 0"#,
+        r#""main" "/src/shop.rs":10 in "shop" line 10 at 4128 depth 0"#,
+        r#""main" "/src/shop.rs":10 in "shop" line 10 at 4352 depth 0"#,
+        r#""parse" "/src/shop.rs":7 in "shop" line 7 at 4480 depth 1"#,
+        r#""serve" "/src/shop.rs":20 in "shop" line 20 at 4368 depth 0"#,
+        r#""serve" "/src/shop.rs":20 in "shop" line 21 at 4480 depth 0"#,
+    ];
+    assert_eq!(described, expected);
+}
+
+#[test]
 fn speedscope_gets_a_profile_with_times_for_each_thread() {
     let json = written(Format::Speedscope, &Options::default());
     let file: serde_json::Value = serde_json::from_slice(&json).unwrap();
@@ -265,10 +321,7 @@ fn the_firefox_profiler_gets_threads_as_tracks_and_spans_as_markers() {
     assert_eq!(named, expected);
     let markers = &threads[0]["markers"]["data"];
     let text = |value: &serde_json::Value| {
-        let strings = profile["shared"]["stringArray"].as_array();
-        let strings = strings
-            .or_else(|| threads[0]["stringArray"].as_array())
-            .unwrap();
+        let strings = profile["shared"]["stringArray"].as_array().unwrap();
         strings[value.as_u64().unwrap() as usize]
             .as_str()
             .unwrap()

@@ -329,7 +329,7 @@ fn the_firefox_profiler_has_a_category_for_each_runtime() {
                 let function = number(&frames["func"][frame]);
                 let name = number(&thread["funcTable"]["name"][function]);
                 let category = &categories[number(&frames["category"][frame])]["name"];
-                let name = thread["stringArray"][name].as_str().unwrap();
+                let name = profile["shared"]["stringArray"][name].as_str().unwrap();
                 names.push(format!("{name} ({})", category.as_str().unwrap()));
                 next = &stacks["prefix"][index];
             }

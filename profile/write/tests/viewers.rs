@@ -365,7 +365,7 @@ fn the_firefox_profiler_shows_threads_functions_and_spans() {
             .iter()
             .map(|function| {
                 let count = |name: &str| function[name].as_u64().unwrap();
-                let name = function["name"].as_str().unwrap().to_owned();
+                let name = function["nameWithLibrary"].as_str().unwrap().to_owned();
                 (name, count("selfSamples"), count("totalSamples"))
             })
             .collect();
@@ -374,16 +374,16 @@ fn the_firefox_profiler_shows_threads_functions_and_spans() {
     };
     let function = |name: &str, own, total| (name.to_owned(), own, total);
     let expected = [
-        function("main", 0, 7),
-        function("parse", 7, 7),
-        function("serve", 0, 7),
+        function("shop!main", 0, 7),
+        function("shop!parse", 7, 7),
+        function("shop!serve", 0, 7),
     ];
     assert_eq!(functions("t-0"), expected);
     let expected = [
-        function("do_syscall_64", 2, 2),
-        function("main", 1, 4),
-        function("parse", 1, 1),
-        function("serve", 0, 3),
+        function("[kernel]!do_syscall_64", 2, 2),
+        function("shop!main", 1, 4),
+        function("shop!parse", 1, 1),
+        function("shop!serve", 0, 3),
     ];
     assert_eq!(functions("t-1"), expected);
 
