@@ -72,6 +72,14 @@ pub(crate) enum Error {
     OnlyOtlp(PathBuf),
     #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),
+    #[error("-o - needs a format, such as --format {}", otelctx_profile::Format::Otlp.name())]
+    NoFormat,
+    #[error("--format is for -o -: the extension of a file selects its format")]
+    FormatOfFile,
+    #[error("{0} is binary, and is not written to a terminal: name a file, or pipe it")]
+    BinaryToTerminal(&'static str),
+    #[error("-o -: standard output is {0}: name a file")]
+    OutputInUse(&'static str),
     #[error("{}: already exists", .0.display())]
     OutputExists(PathBuf),
     #[error("{}: cannot create the directory: {why}", path.display())]

@@ -21,6 +21,7 @@ mod runtimes;
 mod same_memory;
 mod seconds;
 mod selection;
+mod standard_output;
 pub(crate) mod symbolize;
 pub(crate) mod top;
 pub(crate) mod view;

@@ -38,6 +38,7 @@ mod run;
 mod send;
 mod sleepers;
 mod stacks;
+mod standard_output;
 mod suspended;
 mod symbolize;
 mod target;

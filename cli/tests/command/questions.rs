@@ -32,7 +32,7 @@ fn frame(kind: FrameKind, function: &str, file: &str, line: u32) -> Frame {
 /// Writes a recording of 10 s: of a shop, whose handler for /report takes `report` samples, of which
 /// half are in md5, and whose handler for /cart takes 100; and of a mailer without a trace, which
 /// takes 50. Each trace has ten samples, one every 10 ms: those of /cart first, then the others.
-fn write(path: &Path, report: usize) {
+pub(crate) fn write(path: &Path, report: usize) {
     let mut catalog = Catalog::new();
     let mut process = |pid: i32, name: &str| {
         catalog.add_process(ProcessFacts {

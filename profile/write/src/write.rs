@@ -81,6 +81,27 @@ impl Format {
         }
     }
 
+    /// Returns its name: the extension of its files without the first dot.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        &self.extension()[1..]
+    }
+
+    /// Returns the format with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// Returns true if its files are no text.
+    #[must_use]
+    pub fn is_binary(self) -> bool {
+        match self {
+            Self::Otlp | Self::Pprof | Self::Firefox => true,
+            Self::Page | Self::FlameGraph | Self::Speedscope | Self::Folded => false,
+        }
+    }
+
     /// Returns the path of a part of a recording, for formats with one file per part: part 1 has
     /// `path` itself, part 2 of `a/b.otlp` has `a/b.2.otlp`.
     #[must_use]

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use otelctx_profile::sample::{GilState, Sample};
-use otelctx_profile::{Options, Parts, Profile, Recording};
+use otelctx_profile::{Format, Options, Parts, Profile, Recording};
 use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
@@ -26,7 +26,7 @@ use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select, Selected};
 use crate::command::without_symbols::WithoutSymbols;
-use crate::command::{ids, needed, seconds};
+use crate::command::{ids, needed, seconds, standard_output};
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
@@ -67,8 +67,8 @@ pub(crate) struct Arguments {
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .html (a page for a browser), .svg (flame graph), .speedscope.json or .folded. Can be
-    /// given more than once
+    /// Profiler), .html (a page for a browser), .svg (flame graph), .speedscope.json or .folded; - for
+    /// standard output, with --format. Can be given more than once
     #[arg(
         short,
         long,
@@ -77,6 +77,8 @@ pub(crate) struct Arguments {
         default_value_if("otlp", ArgPredicate::IsPresent, None)
     )]
     output: Vec<PathBuf>,
+    #[command(flatten)]
+    standard_output: standard_output::StandardOutput,
     #[command(flatten)]
     send: send::To,
     /// How long to record, in seconds or as 1m30s; then, a command that was started gets SIGTERM
@@ -123,6 +125,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let bare = ids::without_option(&arguments.bare, "record")?;
     arguments.pid.extend(bare);
     let arguments = &arguments;
+    let standard_output = arguments.standard_output()?;
     output::check(&arguments.output)?;
     let has_targets = !(arguments.pid.is_empty() && arguments.select.is_empty());
     let (targets, selected) = if arguments.all || !has_targets && arguments.command.is_empty() {
@@ -132,7 +135,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         let selected = arguments.select.processes(&arguments.pid)?;
         (Targets::Processes(selected.pids.clone()), selected)
     };
-    if arguments.no_symbols && !output::take_names_later(&arguments.output) {
+    if arguments.no_symbols && !output::take_names_later(&arguments.output, standard_output) {
         let own = own_name();
         let hint = format!("write .otlp, then run `{own} symbolize FILE.otlp`");
         terminal::complain(
@@ -161,6 +164,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         contexts: Contexts::default(),
         summary,
         outputs: None,
+        standard_output,
         collector,
         sent: None,
         failed: recorded.failure.map(Error::SpoolFull).into_iter().collect(),
@@ -192,6 +196,8 @@ struct Writer<'a> {
     summary: Summary,
     /// `None` before the first part.
     outputs: Option<Outputs>,
+    /// The format of standard output, if the recording is written there.
+    standard_output: Option<Format>,
     collector: Option<Collector>,
     sent: Option<Delivery>,
     failed: Vec<Error>,
@@ -218,7 +224,8 @@ impl Writer<'_> {
                     .clone_from(&arguments.attribute_prefix);
                 let dropped = &arguments.filter.attributes.drop;
                 options.dropped_attributes.clone_from(dropped);
-                Outputs::new(options, &arguments.output, clock, samples)
+                let standard_output = self.standard_output;
+                Outputs::new(options, &arguments.output, standard_output, clock, samples)
             });
             outputs.add(&profile);
             let Some(collector) = &mut self.collector else {
@@ -273,7 +280,7 @@ impl Writer<'_> {
             let sent = self.sent.as_ref().map(Delivery::line).unwrap_or_default();
             self.summary.text() + &files.collect::<String>() + &sent
         };
-        let printed = if is_command && !arguments.json {
+        let printed = if (is_command || self.standard_output.is_some()) && !arguments.json {
             // Standard output may be a pipe to another program. A failure cannot be reported.
             let _ = io::stderr().write_all(text.as_bytes());
             Ok(())
@@ -283,7 +290,7 @@ impl Writer<'_> {
         if let [file, ..] = &written[..]
             && arguments.no_symbols
             && self.summary.samples() > 0
-            && output::take_names_later(&arguments.output)
+            && output::take_names_later(&arguments.output, self.standard_output)
         {
             let message = "functions in files have no names yet";
             let (program, file) = (own_name(), argument(&file.path));
@@ -300,6 +307,18 @@ impl Writer<'_> {
             terminal::complain(&error.to_string(), error.hint().as_deref());
         }
         printed
+    }
+}
+
+impl Arguments {
+    /// Returns the format to write to standard output, if nothing else is written there.
+    fn standard_output(&self) -> Result<Option<Format>, Error> {
+        let format = self.standard_output.chosen(&self.output)?;
+        match format {
+            Some(_) if !self.command.is_empty() => Err(Error::OutputInUse("the command's")),
+            Some(_) if self.json => Err(Error::OutputInUse("for --json")),
+            format => Ok(format),
+        }
     }
 }
 

@@ -11,12 +11,16 @@ use otelctx_profile::{
 
 use super::unsent;
 use crate::command::filter::{NONE, ROUTE};
+use crate::command::standard_output::{self, Messages};
 use crate::error::Error;
-use crate::output::text;
+use crate::output::{terminal, text};
 
 /// Checks whether these files can be written, as far as possible, before an hour is recorded.
 pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
     for (index, path) in paths.iter().enumerate() {
+        if standard_output::is_meant(path) {
+            continue;
+        }
         Format::from_path(path)?;
         if paths[..index].contains(path) {
             return Err(Error::OutputTwice(path.clone()));
@@ -27,8 +31,11 @@ pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
 }
 
 /// Returns whether `symbolize` can add function names to all of these files.
-pub(super) fn take_names_later(paths: &[PathBuf]) -> bool {
-    let is_otlp = |path: &PathBuf| matches!(Format::from_path(path), Ok(Format::Otlp));
+pub(super) fn take_names_later(paths: &[PathBuf], standard_output: Option<Format>) -> bool {
+    let is_otlp = |path: &PathBuf| match standard_output {
+        Some(format) if standard_output::is_meant(path) => format == Format::Otlp,
+        _ => matches!(Format::from_path(path), Ok(Format::Otlp)),
+    };
     paths.iter().all(is_otlp)
 }
 
@@ -50,6 +57,10 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
 pub(in crate::command) struct Outputs {
     pub(super) options: Options,
     paths: Vec<PathBuf>,
+    /// The format of standard output.
+    standard_output: Option<Format>,
+    /// What standard output gets of OTLP.
+    messages: Messages,
     parts: usize,
     /// The contents of files in formats with one file for all parts.
     aggregate: Aggregate,
@@ -92,16 +103,21 @@ impl Outputs {
     pub(in crate::command) fn new(
         options: Options,
         paths: &[PathBuf],
+        standard_output: Option<Format>,
         clock: Clock,
         samples: u64,
     ) -> Self {
+        let mut paths = paths.to_vec();
+        paths.retain(|path| !standard_output::is_meant(path));
         let formats = paths.iter().filter_map(|path| Format::from_path(path).ok());
-        let formats: Vec<Format> = formats.collect();
+        let formats: Vec<Format> = formats.chain(standard_output).collect();
         Self {
             parts: 0,
             aggregate: Aggregate::new(&options, &formats, clock, samples),
             options,
-            paths: paths.to_vec(),
+            paths,
+            standard_output,
+            messages: Messages::default(),
             samples: 0,
             written: Vec::new(),
             existing: Vec::new(),
@@ -123,6 +139,10 @@ impl Outputs {
             } else {
                 is_written |= self.write(index, &path, part);
             }
+        }
+        if self.standard_output == Some(Format::Otlp) {
+            let added = self.messages.add(part, &self.options);
+            self.failed.extend(added.err());
         }
         if self.failed.len() > failed && !is_written && !part.is_empty() {
             self.keep(Path::new(".otlp"), |path, it| {
@@ -206,6 +226,14 @@ impl Outputs {
                 self.keep(&path, |place, it| it.aggregate.write_file(place));
             }
         }
+        if let Some(format) = self.standard_output {
+            let written = match format {
+                Format::Otlp => self.messages.write(),
+                format => terminal::write(|stdout| self.aggregate.write(format, stdout))
+                    .map_err(Error::Output),
+            };
+            self.failed.extend(written.err());
+        }
         kept.sort_by_key(|(index, _)| *index);
         self.written.sort_by_key(|(index, _)| *index);
         Finished {
@@ -238,7 +266,7 @@ pub(in crate::command) fn write(
     paths: &[PathBuf],
 ) -> Finished {
     let samples = profile.len() as u64;
-    let mut outputs = Outputs::new(options.clone(), paths, profile.clock(), samples);
+    let mut outputs = Outputs::new(options.clone(), paths, None, profile.clock(), samples);
     outputs.add(profile);
     outputs.finish()
 }
@@ -333,7 +361,7 @@ mod tests {
             }
             fs::write(&empty, "").unwrap();
             let clock = part(false).clock();
-            let mut outputs = Outputs::new(Options::default(), &paths, clock, 1);
+            let mut outputs = Outputs::new(Options::default(), &paths, None, clock, 1);
             for has_sample in parts {
                 outputs.add(&part(has_sample));
             }

@@ -16,6 +16,7 @@ use crate::command::filter::{NONE, ROUTE};
 use crate::command::ids;
 use crate::command::record::empty_recording;
 use crate::command::selection::Select;
+use crate::command::standard_output;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
@@ -72,9 +73,12 @@ pub(crate) struct Arguments {
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = ROWS, hide_default_value = true)]
     rows: usize,
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .html (page), .svg (flame graph), .speedscope.json or .folded; can be repeated
+    /// Profiler), .html (page), .svg (flame graph), .speedscope.json or .folded; - for standard output,
+    /// with --format; can be repeated
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
     output: Vec<PathBuf>,
+    #[command(flatten)]
+    standard_output: standard_output::StandardOutput,
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
@@ -125,9 +129,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         }
         input = input.and(file::opened(other)?);
     }
+    let standard_output = arguments.standard_output.chosen(&arguments.output)?;
     if !arguments.output.is_empty() {
         let options = arguments.options(arguments.select.within(&input)?);
-        return convert(&input, &options, arguments);
+        return convert(&input, &options, arguments, standard_output);
     }
     let (report, by) = read(arguments, &input)?;
     if report.total.samples == 0 && !arguments.select.is_all() && !arguments.json {
@@ -191,13 +196,21 @@ fn compare(arguments: &Arguments, before: &Input, after: &Input) -> Result<Statu
 }
 
 /// Writes the selected samples in the format of each file's extension.
-fn convert(input: &Input, options: &ReportOptions, arguments: &Arguments) -> Result<Status, Error> {
+fn convert(
+    input: &Input,
+    options: &ReportOptions,
+    arguments: &Arguments,
+    of_output: Option<Format>,
+) -> Result<Status, Error> {
     let outputs = &arguments.output;
     let mut write = otelctx_profile::Options::default();
     write.by = options.by.first().cloned();
     write.with_plumbing = arguments.plumbing;
-    let formats = outputs.iter().map(|path| Format::from_path(path));
-    let formats: Vec<Format> = formats.collect::<Result<_, _>>()?;
+    let format = |path: &PathBuf| match of_output {
+        Some(format) if standard_output::is_meant(path) => Ok(format),
+        _ => Format::from_path(path),
+    };
+    let formats: Vec<Format> = outputs.iter().map(format).collect::<Result<_, _>>()?;
     for path in outputs {
         let is_read = |it: &Path| {
             it.canonicalize()
@@ -208,7 +221,16 @@ fn convert(input: &Input, options: &ReportOptions, arguments: &Arguments) -> Res
         }
     }
     for (path, format) in outputs.iter().zip(formats) {
-        if !otelctx_profile::convert(input, &options.selection, format, &write, path)? {
+        let is_written = if standard_output::is_meant(path) {
+            let content = otelctx_profile::converted(input, &options.selection, format, &write)?;
+            let print = |content: &Vec<u8>| terminal::write(|stdout| stdout.write_all(content));
+            let printed = content.as_ref().map_or(Ok(()), print);
+            printed.map_err(Error::Output)?;
+            content.is_some()
+        } else {
+            otelctx_profile::convert(input, &options.selection, format, &write, path)?
+        };
+        if !is_written {
             unselected::explain(input, &arguments.select)?;
             return Ok(Status::FoundProblem);
         }

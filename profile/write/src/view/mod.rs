@@ -96,7 +96,24 @@ pub fn convert(
     options: &Options,
     path: &Path,
 ) -> Result<bool, Error> {
-    let content = input.bytes_of_worker(|files, pipe| {
+    let content = converted(input, selection, format, options)?;
+    if let Some(content) = &content {
+        file::write(path, |writer| writer.write_all(content))?;
+    }
+    Ok(content.is_some())
+}
+
+/// Returns a recording's selected samples in a format; `None` if no sample is selected.
+///
+/// # Errors
+/// Returns the errors of [`Report::read`].
+pub fn converted(
+    input: &Input,
+    selection: &Selection,
+    format: Format,
+    options: &Options,
+) -> Result<Option<Vec<u8>>, Error> {
+    input.bytes_of_worker(|files, pipe| {
         let mut tables = Tables::default();
         if format == Format::Page {
             let mut paging = Paging::new(options.by.as_deref());
@@ -133,11 +150,7 @@ pub fn convert(
         options.by = options.by.filter(|name| tables.has_attribute(name));
         let profile = loading.finish(&tables).map_err(input::malformed)?;
         Ok(profile.write(format, &options, pipe).map(|()| true))
-    })?;
-    if let Some(content) = &content {
-        file::write(path, |writer| writer.write_all(content))?;
-    }
-    Ok(content.is_some())
+    })
 }
 
 /// Returns the flame graph of a recording, and the attribute that it is divided by: none, if no sample

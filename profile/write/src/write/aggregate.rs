@@ -131,7 +131,11 @@ impl Aggregate {
         file::write(path, |writer| self.write(format, writer))
     }
 
-    pub(super) fn write(&mut self, format: Format, writer: &mut dyn Write) -> io::Result<()> {
+    /// Writes a format that was requested.
+    ///
+    /// # Errors
+    /// Returns the errors of `writer`.
+    pub fn write(&mut self, format: Format, writer: &mut dyn Write) -> io::Result<()> {
         let (title, clock) = (self.subject(), self.clock);
         match (format, &mut self.pprof, &mut self.firefox) {
             (Format::Pprof, Some(pprof), _) => pprof.write(clock, self.period.get(), writer),

@@ -1,0 +1,235 @@
+//! What each format says of a selection is what the report says.
+
+mod shop;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use otelctx_profile::report::{
+    AttributeFilter, Condition, Moment, Report, ReportOptions, Selection, ThreadFilter,
+};
+use otelctx_profile::{Format, Input, Options, converted};
+use serde_json::Value;
+
+/// Own samples and all samples of each function.
+type Functions = BTreeMap<String, (u64, u64)>;
+
+fn of_report(report: &Report) -> Functions {
+    let functions = report.by_function.iter();
+    functions
+        .map(|(it, cost)| (it.name.clone(), (cost.own.samples, cost.total.samples)))
+        .collect()
+}
+
+/// Adds a stack, from the outermost frame on.
+fn add(functions: &mut Functions, stack: &[String], samples: u64) {
+    for (index, name) in stack.iter().enumerate() {
+        let (own, total) = functions.entry(name.clone()).or_default();
+        if index + 1 == stack.len() {
+            *own += samples;
+        }
+        if !stack[..index].contains(name) {
+            *total += samples;
+        }
+    }
+}
+
+fn of_folded(content: &[u8]) -> Functions {
+    let mut functions = Functions::new();
+    for line in str::from_utf8(content).unwrap().lines() {
+        let (stack, samples) = line.rsplit_once(' ').unwrap();
+        // Behind process and thread.
+        let stack: Vec<_> = stack.split(';').skip(2).map(str::to_owned).collect();
+        add(&mut functions, &stack, samples.parse().unwrap());
+    }
+    functions
+}
+
+fn of_speedscope(content: &[u8]) -> Functions {
+    let file: Value = serde_json::from_slice(content).unwrap();
+    let mut functions = Functions::new();
+    for profile in file["profiles"].as_array().unwrap() {
+        let (stacks, weights) = (&profile["samples"], &profile["weights"]);
+        for (stack, weight) in stacks
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(weights.as_array().unwrap())
+        {
+            let name = |frame: &Value| {
+                let frame = &file["shared"]["frames"][number(frame)];
+                frame["name"].as_str().unwrap().to_owned()
+            };
+            let stack: Vec<_> = stack.as_array().unwrap().iter().map(name).collect();
+            let weight = weight.as_u64().unwrap();
+            assert!(weight.is_multiple_of(shop::PERIOD));
+            add(&mut functions, &stack, weight / shop::PERIOD);
+        }
+    }
+    functions
+}
+
+fn number(value: &Value) -> usize {
+    usize::try_from(value.as_u64().unwrap()).unwrap()
+}
+
+fn of_firefox(content: &[u8]) -> Functions {
+    let file: Value = serde_json::from_slice(&unzipped(content)).unwrap();
+    let mut functions = Functions::new();
+    for thread in file["threads"].as_array().unwrap() {
+        let samples = &thread["samples"];
+        for (index, stack) in samples["stack"].as_array().unwrap().iter().enumerate() {
+            let (mut names, mut next) = (Vec::new(), stack);
+            while next.is_u64() {
+                let frame = number(&thread["stackTable"]["frame"][number(next)]);
+                let function = number(&thread["frameTable"]["func"][frame]);
+                let name = number(&thread["funcTable"]["name"][function]);
+                let name = file["shared"]["stringArray"][name].as_str().unwrap();
+                names.push(name.to_owned());
+                next = &thread["stackTable"]["prefix"][number(next)];
+            }
+            names.reverse();
+            add(
+                &mut functions,
+                &names,
+                samples["weight"][index].as_u64().unwrap(),
+            );
+        }
+    }
+    functions
+}
+
+/// All samples of each function: the sum of its boxes, as no function of the shop calls itself. Its
+/// own are those that no box below has.
+fn of_flame_graph(content: &[u8]) -> Functions {
+    let svg = str::from_utf8(content).unwrap();
+    let value = |text: &str, name: &str| {
+        let (_, value) = text.split_once(&format!(" {name}=\"")).unwrap();
+        value
+            .split(['"', '%'])
+            .next()
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+    };
+    let mut boxes = Vec::new();
+    for text in svg.split("<svg class=\"box ").skip(1) {
+        let (_, tooltip) = text.split_once("<title>").unwrap();
+        let (tooltip, _) = tooltip.split_once("</title>").unwrap();
+        let (_, samples) = tooltip
+            .lines()
+            .find_map(|it| it.rsplit_once(" % · "))
+            .unwrap();
+        let samples: u64 = samples.split(' ').next().unwrap().parse().unwrap();
+        let is_frame = text.starts_with('l') || text.starts_with("plumbing");
+        let name = tooltip.lines().next().unwrap().to_owned();
+        let x = value(text, "x");
+        boxes.push((
+            name,
+            samples,
+            is_frame,
+            value(text, "y"),
+            x..x + value(text, "width"),
+        ));
+    }
+    let mut functions = Functions::new();
+    for (name, samples, _, y, place) in boxes.iter().filter(|(_, _, is_frame, ..)| *is_frame) {
+        let below = boxes.iter().filter(|(_, _, _, row, inside)| {
+            *row == y + 19.0 && inside.start > place.start - 1e-3 && inside.end < place.end + 1e-3
+        });
+        let below: u64 = below.map(|(_, samples, ..)| samples).sum();
+        let (own, total) = functions.entry(name.clone()).or_default();
+        *own += samples - below;
+        *total += samples;
+    }
+    functions
+}
+
+fn unzipped(content: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::new();
+    let mut gzip = flate2::read::GzDecoder::new(content);
+    gzip.read_to_end(&mut plain).unwrap();
+    plain
+}
+
+/// All, a route, threads of a pool, a function, a time, and a process.
+fn selections() -> Vec<Selection> {
+    let selection = |change: &dyn Fn(&mut Selection)| {
+        let mut selection = Selection::default();
+        change(&mut selection);
+        selection
+    };
+    let after = |samples: u64| Some(Moment::AfterStart(samples * shop::PERIOD));
+    vec![
+        Selection::default(),
+        selection(&|it| {
+            it.attributes.push(AttributeFilter {
+                name: "http.route".to_owned(),
+                condition: Condition::Is("/cart".to_owned()),
+            });
+        }),
+        selection(&|it| it.threads.push(ThreadFilter::Name("worker-2".to_owned()))),
+        selection(&|it| it.functions.push("syscall".to_owned())),
+        selection(&|it| it.time = Some((after(2), after(9)))),
+        selection(&|it| it.processes.push(9)),
+    ]
+}
+
+struct Recording(PathBuf);
+
+impl Recording {
+    fn new() -> Self {
+        let name = format!("otelctx-conversions-{}.otlp", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        shop::profile()
+            .write_file(&path, &Options::default())
+            .unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn functions_have_equal_numbers_in_every_format() {
+    let recording = Recording::new();
+    let input = Input::recording(&recording.0);
+    for (index, selection) in selections().into_iter().enumerate() {
+        let mut options = ReportOptions::by(&[]);
+        options.selection = selection.clone();
+        let report = Report::read(&input, &options).unwrap();
+        let expected = of_report(&report);
+        assert!(!expected.is_empty(), "{index}");
+        let mut options = Options::default();
+        options.with_plumbing = true;
+        let content = |format| {
+            let content = converted(&input, &selection, format, &options);
+            content.unwrap().unwrap()
+        };
+        assert_eq!(of_folded(&content(Format::Folded)), expected, "{index}");
+        assert_eq!(
+            of_speedscope(&content(Format::Speedscope)),
+            expected,
+            "{index}"
+        );
+        assert_eq!(of_firefox(&content(Format::Firefox)), expected, "{index}");
+        assert_eq!(
+            of_flame_graph(&content(Format::FlameGraph)),
+            expected,
+            "{index}"
+        );
+        for format in [Format::Otlp, Format::Pprof] {
+            let content = content(format);
+            let again = Input::read_once(&content[..], Path::new("again")).unwrap();
+            let again = Report::read(&again, &ReportOptions::by(&[])).unwrap();
+            assert_eq!(of_report(&again), expected, "{index} {format:?}");
+            assert_eq!(again.total, report.total, "{index} {format:?}");
+        }
+    }
+}
