@@ -608,7 +608,7 @@ fn what_is_no_profile_is_refused_by_report() {
     let refused = |path: &str, why: &str| assert_refused(otelctx(&["report", path]), why);
     refused(
         &svg,
-        "a.svg: not a complete OTLP profile: it is an SVG image",
+        "a.svg: not a profile that can be read: it is an SVG image",
     );
     refused(&scratch.path("none.otlp"), "No such file or directory");
     refused(&scratch.path(""), "Is a directory");

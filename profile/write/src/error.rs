@@ -3,6 +3,44 @@
 use std::io;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
+/// A format in which recordings are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum InputFormat {
+    /// OTLP profiles.
+    Otlp,
+    /// pprof's `profile.proto`.
+    Pprof,
+    /// Folded stacks.
+    Folded,
+    /// The output of `perf script`.
+    PerfScript,
+}
+
+impl InputFormat {
+    /// Describes what a damaged file is not.
+    fn complete(self) -> &'static str {
+        match self {
+            Self::Otlp => "a complete OTLP profile",
+            Self::Pprof => "a complete profile for pprof",
+            Self::Folded => "complete folded stacks",
+            Self::PerfScript => "the complete output of perf script",
+        }
+    }
+
+    /// Says what helps.
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Otlp => "record it again with `-o FILE.otlp`",
+            Self::Pprof => "`go tool pprof -top FILE` reads it with pprof's own code",
+            Self::Folded => "a line has frames between semicolons, a space and a number",
+            Self::PerfScript => "write it again with `perf script > FILE`",
+        }
+    }
+}
+
 /// An error of writing or reading a profile.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -40,18 +78,20 @@ pub enum Error {
         reason: String,
     },
     /// The file has another format.
-    #[error("{}: not a complete OTLP profile: {reason}", path.display())]
+    #[error("{}: not a profile that can be read: {reason}", path.display())]
     OtherFormat {
         /// The file.
         path: PathBuf,
         /// Its format and what opens it, as a sentence without a full stop.
         reason: String,
     },
-    /// The file is not an OTLP profile, or only a part of one.
-    #[error("{}: not a complete OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
+    /// The file is not a profile, or only a part of one.
+    #[error("{}: not {}: {reason}; {}", path.display(), format.complete(), format.hint())]
     Malformed {
         /// The file.
         path: PathBuf,
+        /// Its format, as far as its content shows.
+        format: InputFormat,
         /// The defect, as a sentence without a full stop.
         reason: String,
     },

@@ -41,7 +41,7 @@ mod write;
 
 pub use attributes::GIL as GIL_ATTRIBUTE;
 pub use distinct::DistinctCount;
-pub use error::Error;
+pub use error::{Error, InputFormat};
 pub use file::check_writable;
 pub use location::{Location, LocationIndex, Place};
 pub use names::short_name;

@@ -10,7 +10,7 @@ use otelctx_worker::{self as worker, Failure, Limits};
 use prost::Message;
 use serde::de::DeserializeOwned;
 
-use crate::error::Error;
+use crate::error::{Error, InputFormat};
 use crate::messages::Messages;
 use crate::rules;
 
@@ -32,7 +32,11 @@ fn too_large(path: &Path, reason: String) -> Error {
 
 fn malformed(path: &Path, reason: String) -> Error {
     let path = path.to_owned();
-    Error::Malformed { path, reason }
+    Error::Malformed {
+        path,
+        format: InputFormat::Otlp,
+        reason,
+    }
 }
 
 fn unreadable(path: &Path, source: io::Error) -> Error {
@@ -115,7 +119,10 @@ pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
                     https://profiler.firefox.com"
                     .to_owned()
             } else {
-                format!("it is compressed, like files for pprof: `go tool pprof -http=: {file}`")
+                format!(
+                    "it is compressed: uncompress it first with `gzip -d`, or, if it is for pprof, \
+                    open it with `go tool pprof -http=: {file}`"
+                )
             }
         }
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {

@@ -213,7 +213,10 @@ fn several_messages_are_one_report() {
 fn what_is_no_profile_is_refused() {
     let file = File::new("other");
     for (beginning, why) in [
-        (&[0x1f, 0x8b, 8, 0][..], "it was cut off"),
+        (
+            &[0x1f, 0x8b, 8, 0][..],
+            "its compressed data was cut off or damaged",
+        ),
         (b"<?xml version", "it is an SVG image"),
         (
             b"{\"resourceProfiles\":[]}\n",
@@ -232,7 +235,7 @@ fn what_is_no_profile_is_refused() {
     fs::write(&file.0, "#!/bin/sh\necho no profile\n").unwrap();
     let error = file.report().unwrap_err();
     assert!(
-        error.to_string().contains("not a complete OTLP profile"),
+        error.to_string().contains("not a profile that can be read"),
         "{error}"
     );
     fs::remove_file(&file.0).unwrap();

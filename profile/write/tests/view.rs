@@ -584,6 +584,88 @@ fn a_number_of_samples_without_end_is_refused() {
     assert!(fs::read_to_string(svg).unwrap().contains(all));
 }
 
+fn zipped(content: &[u8]) -> Vec<u8> {
+    let level = flate2::Compression::default();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), level);
+    std::io::Write::write_all(&mut gzip, content).unwrap();
+    gzip.finish().unwrap()
+}
+
+#[test]
+fn every_format_may_be_compressed() {
+    let perf = "x 1/1 [000] 1.0: 30000000 cpu-clock: \n\t 10 a (/x)\n";
+    let options = by(&[]);
+    for plain in [
+        &content()[..],
+        b"m;a 3\nm;b 1\n",
+        perf.as_bytes(),
+        &pprof_of_times(),
+    ] {
+        let expected = Report::of(plain, &options).unwrap();
+        assert!(expected.total.samples > 0);
+        assert_eq!(Report::of(&zipped(plain), &options).unwrap(), expected);
+    }
+}
+
+/// A GiB of zeros takes a MiB.
+#[test]
+fn what_unpacks_to_more_than_a_file_may_have_is_refused() {
+    let folder = Folder::new("bomb");
+    let path = folder.path("a.otlp");
+    // Members one after the other, as `cat a.gz b.gz` makes them.
+    let member = zipped(&vec![0; 64 << 20]);
+    fs::write(&path, member.repeat(17)).unwrap();
+    let error = Report::read(&Input::recording(&path), &by(&[])).unwrap_err();
+    let expected = format!("{}: too large: it has more than 1024 MiB", path.display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
+}
+
+#[test]
+fn a_damaged_file_is_described_by_its_own_format() {
+    let folder = Folder::new("damaged");
+    let error = |name: &str, content: &[u8]| {
+        let path = folder.path(name);
+        fs::write(&path, content).unwrap();
+        let error = Report::read(&Input::recording(&path), &by(&[])).unwrap_err();
+        let error = error.to_string();
+        let head = format!("{}: ", path.display());
+        error.strip_prefix(&head).unwrap().to_owned()
+    };
+    let folded = format!("{}no number\n", "m;a 1\n".repeat(100));
+    assert_eq!(
+        error("a.folded", folded.as_bytes()),
+        "not complete folded stacks: line 101 has no number of samples; a line has frames between \
+        semicolons, a space and a number"
+    );
+    let perf = "x 1/1 [000] 1.0: 30000000 cpu-clock: \n\t 10 a (/x)\n\nnonsense\n";
+    assert_eq!(
+        error("a.txt", perf.as_bytes()),
+        "not the complete output of perf script: line 4 names no thread and event; write it again \
+        with `perf script > FILE`"
+    );
+    let pprof = zipped(&pprof_of_times());
+    let cut = error("a.pb.gz", &pprof[..pprof.len() - 6]);
+    assert_eq!(
+        cut,
+        "not a complete profile for pprof: its compressed data was cut off or damaged; `go tool \
+        pprof -top FILE` reads it with pprof's own code"
+    );
+    let otlp = content();
+    let cut = error("a.otlp", &otlp[..otlp.len() - 1]);
+    assert!(cut.starts_with("not a complete OTLP profile: "), "{cut}");
+    let json = error("a.json.gz", &zipped(b"{\"meta\": 1}"));
+    assert_eq!(
+        json,
+        "not a profile that can be read: it is compressed JSON, as for the Firefox Profiler: load \
+        it at https://profiler.firefox.com"
+    );
+    let text = error("a.log.gz", &zipped(b"some log\nwith lines\n"));
+    assert!(
+        text.starts_with("not a profile that can be read: it is a text"),
+        "{text}"
+    );
+}
+
 /// Each file counts once, also if it is a part of another recording and if it can be read once.
 #[test]
 fn recordings_that_are_added_up_count_once() {

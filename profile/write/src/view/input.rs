@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::tables::{Sink, Tables};
 use super::{messages, pprof, text};
 use crate::recorded_file::{LIMITS, died, other_format, run};
-use crate::{Error, Format};
+use crate::{Error, Format, InputFormat};
 
 /// Maximum size of a file, in bytes.
 const MAX_FILE: u64 = 1 << 30;
@@ -44,13 +44,13 @@ pub(super) enum Refusal {
     Unreadable(Option<i32>),
     TooLarge,
     OtherFormat(String),
-    Malformed(String),
+    Malformed(InputFormat, String),
 }
 
 impl From<Refusal> for String {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::OtherFormat(reason) | Refusal::Malformed(reason) => reason,
+            Refusal::OtherFormat(reason) | Refusal::Malformed(_, reason) => reason,
             Refusal::Unreadable(_) => "it cannot be read".to_owned(),
             Refusal::TooLarge => "it is too large".to_owned(),
         }
@@ -59,7 +59,7 @@ impl From<Refusal> for String {
 
 /// Refuses the first file.
 pub(super) fn malformed(reason: String) -> Refused {
-    (0, Refusal::Malformed(reason))
+    (0, Refusal::Malformed(InputFormat::Otlp, reason))
 }
 
 /// A refused file, by its position.
@@ -191,7 +191,11 @@ impl Input {
                 Error::TooLarge { path, reason }
             }
             Refusal::OtherFormat(reason) => Error::OtherFormat { path, reason },
-            Refusal::Malformed(reason) => Error::Malformed { path, reason },
+            Refusal::Malformed(format, reason) => Error::Malformed {
+                path,
+                format,
+                reason,
+            },
         }
     }
 }
@@ -211,7 +215,7 @@ impl Files<'_> {
         }
         match &tables.other_type {
             // Of the first file that has it.
-            Some(other) if !tables.has_cpu_time => Err((0, Refusal::Malformed(other.clone()))),
+            Some(other) if !tables.has_cpu_time => Err(malformed(other.clone())),
             _ => Ok(()),
         }
     }
@@ -232,7 +236,7 @@ impl Source {
                 }
                 if let Some(layouts) = messages::layouts(&file, size) {
                     let read = messages::read_parts(&file, &layouts, tables, sink);
-                    return read.map_err(Refusal::Malformed);
+                    return read.map_err(|reason| Refusal::Malformed(InputFormat::Otlp, reason));
                 }
                 // A list that grows takes up to three times as much.
                 let mut bytes = Vec::with_capacity(size as usize + 1);
@@ -242,7 +246,10 @@ impl Source {
             }
         };
         match content.len() as u64 {
-            0 => Err(Refusal::Malformed("it is empty".to_owned())),
+            0 => Err(Refusal::Malformed(
+                InputFormat::Otlp,
+                "it is empty".to_owned(),
+            )),
             size if size > MAX_FILE => Err(Refusal::TooLarge),
             _ => read_content(&content, &self.path, tables, sink),
         }
@@ -254,7 +261,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
-/// Reads the content of a file in whichever format it is.
+/// Reads the content of a file in whichever format it is, also compressed with gzip.
 pub(super) fn read_content(
     content: &[u8],
     path: &Path,
@@ -262,38 +269,61 @@ pub(super) fn read_content(
     sink: &mut dyn Sink,
 ) -> Result<(), Refusal> {
     const GZIP: [u8; 2] = [0x1f, 0x8b];
-    let read = if content.starts_with(&GZIP) {
-        let mut plain = Vec::new();
-        let read = MultiGzDecoder::new(content).take(MAX_FILE + 1);
-        let size = { read }.read_to_end(&mut plain);
-        let size = size.map_err(|_| Refusal::Malformed("it was cut off".to_owned()))?;
-        if size as u64 > MAX_FILE {
-            return Err(Refusal::TooLarge);
-        }
-        if !pprof::is_profile(&plain) {
-            return Err(other(content, path));
-        }
-        pprof::read(&plain, tables, sink)
-    } else if pprof::is_profile(content) {
-        pprof::read(content, tables, sink)
-    } else {
-        match str::from_utf8(content) {
-            Ok(lines) if text::is_folded(lines) => text::read_folded(lines, tables, sink),
-            Ok(lines) if text::is_perf_script(lines) => text::read_perf_script(lines, tables, sink),
-            _ => match other_format(content, path) {
-                Some(reason) => return Err(Refusal::OtherFormat(reason)),
-                None => messages::read(content, tables, sink),
-            },
-        }
-    };
-    read.map_err(Refusal::Malformed)
+    if !content.starts_with(&GZIP) {
+        return read_plain(content, path, tables, sink);
+    }
+    let mut plain = Vec::new();
+    let read = MultiGzDecoder::new(content).take(MAX_FILE + 1);
+    let read = { read }.read_to_end(&mut plain);
+    if plain.len() as u64 > MAX_FILE {
+        return Err(Refusal::TooLarge);
+    }
+    if let Some(reason) = other_format(content, path).filter(|_| plain.starts_with(b"{")) {
+        return Err(Refusal::OtherFormat(reason));
+    }
+    match read {
+        Ok(0) => Err(Refusal::Malformed(
+            InputFormat::Otlp,
+            "it is empty".to_owned(),
+        )),
+        Ok(_) => read_plain(&plain, path, tables, sink),
+        Err(_) => Err(Refusal::Malformed(
+            format_of(&plain),
+            "its compressed data was cut off or damaged".to_owned(),
+        )),
+    }
 }
 
-fn other(content: &[u8], path: &Path) -> Refusal {
-    match other_format(content, path) {
-        Some(reason) => Refusal::OtherFormat(reason),
-        None => Refusal::Malformed("it is no profile".to_owned()),
+/// Returns the format of a file, or of the beginning of one; OTLP if it is not known.
+fn format_of(content: &[u8]) -> InputFormat {
+    if pprof::is_profile(content) {
+        return InputFormat::Pprof;
     }
+    match str::from_utf8(content) {
+        Ok(lines) if text::is_folded(lines) => InputFormat::Folded,
+        Ok(lines) if text::is_perf_script(lines) => InputFormat::PerfScript,
+        _ => InputFormat::Otlp,
+    }
+}
+
+fn read_plain(
+    content: &[u8],
+    path: &Path,
+    tables: &mut Tables,
+    sink: &mut dyn Sink,
+) -> Result<(), Refusal> {
+    let format = format_of(content);
+    let lines = || str::from_utf8(content).unwrap_or_default();
+    let read = match format {
+        InputFormat::Pprof => pprof::read(content, tables, sink),
+        InputFormat::Folded => text::read_folded(lines(), tables, sink),
+        InputFormat::PerfScript => text::read_perf_script(lines(), tables, sink),
+        InputFormat::Otlp => match other_format(content, path) {
+            Some(reason) => return Err(Refusal::OtherFormat(reason)),
+            None => messages::read(content, tables, sink),
+        },
+    };
+    read.map_err(|reason| Refusal::Malformed(format, reason))
 }
 
 #[cfg(test)]
