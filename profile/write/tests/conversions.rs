@@ -102,7 +102,7 @@ fn of_firefox(content: &[u8]) -> Functions {
 }
 
 /// All samples of each function: the sum of its boxes, as no function of the shop calls itself. Its
-/// own are those that no box below has.
+/// own samples are what the boxes below it lack.
 fn of_flame_graph(content: &[u8]) -> Functions {
     let svg = str::from_utf8(content).unwrap();
     let value = |text: &str, name: &str| {

@@ -383,6 +383,16 @@ fn pprof_reads_samples_with_their_labels() {
     assert_eq!(line("serve"), ("0".into(), "100ms".into()));
     assert_eq!(line("main"), ("10ms".into(), "110ms".into()));
     assert_eq!(line("do_syscall_64"), ("20ms".into(), "20ms".into()));
+    let lines = pprof(&["-top", "-lines", "-sample_index=samples"]).unwrap();
+    for line in [
+        "8 66.67% 66.67% 8 66.67% parse /src/shop.rs:7 (inline)",
+        "0 0% 100% 8 66.67% serve /src/shop.rs:21",
+        "0 0% 100% 2 16.67% serve /src/shop.rs:20",
+    ] {
+        let mut all = lines.lines();
+        let same = |it: &str| it.split_whitespace().collect::<Vec<_>>().join(" ") == line;
+        assert!(all.any(same), "{line}: {lines}");
+    }
     // Without ^ and $, pprof takes digits for a number.
     let focus = "-tagfocus=span_id=^0202020202020202$";
     let focused = pprof(&["-top", "-sample_index=samples", focus]).unwrap();

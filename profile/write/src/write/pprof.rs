@@ -118,6 +118,7 @@ mod field {
     pub(super) const PERIOD_TYPE: u32 = 11;
     pub(super) const PERIOD: u32 = 12;
     pub(super) const DEFAULT_SAMPLE_TYPE: u32 = 14;
+    pub(super) const DOC_URL: u32 = 15;
 }
 
 /// Distinct entries. An ID is a position in its table.
@@ -335,6 +336,7 @@ impl Pprof {
         let (samples, count) = (string("samples"), string("count"));
         let (cpu, off_cpu) = (string("cpu"), string("off_cpu"));
         let nanoseconds = string("nanoseconds");
+        let url = string(REPOSITORY);
         if self.others != Values::default() {
             self.add_others();
         }
@@ -363,6 +365,7 @@ impl Pprof {
             (field::DURATION_NANOS, clock.duration()),
             (field::PERIOD, period),
             (field::DEFAULT_SAMPLE_TYPE, cpu as u64),
+            (field::DOC_URL, url as u64),
         ];
         for (tag, number) in numbers {
             out.field(|buffer| prost::encoding::uint64::encode(tag, &number, buffer))?;
@@ -441,6 +444,9 @@ where
     let new = || table.insert_full(entry.to_owned()).0;
     room.take(size_of::<T>() + size).then(new)
 }
+
+/// Where pprof's pages link to for an explanation; empty while the project has no address.
+const REPOSITORY: &str = env!("CARGO_PKG_REPOSITORY");
 
 /// Keys of labels that are not a record's attributes.
 const PROCESS: &str = "process";
