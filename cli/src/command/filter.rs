@@ -15,7 +15,7 @@ use otelctx_track::Facts;
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::descendants;
 use crate::command::ids::process_of;
-use crate::command::selection;
+use crate::command::selection::{self, GivenOption};
 use crate::error::Error;
 use crate::hidden;
 use crate::output::{attributes, terminal};
@@ -33,25 +33,52 @@ pub(super) struct Filter {
     /// any value; of several, all must hold
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = selection::attribute)]
     pub(super) conditions: Vec<AttributeCondition>,
-    /// Keep only samples of this trace: 32 hexadecimal digits
-    #[arg(long, value_name = "ID", value_parser = selection::trace)]
-    pub(super) trace: Option<TraceId>,
+    /// Keep only samples of this trace: 32 hexadecimal digits; can be repeated
+    #[arg(long = "trace", value_name = "ID", value_parser = selection::trace)]
+    pub(super) traces: Vec<TraceId>,
     /// Keep only threads with this name or ID; a name may end in *
     #[arg(long = "thread", value_name = "NAME|TID", value_parser = selection::thread)]
     pub(super) threads: Vec<ThreadFilter>,
+    /// Keep only samples whose stack has a function with this text in its name or its file's; can be
+    /// repeated
+    #[arg(long = "function", value_name = "TEXT", value_parser = selection::text)]
+    pub(super) functions: Vec<String>,
+    /// Keep only frames of this language, such as python or kernel; can be repeated
+    #[arg(long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
+    pub(super) languages: Vec<String>,
     #[command(flatten)]
     pub(super) attributes: AttributeFilter,
 }
 
 impl Filter {
     pub(super) fn is_empty(&self) -> bool {
-        self.conditions.is_empty() && self.trace.is_none() && self.threads.is_empty()
+        !self.has_conditions() && self.functions.is_empty()
+    }
+
+    /// Returns the selection as it was written.
+    pub(super) fn described(&self) -> Vec<GivenOption> {
+        let conditions = self.conditions.iter();
+        let conditions = conditions.map(|it| GivenOption::new("filter", it));
+        let traces = self.traces.iter().map(|it| GivenOption::new("trace", it));
+        let threads = self.threads.iter();
+        let threads = threads.map(|it| GivenOption::new("thread", it));
+        let functions = self.functions.iter();
+        let functions = functions.map(|it| GivenOption::new("function", it));
+        let languages = self.languages.iter();
+        let languages = languages.map(|it| GivenOption::new("language", it));
+        let all = conditions.chain(traces).chain(threads);
+        all.chain(functions).chain(languages).collect()
+    }
+
+    /// Returns true if there are conditions on samples that hold without their functions.
+    fn has_conditions(&self) -> bool {
+        !(self.conditions.is_empty() && self.traces.is_empty() && self.threads.is_empty())
     }
 
     /// Removes all other samples, and returns how many; the counters keep them. At the end of a
     /// recording, because a process may publish late.
     pub(super) fn keep(&self, recording: &mut Recording) -> usize {
-        if self.is_empty() {
+        if !self.has_conditions() {
             return 0;
         }
         let catalog = &recording.catalog;
@@ -80,11 +107,9 @@ impl Filter {
     }
 
     fn is_of_trace(&self, catalog: &Catalog, sample: &Sample) -> bool {
-        let Some(trace) = self.trace else {
-            return true;
-        };
         let context = sample.found.attached();
-        context.is_some_and(|id| catalog.context_facts(*id).trace_id == trace)
+        let is_wanted = |id: &_| self.traces.contains(&catalog.context_facts(*id).trace_id);
+        self.traces.is_empty() || context.is_some_and(is_wanted)
     }
 }
 

@@ -1,14 +1,21 @@
 //! Selects the samples of a recording.
 
-use otelctx_profile::Input;
+use std::fmt::{self, Display};
+use std::ops::Range;
+
 use otelctx_profile::report::{
-    AttributeFilter, Condition, Moment, Report, ReportOptions, Selection, ThreadFilter, TimeKind,
+    AttributeFilter, Condition, LANGUAGES, Moment, Report, ReportOptions, Selection, ThreadFilter,
+    TimeKind,
 };
+use otelctx_profile::{Clock, Input};
 use otelctx_reader::format::TraceId;
+use serde::Serialize;
 
 use crate::command::seconds::span;
 use crate::error::Error;
 use crate::output::clock;
+use crate::output::terminal::escape;
+use crate::output::text::argument;
 
 /// The selected samples; by default all on a CPU.
 #[derive(Debug, Default, clap::Args)]
@@ -32,12 +39,68 @@ pub(super) struct Select {
     function: Vec<String>,
     /// Keep only samples of this time: 14:03:00..14:04 (of the day on which the recording starts, in
     /// local time) or +10s..+20s after its start; either side may be left out
-    #[arg(long, value_name = "FROM..TO", value_parser = range, allow_hyphen_values = true)]
-    time: Option<(Side, Side)>,
+    #[arg(long, value_name = "FROM..TO", value_parser = TimeRange::parse, allow_hyphen_values = true)]
+    time: Option<TimeRange>,
     /// Kind of time that samples stand for: running (on a CPU), queued (ready, without a CPU) or
     /// waiting; can be repeated [default: running]
     #[arg(long = "kind", value_name = "KIND", value_parser = kind)]
     kind: Vec<TimeKind>,
+}
+
+/// A condition of a selection as it was written (docs/json.md).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct GivenOption {
+    /// The name of the option.
+    option: &'static str,
+    value: String,
+}
+
+impl GivenOption {
+    pub(super) fn new(option: &'static str, value: impl Display) -> Self {
+        let value = value.to_string();
+        Self { option, value }
+    }
+
+    /// Returns it as it is written on a command line.
+    pub(super) fn text(&self) -> String {
+        format!("--{} {}", self.option, escape(&argument(&self.value)))
+    }
+}
+
+/// A range of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TimeRange {
+    from: Side,
+    to: Side,
+}
+
+impl TimeRange {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (from, to) = range(text)?;
+        Ok(Self { from, to })
+    }
+
+    /// Returns the range in times of a recording's clock.
+    pub(super) fn within(self, clock: Clock) -> Range<u64> {
+        let moment = |side, open| match side {
+            Side::Open => open,
+            Side::AfterStart(time) => clock.start.saturating_add(time),
+            Side::OfDay(time) => {
+                let time = clock::on_day_of(clock.start_unix, time);
+                let before = clock
+                    .start
+                    .saturating_sub(clock.start_unix.saturating_sub(time));
+                before.saturating_add(time.saturating_sub(clock.start_unix))
+            }
+        };
+        moment(self.from, 0)..moment(self.to, u64::MAX)
+    }
+}
+
+impl Display for TimeRange {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}..{}", self.from, self.to)
+    }
 }
 
 /// One side of a range of time.
@@ -50,7 +113,42 @@ enum Side {
     OfDay(u64),
 }
 
+impl Display for Side {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open => Ok(()),
+            Self::AfterStart(time) => write!(formatter, "+{}s", *time as f64 / 1e9),
+            Self::OfDay(time) => {
+                let (seconds, milliseconds) = (time / 1000, time % 1000);
+                let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+                write!(formatter, "{hours:02}:{minutes:02}:{:02}", seconds % 60)?;
+                match milliseconds {
+                    0 => Ok(()),
+                    _ => write!(formatter, ".{milliseconds:03}"),
+                }
+            }
+        }
+    }
+}
+
 impl Select {
+    /// Returns the selection as it was written.
+    pub(super) fn described(&self) -> Vec<GivenOption> {
+        let filters = self.filter.iter().map(|it| GivenOption::new("filter", it));
+        let traces = self.trace.iter().map(|it| GivenOption::new("trace", it));
+        let threads = self.thread.iter().map(|it| GivenOption::new("thread", it));
+        let processes = self.pid.iter().map(|it| GivenOption::new("pid", it));
+        let functions = self.function.iter();
+        let functions = functions.map(|it| GivenOption::new("function", it));
+        let time = self.time.map(|it| GivenOption::new("time", it));
+        let kinds = self.kind.iter().map(|kind| {
+            let kind = KINDS.iter().find(|(known, _)| known == kind);
+            GivenOption::new("kind", kind.map_or("", |(_, name)| name))
+        });
+        let all = filters.chain(traces).chain(threads).chain(processes);
+        all.chain(functions).chain(time).chain(kinds).collect()
+    }
+
     /// Returns the selection in a recording, which is read if a time of day needs its start.
     pub(super) fn within(&self, input: &Input) -> Result<Selection, Error> {
         let start = if self.needs_start() {
@@ -75,7 +173,7 @@ impl Select {
         selection.threads.clone_from(&self.thread);
         selection.processes.clone_from(&self.pid);
         selection.functions.clone_from(&self.function);
-        selection.time = self.time.map(|(from, to)| (moment(from), moment(to)));
+        selection.time = self.time.map(|it| (moment(it.from), moment(it.to)));
         selection.kinds.clone_from(&self.kind);
         selection
     }
@@ -84,7 +182,7 @@ impl Select {
     fn needs_start(&self) -> bool {
         let is_of_day = |side: &Side| matches!(side, Side::OfDay(_));
         self.time
-            .is_some_and(|(from, to)| [from, to].iter().any(is_of_day))
+            .is_some_and(|it| [it.from, it.to].iter().any(is_of_day))
     }
 
     /// Returns the names of attributes with a condition.
@@ -159,20 +257,32 @@ pub(super) fn thread(text: &str) -> Result<ThreadFilter, String> {
     })
 }
 
-fn text(text: &str) -> Result<String, String> {
+pub(super) fn text(text: &str) -> Result<String, String> {
     match text {
         "" => Err("expected a part of a function's name".to_owned()),
         text => Ok(text.to_owned()),
     }
 }
 
-fn kind(text: &str) -> Result<TimeKind, String> {
-    match text {
-        "running" => Ok(TimeKind::Running),
-        "queued" => Ok(TimeKind::Queued),
-        "waiting" => Ok(TimeKind::Waiting),
-        _ => Err("expected running, queued or waiting".to_owned()),
+pub(super) fn language(text: &str) -> Result<String, String> {
+    let names = LANGUAGES.map(|(name, _)| name);
+    if names.contains(&text) {
+        return Ok(text.to_owned());
     }
+    Err(format!("expected one of {}", names.join(", ")))
+}
+
+/// Kinds of time, with their names.
+const KINDS: [(TimeKind, &str); 3] = [
+    (TimeKind::Running, "running"),
+    (TimeKind::Queued, "queued"),
+    (TimeKind::Waiting, "waiting"),
+];
+
+fn kind(text: &str) -> Result<TimeKind, String> {
+    let known = KINDS.iter().find(|(_, name)| *name == text);
+    let known = known.map(|(kind, _)| *kind);
+    known.ok_or_else(|| "expected running, queued or waiting".to_owned())
 }
 
 fn range(text: &str) -> Result<(Side, Side), String> {

@@ -186,7 +186,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
         let answer = recorded(&target, &all);
         match number(&json["counts"]["attached"]) {
             0 => Err(json),
-            _ if !answer.stdout.contains("dropped by --filter") => Err(json),
+            _ if !answer.stdout.contains("left out by the selection") => Err(json),
             _ => Ok((json, answer.stdout)),
         }
     });
@@ -203,10 +203,70 @@ fn samples_can_be_chosen_by_resource_and_trace() {
         stacks + incomplete >= number(&counts["attached"]),
         "{json:#}"
     );
-    assert!(
-        stdout.contains("  dropped by --filter, --trace or --thread: "),
-        "{stdout}"
+    assert!(stdout.contains("  left out by the selection: "), "{stdout}");
+}
+
+#[test]
+fn samples_can_be_chosen_by_function_time_and_language() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-functions");
+    let path = scratch.path("a.otlp");
+    let record = |seconds: &str, arguments: &[&str]| {
+        let all = [&["-d", seconds, "-o", &path, "--json"], arguments].concat();
+        let _ = fs::remove_file(&path);
+        let answer = recorded(&target, &all);
+        let json = answer.json();
+        let all = number(&json["samples"]) + number(&json["left_out"]);
+        let counts = &json["counts"];
+        let outcomes = ["attached", "detached", "not_published", "invalid"];
+        let outcomes = outcomes.iter().map(|name| number(&counts[*name]));
+        let unreadable = counts["unreadable"].as_object().unwrap();
+        let unreadable = unreadable.values().map(number);
+        assert_eq!(all, outcomes.chain(unreadable).sum::<u64>(), "{json:#}");
+        (number(&json["samples"]), all, json, answer.stderr)
+    };
+    // All samples are in it.
+    given_time(
+        |seconds| match record(seconds, &["--function", "BUSY", "--time", "+0s..+1h"]) {
+            (kept @ 1.., all, json, _) => {
+                assert!(kept <= all);
+                let report = report(&path);
+                assert_eq!(number(&report["samples"]), kept);
+                let written = serde_json::json!([
+                    {"option": "function", "value": "BUSY"},
+                    {"option": "time", "value": "+0s..+3600s"},
+                ]);
+                assert_eq!(json["filter"], written);
+                Ok(())
+            }
+            (_, _, json, _) => Err(json),
+        },
     );
+    for none in [["--function", "no_such_function"], ["--time", "+1h.."]] {
+        given_time(|seconds| match record(seconds, &none) {
+            (0, 0, json, _) => Err(json),
+            (kept, _, _, said) => {
+                assert_eq!(kept, 0);
+                let matches = format!("was kept: none matches {} ", none[0]);
+                assert!(said.contains(&matches), "{said}");
+                Ok(())
+            }
+        });
+    }
+    given_time(|seconds| {
+        let (kept, all, json, _) = record(seconds, &["--language", "native"]);
+        if kept == 0 {
+            return Err(json);
+        }
+        assert_eq!(kept, all);
+        let report = report(&path);
+        let functions = report["by_function"].as_array().unwrap();
+        assert!(!functions.is_empty());
+        for function in functions {
+            assert_eq!(function["kind"], "native", "{function}");
+        }
+        Ok(())
+    });
 }
 
 #[test]

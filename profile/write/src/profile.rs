@@ -1,17 +1,19 @@
 //! A recording with its frames resolved and equal samples grouped.
 
 use std::collections::HashMap;
+use std::iter::repeat_n;
 use std::num::NonZeroU64;
 
 use indexmap::IndexSet;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::{
-    Catalog, ContextId, Counts, Event, Found, GilState, Module, ModuleId, ProcessFacts, ProcessId,
-    Sample, StackEnd, StackId, ThreadFacts, ThreadId,
+    Catalog, ContextId, Counts, Event, Found, FrameKind, GilState, Module, ModuleId, ProcessFacts,
+    ProcessId, Sample, StackEnd, StackId, ThreadFacts, ThreadId,
 };
 
 use crate::attributes::attributes;
 use crate::location::{Location, LocationIndex, Locator, Place, Remappings, Resolved};
+use crate::report::{LANGUAGES, Selection};
 use crate::{Clock, Identity, Recording, Symbolizer};
 
 /// A recording with its frames resolved and equal samples grouped.
@@ -312,6 +314,68 @@ impl Profile {
     #[must_use]
     pub fn identity(&self, module: ModuleId) -> Option<&Identity> {
         self.identities.get(&module)
+    }
+
+    /// Keeps only the samples whose stack has a function with one of these texts in its name or its
+    /// file's, in upper or lower case. Returns how many it has removed.
+    pub fn keep_functions(&mut self, texts: &[String]) -> usize {
+        let selection = Selection {
+            functions: texts.to_vec(),
+            ..Selection::default()
+        };
+        let is_wanted = |location: &LocationIndex| {
+            let mut functions = self.locations[location.index()].functions.iter();
+            functions.any(|it| selection.has_function(&it.name, &it.file))
+        };
+        let stacks = self.stacks.iter();
+        let kept: Vec<bool> = stacks.map(|stack| stack.iter().any(is_wanted)).collect();
+        self.retain(|key| kept[key.stack])
+    }
+
+    /// Keeps only samples of threads that hold a global interpreter lock.
+    pub fn keep_gil_holders(&mut self) {
+        self.retain(|key| key.gil == Some(GilState::Held));
+    }
+
+    /// Keeps only samples with some keys, and returns how many it has removed.
+    fn retain(&mut self, is_kept: impl Fn(&Key) -> bool) -> usize {
+        let before = self.samples.len();
+        let counts = self.keys.iter();
+        let mut kept = counts.flat_map(|(key, count)| repeat_n(is_kept(key), *count));
+        self.samples.retain(|_| kept.next().unwrap_or(false));
+        drop(kept);
+        self.keys.retain(|(key, _)| is_kept(key));
+        before - self.samples.len()
+    }
+
+    /// Keeps only the frames of these languages, of [`LANGUAGES`].
+    pub fn keep_languages(&mut self, languages: &[String]) {
+        let all = LANGUAGES.into_iter();
+        let kinds = all.filter(|(name, _)| languages.iter().any(|it| it == name));
+        let kinds: Vec<&str> = kinds.map(|(_, kind)| kind).collect();
+        let is_wanted = |location: &LocationIndex| {
+            kinds.contains(&match self.locations[location.index()].place {
+                Place::Kernel => "kernel",
+                Place::Mapped(_) | Place::Unknown => FrameKind::NATIVE.name(),
+                Place::Runtime(kind) => kind.name(),
+            })
+        };
+        let mut stacks = IndexSet::default();
+        let mut stack = |stack: &[LocationIndex]| {
+            let left: Box<[_]> = stack.iter().copied().filter(is_wanted).collect();
+            stacks.insert_full(left).0
+        };
+        let moved: Vec<usize> = self.stacks.iter().map(|it| stack(it)).collect();
+        let keys = self.keys.iter().flat_map(|(key, count)| {
+            let stack = moved[key.stack];
+            repeat_n(Key { stack, ..*key }, *count)
+        });
+        // Groups may have become equal.
+        let mut all: Vec<(Key, Sample)> = keys.zip(self.samples.iter().copied()).collect();
+        all.sort_by_key(|(key, sample)| (*key, sample.time));
+        self.keys = counted(all.iter().map(|(key, _)| *key));
+        self.samples = all.into_iter().map(|(_, sample)| sample).collect();
+        self.stacks = stacks;
     }
 
     /// Returns groups of equal samples, sorted by process, kind and thread.

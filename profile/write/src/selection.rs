@@ -1,5 +1,7 @@
 //! Conditions by which samples of a recording are selected.
 
+use std::fmt::{self, Display};
+
 use serde::{Deserialize, Serialize};
 
 /// A condition on an attribute of the context or, if that has none of the name, of the resource.
@@ -9,6 +11,20 @@ pub struct AttributeFilter {
     pub name: String,
     /// The condition.
     pub condition: Condition,
+}
+
+/// As on the command line: `KEY=VALUE`, `KEY!=PREFIX*`, `KEY`.
+impl Display for AttributeFilter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        match &self.condition {
+            Condition::Is(value) => write!(formatter, "{name}={value}"),
+            Condition::IsNot(value) => write!(formatter, "{name}!={value}"),
+            Condition::StartsWith(start) => write!(formatter, "{name}={start}*"),
+            Condition::DoesNotStartWith(start) => write!(formatter, "{name}!={start}*"),
+            Condition::IsPresent => formatter.write_str(name),
+        }
+    }
 }
 
 /// A condition on the value of an attribute.
@@ -51,6 +67,15 @@ pub enum ThreadFilter {
     Name(String),
     /// Its ID.
     Id(i64),
+}
+
+impl Display for ThreadFilter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => formatter.write_str(name),
+            Self::Id(id) => write!(formatter, "{id}"),
+        }
+    }
 }
 
 impl ThreadFilter {

@@ -75,6 +75,44 @@ fn each_condition_selects_its_samples() {
     assert_eq!(selected(|it| it.kinds.push(TimeKind::Queued)), 0);
 }
 
+/// Samples on and off a CPU: eight of twelve and none of one have the function.
+#[test]
+fn samples_of_a_profile_are_kept_by_function() {
+    let mut profile = shop::profile();
+    let of = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(profile.keep_functions(&of(&["PARS", "no such"])), 5);
+    assert_eq!(profile.len(), 8);
+    let sum: usize = profile.groups().map(|group| group.samples.len()).sum();
+    assert_eq!(sum, 8);
+    assert_eq!(profile.keep_functions(&of(&["shop.rs"])), 0);
+    assert_eq!(profile.keep_functions(&of(&["no such"])), 8);
+    assert!(profile.is_empty());
+}
+
+#[test]
+fn frames_of_a_profile_are_kept_by_language() {
+    let folded = |languages: &[&str]| {
+        let mut profile = shop::profile();
+        let languages: Vec<String> = languages.iter().map(ToString::to_string).collect();
+        profile.keep_languages(&languages);
+        assert_eq!(profile.len(), 13);
+        let mut content = Vec::new();
+        let options = Options::default();
+        profile
+            .write(Format::Folded, &options, &mut content)
+            .unwrap();
+        String::from_utf8(content).unwrap()
+    };
+    let whole = folded(&["native", "kernel"]);
+    assert!(whole.contains("main;serve;do_syscall_64 2\n"), "{whole}");
+    let native = folded(&["native"]);
+    assert!(native.contains("main;serve 2\n"), "{native}");
+    assert!(native.contains("main;serve;parse 7\n"), "{native}");
+    assert!(!native.contains("do_syscall_64"), "{native}");
+    // A stack without frames is that of its thread alone.
+    assert!(folded(&["kernel"]).contains("do_syscall_64 2\n"));
+}
+
 #[test]
 fn all_conditions_must_hold() {
     let both = selected(|it| {

@@ -3,13 +3,14 @@
 use std::collections::{BTreeSet, HashSet};
 
 use otelctx_profile::sample::{ContextId, Counts};
-use otelctx_profile::{GIL_ATTRIBUTE, Recording};
+use otelctx_profile::{GIL_ATTRIBUTE, Profile, Recording};
 
 use super::Arguments;
 use super::gil::GilSamples;
 use super::held::{self, Held};
 use crate::command::descendants;
 use crate::command::filter::NONE;
+use crate::command::selection::GivenOption;
 use crate::output::attributes::{self, string};
 use crate::output::text::{argument, count, grouped, own_name};
 
@@ -173,7 +174,22 @@ impl Before {
 
     fn chosen(&self, arguments: &Arguments) -> Explanation {
         let all = count(self.samples, "sample", "samples");
-        match (&arguments.filter.conditions[..], arguments.filter.trace) {
+        let filter = &arguments.filter;
+        if !filter.functions.is_empty() || arguments.time.is_some() {
+            let named: Vec<String> = arguments
+                .conditions()
+                .iter()
+                .map(GivenOption::text)
+                .collect();
+            return Explanation {
+                message: format!("none of {all} was kept: none matches {}", named.join(" ")),
+                hint: format!(
+                    "record without; `{} report` selects samples of a recording",
+                    own_name()
+                ),
+            };
+        }
+        match (&filter.conditions[..], filter.traces.first()) {
             ([], None) => Explanation {
                 message: format!("none of {all} was kept: no sampled thread matches --thread"),
                 hint: "names are those of /proc/PID/task/TID/comm, or the runtime's".to_owned(),
@@ -189,8 +205,8 @@ impl Before {
                 message: format!("none of {all} was kept: no sample matches --filter"),
                 hint: format!("sampled values of {}: {}", first.name, list(&self.values)),
             },
-            (filter, _) => Explanation {
-                message: match filter {
+            (conditions, _) => Explanation {
+                message: match conditions {
                     [] => format!(
                         "none of {all} was kept: {} had a context, none with that trace",
                         grouped(self.counts.attached as usize)
@@ -217,15 +233,16 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    pub(super) fn add(&mut self, part: &Recording) {
-        if part.samples.iter().any(|it| it.gil.is_some()) {
+    pub(super) fn add(&mut self, part: &Profile) {
+        if part.groups().any(|it| it.gil.is_some()) {
             self.any = true;
             self.attributes.insert(GIL_ATTRIBUTE.to_owned());
         }
-        let contexts = part.samples.iter().filter_map(|it| it.found.attached());
+        let samples = part.groups().flat_map(|it| it.samples);
+        let contexts = samples.filter_map(|it| it.found.attached());
         let contexts: HashSet<ContextId> = contexts.copied().collect();
         self.any |= !contexts.is_empty();
-        let attributes = |id: &ContextId| &part.catalog.context_facts(*id).attributes;
+        let attributes = |id: &ContextId| &part.context(*id).attributes;
         for (key, _) in contexts.iter().flat_map(attributes) {
             if !self.attributes.contains(key) {
                 self.attributes.insert(key.clone());

@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use otelctx_profile::Recording;
+use otelctx_profile::Profile;
 use otelctx_profile::report::Report;
 use otelctx_profile::sample::GilState;
 use serde::Serialize;
@@ -20,10 +20,10 @@ pub(in crate::command) struct GilSamples {
 }
 
 impl GilSamples {
-    pub(super) fn of_part(part: &Recording) -> Self {
+    pub(super) fn of_part(part: &Profile) -> Self {
         let mut counts = Self::default();
-        for sample in &part.samples {
-            counts.add(sample.gil, 1);
+        for group in part.groups() {
+            counts.add(group.gil, group.samples.len() as u64);
         }
         counts
     }

@@ -17,14 +17,14 @@ use std::process::Child;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
-use otelctx_profile::sample::{GilState, Sample};
-use otelctx_profile::{Format, Options, Parts, Profile, Recording};
+use otelctx_profile::{Clock, Format, Options, Parts, Profile, Recording};
 use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select, Selected};
+use crate::command::selection::{GivenOption, TimeRange};
 use crate::command::without_symbols::WithoutSymbols;
 use crate::command::{ids, needed, seconds, standard_output};
 use crate::error::Error;
@@ -38,7 +38,7 @@ use gil::GilSamples;
 use output::{Outputs, Written};
 use send::{Collector, Delivery};
 use session::{Plan, Recorded, Session};
-use summary::Summary;
+use summary::{Removed, Summary};
 
 /// Sample processes and write a profile with the trace on every sample
 ///
@@ -50,7 +50,7 @@ use summary::Summary;
     override_usage = "otelctx record [OPTIONS] <--pid <PID>|--name <NAME>|--container <ID>|--cgroup <PATH>|--all|-- COMMAND...>"
 )]
 #[command(group(clap::ArgGroup::new("targets").required(true).multiple(true)
-    .args(["pid", "bare", "name", "container", "cgroup", "all", "command", "conditions", "trace"])))]
+    .args(["pid", "bare", "name", "container", "cgroup", "all", "command", "conditions", "traces"])))]
 pub(crate) struct Arguments {
     /// Process IDs to sample, with their child processes, including those started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
@@ -94,6 +94,10 @@ pub(crate) struct Arguments {
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
+    /// Keep only samples of this time: +10s..+20s after the recording's start, or 14:03:00..14:04 (in
+    /// local time); either side may be left out
+    #[arg(long, value_name = "FROM..TO", value_parser = TimeRange::parse, allow_hyphen_values = true)]
+    time: Option<TimeRange>,
     /// Keep only samples of threads that hold the global interpreter lock (the GIL of Python)
     #[arg(long)]
     gil: bool,
@@ -111,6 +115,15 @@ pub(crate) struct Arguments {
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    /// Returns the selection as it was written.
+    fn conditions(&self) -> Vec<GivenOption> {
+        let mut conditions = self.filter.described();
+        conditions.extend(self.time.map(|time| GivenOption::new("time", time)));
+        conditions
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -150,7 +163,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     interrupt::say_if_ignored();
     let (recorded, method, child) = record(arguments, targets, selected.older_children, setup)?;
     let (stacks, steps) = (recorded.incomplete_stacks, recorded.incomplete_steps);
-    let mut summary = Summary::new(method, stacks, steps);
+    let mut summary = Summary::new(method, arguments.conditions(), stacks, steps);
     summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
     let symbols = arguments.debug_files.symbols(server).search_processes();
     let mut symbols = symbols.files(recorded.files);
@@ -212,8 +225,9 @@ impl Writer<'_> {
                 Ok(part) => part,
                 Err(error) => return self.failed.push(Error::Spool(error)),
             };
-            self.filter(&mut part);
-            let profile = Profile::new(part, symbols);
+            let (clock_of_part, removed) = (part.clock, self.select(&mut part, clock));
+            let mut profile = Profile::new(part, symbols);
+            self.select_by_function(&mut profile, clock_of_part, removed);
             self.summary.without_symbols.add(&profile, symbols);
             let arguments = self.arguments;
             let outputs = self.outputs.get_or_insert_with(|| {
@@ -244,19 +258,42 @@ impl Writer<'_> {
         }
     }
 
-    /// Drops the samples of a part that were not requested, and counts the others.
-    fn filter(&mut self, part: &mut Recording) {
-        self.before.add(part, self.arguments);
-        let filtered = self.arguments.filter.keep(part);
-        let gil = GilSamples::of_part(part);
-        if self.arguments.gil {
-            self.before.add_gil(gil);
-            let is_held = |sample: &Sample| sample.gil == Some(GilState::Held);
-            part.samples.retain(is_held);
+    /// Leaves out the samples and attributes of a part that were not requested. `clock` is that of the
+    /// whole recording.
+    fn select(&mut self, part: &mut Recording, clock: Clock) -> Removed {
+        let arguments = self.arguments;
+        self.before.add(part, arguments);
+        let mut left_out = arguments.filter.keep(part);
+        if let Some(time) = &arguments.time {
+            let all = part.samples.len();
+            let selected = time.within(clock);
+            part.samples
+                .retain(|sample| selected.contains(&sample.time));
+            left_out += all - part.samples.len();
         }
-        let dropped = self.arguments.filter.attributes.apply(part);
+        Removed {
+            gil: GilSamples::default(),
+            left_out,
+            attributes: arguments.filter.attributes.apply(part),
+        }
+    }
+
+    /// Leaves out samples and frames that were not requested, and counts the others.
+    fn select_by_function(&mut self, part: &mut Profile, clock: Clock, mut removed: Removed) {
+        let arguments = self.arguments;
+        if !arguments.filter.functions.is_empty() {
+            removed.left_out += part.keep_functions(&arguments.filter.functions);
+        }
+        removed.gil = GilSamples::of_part(part);
+        if arguments.gil {
+            self.before.add_gil(removed.gil);
+            part.keep_gil_holders();
+        }
+        if !arguments.filter.languages.is_empty() {
+            part.keep_languages(&arguments.filter.languages);
+        }
         self.contexts.add(part);
-        self.summary.add(part, gil, filtered, dropped);
+        self.summary.add(part, clock, removed);
     }
 
     /// Writes the files of all parts, and prints the closing lines: on standard error if standard

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use otelctx_profile::sample::{
     Counts, Found, Frame, FrameKind, ProcessId, ReadStep, Sample, StackEnd,
 };
-use otelctx_profile::{DistinctCount, Recording};
+use otelctx_profile::{Clock, DistinctCount, Profile};
 use otelctx_sampler::{IncompleteStacks, IncompleteSteps};
 use serde::Serialize;
 
@@ -14,6 +14,7 @@ use super::output::Written;
 use super::send::Delivery;
 use crate::command::attribute_filter::DroppedAttributes;
 use crate::command::node_contexts::{NodeContexts, has_route};
+use crate::command::selection::GivenOption;
 use crate::command::without_symbols::{FileJson, WithoutSymbols};
 use crate::output::counts::{CountsJson, incomplete_stacks, share};
 use crate::output::terminal::escape;
@@ -43,8 +44,10 @@ pub(super) struct Summary {
     samples: usize,
     attached: usize,
     gil: GilSamples,
-    /// Number of samples that --filter, --trace or --thread have dropped.
-    filtered: usize,
+    /// Number of samples that the selection has left out.
+    left_out: usize,
+    /// The selection: options and their values.
+    filter: Vec<GivenOption>,
     dropped_attributes: DroppedAttributes,
     node_contexts: NodeContexts,
     /// Samples whose innermost function has no name, by its runtime.
@@ -64,44 +67,51 @@ pub(super) struct Summary {
     incomplete_steps: Vec<IncompleteSteps>,
 }
 
+/// What was removed from a part of a recording.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Removed {
+    /// The states of its samples before `--gil` removed any.
+    pub(super) gil: GilSamples,
+    /// The number of samples that the selection has left out.
+    pub(super) left_out: usize,
+    /// The attributes that were left out.
+    pub(super) attributes: DroppedAttributes,
+}
+
 impl Summary {
     pub(super) fn new(
         method: &'static str,
+        filter: Vec<GivenOption>,
         incomplete_stacks: Vec<IncompleteStacks>,
         incomplete_steps: Vec<IncompleteSteps>,
     ) -> Self {
         Self {
             method,
+            filter,
             incomplete_stacks,
             incomplete_steps,
             ..Self::default()
         }
     }
 
-    /// Adds a part of the recording. `gil` are the states of its samples before `--gil` removed any,
-    /// `filtered` is the number of samples that a filter has removed before that.
-    pub(super) fn add(
-        &mut self,
-        part: &Recording,
-        gil: GilSamples,
-        filtered: usize,
-        dropped: DroppedAttributes,
-    ) {
-        self.gil += gil;
-        self.filtered += filtered;
-        self.dropped_attributes.add(dropped);
-        self.samples += part.samples.len();
-        for sample in &part.samples {
+    /// Adds a part of the recording, which took the time of `clock`, and what was removed from it.
+    pub(super) fn add(&mut self, part: &Profile, clock: Clock, removed: Removed) {
+        self.gil += removed.gil;
+        self.left_out += removed.left_out;
+        self.dropped_attributes.add(removed.attributes);
+        self.samples += part.len();
+        let (catalog, samples) = (part.catalog(), || part.groups().flat_map(|it| it.samples));
+        for sample in samples() {
             let context = match sample.found {
-                Found::Attached(id) => Some(has_route(&part.catalog.context_facts(id).attributes)),
+                Found::Attached(id) => Some(has_route(&catalog.context_facts(id).attributes)),
                 _ => None,
             };
             self.attached += usize::from(context.is_some());
             if context.is_some() || sample.found == Found::Detached {
                 let contexts = &mut self.node_contexts;
-                contexts.add(&part.catalog, sample.thread, context, 1);
+                contexts.add(catalog, sample.thread, context, 1);
             }
-            let innermost = part.catalog.frames(sample.user_stack).next();
+            let innermost = catalog.frames(sample.user_stack).next();
             if let Some(Frame::Named(frame)) = innermost
                 && frame.is_unnamed()
                 && let Some(runtime) = UNNAMED.iter().position(|it| it.0 == frame.kind)
@@ -109,17 +119,17 @@ impl Summary {
                 self.unnamed[runtime] += 1;
             }
         }
-        let process = |it: &Sample| part.catalog.thread_facts(it.thread).process;
-        let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
+        let process = |it: &Sample| catalog.thread_facts(it.thread).process;
+        let processes: HashSet<ProcessId> = samples().map(process).collect();
         for id in processes {
-            let facts = part.catalog.process(id);
+            let facts = catalog.process(id);
             // The program distinguishes a process from itself before an exec.
             let process = (facts.pid, facts.start_ticks, &facts.executable);
             self.processes.add(process);
         }
-        self.duration_ns += part.clock.duration();
-        self.period_ns = part.period.get();
-        self.counts += part.counts;
+        self.duration_ns += clock.duration();
+        self.period_ns = part.period().get();
+        self.counts += *part.counts();
     }
 
     pub(super) fn samples(&self) -> usize {
@@ -161,14 +171,14 @@ impl Summary {
         }
         counted += &self.steps();
         counted += &self.stacks();
-        if self.filtered > 0 {
-            let samples = count(self.filtered, "sample", "samples");
+        if self.left_out > 0 {
+            let samples = count(self.left_out, "sample", "samples");
             let included = if counted.is_empty() {
                 ""
             } else {
                 " (included in the lines below)"
             };
-            text += &format!("  dropped by --filter, --trace or --thread: {samples}{included}\n");
+            text += &format!("  left out by the selection: {samples}{included}\n");
         }
         if let Some(line) = self.dropped_attributes.line() {
             text += &format!("  {line}\n");
@@ -256,6 +266,8 @@ impl Summary {
         };
         SummaryJson {
             samples: self.samples,
+            filter: &self.filter,
+            left_out: self.left_out,
             with_context: self.attached,
             gil: self.gil,
             processes: self.processes.get(),
@@ -403,6 +415,8 @@ impl Missing {
 #[derive(Serialize)]
 struct SummaryJson<'s> {
     samples: usize,
+    filter: &'s [GivenOption],
+    left_out: usize,
     with_context: usize,
     gil: GilSamples,
     processes: usize,
@@ -438,9 +452,9 @@ mod tests {
     use crate::command::filter::ROUTE;
     use std::num::NonZeroU64;
 
-    use otelctx_profile::Clock;
     use otelctx_profile::sample::format::record::DecodedContext;
     use otelctx_profile::sample::{Catalog, Event, NamedFrame, ProcessFacts};
+    use otelctx_profile::{NoSymbols, Recording};
 
     use super::*;
 
@@ -454,7 +468,8 @@ mod tests {
                 none: 1234,
                 ..GilSamples::default()
             },
-            filtered: 0,
+            left_out: 0,
+            filter: Vec::new(),
             dropped_attributes: DroppedAttributes::default(),
             node_contexts: NodeContexts::default(),
             unnamed: [0; UNNAMED.len()],
@@ -523,9 +538,8 @@ mod tests {
             format!("{first}, 7 lost\n{second}\n")
         );
         let mut filtered = summary(counts);
-        filtered.filtered = 1;
-        let third =
-            "  dropped by --filter, --trace or --thread: 1 sample (included in the lines below)";
+        filtered.left_out = 1;
+        let third = "  left out by the selection: 1 sample (included in the lines below)";
         assert_eq!(
             filtered.text(),
             format!("{first}, 7 lost\n{third}\n{second}\n")
@@ -634,13 +648,10 @@ mod tests {
         };
         let samples = stacks.iter().map(sample).collect();
         let part = recording(catalog, samples);
-        let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
-        summary.add(
-            &part,
-            GilSamples::default(),
-            0,
-            DroppedAttributes::default(),
-        );
+        let mut summary = Summary::new("ebpf", Vec::new(), Vec::new(), Vec::new());
+        let clock = part.clock;
+        let part = Profile::new(part, &mut NoSymbols);
+        summary.add(&part, clock, Removed::default());
         assert_eq!(summary.unnamed, [1; 5]);
     }
 
@@ -683,9 +694,10 @@ mod tests {
             };
             let samples = routes.iter().map(&mut sample).collect();
             let part = recording(catalog, samples);
-            let mut summary = Summary::new("ebpf", Vec::new(), Vec::new());
-            let dropped = DroppedAttributes::default();
-            summary.add(&part, GilSamples::default(), 0, dropped);
+            let mut summary = Summary::new("ebpf", Vec::new(), Vec::new(), Vec::new());
+            let clock = part.clock;
+            let part = Profile::new(part, &mut NoSymbols);
+            summary.add(&part, clock, Removed::default());
             let text = summary.text();
             for known in [no_route, no_context].into_iter().flatten() {
                 let has_it = text.contains(known);
@@ -744,9 +756,11 @@ mod tests {
         summary.incomplete_stacks.push(place);
         let step = IncompleteSteps::new("nodejs", "not supported", 25);
         summary.incomplete_steps.push(step);
+        summary.filter = vec![GivenOption::new("trace", "4b")];
+        summary.left_out = 5;
         let json = serde_json::to_value(summary.json(&[], None)).unwrap();
         let expected = serde_json::json!({
-            "samples": 1234, "with_context": 1200,
+            "samples": 1234, "filter": [{"option": "trace", "value": "4b"}], "left_out": 5, "with_context": 1200,
             "gil": {"held": 1000, "waiting": 200, "released": 30, "none": 4}, "processes": 1,
             "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
             "dropped_attributes": {"samples": 0, "resources": 0},

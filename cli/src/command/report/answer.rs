@@ -5,10 +5,12 @@ use serde::Serialize;
 
 use crate::command::filter::NONE;
 use crate::command::record::gil::GilSamples;
+use crate::command::selection::GivenOption;
 
 #[derive(Serialize)]
 pub(super) struct Answer<'r> {
     samples: u64,
+    filter: Vec<GivenOption>,
     cpu_ns: u64,
     with_trace: u64,
     gil: GilSamples,
@@ -63,7 +65,7 @@ struct FunctionRow<'r> {
     total_samples: u64,
 }
 
-pub(super) fn of<'r>(report: &'r Report, by: &[String]) -> Answer<'r> {
+pub(super) fn of<'r>(report: &'r Report, by: &[String], filter: Vec<GivenOption>) -> Answer<'r> {
     let row = |(name, cost): &'r (String, Cost)| Row {
         name,
         samples: cost.samples,
@@ -98,6 +100,7 @@ pub(super) fn of<'r>(report: &'r Report, by: &[String]) -> Answer<'r> {
     });
     Answer {
         samples: report.total.samples,
+        filter,
         cpu_ns: report.total.nanoseconds,
         with_trace: report.with_trace.samples,
         gil: GilSamples::of_report(report),

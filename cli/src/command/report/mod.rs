@@ -3,7 +3,7 @@
 mod answer;
 mod compare;
 pub(in crate::command) mod file;
-mod tables;
+pub(in crate::command) mod tables;
 pub(in crate::command) mod unselected;
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::Status;
 use crate::command::filter::{NONE, ROUTE};
 use crate::command::ids;
 use crate::command::record::empty_recording;
-use crate::command::selection::Select;
+use crate::command::selection::{self, GivenOption, Select};
 use crate::command::standard_output;
 use crate::error::Error;
 use crate::output::json;
@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
         require_equals = true)]
     traces: Option<TraceOrder>,
     /// Show only frames of this language, such as python or kernel; can be repeated
-    #[arg(long = "language", value_name = "LANGUAGE", value_parser = language)]
+    #[arg(long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
     languages: Vec<String>,
     /// Show functions of interpreters, of the starts of threads and of system calls, too
     #[arg(long)]
@@ -103,14 +103,6 @@ enum TraceOrder {
     Span,
 }
 
-fn language(text: &str) -> Result<String, String> {
-    let names = report::LANGUAGES.map(|(name, _)| name);
-    if names.contains(&text) {
-        return Ok(text.to_owned());
-    }
-    Err(format!("expected one of {}", names.join(", ")))
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let given = arguments.files.first();
     let file = file::chosen(given.map(PathBuf::as_path))?;
@@ -140,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         return Ok(Status::FoundProblem);
     }
     let text = if arguments.json {
-        json::render(&answer::of(&report, &by))
+        json::render(&answer::of(&report, &by, arguments.conditions()))
     } else {
         let shown = tables::Shown {
             report: &report,
@@ -239,6 +231,17 @@ fn convert(
 }
 
 impl Arguments {
+    /// Returns the selection as it was written.
+    fn conditions(&self) -> Vec<GivenOption> {
+        let languages = self.languages.iter();
+        let languages = languages.map(|it| GivenOption::new("language", it));
+        self.select
+            .described()
+            .into_iter()
+            .chain(languages)
+            .collect()
+    }
+
     fn options(&self, selection: Selection) -> ReportOptions {
         let by = match &self.by[..] {
             [] => vec![ROUTE.to_owned()],

@@ -331,11 +331,11 @@ mod tests {
     /// Of a service that was filtered out, half of the stacks may be incomplete.
     #[test]
     fn the_share_of_incomplete_stacks_is_not_shown_with_a_filter() {
-        let trace = Some(otelctx_reader::format::TraceId::from_bytes([1; 16]));
+        let traces = vec![otelctx_reader::format::TraceId::from_bytes([1; 16])];
         let filters = [
             Filter::default(),
             Filter {
-                trace,
+                traces,
                 ..Filter::default()
             },
         ];
