@@ -37,8 +37,7 @@ impl Terminal {
         }
     }
 
-    /// Creates a terminal without colours, for tests.
-    #[cfg(test)]
+    /// Creates a terminal without colours.
     pub(crate) fn with_width(width: Option<usize>) -> Self {
         Self {
             width,

@@ -166,13 +166,22 @@ fn a_thread_is_shown_with_its_route_and_trace_and_the_terminal_is_given_back() {
             method.is_some()
         );
         assert!(lines[1].starts_with("http.route  /cart "), "{lines:#?}");
-        // Its details.
+        // Opened: its functions as a tree, its trace, and what it is.
         session.press("/at work\r\r");
-        session.wait_for(&format!("trace       {TRACE}"));
-        session.press("\x1b");
-        session.wait("no details", |lines| {
-            !lines.iter().any(|it| it.starts_with("──"))
+        session.wait("its functions", |lines| {
+            let is_own = |line: &String| line.contains("{closure#0}  …/target/main.rs:");
+            let is_tree = lines[3].contains("  SELF  FUNCTION") && lines[4..].iter().any(is_own);
+            lines[2].starts_with("at work: ") && is_tree
         });
+        session.press("/trace");
+        session.wait("its trace alone", |lines| {
+            let has = |text: &str| lines.iter().any(|line| line.contains(text));
+            has(&format!("  trace       {TRACE}")) && !has("main.rs:") && has("search: trace")
+        });
+        session.press("\x1b\x1b[F");
+        session.wait_for("  http.route  /cart");
+        session.press("\x1b");
+        session.wait("the table", |lines| lines[2].starts_with("CPU %  "));
         session.press("\x1b\x1b");
         session.press("g");
         session.wait_for("g by http.route");
@@ -334,7 +343,7 @@ fn a_command_is_sampled_from_its_start_and_terminated_with_the_view() {
     let lines = session.wait("its row", |lines| {
         lines
             .iter()
-            .any(|line| line.split_whitespace().filter(|it| *it == "sh").count() == 2)
+            .any(|line| line.contains(" sh ") && line.contains(" [sh] "))
     });
     assert!(!lines.concat().contains("written"), "{lines:#?}");
     session.press("q");
@@ -368,6 +377,54 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value}"))
 }
 
+/// The rows of all tables until there are some.
+fn rows_of(arguments: &[&str]) -> Vec<Value> {
+    let mut all = (0..60).map(|_| {
+        let pictures = pictures(&[&["--iterations", "1", "-i", "0.5"], arguments].concat());
+        pictures[0]["rows"].as_array().unwrap().clone()
+    });
+    all.find(|rows| !rows.is_empty())
+        .expect("something has run")
+}
+
+#[test]
+fn rows_are_selected_by_function_and_grouped_by_levels() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let rows = rows_of(&[
+        "-p",
+        &pid,
+        "--by",
+        "service,http.route",
+        "--function",
+        "BUSY",
+    ]);
+    let cart = rows.iter().find(|row| row["values"][1] == "/cart");
+    let cart = cart.unwrap_or(&rows[0]);
+    assert_eq!(cart["values"][0], "busy shop", "{rows:#?}");
+    assert_eq!(
+        cart["name"],
+        format!("busy shop  {}", cart["values"][1].as_str().unwrap())
+    );
+    let rows = rows_of(&["-p", &pid, "--by", "function", "--language", "native"]);
+    assert!(
+        rows.iter().any(|row| row["name"] == "{closure#0}"),
+        "{rows:#?}"
+    );
+    // Of no such function, no sample is shown.
+    let none = [
+        "-p",
+        &pid,
+        "--iterations",
+        "1",
+        "--function",
+        "no such function",
+    ];
+    let none = pictures(&none);
+    assert_eq!(none[0]["samples"], 0);
+    assert_eq!(none[0]["rows"], Value::Array(Vec::new()));
+}
+
 /// The same as in recordings: a name that the process has not published is in parentheses, and marked in JSON.
 #[test]
 fn a_service_that_only_the_environment_names_is_marked() {
@@ -383,6 +440,19 @@ fn a_service_that_only_the_environment_names_is_marked() {
     assert!(!named.is_empty(), "{all:#?}");
     for row in named {
         assert_eq!(row["service_detected"], true, "{row:#}");
+        assert_eq!(row["service_is_command"], Value::Null, "{row:#}");
+    }
+    // Without any service's name, the command's is shown as such.
+    let command = ["--", "sh", "-c", loops];
+    let table = otelctx(&[&group[..], &command].concat()).expect(0).stdout;
+    assert!(table.contains(" [sh] "), "{table}");
+    let all = pictures(&[&group[1..], &command].concat());
+    let rows = all.iter().flat_map(|it| it["rows"].as_array().unwrap());
+    let named: Vec<&Value> = rows.filter(|row| row["service"] == "sh").collect();
+    assert!(!named.is_empty(), "{all:#?}");
+    for row in named {
+        assert_eq!(row["service_is_command"], true, "{row:#}");
+        assert_eq!(row["name"], "[sh]", "{row:#}");
     }
 }
 

@@ -164,6 +164,34 @@ pub struct TraceCost {
     pub threads: usize,
 }
 
+/// A frame of a live view.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LiveFrame {
+    /// The function's name.
+    pub name: String,
+    /// Its source file; empty if unknown.
+    pub file: String,
+    /// The line that was sampled; 0 if unknown.
+    pub line: u32,
+    /// The kind of frame: a value of `profile.frame.type`, such as `cpython`.
+    pub kind: &'static str,
+}
+
+/// Samples of a live view with the same stack, thread and trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveSamples {
+    /// The index of the stack.
+    pub stack: usize,
+    /// A number of the thread.
+    pub thread: i64,
+    /// The trace, if there is one.
+    pub trace: Option<[u8; 16]>,
+    /// The time of the first sample, in nanoseconds after 1970-01-01 UTC.
+    pub time: u64,
+    /// The number of samples.
+    pub samples: u64,
+}
+
 /// Samples, and the CPU time that they stand for: 0 if the recording does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {

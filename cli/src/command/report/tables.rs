@@ -21,6 +21,9 @@ const MIN_UNNAMED: u64 = 20;
 /// Number of samples of the costliest trace from which on traces are shown by default.
 const MIN_SAMPLES: u64 = 3;
 
+/// Greatest indentation in a tree, in levels.
+pub(in crate::command) const MAX_INDENT: usize = 60;
+
 /// A report, and how to show it.
 pub(super) struct Shown<'r> {
     pub(super) report: &'r Report,
@@ -193,7 +196,7 @@ impl Shown<'_> {
                 self.of_all(cost.own),
                 time(cost.total),
                 escape(&shown(&function.name)),
-                place(function),
+                place(function, MAX_FILE),
             ]
         };
         let rows = self.report.by_function.iter().take(self.rows);
@@ -211,8 +214,6 @@ impl Shown<'_> {
 
     /// Formats functions, indented by their depth.
     fn tree(&self, nodes: &[TreeNode], with_own: bool, terminal: &Terminal) -> String {
-        /// Greatest indentation, in levels.
-        const MAX_INDENT: usize = 60;
         let row = |node: &TreeNode| {
             let indent = "  ".repeat(node.depth.min(MAX_INDENT));
             [
@@ -315,11 +316,11 @@ fn own_first<'r>(
     rows.into_iter()
 }
 
-pub(super) fn number(name: &'static str) -> (&'static str, Align) {
+pub(in crate::command) fn number(name: &'static str) -> (&'static str, Align) {
     (name, Align::Right)
 }
 
-pub(super) fn text(name: &'static str) -> (&'static str, Align) {
+pub(in crate::command) fn text(name: &'static str) -> (&'static str, Align) {
     (name, Align::Left)
 }
 
@@ -341,13 +342,13 @@ fn shown(name: &str) -> String {
 /// Maximum length of a file's name in a table.
 const MAX_FILE: usize = 40;
 
-/// Formats a function's file and line; of a long path, its end.
-fn place(function: &Function) -> String {
+/// Formats a function's file and line; of a path with more than `most` characters, its end.
+fn place(function: &Function, most: usize) -> String {
     if function.file.is_empty() {
         return String::new();
     }
     let characters = function.file.chars().count();
-    let file = match characters.checked_sub(MAX_FILE) {
+    let file = match characters.checked_sub(most) {
         Some(more) if more > 0 => {
             let end: String = function.file.chars().skip(more).collect();
             let whole = end.find('/').map_or(0, |slash| slash + 1);
@@ -361,16 +362,22 @@ fn place(function: &Function) -> String {
     }
 }
 
-pub(super) fn with_place(function: &Function) -> String {
+pub(in crate::command) fn with_place(function: &Function) -> String {
+    with_short_place(function, MAX_FILE)
+}
+
+/// Formats a function's name with its file and line; of a path with more than `most` characters, its
+/// end.
+pub(in crate::command) fn with_short_place(function: &Function, most: usize) -> String {
     let name = escape(&shown(&function.name));
-    match place(function) {
+    match place(function, most) {
         place if place.is_empty() => name,
         place => format!("{name}  {place}"),
     }
 }
 
-/// CPU time, in milliseconds or seconds; the number of samples if the recording does not tell.
-fn time(cost: Cost) -> String {
+/// Formats CPU time, in milliseconds or seconds; the number of samples if the recording does not tell.
+pub(in crate::command) fn time(cost: Cost) -> String {
     match cost.nanoseconds as f64 / 1e6 {
         _ if cost.nanoseconds == 0 => grouped(cost.samples as usize),
         milliseconds if milliseconds >= 10_000.0 => format!("{:.1} s", milliseconds / 1e3),
@@ -378,7 +385,8 @@ fn time(cost: Cost) -> String {
     }
 }
 
-fn share(part: Cost, all: Cost) -> String {
+/// Formats a part of a cost, in percent.
+pub(in crate::command) fn share(part: Cost, all: Cost) -> String {
     let (part, all) = match all.nanoseconds {
         0 => (part.samples, all.samples),
         all => (part.nanoseconds, all),

@@ -9,7 +9,8 @@ use serde::Serialize;
 use super::columns::{columns, fit, line};
 use super::feed::Feed;
 use super::names::Names;
-use super::rows::{By, Key, Row, attribute_keys, rows};
+use super::rows::{By, Key, Row, Samples, attached, attribute_keys, rows};
+use super::window::NameKind;
 use super::{Plan, attribute};
 use crate::command::record::gil::GilSamples;
 use crate::command::without_symbols::{FileJson, WithoutSymbols};
@@ -30,7 +31,7 @@ pub(super) fn run(
     iterations: Option<u64>,
 ) -> Result<(), Error> {
     let terminal = Terminal::of_stdout();
-    let mut names = Names::new(feed.sampler.files());
+    let mut names = Names::new(feed.sampler.files(), &plan.languages);
     let mut done = 0;
     let mut ended = false;
     while !ended && iterations.is_none_or(|all| done < all) {
@@ -46,21 +47,15 @@ pub(super) fn run(
             feed.drain();
         }
         feed.close();
-        let keys = attribute_keys(&feed.window);
-        let attribute = attribute(plan, &keys);
-        let by = match &plan.by {
-            By::Attribute(_) => By::Attribute(attribute.clone()),
-            by => by.clone(),
-        };
-        let rows = rows_with_names(feed, &mut names, &by, &attribute);
+        let shown = with_names(feed, &mut names, plan);
         let without_symbols = names.without_symbols(&feed.catalog, &feed.window);
         let text = if json {
-            line_of_json(feed, plan, &by, &attribute, &rows, &without_symbols)?
+            line_of_json(feed, plan, &shown, &without_symbols)?
         } else {
             let line = without_symbols.line(feed.window.samples() as usize);
             let lines = line.into_iter().chain(feed.node_contexts());
             let lines: String = lines.map(|line| line + "\n").collect();
-            lines + &table(feed, plan, &by, &attribute, &rows, &terminal)
+            lines + &table(feed, plan, &shown, &terminal)
         };
         if !terminal::pass_on(text.as_bytes()).map_err(Error::Output)? {
             return Ok(());
@@ -70,16 +65,27 @@ pub(super) fn run(
     Ok(())
 }
 
+/// The rows of an interval.
+struct Rows {
+    by: By,
+    attribute: String,
+    rows: Vec<Row>,
+    /// The samples in them, and how many have a context.
+    samples: u64,
+    attached: u64,
+    gil: GilSamples,
+}
+
 /// Returns the rows, with the names of functions that are resolved in time.
-fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &str) -> Vec<Row> {
+fn with_names(feed: &mut Feed<'_>, names: &mut Names, plan: &Plan) -> Rows {
     let end = Instant::now() + NAMES_TIMEOUT;
     loop {
-        let mut function = |stacks: &_| names.leaf(&feed.catalog, stacks);
-        let rows = rows(&feed.window, by, attribute, &mut function);
+        let samples = names.selected(&feed.catalog, &feed.window, &plan.functions);
+        let shown = rows_of(feed, names, plan, &samples);
         names.hurry();
         names.update(&feed.catalog, feed.generation);
         if !names.is_waiting || interrupt::is_caught() {
-            return rows;
+            return shown;
         }
         while names.is_waiting && Instant::now() < end {
             std::thread::sleep(INTERVAL);
@@ -88,19 +94,33 @@ fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &
             names.update(&feed.catalog, feed.generation);
         }
         if names.is_waiting {
-            return rows;
+            return shown;
         }
     }
 }
 
-fn table(
-    feed: &Feed<'_>,
-    plan: &Plan,
-    by: &By,
-    attribute: &str,
-    rows: &[Row],
-    terminal: &Terminal,
-) -> String {
+fn rows_of(feed: &Feed<'_>, names: &mut Names, plan: &Plan, samples: &Samples<'_>) -> Rows {
+    let attribute = attribute(plan, &attribute_keys(samples));
+    let by = match &plan.by {
+        By::Attribute(_) => By::Attribute(attribute.clone()),
+        by => by.clone(),
+    };
+    let mut function = |by: &By, stacks: &_| names.key(by, &feed.catalog, stacks);
+    let mut gil = GilSamples::default();
+    for (cell, samples) in samples {
+        gil.add(cell.gil, *samples);
+    }
+    Rows {
+        rows: rows(samples, &by, &attribute, &mut function),
+        samples: samples.iter().map(|(_, samples)| samples).sum(),
+        attached: attached(samples),
+        gil,
+        by,
+        attribute,
+    }
+}
+
+fn table(feed: &Feed<'_>, plan: &Plan, shown: &Rows, terminal: &Terminal) -> String {
     let (window, share) = (&feed.window, plan.share(&feed.window));
     let counts = window.counts();
     let missing = [
@@ -119,14 +139,14 @@ fn table(
     let mut text = format!(
         "{}  CPU {} % of {} % · {} in {:.1} s{}{}\n",
         clock::local(SystemTime::now()),
-        share.percent(window.samples()),
+        share.percent(shown.samples),
         plan.cpus * 100,
-        count(window.samples() as usize, "sample", "samples"),
+        count(shown.samples as usize, "sample", "samples"),
         window.wall() as f64 / 1e9,
         missing.collect::<String>(),
         incomplete.collect::<String>(),
     );
-    let mut columns = columns(rows, by, attribute, share);
+    let mut columns = columns(&shown.rows, &shown.by, &shown.attribute, share);
     // Bars are for terminals; this output may be searched.
     columns.retain(|column| !column.head.is_empty());
     if let Some(width) = terminal.width {
@@ -134,7 +154,7 @@ fn table(
     }
     let may_cut = terminal.width.is_some();
     text += &(terminal.paint(Style::Bold, &line(&columns, None, may_cut)) + "\n");
-    for row in 0..rows.len() {
+    for row in 0..shown.rows.len() {
         text += &(line(&columns, Some(row), may_cut) + "\n");
     }
     text + "\n"
@@ -154,7 +174,7 @@ struct Report<'r> {
     lost: u64,
     #[serde(with = "CountsJson")]
     counts: Counts,
-    by: &'static str,
+    by: String,
     attribute: Option<&'r str>,
     rows: Vec<ReportRow<'r>>,
     without_symbols: Vec<FileJson<'r>>,
@@ -165,12 +185,16 @@ struct ReportRow<'r> {
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why_no_name: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<Vec<String>>,
     samples: u64,
     cpu: f64,
     pid: Option<i32>,
     service: &'r str,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     service_detected: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    service_is_command: bool,
     tid: Option<i32>,
     thread: &'r str,
     trace_id: Option<String>,
@@ -185,36 +209,28 @@ struct ReportRow<'r> {
 fn line_of_json(
     feed: &Feed<'_>,
     plan: &Plan,
-    by: &By,
-    attribute: &str,
-    rows: &[Row],
+    shown: &Rows,
     without_symbols: &WithoutSymbols,
 ) -> Result<String, Error> {
     let (window, share) = (&feed.window, plan.share(&feed.window));
-    let mut gil = GilSamples::default();
-    for (cell, samples) in window.cells() {
-        gil.add(cell.gil, samples);
-    }
-    let rows = rows.iter().map(|row| row_of(row, share.of(row.samples)));
+    let rows = shown.rows.iter();
+    let rows = rows.map(|row| row_of(row, share.of(row.samples)));
     let report = Report {
         time: clock::utc(SystemTime::now()),
         wall_ns: window.wall(),
         period_ns: share.period,
         cpus: plan.cpus,
         method: if plan.is_stopping { "ptrace" } else { "ebpf" },
-        samples: window.samples(),
-        with_context: window.attached(),
-        gil,
+        samples: shown.samples,
+        with_context: shown.attached,
+        gil: shown.gil,
         lost: window.counts().lost,
         counts: window.counts(),
-        by: match by {
-            By::Thread => "thread",
-            By::Attribute(_) => "attribute",
-            By::Trace => "trace",
-            By::Process => "process",
-            By::Function => "function",
+        by: match &shown.by {
+            By::Attribute(_) => "attribute".to_owned(),
+            by => by.words(),
         },
-        attribute: Some(attribute).filter(|name| !name.is_empty()),
+        attribute: Some(&shown.attribute[..]).filter(|name| !name.is_empty()),
         rows: rows.collect(),
         without_symbols: without_symbols.json(),
     };
@@ -234,11 +250,13 @@ fn row_of(row: &Row, cpu: f64) -> ReportRow<'_> {
     ReportRow {
         name: why_no_name.is_none().then(|| row.name()),
         why_no_name,
+        values: matches!(row.key, Key::Levels(_)).then(|| row.names()),
         samples: row.samples,
         cpu,
         pid: (!thread.is_others()).then_some(thread.process.pid),
         service: &thread.process.name,
-        service_detected: thread.process.is_detected,
+        service_detected: thread.process.name_kind == NameKind::Detected,
+        service_is_command: thread.process.name_kind == NameKind::Command,
         tid: (!thread.is_others()).then_some(thread.tid),
         thread: &thread.name,
         trace_id: context.and_then(|it| Some(it.trace_id()?.to_string())),

@@ -104,9 +104,22 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
             let columns = vec![pid, name, threads(), traces(4), trace()];
             with_value(columns, 4)
         }
-        By::Function => {
-            let name = text("FUNCTION", 0, &|row| row.name());
+        By::Service => {
+            let name = text("SERVICE", 0, &|row| row.name());
+            let processes = number("PROCESSES", 6, &|row| row.processes.to_string());
+            let columns = vec![name, processes, threads(), traces(4), trace()];
+            with_value(columns, 4)
+        }
+        By::Function | By::File | By::Line => {
+            let name = text(&by.words().to_uppercase(), 0, &|row| row.name());
             with_value(vec![name, threads(), traces(4), service(5)], 1)
+        }
+        By::Levels(levels) => {
+            let name = |level: &usize| levels[*level].words();
+            let levels = (0..levels.len())
+                .map(|level| text(&name(&level), 0, &move |row| row.names().swap_remove(level)));
+            let more = [threads(), traces(4), service(5)];
+            levels.chain(more).collect()
         }
     };
     [cpu, bar].into_iter().chain(others).collect()
@@ -144,7 +157,7 @@ fn column(
 fn service(row: &Row) -> String {
     let name = row.thread.process.label();
     let services = row.all_threads.iter().map(|it| &it.process);
-    let services: HashSet<_> = services.map(|it| (&it.name, it.is_detected)).collect();
+    let services: HashSet<_> = services.map(|it| (&it.name, it.name_kind)).collect();
     match services.len() {
         0 | 1 => name,
         all => format!("{name} +{}", all - 1),
@@ -249,7 +262,9 @@ mod tests {
             add(&mut window, thread, Some(context(1, "/a")), samples);
         }
         window.close(1_000_000_000, Counts::default());
-        let rows = rows(&window, &By::Trace, "http.route", &mut |_| Key::Nothing);
+        let rows = rows(&window.all(), &By::Trace, "http.route", &mut |_, _| {
+            Key::Nothing
+        });
         assert_eq!(rows.iter().map(service).collect::<Vec<_>>(), ["shop +1"]);
     }
 }

@@ -8,7 +8,7 @@ use otelctx_profile::sample::{
 };
 use otelctx_sampler::{IncompleteSteps, Sampler, monotonic};
 
-use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
+use super::window::{Cell, Context, NameKind, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::filter::{Filter, ROUTE};
 use crate::command::node_contexts::NodeContexts;
@@ -224,8 +224,13 @@ impl Interned {
             Found::Attached(id) => {
                 let context = self.contexts.entry(id);
                 let facts = || context_of(catalog.context_facts(id), attributes);
-                let known = context.or_insert_with(|| window.contexts.get(facts()));
-                Work::Attached(known.clone())
+                let known = context
+                    .or_insert_with(|| window.contexts.get(facts()))
+                    .clone();
+                if known.trace_id().is_some() {
+                    window.note_trace(known.trace, sample.time);
+                }
+                Work::Attached(known)
             }
             Found::Detached | Found::NotPublished => Work::Nothing,
             _ => Work::Unreadable,
@@ -267,7 +272,11 @@ fn process(facts: &ProcessFacts, filter: &AttributeFilter) -> Process {
     Process {
         pid: facts.pid,
         start_ticks: facts.start_ticks,
-        is_detected: service.is_some() && !facts.published,
+        name_kind: match service {
+            None => NameKind::Command,
+            Some(_) if facts.published => NameKind::Service,
+            Some(_) => NameKind::Detected,
+        },
         name: name.chars().take(MAX_NAME).collect(),
     }
 }
@@ -292,7 +301,7 @@ mod tests {
         };
         assert_eq!(named("shop", true), "shop");
         assert_eq!(named("shop", false), "(shop)", "detected");
-        assert_eq!(named("unknown_service:sh", false), "sh");
+        assert_eq!(named("unknown_service:sh", false), "[sh]", "a command");
         assert_eq!(named("unknown_service:sh", true), "unknown_service:sh");
         assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(MAX_NAME));
         assert_eq!(

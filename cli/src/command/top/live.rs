@@ -7,7 +7,8 @@ use ratatui::crossterm::event::{Event, KeyEventKind};
 
 use super::feed::Feed;
 use super::names::Names;
-use super::rows::{By, attribute_keys, rows, sort};
+use super::opened::{Opened, Source};
+use super::rows::{By, attached, attribute_keys, rows, sort};
 use super::screen::{Input, Screen};
 use super::state::{Action, State};
 use super::view::{self, Shown};
@@ -18,8 +19,6 @@ use crate::output::terminal::Terminal;
 
 /// Time until the first view, unless the interval is shorter.
 const FIRST_INTERVAL: Duration = Duration::from_millis(250);
-/// Maximum number of frames shown of a stack.
-const MAX_FRAMES: usize = 12;
 
 /// Shows the view until the user quits, the terminal disappears, or the targets have ended.
 pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
@@ -33,7 +32,7 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
 fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours;
     let mut state = State::new(plan.by.clone(), String::new());
-    let mut names = Names::new(feed.sampler.files());
+    let mut names = Names::new(feed.sampler.files(), &plan.languages);
     let mut next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);
     loop {
@@ -42,7 +41,8 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
             feed.restart();
         }
         let area = screen.area().map_err(Error::Output)?;
-        state.scroll(view::page(area, &state, &shown), shown.rows.len());
+        let page = view::page(area, &shown);
+        state.scroll(page, shown.rows.len(), shown.lines().len());
         let drawn = screen.draw(|frame| {
             view::draw(frame.buffer_mut(), area, &state, &shown, colours);
         });
@@ -62,8 +62,8 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
                 };
                 match event {
                     Event::Key(key) if key.kind != KeyEventKind::Release => {
-                        let page = view::page(area, &state, &shown);
-                        match state.key(key, &shown.rows, page) {
+                        let page = view::page(area, &shown);
+                        match state.key(key, &shown.rows, shown.lines(), page) {
                             Action::Quit => return Ok(()),
                             Action::Suspend => {
                                 screen.suspend().map_err(Error::Output)?;
@@ -110,7 +110,8 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
 
 fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> Shown {
     let window = &feed.window;
-    state.keys = attribute_keys(window);
+    let samples = names.selected(&feed.catalog, window, &plan.functions);
+    state.keys = attribute_keys(&samples);
     // The selected attribute stays available even if no context has it at the moment.
     for key in [plan.attribute.as_ref(), Some(&state.attribute)] {
         if let Some(key) = key.filter(|key| !key.is_empty() && !state.keys.contains(*key)) {
@@ -124,16 +125,25 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
             key.clone_from(&state.attribute);
         }
     }
-    let mut function = |stacks: &_| names.leaf(&feed.catalog, stacks);
-    let mut rows = rows(window, &state.by, &state.attribute, &mut function);
+    let mut function = |by: &By, stacks: &_| names.key(by, &feed.catalog, stacks);
+    let mut rows = rows(&samples, &state.by, &state.attribute, &mut function);
     rows.retain(|row| state.takes(row));
     sort(&mut rows, state.sort, state.reversed);
     state.follow(&rows);
-    let chosen = state.at.filter(|_| state.details);
-    let stack = chosen.and_then(|at| {
-        let (stacks, samples) = rows.get(at)?.stacks.first()?;
-        let frames = names.frames(&feed.catalog, stacks, MAX_FRAMES);
-        (!frames.is_empty()).then_some((frames, *samples))
+    let opened = (!state.opened.is_empty()).then(|| {
+        let source = Source {
+            window,
+            catalog: &feed.catalog,
+            samples: &samples,
+            attribute: &state.attribute,
+            functions: &plan.functions,
+            period: plan.period,
+        };
+        let opened = Opened::of(&source, &state.opened, names);
+        view::Opened {
+            lines: opened.lines(&state.search),
+            row: opened.row,
+        }
     });
     let without_symbols = names.without_symbols(&feed.catalog, window);
     let without_symbols = without_symbols.line(window.samples() as usize);
@@ -142,16 +152,16 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     let limits = limits.into_iter().flatten().chain(hints);
     let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
-        values: samples_by_value(window, &state.attribute),
+        values: samples_by_value(&samples, &state.attribute),
         share: plan.share(window),
         cpus: plan.cpus,
-        samples: window.samples(),
-        attached: window.attached(),
+        samples: samples.iter().map(|(_, samples)| samples).sum(),
+        attached: attached(&samples),
         lost: window.counts().lost,
         not_traceable: window.counts().not_traceable,
         incomplete: feed.incomplete_stacks(),
         limits: limits.join("; "),
-        stack,
+        opened,
         rows,
     }
 }

@@ -5,6 +5,7 @@ mod columns;
 mod feed;
 mod live;
 mod names;
+mod opened;
 mod rows;
 mod screen;
 mod state;
@@ -17,6 +18,7 @@ use std::io::{self, IsTerminal};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use otelctx_profile::report::is_level;
 use otelctx_sampler::{Method, Targets};
 
 use crate::command::child::{self, Waiting};
@@ -30,7 +32,7 @@ use crate::{Setup, Status, hidden, interrupt};
 
 use columns::Share;
 use feed::Feed;
-use rows::By;
+use rows::{By, Samples};
 use window::Window;
 
 /// Show what each thread is working on and how much CPU it uses, live
@@ -59,10 +61,11 @@ pub(crate) struct Arguments {
     /// Initial grouping
     #[arg(short, long, value_name = "WHAT", default_value = "thread")]
     group: Group,
-    /// Attribute to show for each row; `none` for none [default: http.route, otherwise the first
-    /// attribute of any sample]
-    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
-    by: Option<String>,
+    /// Attribute to show for each row, `none` for none [default: http.route, otherwise the first
+    /// attribute of any sample]; or what to group by, several with commas between: attributes,
+    /// service, process, thread, trace, and of the innermost function function, file and line
+    #[arg(long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
+    by: Vec<String>,
     #[command(flatten)]
     filter: Filter,
     /// Sampling frequency per CPU, in Hz
@@ -98,6 +101,7 @@ Examples:
   otelctx top                             the whole machine
   otelctx top -p 4711 --group attribute   which routes of a service take the time
   otelctx top --filter service.name=shop --by tenant
+  otelctx top --by http.route,function    the functions of each route
   otelctx top -- ./app --option value     a command, from its first instruction
   otelctx top --json --iterations 1       one table, for a script";
 
@@ -109,6 +113,7 @@ enum Group {
     Attribute,
     Trace,
     Process,
+    Service,
     Function,
 }
 
@@ -127,6 +132,10 @@ struct Plan {
     /// What is not sampled as well as on other kernels.
     limits: Vec<String>,
     child: Option<Child>,
+    /// Texts of which a stack's functions must have one; empty for all samples.
+    functions: Vec<String>,
+    /// Languages of the frames to show; empty for all.
+    languages: Vec<String>,
 }
 
 impl Plan {
@@ -183,18 +192,10 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let live = io::stdout().is_terminal()
         && !(dumb || arguments.batch || arguments.json || arguments.iterations.is_some());
     let child = waiting.map(Waiting::go).transpose();
+    let (by, attribute) = grouping(arguments.group, &arguments.by);
     let plan = Plan {
-        by: match arguments.group {
-            Group::Thread => By::Thread,
-            Group::Attribute => By::Attribute(String::new()),
-            Group::Trace => By::Trace,
-            Group::Process => By::Process,
-            Group::Function => By::Function,
-        },
-        attribute: arguments.by.clone().map(|name| match name.as_str() {
-            NONE => String::new(),
-            _ => name,
-        }),
+        by,
+        attribute,
         interval: arguments.interval,
         deadline: arguments.duration.map(|duration| Instant::now() + duration),
         period: options.period(),
@@ -202,6 +203,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         is_stopping,
         limits,
         child: child.map_err(cannot_start)?,
+        functions: arguments.filter.functions.clone(),
+        languages: arguments.filter.languages.clone(),
     };
     let window = match (arguments.window, live) {
         (Some(window), _) => window,
@@ -236,6 +239,29 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
             let program = arguments.command[0].to_string_lossy();
             terminal::complain(&format!("{program} has ended with status {status}"), None);
             Ok(Status::Ended(status))
+        }
+    }
+}
+
+/// Returns what rows are grouped by first, and the attribute of their own column.
+fn grouping(group: Group, words: &[String]) -> (By, Option<String>) {
+    let by = match group {
+        Group::Thread => By::Thread,
+        Group::Attribute => By::Attribute(String::new()),
+        Group::Trace => By::Trace,
+        Group::Process => By::Process,
+        Group::Service => By::Service,
+        Group::Function => By::Function,
+    };
+    match words {
+        [] => (by, None),
+        [none] if none == NONE => (by, Some(String::new())),
+        [attribute] if !is_level(attribute) => (by, Some(attribute.clone())),
+        [level] => (By::of(level), None),
+        levels => {
+            let attribute = levels.iter().find(|name| !is_level(name));
+            let levels = levels.iter().map(|level| By::of(level));
+            (By::Levels(levels.collect()), attribute.cloned())
         }
     }
 }
@@ -276,9 +302,9 @@ fn attribute(plan: &Plan, seen: &[String]) -> String {
 }
 
 /// Counts the samples of each value of an attribute, in descending order.
-fn samples_by_value(window: &Window, attribute: &str) -> Vec<(String, u64)> {
+fn samples_by_value(samples: &Samples<'_>, attribute: &str) -> Vec<(String, u64)> {
     let mut values: HashMap<&str, u64> = HashMap::new();
-    for (cell, samples) in window.cells() {
+    for (cell, samples) in samples {
         if let Some(value) = cell.value(attribute) {
             *values.entry(value).or_default() += samples;
         }

@@ -1,21 +1,29 @@
 //! Names of functions, resolved in the background: the symbols of a large program take a while.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use otelctx_profile::report::{LANGUAGES, LiveFrame, Selection};
 use otelctx_profile::sample::{
     Catalog, Frame, GilState, Mapping, Module, ModuleFiles, ModuleId, ProcessFacts, ProcessId,
 };
-use otelctx_profile::{SymbolQuery, Symbolizer};
+use otelctx_profile::{Function, SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
-use super::rows::Key;
-use super::window::{Stacks, Window};
+use super::rows::{By, Key};
+use super::window::{Cell, Stacks, Window};
 use crate::command::without_symbols::WithoutSymbols;
 
 /// Maximum number of addresses whose names are kept.
 const MAX_ADDRESSES: usize = 1 << 16;
+/// Maximum size of the names that are kept, in bytes.
+const MAX_SIZE: usize = 32 << 20;
+/// Kind of the frames of functions in files.
+const NATIVE: &str = "native";
+/// Kind of the frames of functions in the kernel.
+const KERNEL: &str = "kernel";
 /// Symbolizing takes at most 1/[`IDLE_FACTOR`] of one CPU.
 const IDLE_FACTOR: u32 = 10;
 
@@ -37,15 +45,22 @@ struct Request {
 
 struct Answer {
     generation: u32,
-    names: Vec<(Spot, Option<String>)>,
+    names: Vec<(Spot, Functions)>,
     without_symbols: Vec<(ModuleId, Vec<String>)>,
     took: Duration,
 }
 
+/// The functions at an address, innermost inlined function first; `None` if they are unknown.
+type Functions = Option<Arc<[Function]>>;
+
 /// The names of addresses in one catalog.
 pub(super) struct Names {
     generation: u32,
-    known: HashMap<Spot, Option<String>>,
+    known: HashMap<Spot, Functions>,
+    /// The size of their texts, in bytes.
+    size: usize,
+    /// Kinds of the frames that are shown; empty for all.
+    kinds: Vec<&'static str>,
     /// Files without symbols, each with where its debug file was searched.
     without_symbols: HashMap<ModuleId, Vec<String>>,
     /// Addresses without a name so far, each with a mapping that it is in.
@@ -58,7 +73,10 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new(files: ModuleFiles) -> Self {
+    /// Creates names for the frames of some languages, or of all if `languages` is empty.
+    pub(super) fn new(files: ModuleFiles, languages: &[String]) -> Self {
+        let all = LANGUAGES.into_iter();
+        let kinds = all.filter(|(name, _)| languages.iter().any(|it| it == name));
         let symbols = Symbols::new().files(files);
         let (requests, received) = channel::<(u32, Vec<Request>)>();
         let (answer, answers) = channel();
@@ -87,6 +105,8 @@ impl Names {
         Self {
             generation: 0,
             known: HashMap::new(),
+            size: 0,
+            kinds: kinds.map(|(_, kind)| kind).collect(),
             without_symbols: HashMap::new(),
             wanted: HashMap::new(),
             requests,
@@ -96,54 +116,148 @@ impl Names {
         }
     }
 
-    /// Returns the innermost function; for a thread that waits for an interpreter's lock, that it
-    /// waits. Functions of an earlier catalog are counted together.
-    pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Key {
-        if stacks.catalog != self.generation {
+    /// Returns the innermost function, its file, or the line in it; for a thread that waits for an
+    /// interpreter's lock, that it waits. Functions of an earlier catalog are counted together.
+    pub(super) fn key(&mut self, by: &By, catalog: &Catalog, stacks: &Stacks) -> Key {
+        if !self.has(stacks) {
             return Key::Others;
         }
         if catalog.frames(stacks.user).any(Frame::is_gil_wait) {
             return Key::Function(GilState::WAITING_FRAME.to_owned());
         }
-        let innermost = self.frames(catalog, stacks, 1).pop();
-        innermost.map_or(Key::Nothing, Key::Function)
+        let mut innermost = None;
+        self.frames(catalog, stacks, &mut |frame| {
+            innermost = Some(frame);
+            false
+        });
+        match (innermost, by) {
+            (None, _) => Key::Nothing,
+            (Some(frame), By::File | By::Line) if frame.file.is_empty() => Key::Nothing,
+            (Some(frame), By::File) => Key::Function(frame.file),
+            (Some(frame), By::Line) => Key::Function(format!("{}:{}", frame.file, frame.line)),
+            (Some(frame), _) => Key::Function(frame.name),
+        }
     }
 
-    /// Returns the innermost frames: names of functions, or of their files until the former are
+    /// Returns true if stacks are of the catalog whose names are known.
+    pub(super) fn has(&self, stacks: &Stacks) -> bool {
+        stacks.catalog == self.generation
+    }
+
+    /// Returns the frames of a stack that are shown, innermost first; none of an earlier catalog.
+    pub(super) fn stack(&mut self, catalog: &Catalog, stacks: &Stacks) -> Vec<LiveFrame> {
+        let mut frames = Vec::new();
+        self.frames(catalog, stacks, &mut |frame| {
+            frames.push(frame);
+            true
+        });
+        frames
+    }
+
+    /// Returns the samples whose stack has a function with one of these texts in its name or its
+    /// file's; all if there are none.
+    pub(super) fn selected<'w>(
+        &mut self,
+        catalog: &Catalog,
+        window: &'w Window,
+        functions: &[String],
+    ) -> Vec<(&'w Cell, u64)> {
+        let mut samples = window.all();
+        if functions.is_empty() {
+            return samples;
+        }
+        let mut selection = Selection::default();
+        selection.functions = functions.to_vec();
+        // Many cells have the same stack.
+        let mut known = HashMap::new();
+        samples.retain(|(cell, _)| {
+            let Some(stacks) = cell.stacks.filter(|it| self.has(it)) else {
+                return false;
+            };
+            let process = catalog.thread_facts(stacks.thread).process;
+            let key = (process, stacks.user, stacks.kernel);
+            *known.entry(key).or_insert_with(|| {
+                let mut is_found = false;
+                self.frames(catalog, &stacks, &mut |frame| {
+                    is_found = selection.has_function(&frame.name, &frame.file);
+                    !is_found
+                });
+                is_found
+            })
+        });
+        samples
+    }
+
+    /// Calls `add` with frames until it returns false: functions, or their files until the former are
     /// resolved.
-    pub(super) fn frames(
+    fn frames(
         &mut self,
         catalog: &Catalog,
         stacks: &Stacks,
-        most: usize,
-    ) -> Vec<String> {
-        if stacks.catalog != self.generation {
-            return Vec::new();
+        add: &mut dyn FnMut(LiveFrame) -> bool,
+    ) {
+        if !self.has(stacks) {
+            return;
         }
         let process = catalog.thread_facts(stacks.thread).process;
         let kernel = catalog.frames(stacks.kernel).map(|frame| (None, frame));
         let user = catalog.frames(stacks.user);
         let user = user.map(|frame| (Some(process), frame));
-        let innermost = kernel.chain(user).take(most);
-        let names = innermost.map(|(process, frame)| match frame {
-            Frame::Named(named) => named.name().to_owned(),
-            Frame::Native { address, .. } => {
-                let address = frame.lookup_address().unwrap_or(*address);
-                self.name(catalog, process, address)
+        for (process, frame) in kernel.chain(user) {
+            let kind = match (frame, process) {
+                (Frame::Named(named), _) => named.kind.name(),
+                (Frame::Native { .. }, Some(_)) => NATIVE,
+                (Frame::Native { .. }, None) => KERNEL,
+            };
+            if !self.kinds.is_empty() && !self.kinds.contains(&kind) {
+                continue;
             }
-        });
-        names.collect()
+            let named = |name: String| LiveFrame {
+                name,
+                kind,
+                ..LiveFrame::default()
+            };
+            let goes_on = match frame {
+                Frame::Named(frame) => add(LiveFrame {
+                    file: frame.file.clone(),
+                    line: frame.line,
+                    ..named(frame.name().to_owned())
+                }),
+                Frame::Native { address, .. } => {
+                    let address = frame.lookup_address().unwrap_or(*address);
+                    match self.functions(catalog, process, address) {
+                        Ok(functions) => functions.iter().all(|function| {
+                            add(LiveFrame {
+                                file: function.file.clone(),
+                                line: function.line,
+                                ..named(function.name.clone())
+                            })
+                        }),
+                        Err(name) => add(named(name)),
+                    }
+                }
+            };
+            if !goes_on {
+                return;
+            }
+        }
     }
 
-    fn name(&mut self, catalog: &Catalog, process: Option<ProcessId>, address: u64) -> String {
+    /// Returns the functions at an address, or what stands for them.
+    fn functions(
+        &mut self,
+        catalog: &Catalog,
+        process: Option<ProcessId>,
+        address: u64,
+    ) -> Result<Arc<[Function]>, String> {
         let (spot, mapping) = spot(catalog, process, address);
         let module = mapping.map(|mapping| catalog.module_facts(mapping.module));
         let Some(spot) = spot else {
             // Memory without a file has no symbols.
-            return module.map_or_else(|| format!("{address:#x}"), file);
+            return Err(module.map_or_else(|| format!("{address:#x}"), file));
         };
-        if let Some(Some(name)) = self.known.get(&spot) {
-            return name.clone();
+        if let Some(Some(functions)) = self.known.get(&spot) {
+            return Ok(functions.clone());
         }
         if !self.known.contains_key(&spot)
             && self.wanted.len() < MAX_ADDRESSES
@@ -151,10 +265,10 @@ impl Names {
         {
             self.wanted.insert(spot, (process, mapping.copied()));
         }
-        match module {
+        Err(match module {
             Some(module) => file(module),
             None => "[kernel]".into(),
-        }
+        })
     }
 
     /// Returns the samples whose innermost function was looked up, and has no name because its file has no symbols.
@@ -189,7 +303,7 @@ impl Names {
     pub(super) fn update(&mut self, catalog: &Catalog, generation: u32) -> bool {
         if generation != self.generation {
             self.generation = generation;
-            self.known.clear();
+            self.forget();
             self.without_symbols.clear();
             self.wanted.clear();
         }
@@ -200,12 +314,16 @@ impl Names {
             if answer.generation != generation {
                 continue;
             }
-            if self.known.len() + answer.names.len() > MAX_ADDRESSES {
-                self.known.clear();
+            if self.known.len() + answer.names.len() > MAX_ADDRESSES || self.size > MAX_SIZE {
+                self.forget();
             }
             self.without_symbols.extend(answer.without_symbols);
             for (spot, name) in answer.names {
                 new |= name.is_some();
+                let functions = name.iter().flat_map(|functions| functions.iter());
+                let sizes =
+                    functions.map(|it| it.name.len() + it.system_name.len() + it.file.len());
+                self.size += sizes.sum::<usize>();
                 self.known.insert(spot, name);
             }
         }
@@ -214,6 +332,11 @@ impl Names {
             self.is_waiting = self.requests.send((generation, requests)).is_ok();
         }
         new
+    }
+
+    fn forget(&mut self) {
+        self.known.clear();
+        self.size = 0;
     }
 
     /// Sends the next request without a delay.
@@ -280,10 +403,9 @@ fn find(request: Request, symbols: &Symbols, answer: &mut Answer) {
     let addresses: Vec<u64> = request.spots.iter().map(|spot| spot.address).collect();
     let mut symbols = symbols.clone();
     let functions = symbols.functions(query, &addresses);
-    let names = functions.into_iter().map(|functions| {
-        let innermost = functions.into_iter().next();
-        innermost.map(|function| function.name)
-    });
+    let names = functions
+        .into_iter()
+        .map(|functions| (!functions.is_empty()).then(|| functions.into()));
     let module = request.spots.first().and_then(|spot| spot.module);
     let searched = symbols.without_symbols(&request.module);
     let without_symbols = module.zip(searched.map(<[String]>::to_vec));
@@ -305,7 +427,8 @@ mod tests {
             kind: FrameKind::CPYTHON,
             function: "checkout".into(),
             qualified_name: "Shop.checkout".into(),
-            ..NamedFrame::default()
+            file: "shop.py".into(),
+            line: 7,
         };
         let stacks = Stacks {
             catalog: 0,
@@ -313,14 +436,27 @@ mod tests {
             user: catalog.stack(&[Frame::from(checkout), Frame::return_address(0x11)]),
             kernel: catalog.stack(&[]),
         };
-        let mut names = Names::new(ModuleFiles::default());
-        let leaf = Key::Function("Shop.checkout".into());
-        assert_eq!(names.leaf(&catalog, &stacks), leaf);
+        let mut names = Names::new(ModuleFiles::default(), &[]);
+        let key = |text: &str| Key::Function(text.into());
+        let mut of = |by| names.key(&by, &catalog, &stacks);
+        assert_eq!(of(By::Function), key("Shop.checkout"));
+        assert_eq!(of(By::File), key("shop.py"));
+        assert_eq!(of(By::Line), key("shop.py:7"));
+        let shown = |languages: &[&str]| {
+            let languages: Vec<String> = languages.iter().map(ToString::to_string).collect();
+            let mut names = Names::new(ModuleFiles::default(), &languages);
+            let frames = names.stack(&catalog, &stacks).into_iter();
+            let frames = frames.map(|it| (it.name, it.line, it.kind));
+            frames.collect::<Vec<_>>()
+        };
+        let python = ("Shop.checkout".to_owned(), 7, "cpython");
         // For an address in no mapping, the address itself.
-        assert_eq!(
-            names.frames(&catalog, &stacks, 9),
-            ["Shop.checkout", "0x10"]
-        );
+        let native = ("0x10".to_owned(), 0, "native");
+        assert_eq!(shown(&[]), [python.clone(), native.clone()]);
+        assert_eq!(shown(&["python"]), [python]);
+        assert_eq!(shown(&["native", "kernel"]), [native]);
+        let mut names = Names::new(ModuleFiles::default(), &["ruby".to_owned()]);
+        assert_eq!(names.key(&By::Function, &catalog, &stacks), Key::Nothing);
     }
 
     #[test]
@@ -338,8 +474,8 @@ mod tests {
             user: catalog.stack(&[Frame::instruction(0x10), Frame::from(waiting)]),
             kernel: catalog.native_stack(&[1 << 63]),
         };
-        let mut names = Names::new(ModuleFiles::default());
+        let mut names = Names::new(ModuleFiles::default(), &[]);
         let leaf = Key::Function("[waiting for the GIL]".into());
-        assert_eq!(names.leaf(&catalog, &stacks), leaf);
+        assert_eq!(names.key(&By::Function, &catalog, &stacks), leaf);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use otelctx_profile::GIL_ATTRIBUTE as GIL;
 use otelctx_reader::format::hexadecimal;
 
-use super::window::{Context, OTHERS, Shared, Stacks, Thread, Window, Work};
+use super::window::{Cell, Context, NameKind, OTHERS, Shared, Stacks, Thread, Work};
 use crate::command::filter::ROUTE;
 
 /// The property that rows are grouped by.
@@ -18,8 +18,83 @@ pub(super) enum By {
     Attribute(String),
     Trace,
     Process,
+    Service,
+    /// The innermost function.
     Function,
+    /// Its file.
+    File,
+    /// Its file and the line in it.
+    Line,
+    /// All of these.
+    Levels(Vec<By>),
 }
+
+impl By {
+    /// Returns the level that a word of `--by` means.
+    pub(super) fn of(word: &str) -> Self {
+        match word {
+            "service" => Self::Service,
+            "process" => Self::Process,
+            "thread" => Self::Thread,
+            "trace" => Self::Trace,
+            "function" => Self::Function,
+            "file" => Self::File,
+            "line" => Self::Line,
+            // See `report::is_level`.
+            name => Self::Attribute(name.to_owned()),
+        }
+    }
+
+    /// Returns the words of `--by` that mean it.
+    pub(super) fn words(&self) -> String {
+        match self {
+            Self::Thread => "thread".to_owned(),
+            Self::Attribute(name) => name.clone(),
+            Self::Trace => "trace".to_owned(),
+            Self::Process => "process".to_owned(),
+            Self::Service => "service".to_owned(),
+            Self::Function => "function".to_owned(),
+            Self::File => "file".to_owned(),
+            Self::Line => "line".to_owned(),
+            Self::Levels(levels) => {
+                let words: Vec<String> = levels.iter().map(Self::words).collect();
+                words.join(",")
+            }
+        }
+    }
+
+    /// Returns the key of samples; `function` finds that of their innermost function.
+    pub(super) fn key(&self, cell: &Cell, function: &mut FunctionKey<'_>) -> Key {
+        match self {
+            Self::Function | Self::File | Self::Line => {
+                let stacks = cell.stacks.as_ref();
+                stacks.map_or(Key::Others, |stacks| function(self, stacks))
+            }
+            Self::Thread => thread_key(&cell.thread),
+            Self::Process => process_key(&cell.thread),
+            Self::Service if cell.thread.is_others() => Key::Others,
+            Self::Service => {
+                let process = &cell.thread.process;
+                Key::Service(process.name_kind, process.name.clone())
+            }
+            Self::Attribute(name) => match cell.value(name) {
+                Some(value) => Key::Value(value.to_owned()),
+                None if name == GIL && !cell.thread.is_others() => Key::Nothing,
+                None => work_key(&cell.work, |_| None),
+            },
+            Self::Trace => work_key(&cell.work, |context| {
+                context.trace_id().map(|_| Key::Trace(context.trace))
+            }),
+            Self::Levels(levels) => {
+                let keys = levels.iter().map(|level| level.key(cell, function));
+                Key::Levels(keys.collect())
+            }
+        }
+    }
+}
+
+/// Finds the key of stacks by their innermost function.
+pub(super) type FunctionKey<'f> = dyn FnMut(&By, &Stacks) -> Key + 'f;
 
 /// The value that the samples of a row have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,7 +105,10 @@ pub(super) enum Key {
     Trace([u8; 16]),
     /// Process, its start time.
     Process(i32, u64),
+    Service(NameKind, String),
+    /// A function, a file, or a line.
     Function(String),
+    Levels(Vec<Key>),
     /// They have no context, or no such attribute.
     Nothing,
     /// Their context could not be read.
@@ -84,8 +162,6 @@ pub(super) struct Row {
     pub(super) processes: usize,
     pub(super) traces: usize,
     pub(super) spans: usize,
-    /// Samples by stacks, in descending order.
-    pub(super) stacks: Vec<(Stacks, u64)>,
     /// All threads and all contexts of its samples, in no order.
     pub(super) all_threads: Vec<Shared<Thread>>,
     pub(super) all_works: Vec<Work>,
@@ -98,9 +174,24 @@ impl Row {
 
     /// Returns the name that is shown.
     pub(super) fn name(&self) -> String {
+        self.name_of(&self.key)
+    }
+
+    /// Returns the name of each level.
+    pub(super) fn names(&self) -> Vec<String> {
         match &self.key {
+            Key::Levels(keys) => keys.iter().map(|key| self.name_of(key)).collect(),
+            key => vec![self.name_of(key)],
+        }
+    }
+
+    fn name_of(&self, key: &Key) -> String {
+        match key {
             Key::Thread(..) => self.thread.name.clone(),
             Key::Process(..) => self.thread.process.label(),
+            Key::Service(kind, name) => kind.label(name),
+            // No level has levels.
+            Key::Levels(_) => self.names().join("  "),
             Key::Value(text) | Key::Function(text) => text.clone(),
             Key::Trace(id) => hexadecimal(id),
             Key::Nothing => "(none)".into(),
@@ -110,37 +201,33 @@ impl Row {
     }
 }
 
-/// Groups the samples of a window into rows.
+/// Samples of a window; a cell occurs once in each slice.
+pub(super) type Samples<'w> = [(&'w Cell, u64)];
+
+/// Returns the number of samples with a context.
+pub(super) fn attached(samples: &Samples<'_>) -> u64 {
+    let attached = samples
+        .iter()
+        .filter(|(cell, _)| cell.work.context().is_some());
+    attached.map(|(_, samples)| samples).sum()
+}
+
+/// Groups samples into rows.
 pub(super) fn rows(
-    window: &Window,
+    samples: &Samples<'_>,
     by: &By,
     attribute: &str,
-    function: &mut dyn FnMut(&Stacks) -> Key,
+    function: &mut FunctionKey<'_>,
 ) -> Vec<Row> {
     let mut groups: HashMap<Key, Group<'_>> = HashMap::new();
-    for (cell, samples) in window.cells() {
-        let key = match by {
-            By::Function => cell.stacks.as_ref().map_or(Key::Others, &mut *function),
-            By::Thread => thread_key(&cell.thread),
-            By::Process => process_key(&cell.thread),
-            By::Attribute(name) => match cell.value(name) {
-                Some(value) => Key::Value(value.to_owned()),
-                None if name == GIL && !cell.thread.is_others() => Key::Nothing,
-                None => work_key(&cell.work, |_| None),
-            },
-            By::Trace => work_key(&cell.work, |context| {
-                context.trace_id().map(|_| Key::Trace(context.trace))
-            }),
-        };
+    for (cell, samples) in samples {
+        let key = by.key(cell, function);
         let group = groups.entry(key).or_default();
         group.samples += samples;
         *group.threads.entry(cell.thread.clone()).or_default() += samples;
         *group.works.entry(cell.work.clone()).or_default() += samples;
         if let Some(value) = cell.value(attribute) {
             *group.values.entry(value).or_default() += samples;
-        }
-        if let Some(stacks) = cell.stacks {
-            *group.stacks.entry(stacks).or_default() += samples;
         }
     }
     let rows = groups.into_iter().map(|(key, group)| group.row(key));
@@ -168,17 +255,17 @@ pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
     }
 }
 
-/// Returns the attribute keys in the window: the route first, then in alphabetical order, and the
+/// Returns the attribute keys of samples: the route first, then in alphabetical order, and the
 /// state of interpreters' locks last.
-pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
-    let contexts = window.cells().filter_map(|(cell, _)| cell.work.context());
+pub(super) fn attribute_keys(samples: &Samples<'_>) -> Vec<String> {
+    let contexts = samples.iter().filter_map(|(cell, _)| cell.work.context());
     let keys: HashSet<&str> = contexts
         .flat_map(|context| &context.attributes)
         .map(|(key, _)| key.as_str())
         .collect();
     let mut keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
     keys.sort_unstable_by(|one, other| (one != ROUTE, one).cmp(&(other != ROUTE, other)));
-    if window.cells().any(|(cell, _)| cell.gil.is_some()) {
+    if samples.iter().any(|(cell, _)| cell.gil.is_some()) {
         keys.retain(|key| key != GIL);
         keys.push(GIL.into());
     }
@@ -218,7 +305,6 @@ struct Group<'w> {
     values: HashMap<&'w str, u64>,
     threads: HashMap<Shared<Thread>, u64>,
     works: HashMap<Work, u64>,
-    stacks: HashMap<Stacks, u64>,
 }
 
 impl Group<'_> {
@@ -240,10 +326,6 @@ impl Group<'_> {
         // A context, if there is any: the counts show the rest.
         let works = self.works.iter().map(|(work, samples)| (work, *samples));
         let attached = works.filter(|(work, _)| work.context().is_some());
-        let mut stacks: Vec<_> = self.stacks.into_iter().collect();
-        stacks.sort_unstable_by_key(|(stacks, samples)| {
-            (Reverse(*samples), stacks.user, stacks.kernel)
-        });
         Row {
             key,
             samples: self.samples,
@@ -259,7 +341,6 @@ impl Group<'_> {
             processes: processes.len(),
             traces: traces.len(),
             spans: spans.len(),
-            stacks,
         }
     }
 }
@@ -274,7 +355,7 @@ fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) 
 mod tests {
     use otelctx_profile::sample::{Counts, GilState};
 
-    use super::super::window::Cell;
+    use super::super::window::Window;
     use super::super::window::tests::{add, context, thread};
     use super::*;
 
@@ -290,7 +371,7 @@ mod tests {
     }
 
     fn summary(by: &By) -> Vec<(String, u64, usize, usize, Option<String>)> {
-        let all = rows(&window(), by, "http.route", &mut |_| Key::Nothing);
+        let all = rows(&window().all(), by, "http.route", &mut |_, _| Key::Nothing);
         assert_eq!(all.iter().map(|row| row.samples).sum::<u64>(), 15);
         all.into_iter()
             .map(|row| (row.name(), row.samples, row.threads, row.traces, row.value))
@@ -344,7 +425,7 @@ mod tests {
         );
         // None of these samples has a stack.
         assert_eq!(summary(&By::Function), [row("(others)", 15, 4, 3, "/a")]);
-        assert_eq!(attribute_keys(&window()), ["http.route"]);
+        assert_eq!(attribute_keys(&window().all()), ["http.route"]);
     }
 
     #[test]
@@ -365,9 +446,9 @@ mod tests {
             (0..samples).for_each(|_| window.add(cell.clone()));
         }
         window.close(2_000_000_000, Counts::default());
-        assert_eq!(attribute_keys(&window), ["http.route", GIL]);
+        assert_eq!(attribute_keys(&window.all()), ["http.route", GIL]);
         let of = |by: &By| -> Vec<(String, u64, Option<String>)> {
-            let rows = rows(&window, by, GIL, &mut |_| Key::Nothing).into_iter();
+            let rows = rows(&window.all(), by, GIL, &mut |_, _| Key::Nothing).into_iter();
             rows.map(|row| (row.name(), row.samples, row.value))
                 .collect()
         };
@@ -398,11 +479,11 @@ mod tests {
     fn the_threads_of_a_process_sum_up_to_it() {
         let window = window();
         let sum = |pid| {
-            let threads = rows(&window, &By::Thread, "", &mut |_| Key::Nothing);
+            let threads = rows(&window.all(), &By::Thread, "", &mut |_, _| Key::Nothing);
             let own = threads.iter().filter(|row| row.thread.process.pid == pid);
             own.map(|row| row.samples).sum::<u64>()
         };
-        for row in rows(&window, &By::Process, "", &mut |_| Key::Nothing) {
+        for row in rows(&window.all(), &By::Process, "", &mut |_, _| Key::Nothing) {
             assert_eq!(row.samples, sum(row.thread.process.pid));
         }
     }
@@ -410,7 +491,7 @@ mod tests {
     #[test]
     fn rows_are_ordered_as_asked_for() {
         let names = |by, reversed| {
-            let mut rows = rows(&window(), &By::Process, "", &mut |_| Key::Nothing);
+            let mut rows = rows(&window().all(), &By::Process, "", &mut |_, _| Key::Nothing);
             sort(&mut rows, by, reversed);
             rows.iter().map(Row::name).collect::<Vec<_>>()
         };

@@ -2,6 +2,7 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use super::opened::{Line, LineKind, Open};
 use super::rows::{By, Key, Row, Sort};
 use super::window::{Context, Thread};
 
@@ -22,9 +23,12 @@ pub(super) struct State {
     pub(super) reversed: bool,
     pub(super) paused: bool,
     pub(super) filter: String,
-    /// True if keys edit the filter.
+    /// The lines of an opened row that are shown have this text.
+    pub(super) search: String,
+    /// True if keys edit the filter, or the search of an opened row.
     pub(super) typing: bool,
-    pub(super) details: bool,
+    /// The opened row, and what was opened in it.
+    pub(super) opened: Vec<Open>,
     pub(super) help: bool,
     selected: Option<Key>,
     /// Its index, or its last one.
@@ -52,8 +56,15 @@ impl State {
         }
     }
 
-    /// Handles a key. `page` is the number of rows on the screen.
-    pub(super) fn key(&mut self, key: KeyEvent, rows: &[Row], page: usize) -> Action {
+    /// Handles a key. `lines` are those of an opened row; `page` is the number of rows, or lines, on
+    /// the screen.
+    pub(super) fn key(
+        &mut self,
+        key: KeyEvent,
+        rows: &[Row],
+        lines: &[Line],
+        page: usize,
+    ) -> Action {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Char('c') if control => return Action::Quit,
@@ -73,6 +84,9 @@ impl State {
             _ => {}
         }
         let page = page.max(1) as isize;
+        if self.is_for_opened(key.code, lines, page) {
+            return Action::Show;
+        }
         match key.code {
             KeyCode::Char('q') => return Action::Quit,
             KeyCode::Esc => return self.back(),
@@ -90,7 +104,8 @@ impl State {
                 if self.at.is_none() {
                     self.select(0, rows);
                 }
-                self.details = !self.details && self.at.is_some();
+                let (by, selected) = (self.by.clone(), self.selected.clone());
+                self.opened.extend(selected.map(|key| Open::new(by, key)));
             }
             KeyCode::Down | KeyCode::Char('j') => self.step(1, rows),
             KeyCode::Up | KeyCode::Char('k') => self.step(-1, rows),
@@ -104,24 +119,60 @@ impl State {
     }
 
     fn typed(&mut self, key: KeyCode) {
+        let text = if self.opened.is_empty() {
+            &mut self.filter
+        } else {
+            &mut self.search
+        };
         match key {
             KeyCode::Enter => self.typing = false,
             KeyCode::Esc => {
                 self.typing = false;
-                self.filter.clear();
+                text.clear();
             }
-            KeyCode::Backspace => drop(self.filter.pop()),
-            KeyCode::Char(character) if self.filter.chars().count() < MAX_FILTER => {
-                self.filter.push(character);
+            KeyCode::Backspace => drop(text.pop()),
+            KeyCode::Char(character) if text.chars().count() < MAX_FILTER => {
+                text.push(character);
             }
             _ => {}
         }
     }
 
+    /// Returns true if a key is for the opened row, if there is one: moves among its lines, or opens
+    /// a trace.
+    fn is_for_opened(&mut self, key: KeyCode, lines: &[Line], page: isize) -> bool {
+        let Some(open) = self.opened.last_mut() else {
+            return false;
+        };
+        let last = lines.len().saturating_sub(1);
+        let step = |by: isize| open.at.saturating_add_signed(by).min(last);
+        open.at = match key {
+            KeyCode::Down | KeyCode::Char('j') => step(1),
+            KeyCode::Up | KeyCode::Char('k') => step(-1),
+            KeyCode::PageDown => step(page),
+            KeyCode::PageUp => step(-page),
+            KeyCode::Home => 0,
+            KeyCode::End => last,
+            KeyCode::Enter => {
+                if let Some(LineKind::Trace(id)) = lines.get(open.at).map(|line| line.kind)
+                    && open.key != Key::Trace(id)
+                {
+                    self.opened.push(Open::new(By::Trace, Key::Trace(id)));
+                    self.search.clear();
+                }
+                return true;
+            }
+            _ => return false,
+        };
+        true
+    }
+
     /// Closes what was opened last; quits if nothing is open.
     fn back(&mut self) -> Action {
-        if self.details {
-            self.details = false;
+        if !self.search.is_empty() {
+            self.search.clear();
+        } else if !self.opened.is_empty() {
+            self.opened.pop();
         } else if !self.filter.is_empty() {
             self.filter.clear();
         } else if self.at.is_some() {
@@ -132,11 +183,11 @@ impl State {
         Action::Show
     }
 
-    /// Groups by the next of: thread, each attribute, trace, process, function.
+    /// Groups by the next of: thread, each attribute, trace, process, service, function.
     fn group(&mut self, step: isize) {
         let mut all = vec![By::Thread];
         all.extend(self.keys.iter().cloned().map(By::Attribute));
-        all.extend([By::Trace, By::Process, By::Function]);
+        all.extend([By::Trace, By::Process, By::Service, By::Function]);
         let at = all.iter().position(|by| *by == self.by).unwrap_or(0);
         let next = (at as isize + step).rem_euclid(all.len() as isize);
         self.by = all.swap_remove(next as usize);
@@ -145,7 +196,9 @@ impl State {
         }
         // Elsewhere it is the usual one again.
         self.is_chosen = matches!(self.by, By::Attribute(_));
-        (self.selected, self.at, self.top, self.details) = (None, None, 0, false);
+        (self.selected, self.at, self.top) = (None, None, 0);
+        self.opened.clear();
+        self.search.clear();
     }
 
     fn step(&mut self, by: isize, rows: &[Row]) {
@@ -163,20 +216,26 @@ impl State {
     }
 
     /// Finds the selected row among new ones. If it is gone, the row in its place is selected, unless
-    /// the details are shown.
+    /// it is opened.
     pub(super) fn follow(&mut self, rows: &[Row]) {
         let Some(selected) = &self.selected else {
             return;
         };
         match rows.iter().position(|row| row.key == *selected) {
             Some(at) => self.at = Some(at),
-            None if self.details => self.at = None,
+            None if !self.opened.is_empty() => self.at = None,
             None => self.select(self.at.unwrap_or(0), rows),
         }
     }
 
-    /// Scrolls so that the selected row is on the page.
-    pub(super) fn scroll(&mut self, page: usize, rows: usize) {
+    /// Scrolls so that the selected row, or the selected line of an opened one, is on the page.
+    pub(super) fn scroll(&mut self, page: usize, rows: usize, lines: usize) {
+        if let Some(open) = self.opened.last_mut() {
+            open.at = open.at.min(lines.saturating_sub(1));
+            open.top = open.top.clamp((open.at + 1).saturating_sub(page), open.at);
+            open.top = open.top.min(lines.saturating_sub(page));
+            return;
+        }
         if let Some(at) = self.at {
             self.top = self.top.clamp((at + 1).saturating_sub(page), at);
         }
@@ -226,11 +285,13 @@ mod tests {
             add(&mut window, thread(9, tid), Some(context), 4 - tid as usize);
         }
         window.close(1, Counts::default());
-        rows(&window, &By::Thread, "http.route", &mut |_| Key::Nothing)
+        rows(&window.all(), &By::Thread, "http.route", &mut |_, _| {
+            Key::Nothing
+        })
     }
 
     fn press(state: &mut State, code: KeyCode) -> Action {
-        state.key(KeyEvent::from(code), &three(), 2)
+        state.key(KeyEvent::from(code), &three(), &[], 2)
     }
 
     fn state() -> State {
@@ -243,7 +304,7 @@ mod tests {
     fn keys_cycle_through_all_groupings() {
         let mut state = state();
         let mut seen = Vec::new();
-        for _ in 0..6 {
+        for _ in 0..7 {
             press(&mut state, KeyCode::Char('g'));
             seen.push((state.by.clone(), state.attribute.clone()));
         }
@@ -256,6 +317,7 @@ mod tests {
                 attribute("tenant"),
                 (By::Trace, tenant.clone()),
                 (By::Process, tenant.clone()),
+                (By::Service, tenant.clone()),
                 (By::Function, tenant.clone()),
                 (By::Thread, tenant),
             ]
@@ -263,9 +325,9 @@ mod tests {
         assert!(!state.is_chosen);
         press(&mut state, KeyCode::Char('G'));
         assert_eq!(state.by, By::Function);
-        press(&mut state, KeyCode::Char('G'));
-        press(&mut state, KeyCode::Char('G'));
-        press(&mut state, KeyCode::Char('G'));
+        for _ in 0..4 {
+            press(&mut state, KeyCode::Char('G'));
+        }
         assert!(state.is_chosen);
     }
 
@@ -279,10 +341,10 @@ mod tests {
         rows.rotate_right(1);
         state.follow(&rows);
         assert_eq!(state.at, Some(2));
-        state.scroll(2, 3);
+        state.scroll(2, 3, 0);
         assert_eq!(state.top, 1);
         press(&mut state, KeyCode::Home);
-        state.scroll(2, 3);
+        state.scroll(2, 3, 0);
         assert_eq!((state.at, state.top), (Some(0), 0));
         press(&mut state, KeyCode::End);
         assert_eq!(state.at, Some(2));
@@ -304,13 +366,15 @@ mod tests {
         let taken: Vec<bool> = three().iter().map(|row| state.takes(row)).collect();
         assert_eq!(taken, [false, true, false]);
         press(&mut state, KeyCode::Enter);
-        assert!(state.details);
+        assert_eq!(state.opened.len(), 1);
         press(&mut state, KeyCode::Char('?'));
         assert!(state.help);
         for _ in 0..4 {
             assert_eq!(press(&mut state, KeyCode::Esc), Action::Show);
         }
-        assert!(!state.help && !state.details && state.filter.is_empty() && state.at.is_none());
+        assert!(
+            !state.help && state.opened.is_empty() && state.filter.is_empty() && state.at.is_none()
+        );
         assert_eq!(press(&mut state, KeyCode::Esc), Action::Quit);
     }
 
@@ -328,7 +392,9 @@ mod tests {
             );
         }
         window.close(1, Counts::default());
-        let rows = rows(&window, &By::Function, "http.route", &mut |_| Key::Nothing);
+        let rows = rows(&window.all(), &By::Function, "http.route", &mut |_, _| {
+            Key::Nothing
+        });
         let [row] = &rows[..] else { panic!("{rows:?}") };
         let mut state = state();
         let id = |number: u8| format!("{number:032x}");
@@ -356,8 +422,8 @@ mod tests {
         let mut state = state();
         let control = |key| KeyEvent::new(KeyCode::Char(key), KeyModifiers::CONTROL);
         state.typing = true;
-        assert_eq!(state.key(control('c'), &[], 1), Action::Quit);
-        assert_eq!(state.key(control('z'), &[], 1), Action::Suspend);
+        assert_eq!(state.key(control('c'), &[], &[], 1), Action::Quit);
+        assert_eq!(state.key(control('z'), &[], &[], 1), Action::Suspend);
         assert_eq!(press(&mut state, KeyCode::Char('q')), Action::Show);
         state.typing = false;
         assert_eq!(press(&mut state, KeyCode::Char('q')), Action::Quit);

@@ -6,7 +6,8 @@ use ratatui::style::{Color, Modifier, Style};
 use unicode_width::UnicodeWidthStr;
 
 use super::columns::{Share, columns, fit, line};
-use super::rows::{By, Row};
+use super::opened::{Line, LineKind};
+use super::rows::Row;
 use super::state::State;
 use crate::output::terminal::{cut, escape};
 use crate::output::text::{count, grouped, own_name};
@@ -30,8 +31,23 @@ pub(super) struct Shown {
     pub(super) incomplete: Option<String>,
     /// The limits of sampling on this kernel; empty without any.
     pub(super) limits: String,
-    /// Innermost frames of the selected row's most frequent stack, and its number of samples.
-    pub(super) stack: Option<(Vec<String>, u64)>,
+    /// What was opened, if something was, and its lines.
+    pub(super) opened: Option<Opened>,
+}
+
+/// An opened row as lines.
+#[derive(Debug)]
+pub(super) struct Opened {
+    /// Its name and its samples; `None` if it has none in this window.
+    pub(super) row: Option<Row>,
+    pub(super) lines: Vec<Line>,
+}
+
+impl Shown {
+    /// Returns the lines of the opened row.
+    pub(super) fn lines(&self) -> &[Line] {
+        self.opened.as_ref().map_or(&[], |opened| &opened.lines)
+    }
 }
 
 /// Positions of the parts of the screen.
@@ -39,13 +55,12 @@ struct Layout {
     head: u16,
     /// First row of the table, and number of rows.
     rows: (u16, u16),
-    details: (u16, u16),
     limits: Option<u16>,
     keys: Option<u16>,
 }
 
 impl Layout {
-    fn new(area: Rect, state: &State, shown: &Shown, details: usize) -> Self {
+    fn new(area: Rect, shown: &Shown) -> Self {
         let height = area.height;
         let keys = (height > 3).then(|| height - 1);
         let mut bottom = keys.unwrap_or(height);
@@ -58,27 +73,22 @@ impl Layout {
             _ => 2,
         };
         let first = (head + 1).min(bottom);
-        let wanted = if state.details { details as u16 } else { 0 };
-        let details = wanted.min((bottom - first) / 2);
         Self {
             head,
-            rows: (first, bottom - first - details),
-            details: (bottom - details, details),
+            rows: (first, bottom - first),
             limits,
             keys,
         }
     }
 }
 
-pub(super) fn page(area: Rect, state: &State, shown: &Shown) -> usize {
-    let details = details(state, shown).len();
-    Layout::new(area, state, shown, details).rows.1.into()
+pub(super) fn page(area: Rect, shown: &Shown) -> usize {
+    Layout::new(area, shown).rows.1.into()
 }
 
 /// Draws everything. Texts from targets have been escaped.
 pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown, colours: bool) {
-    let details = details(state, shown);
-    let layout = Layout::new(area, state, shown, details.len());
+    let layout = Layout::new(area, shown);
     let mut paint = Paint {
         buffer,
         area,
@@ -94,13 +104,9 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown
     if layout.head > 1 {
         paint.text(1, &values(state, shown, area.width.into()), Style::new());
     }
-    paint.table(&layout, state, shown);
-    for (at, text) in details.iter().take(layout.details.1.into()).enumerate() {
-        let style = match at {
-            0 => Modifier::BOLD.into(),
-            _ => Style::new(),
-        };
-        paint.text(layout.details.0 + at as u16, text, style);
+    match &shown.opened {
+        Some(opened) => paint.opened(&layout, state, shown, opened),
+        None => paint.table(&layout, state, shown),
     }
     if let Some(at) = layout.limits {
         paint.text(at, &escape(&shown.limits), paint.coloured(Color::Yellow));
@@ -198,6 +204,39 @@ impl Paint<'_> {
         }
     }
 
+    /// Draws an opened row.
+    fn opened(&mut self, layout: &Layout, state: &State, shown: &Shown, opened: &Opened) {
+        let (first, height) = layout.rows;
+        let head = match &opened.row {
+            Some(row) => format!(
+                "{}: {} % CPU, {}",
+                escape(&row.name()),
+                shown.share.percent(row.samples),
+                count(row.samples as usize, "sample", "samples"),
+            ),
+            None => "the opened row has no samples in this window".to_owned(),
+        };
+        if layout.head > 0 {
+            let full = format!("{head:<width$}", width = usize::from(self.area.width));
+            self.text(layout.head, &full, Modifier::REVERSED.into());
+        }
+        let (at, top) = state.opened.last().map_or((0, 0), |it| (it.at, it.top));
+        let lines = opened.lines.iter().enumerate().skip(top);
+        for ((number, line), y) in lines.zip(first..first + height) {
+            let mut style = Style::new();
+            let mut text = line.text.clone();
+            if line.kind == LineKind::Heading {
+                style = Modifier::BOLD.into();
+            }
+            if number == at {
+                style = Modifier::REVERSED.into();
+                let width = usize::from(self.area.width);
+                text += &" ".repeat(width.saturating_sub(text.width()));
+            }
+            self.text(y, &text, style);
+        }
+    }
+
     fn help(&mut self) {
         let width = HELP.iter().map(|text| text.width()).max().unwrap_or(0);
         let margin = 2.min(usize::from(self.area.width).saturating_sub(width) / 2);
@@ -217,17 +256,21 @@ impl Paint<'_> {
     }
 }
 
-const HELP: [&str; 14] = [
+const HELP: [&str; 18] = [
     "g Tab  by thread, each attribute,",
-    "       trace, process, function; G back",
+    "       trace, process, service,",
+    "       function; G back",
     "s r    sort by the next; reverse",
     "↑↓ kj  select a row; PgUp PgDn Home End",
-    "Enter  its details: full IDs, a stack",
+    "Enter  open it: functions, traces, IDs;",
+    "       there, Enter opens a trace",
     "/      show only rows with a text",
     "space  pause the view",
     "Esc    back; q, Ctrl-C quit",
     "",
     "CPU %  100 is one CPU, fully used",
+    "SERVICE (shop) is from the environment;",
+    "       [sh] is a command, no service",
     "TRACE  of several, the one with the most",
     "       samples; likewise other columns",
     "TRACES those sampled, which can be fewer",
@@ -294,33 +337,43 @@ fn values(state: &State, shown: &Shown, width: usize) -> String {
 }
 
 fn keys(state: &State, width: usize) -> String {
-    if state.typing {
-        let filter = escape(&state.filter);
-        return format!("filter: {filter}▏  Enter keeps it, Esc clears it");
-    }
-    let by = match &state.by {
-        By::Thread => "thread".to_owned(),
-        By::Attribute(key) => cut(&escape(key), 24),
-        By::Trace => "trace".into(),
-        By::Process => "process".into(),
-        By::Function => "function".into(),
+    let is_opened = !state.opened.is_empty();
+    let (what, text) = match is_opened {
+        true => ("search", &state.search),
+        false => ("filter", &state.filter),
     };
+    if state.typing {
+        let text = escape(text);
+        return format!("{what}: {text}▏  Enter keeps it, Esc clears it");
+    }
+    let by = cut(&escape(&state.by.words()), 24);
     let order = state.sort.name();
     let reversed = if state.reversed { " reversed" } else { "" };
-    let filter = if state.filter.is_empty() {
-        "/ filter".to_owned()
+    let filter = if text.is_empty() {
+        format!("/ {what}")
     } else {
-        format!("/ filter: {}", cut(&escape(&state.filter), 24))
+        format!("/ {what}: {}", cut(&escape(text), 24))
     };
-    let parts = [
-        "q quit".to_owned(),
-        format!("g by {by}"),
-        "? help".into(),
-        filter,
-        format!("s order: {order}{reversed}"),
-        "space pause".into(),
-        "Enter details".into(),
-    ];
+    let parts = if is_opened {
+        vec![
+            "Esc back".to_owned(),
+            "? help".into(),
+            filter,
+            "↑↓ move".into(),
+            "Enter opens a trace".into(),
+            "space pause".into(),
+        ]
+    } else {
+        vec![
+            "q quit".to_owned(),
+            format!("g by {by}"),
+            "? help".into(),
+            filter,
+            format!("s order: {order}{reversed}"),
+            "space pause".into(),
+            "Enter open".into(),
+        ]
+    };
     let mut text = String::new();
     for part in parts {
         let gap = if text.is_empty() { "" } else { "  " };
@@ -330,57 +383,6 @@ fn keys(state: &State, width: usize) -> String {
         }
     }
     text
-}
-
-fn details(state: &State, shown: &Shown) -> Vec<String> {
-    if !state.details {
-        return Vec::new();
-    }
-    let Some(row) = state.at.and_then(|at| shown.rows.get(at)) else {
-        return vec!["the selected row has no samples in this window".into()];
-    };
-    let several = |number: usize, many: &str| match number {
-        0 | 1 => String::new(),
-        more => format!("  (most of {} {many})", grouped(more)),
-    };
-    let mut lines = vec![format!(
-        "── {} ── {} % CPU, {}",
-        escape(&row.name()),
-        shown.share.percent(row.samples),
-        count(row.samples as usize, "sample", "samples"),
-    )];
-    let (thread, process) = (&row.thread, &row.thread.process);
-    if !thread.is_others() {
-        lines.push(format!(
-            "process     {} {}{}",
-            escape(&process.label()),
-            process.pid,
-            several(row.processes, "processes")
-        ));
-        lines.push(format!(
-            "thread      {} {}{}",
-            escape(&thread.name),
-            thread.tid,
-            several(row.threads, "threads")
-        ));
-    }
-    if let Some(context) = row.context() {
-        let id = |id: Option<String>| id.unwrap_or_else(|| "none".into());
-        let trace = id(context.trace_id().map(|id| id.to_string()));
-        let span = id(context.span_id().map(|id| id.to_string()));
-        let (traces, spans) = (several(row.traces, "traces"), several(row.spans, "spans"));
-        lines.push(format!("trace       {trace}{traces}"));
-        lines.push(format!("span        {span}{spans}"));
-        for (key, value) in &context.attributes {
-            lines.push(format!("{:<10}  {}", escape(key), escape(value)));
-        }
-    }
-    if let Some((frames, samples)) = &shown.stack {
-        let head = format!("stack       of {} of them:", grouped(*samples as usize));
-        lines.push(head);
-        lines.extend(frames.iter().map(|frame| format!("  {}", escape(frame))));
-    }
-    lines
 }
 
 #[cfg(test)]

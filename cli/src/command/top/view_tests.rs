@@ -1,8 +1,10 @@
-use otelctx_profile::sample::Counts;
+use otelctx_profile::sample::{Catalog, Counts, ModuleFiles};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-use super::super::rows::{Key, rows, sort};
+use super::super::names::Names;
+use super::super::opened::{LineKind, Open, Source};
+use super::super::rows::{By, Key, rows, sort};
 use super::super::samples_by_value;
 use super::super::window::tests::{add, context, thread};
 use super::super::window::{Context, Thread, Window};
@@ -34,12 +36,14 @@ fn window() -> Window {
 }
 
 fn shown_of(window: &Window, state: &State) -> Shown {
-    let mut rows = rows(window, &state.by, &state.attribute, &mut |_| Key::Nothing);
+    let mut rows = rows(&window.all(), &state.by, &state.attribute, &mut |_, _| {
+        Key::Nothing
+    });
     rows.retain(|row| state.takes(row));
     sort(&mut rows, state.sort, state.reversed);
     Shown {
         rows,
-        values: samples_by_value(window, &state.attribute),
+        values: samples_by_value(&window.all(), &state.attribute),
         share: Share {
             period: 10_000_000,
             wall: window.wall(),
@@ -51,7 +55,7 @@ fn shown_of(window: &Window, state: &State) -> Shown {
         not_traceable: 0,
         incomplete: None,
         limits: String::new(),
-        stack: None,
+        opened: None,
     }
 }
 
@@ -99,7 +103,7 @@ fn threads_are_shown_with_what_they_work_on() {
             "",
             "",
             "",
-            "q quit  g by thread  ? help  / filter  s order: CPU  space pause  Enter details",
+            "q quit  g by thread  ? help  / filter  s order: CPU  space pause  Enter open",
         ]
     );
 }
@@ -125,9 +129,8 @@ fn a_small_terminal_has_what_matters_most() {
     );
     // Whatever the size, there is no panic, and something to see.
     for (width, height) in [(1, 1), (3, 2), (7, 3), (20, 4), (300, 80)] {
-        for details in [false, true] {
-            state.details = details;
-            state.help = details;
+        for help in [false, true] {
+            state.help = help;
             let lines = screen(width, height, &state, &shown);
             assert!(!lines[0].is_empty(), "{width}x{height}");
         }
@@ -180,36 +183,108 @@ fn rows_are_added_up_by_route_trace_and_process() {
     );
 }
 
+/// Opens the selected row, or the first one, with these lines.
+fn open(state: &mut State, shown: &mut Shown, lines: Vec<Line>) {
+    let enter = ratatui::crossterm::event::KeyCode::Enter.into();
+    state.key(enter, &shown.rows, &[], 5);
+    let row = shown.rows.first().cloned();
+    shown.opened = Some(Opened { row, lines });
+}
+
+fn lines(number: usize) -> Vec<Line> {
+    let line = |number| Line {
+        text: format!("  line {number}"),
+        kind: if number == 0 {
+            LineKind::Heading
+        } else {
+            LineKind::Function
+        },
+    };
+    (0..number).map(line).collect()
+}
+
 #[test]
-fn a_chosen_row_tells_everything() {
+fn an_opened_row_takes_the_place_of_the_table_and_is_scrolled() {
     let (window, mut state) = (window(), state());
     let mut shown = shown_of(&window, &state);
-    shown.stack = Some((vec!["sha256::compress".into(), "main".into()], 7));
-    let key = |code| ratatui::crossterm::event::KeyEvent::from(code);
-    state.key(
-        key(ratatui::crossterm::event::KeyCode::Enter),
-        &shown.rows,
-        5,
-    );
-    let lines = screen(80, 24, &state, &shown);
-    let details = lines
-        .iter()
-        .position(|line| line.starts_with("──"))
-        .unwrap();
+    open(&mut state, &mut shown, lines(10));
+    let screen_of = |state: &State, shown: &Shown| screen(80, 8, state, shown)[2..].to_vec();
+    let keys = "Esc back  ? help  / search  ↑↓ move  Enter opens a trace  space pause";
     assert_eq!(
-        lines[details..23],
+        screen_of(&state, &shown),
         [
-            "── worker-1 ── 25.0 % CPU, 250 samples",
-            "process     shop 4711",
-            "thread      worker-1 4712",
-            "trace       4b000000000000000000000000004b00  (most of 2 traces)",
-            "span        f000000000004b00  (most of 2 spans)",
-            "http.route  /checkout",
-            "stack       of 7 of them:",
-            "  sha256::compress",
-            "  main",
+            "worker-1: 25.0 % CPU, 250 samples",
+            "  line 0",
+            "  line 1",
+            "  line 2",
+            "  line 3",
+            keys,
         ]
     );
+    let page = page(Rect::new(0, 0, 80, 8), &shown);
+    assert_eq!(page, 4);
+    use ratatui::crossterm::event::KeyCode;
+    let press = |state: &mut State, code: KeyCode| {
+        state.key(code.into(), &shown.rows, shown.lines(), page);
+        state.scroll(page, shown.rows.len(), shown.lines().len());
+    };
+    press(&mut state, KeyCode::PageDown);
+    press(&mut state, KeyCode::Down);
+    assert_eq!(state.opened[0].at, 5);
+    assert_eq!(
+        screen_of(&state, &shown)[1..5],
+        lines(6)[2..]
+            .iter()
+            .map(|it| it.text.clone())
+            .collect::<Vec<_>>()
+    );
+    press(&mut state, KeyCode::End);
+    assert_eq!(screen_of(&state, &shown)[4], "  line 9");
+    press(&mut state, KeyCode::Home);
+    assert_eq!(screen_of(&state, &shown)[1], "  line 0");
+    // There is no such trace as a function.
+    press(&mut state, KeyCode::Enter);
+    assert_eq!(state.opened.len(), 1);
+    press(&mut state, KeyCode::Char('/'));
+    press(&mut state, KeyCode::Char('x'));
+    press(&mut state, KeyCode::Enter);
+    assert_eq!((&state.search[..], &state.filter[..]), ("x", ""));
+    assert!(screen_of(&state, &shown)[5].contains("  / search: x  "));
+    press(&mut state, KeyCode::Esc);
+    assert_eq!((&state.search[..], state.opened.len()), ("", 1));
+    press(&mut state, KeyCode::Esc);
+    assert!(state.opened.is_empty());
+}
+
+#[test]
+fn a_trace_of_an_opened_row_is_opened_and_the_way_back_is_kept() {
+    use ratatui::crossterm::event::KeyCode;
+    let (window, mut state) = (window(), state());
+    let mut shown = shown_of(&window, &state);
+    let id = [7; 16];
+    let mut lines = lines(2);
+    lines[1].kind = LineKind::Trace(id);
+    open(&mut state, &mut shown, lines);
+    let press = |state: &mut State, code: KeyCode| {
+        state.key(code.into(), &shown.rows, shown.lines(), 5);
+    };
+    press(&mut state, KeyCode::Down);
+    press(&mut state, KeyCode::Enter);
+    let path: Vec<_> = state
+        .opened
+        .iter()
+        .map(|it| (it.by.clone(), it.key.clone()))
+        .collect();
+    let thread = shown.rows[0].key.clone();
+    assert_eq!(path, [(By::Thread, thread), (By::Trace, Key::Trace(id))]);
+    // The same trace is not opened in itself.
+    press(&mut state, KeyCode::Down);
+    press(&mut state, KeyCode::Enter);
+    assert_eq!(state.opened.len(), 2);
+    press(&mut state, KeyCode::Esc);
+    assert_eq!((state.opened.len(), state.opened[0].at), (1, 1));
+    press(&mut state, KeyCode::Char('g'));
+    assert!(state.opened.is_empty());
 }
 
 #[test]
@@ -249,7 +324,6 @@ fn names_from_targets_can_not_drive_the_terminal() {
     add(&mut window, hostile, Some(context), 1);
     window.close(1_000_000_000, Counts::default());
     let mut state = state();
-    state.details = true;
     state.at = Some(0);
     for by in [
         By::Thread,
@@ -262,17 +336,46 @@ fn names_from_targets_can_not_drive_the_terminal() {
         }
         state.by = by;
         state.filter = "service".into();
-        for width in [40, 80, 300] {
-            let lines = screen(width, 24, &state, &shown_of(&window, &state));
-            let text = lines.join("");
-            assert!(
-                !text.contains(crate::output::terminal::is_control),
-                "{text:?}"
-            );
-            assert!(text.contains("\\u{1b}]0;o"), "{text:?}");
-            for line in &lines {
-                assert!(line.width() <= usize::from(width), "{line:?}");
-            }
+        let mut shown = shown_of(&window, &state);
+        are_clean(&state, &shown);
+        let key = shown.rows[0].key.clone();
+        state.opened = vec![Open::new(state.by.clone(), key)];
+        shown.opened = Some(opened(&window, &state));
+        are_clean(&state, &shown);
+        state.opened.clear();
+    }
+}
+
+/// Returns what is opened.
+fn opened(window: &Window, state: &State) -> Opened {
+    let source = Source {
+        window,
+        catalog: &Catalog::new(),
+        samples: &window.all(),
+        attribute: &state.attribute,
+        functions: &[],
+        period: 10_000_000,
+    };
+    let mut names = Names::new(ModuleFiles::default(), &[]);
+    let opened = super::super::opened::Opened::of(&source, &state.opened, &mut names);
+    Opened {
+        lines: opened.lines(""),
+        row: opened.row,
+    }
+}
+
+/// Holds that screens show hostile names, escaped and within their width.
+fn are_clean(state: &State, shown: &Shown) {
+    for width in [40, 80, 300] {
+        let lines = screen(width, 24, state, shown);
+        let text = lines.join("");
+        assert!(
+            !text.contains(crate::output::terminal::is_control),
+            "{text:?}"
+        );
+        assert!(text.contains("\\u{1b}]0;"), "{text:?}");
+        for line in &lines {
+            assert!(line.width() <= usize::from(width), "{line:?}");
         }
     }
 }

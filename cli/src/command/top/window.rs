@@ -34,18 +34,37 @@ pub(super) struct Process {
     pub(super) start_ticks: u64,
     /// The service's name, or the kernel's name of the process.
     pub(super) name: String,
-    /// `name` is a service's, from the environment of a process that publishes nothing.
-    pub(super) is_detected: bool,
+    pub(super) name_kind: NameKind,
+}
+
+/// What the name of a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum NameKind {
+    /// A service's name, as the process publishes it.
+    #[default]
+    Service,
+    /// A service's name, from the environment of a process that publishes nothing.
+    Detected,
+    /// The kernel's name of a process without a service's name.
+    Command,
+}
+
+impl NameKind {
+    /// Returns a name of this kind as it is shown: in parentheses if it was detected, in brackets if
+    /// it is a command's.
+    pub(super) fn label(self, name: &str) -> String {
+        match self {
+            Self::Service => name.to_owned(),
+            Self::Detected => format!("({name})"),
+            Self::Command => format!("[{name}]"),
+        }
+    }
 }
 
 impl Process {
-    /// Returns the name, in parentheses if it was detected.
+    /// Returns the name as it is shown.
     pub(super) fn label(&self) -> String {
-        if self.is_detected {
-            format!("({})", self.name)
-        } else {
-            self.name.clone()
-        }
+        self.name_kind.label(&self.name)
     }
 }
 
@@ -227,6 +246,8 @@ pub(super) struct Window {
     pub(super) threads: Interner<Thread>,
     pub(super) contexts: Interner<Context>,
     others: Shared<Thread>,
+    /// The time of the first sample of each trace of `contexts`, in nanoseconds.
+    first_seen: HashMap<[u8; 16], u64>,
 }
 
 impl Window {
@@ -240,7 +261,20 @@ impl Window {
             threads: Interner(HashSet::new()),
             contexts: Interner(HashSet::new()),
             others: Shared(Rc::new(Thread::others())),
+            first_seen: HashMap::new(),
         }
+    }
+
+    /// Notes when a trace was sampled.
+    pub(super) fn note_trace(&mut self, trace: [u8; 16], time: u64) {
+        let first = self.first_seen.entry(trace).or_insert(time);
+        *first = time.min(*first);
+    }
+
+    /// Returns the time of a trace's first sample, also from before the window if the trace has had
+    /// samples in it ever since; 0 if unknown.
+    pub(super) fn first_seen(&self, trace: [u8; 16]) -> u64 {
+        self.first_seen.get(&trace).copied().unwrap_or(0)
     }
 
     pub(super) fn add(&mut self, cell: Cell) {
@@ -291,18 +325,26 @@ impl Window {
         }
         self.threads.prune();
         self.contexts.prune();
+        let left: HashSet<[u8; 16]> = self.contexts.0.iter().map(|it| it.trace).collect();
+        self.first_seen.retain(|trace, _| left.contains(trace));
     }
 
     pub(super) fn restart(&mut self, now: u64) {
         self.slices.clear();
         self.size = 0;
         self.current = Slice::from(now);
+        self.first_seen.clear();
     }
 
     /// Iterates over all cells; a cell occurs once in each slice.
     pub(super) fn cells(&self) -> impl Iterator<Item = (&Cell, u64)> {
         let cells = self.slices.iter().flat_map(|slice| &slice.cells);
         cells.map(|(cell, count)| (cell, *count))
+    }
+
+    /// Returns all cells.
+    pub(super) fn all(&self) -> Vec<(&Cell, u64)> {
+        self.cells().collect()
     }
 
     /// Returns its actual length, in nanoseconds.
@@ -313,13 +355,6 @@ impl Window {
 
     pub(super) fn samples(&self) -> u64 {
         self.slices.iter().map(|slice| slice.samples).sum()
-    }
-
-    pub(super) fn attached(&self) -> u64 {
-        let attached = self
-            .cells()
-            .filter(|(cell, _)| cell.work.context().is_some());
-        attached.map(|(_, samples)| samples).sum()
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -336,7 +371,7 @@ pub(super) mod tests {
     pub(in super::super) fn thread(pid: i32, tid: i32) -> Thread {
         Thread {
             process: Process {
-                is_detected: false,
+                name_kind: NameKind::Service,
                 pid,
                 start_ticks: 1,
                 name: format!("service-{pid}"),

@@ -5,6 +5,7 @@ mod drawing;
 mod fold;
 mod functions;
 mod input;
+mod live;
 mod load;
 mod messages;
 mod otlp;
