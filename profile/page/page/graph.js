@@ -39,6 +39,8 @@ export function describe(node) {
   if (label >= model.first.service) return [labelText(model, label), time];
   const parts = [labelText(model, label), placeText(model, label), time];
   if (label < model.first.plumbing) parts.push(LANGUAGES[model.languageOf[label]]);
+  const times = tree.times?.[node] ?? 1;
+  if (times > 1) parts.push(`calls itself, up to ${times} frames in one`);
   const frames = tree.through[node];
   const counted = `${frames} ${frames === 1 ? 'frame' : 'frames'}`;
   if (frames) parts.push(`called through up to ${counted} of plumbing`);

@@ -198,18 +198,21 @@ export class Icicle {
     }
     const left = isRoute ? 9 : 4;
     if (width < MIN_TEXT_WIDTH) return;
-    const text = this.textOf(label, tree.totals[node], width - left - 4);
+    const text = this.textOf(tree, node, width - left - 4);
     if (label < first.service || label === first.root) context.fillStyle = colours.text;
     else context.fillStyle = label < first.route ? colours.serviceText : colours.routeText;
     if (text) context.fillText(text, x + left, y + ROW_HEIGHT / 2);
   }
 
   // A level above frames has its time with it; a long name of a function is shortened first.
-  textOf(label, total, space) {
+  textOf(tree, node, space) {
+    const label = tree.label[node];
     const name = labelText(this.model, label);
-    if (label >= this.model.first.service) return this.fit(`${name}  ${duration(total)}`, space);
-    const text = this.fit(name, space);
-    return text === name ? name : this.fit(shortName(name), space);
+    const total = duration(tree.totals[node]);
+    if (label >= this.model.first.service) return this.fit(`${name}  ${total}`, space);
+    const times = text => (tree.times?.[node] > 1 ? `${text} × ${tree.times[node]}` : text);
+    const text = this.fit(times(name), space);
+    return text === times(name) ? text : this.fit(times(shortName(name)), space);
   }
 
   // As much of a text as there is space for.

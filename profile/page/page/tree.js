@@ -36,17 +36,21 @@ export function view(model, { plumbing, by }) {
   return finish(inPreOrder(merged, model.first.root), model.labelCount);
 }
 
-// A byte for each node that is left out, or null if all are shown.
+// A byte for each node that is left out, or null if all are shown. Of a function that calls itself,
+// the outermost frame stands for those that follow.
 function hiddenNodes({ full, first, plumbingOf }, plumbing, by) {
   const hidden = new Uint8Array(full.count);
+  const nearest = new Int32Array(full.count).fill(-1);
   let any = 0;
   for (let i = 1; i < full.count; i++) {
     const label = full.label[i];
     let hide;
-    if (label < first.plumbing) hide = !plumbing && plumbingOf[label] > 0;
+    const above = nearest[full.parent[i]];
+    if (label < first.plumbing) hide = (!plumbing && plumbingOf[label] > 0) || label === above;
     else if (label < first.route) hide = by === 'none';
     else hide = by !== 'route' || isOnlyRoute(full, i, label === first.route);
     hidden[i] = hide ? 1 : 0;
+    nearest[i] = hide ? above : label;
     any |= hidden[i];
   }
   return any ? hidden : null;
@@ -65,25 +69,31 @@ function merge(model, hidden) {
     count: 1,
     parent: new Int32Array(size),
     label: new Int32Array(size),
-    // The most nodes left out above a node.
+    // The most nodes left out above a node, and the most equal frames that it stands for.
     through: new Uint16Array(size),
+    times: new Uint16Array(size).fill(1),
   };
+  made.label[0] = -1;
   const child = childFinder(made, size);
   const place = new Int32Array(full.count);
-  const skipped = new Uint16Array(full.count);
+  const [skipped, times] = [new Uint16Array(full.count), new Uint16Array(full.count).fill(1)];
   for (let i = 1; i < full.count; i++) {
     const above = full.parent[i];
-    if (hidden[i]) {
-      place[i] = place[above];
+    const isSame = full.label[i] === made.label[place[above]];
+    const node = (place[i] = hidden[i] ? place[above] : child(place[above], full.label[i]));
+    if (hidden[i] && !isSame) {
       skipped[i] = skipped[above] + (full.label[i] < first.plumbing ? 1 : 0);
-    } else {
-      const node = (place[i] = child(place[above], full.label[i]));
-      made.through[node] = Math.max(made.through[node], skipped[above]);
+      times[i] = times[above];
+      continue;
     }
+    times[i] = isSame && hidden[i] ? times[above] + 1 : 1;
+    made.times[node] = Math.max(made.times[node], times[i]);
+    made.through[node] = Math.max(made.through[node], skipped[above]);
   }
   made.end = nodeOfCell.map(node => {
     const label = full.label[node];
-    if (!hidden[node] || label >= first.plumbing) return place[node];
+    const isShown = !hidden[node] || label === made.label[place[node]];
+    if (isShown || label >= first.plumbing) return place[node];
     const end = child(place[node], first.plumbing + plumbingOf[label] - 1);
     made.through[end] = Math.max(made.through[end], skipped[node]);
     return end;
@@ -114,7 +124,7 @@ function childFinder(made, size) {
 
 // Joined children can be far from their parent: sorts nodes into pre-order again.
 function inPreOrder(made, rootLabel) {
-  const { count, parent, label, through } = made;
+  const { count, parent, label } = made;
   const firstChild = new Int32Array(count).fill(-1);
   const nextSibling = new Int32Array(count).fill(-1);
   for (let i = count - 1; i > 0; i--) {
@@ -122,14 +132,15 @@ function inPreOrder(made, rootLabel) {
     firstChild[parent[i]] = i;
   }
   const tree = emptyTree(count);
-  tree.through = new Uint16Array(count);
+  [tree.through, tree.times] = [new Uint16Array(count), new Uint16Array(count)];
   const place = new Int32Array(count);
   for (let i = 0, node = 0; node >= 0; i++) {
     place[node] = i;
     tree.parent[i] = place[parent[node]];
     tree.depth[i] = i === 0 ? 0 : tree.depth[tree.parent[i]] + 1;
     tree.label[i] = i === 0 ? rootLabel : label[node];
-    tree.through[i] = through[node];
+    tree.through[i] = made.through[node];
+    tree.times[i] = made.times[node];
     if (firstChild[node] >= 0) {
       node = firstChild[node];
       continue;
