@@ -92,7 +92,7 @@ fn each_sample_knows_its_trace_in_every_format() {
         assert!(
             fs::read_to_string(&paths[3])
                 .unwrap()
-                .contains("<title>/cart (")
+                .contains("<title>/cart\n")
         );
     }
 }
@@ -688,7 +688,10 @@ fn a_report_says_what_is_wrong_with_its_file() {
     };
     refused(&whole[..whole.len() / 2]);
     refused(&[]);
-    refused(b"#!/bin/sh\n");
+    fs::write(&path, "#!/bin/sh\n").unwrap();
+    let answer = otelctx(&["report", &path]).expect(2);
+    let text = "not a profile that can be read: it is a text";
+    assert!(answer.stderr.contains(text), "{answer:?}");
     let answer = otelctx(&["report", &scratch.path("none.otlp")]).expect(2);
     assert!(
         answer.stderr.contains("No such file or directory"),

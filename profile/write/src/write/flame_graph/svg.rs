@@ -256,7 +256,7 @@ fn title(graph: &Graph, facts: &Facts) -> String {
     let named: Vec<_> = named.map(|name| clean(name, MAX_TITLE_PART)).collect();
     let more = services.len() - named.len();
     let mut title = match (&named[..], more) {
-        ([], _) => "No samples".to_owned(),
+        ([], _) => "No samples.".to_owned(),
         (all, 0) => match all.split_last() {
             Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
             _ => all.join(""),
