@@ -75,7 +75,7 @@ const STYLE: &str = "\
 const CONTROLS: &str = "\
 <text id=\"matched\" x=\"100%\" y=\"42\" dx=\"-10\" text-anchor=\"end\"></text>\n\
 <text id=\"search\" class=\"control hidden\" x=\"100%\" y=\"22\" dx=\"-10\" text-anchor=\"end\">Search</text>\n\
-<text id=\"reset\" class=\"control hidden\" x=\"100%\" y=\"22\" dx=\"-80\" text-anchor=\"end\">Reset zoom</text>\n";
+<text id=\"reset\" class=\"control hidden\" x=\"100%\" y=\"22\" dx=\"-120\" text-anchor=\"end\">Reset zoom</text>\n";
 
 const SCRIPT: &str = include_str!("script.js");
 
