@@ -205,8 +205,13 @@ mod tests {
         start_unix: 0,
     };
 
-    /// A part with one sample of each of these threads.
+    /// A part with one sample of each of these threads, which have IDs from 0 on.
     fn part(threads: &[&str]) -> Profile {
+        let threads: Vec<_> = (0..).zip(threads.iter().copied()).collect();
+        part_of(&threads)
+    }
+
+    fn part_of(threads: &[(i32, &str)]) -> Profile {
         let mut catalog = Catalog::new();
         let process = catalog.add_process(ProcessFacts {
             pid: 7,
@@ -214,10 +219,10 @@ mod tests {
             ..ProcessFacts::default()
         });
         let stack = catalog.native_stack(&[]);
-        let mut sample = |(tid, name): (usize, &&str)| Sample {
+        let sample = |(tid, name): &(i32, &str)| Sample {
             time: 10,
             cpu: 0,
-            thread: catalog.thread(process, tid as i32, name),
+            thread: catalog.thread(process, *tid, name),
             event: Event::OnCpu,
             found: Found::Detached,
             gil: None,
@@ -225,7 +230,7 @@ mod tests {
             stack_end: None,
             kernel_stack: stack,
         };
-        let samples = threads.iter().enumerate().map(&mut sample).collect();
+        let samples = threads.iter().map(sample).collect();
         let recording = Recording {
             catalog,
             samples,
@@ -234,6 +239,34 @@ mod tests {
             counts: Counts::default(),
         };
         Profile::new(recording, &mut NoSymbols)
+    }
+
+    /// Three times as many samples as the formats have room for were announced.
+    #[test]
+    fn of_a_long_recording_each_sample_stands_for_several_and_the_sum_is_equal() {
+        let formats = [Format::Firefox, Format::Speedscope];
+        let mut all = Aggregate::new(&Options::default(), &formats, CLOCK, 1_500_000);
+        all.add(&part_of(&[(7, "a"); 7]));
+        let mut content = |format| {
+            let mut bytes = Vec::new();
+            all.write(format, &mut bytes).unwrap();
+            bytes
+        };
+        let (firefox, speedscope) = (content(Format::Firefox), content(Format::Speedscope));
+        let firefox: serde_json::Value =
+            serde_json::from_reader(flate2::read::GzDecoder::new(&firefox[..])).unwrap();
+        assert_eq!(
+            firefox["meta"]["product"],
+            "shop 7: one sample stands for 3"
+        );
+        let weights = &firefox["threads"][0]["samples"]["weight"];
+        assert_eq!(*weights, serde_json::json!([3, 3, 1]));
+        let speedscope: serde_json::Value = serde_json::from_slice(&speedscope).unwrap();
+        assert_eq!(speedscope["name"], "shop 7: one sample stands for 3");
+        // What comes before the first sample is no time of the thread.
+        let profile = &speedscope["profiles"][0];
+        assert_eq!(profile["samples"], serde_json::json!([[], [], [], []]));
+        assert_eq!(profile["weights"], serde_json::json!([10, 3, 3, 1]));
     }
 
     #[test]
