@@ -37,7 +37,7 @@ export function view(model, { plumbing, by }) {
 }
 
 // A byte for each node that is left out, or null if all are shown. Of a function that calls itself,
-// the outermost frame stands for those that follow.
+// the outermost frame stands for the others.
 function hiddenNodes({ full, first, plumbingOf }, plumbing, by) {
   const hidden = new Uint8Array(full.count);
   const nearest = new Int32Array(full.count).fill(-1);
