@@ -102,8 +102,10 @@ pub(crate) enum Error {
     NoRecording,
     #[error("two recordings are compared; more can only be added up, with --join")]
     ManyRecordings,
-    #[error("--tree, --traces and -o are for one recording, or several with --join")]
+    #[error("--tree, --traces, --spans and -o are for one recording, or several with --join")]
     OnlyOneRecording,
+    #[error("--spans: of the formats of -o, only a page (.html) shows spans")]
+    SpansWithoutPage,
     #[error("{}: is the recording itself: name another file", .0.display())]
     OutputIsInput(PathBuf),
     #[error("cannot read standard input: {0}")]

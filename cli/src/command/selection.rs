@@ -190,6 +190,11 @@ impl Select {
         self.filter.iter().map(|filter| &filter.name[..])
     }
 
+    /// Returns true if traces are selected.
+    pub(super) fn has_traces(&self) -> bool {
+        !self.trace.is_empty()
+    }
+
     /// Returns true if threads are selected.
     pub(super) fn has_threads(&self) -> bool {
         !self.thread.is_empty()

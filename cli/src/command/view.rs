@@ -4,10 +4,11 @@ use std::env;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use nix::unistd::{geteuid, mkdtemp};
 use otelctx_profile::report::Selection;
-use otelctx_profile::{Format, Input, Options, convert};
+use otelctx_profile::{Format, Input, Options, Spans, convert};
 
 use crate::Status;
 use crate::command::ids;
@@ -29,6 +30,7 @@ const OPENER: &str = "xdg-open";
 Examples:
   otelctx view                                    the recording profile.otlp
   otelctx view profile.otlp --filter http.route=/cart
+  otelctx view profile.otlp --spans spans.json    with the spans of traces
   otelctx record -p 4711 -d 10 -o profile.html    writes the page at once")]
 pub(crate) struct Arguments {
     /// Recording: OTLP of any program, pprof, folded stacks, or the output of `perf script`; - for
@@ -40,6 +42,10 @@ pub(crate) struct Arguments {
     /// Attribute that the page groups by [default: http.route]
     #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
+    /// Show the spans of traces, too: a file in OTLP, as a Collector's file exporter writes it, JSON or
+    /// protobuf
+    #[arg(long, value_name = "FILE")]
+    spans: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
@@ -48,6 +54,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let selection = arguments.select.within(&input)?;
     let mut options = Options::default();
     options.by.clone_from(&arguments.by);
+    let spans = arguments.spans.as_deref().map(Spans::read).transpose()?;
+    options.spans = spans.map(Arc::new);
     let Some(page) = write(&input, &selection, &options, &file)? else {
         unselected::explain(&input, &arguments.select)?;
         return Ok(Status::FoundProblem);

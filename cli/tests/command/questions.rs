@@ -223,6 +223,98 @@ fn questions_have_their_answers() {
     assert_eq!(rows, expected);
 }
 
+/// Spans of three traces: 101 took 400 ms, of which its ten samples are 100 ms; 1 took 100.5 ms; the
+/// recording never saw the other one.
+fn write_spans(path: &Path) {
+    let span = |trace: usize, id: u8, parent: &str, name: &str, start: u64, end: u64| {
+        serde_json::json!({
+            "traceId": format!("{trace:032x}"), "spanId": format!("{id:02x}").repeat(8),
+            "parentSpanId": parent, "name": name,
+            "startTimeUnixNano": (START + start * 1000).to_string(),
+            "endTimeUnixNano": (START + end * 1000).to_string(),
+        })
+    };
+    let line = |spans: Vec<serde_json::Value>| {
+        let attributes =
+            [serde_json::json!({"key": "service.name", "value": {"stringValue": "shop"}})];
+        serde_json::json!({"resourceSpans": [
+            {"resource": {"attributes": attributes}, "scopeSpans": [{"spans": spans}]},
+        ]})
+    };
+    let root = "02".repeat(8);
+    let lines = [
+        line(vec![span(1, 1, "", "GET /cart", 0, 100_500)]),
+        line(vec![
+            span(101, 2, "", "GET /report", 1_000_000, 1_400_000),
+            span(101, 1, &root, "totals", 1_000_000, 1_125_000),
+        ]),
+        line(vec![span(999, 1, "", "GET /other", 0, 9_000_000)]),
+    ];
+    let lines: String = lines.iter().map(|it| format!("{it}\n")).collect();
+    fs::write(path, lines).unwrap();
+}
+
+/// Which request was slowest, and what of that was CPU?
+#[test]
+fn the_slowest_request_is_found_with_spans() {
+    let scratch = Scratch::new("spans");
+    write(&scratch.folder().join("profile.otlp"), 200);
+    write_spans(&scratch.folder().join("spans.json"));
+    let ask = |arguments: &[&str]| ask(&scratch, arguments);
+    let answer = ask(&["report", "--spans", "spans.json"]);
+    let slowest = format!("{:032x}", 101);
+    let expected = [
+        format!("400.0 ms 100 ms 25.0 % 22:13:21 {slowest} GET /report"),
+        format!("100.5 ms 100 ms 99.5 % 22:13:20 {:032x} GET /cart", 1),
+        "1 span of 1 trace without a sample".to_owned(),
+    ];
+    assert_eq!(section(&answer, "By trace, the slowest first"), expected);
+    let answer = ask(&["report", "--traces", "--spans", "spans.json", "-n", "1"]);
+    assert_eq!(
+        section(&answer, "By trace, the slowest first")[1],
+        "and 1 more; -n 0 shows all"
+    );
+    // Its spans: all of its samples are in one that is a part of the other.
+    let answer = ask(&["report", "--trace", &slowest, "--spans", "spans.json"]);
+    let expected = [
+        "400.0 ms 100 ms 25.0 % 0 22:13:21 shop GET /report",
+        "125.0 ms 100 ms 80.0 % 100 ms 22:13:21 shop totals",
+        "2 spans of 2 traces without a sample",
+    ];
+    assert_eq!(section(&answer, "By span, the slowest first"), expected);
+    let json = ask(&["report", "--spans", "spans.json", "--json"]).json();
+    let first = &json["spans"]["traces"][0];
+    assert_eq!(first["trace_id"], slowest);
+    assert_eq!(
+        (&first["duration_ns"], &first["cpu_ns"]),
+        (&400_000_000.into(), &100_000_000.into())
+    );
+    assert_eq!(json["spans"]["spans"][1]["self_ns"], 100_000_000);
+    assert_eq!(json["spans"]["unseen_spans"], 1);
+    // In a page, and in nothing else.
+    let page = |arguments: &[&str]| {
+        ask(&[&["report", "-o", "page.html"], arguments].concat());
+        fs::read_to_string(scratch.folder().join("page.html")).unwrap()
+    };
+    let (without, with) = (page(&[]), page(&["--spans", "spans.json"]));
+    assert!(with.len() > without.len());
+    let mut svg = command(&["report", "-o", "a.svg", "--spans", "spans.json"]);
+    let answer = Answer::of(svg.current_dir(scratch.folder()).output().unwrap()).expect(2);
+    assert!(
+        answer.stderr.contains("only a page (.html) shows spans"),
+        "{answer:?}"
+    );
+    fs::write(scratch.folder().join("cut.json"), "{\"resourceSpans\": [{").unwrap();
+    let mut cut = command(&["report", "--spans", "cut.json"]);
+    let answer = Answer::of(cut.current_dir(scratch.folder()).output().unwrap()).expect(2);
+    assert!(
+        answer
+            .stderr
+            .contains("cut.json: not a complete OTLP file of spans: it was cut off\n"),
+        "{answer:?}"
+    );
+}
+
 #[test]
 fn what_selects_nothing_is_explained() {
     let scratch = Scratch::new("nothing");

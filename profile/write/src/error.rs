@@ -95,4 +95,12 @@ pub enum Error {
         /// The defect, as a sentence without a full stop.
         reason: String,
     },
+    /// A file of spans cannot be decoded.
+    #[error("{}: not a complete OTLP file of spans: {reason}", path.display())]
+    Spans {
+        /// The file.
+        path: PathBuf,
+        /// The defect, as a sentence without a full stop.
+        reason: String,
+    },
 }

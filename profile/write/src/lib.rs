@@ -55,5 +55,7 @@ pub use resolve::{unnamed_modules, write_named};
 pub use spool::{Parts, Spool};
 #[doc(hidden)]
 pub use view::load;
-pub use view::{Input, convert, converted};
+pub use view::{
+    Input, Span, SpanReport, SpanTime, SpannedTrace, Spans, convert, converted,
+};
 pub use write::{Aggregate, Format, Options, OtlpMessages};

@@ -33,6 +33,8 @@ pub struct ReportOptions {
     /// True for [`Report::tree`]; with selected functions, they are its roots, and there is
     /// [`Report::callers`].
     pub with_tree: bool,
+    /// True for [`Report::by_span`].
+    pub with_spans: bool,
     /// True to sort functions by the time with the functions that they call, false by their own.
     pub by_total: bool,
 }
@@ -51,6 +53,7 @@ impl ReportOptions {
             functions_of_group: 0,
             by_total: false,
             with_tree: false,
+            with_spans: false,
         }
     }
 }
@@ -73,6 +76,8 @@ pub struct Report {
     pub varying: BTreeSet<String>,
     /// Costs by trace.
     pub by_trace: Vec<TraceCost>,
+    /// Costs by trace and span, in no order; empty unless asked for.
+    pub by_span: Vec<([u8; 16], [u8; 8], Cost)>,
     /// Functions below their callers, from the root on; empty unless asked for.
     pub tree: Vec<TreeNode>,
     /// The selected functions, and the functions that call them below; empty unless asked for.

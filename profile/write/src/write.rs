@@ -16,11 +16,13 @@ pub(crate) use otlp::SCOPE;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use otelctx_sample::ProcessFacts;
 use otelctx_sample::format::process_context::Value;
 
 use crate::attributes::{SERVICE_NAME, UNKNOWN_SERVICE};
+use crate::view::Spans;
 use crate::{Error, Place, Profile, file};
 
 /// A file format.
@@ -141,6 +143,8 @@ pub struct Options {
     pub with_plumbing: bool,
     /// Names of attributes that the recorder detected and that are omitted from resources in OTLP.
     pub dropped_attributes: Vec<String>,
+    /// The spans of traces, for a page.
+    pub spans: Option<Arc<Spans>>,
 }
 
 impl Profile {

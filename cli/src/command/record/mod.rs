@@ -17,7 +17,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
-use otelctx_profile::{Clock, Format, Options, Parts, Profile, Recording};
+use otelctx_profile::{Clock, Format, Options, Parts, Profile, Recording, Spans};
 use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
@@ -101,6 +101,10 @@ pub(crate) struct Arguments {
     /// Keep only samples of threads that hold the global interpreter lock (the GIL of Python)
     #[arg(long)]
     gil: bool,
+    /// Show the spans of traces in a page (.html), too: a file in OTLP, as a Collector's file exporter
+    /// writes it, JSON or protobuf; it is read when the recording has ended
+    #[arg(long, value_name = "FILE")]
+    spans: Option<PathBuf>,
     /// Prefix for context attribute names in OTLP output
     #[arg(long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
@@ -140,6 +144,10 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let arguments = &arguments;
     let standard_output = arguments.standard_output()?;
     output::check(&arguments.output)?;
+    let is_page = |path: &PathBuf| Format::from_path(path).is_ok_and(|it| it == Format::Page);
+    if arguments.spans.is_some() && !arguments.output.iter().any(is_page) {
+        return Err(Error::SpansWithoutPage);
+    }
     let has_targets = !(arguments.pid.is_empty() && arguments.select.is_empty());
     let (targets, selected) = if arguments.all || !has_targets && arguments.command.is_empty() {
         hidden::say_if_any();
@@ -300,7 +308,13 @@ impl Writer<'_> {
     /// output is a command's.
     fn finish(&mut self, is_command: bool) -> Result<(), Error> {
         let arguments = self.arguments;
-        let outputs = self.outputs.take();
+        let mut outputs = self.outputs.take();
+        if let (Some(path), Some(outputs)) = (&arguments.spans, &mut outputs) {
+            match Spans::read(path) {
+                Ok(spans) => outputs.set_spans(spans),
+                Err(error) => self.failed.push(error.into()),
+            }
+        }
         let mut finished = outputs.map(Outputs::finish).unwrap_or_default();
         interrupt::report_loss(false);
         self.failed.append(&mut finished.failed);

@@ -3,10 +3,11 @@
 use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use otelctx_profile::sample::{Catalog, Counts};
 use otelctx_profile::{
-    Aggregate, Clock, Format, NoSymbols, Options, Profile, Recording, check_writable,
+    Aggregate, Clock, Format, NoSymbols, Options, Profile, Recording, Spans, check_writable,
 };
 
 use super::unsent;
@@ -123,6 +124,11 @@ impl Outputs {
             existing: Vec::new(),
             failed: Vec::new(),
         }
+    }
+
+    /// Shows these spans in a page.
+    pub(super) fn set_spans(&mut self, spans: Spans) {
+        self.aggregate.set_spans(Arc::new(spans));
     }
 
     /// Adds a part, and writes the files with only this part.

@@ -3,6 +3,8 @@
 use otelctx_profile::report::{Cost, Report};
 use serde::Serialize;
 
+use super::spans::{Found, SpansJson};
+
 use crate::command::filter::NONE;
 use crate::command::record::gil::GilSamples;
 use crate::command::selection::GivenOption;
@@ -24,6 +26,8 @@ pub(super) struct Answer<'r> {
     by_process: Vec<Row<'r>>,
     by_service: Vec<Row<'r>>,
     unnamed: Vec<Row<'r>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spans: Option<SpansJson>,
 }
 
 #[derive(Serialize)]
@@ -65,7 +69,12 @@ struct FunctionRow<'r> {
     total_samples: u64,
 }
 
-pub(super) fn of<'r>(report: &'r Report, by: &[String], filter: Vec<GivenOption>) -> Answer<'r> {
+pub(super) fn of<'r>(
+    report: &'r Report,
+    by: &[String],
+    filter: Vec<GivenOption>,
+    spans: Option<&Found>,
+) -> Answer<'r> {
     let row = |(name, cost): &'r (String, Cost)| Row {
         name,
         samples: cost.samples,
@@ -120,5 +129,6 @@ pub(super) fn of<'r>(report: &'r Report, by: &[String], filter: Vec<GivenOption>
         by_process: rows(&report.by_process),
         by_service: rows(&report.by_service),
         unnamed: rows(&report.unnamed),
+        spans: spans.map(Found::json),
     }
 }

@@ -3,13 +3,15 @@
 mod answer;
 mod compare;
 pub(in crate::command) mod file;
+mod spans;
 pub(in crate::command) mod tables;
 pub(in crate::command) mod unselected;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use otelctx_profile::report::{self, Report, ReportOptions, Selection};
-use otelctx_profile::{Format, GIL_ATTRIBUTE, Input};
+use otelctx_profile::{Format, GIL_ATTRIBUTE, Input, Spans};
 
 use crate::Status;
 use crate::command::filter::{NONE, ROUTE};
@@ -20,6 +22,8 @@ use crate::command::standard_output;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
+
+use spans::Found;
 
 /// Number of rows per table, unless another one is given.
 const ROWS: usize = 15;
@@ -35,6 +39,7 @@ Examples:
   otelctx report profile.otlp --by tenant,function        by tenant, then by function
   otelctx report profile.otlp --filter http.route=/cart   the functions of one route
   otelctx report profile.otlp --traces --time 14:03..14:04
+  otelctx report profile.otlp --spans spans.json          which request was slowest
   otelctx report yesterday.otlp today.otlp                what has changed
   otelctx report profile.otlp --trace ID -o request.svg   one request as a flame graph")]
 pub(crate) struct Arguments {
@@ -63,6 +68,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ORDER", value_enum, num_args = 0..=1, default_missing_value = "cpu",
         require_equals = true)]
     traces: Option<TraceOrder>,
+    /// Show how long each trace took, and how much of that was CPU time; with --trace, its spans. A file
+    /// of spans in OTLP, as a Collector's file exporter writes it: JSON or protobuf
+    #[arg(long, value_name = "FILE", conflicts_with = "tree")]
+    spans: Option<PathBuf>,
     /// Show only frames of this language, such as python or kernel; can be repeated
     #[arg(long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
     languages: Vec<String>,
@@ -109,7 +118,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let mut input = file::opened(&file)?;
     let rest = arguments.files.get(1..).unwrap_or_default();
     if let ([other], false) = (rest, arguments.join) {
-        let one = arguments.tree || arguments.traces.is_some() || !arguments.output.is_empty();
+        let one = arguments.tree
+            || arguments.traces.is_some()
+            || arguments.spans.is_some()
+            || !arguments.output.is_empty();
         if one {
             return Err(Error::OnlyOneRecording);
         }
@@ -131,8 +143,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         unselected::explain(&input, &arguments.select)?;
         return Ok(Status::FoundProblem);
     }
+    let spans = arguments.spans.as_deref().map(Spans::read).transpose()?;
+    let spans = spans.map(|spans| Found::new(spans, &report));
     let text = if arguments.json {
-        json::render(&answer::of(&report, &by, arguments.conditions()))
+        json::render(&answer::of(
+            &report,
+            &by,
+            arguments.conditions(),
+            spans.as_ref(),
+        ))
     } else {
         let shown = tables::Shown {
             report: &report,
@@ -145,7 +164,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             files: input.paths().len(),
             wants_tree: arguments.tree,
         };
-        shown.text(&Terminal::of_stdout())
+        let terminal = Terminal::of_stdout();
+        match &spans {
+            Some(spans) if report.total.samples > 0 => {
+                let of_traces = !arguments.select.has_traces();
+                shown.summary() + &spans.text(of_traces, arguments.most(), &terminal)
+            }
+            _ => shown.text(&terminal),
+        }
     };
     terminal::print(&text).map_err(Error::Output)?;
     let asked = arguments.by.first().map(String::as_str);
@@ -203,6 +229,12 @@ fn convert(
         _ => Format::from_path(path),
     };
     let formats: Vec<Format> = outputs.iter().map(format).collect::<Result<_, _>>()?;
+    if let Some(spans) = &arguments.spans {
+        if !formats.contains(&Format::Page) {
+            return Err(Error::SpansWithoutPage);
+        }
+        write.spans = Some(Arc::new(Spans::read(spans)?));
+    }
     for path in outputs {
         let is_read = |it: &Path| {
             it.canonicalize()
@@ -271,6 +303,7 @@ impl Arguments {
             },
             by_total: self.sort == Sort::Total,
             with_tree: self.tree,
+            with_spans: self.spans.is_some(),
         }
     }
 

@@ -117,7 +117,8 @@ impl Shown<'_> {
         section.text
     }
 
-    fn summary(&self) -> String {
+    /// Formats what the recording is, and how much of it is selected.
+    pub(super) fn summary(&self) -> String {
         let report = self.report;
         let mut text = String::new();
         if self.is_chosen || self.files > 1 {

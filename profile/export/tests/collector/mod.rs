@@ -58,10 +58,12 @@ impl Collector {
         })
     }
 
+    #[allow(dead_code)]
     pub(crate) fn grpc(&self) -> String {
         format!("http://{}:{GRPC}", self.address)
     }
 
+    #[allow(dead_code)]
     pub(crate) fn http(&self) -> String {
         format!("http://{}:{HTTP}", self.address)
     }

@@ -13,6 +13,7 @@ mod page;
 mod plumbing;
 mod pprof;
 mod select;
+mod spans;
 mod sums;
 mod tables;
 mod text;
@@ -21,10 +22,12 @@ mod values;
 mod wire;
 
 pub use input::Input;
+pub use spans::{Span, SpanReport, SpanTime, SpannedTrace, Spans};
 
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::Error;
 use crate::report::{Report, ReportOptions, Selection};
@@ -122,7 +125,8 @@ pub fn converted(
             if paging.is_empty() {
                 return Ok(Ok(false));
             }
-            let recording = paging.finish(&input.name(), &tables);
+            let spans = options.spans.as_deref();
+            let recording = paging.finish(&input.name(), &tables, spans);
             return Ok(otelctx_page::write(&recording, pipe).map(|()| true));
         }
         if format == Format::FlameGraph {
@@ -224,6 +228,7 @@ impl FlameGraph {
 pub(crate) struct Page {
     tables: Tables,
     paging: Paging,
+    spans: Option<Arc<Spans>>,
     /// The reason why a part could not be added.
     problem: Option<String>,
 }
@@ -234,6 +239,7 @@ impl Page {
         Self {
             tables: Tables::default(),
             paging: Paging::new(options.by.as_deref()),
+            spans: options.spans.clone(),
             problem: None,
         }
     }
@@ -246,6 +252,11 @@ impl Page {
         self.problem = self.problem.take().or(read.err());
     }
 
+    /// Shows these spans of its traces.
+    pub(crate) fn set_spans(&mut self, spans: Arc<Spans>) {
+        self.spans = Some(spans);
+    }
+
     /// Writes the page.
     ///
     /// # Errors
@@ -253,7 +264,11 @@ impl Page {
     pub(crate) fn write(&self, title: &str, writer: &mut dyn Write) -> io::Result<()> {
         match &self.problem {
             Some(problem) => Err(io::Error::other(problem.clone())),
-            None => otelctx_page::write(&self.paging.finish(title, &self.tables), writer),
+            None => {
+                let spans = self.spans.as_deref();
+                let recording = self.paging.finish(title, &self.tables, spans);
+                otelctx_page::write(&recording, writer)
+            }
         }
     }
 }

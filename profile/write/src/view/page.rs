@@ -1,5 +1,6 @@
 //! Turns what was read into a page.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
@@ -7,6 +8,7 @@ use indexmap::IndexSet;
 use otelctx_page as page;
 
 use super::plumbing::{PLUMBING, plumbing_of};
+use super::spans::{Span, Spans};
 use super::tables::{self, Group, Id, Kind, Known, NONE, Sink, Tables, UNKNOWN_TIME, known};
 
 /// The attribute of routes unless another one is given.
@@ -65,7 +67,13 @@ impl Paging {
         }
     }
 
-    pub(super) fn finish(&self, title: &str, tables: &Tables) -> page::Recording {
+    /// Returns the page's content, with spans of its traces if they are known.
+    pub(super) fn finish(
+        &self,
+        title: &str,
+        tables: &Tables,
+        spans: Option<&Spans>,
+    ) -> page::Recording {
         let mut recording = self.recording.clone();
         title.clone_into(&mut recording.title);
         if self.step > 1 {
@@ -102,6 +110,9 @@ impl Paging {
             .enumerate()
             .map(|(index, function)| function_of(tables, index as Id, function))
             .collect();
+        if let Some(spans) = spans {
+            add_spans(&mut recording, spans);
+        }
         recording
     }
 
@@ -223,6 +234,45 @@ impl Sink for Paging {
     fn needs_start(&self) -> bool {
         false
     }
+}
+
+/// Maximum number of spans in a page; of more, the longest are shown.
+const MAX_SPANS: usize = 200_000;
+
+/// Adds the spans of a recording's traces.
+fn add_spans(recording: &mut page::Recording, spans: &Spans) {
+    let traces = recording.traces.iter().enumerate();
+    let traces: HashMap<[u8; 16], u32, RandomState> =
+        traces.map(|(index, id)| (*id, index as u32)).collect();
+    let known = spans.all.iter();
+    let mut known: Vec<&Span> = known.filter(|it| traces.contains_key(&it.trace)).collect();
+    if known.len() > MAX_SPANS {
+        known.sort_by_key(|span| Reverse(span.duration));
+        known.truncate(MAX_SPANS);
+    }
+    let at = known.iter().enumerate();
+    let at: HashMap<([u8; 16], [u8; 8]), u32, RandomState> = at
+        .map(|(index, span)| ((span.trace, span.id), index as u32))
+        .collect();
+    let mut services: IndexSet<String, RandomState> = recording.services.drain(..).collect();
+    let added = known.into_iter().map(|span| {
+        // The part before the recording is not shown.
+        let start = span.start.saturating_sub(recording.start);
+        let before = recording.start.saturating_sub(span.start);
+        page::Span {
+            trace: traces[&span.trace],
+            id: span.id,
+            parent: span
+                .parent
+                .and_then(|id| at.get(&(span.trace, id)).copied()),
+            service: services.insert_full(span.service.clone()).0 as u32,
+            name: span.name.clone(),
+            start,
+            duration: span.duration.saturating_sub(before),
+        }
+    });
+    recording.spans = added.collect();
+    recording.services = services.into_iter().collect();
 }
 
 pub(super) fn function_of(tables: &Tables, id: Id, function: &tables::Function) -> page::Function {

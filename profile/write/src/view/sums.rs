@@ -109,6 +109,8 @@ pub(super) struct Sums<'o> {
     traces: Vec<TraceSum>,
     /// By trace and group.
     trace_groups: Map<(Id, u32), Cost>,
+    /// By trace and span, if asked for.
+    spans: Map<(Id, [u8; 8]), Cost>,
     /// By the process's number.
     processes: Vec<Cost>,
     /// Attributes of contexts that samples have.
@@ -150,6 +152,7 @@ impl<'o> Sums<'o> {
             of_groups: Vec::new(),
             traces: Vec::new(),
             trace_groups: Map::default(),
+            spans: Map::default(),
             processes: Vec::new(),
             attributes: Vec::new(),
             gil_states: BTreeSet::new(),
@@ -179,6 +182,10 @@ impl<'o> Sums<'o> {
             return;
         }
         self.with_trace.add(cost);
+        if self.options.with_spans {
+            let of_span = self.spans.entry((context.trace, context.span));
+            of_span.or_default().add(cost);
+        }
         let sum = place(&mut self.traces, context.trace);
         sum.cost.add(cost);
         if let Some((first, last)) = run.span {
@@ -335,6 +342,7 @@ impl<'o> Sums<'o> {
             attributes,
             varying,
             by_trace: self.by_trace(tables, &values, &position),
+            by_span: self.by_span(tables),
             tree: trees.down.nodes(&folding, self.total),
             callers: trees.up.nodes(&folding, self.total),
             functions: all.iter().filter(|it| it.total.samples > 0).count(),
@@ -411,6 +419,13 @@ impl<'o> Sums<'o> {
             sums.entry(name).or_default().add(*cost);
         }
         largest_first(sums.into_iter())
+    }
+
+    fn by_span(&self, tables: &Tables) -> Vec<([u8; 16], [u8; 8], Cost)> {
+        let spans = self.spans.iter();
+        let spans =
+            spans.map(|((trace, span), cost)| (tables.traces[*trace as usize], *span, *cost));
+        spans.collect()
     }
 
     fn by_trace(

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::firefox::Firefox;
 use super::folded;
 use super::pprof::Pprof;
 use super::room::{OTHER, Room};
 use super::speedscope::Speedscope;
-use crate::view::{FlameGraph, Page};
+use crate::view::{FlameGraph, Page, Spans};
 use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
@@ -67,6 +68,13 @@ impl Aggregate {
             process: String::new(),
             clock,
             period: NonZeroU64::MIN,
+        }
+    }
+
+    /// Shows these spans of traces in a page.
+    pub fn set_spans(&mut self, spans: Arc<Spans>) {
+        if let Some(page) = &mut self.page {
+            page.set_spans(spans);
         }
     }
 
