@@ -306,3 +306,56 @@ pub(super) fn function_of(tables: &Tables, id: Id, function: &tables::Function) 
         plumbing: plumbing_of(kind, name, file).and_then(|index| u8::try_from(index).ok()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(trace: u8, id: u8, parent: u8, start: u64, duration: u64) -> Span {
+        let content = serde_json::json!({"resourceSpans": [{
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]},
+            "scopeSpans": [{"spans": [{
+                "traceId": format!("{trace:02x}").repeat(16), "spanId": format!("{id:02x}").repeat(8),
+                "parentSpanId": format!("{parent:02x}").repeat(8), "name": format!("span {id}"),
+                "startTimeUnixNano": start, "endTimeUnixNano": start + duration,
+            }]}],
+        }]});
+        let spans = Spans::of(content.to_string().as_bytes()).unwrap();
+        spans.all.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn a_page_has_the_spans_of_its_traces_and_of_no_others() {
+        let mut recording = page::Recording {
+            start: 1000,
+            services: vec!["(shop)".to_owned()],
+            traces: vec![[1; 16], [2; 16]],
+            ..page::Recording::default()
+        };
+        let mut spans = Spans::default();
+        spans.all = vec![
+            // It starts before the recording.
+            span(2, 1, 0, 990, 30),
+            span(2, 2, 1, 1005, 7),
+            span(9, 3, 0, 1000, 5),
+        ];
+        add_spans(&mut recording, &spans);
+        assert_eq!(recording.services, ["(shop)", "shop"]);
+        let facts = recording.spans.iter().map(|it| {
+            let times = (it.start, it.duration);
+            (
+                it.trace,
+                it.id[0],
+                it.parent,
+                it.service,
+                &it.name[..],
+                times,
+            )
+        });
+        let expected = [
+            (1, 1, None, 1, "span 1", (0, 20)),
+            (1, 2, Some(0), 1, "span 2", (5, 7)),
+        ];
+        assert_eq!(facts.collect::<Vec<_>>(), expected);
+    }
+}
