@@ -1,12 +1,12 @@
 //! `otelctx symbolize`: adds function names to a recording that has addresses alone.
 
 use std::cmp::Reverse;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use otelctx_profile::sample::format::hexadecimal;
 use otelctx_profile::sample::{Module, ModuleFiles, ProcessFacts};
-use otelctx_profile::{Format, RecordedFile, SymbolQuery, Symbolizer, check_writable};
-use otelctx_symbolize::find_files;
+use otelctx_profile::{Format, Input, RecordedFile, SymbolQuery, Symbolizer, check_writable};
+use otelctx_symbolize::{SharedServer, Symbols, find_files};
 use serde::Serialize;
 
 use crate::command::debug_files::DebugFiles;
@@ -36,7 +36,8 @@ Examples:
   otelctx symbolize profile.otlp
   otelctx symbolize profile.otlp -o named.otlp --debug-dir ./files-of-that-machine")]
 pub(crate) struct Arguments {
-    /// File written by `otelctx record`
+    /// File written by `otelctx record`; the further parts of a long recording (FILE.2.otlp, …) belong
+    /// to it
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// File to write, with the extension .otlp [default: replace FILE]
@@ -53,6 +54,8 @@ pub(crate) struct Arguments {
 #[derive(Default, Serialize)]
 struct Answer {
     file: String,
+    /// Number of files: the parts of a long recording.
+    files: usize,
     /// Addresses in files whose functions were unknown, and how many are known now.
     addresses: usize,
     named: usize,
@@ -79,53 +82,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     {
         return Err(Error::OnlyOtlp(path.clone()));
     }
-    check_writable(output)?;
+    let input = Input::recording(&arguments.file);
+    let outputs: Vec<PathBuf> = (1..=input.paths().len())
+        .map(|part| Format::part_path(output, part))
+        .collect();
+    outputs.iter().try_for_each(|path| check_writable(path))?;
     open_files::allow_many();
     let server = arguments.debug_files.server()?;
-    let recorded = RecordedFile::read(&arguments.file)?;
-    let modules = recorded.unnamed()?;
-    let found = find_files(&modules, &arguments.debug_files.debug_dir, server.as_ref());
-    let mut answer = Answer {
-        file: output.to_string_lossy().into_owned(),
-        addresses: modules.iter().map(|module| module.offsets.len()).sum(),
-        ..Answer::default()
+    let mut naming = Naming {
+        debug_directories: &arguments.debug_files.debug_dir,
+        server: server.clone(),
+        symbols: arguments.debug_files.symbols(server),
+        modules: 0,
+        answer: Answer {
+            file: output.to_string_lossy().into_owned(),
+            ..Answer::default()
+        },
     };
-    let mut symbols = arguments.debug_files.symbols(server);
-    let process = ProcessFacts::default();
-    let mut named = Vec::new();
-    for (index, (module, file)) in modules.into_iter().zip(found).enumerate() {
-        let listed = |addresses: usize| ListedFile {
-            path: module.path.clone(),
-            build_id: hexadecimal(&module.identity.build_id),
-            addresses,
-        };
-        let Some(file) = file else {
-            answer.missing.push(listed(module.offsets.len()));
-            continue;
-        };
-        let facts = Module {
-            path: module.path.clone(),
-            build_id: module.identity.build_id.clone(),
-            // Without a build ID, this tells it from others; nothing is looked up by it.
-            inode: index as u64 + 1,
-            ..Module::default()
-        };
-        // One at a time: the number of files that are kept is bounded, a recording's is not.
-        let files = ModuleFiles::default();
-        files.keep(&facts, file);
-        symbols = symbols.files(files);
-        let functions = symbols.functions(SymbolQuery::new(&facts, &process), &module.offsets);
-        let without = functions.iter().filter(|it| it.is_empty()).count();
-        answer.named += functions.len() - without;
-        if without > 0 {
-            answer.without_names.push(listed(without));
-        }
-        named.push((module, functions));
+    for (file, output) in input.paths().zip(&outputs) {
+        naming.add_names(file, output)?;
     }
+    let mut answer = naming.answer;
+    answer.files = outputs.len();
     (answer.without_names).sort_by_key(|file| Reverse(file.addresses));
-    let failures = symbols.failures().iter();
+    let failures = naming.symbols.failures().iter();
     answer.failures = failures.map(ToString::to_string).collect();
-    recorded.write(&named, output)?;
     let text = if arguments.json {
         json::render(&answer)
     } else {
@@ -133,6 +114,71 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     terminal::print(&text).map_err(Error::Output)?;
     Ok(Status::Done)
+}
+
+/// Adds names to the files of a recording.
+struct Naming<'d> {
+    debug_directories: &'d [PathBuf],
+    server: Option<SharedServer>,
+    symbols: Symbols,
+    /// Number of files with functions so far.
+    modules: u64,
+    answer: Answer,
+}
+
+impl Naming<'_> {
+    /// Writes a file of a recording with names to `output`.
+    fn add_names(&mut self, file: &Path, output: &Path) -> Result<(), Error> {
+        let recorded = RecordedFile::read(file)?;
+        let modules = recorded.unnamed()?;
+        let found = find_files(&modules, self.debug_directories, self.server.as_ref());
+        let answer = &mut self.answer;
+        answer.addresses += modules.iter().map(|it| it.offsets.len()).sum::<usize>();
+        let process = ProcessFacts::default();
+        let mut named = Vec::new();
+        for (module, file) in modules.into_iter().zip(found) {
+            self.modules += 1;
+            let listed = |addresses: usize| ListedFile {
+                path: module.path.clone(),
+                build_id: hexadecimal(&module.identity.build_id),
+                addresses,
+            };
+            let Some(file) = file else {
+                add(&mut answer.missing, listed(module.offsets.len()));
+                continue;
+            };
+            let facts = Module {
+                path: module.path.clone(),
+                build_id: module.identity.build_id.clone(),
+                // Without a build ID, this tells it from others; nothing is looked up by it.
+                inode: self.modules,
+                ..Module::default()
+            };
+            // One at a time: the number of files that are kept is bounded, a recording's is not.
+            let files = ModuleFiles::default();
+            files.keep(&facts, file);
+            self.symbols = std::mem::take(&mut self.symbols).files(files);
+            let query = SymbolQuery::new(&facts, &process);
+            let functions = self.symbols.functions(query, &module.offsets);
+            let without = functions.iter().filter(|it| it.is_empty()).count();
+            answer.named += functions.len() - without;
+            if without > 0 {
+                add(&mut answer.without_names, listed(without));
+            }
+            named.push((module, functions));
+        }
+        recorded.write(&named, output)?;
+        Ok(())
+    }
+}
+
+/// Lists a file once, whatever parts of a recording it occurs in.
+fn add(files: &mut Vec<ListedFile>, file: ListedFile) {
+    let is_same = |it: &&mut ListedFile| it.path == file.path && it.build_id == file.build_id;
+    match files.iter_mut().find(is_same) {
+        Some(known) => known.addresses += file.addresses,
+        None => files.push(file),
+    }
 }
 
 /// Formats a line for each file, and one for the rest.
@@ -158,10 +204,14 @@ fn lines(what: &str, files: &[ListedFile], max: usize) -> String {
 
 fn text(answer: &Answer) -> String {
     let mut text = format!(
-        "named {} of {}: {}\n",
+        "named {} of {}: {}{}\n",
         grouped(answer.named),
         count(answer.addresses, "address", "addresses"),
         escape(&answer.file),
+        match answer.files {
+            0 | 1 => String::new(),
+            files => format!(" and {}", count(files - 1, "further file", "further files")),
+        },
     );
     text += &lines("not found", &answer.missing, MAX_MISSING);
     text += &lines("no names", &answer.without_names, MAX_WITHOUT_NAMES);

@@ -108,6 +108,25 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
     assert!(text.starts_with("named "), "{text}");
     assert!(!text.contains("not found"), "{text}");
     assert_named(&named);
+    // Its further parts belong to it.
+    let [second, named_second] = [&file, &named].map(|it| it.replace(".otlp", ".2.otlp"));
+    let addresses = |json: &serde_json::Value| json["addresses"].as_u64().unwrap();
+    let one = symbolize(&file, &named, &["--json"]).json();
+    fs::copy(&file, &second).unwrap();
+    let both = symbolize(&file, &named, &["--json"]).json();
+    assert_eq!((&one["files"], &both["files"]), (&json!(1), &json!(2)));
+    assert_eq!(addresses(&both), 2 * addresses(&one), "{both}");
+    let text = symbolize(&file, &named, &[]).stdout;
+    assert!(
+        text.contains(&format!("{named} and 1 further file\n")),
+        "{text}"
+    );
+    assert_named(&named_second);
+    let samples =
+        |file: &str| otelctx(&["report", file, "--json"]).expect(0).json()["samples"].clone();
+    let whole = samples(&named);
+    [second, named_second].map(|it| fs::remove_file(it).unwrap());
+    assert_eq!(whole.as_u64(), samples(&named).as_u64().map(|one| 2 * one));
     // Replaced, as an upgrade does it, with or without a copy: the process still has it mapped.
     let old = scratch.path("program.old");
     fs::rename(&program, &old).unwrap();
