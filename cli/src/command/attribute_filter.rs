@@ -4,11 +4,13 @@ use otelctx_profile::Recording;
 use otelctx_profile::sample::Found;
 use serde::Serialize;
 
+use crate::command::help;
 use crate::command::ids;
 use crate::output::text::count;
 
 /// The attributes to keep; by default all.
 #[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = help::SAMPLES)]
 pub(super) struct AttributeFilter {
     /// Keep only attributes with this name, among all that programs publish in contexts and resources;
     /// can be repeated

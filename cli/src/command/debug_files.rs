@@ -8,6 +8,7 @@ use otelctx_export::{DownloadError, DownloadLimits, Downloads};
 use otelctx_profile::sample::format::hexadecimal;
 use otelctx_symbolize::{DebugServer, ServedFile, SharedServer, Symbols};
 
+use crate::command::help;
 use crate::error::Error;
 use crate::output::terminal;
 
@@ -19,11 +20,11 @@ const MAX_ERRORS: usize = 8;
 pub(crate) struct DebugFiles {
     /// Additional directory to search for separate debug files, by build ID, path or name, and for
     /// programs and libraries with symbols
-    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(help_heading = help::NAMES, long, value_name = "DIRECTORY")]
     pub(crate) debug_dir: Vec<PathBuf>,
     /// Download missing debug information from this debuginfod server, such as
     /// https://debuginfod.debian.net. It learns the build IDs of the programs
-    #[arg(long, value_name = "URL")]
+    #[arg(help_heading = help::NAMES, long, value_name = "URL")]
     pub(crate) debuginfod: Option<String>,
 }
 

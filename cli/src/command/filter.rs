@@ -14,6 +14,7 @@ use otelctx_track::Facts;
 
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::descendants;
+use crate::command::help;
 use crate::command::ids::process_of;
 use crate::command::selection::{self, GivenOption};
 use crate::error::Error;
@@ -27,6 +28,7 @@ pub(super) const NONE: &str = "none";
 
 /// The samples to keep; by default all.
 #[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = help::SAMPLES)]
 pub(super) struct Filter {
     /// Keep only samples with this attribute of the context or the process's resource, such as
     /// service.name=shop; KEY!=VALUE for others, KEY=PREFIX* for values that start like this, KEY for
@@ -132,6 +134,7 @@ fn holds(
 
 /// The running processes to sample.
 #[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = help::PROCESSES)]
 pub(super) struct Select {
     /// Sample the processes with this name: of their program's file, or as in /proc/PID/comm
     #[arg(long, value_name = "NAME")]

@@ -11,6 +11,7 @@ use otelctx_profile::{Clock, Input};
 use otelctx_reader::format::TraceId;
 use serde::Serialize;
 
+use crate::command::help;
 use crate::command::seconds::span;
 use crate::error::Error;
 use crate::output::clock;
@@ -19,6 +20,7 @@ use crate::output::text::argument;
 
 /// The selected samples; by default all on a CPU.
 #[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = help::SAMPLES)]
 pub(super) struct Select {
     /// Keep only samples with this attribute of the context or the process's resource, such as
     /// http.route=/cart; KEY!=VALUE for others, KEY=PREFIX* for values that start like this, KEY for

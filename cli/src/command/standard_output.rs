@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use otelctx_profile::{Format, Options, Profile};
 
+use crate::command::help;
 use crate::error::Error;
 use crate::output::terminal;
 
@@ -13,7 +14,7 @@ use crate::output::terminal;
 #[derive(Debug, clap::Args)]
 pub(super) struct StandardOutput {
     /// Format for -o -, which writes to standard output; binary ones are not written to a terminal
-    #[arg(long, value_name = "FORMAT", value_parser = names())]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "FORMAT", value_parser = names())]
     format: Option<Format>,
 }
 

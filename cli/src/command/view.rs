@@ -11,6 +11,7 @@ use otelctx_profile::report::Selection;
 use otelctx_profile::{Format, Input, Options, Spans, convert};
 
 use crate::Status;
+use crate::command::help;
 use crate::command::ids;
 use crate::command::report::{file, unselected};
 use crate::command::selection::Select;
@@ -40,11 +41,11 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// Attribute that the page groups by [default: http.route]
-    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
+    #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
     /// Show the spans of traces, too: a file in OTLP, as a Collector's file exporter writes it, JSON or
     /// protobuf
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = help::VIEW, long, value_name = "FILE")]
     spans: Option<PathBuf>,
 }
 

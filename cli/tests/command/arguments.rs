@@ -201,3 +201,57 @@ fn report_says_what_opens_files_of_others() {
     assert_eq!(samples(&pprof), samples(&otlp));
     assert_eq!(samples(&folded), samples(&otlp));
 }
+
+/// The headings of the options of a command, each with its options.
+fn headings(subcommand: &str) -> Vec<(String, Vec<String>)> {
+    let help = otelctx(&[subcommand, "-h"]).expect(0).stdout;
+    let mut headings: Vec<(String, Vec<String>)> = Vec::new();
+    for line in help.lines() {
+        let option = line
+            .trim_start()
+            .split([' ', '='])
+            .find(|it| it.starts_with("--"));
+        match (line.strip_suffix(':'), option) {
+            (Some(head), _) if !line.starts_with(' ') => headings.push((head.into(), Vec::new())),
+            (_, Some(option)) if line.starts_with("  ") => {
+                let (_, options) = headings.last_mut().unwrap();
+                options.push(option.to_owned());
+            }
+            _ => {}
+        }
+    }
+    headings.retain(|(head, options)| head != "Examples" && !options.is_empty());
+    headings
+}
+
+#[test]
+fn options_have_headings() {
+    let names = |subcommand| {
+        headings(subcommand)
+            .into_iter()
+            .map(|it| it.0)
+            .collect::<Vec<_>>()
+    };
+    let (processes, samples) = ("Select processes", "Select samples");
+    assert_eq!(names("report"), ["Options", "View", samples, "Output"]);
+    let expected = ["Options", processes, "View", samples, "Sampling", "Output"];
+    assert_eq!(names("top"), expected);
+    let expected = [
+        "Options",
+        processes,
+        "Output",
+        "Sampling",
+        samples,
+        "Function names",
+    ];
+    assert_eq!(names("record"), expected);
+    // What a heading is not for is where it was.
+    for subcommand in ["record", "report", "top", "symbolize", "dump", "view"] {
+        let all = headings(subcommand);
+        let last = all.iter().find(|(head, _)| head == "Function names");
+        for option in last.map_or(&[][..], |(_, options)| options) {
+            let is_known = ["--debug-dir", "--debuginfod", "--no-symbols"].contains(&&option[..]);
+            assert!(is_known, "{subcommand} {option}");
+        }
+    }
+}

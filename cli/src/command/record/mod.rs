@@ -24,6 +24,7 @@ use otelctx_symbolize::Symbols;
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select, Selected};
+use crate::command::help;
 use crate::command::selection::{GivenOption, TimeRange};
 use crate::command::without_symbols::WithoutSymbols;
 use crate::command::{ids, needed, seconds, standard_output};
@@ -53,7 +54,7 @@ use summary::{Removed, Summary};
     .args(["pid", "bare", "name", "container", "cgroup", "all", "command", "conditions", "traces"])))]
 pub(crate) struct Arguments {
     /// Process IDs to sample, with their child processes, including those started later
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
+    #[arg(help_heading = help::PROCESSES, short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     /// Process IDs without the option
     #[arg(value_name = "PID", hide = true, conflicts_with_all = ["all", "command"])]
@@ -61,7 +62,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// Sample every process on this machine
-    #[arg(short, long, conflicts_with_all = ["pid", "name", "container", "cgroup"])]
+    #[arg(help_heading = help::PROCESSES, short, long, conflicts_with_all = ["pid", "name", "container", "cgroup"])]
     all: bool,
     /// Run this command and sample it from its first instruction
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
@@ -69,7 +70,7 @@ pub(crate) struct Arguments {
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .html (a page for a browser), .svg (flame graph), .speedscope.json or .folded; - for
     /// standard output, with --format. Can be given more than once
-    #[arg(
+    #[arg(help_heading = help::OUTPUT,
         short,
         long,
         value_name = "FILE",
@@ -82,42 +83,42 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     send: send::To,
     /// How long to record, in seconds or as 1m30s; then, a command that was started gets SIGTERM
-    #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
+    #[arg(help_heading = help::SAMPLING, short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
     /// Sampling frequency per CPU, in Hz
-    #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
+    #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
     /// Attribute at the root of flame graphs and folded stacks; `none` for none [default: http.route,
     /// if any sample has it]
-    #[arg(long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
     /// Keep only samples of this time: +10s..+20s after the recording's start, or 14:03:00..14:04 (in
     /// local time); either side may be left out
-    #[arg(long, value_name = "FROM..TO", value_parser = TimeRange::parse, allow_hyphen_values = true)]
+    #[arg(help_heading = help::SAMPLES, long, value_name = "FROM..TO", value_parser = TimeRange::parse, allow_hyphen_values = true)]
     time: Option<TimeRange>,
     /// Keep only samples of threads that hold the global interpreter lock (the GIL of Python)
-    #[arg(long)]
+    #[arg(help_heading = help::SAMPLES, long)]
     gil: bool,
     /// Show the spans of traces in a page (.html), too: a file in OTLP, as a Collector's file exporter
     /// writes it, JSON or protobuf; it is read when the recording has ended
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "FILE")]
     spans: Option<PathBuf>,
     /// Prefix for context attribute names in OTLP output
-    #[arg(long, value_name = "PREFIX", default_value = "")]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
     #[command(flatten)]
     debug_files: DebugFiles,
     /// Write addresses in files without function names
-    #[arg(long, conflicts_with_all = ["debug_dir", "debuginfod"])]
+    #[arg(help_heading = help::NAMES, long, conflicts_with_all = ["debug_dir", "debuginfod"])]
     no_symbols: bool,
     /// Sample by stopping threads, even if eBPF is permitted
-    #[arg(long)]
+    #[arg(help_heading = help::SAMPLING, long)]
     ptrace: bool,
     /// Print one JSON value (fields: docs/json.md)
-    #[arg(long)]
+    #[arg(help_heading = help::OUTPUT, long)]
     json: bool,
 }
 

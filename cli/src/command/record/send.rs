@@ -3,6 +3,7 @@
 use otelctx_export::{Endpoint, Exporter, Protocol, Sent};
 use otelctx_profile::{Options, Profile};
 
+use crate::command::help;
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
 use crate::output::text::{count, grouped};
@@ -12,11 +13,11 @@ use crate::output::text::{count, grouped};
 pub(super) struct To {
     /// Send the profile to this collector, such as http://localhost:4317 [default:
     /// OTEL_EXPORTER_OTLP_ENDPOINT]. Only the files given with --output are written
-    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
     otlp: Option<String>,
     /// Protocol: grpc or http/protobuf [default: by port (4317, 4318), else
     /// OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf]
-    #[arg(long, value_name = "PROTOCOL", requires = "otlp")]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "PROTOCOL", requires = "otlp")]
     otlp_protocol: Option<Protocol>,
 }
 

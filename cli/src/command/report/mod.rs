@@ -15,6 +15,7 @@ use otelctx_profile::{Format, GIL_ATTRIBUTE, Input, Spans};
 
 use crate::Status;
 use crate::command::filter::{NONE, ROUTE};
+use crate::command::help;
 use crate::command::ids;
 use crate::command::record::empty_recording;
 use crate::command::selection::{self, GivenOption, Select};
@@ -49,47 +50,47 @@ pub(crate) struct Arguments {
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Add recordings up instead of comparing them
-    #[arg(long)]
+    #[arg(help_heading = help::VIEW, long)]
     join: bool,
     #[command(flatten)]
     select: Select,
     /// What to group by, several with commas between: attributes of contexts or resources, service,
     /// process, thread, trace, and of the innermost function function, file and line; `none` for
     /// nothing [default: http.route, otherwise the first attribute with several values]
-    #[arg(long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
+    #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
     by: Vec<String>,
     /// Sort functions by time in themselves, or with what they call
-    #[arg(long, value_enum, default_value = "self")]
+    #[arg(help_heading = help::VIEW, long, value_enum, default_value = "self")]
     sort: Sort,
     /// Show functions as a tree of callers and callees, of at least 1 %; with --function, from there
-    #[arg(long, conflicts_with = "traces")]
+    #[arg(help_heading = help::VIEW, long, conflicts_with = "traces")]
     tree: bool,
     /// Show each trace: when it was seen, on how many threads, and its CPU time
-    #[arg(long, value_name = "ORDER", value_enum, num_args = 0..=1, default_missing_value = "cpu",
+    #[arg(help_heading = help::VIEW, long, value_name = "ORDER", value_enum, num_args = 0..=1, default_missing_value = "cpu",
         require_equals = true)]
     traces: Option<TraceOrder>,
     /// Show how long each trace took, and how much of that was CPU time; with --trace, its spans. A file
     /// of spans in OTLP, as a Collector's file exporter writes it: JSON or protobuf
-    #[arg(long, value_name = "FILE", conflicts_with = "tree")]
+    #[arg(help_heading = help::VIEW, long, value_name = "FILE", conflicts_with = "tree")]
     spans: Option<PathBuf>,
     /// Show only frames of this language, such as python or kernel; can be repeated
-    #[arg(long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
+    #[arg(help_heading = help::SAMPLES, long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
     languages: Vec<String>,
     /// Show functions of interpreters, of the starts of threads and of system calls, too
-    #[arg(long)]
+    #[arg(help_heading = help::VIEW, long)]
     plumbing: bool,
     /// Maximum rows per table; 0 for all [default: 15]
-    #[arg(short = 'n', long, value_name = "ROWS", default_value_t = ROWS, hide_default_value = true)]
+    #[arg(help_heading = help::VIEW, short = 'n', long, value_name = "ROWS", default_value_t = ROWS, hide_default_value = true)]
     rows: usize,
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .html (page), .svg (flame graph), .speedscope.json or .folded; - for standard output,
     /// with --format; can be repeated
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
+    #[arg(help_heading = help::OUTPUT, short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
     output: Vec<PathBuf>,
     #[command(flatten)]
     standard_output: standard_output::StandardOutput,
     /// Print one JSON value (fields: docs/json.md)
-    #[arg(long)]
+    #[arg(help_heading = help::OUTPUT, long)]
     json: bool,
 }
 

@@ -24,6 +24,7 @@ use otelctx_sampler::{Method, Targets};
 use crate::command::child::{self, Waiting};
 use crate::command::descendants;
 use crate::command::filter::{self, Filter, NONE, Select};
+use crate::command::help;
 use crate::command::limits::limits;
 use crate::command::{ids, needed, seconds};
 use crate::error::Error;
@@ -44,7 +45,7 @@ use window::Window;
 pub(crate) struct Arguments {
     /// Process IDs to watch, with their child processes, including those started later [default: all
     /// processes]
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
+    #[arg(help_heading = help::PROCESSES, short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     /// Process IDs without the option
     #[arg(value_name = "PID", hide = true, conflicts_with_all = ["all", "command"])]
@@ -52,47 +53,47 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// Watch every process on this machine (the default)
-    #[arg(short, long, conflicts_with_all = ["pid", "name", "container", "cgroup"])]
+    #[arg(help_heading = help::PROCESSES, short, long, conflicts_with_all = ["pid", "name", "container", "cgroup"])]
     all: bool,
     /// Run this command and watch it from its first instruction. Its stdin is empty and its output
     /// hidden; it is terminated when the view ends
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Initial grouping
-    #[arg(short, long, value_name = "WHAT", default_value = "thread")]
+    #[arg(help_heading = help::VIEW, short, long, value_name = "WHAT", default_value = "thread")]
     group: Group,
     /// Attribute to show for each row, `none` for none [default: http.route, otherwise the first
     /// attribute of any sample]; or what to group by, several with commas between: attributes,
     /// service, process, thread, trace, and of the innermost function function, file and line
-    #[arg(long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
+    #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
     by: Vec<String>,
     #[command(flatten)]
     filter: Filter,
     /// Sampling frequency per CPU, in Hz
-    #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
+    #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
     /// Time between updates, in seconds
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds::seconds)]
+    #[arg(help_heading = help::VIEW, short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds::seconds)]
     interval: Duration,
     /// Length of the window that shares are computed over, in seconds [default: 5; with --batch: the
     /// interval]
-    #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
+    #[arg(help_heading = help::VIEW, short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     window: Option<Duration>,
     /// Stop after this number of seconds
-    #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
+    #[arg(help_heading = help::VIEW, short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
     /// Print tables even on a terminal
-    #[arg(long)]
+    #[arg(help_heading = help::OUTPUT, long)]
     batch: bool,
     /// Stop after this number of tables
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
     /// Print one JSON object per line instead of tables (fields: docs/json.md)
-    #[arg(long)]
+    #[arg(help_heading = help::OUTPUT, long)]
     json: bool,
     /// Sample by stopping threads, even if eBPF is permitted
-    #[arg(long)]
+    #[arg(help_heading = help::SAMPLING, long)]
     ptrace: bool,
 }
 
