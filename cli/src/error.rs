@@ -104,6 +104,8 @@ pub(crate) enum Error {
     ManyRecordings,
     #[error("--tree, --traces, --spans and -o are for one recording, or several with --join")]
     OnlyOneRecording,
+    #[error("{}: there is no such recording", .path.display())]
+    NoSuchRecording { path: PathBuf, hint: String },
     #[error("--spans: of the formats of -o, only a page (.html) shows spans")]
     SpansWithoutPage,
     #[error("{}: is the recording itself: name another file", .0.display())]
@@ -203,6 +205,7 @@ impl Error {
                 _ => None,
             },
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => Some(MORE_TIME.into()),
+            Self::NoSuchRecording { hint, .. } => Some(hint.clone()),
             Self::Export(error)
             | Self::Debuginfod(otelctx_export::DownloadError::Prepare(error)) => error.hint(),
             Self::NotSent(failed) => failed.why.hint(),

@@ -255,3 +255,23 @@ fn options_have_headings() {
         }
     }
 }
+
+#[test]
+fn a_value_in_the_place_of_a_file_has_a_hint() {
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let by_id = format!("--trace {trace}");
+    for (arguments, meant) in [
+        (&["report", "--traces", "cpu"][..], "--traces=cpu"),
+        (&["report", "a.otlp", "--traces", "span"], "--traces=span"),
+        (&["report", "--tree", "md5"], "--function md5 --tree"),
+        (&["report", "http.route=/a b"], "--filter 'http.route=/a b'"),
+        (&["report", trace, "--tree"], &by_id[..]),
+    ] {
+        let answer = otelctx(arguments).expect(2);
+        let hint = format!(": there is no such recording\n  did you mean {meant}?\n");
+        assert!(answer.stderr.ends_with(&hint), "{answer:?}");
+    }
+    // A file of that name is one.
+    let answer = otelctx(&["report", "no-such-file"]).expect(2);
+    assert!(!answer.stderr.contains("did you mean"), "{answer:?}");
+}

@@ -10,6 +10,7 @@ pub(in crate::command) mod unselected;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use otelctx_profile::report::{self, Report, ReportOptions, Selection};
 use otelctx_profile::{Format, GIL_ATTRIBUTE, Input, Spans};
 
@@ -22,7 +23,8 @@ use crate::command::selection::{self, GivenOption, Select};
 use crate::command::standard_output;
 use crate::error::Error;
 use crate::output::json;
-use crate::output::terminal::{self, Terminal};
+use crate::output::terminal::{self, Terminal, escape};
+use crate::output::text::argument;
 
 use spans::Found;
 
@@ -114,6 +116,10 @@ enum TraceOrder {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    if let Some((path, option)) = arguments.misplaced_value() {
+        let hint = format!("did you mean {option}?");
+        return Err(Error::NoSuchRecording { path, hint });
+    }
     let given = arguments.files.first();
     let file = file::chosen(given.map(PathBuf::as_path))?;
     let mut input = file::opened(&file)?;
@@ -264,6 +270,27 @@ fn convert(
 }
 
 impl Arguments {
+    /// Returns a value that was given as a file, which does not exist, and the option that was
+    /// probably meant.
+    fn misplaced_value(&self) -> Option<(PathBuf, String)> {
+        self.files.iter().find_map(|path| {
+            let value = path.to_str().filter(|it| *it != "-" && !path.exists())?;
+            let order = TraceOrder::from_str(value, false);
+            let option = if self.traces.is_some() && order.is_ok() {
+                format!("--traces={value}")
+            } else if selection::trace(value).is_ok() {
+                format!("--trace {value}")
+            } else if value.contains('=') {
+                format!("--filter {}", argument(value))
+            } else if self.tree {
+                format!("--function {} --tree", argument(value))
+            } else {
+                return None;
+            };
+            Some((path.clone(), escape(&option)))
+        })
+    }
+
     /// Returns the selection as it was written.
     fn conditions(&self) -> Vec<GivenOption> {
         let languages = self.languages.iter();
