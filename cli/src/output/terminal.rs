@@ -31,8 +31,11 @@ impl Terminal {
         let set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
         // https://no-color.org: any value that is not empty.
         let colours = is_terminal && !set("NO_COLOR") && env::var_os("TERM") != Some("dumb".into());
+        // As ls(1) does. A pipe has no width, whatever a shell has exported.
+        let given = env::var("COLUMNS").ok().and_then(|it| it.parse().ok());
+        let given = given.filter(|width| is_terminal && *width > 0);
         Self {
-            width: columns(io::stdout().as_fd()),
+            width: given.or_else(|| columns(io::stdout().as_fd())),
             colours,
         }
     }
@@ -57,6 +60,11 @@ impl Terminal {
             Style::Green => 32,
         };
         format!("\x1b[{code}m{text}\x1b[0m")
+    }
+
+    /// Returns true if lines have less room than this.
+    pub(crate) fn is_narrower_than(&self, width: usize) -> bool {
+        self.width.is_some_and(|own| own < width)
     }
 
     pub(crate) fn fits(&self, text: &str) -> bool {

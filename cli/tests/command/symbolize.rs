@@ -125,8 +125,8 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
     let samples =
         |file: &str| otelctx(&["report", file, "--json"]).expect(0).json()["samples"].clone();
     let whole = samples(&named);
-    for written in [second, named_second] {
-        fs::remove_file(written).unwrap();
+    for path in [second, named_second] {
+        fs::remove_file(path).unwrap();
     }
     assert_eq!(whole.as_u64(), samples(&named).as_u64().map(|one| 2 * one));
     // Replaced, as an upgrade does it, with or without a copy: the process still has it mapped.

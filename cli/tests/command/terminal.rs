@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use nix::pty::{Winsize, openpty};
 
@@ -43,6 +43,10 @@ fn an_answer_that_can_not_be_written_is_an_error() {
 
 /// Returns the lines that the command shows on a terminal of 60 columns.
 fn on_terminal(arguments: &[&str], no_color: Option<&str>) -> Vec<String> {
+    on_terminal_with(command(arguments), no_color)
+}
+
+fn on_terminal_with(mut command: Command, no_color: Option<&str>) -> Vec<String> {
     let size = Winsize {
         ws_row: 24,
         ws_col: 60,
@@ -50,7 +54,6 @@ fn on_terminal(arguments: &[&str], no_color: Option<&str>) -> Vec<String> {
         ws_ypixel: 0,
     };
     let pty = openpty(&size, None).unwrap();
-    let mut command = command(arguments);
     command.stdout(pty.slave).stderr(Stdio::null());
     command.env("TERM", "xterm").env_remove("NO_COLOR");
     if let Some(value) = no_color {
@@ -144,4 +147,37 @@ fn colours_are_for_terminals_and_can_be_refused() {
     assert!(has_colours(&on_terminal(&["check", &pid], Some(""))));
     assert!(!has_colours(&on_terminal(&["check", &pid], Some("1"))));
     assert!(!otelctx(&["check", &pid]).expect(0).stdout.contains('\x1b'));
+}
+
+/// A terminal of 60 columns whose user says that it has 80.
+#[test]
+fn a_report_fits_eighty_columns_with_whole_trace_ids() {
+    let scratch = crate::run::Scratch::new("eighty");
+    crate::questions::write(&scratch.folder().join("profile.otlp"), 200);
+    let lines = |arguments: &[&str]| {
+        let mut report = command(arguments);
+        report
+            .current_dir(scratch.folder())
+            .env("COLUMNS", "80")
+            .env("TZ", "UTC");
+        on_terminal_with(report, Some("1"))
+    };
+    for arguments in [
+        &["report"][..],
+        &["report", "--traces"],
+        &["report", "--tree"],
+    ] {
+        let lines = lines(arguments);
+        let table = lines.iter().filter(|line| line.starts_with("  "));
+        let widest = table.map(|line| line.chars().count()).max();
+        assert!(widest.is_some_and(|widest| widest <= 80), "{lines:#?}");
+        assert!(!lines.iter().any(|line| line.ends_with('…')), "{lines:#?}");
+    }
+    let lines = lines(&["report", "--traces", "-n", "1"]);
+    assert_eq!(
+        lines[3],
+        "     CPU  FIRST SEEN       FOR  TRACE                             VALUE"
+    );
+    let row = format!("  100 ms  22:13:20    100.0 ms  {:032x}  /cart", 1);
+    assert_eq!(lines[4], row);
 }

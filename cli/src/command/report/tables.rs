@@ -21,6 +21,9 @@ const MIN_UNNAMED: u64 = 20;
 /// Number of samples of the costliest trace from which on traces are shown by default.
 const MIN_SAMPLES: u64 = 3;
 
+/// Width from which on tables have all columns.
+const WIDE: usize = 110;
+
 /// Greatest indentation in a tree, in levels.
 pub(in crate::command) const MAX_INDENT: usize = 60;
 
@@ -215,8 +218,12 @@ impl Shown<'_> {
 
     /// Formats functions, indented by their depth.
     fn tree(&self, nodes: &[TreeNode], with_own: bool, terminal: &Terminal) -> String {
+        let (step, file) = match terminal.is_narrower_than(WIDE) {
+            true => (" ", MAX_FILE / 2),
+            false => ("  ", MAX_FILE),
+        };
         let row = |node: &TreeNode| {
-            let indent = "  ".repeat(node.depth.min(MAX_INDENT));
+            let indent = step.repeat(node.depth.min(MAX_INDENT));
             [
                 time(node.cost.total),
                 self.of_all(node.cost.total),
@@ -224,7 +231,7 @@ impl Shown<'_> {
                     1.. if with_own => time(node.cost.own),
                     _ => String::new(),
                 },
-                format!("{indent}{}", with_place(&node.function)),
+                format!("{indent}{}", with_short_place(&node.function, file)),
             ]
         };
         Table::new([
@@ -236,22 +243,43 @@ impl Shown<'_> {
         .render(nodes.iter().map(row), terminal)
     }
 
+    fn seen_for(&self, trace: &TraceCost) -> String {
+        // The last sample stands for a period.
+        let lasted = trace.last - trace.first + self.report.period;
+        format!("{:.1} ms", lasted as f64 / 1e6)
+    }
+
     fn add_traces(&self, section: &mut Section<'_>, with_times: bool) {
         let mut traces: Vec<&TraceCost> = self.report.by_trace.iter().collect();
         if self.traces == Some(TraceOrder::Span) {
             traces.sort_by_key(|it| std::cmp::Reverse(it.last - it.first));
         }
         let traces = traces.into_iter().take(self.rows);
-        let table = if with_times {
+        let table = if with_times && section.terminal.is_narrower_than(WIDE) {
             let row = |it: &TraceCost| {
-                let first = SystemTime::UNIX_EPOCH + Duration::from_nanos(it.first);
-                // The last sample stands for a period.
-                let lasted = (it.last - it.first + self.report.period) as f64 / 1e6;
+                [
+                    time(it.cost),
+                    first_seen(it),
+                    self.seen_for(it),
+                    it.trace.id.clone(),
+                    escape(&it.trace.attribute),
+                ]
+            };
+            Table::new([
+                number("CPU"),
+                text("FIRST SEEN"),
+                number("FOR"),
+                text("TRACE"),
+                text("VALUE"),
+            ])
+            .render(traces.map(row), section.terminal)
+        } else if with_times {
+            let row = |it: &TraceCost| {
                 [
                     time(it.cost),
                     self.of_all(it.cost),
-                    clock::local(first),
-                    format!("{lasted:.1} ms"),
+                    first_seen(it),
+                    self.seen_for(it),
                     it.threads.to_string(),
                     it.trace.id.clone(),
                     escape(&it.trace.attribute),
@@ -303,6 +331,10 @@ impl Shown<'_> {
             own_name(),
         ))
     }
+}
+
+fn first_seen(trace: &TraceCost) -> String {
+    clock::local(SystemTime::UNIX_EPOCH + Duration::from_nanos(trace.first))
 }
 
 /// Returns functions, boxes of plumbing last.

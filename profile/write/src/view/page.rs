@@ -332,13 +332,16 @@ mod tests {
             traces: vec![[1; 16], [2; 16]],
             ..page::Recording::default()
         };
-        let mut spans = Spans::default();
-        spans.all = vec![
+        let all = vec![
             // It starts before the recording.
             span(2, 1, 0, 990, 30),
             span(2, 2, 1, 1005, 7),
             span(9, 3, 0, 1000, 5),
         ];
+        let spans = Spans {
+            all,
+            ..Spans::default()
+        };
         add_spans(&mut recording, &spans);
         assert_eq!(recording.services, ["(shop)", "shop"]);
         let facts = recording.spans.iter().map(|it| {

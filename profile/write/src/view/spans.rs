@@ -451,7 +451,7 @@ impl Spans {
     }
 }
 
-/// Adds the costs of spans to them, and to those that they are below.
+/// Adds the cost of each span to it, and to the spans above it.
 fn add_costs(times: &mut [SpanTime], report: &Report) {
     let spans = times.iter().enumerate();
     let at: HashMap<([u8; 16], [u8; 8]), usize> = spans
