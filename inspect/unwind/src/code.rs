@@ -55,6 +55,20 @@ impl FileRules {
         }))
     }
 
+    /// Returns the size of the unconverted tables that are kept, in bytes: 0 for rules that were made before.
+    pub fn tables_size(&self) -> usize {
+        match &self.0 {
+            Made::Before(_) => 0,
+            Made::OnDemand(rules) => rules.size(),
+        }
+    }
+
+    /// Returns the load bias of an executable mapping at `start` of the file from `offset` on. `None` if no segment of the
+    /// file is mapped so.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        self.segments().bias(start, offset)
+    }
+
     fn rule_at(&self, address: u64) -> Rule {
         match &self.0 {
             Made::Before(rows) => rows.rule_at(address),
@@ -138,9 +152,9 @@ impl CodeMap {
             } else {
                 Err(None)
             };
-            let segments = rules.as_ref().ok().map(FileRules::segments);
             let offset = if place.is_vdso { 0 } else { place.offset };
-            let bias = segments.and_then(|segments| segments.bias(start, offset));
+            let bias = rules.as_ref().ok();
+            let bias = bias.and_then(|rules| rules.bias(start, offset));
             map.mappings.push(CodeMapping {
                 start,
                 end,

@@ -49,6 +49,11 @@ impl UnwindTables {
         Self::read_with(elf, MAX_FUNCTIONS_ON_DEMAND)
     }
 
+    /// Size of the tables, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.tables.size()
+    }
+
     fn read_with(elf: &Elf<'_>, max_functions: usize) -> Result<Self, Error> {
         let executable = elf.loads().iter().filter(|it| it.executable);
         let machine = elf.machine();

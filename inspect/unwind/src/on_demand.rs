@@ -90,6 +90,11 @@ impl RulesOnDemand {
         rows.map_or(Rule::Gap, |rows| rows.rule_at(address))
     }
 
+    /// Size of the tables that are kept, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.tables.size() + self.header.len()
+    }
+
     pub(crate) fn segments(&self) -> &CodeSegments {
         &self.tables.code
     }

@@ -57,6 +57,15 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
+    /// Size of what was read, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        let eh_frame = self.eh_frame.as_ref().map_or(0, |(_, bytes)| bytes.len());
+        let debug_frame = self.debug_frame.as_ref().map_or(0, Vec::len);
+        let of_go = self.go.as_ref().map_or(0, GoTable::size);
+        let stubs = self.stubs.iter().map(|(_, bytes)| bytes.len());
+        eh_frame + debug_frame + of_go + stubs.sum::<usize>() + self.uncovered.size()
+    }
+
     pub(crate) fn read(elf: &Elf<'_>, architecture: &'static Architecture) -> Result<Self, Error> {
         let read = |section: &Section, limit: u64, what| {
             if section.size > limit {

@@ -116,6 +116,11 @@ impl Uncovered {
         }
     }
 
+    /// Size of the code, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.pieces.iter().map(|it| it.bytes.len()).sum()
+    }
+
     /// Whether there is any.
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()

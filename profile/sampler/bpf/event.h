@@ -12,7 +12,7 @@
 
 /* Kinds of events. */
 enum event_kind {
-    EVENT_ON_CPU = 1, /* the thread ran when the clock ticked */
+    EVENT_ON_CPU = 1, /* the thread ran when the clock ticked; detail is its copied stack's number (copy.h), or 0 */
     EVENT_FORK = 2,   /* a process began; detail is its parent's id */
     EVENT_EXEC = 3,   /* a process began to run another program */
     EVENT_EXIT = 4,   /* the last thread of a process ends */
@@ -50,6 +50,7 @@ enum stack_end {
     STACK_UNREADABLE = 4,        /* memory that could not be read */
     STACK_NOT_EXECUTABLE = 5,    /* a return address that is not code */
     STACK_LIMIT = 6,             /* more frames than are kept */
+    STACK_GONE = 7,              /* the process executes another program: the kernel has freed the stack */
 };
 
 /* Beside the end of a stack: no mapping was missing for lack of room in the lists. */

@@ -20,9 +20,12 @@ struct code {
     __u64 start;
     __u64 end;
     __u64 base; /* address of the file's first page with rows */
-    __u32 page; /* its place in the page index */
+    __u32 page; /* its place in the page index; without rows, AWAITS_ROWS or 0 */
     __u32 pages; /* 0 without rows */
 };
+
+/* The rows of its file are being made. */
+#define AWAITS_ROWS (~0U)
 
 /* A state of a file's contents, and where in it a mapping begins. */
 struct file_code_key {

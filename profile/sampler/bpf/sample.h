@@ -284,6 +284,7 @@ static __always_inline __u64 add_user_stack(void *context, struct event_head *he
 {
     struct part_head *part = part_at(head, at);
     __u16 end = STACK_BY_FRAME_POINTERS;
+    head->detail = copied_stack();
     long size = walked_stack(part + 1, &end);
     if (size == 0) {
         size = bpf_get_stack(context, part + 1, STACK_SIZE, BPF_F_USER_STACK);
@@ -315,7 +316,9 @@ static __always_inline __u64 add_parts(void *context, struct event_head *head,
     __u64 at = 0;
     if (places)
         at = add_native_context(head, at, task, target, places);
-    if (user_stacks && (flags & EVENT_USER_MODE || !(OF_TASK(task, flags) & PF_KTHREAD)))
+    /* A thread that ends has no memory. */
+    if (user_stacks &&
+        (flags & EVENT_USER_MODE || (!(OF_TASK(task, flags) & PF_KTHREAD) && OF_TASK(task, mm))))
         at = add_user_stack(context, head, at);
     if (kernel_stacks && !(flags & EVENT_USER_MODE))
         at = add_kernel_stack(context, head, at);

@@ -9,6 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "copy.h"
 #include "process.h"
 #include "sample.h"
 #include "steps.h"
@@ -107,6 +108,8 @@ int sample_by_tables(void *context)
     forget_stack();
     if (!unwind(context, sampled.task, sampled.pid, sampled.flags))
         walk_stack(context, sampled.task, sampled.flags, 1);
+    note_freed_stack(sampled.flags);
+    copy_stack(context, sampled.task, sampled.flags, 1);
     take_sample(context, &sampled);
     return 0;
 }
@@ -152,8 +155,11 @@ SEC("perf_event")
 int end_sample(void *context)
 {
     struct sampled sampled;
-    if (find_sampled(context, &sampled))
-        take_sample(context, &sampled);
+    if (!find_sampled(context, &sampled))
+        return 0;
+    note_freed_stack(sampled.flags);
+    copy_stack(context, sampled.task, sampled.flags, 0);
+    take_sample(context, &sampled);
     return 0;
 }
 

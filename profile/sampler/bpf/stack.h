@@ -44,6 +44,7 @@ struct stack {
     __u64 size;     /* of the addresses that were found, bytes; 0 if it is for bpf_get_stack */
     __u64 max_size; /* of what bpf_get_stack finds, bytes */
     __u64 end;      /* enum stack_end */
+    __u64 copy;     /* number of the thread's copied stack (copy.h), 0 if there is none */
     __u64 addresses[MAX_USER_FRAMES];
     struct chunk chunk;
 };
@@ -148,6 +149,7 @@ static __always_inline void forget_stack(void)
     if (stack) {
         stack->size = 0;
         stack->max_size = STACK_SIZE;
+        stack->copy = 0;
     }
 }
 
@@ -157,6 +159,14 @@ static __always_inline __u64 max_stack_size(void)
     __u32 zero = 0;
     const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
     return stack ? stack->max_size : STACK_SIZE;
+}
+
+/* Number of the thread's copied stack; 0 if there is none. */
+static __always_inline __u64 copied_stack(void)
+{
+    __u32 zero = 0;
+    const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    return stack ? stack->copy : 0;
 }
 
 /* Copies the stack that was walked; returns its size in bytes, USER_STACK_SIZE at most, 0 if none was

@@ -195,8 +195,8 @@ struct unwinder {
     __u64 forgotten; /* `forgotten_processes` */
     __u64 pid;
     struct code code; /* the mapping that was found last */
-    __u64 is_listed;  /* whether it is in the list: else it may be another one by the next sample */
-    __u64 lacks_rows; /* whether one that is not in the list is of a file whose rows are not there */
+    __u64 is_listed;  /* whether it is in the list, with its rows: else it may be another one by the next sample */
+    __u64 lacks_rows; /* whether the walk has met one of a file whose rows are not there yet */
     __u64 words[40];
     __u64 chunk_start;
     __u64 chunk_size;
@@ -284,8 +284,12 @@ static __always_inline int find_code(const struct walk *walk, struct unwinder *u
         unwinder->is_listed = 0;
         return has_loops && find_unlisted(address);
     }
-    unwinder->is_listed = 1;
     unwinder->code = *code;
+    /* The list has rows by the next sample, perhaps. Without branches, see `not_below`. */
+    __u64 awaits_rows = (unwinder->code.page + 1ULL) >> 32;
+    HIDE(awaits_rows);
+    unwinder->lacks_rows |= awaits_rows;
+    unwinder->is_listed = !awaits_rows;
     return 1;
 }
 
@@ -703,7 +707,6 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk, int 
     switch (number) {
     case GAP:
     case PLAIN_GAP:
-        /* The process ends, or executes another program: the kernel has freed its memory. */
         if (!is_mapped)
             return end(unwinder, STACK_UNREADABLE);
         return by_frame_pointer(unwinder);
@@ -892,17 +895,20 @@ static __always_inline void go_without_list(struct unwinder *unwinder)
 static __always_inline int begin_walk(void *context, struct task_struct *task, __u32 pid, __u8 flags,
                                       struct walk *walk, int has_loops)
 {
+    if (!find_maps(walk))
+        return 0;
+    struct unwinder *unwinder = walk->unwinder;
+    unwinder->lacks_rows = 0;
     /* A return probe puts another address in the place of one, and the kernel knows which. */
     if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return 0;
-    if (!find_maps(walk))
-        return 0;
     if (!find_mappings(walk, pid)) {
-        if (!has_loops || !CAN_SEARCH_MAPPINGS)
+        if (!has_loops || !CAN_SEARCH_MAPPINGS) {
+            unwinder->lacks_rows = 1;
             return 0;
-        go_without_list(walk->unwinder);
+        }
+        go_without_list(unwinder);
     }
-    struct unwinder *unwinder = walk->unwinder;
     take_mappings(walk);
     if (!read_registers(context, task, flags, unwinder->words))
         return 0;
@@ -932,10 +938,23 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
     unwinder->code.start = 0;
     unwinder->code.end = 0;
     unwinder->is_listed = 1;
-    unwinder->lacks_rows = 0;
     unwinder->chunk_size = 0;
     walk->stack->size = 0;
     return 1;
+}
+
+/* Whether the process of a thread that runs in the kernel has no stack for it any more: it executes another program. Where
+ * it ends, it has no memory (add_parts). */
+static __always_inline void note_freed_stack(__u8 flags)
+{
+    __u32 zero = 0;
+    struct unwinder *unwinder = bpf_map_lookup_elem(&unwinders, &zero);
+    struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    if (flags & EVENT_USER_MODE || !unwinder || !stack || stack->size != sizeof stack->addresses[0] ||
+        (stack->end & ~STACK_ALL_MAPPINGS) != STACK_UNREADABLE)
+        return;
+    if (bpf_probe_read_user(unwinder->words, sizeof unwinder->words[0], (void *)unwinder->registers[SP]))
+        stack->end = STACK_GONE;
 }
 
 /* Walks the running thread's stack; false if that is for the frame pointers. */

@@ -51,8 +51,11 @@ mod processes;
 mod ptrace;
 mod refusal;
 mod sampler;
+mod second_walk;
 mod signals;
 mod tally;
+mod user_stack;
+mod vdso;
 
 pub(crate) use clock::nanoseconds;
 pub use clock::{calendar_time, monotonic};

@@ -62,6 +62,11 @@ pub struct Options {
     pub(crate) without_loops: bool,
     /// Unwind as before Linux 6.1, with the mappings that the recorder has passed on alone.
     pub(crate) without_mappings: bool,
+    /// Make no rows of unwind tables, as while they are not ready.
+    pub(crate) holds_rows: bool,
+    /// Do not walk stacks again whose unwind tables were not ready: for tests, which begin when these are.
+    #[doc(hidden)]
+    pub without_second_walk: bool,
     /// MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
     pub(crate) kept_rows: Option<u32>,
     /// Maximum MiB of rows of unwind tables. Default: 48.
@@ -119,6 +124,8 @@ impl Options {
             without_rings: false,
             without_loops: false,
             without_mappings: false,
+            holds_rows: false,
+            without_second_walk: false,
             kept_rows: None,
             max_rows: None,
             max_mappings: None,

@@ -44,6 +44,7 @@ fn sample(
 ) -> Option<Sampling> {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
+    options.without_second_walk = true;
     let mut sampler = Sampler::start(&options).unwrap();
     Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
     Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;

@@ -82,6 +82,11 @@ pub struct GoFunction<'a> {
 }
 
 impl GoTable {
+    /// Size of the table, in bytes.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Reads the table of a file. `None` if it is no program of Go's, or its functions' addresses are not known.
     ///
     /// # Errors

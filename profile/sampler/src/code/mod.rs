@@ -10,7 +10,7 @@ mod ranges;
 mod report;
 mod runtime;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::mappings::{HUGE_PAGE, is_name_of_memory};
 use otelctx_reader::remote::{self, Device};
-use otelctx_sample::{Catalog, Frame, Mapping, Module, ProcessId};
+use otelctx_sample::{Catalog, Frame, Mapping, Module, ModuleFiles, ProcessId};
 use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
+use crate::second_walk::{Content, CopiedStack, Place};
 pub(crate) use copies::Copies;
 pub(crate) use modules::Modules;
 use ranges::Ranges;
@@ -34,6 +35,8 @@ const MAX_MAPPINGS: usize = 16 * 1024;
 const MAX_NEXT: usize = 16;
 /// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
+/// Maximum number of mappings that are searched for the code in a copied stack: each word of it is looked up.
+const MAX_SEARCHED: usize = 4096;
 /// How long to wait between two searches for mappings that newer ones have replaced.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -428,12 +431,7 @@ impl CodeMappings {
         if let Some(process) = process
             && (is_unknown || may_be_copied)
         {
-            let start = Instant::now();
-            if self.reads.is_due(start) {
-                let new = self.read(process, modules);
-                let took = start.elapsed();
-                self.reads.done(start + took, took, new);
-            }
+            self.read_if_due(process, modules);
         }
         for mapped in &self.mappings[self.in_catalog..] {
             modules.need(process, mapped.file_range, &mapped.module);
@@ -447,6 +445,61 @@ impl CodeMappings {
             catalog.process_mut(id).mappings.push(mapping);
         }
         self.in_catalog = self.mappings.len();
+    }
+
+    /// Returns the code that a stack copied at `time` may lie in, in address order. `None` if that is not certain. Reads the
+    /// mappings first if the thread ran in none.
+    pub(crate) fn places(
+        &mut self,
+        copied: &CopiedStack,
+        time: u64,
+        process: Option<&remote::Process>,
+        modules: &mut Modules,
+    ) -> Option<Vec<Place>> {
+        let address = copied.registers.instruction_pointer();
+        if let Some(process) = process.filter(|_| !self.contain(address)) {
+            self.read_if_due(process, modules);
+        }
+        if !self.contain(address) || self.mappings.len() > MAX_SEARCHED {
+            return None;
+        }
+        let mut found: BTreeMap<u64, &Mapped> = BTreeMap::new();
+        copied.words(&mut |word| {
+            // A frame that has called another one returns behind the call.
+            for address in [word, word.wrapping_sub(1)] {
+                let last = found.range(..=address).next_back();
+                let is_known = last.is_some_and(|(_, mapped)| address < mapped.end);
+                if !is_known && self.contain(address) {
+                    let contains = |it: &&Mapped| (it.start..it.end).contains(&address);
+                    let mut mappings = self.mappings.iter().filter(|it| it.since <= time);
+                    let mapped = mappings.rfind(contains);
+                    found.extend(mapped.map(|it| (it.start, it)));
+                }
+            }
+        });
+        let mut before = 0;
+        let is_apart = |it: &&Mapped| std::mem::replace(&mut before, it.end) <= it.start;
+        if !found.values().all(is_apart) {
+            return None;
+        }
+        let place = |it: &Mapped| Place {
+            range: (it.start, it.end),
+            offset: it.offset,
+            content: content(&it.module, &modules.files),
+        };
+        Some(found.into_values().map(place).collect())
+    }
+
+    /// Reads the mappings, unless that was done a moment ago. Returns true if there are new ones.
+    pub(crate) fn read_if_due(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
+        let start = Instant::now();
+        if !self.reads.is_due(start) {
+            return false;
+        }
+        let new = self.read(process, modules);
+        let took = start.elapsed();
+        self.reads.done(start + took, took, new);
+        new
     }
 
     /// Reads the mappings, and adds the new ones. Returns true if there were any.
@@ -481,6 +534,18 @@ impl CodeMappings {
         });
         self.copies.note(may_be_copied);
         any
+    }
+}
+
+/// What is mapped of a module, for a second walk.
+fn content(module: &Arc<Module>, files: &ModuleFiles) -> Content {
+    if module.path == "[vdso]" {
+        Content::Vdso
+    } else if is_generated(module) {
+        Content::Generated
+    } else {
+        let file = files.get(module);
+        file.map_or(Content::Unknown, |file| Content::File(module.clone(), file))
     }
 }
 

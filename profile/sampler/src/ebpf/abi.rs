@@ -1,6 +1,8 @@
 //! The data that is exchanged with the kernel programs (`bpf/target.h`, `bpf/event.h`). A test
 //! compares every layout with the type information in the objects.
 
+use std::mem::offset_of;
+
 use aya::Pod;
 use otelctx_sample::{Found, ReadStep};
 
@@ -137,6 +139,12 @@ unsafe impl Pod for Wanted {}
 unsafe impl Pod for EventHead {}
 // SAFETY: as above.
 unsafe impl Pod for PartHead {}
+// SAFETY: integers without padding: `repr(C)`, and assertions compare the layouts.
+unsafe impl Pod for StackHead {}
+// SAFETY: as above.
+unsafe impl Pod for StackThread {}
+// SAFETY: as above.
+unsafe impl Pod for StackPage {}
 
 /// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
 pub(crate) type StepConfiguration = [u8; 384];
@@ -226,6 +234,48 @@ pub(crate) struct PartHead {
     pub(crate) outcome: u16,
 }
 
+/// `enum copied_kind`.
+pub(crate) mod stack_kind {
+    pub(crate) const THREAD: u32 = 1;
+    pub(crate) const PAGE: u32 = 2;
+}
+
+/// `struct copied_head`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackHead {
+    pub(crate) number: u64,
+    pub(crate) cpu: u32,
+    pub(crate) kind: u32,
+}
+
+/// `struct copied_thread`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackThread {
+    pub(crate) head: StackHead,
+    pub(crate) registers: [u64; 40],
+    pub(crate) code_before: u64,
+    pub(crate) code_behind: u64,
+    pub(crate) code: [u8; 64],
+}
+
+/// `struct copied_page`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackPage {
+    pub(crate) head: StackHead,
+    pub(crate) address: u64,
+    pub(crate) bytes: [u8; 4096],
+}
+
+// `copy.h` asserts the same: the objects' type information does not have them.
+const _: () = assert!(size_of::<StackHead>() == 16);
+const _: () = assert!(offset_of!(StackThread, code_before) == 336);
+const _: () = assert!(size_of::<StackThread>() == 416);
+const _: () = assert!(offset_of!(StackPage, bytes) == 24);
+const _: () = assert!(size_of::<StackPage>() == 4120);
+
 /// Splits an event into its head and its parts. `None` if it is shorter than its announced size.
 pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
     let (head, rest) = take::<EventHead>(bytes)?;
@@ -262,7 +312,7 @@ impl<'a> Iterator for Parts<'a> {
 }
 
 /// Splits a head of integers off.
-fn take<T: Pod>(bytes: &[u8]) -> Option<(T, &[u8])> {
+pub(crate) fn take<T: Pod>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<T>())?;
     // SAFETY: `head` has the size of T; `Pod` says that every bit pattern is a T.
     let value = unsafe { head.as_ptr().cast::<T>().read_unaligned() };

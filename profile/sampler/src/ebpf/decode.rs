@@ -9,6 +9,7 @@ use otelctx_sample::{Catalog, Found, Frame, Sample, StackEnd};
 use super::abi::{
     self, EventHead, FRAME_INTERRUPTED, Part, Parts, ThreadKey, flag, part, step_outcome,
 };
+use super::copies::Copies;
 use super::thread_words::{Lookup, ThreadWords};
 use super::unwind::{Unwinding, stack_end};
 use crate::observation::{Observation, Record};
@@ -50,6 +51,7 @@ pub(super) struct Decoder<'r> {
     /// The number of each runtime's step, by its name.
     pub(super) steps: &'r BTreeMap<String, u32>,
     pub(super) words: &'r mut ThreadWords,
+    pub(super) copies: &'r mut Copies,
     pub(super) stacks: &'r mut Stacks,
 }
 
@@ -75,6 +77,7 @@ impl Decoder<'_> {
                 part::RECORD => {
                     (record, variable) = (Some(part.bytes), usize::from(part.outcome));
                 }
+                part::USER_STACK if stack_end::is_gone(part.outcome) => {}
                 part::USER_STACK => {
                     let end = UserStackEnd::of(&part);
                     read_user_stack(&mut self.stacks.user, part.bytes, end.is_checked);
@@ -85,7 +88,10 @@ impl Decoder<'_> {
                 _ => self.read_step(head, &part, &mut steps),
             }
         }
-        let stack_end = user_end.map(|end| self.explain_end(head, end));
+        let mut stack_end = user_end.map(|end| self.explain_end(head, end));
+        if let Some(end) = self.walk_again(head) {
+            stack_end = Some(end);
+        }
         let counts = &mut self.processes.tally.counts;
         counts.incomplete_steps += u64::from(steps.is_incomplete);
         counts.unresolved_threads += u64::from(steps.is_unresolved);
@@ -144,6 +150,16 @@ impl Decoder<'_> {
             (step_outcome::DONE, None) => {}
             _ => to.is_incomplete = true,
         }
+    }
+
+    /// Walks the stack again if the program has copied it, because rows of its code were not there. Returns why it ended.
+    fn walk_again(&mut self, head: &EventHead) -> Option<StackEnd> {
+        let number = Some(head.detail).filter(|number| *number != 0)?;
+        let copied = self.copies.take(head.cpu, number)?;
+        let pid = head.pid as i32;
+        let walked = self.processes.walk_again(pid, head.time, copied)?;
+        self.stacks.user = walked.frames;
+        Some(walked.end)
     }
 
     /// Determines why a user stack ended, and cuts it where its frames are uncertain.

@@ -11,6 +11,7 @@ use aya::programs::{PerfEvent, ProgramInfo, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 
 use super::abi::{RECORD_LIMIT, StepConfiguration, StepKey, counter};
+use super::copies::{self, Copies};
 use super::namespace;
 use super::object::{array, find, map};
 use super::perf::Clocks;
@@ -58,6 +59,7 @@ const TAIL_CALLS: [&str; 2] = ["next_frames", "end_sample"];
 pub(super) struct Loaded {
     pub(super) targets: TargetTable,
     pub(super) events: Events,
+    pub(super) copies: Copies,
     counters: PerCpuArray<MapData, u64>,
     pub(super) clocks: Clocks,
     /// The configurations of runtimes' steps for processes.
@@ -124,7 +126,7 @@ impl Loaded {
         sizes: &Sizes,
     ) -> Result<Self, Refusal> {
         let inode = namespace::inode().map_err(|error| Refusal::other(error.to_string()))?;
-        let mut programs = load_object(options, possible, sizes, inode)?;
+        let mut programs = load_object(options, cpus.len(), possible, sizes, inode)?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
             let program: &mut RawTracePoint = find(&mut programs, name)?;
             let attached = program.load().and_then(|()| program.attach(name));
@@ -155,6 +157,7 @@ impl Loaded {
         Ok(Self {
             targets: TargetTable::new(&mut programs, &cpu_map)?,
             events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
+            copies: Copies::new(&mut programs)?,
             counters: map(&mut programs, "counters")?,
             configurations: map(&mut programs, "step_configurations")?,
             words: ThreadWords::new(&mut programs)?,
@@ -234,10 +237,11 @@ impl Loaded {
     }
 }
 
-/// Loads the object with the options as its constants and the sizes of its maps. `possible` is the
-/// number of CPUs that may come online, `namespace` the inode of the recorder's PID namespace.
+/// Loads the object with the options as its constants and the sizes of its maps. `online` is the number of CPUs, `possible` that
+/// of CPUs that may come online, `namespace` the inode of the recorder's PID namespace.
 fn load_object(
     options: &Options,
+    online: usize,
     possible: usize,
     sizes: &Sizes,
     namespace: u64,
@@ -265,6 +269,7 @@ fn load_object(
     let searches_mappings = flag(!options.without_mappings);
     let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
     let rings = flag(sizes.has_rings());
+    let copies_stacks = flag(copies::copies_stacks(options));
     EbpfLoader::new()
         .override_global("whole_machine", &whole_machine, true)
         .override_global("with_children", &with_children, true)
@@ -272,10 +277,12 @@ fn load_object(
         .override_global("kernel_stacks", &kernel_stacks, true)
         .override_global("max_record", &max_record, true)
         .override_global("rings", &rings, true)
+        .override_global("copies_stacks", &copies_stacks, true)
         .override_global("namespace_inode", &namespace, true)
         .override_global("searches_mappings", &searches_mappings, true)
         .override_global("page_shift", &page_size().trailing_zeros(), true)
         .map_max_entries("events", sizes.ring_buffer)
+        .map_max_entries("copies", copies::size(options, online))
         .map_max_entries("cpus", possible as u32)
         .map_max_entries("segments", sizes.segments)
         .map_max_entries("rule_caches", rule_caches)

@@ -3,6 +3,7 @@
 //! process ends.
 
 mod abi;
+mod copies;
 mod decode;
 mod load;
 mod namespace;

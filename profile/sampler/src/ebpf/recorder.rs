@@ -83,7 +83,7 @@ impl Recorder {
             loaded,
             side_band,
             without_reports,
-            processes: Processes::new(reader_options, scan_timeout),
+            processes: Processes::new(options, reader_options, scan_timeout),
             whole_machine: options.targets == Targets::All,
             serial: 0,
             counted: KernelCounts::default(),
@@ -324,6 +324,7 @@ impl Backend for Recorder {
         let until = monotonic();
         self.loaded.events.begin();
         self.loaded.words.begin();
+        self.processes.second_walk.begin();
         // Before the events, whose mappings are among these.
         let mut has_changes = self.pass_on_reports(until);
         while let Some((head, parts)) = self.loaded.events.next(until) {
@@ -337,6 +338,7 @@ impl Backend for Recorder {
                         unwinding: &mut self.loaded.unwinding,
                         steps: &self.loaded.steps,
                         words: &mut self.loaded.words,
+                        copies: &mut self.loaded.copies,
                         stacks: &mut self.stacks,
                     };
                     on_sample(decoder.sample(&head, parts, catalog));

@@ -7,6 +7,7 @@ mod names;
 mod runtimes;
 mod untracked;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_reader as reader;
@@ -19,10 +20,11 @@ use reader::runtime::{RuntimeError, RuntimeReading, ThreadView};
 
 use crate::clock::nanoseconds;
 use crate::code::{MemoryChange, Modules, Report};
-use crate::monotonic;
 use crate::observation::Observation;
 use crate::process::SampledProcess;
+use crate::second_walk::{CopiedStack, SecondWalk, Walked};
 use crate::tally::{Tally, last_module};
+use crate::{Options, monotonic};
 pub(crate) use following::Changes;
 use following::Following;
 pub(crate) use names::ThreadNames;
@@ -36,18 +38,24 @@ pub(crate) struct Processes {
     modules: Modules,
     whole_machine: bool,
     pub(crate) tally: Tally,
+    pub(crate) second_walk: SecondWalk,
 }
 
 /// Following processes.
 impl Processes {
     /// Creates an empty set; see [`Following::new`].
-    pub(crate) fn new(options: reader::Options, scan_timeout: Option<Duration>) -> Self {
+    pub(crate) fn new(
+        options: &Options,
+        reader_options: reader::Options,
+        scan_timeout: Option<Duration>,
+    ) -> Self {
         Self {
-            following: Following::new(options, scan_timeout),
+            following: Following::new(reader_options, scan_timeout),
             untracked: Untracked::default(),
             modules: Modules::default(),
             whole_machine: scan_timeout.is_some(),
             tally: Tally::default(),
+            second_walk: SecondWalk::new(options),
         }
     }
 
@@ -198,6 +206,41 @@ impl Processes {
         } else {
             // There is no room; without the whole machine, the process is not sampled.
             !(self.whole_machine && matches!(change, MemoryChange::Mapped(_)))
+        }
+    }
+
+    /// Walks a stack that was copied at `time`. `None` where that is not possible.
+    pub(crate) fn walk_again(
+        &mut self,
+        pid: i32,
+        time: u64,
+        copied: CopiedStack,
+    ) -> Option<Walked> {
+        self.track_untracked(pid);
+        let Tracked { process, data } = self.following.tracker.get_or_add(pid);
+        let running = process.reader().and_then(|it| it.running().ok());
+        let copied = Arc::new(copied);
+        let places = data
+            .code
+            .places(&copied, time, running, &mut self.modules)?;
+        let walked = self.second_walk.walk(copied.clone(), places)?;
+        // Where no reports come, the mappings may be older than the sample.
+        let is_cut = walked.end == StackEnd::NotExecutable;
+        if !(is_cut && running.is_some_and(|it| data.code.read_if_due(it, &mut self.modules))) {
+            return Some(walked);
+        }
+        let places = data
+            .code
+            .places(&copied, time, running, &mut self.modules)?;
+        self.second_walk.walk(copied, places)
+    }
+
+    /// Tracks a process whose mappings are kept.
+    fn track_untracked(&mut self, pid: i32) {
+        self.following.tracker.remove_if_gone(pid);
+        if self.untracked.contains(pid) {
+            self.following.tracker.get_or_add(pid);
+            self.take_untracked(pid);
         }
     }
 
@@ -363,11 +406,7 @@ impl Processes {
 
     /// Adds an observed process and its code to the catalog.
     fn describe(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> ProcessId {
-        self.following.tracker.remove_if_gone(seen.pid);
-        if self.untracked.contains(seen.pid) {
-            self.following.tracker.get_or_add(seen.pid);
-            self.take_untracked(seen.pid);
-        }
+        self.track_untracked(seen.pid);
         let tracked = self.following.tracker.get_or_add(seen.pid);
         let id = tracked.data.id(&tracked.process, catalog, seen.comm);
         let running = tracked.process.reader().and_then(|it| it.running().ok());

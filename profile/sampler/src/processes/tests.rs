@@ -59,9 +59,14 @@ fn observation(pid: i32) -> Observation<'static> {
     }
 }
 
+fn processes_with(scan_timeout: Option<Duration>) -> Processes {
+    let options = Options::new(crate::Targets::All);
+    Processes::new(&options, reader::Options::default(), scan_timeout)
+}
+
 #[test]
 fn samples_of_a_process_that_ends_are_still_its_own() {
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     let child = Sleeper::start();
     let pid = child.0.id() as i32;
@@ -79,7 +84,7 @@ fn samples_of_a_process_that_ends_are_still_its_own() {
 
 #[test]
 fn a_process_that_is_ending_keeps_its_detected_name() {
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     let mut child = Sleeper::start();
     let pid = child.0.id() as i32;
@@ -107,7 +112,7 @@ fn a_process_that_is_ending_keeps_its_detected_name() {
 
 #[test]
 fn a_process_that_publishes_nothing_is_not_published_from_its_first_sample_on() {
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     // An emulator may take longer for the scans than there is time for.
     processes.following.first_scans.time = Duration::from_secs(60);
@@ -128,7 +133,7 @@ fn a_process_that_publishes_nothing_is_not_published_from_its_first_sample_on() 
 
 #[test]
 fn reports_without_room_are_counted() {
-    let mut processes = Processes::new(reader::Options::default(), Some(Duration::ZERO));
+    let mut processes = processes_with(Some(Duration::ZERO));
     // No process has such IDs.
     let fork = |processes: &mut Processes, number: usize| {
         processes.report(Report {
@@ -165,7 +170,7 @@ fn reports_without_room_are_counted() {
 
 #[test]
 fn the_end_of_an_unknown_process_takes_no_room() {
-    let mut processes = Processes::new(reader::Options::default(), Some(Duration::ZERO));
+    let mut processes = processes_with(Some(Duration::ZERO));
     processes.report(Report {
         time: 1,
         pid: i32::MAX,
@@ -176,7 +181,7 @@ fn the_end_of_an_unknown_process_takes_no_room() {
 
 #[test]
 fn first_scans_are_bounded() {
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     let children = [(); 2].map(|()| Sleeper::start());
     processes.following.first_scans.processes = 1;
@@ -204,7 +209,7 @@ fn workers() -> Option<Target> {
 fn the_resource_of_a_process_stays_when_it_has_ended() {
     let Some(mut target) = workers() else { return };
     let pid = target.pid();
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     processes.add(pid).unwrap();
     processes.scan(pid);
@@ -230,7 +235,7 @@ fn the_resource_of_a_process_stays_when_it_has_ended() {
 fn another_program_is_another_process_of_the_catalog() {
     let Some(target) = workers() else { return };
     let pid = target.pid();
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     processes.add(pid).unwrap();
     let first = processes.sample(&observation(pid), &mut catalog);
@@ -264,7 +269,7 @@ impl Drop for PerfMap {
 
 #[test]
 fn a_runtime_that_announces_its_code_late_is_found_with_its_next_code() {
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let mut catalog = Catalog::new();
     let child = Sleeper::start();
     let pid = child.0.id() as i32;
@@ -302,7 +307,7 @@ fn a_runtime_that_announces_its_code_late_is_found_with_its_next_code() {
 fn names_of_one_process_leave_room_for_those_of_others() {
     // More than are kept of all processes.
     const MANY: u64 = 300_000;
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     let children = [(); 3].map(|()| Sleeper::start());
     let pids = children.each_ref().map(|it| it.0.id() as i32);
     let lines = [MANY, 1000, MANY];
@@ -350,7 +355,7 @@ fn a_process_that_could_not_be_scanned_is_not_resolved() {
     let pid = target.pid();
     // There is not enough time for it.
     let timeout = Some(Duration::from_nanos(1));
-    let mut processes = Processes::new(reader::Options::default(), timeout);
+    let mut processes = processes_with(timeout);
     let mut catalog = Catalog::new();
     processes.add(pid).unwrap();
     processes.scan(pid);
@@ -365,8 +370,14 @@ fn a_process_that_could_not_be_scanned_is_not_resolved() {
     );
 }
 
-/// The names of a record with the attributes 0 and 1, which was read at this `time`.
-fn names(processes: &mut Processes, catalog: &mut Catalog, pid: i32, time: u64) -> Vec<String> {
+/// The names of a record with the attributes 0 and 1, which was read of a variable at this `time`.
+fn names(
+    processes: &mut Processes,
+    catalog: &mut Catalog,
+    pid: i32,
+    variable: usize,
+    time: u64,
+) -> Vec<String> {
     let mut bytes = vec![7; record::HEADER_SIZE];
     bytes[record::offset::VALID] = record::VALID;
     bytes[record::offset::ATTRIBUTES_SIZE..].copy_from_slice(&6_u16.to_ne_bytes());
@@ -374,7 +385,7 @@ fn names(processes: &mut Processes, catalog: &mut Catalog, pid: i32, time: u64) 
     processes.search_other_context(pid, time);
     let record = Record {
         serial: 1,
-        variable: 0,
+        variable,
         bytes: &bytes,
     };
     let seen = Observation {
@@ -405,7 +416,7 @@ fn no_record_has_a_name_that_a_publisher_contests_which_came_before_it_was_read(
     }
     target.command("publish 0");
     let pid = target.pid();
-    let mut processes = Processes::new(reader::Options::default(), None);
+    let mut processes = processes_with(None);
     processes.add(pid).unwrap();
     processes.scan(pid);
     let tracked = processes.get_mut(pid).unwrap();
@@ -413,9 +424,13 @@ fn no_record_has_a_name_that_a_publisher_contests_which_came_before_it_was_read(
         panic!("{:?}", tracked.process)
     };
     let keys = variables.keys.clone();
+    // That of the publisher, which the other library's is not.
+    let variable = (0..2).find(|it| keys.context_of_variable(*it).is_some());
     tracked.data.keys.set(1, keys);
     let mut catalog = Catalog::new();
-    let mut names = |processes: &mut Processes, time| names(processes, &mut catalog, pid, time);
+    let mut names = |processes: &mut Processes, time| {
+        names(processes, &mut catalog, pid, variable.unwrap(), time)
+    };
     assert_eq!(names(&mut processes, monotonic()), ["a", "b"]);
     let before = processes.get_mut(pid).unwrap().data.other_searched - 1;
     target.command("publish 1");

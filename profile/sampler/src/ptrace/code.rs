@@ -36,13 +36,19 @@ struct ReadCode {
 }
 
 impl CodeReader {
-    pub(super) fn start() -> io::Result<Self> {
+    /// With `holds_rows`, requests are never answered.
+    pub(super) fn start(holds_rows: bool) -> io::Result<Self> {
         let (requests, of_thread) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();
         // It ends when this is dropped and the requests are answered.
         std::thread::Builder::new()
             .name("otelctx-rows".into())
-            .spawn(move || read_all(&of_thread, &to_here))?;
+            .spawn(move || {
+                if holds_rows {
+                    return of_thread.into_iter().for_each(drop);
+                }
+                read_all(&of_thread, &to_here);
+            })?;
         Ok(Self {
             processes: HashMap::default(),
             requests,
@@ -101,6 +107,12 @@ impl CodeReader {
         if !code.is_requested && code.reads.is_due(now) {
             code.is_requested = self.requests.try_send(pid).is_ok();
         }
+    }
+
+    /// Returns true if a process's code is not known, or may have changed since it was read.
+    pub(super) fn may_be_old(&self, pid: i32) -> bool {
+        let code = self.processes.get(&pid);
+        code.is_none_or(|it| it.map.is_none() || it.is_requested || it.reads.is_due(Instant::now()))
     }
 
     /// Forgets a process that has ended or executes another program.

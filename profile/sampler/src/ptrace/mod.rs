@@ -56,6 +56,8 @@ struct Shared {
     /// A message about a process was lost.
     lost_process: AtomicBool,
     targets: AtomicUsize,
+    /// Number of copied stacks in the queue.
+    copies: AtomicUsize,
     /// By process ID.
     configurations: Mutex<HashMap<i32, Arc<Configuration>>>,
 }
@@ -76,6 +78,13 @@ struct WorkerSample {
     reading: Reading,
 }
 
+impl WorkerSample {
+    fn is_copied(&self) -> bool {
+        let stack = self.reading.stack.as_ref();
+        stack.is_some_and(|stack| stack.copied.is_some())
+    }
+}
+
 impl Recorder {
     pub(crate) fn start(
         options: &Options,
@@ -89,7 +98,7 @@ impl Recorder {
         let shared = Arc::new(Shared::default());
         let (sender, messages) = sync_channel(QUEUE);
         let mut recorder = Self {
-            processes: Processes::new(reader_options, scan_timeout),
+            processes: Processes::new(options, reader_options, scan_timeout),
             messages,
             shared: shared.clone(),
             worker: None,
@@ -167,6 +176,14 @@ impl Recorder {
             mut reading,
             ..
         } = taken;
+        if let Some(stack) = &mut reading.stack
+            && let Some(copied) = stack.copied.take()
+        {
+            self.shared.copies.fetch_sub(1, Ordering::Relaxed);
+            if let Some(walked) = self.processes.walk_again(taken.pid, reading.time, *copied) {
+                (stack.frames, stack.end) = (walked.frames, Some(walked.end));
+            }
+        }
         let stack = reading.stack.as_ref();
         self.processes.tally.counts.missing_stacks += u64::from(stack.is_none());
         self.processes.search_other_context(taken.pid, reading.time);
@@ -197,6 +214,7 @@ impl Recorder {
 
 impl Backend for Recorder {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
+        self.processes.second_walk.begin();
         for _ in 0..QUEUE {
             match self.messages.try_recv() {
                 Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),

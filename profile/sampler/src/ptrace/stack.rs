@@ -4,6 +4,9 @@ use otelctx_reader::remote::{Memory, Stopped};
 use otelctx_sample::{Frame, StackEnd};
 use otelctx_unwind::{CodeMap, Registers};
 
+use crate::second_walk::CopiedStack;
+use crate::user_stack;
+
 /// Maximum number of frames that are kept of a stack walked by frame pointers, as by the kernel
 /// (`kernel.perf_event_max_stack`).
 const MAX_FRAMES: usize = 127;
@@ -14,40 +17,38 @@ pub(super) struct Stack {
     pub(super) frames: Vec<Frame>,
     /// The end of the stack; `None` if stacks are not sampled.
     pub(super) end: Option<StackEnd>,
+    /// A copy for a second walk: the tables were not ready.
+    pub(super) copied: Option<Box<CopiedStack>>,
 }
 
-/// Walks a stack by the unwind tables of the process's code, or without those by frame pointers.
-pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory, code: Option<&CodeMap>) -> Stack {
-    let registers = Registers::of_stopped(stopped.registers());
-    let code = code.filter(|code| !code.mappings().is_empty());
-    let (Some(code), Some(registers)) = (code, registers) else {
+/// Walks a stack by the unwind tables of the process's code. Where they are not ready, the stack has its innermost frame
+/// alone, and is copied if `may_copy`. Where no stacks are unwound, it is walked by frame pointers.
+pub(super) fn walk(
+    stopped: &Stopped,
+    memory: &dyn Memory,
+    code: Option<&CodeMap>,
+    may_copy: bool,
+) -> Stack {
+    let Some(registers) = Registers::of_stopped(stopped.registers()) else {
         return walk_frame_pointers(stopped, memory);
+    };
+    let copy = || may_copy.then(|| Box::new(CopiedStack::of(registers, memory)));
+    let Some(code) = code.filter(|code| !code.mappings().is_empty()) else {
+        return Stack {
+            frames: vec![Frame::instruction(registers.instruction_pointer())],
+            end: Some(StackEnd::TablesNotReady),
+            copied: copy(),
+        };
     };
     let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
     let end = otelctx_unwind::walk(&registers, code, memory, limit, &mut found);
-    let frame = |frame: &otelctx_unwind::Frame| {
-        if frame.is_caller {
-            Frame::return_address(frame.address)
-        } else {
-            Frame::instruction(frame.address)
-        }
-    };
-    let mut frames: Vec<Frame> = found.iter().map(frame).collect();
-    Frame::mark_signal_returns(&mut frames);
+    let end = user_stack::stack_end(end);
+    // The code may be newer than what is known of it.
+    let copied = (end == StackEnd::NotExecutable).then(copy).flatten();
     Stack {
-        frames,
-        end: Some(stack_end(end)),
-    }
-}
-
-fn stack_end(end: otelctx_unwind::StackEnd) -> StackEnd {
-    match end {
-        otelctx_unwind::StackEnd::Start => StackEnd::Start,
-        otelctx_unwind::StackEnd::Limit => StackEnd::Limit,
-        otelctx_unwind::StackEnd::NoRows => StackEnd::NoTables,
-        otelctx_unwind::StackEnd::Unreadable(_) => StackEnd::Unreadable,
-        otelctx_unwind::StackEnd::NotExecutable(_) => StackEnd::NotExecutable,
-        _ => StackEnd::BadTables,
+        frames: user_stack::frames(&found),
+        end: Some(end),
+        copied,
     }
 }
 
@@ -71,7 +72,12 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
         }
         if frames.len() == MAX_FRAMES {
             let end = Some(StackEnd::Limit);
-            return Stack { frames, end };
+            let copied = None;
+            return Stack {
+                frames,
+                end,
+                copied,
+            };
         }
         frames.push(Frame::return_address(address));
         // The target chooses the addresses.
@@ -81,6 +87,9 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
         (lowest, frame) = (above, next);
     }
     // Nothing shows that the last frame is the thread's first one.
-    let end = Some(StackEnd::FramePointers);
-    Stack { frames, end }
+    Stack {
+        frames,
+        end: Some(StackEnd::FramePointers),
+        copied: None,
+    }
 }

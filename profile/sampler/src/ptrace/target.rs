@@ -191,7 +191,8 @@ impl Target {
         is_gone
     }
 
-    /// Stops a thread, reads it, and resumes it. If that fails, the sample is still owed.
+    /// Stops a thread, reads it, and resumes it. If that fails, the sample is still owed. If `may_copy`, a stack is copied whose
+    /// tables are not ready.
     pub(super) fn sample(
         &mut self,
         tid: i32,
@@ -199,6 +200,7 @@ impl Target {
         options: ReadOptions,
         configuration: Option<&Configuration>,
         code: Option<&CodeMap>,
+        may_copy: bool,
     ) -> Result<Reading, Error> {
         let account = self.accounts.get_mut(&tid);
         let mut record = vec![0; options.max_record];
@@ -213,7 +215,7 @@ impl Target {
         let time = monotonic();
         let memory = self.memory.as_ref();
         let stack = if options.user_stacks {
-            memory.map(|memory| walk(&stopped, memory, code))
+            memory.map(|memory| walk(&stopped, memory, code, may_copy))
         } else {
             Some(Stack::default())
         };

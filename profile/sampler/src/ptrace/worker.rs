@@ -30,6 +30,9 @@ const LATE_INTERVAL: Duration = Duration::from_millis(1);
 /// many threads wait for a CPU.
 const TICK_BUDGET: Duration = Duration::from_millis(50);
 
+/// Maximum number of copied stacks on the way to the recorder, 64 KiB each.
+const MAX_COPIES: usize = 256;
+
 /// Number of samples that count as lost if processes or threads cannot be read, for example without
 /// descriptors. The true number is unknown: the count says that samples are missing.
 const UNKNOWN_LOSS: u64 = 1;
@@ -55,6 +58,7 @@ pub(super) struct Worker {
     /// CPU time of processes that are not traceable, in nanoseconds, less the counted periods.
     skipped: u64,
     code: CodeReader,
+    without_second_walk: bool,
     messages: SyncSender<Message>,
     shared: Arc<Shared>,
 }
@@ -66,9 +70,10 @@ impl Worker {
         messages: SyncSender<Message>,
         shared: Arc<Shared>,
     ) -> io::Result<Self> {
-        let mut code = CodeReader::start()?;
+        let mut code = CodeReader::start(options.holds_rows)?;
         if let Targets::Processes(pids) = &options.targets
             && options.user_stacks
+            && !options.holds_rows
         {
             code.read_ahead(pids, Options::MAX_READ_AHEAD);
         }
@@ -87,6 +92,7 @@ impl Worker {
             ended: EndedThreads::default(),
             skipped: 0,
             code,
+            without_second_walk: options.without_second_walk,
             messages,
             shared,
         })
@@ -211,6 +217,7 @@ impl Worker {
         let configuration = self.shared.configurations().get(&due.pid).cloned();
         let with_stack = self.read_options.user_stacks;
         let code = with_stack.then(|| self.code.of(due.pid)).flatten();
+        let may_copy = with_stack && self.may_copy(due.pid);
         let Some(target) = self.targets.get_mut(&due.pid) else {
             return;
         };
@@ -220,13 +227,18 @@ impl Worker {
             self.read_options,
             configuration.as_deref(),
             code.as_deref(),
+            may_copy,
         );
         // Without a reading, the sample stays owed: of a thread that is traced by another process
         // or never stops, it is lost and counted later.
         let Ok(reading) = reading else {
             return;
         };
-        let end = reading.stack.as_ref().and_then(|stack| stack.end);
+        let stack = reading.stack.as_ref();
+        if stack.is_some_and(|it| it.copied.is_some()) {
+            self.shared.copies.fetch_add(1, Ordering::Relaxed);
+        }
+        let end = stack.and_then(|stack| stack.end);
         if end == Some(StackEnd::NotExecutable) {
             self.code.refresh(due.pid);
         }
@@ -239,12 +251,24 @@ impl Worker {
         }));
     }
 
+    /// Returns true if a stack of this process may be copied: its code may be newer than what is known of it.
+    fn may_copy(&self, pid: i32) -> bool {
+        let waiting = self.shared.copies.load(Ordering::Relaxed);
+        !self.without_second_walk && waiting < MAX_COPIES && self.code.may_be_old(pid)
+    }
+
     fn send(&self, message: Message) {
-        let is_sample = matches!(message, Message::Sample(_));
+        let sample = match &message {
+            Message::Sample(sample) => Some(sample.is_copied()),
+            _ => None,
+        };
         if self.messages.try_send(message).is_ok() {
             return;
         }
-        if is_sample {
+        if let Some(is_copied) = sample {
+            self.shared
+                .copies
+                .fetch_sub(is_copied.into(), Ordering::Relaxed);
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         } else {
             self.shared.lost_process.store(true, Ordering::Relaxed);

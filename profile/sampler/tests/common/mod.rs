@@ -23,6 +23,7 @@ pub(crate) fn sample_by_tables(
 ) -> Option<()> {
     let mut options = Options::new(Targets::Processes(vec![pid]));
     options.frequency = frequency;
+    options.without_second_walk = true;
     let mut sampler = Sampler::start(&options).unwrap();
     Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
     Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;

@@ -141,6 +141,7 @@ fn record_process(
     let (wanted, frequency) = samples();
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
+    options.without_second_walk = true;
     let mut sampler = Sampler::start(&options).unwrap();
     if !without_ebpf {
         Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;

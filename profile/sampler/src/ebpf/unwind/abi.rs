@@ -43,6 +43,9 @@ pub(super) struct Code {
     pub(super) pages: u32,
 }
 
+/// `AWAITS_ROWS`: in the place of a page.
+pub(super) const AWAITS_ROWS: u32 = u32::MAX;
+
 /// `struct code_list`.
 #[repr(C)]
 pub(super) struct CodeList {
@@ -203,6 +206,14 @@ pub(in crate::ebpf) mod stack_end {
     /// `STACK_ALL_MAPPINGS`, beside the end: no mapping was missing for lack of room.
     pub(in crate::ebpf) const ALL_MAPPINGS: u16 = 1 << 8;
 
+    /// The kernel has freed the stack: there is none.
+    const GONE: u16 = 7;
+
+    /// Returns true if there was no stack any more.
+    pub(in crate::ebpf) fn is_gone(end: u16) -> bool {
+        end & !ALL_MAPPINGS == GONE
+    }
+
     /// Returns the end of a stack that was unwound by tables.
     pub(in crate::ebpf) fn of(end: u16) -> StackEnd {
         match end & !ALL_MAPPINGS {
@@ -276,11 +287,13 @@ mod tests {
             (4, StackEnd::Unreadable),
             (5, StackEnd::NotExecutable),
             (6, StackEnd::Limit),
-            (7, StackEnd::NoTables),
+            (8, StackEnd::NoTables),
         ] {
+            assert!(!stack_end::is_gone(end));
             assert_eq!(stack_end::of(end), expected);
             assert_eq!(stack_end::of(end | stack_end::ALL_MAPPINGS), expected);
         }
+        assert!(stack_end::is_gone(7 | stack_end::ALL_MAPPINGS));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(super) struct Kernel {
     shared_devices: HashSet<Device, RandomState>,
     /// There is no room for the rows of some file.
     has_unplaced: bool,
+    /// See [`Options::holds_rows`].
+    holds_rows: bool,
     /// There was no room for a request, or a mapping's file was not distinguished from others: the
     /// mappings must be read again.
     pub(super) has_refused: bool,
@@ -93,7 +95,7 @@ impl Kernel {
         let processes = map(programs, "processes")?;
         let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();
-        let worker = Worker::new(store, rules);
+        let worker = Worker::new(store, rules, options.holds_rows);
         // It ends when this is dropped, or later, if a file server does not respond.
         std::thread::Builder::new()
             .name("otelctx-rows".into())
@@ -112,6 +114,7 @@ impl Kernel {
             last_answer: 0,
             shared_devices: HashSet::default(),
             has_unplaced: false,
+            holds_rows: options.holds_rows,
             has_refused: false,
         })
     }
@@ -365,7 +368,19 @@ impl Kernel {
     }
 
     pub(super) fn awaits_rows(&self) -> bool {
-        self.pending > 0
+        self.pending > 0 && !self.holds_rows
+    }
+
+    /// Returns true if it is not known yet which rows this file has.
+    pub(super) fn awaits_rows_of(&self, code_file: CodeFile) -> bool {
+        let file = self.files.get(&code_file);
+        // Without an entry, there was no room for the request.
+        file.is_none_or(|it| it.answered.is_none())
+    }
+
+    /// Returns the files of the answers since the last call of `end_taking`.
+    pub(super) fn answered(&self) -> &[CodeFile] {
+        &self.taken
     }
 
     /// Waits for an answer until this time is over, if one is expected.

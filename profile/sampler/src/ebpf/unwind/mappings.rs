@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use otelctx_reader::remote::mappings::ExecutableMapping;
 
-use super::abi::{Code, MAX_MAPPINGS};
+use super::abi::{AWAITS_ROWS, Code, MAX_MAPPINGS};
 use super::code_file::CodeFile;
 use super::store::PlacedRows;
 
@@ -16,6 +16,8 @@ pub(super) struct Mapping {
     pub(super) offset: u64,
     pub(super) code_file: Option<CodeFile>,
     pub(super) rows: Option<Arc<PlacedRows>>,
+    /// It is not known yet which rows its file has.
+    pub(super) awaits_rows: bool,
     /// Time when it was read first, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) found: u64,
     /// Memory of just-in-time compilers: without a file, or in a memfd, as of .NET.
@@ -36,9 +38,11 @@ impl Mapping {
     /// Returns the mapping's entry in the program's list.
     pub(super) fn code(&self) -> Code {
         let (start, end) = self.range;
+        let awaits_rows = self.awaits_rows && !self.is_joined;
         let without_rows = Code {
             start,
             end,
+            page: if awaits_rows { AWAITS_ROWS } else { 0 },
             ..Code::default()
         };
         let is_vdso = self.code_file == Some(CodeFile::Vdso);
@@ -104,6 +108,7 @@ impl MappingList {
             offset: mapping.offset,
             code_file,
             rows: None,
+            awaits_rows: false,
             found: 0,
             is_memory,
             is_moved: found.moved_from.is_some(),

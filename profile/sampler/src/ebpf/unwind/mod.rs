@@ -10,7 +10,7 @@ mod pool;
 mod store;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -85,10 +85,14 @@ impl ProcessMappings {
         self.mapping_at(address).is_some()
     }
 
-    /// Sets the new rows of its mappings. Returns true if there are any.
-    fn take(&mut self, new: &NewRows) -> bool {
+    /// Sets the new rows of its mappings, and notes which of their files have an answer. Returns true if there are any.
+    fn take(&mut self, new: &NewRows, answered: &HashSet<CodeFile, RandomState>) -> bool {
         let mut any = false;
         for mapping in &mut self.mappings {
+            if mapping.awaits_rows && mapping.code_file.is_some_and(|it| answered.contains(&it)) {
+                mapping.awaits_rows = false;
+                any = true;
+            }
             if let Some(rows) = mapping.code_file.and_then(|code_file| new.get(&code_file)) {
                 mapping.rows = Some(rows.clone());
                 any = true;
@@ -117,6 +121,9 @@ impl ProcessMappings {
         let (mut mappings, dropped) = list.finish();
         let now = monotonic();
         for mapping in &mut mappings {
+            let code_file = mapping.code_file.filter(|_| mapping.rows.is_none());
+            let kernel = kernel.as_ref().zip(code_file);
+            mapping.awaits_rows = kernel.is_some_and(|(kernel, it)| kernel.awaits_rows_of(it));
             let known = self.mapping_at(mapping.range.0);
             let known = known.filter(|it| it.is_same_code(mapping));
             mapping.found = known.map_or(now, |it| it.found);
@@ -376,9 +383,10 @@ impl Unwinding {
             return;
         };
         let new = kernel.take(first);
-        if !new.is_empty() {
+        let answered: HashSet<CodeFile, RandomState> = kernel.answered().iter().copied().collect();
+        if !answered.is_empty() {
             for (pid, process) in &mut self.processes {
-                if process.take(&new) {
+                if process.take(&new, &answered) {
                     kernel.place(*pid, process);
                 }
             }

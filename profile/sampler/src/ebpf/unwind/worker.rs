@@ -4,14 +4,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::elf::{Elf, Source};
-use otelctx_reader::remote::{Device, FileBytes, Process};
+use otelctx_reader::remote::{Device, FileBytes};
 use otelctx_sample::StackEnd;
 use otelctx_unwind::{Dictionary, FileRows, UnwindTables};
 
@@ -20,6 +19,7 @@ use super::abi::{FileCodeKey, KernelRule, RuleList};
 use super::code_file::CodeFile;
 use super::store::{PlacedRows, Store};
 use crate::priority::raise_thread_priority;
+use crate::vdso;
 
 /// Maximum number of requests on the way to the thread, and of received ones: each has an open file.
 pub(super) const MAX_REQUESTS: usize = 256;
@@ -112,12 +112,14 @@ pub(super) struct Worker {
     written: usize,
     by_state: HashMap<State, FileOutcome>,
     by_tables: HashMap<(u64, u64), FileOutcome>,
+    /// Make no rows, as while they are not ready.
+    holds_rows: bool,
     /// Random: nobody can make a file whose tables are taken for another's.
     seeds: [RandomState; 2],
 }
 
 impl Worker {
-    pub(super) fn new(store: Store, rules: Shared<RuleList>) -> Self {
+    pub(super) fn new(store: Store, rules: Shared<RuleList>, holds_rows: bool) -> Self {
         Self {
             store,
             rules,
@@ -125,6 +127,7 @@ impl Worker {
             written: 0,
             by_state: HashMap::new(),
             by_tables: HashMap::new(),
+            holds_rows,
             seeds: [RandomState::new(), RandomState::new()],
         }
     }
@@ -150,6 +153,9 @@ impl Worker {
             } else {
                 requests.recv_timeout(next_trim - now)
             };
+            if self.holds_rows && request.is_ok() {
+                continue;
+            }
             let mut key = FileCodeKey::default();
             let answer = match &request {
                 Ok(Request::File {
@@ -180,27 +186,10 @@ impl Worker {
         }
     }
 
-    /// Makes the rows of this process's vDSO for all: a target may have changed its own.
     fn of_vdso(&mut self) -> FileOutcome {
-        let own = Process::open(std::process::id() as i32);
-        let Ok((process, memory)) = own.and_then(|own| own.memory().map(|memory| (own, memory)))
-        else {
-            return FileOutcome::NoTables;
-        };
-        let mut range = None;
-        let _ = process.executable_mappings(&mut |code| {
-            let mapping = &code.mapping;
-            if mapping.name != b"[vdso]" {
-                return ControlFlow::Continue(());
-            }
-            range = Some((mapping.start, mapping.end));
-            ControlFlow::Break(())
-        });
-        let rows = range.map(|range| FileRows::of_vdso(&memory, range, &self.dictionary));
-        match rows {
-            Some(Ok(rows)) => self.place(&rows),
-            Some(Err(error)) => error.into(),
-            None => FileOutcome::NoTables,
+        match vdso::rows(&self.dictionary) {
+            Ok(rows) => self.place(&rows),
+            Err(error) => error.into(),
         }
     }
 

@@ -171,7 +171,7 @@ fn check_until_ready(with: Option<PathBuf>) {
     let start_busy = |program: &Path| Target::spawn(Command::new(program).arg("busy"));
     let started = start_busy(&without);
     let mut options = Options::new(Targets::Processes(vec![started.pid()]));
-    options.frequency = 499;
+    (options.frequency, options.without_second_walk) = (499, true);
     let Some(mut recorder) = start_with_tables(&options) else {
         return;
     };
@@ -223,6 +223,26 @@ fn check_until_ready(with: Option<PathBuf>) {
     assert_ne!(recorder.processes().counts().complete_stacks, 0);
     let ends: Vec<StackEnd> = ends(&recorder, &without).into_keys().collect();
     assert_eq!(ends, [StackEnd::NoTables]);
+}
+
+/// No rows are made, as while they are not ready: the stacks are walked again, over copies of them.
+#[test]
+fn early_stacks_equal_what_the_program_knows_of_its_own() {
+    let Some([program, _]) = two_spinning() else {
+        return;
+    };
+    let mut spinning = Spinning::start(&program);
+    let mut options = Options::new(Targets::Processes(vec![spinning.target.pid()]));
+    (options.frequency, options.holds_rows) = (499, true);
+    let Some(mut recorder) = start_with_tables(&options) else {
+        return;
+    };
+    for _ in 0..20 {
+        check_stacks(&mut recorder, &mut [&mut spinning]);
+    }
+    assert_eq!(ends(&recorder, &program), BTreeMap::new());
+    let counts = recorder.processes().counts();
+    assert_eq!(counts.complete_stacks, counts.all_stacks());
 }
 
 /// Each CPU keeps which mappings the process has that it has sampled last.

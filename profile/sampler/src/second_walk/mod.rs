@@ -1,0 +1,241 @@
+//! The second walk of a stack that was sampled before the rows of its code were there: over a copy of the stack, by rules that
+//! are made for the functions in it alone.
+//!
+//! A thread walks: files can be on a file server that does not respond. The sampler waits for it, for a limited time, so that
+//! each sample is passed on in its order.
+
+mod walker;
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
+use std::{fs::File, io};
+
+use otelctx_reader::remote::{Memory, MemoryError};
+use otelctx_sample::{Frame, Module, StackEnd};
+use otelctx_unwind::Registers;
+
+use crate::Options;
+
+/// Maximum size of a copied stack, in bytes (`COPIED_PAGES` in `bpf/copy.h`).
+pub(crate) const MAX_COPY: usize = 64 * 1024;
+/// Bytes that are copied at a time: what can be read as a whole or not at all.
+pub(crate) const PAGE: usize = 4096;
+/// Bytes of the stack below the stack pointer to copy (`BELOW_STACK` there).
+pub(crate) const BELOW_STACK: u64 = 256;
+/// Bytes of code before the instruction, and from it on (`COPIED_CODE` there).
+pub(crate) const COPIED_CODE: usize = 32;
+/// Maximum time that one drain waits for second walks: rings have room for the usual samples of a second.
+const MAX_WAIT: Duration = Duration::from_millis(100);
+/// Number of general registers that may have addresses of code.
+const REGISTERS: u8 = 33;
+
+/// A thread's registers and a copy of its stack, at the time of a sample.
+#[derive(Debug)]
+pub(crate) struct CopiedStack {
+    pub(crate) registers: Registers,
+    /// Address of the first byte, and the bytes from there on.
+    pub(crate) stack: (u64, Vec<u8>),
+    /// The same of the code where the thread was: generated code is in no file.
+    pub(crate) code: (u64, Vec<u8>),
+}
+
+impl CopiedStack {
+    /// Copies the stack of a stopped thread, as far as it can be read.
+    pub(crate) fn of(registers: Registers, memory: &dyn Memory) -> Self {
+        let mut stack = (0, Vec::new());
+        let lowest = registers.stack_pointer().wrapping_sub(BELOW_STACK);
+        let first = lowest - lowest % PAGE as u64;
+        for index in 0..(MAX_COPY / PAGE) as u64 {
+            let address = first.wrapping_add(index * PAGE as u64);
+            let mut page = [0; PAGE];
+            if memory.read(address, &mut page).is_ok() {
+                add_page(&mut stack, address, &page);
+            } else if index > 0 {
+                break;
+            }
+        }
+        let pointer = registers.instruction_pointer();
+        let start = pointer.wrapping_sub(COPIED_CODE as u64);
+        let mut code = [[0; COPIED_CODE]; 2];
+        let [before, behind] = &mut code;
+        let has_before = memory.read(start, before).is_ok();
+        let has_behind = memory.read(pointer, behind).is_ok();
+        Self {
+            code: copied_code(pointer, code.as_flattened(), has_before, has_behind),
+            registers,
+            stack,
+        }
+    }
+
+    /// Calls `visit` for each word that may be an address of code.
+    pub(crate) fn words(&self, visit: &mut dyn FnMut(u64)) {
+        visit(self.registers.instruction_pointer());
+        (0..REGISTERS)
+            .filter_map(|it| self.registers.get(it))
+            .for_each(&mut *visit);
+        let words = self.stack.1.as_chunks().0.iter();
+        words.for_each(|word| visit(u64::from_ne_bytes(*word)));
+    }
+}
+
+/// Adds the next page to the copy of a stack.
+pub(crate) fn add_page(stack: &mut (u64, Vec<u8>), address: u64, page: &[u8; PAGE]) {
+    let (start, bytes) = stack;
+    if bytes.is_empty() {
+        *start = address;
+    }
+    if start.checked_add(bytes.len() as u64) == Some(address) && bytes.len() < MAX_COPY {
+        bytes.extend_from_slice(page);
+    }
+}
+
+/// Returns the address of copied code, and its bytes: both halves of `code` that are there, before and behind the
+/// instruction pointer.
+pub(crate) fn copied_code(
+    pointer: u64,
+    code: &[u8],
+    has_before: bool,
+    has_behind: bool,
+) -> (u64, Vec<u8>) {
+    let start = if has_before { 0 } else { COPIED_CODE };
+    let end = COPIED_CODE + if has_behind { COPIED_CODE } else { 0 };
+    let address = pointer
+        .wrapping_sub(COPIED_CODE as u64)
+        .wrapping_add(start as u64);
+    (address, code.get(start..end).unwrap_or_default().to_vec())
+}
+
+impl Memory for CopiedStack {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let of = |(start, bytes): &(u64, Vec<u8>)| {
+            let skip = usize::try_from(address.checked_sub(*start)?).ok()?;
+            let bytes = bytes.get(skip..)?.get(..buffer.len())?;
+            Some(bytes.to_vec())
+        };
+        let length = buffer.len();
+        let found = of(&self.stack).or_else(|| of(&self.code));
+        buffer.copy_from_slice(&found.ok_or(MemoryError::Unmapped { address, length })?);
+        Ok(())
+    }
+}
+
+/// An executable mapping of the process, as it was at the time of the sample.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) range: (u64, u64),
+    /// Offset in the file, in bytes.
+    pub(crate) offset: u64,
+    pub(crate) content: Content,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    File(Arc<Module>, Arc<File>),
+    Vdso,
+    /// Memory of just-in-time compilers.
+    Generated,
+    /// A file that is not kept open, or not needed by any word of the copy.
+    Unknown,
+}
+
+/// A stack that was walked again, innermost frame first.
+#[derive(Debug)]
+pub(crate) struct Walked {
+    pub(crate) frames: Vec<Frame>,
+    pub(crate) end: StackEnd,
+}
+
+struct Request {
+    number: u64,
+    copied: Arc<CopiedStack>,
+    places: Vec<Place>,
+}
+
+struct Answer {
+    number: u64,
+    /// `None` where the copy or what is known of the code does not suffice.
+    walked: Option<Walked>,
+}
+
+/// Passes copied stacks on to the thread that walks them.
+#[derive(Debug)]
+pub(crate) struct SecondWalk {
+    /// The thread, from the first request on.
+    walker: Option<(SyncSender<Request>, Receiver<Answer>)>,
+    /// Number of the newest request.
+    number: u64,
+    /// The thread has not answered the newest request.
+    is_behind: bool,
+    /// Maximum time to wait in a drain.
+    limit: Duration,
+    /// Time that is left to wait in the current drain.
+    left: Duration,
+}
+
+impl SecondWalk {
+    pub(crate) fn new(options: &Options) -> Self {
+        let limit = if options.holds_rows {
+            Duration::MAX
+        } else {
+            MAX_WAIT
+        };
+        Self {
+            walker: None,
+            number: 0,
+            is_behind: false,
+            limit,
+            left: limit,
+        }
+    }
+
+    /// Notes that a drain begins.
+    pub(crate) fn begin(&mut self) {
+        self.left = self.limit;
+    }
+
+    /// Walks a copied stack. `places` are in address order. `None` where that is not possible, or takes too long.
+    pub(crate) fn walk(&mut self, copied: Arc<CopiedStack>, places: Vec<Place>) -> Option<Walked> {
+        if self.walker.is_none() {
+            self.walker = start().ok();
+        }
+        let (requests, answers) = self.walker.as_ref()?;
+        while self.is_behind {
+            let answer = answers.try_recv().ok()?;
+            self.is_behind = answer.number != self.number;
+        }
+        self.number += 1;
+        let number = self.number;
+        let request = Request {
+            number,
+            copied,
+            places,
+        };
+        requests.try_send(request).ok()?;
+        let begun = Instant::now();
+        let answer = answers.recv_timeout(self.left);
+        self.left = self.left.saturating_sub(begun.elapsed());
+        match answer {
+            Ok(answer) => answer.walked,
+            Err(RecvTimeoutError::Timeout) => {
+                self.is_behind = true;
+                None
+            }
+            // It has panicked, which was printed.
+            Err(RecvTimeoutError::Disconnected) => None,
+        }
+    }
+}
+
+fn start() -> io::Result<(SyncSender<Request>, Receiver<Answer>)> {
+    let (requests, of_walker) = mpsc::sync_channel(1);
+    let (to_here, answers) = mpsc::channel();
+    // It ends when the requests are dropped, or later, if a file server does not respond.
+    std::thread::Builder::new()
+        .name("otelctx-early".into())
+        .spawn(move || walker::run(&of_walker, &to_here))?;
+    Ok((requests, answers))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! The thread that walks copied stacks.
+
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use foldhash::fast::RandomState;
+use otelctx_reader::remote::elf::{Elf, Source};
+use otelctx_reader::remote::{FileBytes, Memory, MemoryError, module};
+use otelctx_sample::{Module, StackEnd};
+use otelctx_unwind::{
+    CodeMap, CodeMapping, Dictionary, Error, FileRules, MAX_FRAMES, MAX_RULES, MakeRules,
+};
+
+use super::{Answer, Content, CopiedStack, Place, Request, Walked};
+use crate::priority::raise_thread_priority;
+use crate::{user_stack, vdso};
+
+/// Maximum number of files whose tables are kept.
+const MAX_FILES: usize = 256;
+/// Maximum size of the tables that are kept, in bytes, and of one more file. The files of large programs have some 10 MiB.
+const MAX_TABLES: usize = 64 << 20;
+/// Time without a request after which no tables are kept: early stacks come in bursts.
+const MAX_REST: Duration = Duration::from_secs(5);
+/// Number of rules from which on the next walk begins with none: there must be room for those of a stack.
+const MANY_RULES: usize = MAX_RULES / 2;
+
+/// Answers requests until the other end is dropped.
+pub(super) fn run(requests: &Receiver<Request>, answers: &Sender<Answer>) {
+    // Without the right to, it only takes longer.
+    let _ = raise_thread_priority();
+    let mut walker = Walker::default();
+    loop {
+        match requests.recv_timeout(MAX_REST) {
+            Ok(request) => {
+                let walked = walker.walk(&request.copied, &request.places);
+                let number = request.number;
+                if answers.send(Answer { number, walked }).is_err() {
+                    break;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => walker = Walker::default(),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Walker {
+    dictionary: Arc<Dictionary>,
+    files: HashMap<Arc<Module>, Known, RandomState>,
+    /// Size of their tables, in bytes.
+    size: usize,
+    vdso: Option<Known>,
+}
+
+#[derive(Clone)]
+enum Known {
+    Rules(FileRules),
+    /// It has no tables: frame pointers lead on.
+    NoTables,
+    /// Its tables are damaged or cannot be read, or it is another file by now.
+    Unusable,
+}
+
+impl From<Result<FileRules, Error>> for Known {
+    fn from(made: Result<FileRules, Error>) -> Self {
+        match made {
+            Ok(rules) => Self::Rules(rules),
+            Err(Error::NoTables | Error::Architecture) => Self::NoTables,
+            Err(_) => Self::Unusable,
+        }
+    }
+}
+
+impl Walker {
+    fn walk(&mut self, copied: &CopiedStack, places: &[Place]) -> Option<Walked> {
+        if !self.has_room() || self.dictionary.len() >= MANY_RULES {
+            *self = Self::default();
+        }
+        // Places whose rules are not known. A walk by the frame pointer may lead anywhere.
+        let mut unknown = Vec::new();
+        let mappings = places.iter().map(|place| {
+            let known = self.known(&place.content);
+            let (start, end) = place.range;
+            let is_vdso = matches!(place.content, Content::Vdso);
+            let offset = if is_vdso { 0 } else { place.offset };
+            let rules = match known {
+                Known::Rules(rules) => Some(rules),
+                Known::NoTables => None,
+                Known::Unusable => {
+                    unknown.push(place.range);
+                    None
+                }
+            };
+            let bias = rules.as_ref().and_then(|rules| rules.bias(start, offset));
+            CodeMapping {
+                start,
+                end,
+                bias: bias.unwrap_or_default(),
+                rules: rules.filter(|_| bias.is_some()).ok_or(None),
+            }
+        });
+        let code = CodeMap::of(mappings.collect::<Vec<_>>());
+        let memory = CopiedMemory { copied, places };
+        let mut found = Vec::new();
+        let end = otelctx_unwind::walk(&copied.registers, &code, &memory, MAX_FRAMES, &mut found);
+        let is_unknown = |frame: &otelctx_unwind::Frame| {
+            let called = frame.address.wrapping_sub(frame.is_caller.into());
+            let mut unknown = unknown.iter();
+            unknown.any(|(start, end)| (*start..*end).contains(&called))
+        };
+        let end = user_stack::stack_end(end);
+        // Else it is longer than the copy, or goes on on another stack.
+        let is_usable = end != StackEnd::Unreadable
+            && self.dictionary.len() < MAX_RULES
+            && !found.iter().any(is_unknown);
+        is_usable.then(|| Walked {
+            frames: user_stack::frames(&found),
+            end,
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        self.files.len() < MAX_FILES && self.size < MAX_TABLES
+    }
+
+    fn known(&mut self, content: &Content) -> Known {
+        let dictionary = &self.dictionary;
+        match content {
+            Content::Generated => Known::NoTables,
+            Content::Unknown => Known::Unusable,
+            Content::Vdso => {
+                let make = || vdso::rows(dictionary).map(|rows| Arc::new(rows).into());
+                self.vdso.get_or_insert_with(|| make().into()).clone()
+            }
+            Content::File(module, file) => {
+                if let Some(known) = self.files.get(module) {
+                    return known.clone();
+                }
+                if !self.has_room() {
+                    return Known::Unusable;
+                }
+                let has_build_id = || {
+                    let build_id = module::build_id(file).unwrap_or_default();
+                    module.build_id.is_empty() || module.build_id == build_id
+                };
+                let bytes = FileBytes(file);
+                let make = || {
+                    let elf = Elf::read(Source::File(&bytes))?.ok_or(Error::NoTables)?;
+                    FileRules::of(&elf, dictionary, MakeRules::OnDemand)
+                };
+                let known = if has_build_id() {
+                    make().into()
+                } else {
+                    Known::Unusable
+                };
+                if let Known::Rules(rules) = &known {
+                    self.size += rules.tables_size();
+                }
+                self.files.insert(module.clone(), known.clone());
+                known
+            }
+        }
+    }
+}
+
+/// The copied stack, and code as the files have it.
+struct CopiedMemory<'c> {
+    copied: &'c CopiedStack,
+    places: &'c [Place],
+}
+
+impl Memory for CopiedMemory<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let copied = self.copied.read(address, buffer);
+        if copied.is_ok() {
+            return copied;
+        }
+        let behind = self.places.partition_point(|it| it.range.0 <= address);
+        let place = behind.checked_sub(1).map(|at| &self.places[at]);
+        let Some(place) = place else {
+            return copied;
+        };
+        let end = address.checked_add(buffer.len() as u64);
+        if let Content::File(_, file) = &place.content
+            && end.is_some_and(|end| end <= place.range.1)
+            && let Some(at) = place.offset.checked_add(address - place.range.0)
+        {
+            return file.read_exact_at(buffer, at).or(copied);
+        }
+        copied
+    }
+}
