@@ -28,6 +28,8 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
 pub(crate) struct SampledProcess {
     /// Its ID in the catalog, once it has been sampled.
     id: Option<ProcessId>,
+    /// The process had another name by the time when its facts were read: it executes another program, most likely.
+    is_replaced: bool,
     /// The resource detected from its environment, once it was needed.
     detected: Vec<(String, Value)>,
     pub(crate) keys: KeyMaps,
@@ -41,24 +43,34 @@ pub(crate) struct SampledProcess {
 }
 
 impl SampledProcess {
-    /// Returns its ID in the catalog; adds it with its facts the first time. `comm` is the name of
-    /// the sampled thread, for a process that can no longer be read.
+    /// Returns its ID in the catalog; adds it with its facts the first time. `thread` is the sampled thread, and its name.
     pub(crate) fn id(
         &mut self,
         process: &TrackedProcess,
         catalog: &mut Catalog,
-        comm: &str,
+        thread: (i32, &str),
     ) -> ProcessId {
         if let Some(id) = self.id {
             return id;
         }
         let target = process.reader().and_then(|it| it.running().ok());
         let known = target.map_or(Facts::default(), Facts::of);
+        let comm = match &known.comm {
+            // The first thread's name is that of the process. By now, it may have executed another program.
+            Some(comm) if thread.0 != process.pid() && !self.code.next_is_reported() => comm,
+            _ => thread.1,
+        };
+        self.is_replaced = known.comm.as_ref().is_some_and(|known| known != comm);
+        let executable = if self.is_replaced {
+            self.code.path_of(comm).unwrap_or_default()
+        } else {
+            known.executable
+        };
         let id = catalog.add_process(ProcessFacts {
             pid: process.pid(),
-            comm: known.comm.unwrap_or_else(|| comm.to_owned()),
+            comm: comm.to_owned(),
             start_ticks: known.start_ticks,
-            executable: known.executable,
+            executable,
             container_id: known.container_id,
             ..ProcessFacts::default()
         });
@@ -85,7 +97,7 @@ impl SampledProcess {
 
     fn detected(&mut self, process: &TrackedProcess) -> &[(String, Value)] {
         // Only once: the environment of a process that is ending can no longer be read.
-        if self.detected.is_empty() {
+        if self.detected.is_empty() && !self.is_replaced {
             let detected = process.reader().and_then(|it| it.detected().ok());
             self.detected = detected.map_or_else(Vec::new, |detected| detected.resource);
         }
@@ -96,6 +108,7 @@ impl SampledProcess {
     /// entry in the catalog.
     pub(crate) fn exec(&mut self, time: u64) {
         self.id = None;
+        self.is_replaced = false;
         self.detected.clear();
         self.code.exec(time);
         self.generated = GeneratedCode::default();

@@ -14,6 +14,7 @@ mod debug_file;
 mod decompress;
 mod demangle;
 mod find;
+mod fuzzed;
 mod identity;
 mod linkage;
 mod living;
@@ -38,6 +39,10 @@ use otelctx_sample::{Function, Identity, Module, ModuleFiles, SymbolQuery, Symbo
 use otelctx_worker::{self as worker, Failure as WorkerFailure, Limits};
 
 pub use find::find_files;
+#[doc(hidden)]
+pub use fuzzed::{
+    debug_file_places, decompress_in_place, demangled, functions_in_several_files, section_contents,
+};
 #[doc(hidden)]
 pub use parts::debug_info_parts;
 pub use server::{DebugServer, ServedFile, SharedServer};

@@ -31,10 +31,13 @@ pub(crate) use runtime::JitRuntime;
 
 /// Maximum number of executable mappings that are kept per process.
 const MAX_MAPPINGS: usize = 16 * 1024;
-/// Maximum number of later programs of a process: between two drains, few execute more than two.
-const MAX_NEXT: usize = 16;
+/// Maximum number of later programs of a process. Between two drains, few execute more than two, but on a busy machine a second can
+/// pass until the next drain.
+const MAX_NEXT: usize = 256;
 /// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
+/// Maximum length of a process's name, in bytes (`TASK_COMM_LEN`, without the end).
+const MAX_NAME: usize = 15;
 /// Maximum number of mappings that are searched for the code in a copied stack: each word of it is looked up.
 const MAX_SEARCHED: usize = 4096;
 /// How long to wait between two searches for mappings that newer ones have replaced.
@@ -329,6 +332,11 @@ impl CodeMappings {
         !self.next.is_empty()
     }
 
+    /// Returns true if the kernel had begun to replace the program at `time`, before [`Self::exec`] is called for that.
+    pub(crate) fn is_executing(&self, time: u64) -> bool {
+        self.next.front().is_some_and(|next| next.reported <= time)
+    }
+
     /// Notes that the next catalog is empty.
     pub(crate) fn reset_catalog(&mut self) {
         self.in_catalog = 0;
@@ -375,6 +383,16 @@ impl CodeMappings {
     pub(crate) fn mapped_files(&self, matches: impl Fn(&str) -> bool) -> Vec<Range<u64>> {
         let mapped = self.mappings.iter().filter(|it| matches(&it.module.path));
         mapped.map(|mapped| mapped.start..mapped.end).collect()
+    }
+
+    /// Returns the path of a mapped file that gives its process this name, as a program does.
+    pub(crate) fn path_of(&self, comm: &str) -> Option<String> {
+        let mut mappings = self.mappings.iter();
+        let is_it = |mapped: &&Mapped| {
+            let name = mapped.file_name();
+            !comm.is_empty() && (name == comm || comm.len() == MAX_NAME && name.starts_with(comm))
+        };
+        mappings.find(is_it).map(|it| it.module.path.clone())
     }
 
     /// Returns true if memory for generated code was mapped since the last call: a runtime that

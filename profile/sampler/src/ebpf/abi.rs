@@ -52,6 +52,7 @@ pub(crate) fn found(outcome: u8, record: Option<&[u8]>) -> Found<&[u8]> {
 
 /// `enum event_flag`.
 pub(crate) mod flag {
+    pub(crate) const USER_MODE: u8 = 1;
     pub(crate) const NO_USER_STACK: u8 = 2;
     pub(crate) const CUT_STEPS: u8 = 4;
 }

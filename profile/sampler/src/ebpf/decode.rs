@@ -88,6 +88,11 @@ impl Decoder<'_> {
                 _ => self.read_step(head, &part, &mut steps),
             }
         }
+        if head.flags & flag::USER_MODE == 0 && self.processes.is_executing(pid, head.time) {
+            // The registers may be those with which the next program starts.
+            self.stacks.user.clear();
+            user_end = None;
+        }
         let mut stack_end = user_end.map(|end| self.explain_end(head, end));
         if let Some(end) = self.walk_again(head) {
             stack_end = Some(end);

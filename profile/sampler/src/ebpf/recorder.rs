@@ -103,6 +103,7 @@ impl Recorder {
                 let process = reader::remote::Process::open(*pid)?;
                 check_target(&process)?;
                 recorder.processes.add(*pid)?;
+                recorder.processes.read_code(*pid);
                 recorder.loaded.unwinding.read(&process);
             }
             for pid in pids {
@@ -138,6 +139,7 @@ impl Recorder {
                 let added = added.and_then(|process| {
                     check_target(&process)?;
                     self.processes.add(child)?;
+                    self.processes.read_code(child);
                     self.loaded.unwinding.read(&process);
                     Ok(())
                 });

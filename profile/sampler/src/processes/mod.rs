@@ -209,6 +209,22 @@ impl Processes {
         }
     }
 
+    /// Reads a process's mappings before it is sampled: by its first sample, it may have executed another program.
+    pub(crate) fn read_code(&mut self, pid: i32) {
+        if let Some(Tracked { process, data }) = self.following.tracker.get_mut(pid)
+            && let Some(process) = process.reader().and_then(|it| it.running().ok())
+        {
+            data.code.read_if_due(process, &mut self.modules);
+        }
+    }
+
+    /// Returns true if a process is executing another program at `time`, between the kernel's reports of that.
+    pub(crate) fn is_executing(&self, pid: i32, time: u64) -> bool {
+        let tracked = self.following.tracker.get(pid).map(|it| &it.data.code);
+        let code = self.untracked.processes.get(&pid).or(tracked);
+        code.is_some_and(|code| code.is_executing(time))
+    }
+
     /// Walks a stack that was copied at `time`. `None` where that is not possible.
     pub(crate) fn walk_again(
         &mut self,
@@ -408,7 +424,9 @@ impl Processes {
     fn describe(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> ProcessId {
         self.track_untracked(seen.pid);
         let tracked = self.following.tracker.get_or_add(seen.pid);
-        let id = tracked.data.id(&tracked.process, catalog, seen.comm);
+        let id = tracked
+            .data
+            .id(&tracked.process, catalog, (seen.tid, seen.comm));
         let running = tracked.process.reader().and_then(|it| it.running().ok());
         let code = &mut tracked.data.code;
         code.explain(id, running, seen.user_stack, &mut self.modules, catalog);
