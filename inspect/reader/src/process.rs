@@ -16,6 +16,7 @@ use otelctx_format::record::{HEADER_SIZE, MAX_SIZE};
 use otelctx_format::{KeyMap, Schema};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
+use remote::process::Sizes;
 use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, tls};
 
 pub use self::find::Poll;
@@ -23,6 +24,7 @@ use self::subject::Subject;
 pub use self::thread::{Reading, StopReason, StoppedThread, Thread};
 use crate::process_context::{Found, HeaderBytes, PastKeys, Polled};
 use crate::record::{self, Newer};
+use crate::record_keys::Owner;
 use crate::runtime::{Present, RuntimeReading};
 use crate::sleeping::SleepingThreads;
 use crate::variables::Announced;
@@ -43,6 +45,8 @@ pub struct Process {
     owners: Option<Owners>,
     /// Addresses of contexts that could not be read, with their headers if those were readable.
     broken: Vec<(u64, Option<HeaderBytes>)>,
+    /// How much memory the process had mapped before the last scan for contexts.
+    scanned: Option<Sizes>,
     variables: Option<Arc<tls::Resolution>>,
     sleeping: SleepingThreads,
     runtimes: Option<(CodeLayout, Arc<[Present]>)>,
@@ -55,12 +59,16 @@ struct Owners {
     contexts: Vec<(u64, Option<u64>)>,
     /// The addresses of each variable's module.
     modules: Vec<Option<Range<u64>>>,
-    found: Vec<Option<u64>>,
+    found: Vec<Owner>,
 }
 
 impl Owners {
     fn are_known(&self) -> bool {
-        self.found.iter().flatten().count() == self.contexts.len()
+        let known = self
+            .found
+            .iter()
+            .filter(|it| matches!(it, Owner::Context(_)));
+        known.count() == self.contexts.len()
     }
 }
 
@@ -135,6 +143,7 @@ impl Process {
             past: PastKeys::default(),
             owners: None,
             broken: Vec::new(),
+            scanned: None,
             variables: None,
             sleeping: SleepingThreads::default(),
             runtimes: None,
@@ -263,14 +272,11 @@ impl Process {
         }
     }
 
-    /// The contexts of the publishers that alone use these variables, as far as that is known.
-    fn owners(
-        &mut self,
-        context: &ProcessContext,
-        variables: &[tls::TlsVariable],
-    ) -> &[Option<u64>] {
+    /// The publishers that alone use these variables, as far as that is known.
+    fn owners(&mut self, context: &ProcessContext, variables: &[tls::TlsVariable]) -> &[Owner] {
         let publishers = &context.publishers;
-        if publishers.len() < 2 || publishers.len() > variables.len() {
+        // With one variable, a second publisher would use the same.
+        if publishers.is_empty() || variables.len() < 2 || publishers.len() > variables.len() {
             return &[];
         }
         let modules = variables.iter().map(tls::TlsVariable::own_module);

@@ -11,11 +11,21 @@ pub struct RecordKeys {
     own: Vec<Option<OwnKeys>>,
 }
 
+/// The publisher whose records a variable points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// It may be any.
+    Unknown,
+    /// The one with the process context at this address.
+    Context(u64),
+    /// One without a process context: nothing names its attributes.
+    WithoutContext,
+}
+
 /// The names of the publisher that alone uses a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct OwnKeys {
-    /// The address of its process context.
-    context: u64,
+    owner: Owner,
     keys: KeyMap,
 }
 
@@ -27,15 +37,16 @@ impl RecordKeys {
         Self { all, own }
     }
 
-    /// The names in a process with this context. `owners` has the address of the context of the publisher that alone uses
-    /// a variable, for each variable for which that is known.
-    pub(crate) fn by_owner(all: KeyMap, owners: &[Option<u64>], context: &ProcessContext) -> Self {
-        let own = |owner: &Option<u64>| {
-            let context_address = (*owner)?;
-            Some(OwnKeys {
-                context: context_address,
-                keys: context.keys_at(context_address)?.clone(),
-            })
+    /// The names in a process with this context. `owners` has the publisher that alone uses a variable, for each variable.
+    pub(crate) fn by_owner(all: KeyMap, owners: &[Owner], context: &ProcessContext) -> Self {
+        let own = |owner: &Owner| {
+            let keys = match *owner {
+                Owner::Unknown => return None,
+                Owner::Context(address) => context.keys_at(address)?.clone(),
+                Owner::WithoutContext => KeyMap::agreed([None]),
+            };
+            let owner = *owner;
+            Some(OwnKeys { owner, keys })
         };
         let own = owners.iter().map(own).collect();
         Self { all, own }
@@ -59,7 +70,21 @@ impl RecordKeys {
     /// The address of the process context whose names records of a variable have, if that is known of several.
     #[must_use]
     pub fn context_of_variable(&self, variable: usize) -> Option<u64> {
-        Some(self.own.get(variable)?.as_ref()?.context)
+        match self.owner_of(variable) {
+            Owner::Context(address) => Some(address),
+            Owner::Unknown | Owner::WithoutContext => None,
+        }
+    }
+
+    /// Returns true if a variable has records of a publisher without a process context, whose attributes have no names.
+    #[must_use]
+    pub fn is_without_context(&self, variable: usize) -> bool {
+        self.owner_of(variable) == Owner::WithoutContext
+    }
+
+    fn owner_of(&self, variable: usize) -> Owner {
+        let own = self.own.get(variable).and_then(Option::as_ref);
+        own.map_or(Owner::Unknown, |own| own.owner)
     }
 
     /// Returns the names after a change of the process context; `None` if it has no readable key map.
@@ -67,7 +92,7 @@ impl RecordKeys {
     pub fn updated(&self, context: &ProcessContext) -> Option<Self> {
         let all = context.keys.clone().ok()??;
         let owners: Vec<_> = (0..self.own.len())
-            .map(|variable| self.context_of_variable(variable))
+            .map(|variable| self.owner_of(variable))
             .collect();
         Some(Self::by_owner(all, &owners, context))
     }
@@ -81,7 +106,7 @@ impl RecordKeys {
         let variables = self.own.len().max(earlier.own.len());
         continues(&self.all, &earlier.all)
             && (0..variables).all(|variable| {
-                self.context_of_variable(variable) == earlier.context_of_variable(variable)
+                self.owner_of(variable) == earlier.owner_of(variable)
                     && continues(self.of_variable(variable), earlier.of_variable(variable))
             })
     }

@@ -196,7 +196,7 @@ impl<'s> Sweep<'s> {
         }
     }
 
-    /// Reads the threads; again if a library, and with it the variable, was unloaded meanwhile.
+    /// Reads the threads; again if a library, and with it the variable, was unloaded meanwhile, or another publisher came.
     fn read_settled(
         &mut self,
         process: &mut Process,
@@ -213,6 +213,16 @@ impl<'s> Sweep<'s> {
             }
             process.set_deadline(Some(self.deadline()));
             *context = process.context()?;
+            results = self.read_threads(process, context, visitor)?;
+            attempts += 1;
+        }
+        while !self.is_unverified && attempts < MAX_ATTEMPTS && !self.is_late() {
+            process.set_deadline(Some(self.deadline()));
+            // Without another scan, the names are those of before.
+            let Ok(Some(other)) = process.other_context(context) else {
+                break;
+            };
+            *context = other;
             results = self.read_threads(process, context, visitor)?;
             attempts += 1;
         }

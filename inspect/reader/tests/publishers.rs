@@ -3,9 +3,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use otelctx_fixtures::tier::usual_or_all;
 use otelctx_fixtures::{Compiler, STOP_TIMEOUT, Target};
+use otelctx_reader::sweep::{Sweep, ThreadReading, Visitor};
 use otelctx_reader::{ContextState, Options, Process};
 
 /// Key maps of two publishers, with the names on which they agree.
@@ -268,4 +270,81 @@ fn the_second_publisher_of_a_process_that_is_read_already_gets_its_own_names() {
         names(&mut process, &target),
         expected(pair, &[pair.agreed; 2])
     );
+}
+
+/// One has a process context, and both have a variable: nothing names the attributes of the other one.
+#[test]
+fn attributes_of_a_publisher_without_a_process_context_have_no_names() {
+    let pair = &PAIRS[2];
+    for publisher in [0, 1] {
+        let publish = format!("publish {publisher}");
+        let commands = [&publish, "attach 0", "attach 1"];
+        let Some(read) = with_variables_of_their_own([&[], &[]], &commands) else {
+            return;
+        };
+        let mut names = [&["#0", "#1"][..]; 2];
+        names[publisher] = pair.keys[publisher];
+        assert_eq!(read, expected(pair, &names));
+    }
+}
+
+/// Publishes while the threads of its process are read.
+struct Publishing<'t> {
+    target: &'t mut Target,
+    /// How often reading has begun.
+    begun: usize,
+    attributes: Vec<Vec<(String, String)>>,
+}
+
+impl Visitor for Publishing<'_> {
+    fn begin(&mut self, _: &Process, _: Instant) {
+        if self.begun == 0 {
+            self.target.command("publish 1");
+        }
+        self.begun += 1;
+    }
+
+    fn visit(&mut self, thread: ThreadReading) {
+        let context = thread.context.ok().and_then(|it| it.attached().cloned());
+        self.attributes.extend(context.map(|it| it.attributes));
+    }
+}
+
+#[test]
+fn a_publisher_that_comes_while_threads_are_read_gets_no_wrong_names() {
+    let Some([_, program]) = programs() else {
+        return;
+    };
+    let pair = &PAIRS[0];
+    let [Some(one), Some(other)] = pair.keys.map(library) else {
+        return;
+    };
+    let mut target = start(&program, [&one, &other]);
+    for command in ["publish 0", "attach 0", "attach 1"] {
+        target.command(command);
+    }
+    let mut process = open(&target);
+    let mut context = process.context().unwrap();
+    let mut publishing = Publishing {
+        target: &mut target,
+        begun: 0,
+        attributes: Vec::new(),
+    };
+    let sweep = Sweep::within(STOP_TIMEOUT);
+    sweep
+        .run_of(&mut process, &mut context, &mut publishing)
+        .unwrap();
+    let mut names: Vec<_> = publishing
+        .attributes
+        .iter()
+        .flatten()
+        .map(|it| it.0.as_str())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["#0", "#0", "#1", "#1"]);
+    assert_eq!(publishing.begun, 2);
+    let ContextState::Published(context) = context else {
+        panic!()
+    };
+    assert_eq!(context.others.len(), 1);
 }

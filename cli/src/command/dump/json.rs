@@ -191,6 +191,7 @@ impl ThreadContextJson {
                 .keys
                 .context_of_variable(position)
                 .map(|address| format!("{address:#x}")),
+            without_process_context: variables.keys.is_without_context(position),
             ..VariableJson::of(variable)
         });
         let unreadable = report.unreadable_modules().iter();
@@ -222,6 +223,9 @@ struct VariableJson {
     exported: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     process_context: Option<String>,
+    /// Only present if true.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    without_process_context: bool,
 }
 
 impl VariableJson {
@@ -232,6 +236,7 @@ impl VariableJson {
             storage: text::storage(variable.storage()),
             exported: variable.exported,
             process_context: None,
+            without_process_context: false,
         }
     }
 }

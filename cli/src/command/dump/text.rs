@@ -243,6 +243,9 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
         };
         let names = match variables.keys.context_of_variable(position) {
             Some(address) => format!(", names by the process context at {address:#x}"),
+            None if variables.keys.is_without_context(position) => {
+                ", names unknown (its publisher has no process context)".to_owned()
+            }
             None => String::new(),
         };
         format!("in {module}, {access}{hint}{names}")

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use otelctx_format::process_context::MAPPING_PREFIXES;
 use otelctx_remote::Target;
 use otelctx_remote::mappings::{NameFilter, NamedMapping};
+use otelctx_remote::process::Sizes;
 
 use super::{Process, Subject};
 use crate::process_context::{self, MAX_PLACES, Place, Polled};
@@ -56,10 +57,40 @@ impl Process {
         }
     }
 
+    /// Scans the mappings again if the process has mapped memory since the last scan, and returns the context if another
+    /// publisher's has come or gone meanwhile.
+    ///
+    /// # Errors
+    /// If the process cannot be inspected.
+    pub(crate) fn other_context(
+        &mut self,
+        known: &ContextState,
+    ) -> Result<Option<ContextState>, Error> {
+        let ContextState::Published(known) = known else {
+            return Ok(None);
+        };
+        if self.sizes() == self.scanned {
+            return Ok(None);
+        }
+        let found = self.scan_context()?;
+        let is_other = match &found {
+            ContextState::Published(found) => found.others != known.others,
+            _ => false,
+        };
+        Ok(is_other.then_some(found))
+    }
+
+    /// How much memory it has mapped; `None` for a core file.
+    fn sizes(&self) -> Option<Sizes> {
+        let (_, sizes) = self.running().ok()?.sizes().ok()?;
+        Some(sizes)
+    }
+
     /// Tries the mappings of publishers that use a memfd, and all others with a matching name: a
     /// second publisher may use them.
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
+        self.scanned = self.sizes();
         self.broken.clear();
         // A publisher may keep the address of its context only after it was published.
         self.owners.take_if(|owners| !owners.are_known());

@@ -10,20 +10,21 @@ use otelctx_remote::tls::TlsVariable;
 use otelctx_remote::{Memory, Target};
 
 use crate::process_context::Publisher;
+use crate::record_keys::Owner;
 
 /// Maximum size of a module's data that is searched, in bytes.
 const MAX_DATA: u64 = 16 << 20;
 /// Size of a read, in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// For each variable, the address of the context of the publisher that alone uses it. All are `None` unless every
-/// publisher has another module with a variable of its own: otherwise one may use another one's variable.
+/// The owner of each variable. All are unknown unless every publisher has another module with a variable of its own: otherwise
+/// one may use another one's variable.
 pub(super) fn find(
     target: &dyn Target,
     publishers: &[Publisher],
     variables: &[TlsVariable],
-) -> Vec<Option<u64>> {
-    let unknown = vec![None; variables.len()];
+) -> Vec<Owner> {
+    let unknown = vec![Owner::Unknown; variables.len()];
     let modules: Vec<Option<Range<u64>>> = variables.iter().map(TlsVariable::own_module).collect();
     let Some(data) = data_of(target, &modules) else {
         return unknown;
@@ -49,8 +50,18 @@ pub(super) fn find(
     let mut owners = unknown.clone();
     for (publisher, places) in publishers.iter().zip(places) {
         match places[..] {
-            [index] if owners[index].is_none() => owners[index] = Some(publisher.address),
+            [index] if owners[index] == Owner::Unknown => {
+                owners[index] = Owner::Context(publisher.address);
+            }
             _ => return unknown,
+        }
+    }
+    // Copies of otelctx share a key map, which one of them publishes.
+    if publishers.iter().all(|it| it.descriptor.is_none()) {
+        for (owner, module) in owners.iter_mut().zip(&modules) {
+            if *owner == Owner::Unknown && module.is_some() {
+                *owner = Owner::WithoutContext;
+            }
         }
     }
     owners
