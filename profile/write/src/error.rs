@@ -48,7 +48,7 @@ pub enum Error {
     /// The file's extension belongs to no format.
     #[error(
         "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .html \
-         (page), .svg (flame graph), .speedscope.json or .folded",
+         (page), .svg (flame graph), .speedscope.json, .folded or .parquet, or FOLDER/",
         .0.display()
     )]
     Ending(PathBuf),

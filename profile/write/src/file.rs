@@ -17,8 +17,10 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
 use nix::unistd::{AccessFlags, access, geteuid, linkat};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::Error;
+use crate::write::Format;
 
 /// Writes `content` to `path`, which has its earlier content until the new one is complete. A
 /// killed process can leave a file `.NAME.PID` in the same directory; the next call for `path`
@@ -88,8 +90,10 @@ fn try_write(
 /// # Errors
 /// Returns [`Error::Write`].
 pub fn check_writable(path: &Path) -> Result<(), Error> {
+    let is_folder = matches!(Format::from_path(path), Ok(Format::ParquetFolder));
     let permitted = match path.metadata() {
-        Ok(found) if found.is_dir() => Err(Errno::EISDIR.into()),
+        Ok(found) if is_folder && !found.is_dir() => Err(Errno::ENOTDIR.into()),
+        Ok(found) if found.is_dir() && !is_folder => Err(Errno::EISDIR.into()),
         Ok(_) => access(path, AccessFlags::W_OK).map_err(io::Error::from),
         Err(_) => match nameless(directory(path)) {
             Err(error) if has_no_nameless_files(&error) => {
@@ -112,6 +116,20 @@ pub(crate) fn unlinked(directory: &Path) -> io::Result<File> {
             file.try_clone()
         }
         file => file,
+    }
+}
+
+/// Creates a file without a name near `path`: in its directory, otherwise in the current one or the
+/// directory for temporary files, otherwise in memory.
+pub(crate) fn spool(path: &Path) -> io::Result<File> {
+    let is_file = path.metadata().is_ok_and(|found| found.is_file());
+    let is_new = path.symlink_metadata().is_err();
+    let beside = (is_file || is_new).then(|| directory(path).to_owned());
+    let places = [Some(".".into()), Some(std::env::temp_dir())];
+    let mut places = beside.into_iter().chain(places.into_iter().flatten());
+    match places.find_map(|place| unlinked(&place).ok()) {
+        Some(file) => Ok(file),
+        None => Ok(memfd_create(c"otelctx-spool", MemfdFlags::CLOEXEC)?.into()),
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `.svg` | flame graph | a browser |
 //! | `.speedscope.json` | speedscope, a profile for each thread | <https://www.speedscope.app> |
 //! | `.folded` | one stack per line with its count | flame graph tools |
+//! | `.parquet` | Parquet; one row per sample | DuckDB, ClickHouse, other engines |
 //!
 //! Samples that differ in trace, span, attributes or thread are never merged where the format can
 //! keep them apart: in all but flame graphs, folded stacks and speedscope's files, which
@@ -55,7 +56,5 @@ pub use resolve::{unnamed_modules, write_named};
 pub use spool::{Parts, Spool};
 #[doc(hidden)]
 pub use view::load;
-pub use view::{
-    Input, Span, SpanReport, SpanTime, SpannedTrace, Spans, convert, converted,
-};
+pub use view::{Input, Span, SpanReport, SpanTime, SpannedTrace, Spans, convert, converted};
 pub use write::{Aggregate, Format, Options, OtlpMessages};

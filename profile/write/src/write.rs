@@ -5,6 +5,7 @@ mod firefox;
 pub(crate) mod flame_graph;
 mod folded;
 mod otlp;
+pub(crate) mod parquet;
 mod pprof;
 mod room;
 mod speedscope;
@@ -43,11 +44,15 @@ pub enum Format {
     Speedscope,
     /// Folded stacks: frames from the root, separated by `;`, and a count.
     Folded,
+    /// Parquet, with one row for each sample.
+    Parquet,
+    /// A folder of Parquet files, one for each hour and service. Its path ends in `/`.
+    ParquetFolder,
 }
 
 impl Format {
-    /// All formats.
-    pub const ALL: [Self; 7] = [
+    /// All formats of single files.
+    pub const ALL: [Self; 8] = [
         Self::Otlp,
         Self::Pprof,
         Self::Firefox,
@@ -55,21 +60,21 @@ impl Format {
         Self::FlameGraph,
         Self::Speedscope,
         Self::Folded,
+        Self::Parquet,
     ];
 
-    /// Returns the format for a file name's extension, in upper or lower case.
+    /// Returns the format for a path's extension, in upper or lower case.
     ///
     /// # Errors
     /// Returns [`Error::Ending`] for any other extension.
     pub fn from_path(path: &Path) -> Result<Self, Error> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let name = name.to_ascii_lowercase();
-        let mut formats = Self::ALL.into_iter();
+        let name = path.as_os_str().to_string_lossy().to_ascii_lowercase();
+        let mut formats = Self::ALL.into_iter().chain([Self::ParquetFolder]);
         let format = formats.find(|it| name.ends_with(it.extension()));
         format.ok_or_else(|| Error::Ending(path.to_owned()))
     }
 
-    /// Returns the extension of its files, with the dot before it.
+    /// Returns the extension of its files, with the dot before it; of a folder `/`.
     #[must_use]
     pub fn extension(self) -> &'static str {
         match self {
@@ -80,6 +85,8 @@ impl Format {
             Self::FlameGraph => ".svg",
             Self::Speedscope => ".speedscope.json",
             Self::Folded => ".folded",
+            Self::Parquet => ".parquet",
+            Self::ParquetFolder => "/",
         }
     }
 
@@ -99,7 +106,7 @@ impl Format {
     #[must_use]
     pub fn is_binary(self) -> bool {
         match self {
-            Self::Otlp | Self::Pprof | Self::Firefox => true,
+            Self::Otlp | Self::Pprof | Self::Firefox | Self::Parquet | Self::ParquetFolder => true,
             Self::Page | Self::FlameGraph | Self::Speedscope | Self::Folded => false,
         }
     }
@@ -145,6 +152,8 @@ pub struct Options {
     pub dropped_attributes: Vec<String>,
     /// The spans of traces, for a page.
     pub spans: Option<Arc<Spans>>,
+    /// Name of the machine that was recorded, which Parquet has where the resource has no `host.name`.
+    pub host: Option<String>,
 }
 
 impl Profile {

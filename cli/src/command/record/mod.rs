@@ -68,8 +68,9 @@ pub(crate) struct Arguments {
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .html (a page for a browser), .svg (flame graph), .speedscope.json or .folded; - for
-    /// standard output, with --format. Can be given more than once
+    /// Profiler), .html (a page for a browser), .svg (flame graph), .speedscope.json, .folded or .parquet;
+    /// FOLDER/ gets Parquet files by hour and service; - for standard output, with --format. Can be given
+    /// more than once
     #[arg(help_heading = help::OUTPUT,
         short,
         long,
@@ -247,6 +248,7 @@ impl Writer<'_> {
                     .clone_from(&arguments.attribute_prefix);
                 let dropped = &arguments.filter.attributes.drop;
                 options.dropped_attributes.clone_from(dropped);
+                options.host = output::host();
                 let standard_output = self.standard_output;
                 Outputs::new(options, &arguments.output, standard_output, clock, samples)
             });

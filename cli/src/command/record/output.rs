@@ -54,6 +54,12 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
     }
 }
 
+/// Returns the name of this machine.
+pub(super) fn host() -> Option<String> {
+    let name = nix::sys::utsname::uname().ok()?;
+    name.nodename().to_str().map(str::to_owned)
+}
+
 /// Writes the files of a recording, part by part. If one cannot be written, the others still are.
 pub(in crate::command) struct Outputs {
     pub(super) options: Options,
@@ -299,6 +305,9 @@ impl Written {
             Ok(Format::Pprof) => format!("go tool pprof -http=: {file}"),
             Ok(Format::Firefox) => "load it at https://profiler.firefox.com".to_owned(),
             Ok(Format::FlameGraph | Format::Page) => format!("open it in a browser: {}", url(path)),
+            Ok(Format::Parquet | Format::ParquetFolder) => {
+                "query it with DuckDB, ClickHouse or pandas".to_owned()
+            }
             _ => "load it at https://www.speedscope.app".to_owned(),
         };
         Self {

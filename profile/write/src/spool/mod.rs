@@ -16,7 +16,6 @@ use std::path::Path;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use otelctx_sample::{Catalog, Counts, FrameKind, Rotation, Sample};
-use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{Clock, Recording, file};
 use codec::SAMPLE_SIZE;
@@ -70,16 +69,7 @@ impl Spool {
     /// # Errors
     /// Fails if there is not enough memory either.
     pub fn beside(path: &Path) -> io::Result<Self> {
-        let is_file = path.metadata().is_ok_and(|found| found.is_file());
-        let is_new = path.symlink_metadata().is_err();
-        let beside = (is_file || is_new).then(|| file::directory(path).to_owned());
-        let places = [Some(".".into()), Some(std::env::temp_dir())];
-        let mut places = beside.into_iter().chain(places.into_iter().flatten());
-        let file = match places.find_map(|place| file::unlinked(&place).ok()) {
-            Some(file) => file,
-            None => memfd_create(c"otelctx-spool", MemfdFlags::CLOEXEC)?.into(),
-        };
-        Ok(Self::with(file, LIMITS))
+        Ok(Self::with(file::spool(path)?, LIMITS))
     }
 
     fn with(file: File, limits: Limits) -> Self {

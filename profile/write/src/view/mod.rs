@@ -10,8 +10,10 @@ mod load;
 mod messages;
 mod otlp;
 mod page;
+mod parquet;
 mod plumbing;
 mod pprof;
+mod rows;
 mod select;
 mod spans;
 mod sums;
@@ -22,6 +24,7 @@ mod values;
 mod wire;
 
 pub use input::Input;
+pub(crate) use parquet::ParquetFiles;
 pub use spans::{Span, SpanReport, SpanTime, SpannedTrace, Spans};
 
 use std::io::{self, Write};
@@ -100,6 +103,9 @@ pub fn convert(
     options: &Options,
     path: &Path,
 ) -> Result<bool, Error> {
+    if matches!(format, Format::Parquet | Format::ParquetFolder) {
+        return parquet::convert(input, selection, format, options, path);
+    }
     let content = converted(input, selection, format, options)?;
     if let Some(content) = &content {
         file::write(path, |writer| writer.write_all(content))?;
@@ -107,7 +113,7 @@ pub fn convert(
     Ok(content.is_some())
 }
 
-/// Returns a recording's selected samples in a format; `None` if no sample is selected.
+/// Returns a recording's selected samples in a format of a single file; `None` if no sample is selected.
 ///
 /// # Errors
 /// Returns the errors of [`Report::read`].
@@ -117,6 +123,9 @@ pub fn converted(
     format: Format,
     options: &Options,
 ) -> Result<Option<Vec<u8>>, Error> {
+    if matches!(format, Format::Parquet | Format::ParquetFolder) {
+        return parquet::converted(input, selection, options);
+    }
     input.bytes_of_worker(|files, pipe| {
         let mut tables = Tables::default();
         if format == Format::Page {

@@ -11,7 +11,7 @@ use super::folded;
 use super::pprof::Pprof;
 use super::room::{OTHER, Room};
 use super::speedscope::Speedscope;
-use crate::view::{FlameGraph, Page, Spans};
+use crate::view::{FlameGraph, Page, ParquetFiles, Spans};
 use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
@@ -28,6 +28,8 @@ pub struct Aggregate {
     speedscope: Option<Speedscope>,
     page: Option<Page>,
     flame_graph: Option<FlameGraph>,
+    parquet: Option<ParquetFiles>,
+    parquet_folder: Option<ParquetFiles>,
     /// Processes by ID and start time.
     processes: DistinctCount,
     process: String,
@@ -52,6 +54,7 @@ impl Aggregate {
     #[must_use]
     pub fn new(options: &Options, formats: &[Format], clock: Clock, samples: u64) -> Self {
         let wants = |format| formats.contains(&format);
+        let parquet = |format| wants(format).then(|| ParquetFiles::new(options, format));
         Self {
             options: options.clone(),
             stacks: wants(Format::Folded).then(|| Stacks {
@@ -64,6 +67,8 @@ impl Aggregate {
             speedscope: wants(Format::Speedscope).then(|| Speedscope::new(clock, samples)),
             page: wants(Format::Page).then(|| Page::new(options)),
             flame_graph: wants(Format::FlameGraph).then(|| FlameGraph::new(options)),
+            parquet: parquet(Format::Parquet),
+            parquet_folder: parquet(Format::ParquetFolder),
             processes: DistinctCount::default(),
             process: String::new(),
             clock,
@@ -94,6 +99,11 @@ impl Aggregate {
         }
         if let Some(speedscope) = &mut self.speedscope {
             speedscope.add(part);
+        }
+        for files in [&mut self.parquet, &mut self.parquet_folder] {
+            if let Some(files) = files {
+                files.add(part);
+            }
         }
         for group in part.groups() {
             let facts = part.process(group.process);
@@ -131,12 +141,17 @@ impl Aggregate {
             Format::Page => self.page.is_some(),
             Format::FlameGraph => self.flame_graph.is_some(),
             Format::Folded => self.stacks.is_some(),
+            Format::Parquet => self.parquet.is_some(),
+            Format::ParquetFolder => self.parquet_folder.is_some(),
             Format::Otlp => false,
         };
         if !is_there {
             return Err(Error::Ending(path.to_owned()));
         }
-        file::write(path, |writer| self.write(format, writer))
+        match (format, &mut self.parquet_folder) {
+            (Format::ParquetFolder, Some(files)) => files.write_folder(path),
+            _ => file::write(path, |writer| self.write(format, writer)),
+        }
     }
 
     /// Writes a format that was requested.
@@ -156,6 +171,11 @@ impl Aggregate {
                 Some(speedscope) => speedscope.write(&title, writer),
                 None => Ok(()),
             },
+            (Format::Parquet, ..) => match &mut self.parquet {
+                Some(files) => files.write(writer),
+                None => Ok(()),
+            },
+            (Format::ParquetFolder, ..) => Err(io::Error::other("it is a folder of files")),
             (Format::FlameGraph, ..) => match &self.flame_graph {
                 Some(graph) => graph.write(clock, self.period.get(), writer),
                 None => Ok(()),

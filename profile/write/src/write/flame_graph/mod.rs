@@ -13,7 +13,7 @@ use otelctx_page::Language;
 use super::room::{OTHER, Room};
 use crate::report::Cost;
 
-pub(crate) use svg::{Facts, write};
+pub(crate) use svg::{Facts, utc, write};
 
 /// Maximum memory of functions and nodes, in bytes (estimated).
 const MAX_MEMORY: usize = 64 << 20;

@@ -314,7 +314,7 @@ fn duration(nanoseconds: u64) -> String {
 }
 
 /// Formats date and time of day, `seconds` after 1970-01-01.
-fn utc(seconds: u64) -> String {
+pub(crate) fn utc(seconds: u64) -> String {
     const DAY: u64 = 86_400;
     // If years start in March, the leap day is the last day of the year, and each five months have
     // 153 days. Days count from 1 March of year 0, in eras of 400 years.
