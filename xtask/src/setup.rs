@@ -29,6 +29,9 @@ const DDTRACE: &str = "ddtrace==4.16.*";
 /// The release of PyPI's `py-spy` that `cargo xtask bench python` compares the command with.
 const PY_SPY: &str = "py-spy==0.4.3";
 
+/// The releases of PyPI's packages in which tests query Parquet files.
+const ENGINES: [(&str, &str); 2] = [("duckdb", "duckdb==2.0.1"), ("chdb", "chdb==4.4.0")];
+
 /// What is missing.
 #[derive(Clone, Debug, Default)]
 struct Missing {
@@ -128,6 +131,9 @@ fn pythons(is_all: bool) -> Missing {
         });
         missing.add("ddtrace", ddtrace(), needs);
         missing.add("py-spy", pip("py-spy", PY_SPY), needs);
+        for (folder, package) in ENGINES {
+            missing.add(folder, pip(folder, package), needs);
+        }
     }
     missing.add("Python packages", python_package::setup(is_all), needs);
     missing

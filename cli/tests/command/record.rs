@@ -40,7 +40,15 @@ fn each_sample_knows_its_trace_in_every_format() {
     let target = Target::start("busy");
     for method in [None, Some("--ptrace")] {
         let scratch = Scratch::new(&format!("record-by{}", method.unwrap_or_default()));
-        let names = ["a.otlp", "a.pb.gz", "a.json.gz", "a.svg", "a.folded"];
+        let names = [
+            "a.otlp",
+            "a.pb.gz",
+            "a.json.gz",
+            "a.svg",
+            "a.folded",
+            "a.parquet",
+            "hours/",
+        ];
         let paths = names.map(|name| scratch.path(name));
         let mut arguments: Vec<&str> = paths.iter().flat_map(|it| ["-o", it]).collect();
         arguments.extend(method);
@@ -61,7 +69,7 @@ fn each_sample_knows_its_trace_in_every_format() {
         for path in &paths {
             assert!(answer.stdout.contains(path.as_str()), "{answer:?}");
         }
-        let mut expected = names.map(str::to_owned);
+        let mut expected = names.map(|name| name.trim_end_matches('/').to_owned());
         expected.sort();
         assert_eq!(scratch.names(), expected);
         let traced = number(&report["with_trace"]);

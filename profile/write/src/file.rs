@@ -20,7 +20,6 @@ use nix::unistd::{AccessFlags, access, geteuid, linkat};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::Error;
-use crate::write::Format;
 
 /// Writes `content` to `path`, which has its earlier content until the new one is complete. A
 /// killed process can leave a file `.NAME.PID` in the same directory; the next call for `path`
@@ -90,9 +89,10 @@ fn try_write(
 /// # Errors
 /// Returns [`Error::Write`].
 pub fn check_writable(path: &Path) -> Result<(), Error> {
-    let is_folder = matches!(Format::from_path(path), Ok(Format::ParquetFolder));
+    // As in `Format::ParquetFolder`.
+    let is_folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
     let permitted = match path.metadata() {
-        Ok(found) if is_folder && !found.is_dir() => Err(Errno::ENOTDIR.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Err(error),
         Ok(found) if found.is_dir() && !is_folder => Err(Errno::EISDIR.into()),
         Ok(_) => access(path, AccessFlags::W_OK).map_err(io::Error::from),
         Err(_) => match nameless(directory(path)) {

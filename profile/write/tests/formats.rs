@@ -148,6 +148,7 @@ fn an_empty_recording_is_a_picture_all_the_same() {
         Format::Firefox,
         Format::Speedscope,
         Format::Pprof,
+        Format::Parquet,
     ] {
         let mut bytes = Vec::new();
         profile

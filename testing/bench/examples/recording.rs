@@ -13,7 +13,7 @@ fn main() {
         panic!("give a file, the number of processes, and that of each one's threads");
     };
     let number = |text: &str| text.parse().expect("not a number");
-    let recording = recording::recording(number(processes), number(threads));
+    let recording = recording::recording(number(processes), number(threads), recording::TRACES);
     let profile = Profile::new(recording, &mut NoSymbols);
     let written = profile.write_file(file.as_ref(), &Options::default());
     written.expect("cannot write the file");

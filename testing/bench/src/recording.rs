@@ -10,11 +10,13 @@ use otelctx_profile::sample::{
 };
 use otelctx_profile::{Clock, Recording};
 
-const SAMPLES: usize = 1_000_000;
-const TRACES: usize = 2_000;
+pub(crate) const SAMPLES: usize = 1_000_000;
+pub(crate) const TRACES: usize = 2_000;
 const ROUTES: usize = 40;
 /// Of 30 frames each.
 const STACKS: usize = 50_000;
+/// Makes span IDs of numbers that have no pattern.
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// 100 Hz.
 const PERIOD: u64 = 10_000_000;
 
@@ -31,8 +33,9 @@ impl Random {
     }
 }
 
-/// A recording of processes of one service each, whose routes have stacks of their own.
-pub(crate) fn recording(processes: usize, threads_of_each: usize) -> Recording {
+/// A recording of processes of one service each, whose routes have stacks of their own, with this number
+/// of spans in all traces.
+pub(crate) fn recording(processes: usize, threads_of_each: usize, spans: usize) -> Recording {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut catalog = Catalog::new();
     let frame = |number: usize| {
@@ -74,11 +77,12 @@ pub(crate) fn recording(processes: usize, threads_of_each: usize) -> Recording {
             threads.push(catalog.thread(id, tid, &format!("worker-{thread}")));
         }
     }
-    let contexts: Vec<_> = (1..=TRACES)
-        .map(|trace| {
+    let contexts: Vec<_> = (1..=spans)
+        .map(|span| {
+            let trace = (span - 1) % TRACES + 1;
             let mut context = DecodedContext::default();
             context.trace_id = TraceId::from_bytes((trace as u128).to_be_bytes());
-            context.span_id = SpanId::from_bytes((trace as u64).to_be_bytes());
+            context.span_id = SpanId::from_bytes((span as u64).wrapping_mul(ODD).to_be_bytes());
             let route = format!("/route/{}", trace % ROUTES);
             context.attributes = vec![("http.route".into(), route)];
             catalog.context(&context)
@@ -93,7 +97,7 @@ pub(crate) fn recording(processes: usize, threads_of_each: usize) -> Recording {
             cpu: (number % 8) as u32,
             thread: threads[thread],
             event: Event::OnCpu,
-            found: Found::Attached(contexts[(number / 50 * 7) % TRACES]),
+            found: Found::Attached(contexts[(number / (SAMPLES / spans).min(50) * 7) % spans]),
             gil: None,
             user_stack: stacks[random.below(STACKS)],
             stack_end: None,

@@ -30,7 +30,12 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(profile) = load(bytes, &options.selection) else {
         return;
     };
-    for format in [Format::Otlp, Format::Folded, Format::Page] {
+    for format in [
+        Format::Otlp,
+        Format::Folded,
+        Format::Page,
+        Format::Parquet,
+    ] {
         let mut written = Vec::new();
         let done = profile.write(format, &Options::default(), &mut written);
         done.expect("memory takes everything");

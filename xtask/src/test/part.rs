@@ -58,7 +58,7 @@ pub(crate) const PARTS: [Part; 12] = [
     ),
     part(
         "viewers",
-        "profiles and the page of a recording in a browser, in the Firefox Profiler and in speedscope",
+        "profiles and the page of a recording in a browser, the Firefox Profiler, speedscope, DuckDB and ClickHouse",
         |counts| vec![nextest::all(VIEWERS, counts)],
     ),
     part("unprivileged", "the tests as the user nobody", |counts| {

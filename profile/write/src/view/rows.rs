@@ -15,12 +15,21 @@ use crate::attributes::{GIL, SERVICE_NAME};
 use crate::write::flame_graph::utc;
 use crate::write::parquet::{Columns, File, Part, Store, Values};
 
-/// Maximum number of samples in memory: a row group has at most as many.
-const MAX_ROWS: usize = 1 << 20;
-/// Maximum number of frames in a row group, and size of its texts in bytes, each counted for each
-/// stack or sample that has it.
-const MAX_FRAMES: usize = 32 << 20;
-const MAX_TEXTS: usize = 256 << 20;
+/// Limits of a row group, at which it ends.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Number of samples in memory, of all files.
+    rows: usize,
+    frames: usize,
+    /// Size of texts in bytes, counted for each stack and each sample that has them.
+    texts: usize,
+}
+
+const LIMITS: Limits = Limits {
+    rows: 1 << 20,
+    frames: 32 << 20,
+    texts: 256 << 20,
+};
 
 /// Attributes with columns of their own: the maps leave them out.
 const ROUTE: &str = "http.route";
@@ -36,6 +45,7 @@ pub(super) struct Rows {
     /// Name of the machine of processes that do not publish one.
     host: Option<String>,
     by: Partitioning,
+    limits: Limits,
     parts: IndexMap<Key, PartRows, RandomState>,
     /// Samples that are not written yet.
     rows: usize,
@@ -91,6 +101,7 @@ impl Rows {
             store,
             host,
             by,
+            limits: LIMITS,
             parts: IndexMap::default(),
             rows: 0,
             contexts: IndexSet::default(),
@@ -112,8 +123,6 @@ impl Rows {
         for index in 0..self.parts.len() {
             self.write_part(tables, index);
         }
-        self.contexts.clear();
-        self.costs.clear();
         self.folder_of.clear();
         self.text_sizes.clear();
     }
@@ -191,9 +200,9 @@ impl Rows {
                 .sum::<usize>();
         }
         self.rows += 1;
-        if part.frames >= MAX_FRAMES || part.texts >= MAX_TEXTS {
+        if part.frames >= self.limits.frames || part.texts >= self.limits.texts {
             self.write_part(tables, index);
-        } else if self.rows >= MAX_ROWS {
+        } else if self.rows >= self.limits.rows {
             let largest = (0..self.parts.len()).max_by_key(|it| self.parts[*it].rows.len());
             self.write_part(tables, largest.unwrap_or(index));
         }
@@ -232,6 +241,10 @@ impl Rows {
             Ok(())
         });
         self.problem = written.err();
+        if self.rows == 0 {
+            self.contexts.clear();
+            self.costs.clear();
+        }
     }
 }
 
@@ -241,7 +254,6 @@ impl Sink for Rows {
             return;
         }
         let start = tables.span.map_or(0, |(start, _)| start);
-        let context = self.contexts.insert_full((group.context, group.gil)).0 as u32;
         let attributes = tables.contexts[group.context as usize].attributes;
         let texts = *known(&mut self.text_sizes, attributes).get_or_insert_with(|| {
             let all = tables.attributes[attributes as usize].iter();
@@ -250,12 +262,14 @@ impl Sink for Rows {
             all.map(size).sum()
         });
         group.each(|time, samples, nanoseconds| {
+            // Each time: when rows are written, these begin anew.
+            let context = (group.context, group.gil);
             let cost = (group.kind, samples, nanoseconds);
             let row = Row {
                 time: time.unwrap_or(start),
                 stack: group.stack,
                 thread: group.thread,
-                context,
+                context: self.contexts.insert_full(context).0 as u32,
                 cost: self.costs.insert_full(cost).0 as u32,
             };
             let added = self.add_row(tables, row, texts);
@@ -489,7 +503,34 @@ fn resource(process: &Process) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::super::text;
     use super::*;
+
+    /// The number of pieces of a file: its start, its row groups, and its footer.
+    fn pieces(limits: Limits) -> usize {
+        let store = Store::beside(Path::new("rows.parquet")).unwrap();
+        let mut rows = Rows::new(store, None, Partitioning::None);
+        rows.limits = limits;
+        let mut tables = Tables::default();
+        let lines = "main;a 1\nmain;b 1\nmain;a 1\nmain;a;b;c 1\nmain;a 1\n";
+        text::read_folded(lines, &mut tables, &mut rows).unwrap();
+        let parts = rows.finish(&tables).unwrap();
+        assert_eq!((parts.len(), rows.rows), (1, 0));
+        parts[0].pieces()
+    }
+
+    #[test]
+    fn a_row_group_ends_at_each_limit() {
+        assert_eq!(pieces(LIMITS), 3);
+        assert_eq!(pieces(Limits { rows: 2, ..LIMITS }), 5);
+        let frames = 3;
+        assert_eq!(pieces(Limits { frames, ..LIMITS }), 5);
+        // Those of the first stack and of each other one.
+        let texts = 6;
+        assert_eq!(pieces(Limits { texts, ..LIMITS }), 5);
+    }
 
     #[test]
     fn any_name_is_one_folder() {

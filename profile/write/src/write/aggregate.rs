@@ -100,10 +100,9 @@ impl Aggregate {
         if let Some(speedscope) = &mut self.speedscope {
             speedscope.add(part);
         }
-        for files in [&mut self.parquet, &mut self.parquet_folder] {
-            if let Some(files) = files {
-                files.add(part);
-            }
+        let parquet = [&mut self.parquet, &mut self.parquet_folder];
+        for files in parquet.into_iter().flatten() {
+            files.add(part);
         }
         for group in part.groups() {
             let facts = part.process(group.process);

@@ -1,11 +1,12 @@
 //! Summing up a recording of a million samples, compared with `go tool pprof -top`.
 
+use std::path::Path;
 use std::process::Command;
 
 use otelctx_profile::{NoSymbols, Options, Profile};
 
 use crate::pair::{Pair, quantile};
-use crate::recording::recording;
+use crate::recording::{SAMPLES, TRACES, recording};
 use crate::row::Report;
 use crate::scratch::{self, Directory};
 
@@ -25,7 +26,7 @@ fn compare(report: &mut Report) -> Result<(), String> {
     let directory = Directory::new("report");
     let path = |name: &str| directory.path().join(name).display().to_string();
     let (otlp, pprof) = (path("a.otlp"), path("a.pb.gz"));
-    let profile = Profile::new(recording(PROCESSES, THREADS), &mut NoSymbols);
+    let profile = Profile::new(recording(PROCESSES, THREADS, TRACES), &mut NoSymbols);
     let written = profile.write_file(otlp.as_ref(), &Options::default());
     written.map_err(|error| error.to_string())?;
     drop(profile);
@@ -78,6 +79,36 @@ fn compare(report: &mut Report) -> Result<(), String> {
         let pair = Pair::of(quantile(times, 0.5), plain.0);
         report.pair(format!("{name}, to report alone"), pair, "s", bound);
     }
+    parquet(report, &otelctx, &otlp, "Parquet", 12.0)?;
+    let profile = Profile::new(recording(PROCESSES, THREADS, SAMPLES), &mut NoSymbols);
+    let written = profile.write_file(otlp.as_ref(), &Options::default());
+    written.map_err(|error| error.to_string())?;
+    drop(profile);
+    parquet(report, &otelctx, &otlp, "Parquet with as many spans", 40.0)
+}
+
+/// Measures writing Parquet, with a bound of the bytes of a sample.
+fn parquet(
+    report: &mut Report,
+    otelctx: &str,
+    otlp: &str,
+    name: &str,
+    bytes: f64,
+) -> Result<(), String> {
+    let file = Path::new(otlp).with_extension("parquet");
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        let mut command = Command::new(otelctx);
+        command.args(["report", otlp, "-o"]).arg(&file);
+        rounds.push(cpu_of(&mut command)?);
+    }
+    let size = std::fs::metadata(&file).map_err(|error| error.to_string())?;
+    let (times, memory): (Vec<f64>, Vec<f64>) = rounds.into_iter().unzip();
+    let memory = memory.into_iter().fold(0.0, f64::max);
+    report.alone(format!("{name}, CPU time"), quantile(times, 0.5), "s", 2.0);
+    report.alone(format!("{name}, memory"), memory, "MiB", 128.0);
+    let size = size.len() as f64 / SAMPLES as f64;
+    report.alone(format!("{name}, bytes a sample"), size, "bytes", bytes);
     Ok(())
 }
 

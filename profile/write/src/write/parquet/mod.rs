@@ -138,3 +138,26 @@ impl Columns<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_schema_at_its_end() {
+        let mut bytes = Vec::new();
+        let file = File::start(&mut bytes).unwrap();
+        file.end(&mut bytes).unwrap();
+        let (head, tail) = bytes.split_last_chunk::<8>().unwrap();
+        assert_eq!(&tail[4..], MAGIC);
+        let size = u32::from_le_bytes(tail[..4].try_into().unwrap()) as usize;
+        let footer = head.strip_prefix(MAGIC).unwrap();
+        assert_eq!(footer.len(), size);
+        let schema = Thrift::of(|thrift| {
+            thrift.i32(1, 1);
+            schema::write(thrift, 2);
+        });
+        // Without the struct's end.
+        assert!(footer.starts_with(&schema[..schema.len() - 1]));
+    }
+}

@@ -39,6 +39,12 @@ impl Part {
             pieces: Vec::new(),
         }
     }
+
+    /// Returns the number of its pieces.
+    #[cfg(test)]
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
 }
 
 impl Store {
