@@ -262,7 +262,7 @@ impl Sink for Rows {
             all.map(size).sum()
         });
         group.each(|time, samples, nanoseconds| {
-            // Each time: when rows are written, these begin anew.
+            // For each row: both sets are empty after a row group was written.
             let context = (group.context, group.gil);
             let cost = (group.kind, samples, nanoseconds);
             let row = Row {
