@@ -24,15 +24,16 @@ export function writeAddress() {
 
 const threadText = ({ pid, tid }) => `${pid}/${tid}`;
 
-// Takes what it knows; a selection of something that the recording does not have is ignored.
+// Takes what it knows, and says which selection is of something that the recording does not have.
 export function readAddress() {
-  const address = new URLSearchParams(location.hash.slice(1));
+  const [address, missing] = [new URLSearchParams(location.hash.slice(1)), []];
   const { facts, samples } = page.model;
   const known = (key, values) => (values.includes(address.get(key)) ? address.get(key) : undefined);
   const selection = { kinds: Number(known('kinds', ['1', '2', '4', '7']) ?? $('kinds').value) };
   const find = (key, indexOf) => {
-    const index = address.has(key) ? indexOf(address.get(key)) : -1;
+    const index = address.has(key) ? indexOf(address.get(key)) : undefined;
     if (index >= 0) selection[key] = index;
+    else if (index < 0) missing.push(key);
   };
   find('service', name => facts.services.indexOf(name));
   find('route', name => (name === '' ? 0 : facts.routes.indexOf(name) + 1 || -1));
@@ -41,9 +42,9 @@ export function readAddress() {
   const [from, to] = (address.get('time') ?? '').split('..').map(Number);
   if (from < to) Object.assign(selection, { from, to });
   if (address.get('function')) selection.text = address.get('function');
-  page.selection = selection;
+  $('stale').textContent = missing.map(key => `This recording lacks the link's ${key}.`).join(' ');
   page.by = known('by', ['route', 'service', 'none']) ?? page.by;
   page.plumbing = address.get('plumbing') === '1';
   page.tab = known('table', ['routes', 'traces']) ?? 'functions';
-  page.zoom = page.focus = 0;
+  [page.selection, page.zoom, page.focus] = [selection, 0, 0];
 }

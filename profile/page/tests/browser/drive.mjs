@@ -367,6 +367,10 @@ const scenarios = {
     for (const [link, selection] of Object.entries(links)) {
       const page = await open({ link });
       assert.equal(await total(page), sum(select(facts, { kinds: 1, ...selection })), link);
+      // What the recording does not have is said.
+      const missing = link.includes('none&trace') ? ['service', 'route', 'trace', 'thread'] : [];
+      const said = missing.map(key => `This recording lacks the link's ${key}.`).join(' ');
+      assert.equal(await page.locator('#stale').textContent(), said, link);
       await page.context().close();
     }
     const page = await open();
