@@ -87,6 +87,7 @@ pub(crate) struct Arguments {
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .html (page), .svg (flame graph), .speedscope.json, .folded or .parquet; or to FOLDER/,
     /// as Parquet by hour and service; - for standard output, with --format; can be repeated
+    #[arg(help_heading = help::OUTPUT, short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
     output: Vec<PathBuf>,
     #[command(flatten)]
     standard_output: standard_output::StandardOutput,
