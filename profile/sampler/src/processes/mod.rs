@@ -8,7 +8,7 @@ mod runtimes;
 mod untracked;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_reader as reader;
 use otelctx_sample::{
@@ -232,13 +232,17 @@ impl Processes {
         time: u64,
         copied: CopiedStack,
     ) -> Option<Walked> {
+        if !self.second_walk.is_ready() {
+            return None;
+        }
+        let begun = Instant::now();
         self.track_untracked(pid);
         let Tracked { process, data } = self.following.tracker.get_or_add(pid);
         let running = process.reader().and_then(|it| it.running().ok());
         let copied = Arc::new(copied);
-        let places = data
-            .code
-            .places(&copied, time, running, &mut self.modules)?;
+        let places = data.code.places(&copied, time, running, &mut self.modules);
+        self.second_walk.count(begun);
+        let places = places?;
         let walked = self.second_walk.walk(copied.clone(), places)?;
         // Where no reports come, the mappings may be older than the sample.
         let is_cut = walked.end == StackEnd::NotExecutable;

@@ -26,7 +26,7 @@ pub(crate) const BELOW_STACK: u64 = 256;
 /// Bytes of code before the instruction, and from it on (`COPIED_CODE` there).
 pub(crate) const COPIED_CODE: usize = 32;
 /// Maximum time that one drain waits for second walks: rings have room for the usual samples of a second.
-const MAX_WAIT: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_millis(40);
 /// Number of general registers that may have addresses of code.
 const REGISTERS: u8 = 33;
 
@@ -194,16 +194,28 @@ impl SecondWalk {
         self.left = self.limit;
     }
 
+    /// Returns true if there is time for a walk in this drain, and the thread is idle.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        while let Some((_, answers)) = self.walker.as_ref().filter(|_| self.is_behind) {
+            let Ok(answer) = answers.try_recv() else {
+                return false;
+            };
+            self.is_behind = answer.number != self.number;
+        }
+        !self.left.is_zero()
+    }
+
+    /// Counts the time of preparing a walk since `begun`.
+    pub(crate) fn count(&mut self, begun: Instant) {
+        self.left = self.left.saturating_sub(begun.elapsed());
+    }
+
     /// Walks a copied stack. `places` are in address order. `None` where that is not possible, or takes too long.
     pub(crate) fn walk(&mut self, copied: Arc<CopiedStack>, places: Vec<Place>) -> Option<Walked> {
         if self.walker.is_none() {
             self.walker = start().ok();
         }
         let (requests, answers) = self.walker.as_ref()?;
-        while self.is_behind {
-            let answer = answers.try_recv().ok()?;
-            self.is_behind = answer.number != self.number;
-        }
         self.number += 1;
         let number = self.number;
         let request = Request {

@@ -15,13 +15,15 @@ use otelctx_unwind::{
 };
 
 use super::{Answer, Content, CopiedStack, Place, Request, Walked};
-use crate::priority::raise_thread_priority;
 use crate::{user_stack, vdso};
 
 /// Maximum number of files whose tables are kept.
 const MAX_FILES: usize = 256;
 /// Maximum size of the tables that are kept, in bytes, and of one more file. The files of large programs have some 10 MiB.
 const MAX_TABLES: usize = 64 << 20;
+/// Maximum size of a file, in bytes: reading the tables of larger ones takes as long as making their rows, beside which it would
+/// go on.
+const MAX_FILE: u64 = 128 << 20;
 /// Time without a request after which no tables are kept: early stacks come in bursts.
 const MAX_REST: Duration = Duration::from_secs(5);
 /// Number of rules from which on the next walk begins with none: there must be room for those of a stack.
@@ -29,8 +31,6 @@ const MANY_RULES: usize = MAX_RULES / 2;
 
 /// Answers requests until the other end is dropped.
 pub(super) fn run(requests: &Receiver<Request>, answers: &Sender<Answer>) {
-    // Without the right to, it only takes longer.
-    let _ = raise_thread_priority();
     let mut walker = Walker::default();
     loop {
         match requests.recv_timeout(MAX_REST) {
@@ -152,7 +152,8 @@ impl Walker {
                     let elf = Elf::read(Source::File(&bytes))?.ok_or(Error::NoTables)?;
                     FileRules::of(&elf, dictionary, MakeRules::OnDemand)
                 };
-                let known = if has_build_id() {
+                let is_small = file.metadata().is_ok_and(|facts| facts.len() <= MAX_FILE);
+                let known = if is_small && has_build_id() {
                     make().into()
                 } else {
                     Known::Unusable
