@@ -61,10 +61,14 @@ impl SampledProcess {
             _ => thread.1,
         };
         self.is_replaced = known.comm.as_ref().is_some_and(|known| known != comm);
+        let known_name = known.executable.rsplit('/').next().unwrap_or_default();
         let executable = if self.is_replaced {
             self.code.path_of(comm).unwrap_or_default()
-        } else {
+        } else if known_name.starts_with(comm) {
             known.executable
+        } else {
+            // It may have executed another program between the two readings.
+            self.code.path_of(comm).unwrap_or(known.executable)
         };
         let id = catalog.add_process(ProcessFacts {
             pid: process.pid(),

@@ -36,6 +36,8 @@ const MAX_MAPPINGS: usize = 16 * 1024;
 const MAX_NEXT: usize = 256;
 /// Maximum number of mappings copied for a child that may never be sampled: 10 kB for each child.
 const MAX_COPIED: usize = 256;
+/// Maximum time from an exec's first report to its end, in nanoseconds: it takes less than a millisecond.
+const MAX_EXEC: u64 = 20_000_000;
 /// Maximum length of a process's name, in bytes (`TASK_COMM_LEN`, without the end).
 const MAX_NAME: usize = 15;
 /// Maximum number of mappings that are searched for the code in a copied stack: each word of it is looked up.
@@ -334,7 +336,12 @@ impl CodeMappings {
 
     /// Returns true if the kernel had begun to replace the program at `time`, before [`Self::exec`] is called for that.
     pub(crate) fn is_executing(&self, time: u64) -> bool {
-        self.next.front().is_some_and(|next| next.reported <= time)
+        let since = self
+            .next
+            .front()
+            .and_then(|next| time.checked_sub(next.reported));
+        // Of a process that was not sampled then, the end is not reported.
+        since.is_some_and(|since| since < MAX_EXEC)
     }
 
     /// Notes that the next catalog is empty.
