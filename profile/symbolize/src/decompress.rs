@@ -62,10 +62,6 @@ pub(crate) fn decompress(file: &File) -> io::Result<()> {
             Ok(())
         });
         if is_whole? {
-            if written == start {
-                // An empty section is not behind the end of the file.
-                file.set_len(start)?;
-            }
             let mut flags = [0; 8];
             file.read_exact_at(&mut flags, section.header + FLAGS)?;
             let flags = u64::from_le_bytes(flags) & !COMPRESSED;
