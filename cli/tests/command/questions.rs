@@ -266,7 +266,7 @@ fn the_slowest_request_is_found_with_spans() {
     let expected = [
         format!("400.0 ms 100 ms 25.0 % 22:13:21 {slowest} GET /report"),
         format!("100.5 ms 100 ms 99.5 % 22:13:20 {:032x} GET /cart", 1),
-        "1 span of 1 trace without a sample".to_owned(),
+        "1 span of 1 trace without a selected sample".to_owned(),
     ];
     assert_eq!(section(&answer, "By trace, the slowest first"), expected);
     let answer = ask(&["report", "--traces", "--spans", "spans.json", "-n", "1"]);
@@ -279,7 +279,7 @@ fn the_slowest_request_is_found_with_spans() {
     let expected = [
         "400.0 ms 100 ms 25.0 % 0 22:13:21 shop GET /report",
         "125.0 ms 100 ms 80.0 % 100 ms 22:13:21 shop totals",
-        "2 spans of 2 traces without a sample",
+        "2 spans of 2 traces without a selected sample",
     ];
     assert_eq!(section(&answer, "By span, the slowest first"), expected);
     let json = ask(&["report", "--spans", "spans.json", "--json"]).json();

@@ -194,7 +194,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
         let answer = recorded(&target, &all);
         match number(&json["counts"]["attached"]) {
             0 => Err(json),
-            _ if !answer.stdout.contains("left out by the selection") => Err(json),
+            _ if !answer.stdout.contains("not selected") => Err(json),
             _ => Ok((json, answer.stdout)),
         }
     });
@@ -211,7 +211,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
         stacks + incomplete >= number(&counts["attached"]),
         "{json:#}"
     );
-    assert!(stdout.contains("  left out by the selection: "), "{stdout}");
+    assert!(stdout.contains("  not selected: "), "{stdout}");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn samples_can_be_chosen_by_function_time_and_language() {
         let _ = fs::remove_file(&path);
         let answer = recorded(&target, &all);
         let json = answer.json();
-        let all = number(&json["samples"]) + number(&json["left_out"]);
+        let all = number(&json["samples"]) + number(&json["not_selected"]);
         let counts = &json["counts"];
         let outcomes = ["attached", "detached", "not_published", "invalid"];
         let outcomes = outcomes.iter().map(|name| number(&counts[*name]));

@@ -9,7 +9,7 @@ use crate::questions;
 use crate::run::{Answer, Scratch, command, given_time, otelctx};
 use crate::target::Target;
 
-const FORMATS: [&str; 7] = [
+const FORMATS: [&str; 8] = [
     "otlp",
     "pb.gz",
     "json.gz",
@@ -17,6 +17,7 @@ const FORMATS: [&str; 7] = [
     "svg",
     "speedscope.json",
     "folded",
+    "parquet",
 ];
 
 #[test]
@@ -106,7 +107,7 @@ fn what_can_not_be_on_standard_output_is_said() {
         let is_refused = !child.wait().unwrap().success();
         assert_eq!(
             is_refused,
-            matches!(format, "otlp" | "pb.gz" | "json.gz"),
+            matches!(format, "otlp" | "pb.gz" | "json.gz" | "parquet"),
             "{format}"
         );
         assert_eq!(shown.is_empty(), is_refused, "{format}");

@@ -95,6 +95,10 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Err(error),
         Ok(found) if found.is_dir() && !is_folder => Err(Errno::EISDIR.into()),
         Ok(_) => access(path, AccessFlags::W_OK).map_err(io::Error::from),
+        // Its folders are made.
+        Err(_) if is_folder && !directory(path).exists() => {
+            return check_writable(&directory(path).join(""));
+        }
         Err(_) => match nameless(directory(path)) {
             Err(error) if has_no_nameless_files(&error) => {
                 named(path).and_then(|(other, _)| fs::remove_file(other))

@@ -14,6 +14,7 @@ use otelctx_sample::{
 use crate::attributes::attributes;
 use crate::location::{Location, LocationIndex, Locator, Place, Remappings, Resolved};
 use crate::report::{LANGUAGES, Selection};
+use crate::write::folded;
 use crate::{Clock, Identity, Recording, Symbolizer};
 
 /// A recording with its frames resolved and equal samples grouped.
@@ -324,8 +325,11 @@ impl Profile {
             ..Selection::default()
         };
         let is_wanted = |location: &LocationIndex| {
-            let mut functions = self.locations[location.index()].functions.iter();
-            functions.any(|it| selection.has_function(&it.name, &it.file))
+            let (location, mut is_found) = (&self.locations[location.index()], false);
+            folded::each_function(self, location, |name, file, _| {
+                is_found |= selection.has_function(name, file);
+            });
+            is_found
         };
         let stacks = self.stacks.iter();
         let kept: Vec<bool> = stacks.map(|stack| stack.iter().any(is_wanted)).collect();

@@ -5,12 +5,14 @@ mod shop;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use otelctx_profile::report::{
     AttributeFilter, Condition, Moment, Report, ReportOptions, Selection, ThreadFilter,
 };
-use otelctx_profile::{Format, Input, Options, converted};
+use otelctx_profile::sample::{Catalog, Counts, Event, Found, ProcessFacts, Sample};
+use otelctx_profile::{Clock, Format, Input, NoSymbols, Options, Profile, convert, converted};
 use serde_json::Value;
 
 /// Own samples and all samples of each function.
@@ -232,4 +234,72 @@ fn functions_have_equal_numbers_in_every_format() {
             assert_eq!(again.total, report.total, "{index} {format:?}");
         }
     }
+}
+
+/// The name of a process is that of its first thread, of which the samples come last here.
+#[test]
+fn a_process_has_one_name_in_all_formats() {
+    let mut catalog = Catalog::new();
+    let process = catalog.add_process(ProcessFacts {
+        pid: 7,
+        comm: "gunicorn".into(),
+        executable: "/usr/bin/python3".into(),
+        ..ProcessFacts::default()
+    });
+    let none = catalog.native_stack(&[]);
+    let threads = [(8, "worker"), (7, "gunicorn")];
+    let samples = threads.map(|(tid, name)| Sample {
+        time: 1_000_000_000,
+        cpu: 0,
+        thread: catalog.thread(process, tid, name),
+        event: Event::OnCpu,
+        found: Found::Detached,
+        gil: None,
+        user_stack: none,
+        stack_end: None,
+        kernel_stack: none,
+    });
+    let recording = otelctx_profile::Recording {
+        catalog,
+        samples: samples.to_vec(),
+        clock: Clock {
+            start: 0,
+            end: 2_000_000_000,
+            start_unix: 1_700_000_000_000_000_000,
+        },
+        period: NonZeroU64::new(1_000_000).unwrap(),
+        counts: Counts::default(),
+    };
+    let profile = Profile::new(recording, &mut NoSymbols);
+    let directory = std::env::temp_dir().join(format!("otelctx-names-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let otlp = directory.join("profile.otlp");
+    profile.write_file(&otlp, &Options::default()).unwrap();
+    let input = Input::recording(&otlp);
+    let report = Report::read(&input, &ReportOptions::by(&[])).unwrap();
+    let services: Vec<_> = report
+        .by_service
+        .iter()
+        .map(|(name, _)| &name[..])
+        .collect();
+    assert_eq!(services, ["gunicorn"]);
+    for format in [Format::Folded, Format::FlameGraph, Format::Speedscope] {
+        let (selection, options) = (Selection::default(), Options::default());
+        let content = converted(&input, &selection, format, &options)
+            .unwrap()
+            .unwrap();
+        let text = String::from_utf8(content).unwrap();
+        assert!(text.contains("gunicorn"), "{format:?}: {text}");
+        assert!(!text.contains("python3"), "{format:?}: {text}");
+    }
+    let folder = directory.join("parts/");
+    let (selection, options) = (Selection::default(), Options::default());
+    convert(&input, &selection, Format::ParquetFolder, &options, &folder).unwrap();
+    let hour = folder.join("hour=2023-11-14T22");
+    let parts: Vec<_> = fs::read_dir(hour)
+        .unwrap()
+        .map(|it| it.unwrap().file_name())
+        .collect();
+    assert_eq!(parts, ["service=gunicorn"]);
+    fs::remove_dir_all(&directory).unwrap();
 }

@@ -259,5 +259,27 @@ fn parents_in_a_circle_end() {
     let spans = Spans::of(json_of(1, &circle).as_bytes()).unwrap();
     let spans = spans.within(&report()).spans;
     let costs: Vec<_> = spans.iter().map(|it| it.cost.total).collect();
-    assert_eq!(costs, [cost(8), cost(8)]);
+    assert_eq!(costs, [cost(6), cost(2)]);
+}
+
+/// Sampled spans are the innermost two of a long chain.
+#[test]
+fn the_outermost_of_many_spans_has_the_time_of_all() {
+    let chain: Vec<Given> = (1..=200)
+        .map(|id| {
+            (
+                id,
+                if id == 200 { 0 } else { id + 1 },
+                "span",
+                0,
+                9 + u64::from(id),
+            )
+        })
+        .collect();
+    let spans = Spans::of(json_of(1, &chain).as_bytes()).unwrap();
+    let spans = spans.within(&report()).spans;
+    assert_eq!(spans.len(), 200);
+    // The slowest is the outermost.
+    assert_eq!(spans[0].cost.total, cost(8));
+    assert_eq!(spans[199].cost.total, cost(6));
 }

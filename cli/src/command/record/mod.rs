@@ -147,7 +147,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let standard_output = arguments.standard_output()?;
     output::check(&arguments.output)?;
     let is_page = |path: &PathBuf| Format::from_path(path).is_ok_and(|it| it == Format::Page);
-    if arguments.spans.is_some() && !arguments.output.iter().any(is_page) {
+    let has_page = arguments.output.iter().any(is_page) || standard_output == Some(Format::Page);
+    if arguments.spans.is_some() && !has_page {
         return Err(Error::SpansWithoutPage);
     }
     let has_targets = !(arguments.pid.is_empty() && arguments.select.is_empty());
@@ -274,17 +275,17 @@ impl Writer<'_> {
     fn select(&mut self, part: &mut Recording, clock: Clock) -> Removed {
         let arguments = self.arguments;
         self.before.add(part, arguments);
-        let mut left_out = arguments.filter.keep(part);
+        let mut not_selected = arguments.filter.keep(part);
         if let Some(time) = &arguments.time {
             let all = part.samples.len();
             let selected = time.within(clock);
             part.samples
                 .retain(|sample| selected.contains(&sample.time));
-            left_out += all - part.samples.len();
+            not_selected += all - part.samples.len();
         }
         Removed {
             gil: GilSamples::default(),
-            left_out,
+            not_selected,
             attributes: arguments.filter.attributes.apply(part),
         }
     }
@@ -293,7 +294,7 @@ impl Writer<'_> {
     fn select_by_function(&mut self, part: &mut Profile, clock: Clock, mut removed: Removed) {
         let arguments = self.arguments;
         if !arguments.filter.functions.is_empty() {
-            removed.left_out += part.keep_functions(&arguments.filter.functions);
+            removed.not_selected += part.keep_functions(&arguments.filter.functions);
         }
         removed.gil = GilSamples::of_part(part);
         if arguments.gil {

@@ -45,7 +45,7 @@ pub(super) struct Summary {
     attached: usize,
     gil: GilSamples,
     /// Number of samples that the selection has left out.
-    left_out: usize,
+    not_selected: usize,
     /// The selection: options and their values.
     filter: Vec<GivenOption>,
     dropped_attributes: DroppedAttributes,
@@ -73,7 +73,7 @@ pub(super) struct Removed {
     /// The states of its samples before `--gil` removed any.
     pub(super) gil: GilSamples,
     /// The number of samples that the selection has left out.
-    pub(super) left_out: usize,
+    pub(super) not_selected: usize,
     /// The attributes that were left out.
     pub(super) attributes: DroppedAttributes,
 }
@@ -97,7 +97,7 @@ impl Summary {
     /// Adds a part of the recording, which took the time of `clock`, and what was removed from it.
     pub(super) fn add(&mut self, part: &Profile, clock: Clock, removed: Removed) {
         self.gil += removed.gil;
-        self.left_out += removed.left_out;
+        self.not_selected += removed.not_selected;
         self.dropped_attributes.add(removed.attributes);
         self.samples += part.len();
         let (catalog, samples) = (part.catalog(), || part.groups().flat_map(|it| it.samples));
@@ -171,14 +171,14 @@ impl Summary {
         }
         counted += &self.steps();
         counted += &self.stacks();
-        if self.left_out > 0 {
-            let samples = count(self.left_out, "sample", "samples");
+        if self.not_selected > 0 {
+            let samples = count(self.not_selected, "sample", "samples");
             let included = if counted.is_empty() {
                 ""
             } else {
                 " (included in the lines below)"
             };
-            text += &format!("  left out by the selection: {samples}{included}\n");
+            text += &format!("  not selected: {samples}{included}\n");
         }
         if let Some(line) = self.dropped_attributes.line() {
             text += &format!("  {line}\n");
@@ -267,7 +267,7 @@ impl Summary {
         SummaryJson {
             samples: self.samples,
             filter: &self.filter,
-            left_out: self.left_out,
+            not_selected: self.not_selected,
             with_context: self.attached,
             gil: self.gil,
             processes: self.processes.get(),
@@ -416,7 +416,7 @@ impl Missing {
 struct SummaryJson<'s> {
     samples: usize,
     filter: &'s [GivenOption],
-    left_out: usize,
+    not_selected: usize,
     with_context: usize,
     gil: GilSamples,
     processes: usize,
@@ -468,7 +468,7 @@ mod tests {
                 none: 1234,
                 ..GilSamples::default()
             },
-            left_out: 0,
+            not_selected: 0,
             filter: Vec::new(),
             dropped_attributes: DroppedAttributes::default(),
             node_contexts: NodeContexts::default(),
@@ -538,8 +538,8 @@ mod tests {
             format!("{first}, 7 lost\n{second}\n")
         );
         let mut filtered = summary(counts);
-        filtered.left_out = 1;
-        let third = "  left out by the selection: 1 sample (included in the lines below)";
+        filtered.not_selected = 1;
+        let third = "  not selected: 1 sample (included in the lines below)";
         assert_eq!(
             filtered.text(),
             format!("{first}, 7 lost\n{third}\n{second}\n")
@@ -757,10 +757,10 @@ mod tests {
         let step = IncompleteSteps::new("nodejs", "not supported", 25);
         summary.incomplete_steps.push(step);
         summary.filter = vec![GivenOption::new("trace", "4b")];
-        summary.left_out = 5;
+        summary.not_selected = 5;
         let json = serde_json::to_value(summary.json(&[], None)).unwrap();
         let expected = serde_json::json!({
-            "samples": 1234, "filter": [{"option": "trace", "value": "4b"}], "left_out": 5, "with_context": 1200,
+            "samples": 1234, "filter": [{"option": "trace", "value": "4b"}], "not_selected": 5, "with_context": 1200,
             "gil": {"held": 1000, "waiting": 200, "released": 30, "none": 4}, "processes": 1,
             "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
             "dropped_attributes": {"samples": 0, "resources": 0},

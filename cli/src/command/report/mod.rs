@@ -229,7 +229,6 @@ fn convert(
 ) -> Result<Status, Error> {
     let outputs = &arguments.output;
     let mut write = otelctx_profile::Options::default();
-    write.by = options.by.first().cloned();
     write.with_plumbing = arguments.plumbing;
     let format = |path: &PathBuf| match of_output {
         Some(format) if standard_output::is_meant(path) => Ok(format),
@@ -252,6 +251,7 @@ fn convert(
         }
     }
     for (path, format) in outputs.iter().zip(formats) {
+        write.by = divided_by(format, &options.by);
         let is_written = if standard_output::is_meant(path) {
             let content = otelctx_profile::converted(input, &options.selection, format, &write)?;
             let print = |content: &Vec<u8>| terminal::write(|stdout| stdout.write_all(content));
@@ -267,6 +267,32 @@ fn convert(
         }
     }
     Ok(Status::Done)
+}
+
+/// Returns the first of these names that files of a format can be divided by, and says which are not
+/// used.
+fn divided_by(format: Format, by: &[String]) -> Option<String> {
+    let is_usable = |name: &&String| match format {
+        // Services are above that.
+        Format::FlameGraph => !matches!(&name[..], "service" | "function" | "file" | "line"),
+        _ => !report::is_level(name),
+    };
+    let used = by.iter().find(is_usable).cloned();
+    let is_divided = !matches!(
+        format,
+        Format::Otlp | Format::Pprof | Format::Speedscope | Format::Parquet | Format::ParquetFolder
+    );
+    let mut others = by.iter().filter(|name| Some(*name) != used.as_ref());
+    // Services are there in any case.
+    if is_divided && others.any(|name| name != "service") {
+        let by = used.as_deref().unwrap_or("no attribute");
+        let extension = format.extension();
+        terminal::complain(
+            &format!("a {extension} file is divided by {}", escape(by)),
+            None,
+        );
+    }
+    used
 }
 
 impl Arguments {

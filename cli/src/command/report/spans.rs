@@ -89,7 +89,7 @@ impl Found {
         let (traces, spans) = self.report.unseen;
         if traces > 0 {
             shown += &format!(
-                "{} of {} without a sample\n",
+                "{} of {} without a selected sample\n",
                 count(spans, "span", "spans"),
                 count(traces, "trace", "traces")
             );

@@ -89,7 +89,13 @@ impl CodeReader {
             self.take(answer);
         }
         let known = self.processes.get(&pid);
-        if known.is_none_or(|code| code.copies.are_read_again()) {
+        // What could not be read may be readable now.
+        let is_empty = |code: &ReadCode| {
+            code.map
+                .as_ref()
+                .is_some_and(|map| map.mappings().is_empty())
+        };
+        if known.is_none_or(|code| code.copies.are_read_again() || is_empty(code)) {
             self.refresh(pid);
         }
         self.processes.get(&pid)?.map.clone()

@@ -14,12 +14,22 @@ use crate::attributes::{GIL, UNKNOWN_SERVICE};
 use crate::report::Cost;
 use crate::write::flame_graph::{Frame, Graph, Label};
 
-/// What is above the frames of a sample: numbers of [`Drawing::texts`].
+/// What is above the frames of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Levels {
-    service: u32,
-    /// The value of [`Drawing::by`]; `None` without one.
-    value: Option<u32>,
+    /// Its service is known once all samples were read.
+    process: Id,
+    value: Value,
+}
+
+/// The value of [`Drawing::by`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Value {
+    None,
+    /// A number of [`Drawing::texts`].
+    Text(u32),
+    /// The process's name.
+    Process,
 }
 
 /// Thread, context and state of the lock of samples that follow each other.
@@ -64,7 +74,11 @@ impl Drawing {
         // The label of each function, once it is known; that is none if it has no room.
         let mut functions: Vec<Option<Option<u32>>> = vec![None; folding.len()];
         let mut path = Vec::new();
-        let text = |index: u32| self.texts[index as usize].clone();
+        let value = |levels: Levels| match levels.value {
+            Value::None => None,
+            Value::Text(index) => Some(self.texts[index as usize].clone()),
+            Value::Process => Some(tables.processes[levels.process as usize].name(tables)),
+        };
         std::mem::take(&mut self.cells)
             .finish()
             .each(|stack, cells| {
@@ -72,9 +86,10 @@ impl Drawing {
                 for (levels, cost) in cells {
                     let levels = self.levels[*levels as usize];
                     path.clear();
-                    path.push((graph.label(Label::Service(text(levels.service))), 0));
+                    let service = service_of(tables, levels.process);
+                    path.push((graph.label(Label::Service(service)), 0));
                     if by {
-                        path.push((graph.label(Label::Value(levels.value.map(text))), 0));
+                        path.push((graph.label(Label::Value(value(levels))), 0));
                     }
                     for shown in frames.iter().rev() {
                         let known = &mut functions[shown.function as usize];
@@ -93,18 +108,16 @@ impl Drawing {
             Some((known, levels)) if known == key => return levels,
             _ => {}
         }
-        let (_, process) = tables.process_of(group.thread);
-        let service = process.service(tables);
-        // SDKs name a service so if nobody else did; what follows is the command.
-        let command = service.strip_prefix(UNKNOWN_SERVICE);
-        let command = command.and_then(|rest| rest.strip_prefix(':'));
-        let service = command.unwrap_or(&service).to_owned();
-        let value = self.value(tables, group);
-        self.has_value |= value.is_some();
-        let levels = Levels {
-            service: self.texts.insert_full(service).0 as u32,
-            value: value.map(|text| self.texts.insert_full(text).0 as u32),
+        let value = match self.by.as_deref() {
+            Some("process") => Value::Process,
+            _ => match self.value(tables, group) {
+                Some(text) => Value::Text(self.texts.insert_full(text).0 as u32),
+                None => Value::None,
+            },
         };
+        self.has_value |= value != Value::None;
+        let (process, _) = tables.process_of(group.thread);
+        let levels = Levels { process, value };
         let levels = self.levels.insert_full(levels).0 as u32;
         self.last = Some((key, levels));
         levels
@@ -117,8 +130,7 @@ impl Drawing {
         match by {
             GIL => group.gil.map(|state| state.name().to_owned()),
             // The level above is the service.
-            "service" | "function" | "file" | "line" => None,
-            "process" => Some(process.name(tables)),
+            "service" | "process" | "function" | "file" | "line" => None,
             "thread" => match tables.text(tables.thread(group.thread).name) {
                 "" => None,
                 name => Some(pool_of(name)),
@@ -154,6 +166,14 @@ impl Sink for Drawing {
     fn needs_start(&self) -> bool {
         false
     }
+}
+
+fn service_of(tables: &Tables, process: Id) -> String {
+    let service = tables.processes[process as usize].service(tables);
+    // SDKs name a service so if nobody else did; what follows is the command.
+    let command = service.strip_prefix(UNKNOWN_SERVICE);
+    let command = command.and_then(|rest| rest.strip_prefix(':'));
+    command.unwrap_or(&service).to_owned()
 }
 
 /// Returns what stands for a thread's pool: its name with `*` in place of its last number, as in

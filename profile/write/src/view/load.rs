@@ -73,7 +73,13 @@ impl Loading {
     ///
     /// # Errors
     /// Returns a sentence if the formats cannot keep the samples' times.
-    pub(super) fn finish(self, tables: &Tables) -> Result<Profile, String> {
+    pub(super) fn finish(mut self, tables: &Tables) -> Result<Profile, String> {
+        // The name of a process's command is that of its first thread, which may have come late.
+        for (process, added) in tables.processes.iter().zip(&self.processes) {
+            if let Some(added) = added {
+                self.catalog.process_mut(*added).comm = facts(tables, process).comm;
+            }
+        }
         let (start, end) = tables.span.unwrap_or_default();
         let clock = Clock {
             start,

@@ -191,6 +191,10 @@ impl<'m, 't> Reader<'m, 't> {
         for field in fields(link) {
             let (number, field) = field?;
             let bytes = field.bytes()?;
+            if bytes.is_empty() {
+                // The Collector writes an ID of zeros so.
+                continue;
+            }
             let size = || format!("a link has an ID of {} bytes", bytes.len());
             match number {
                 1 => trace = bytes.try_into().map_err(|_| size())?,

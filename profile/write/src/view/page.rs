@@ -24,9 +24,10 @@ pub(super) struct Paging {
     /// Name of the attribute of routes.
     by: String,
     recording: page::Recording,
-    services: IndexSet<String, RandomState>,
     routes: IndexSet<Id, RandomState>,
     threads: Known<u32>,
+    /// The process of each thread that was added.
+    processes: Vec<Id>,
     contexts: Known<Option<u32>>,
     /// The last node of each stack.
     stacks: Known<u32>,
@@ -54,9 +55,9 @@ impl Paging {
                 nodes: vec![page::Node::default()],
                 ..page::Recording::default()
             },
-            services: IndexSet::default(),
             routes: IndexSet::default(),
             threads: Vec::new(),
+            processes: Vec::new(),
             contexts: Vec::new(),
             stacks: Vec::new(),
             nodes: HashMap::default(),
@@ -95,11 +96,17 @@ impl Paging {
             period => period,
         };
         if self.is_counted {
-            recording.note = Some(
-                "The recording does not tell the time of a sample: 1 ms stands for one.".to_owned(),
-            );
+            let unknown = "The recording does not tell the time of a sample: 1 ms stands for one.";
+            let note = recording.note.iter().map(String::as_str).chain([unknown]);
+            recording.note = Some(note.collect::<Vec<_>>().join(" "));
         }
-        recording.services = self.services.iter().cloned().collect();
+        // The name of a process is that of its first thread, which may have come late.
+        let mut services: IndexSet<String, RandomState> = IndexSet::default();
+        for (thread, process) in recording.threads.iter_mut().zip(&self.processes) {
+            let service = tables.processes[*process as usize].service(tables);
+            thread.service = services.insert_full(service.into_owned()).0 as u32;
+        }
+        recording.services = services.into_iter().collect();
         let text = |id: &Id| tables.text(*id).to_owned();
         recording.routes = self.routes.iter().map(text).collect();
         // The first one stands for none.
@@ -125,15 +132,15 @@ impl Paging {
         if let Some(known) = known(&mut self.threads, id) {
             return *known;
         }
-        let (_, process) = tables.process_of(id);
+        let (process_id, process) = tables.process_of(id);
         let thread = tables.thread(id);
-        let service = process.service(tables).into_owned();
         let number = |value: Option<i64>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
         let added = self.recording.threads.len() as u32;
+        self.processes.push(process_id);
         self.recording.threads.push(page::Thread {
             pid: number(process.pid),
             tid: number(thread.tid),
-            service: self.services.insert_full(service).0 as u32,
+            service: 0,
             name: tables.text(thread.name).to_owned(),
         });
         *known(&mut self.threads, id).insert(added)

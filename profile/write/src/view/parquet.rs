@@ -7,7 +7,7 @@ use super::input::Input;
 use super::messages;
 use super::rows::{self, Partitioning, Rows};
 use super::select::Selecting;
-use super::tables::Tables;
+use super::tables::{NoSink, Tables};
 use crate::report::Selection;
 use crate::write::parquet::{Part, Store};
 use crate::{Error, Format, Options, Profile, file};
@@ -64,6 +64,9 @@ fn written(
     let parts: Result<Vec<Part>, String> = input.in_worker(|files| {
         let mut tables = Tables::default();
         let mut rows = Rows::new(in_worker, options.host.clone(), partitioning(format));
+        // Rows are written before the last thread, after which a process may be named, was read.
+        files.read(&mut tables, &mut NoSink)?;
+        tables.has_names = true;
         files.read(&mut tables, &mut Selecting::new(selection, &mut rows))?;
         if rows.is_empty() {
             return Ok(Ok(Vec::new()));
@@ -118,7 +121,11 @@ impl ParquetFiles {
         let mut tables = Tables::default();
         let read = written
             .map_err(|error| error.to_string())
-            .and_then(|()| messages::read(&content, &mut tables, rows));
+            .and_then(|()| messages::read(&content, &mut tables, &mut NoSink))
+            .and_then(|()| {
+                tables.has_names = true;
+                messages::read(&content, &mut tables, rows)
+            });
         rows.end_tables(&tables);
         if let Err(problem) = read {
             self.rows = Err(problem);

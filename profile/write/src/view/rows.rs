@@ -61,6 +61,9 @@ pub(super) struct Rows {
     problem: Option<io::Error>,
 }
 
+/// Maximum number of files of a folder.
+const MAX_PARTS: usize = 4096;
+
 /// Whether samples are divided into several files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Partitioning {
@@ -164,6 +167,11 @@ impl Rows {
         };
         if let Some(index) = self.parts.get_index_of(&key) {
             return Ok(index);
+        }
+        if self.parts.len() >= MAX_PARTS {
+            return Err(io::Error::other(format!(
+                "it has more than {MAX_PARTS} hours of services: choose some with --time or --filter"
+            )));
         }
         let folder = match self.by {
             Partitioning::None => String::new(),

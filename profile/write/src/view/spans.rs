@@ -397,9 +397,6 @@ pub struct SpanTime {
     pub cost: FunctionCost,
 }
 
-/// Maximum number of spans that a span is below.
-const MAX_DEPTH: usize = 1000;
-
 impl Spans {
     /// Returns the spans of the traces of a report, which was made with [`ReportOptions::with_spans`].
     ///
@@ -451,28 +448,38 @@ impl Spans {
     }
 }
 
-/// Adds the cost of each span to it, and to the spans above it.
+/// Adds the cost of each span to it, and to the spans above it; not to those of a circle of parents.
 fn add_costs(times: &mut [SpanTime], report: &Report) {
     let spans = times.iter().enumerate();
     let at: HashMap<([u8; 16], [u8; 8]), usize> = spans
         .map(|(index, time)| ((time.span.trace, time.span.id), index))
         .collect();
     for (trace, span, cost) in &report.by_span {
-        let Some(mut index) = at.get(&(*trace, *span)).copied() else {
+        if let Some(index) = at.get(&(*trace, *span)) {
+            times[*index].cost.own.add(*cost);
+            times[*index].cost.total.add(*cost);
+        }
+    }
+    let parent = |time: &SpanTime| {
+        let parent = time.span.parent?;
+        at.get(&(time.span.trace, parent)).copied()
+    };
+    let parents: Vec<Option<usize>> = times.iter().map(parent).collect();
+    let mut below = vec![0_usize; times.len()];
+    for parent in parents.iter().flatten() {
+        below[*parent] += 1;
+    }
+    // From the innermost spans out. Where parents lead in a circle, it does not come to them.
+    let mut complete: Vec<usize> = (0..times.len()).filter(|it| below[*it] == 0).collect();
+    while let Some(index) = complete.pop() {
+        let Some(parent) = parents[index] else {
             continue;
         };
-        times[index].cost.own.add(*cost);
-        let mut path = Vec::new();
-        // Parents may lead in a circle.
-        while path.len() < MAX_DEPTH && !path.contains(&index) {
-            path.push(index);
-            times[index].cost.total.add(*cost);
-            let span = &times[index].span;
-            let parent = span.parent.and_then(|id| at.get(&(span.trace, id)));
-            match parent {
-                Some(parent) => index = *parent,
-                None => break,
-            }
+        let total = times[index].cost.total;
+        times[parent].cost.total.add(total);
+        below[parent] -= 1;
+        if below[parent] == 0 {
+            complete.push(parent);
         }
     }
 }

@@ -221,6 +221,17 @@ pub(super) trait Sink {
     fn needs_start(&self) -> bool;
 }
 
+/// Reads a recording for its tables alone.
+pub(super) struct NoSink;
+
+impl Sink for NoSink {
+    fn add(&mut self, _: &Tables, _: &Group<'_>) {}
+
+    fn needs_start(&self) -> bool {
+        false
+    }
+}
+
 /// All tables of a recording.
 #[derive(Debug)]
 pub(super) struct Tables {
@@ -253,6 +264,8 @@ pub(super) struct Tables {
     pub(super) period: u64,
     /// Number of messages that were read.
     pub(super) messages: usize,
+    /// All names of commands are known: the recording is read again.
+    pub(super) has_names: bool,
 }
 
 impl Default for Tables {
@@ -282,6 +295,7 @@ impl Default for Tables {
             other_type: None,
             period: 0,
             messages: 0,
+            has_names: false,
         }
     }
 }
@@ -333,7 +347,7 @@ impl Tables {
         let is_first = thread.tid.is_some() && thread.tid == process.pid;
         // A sample from before an exec may have the next program's facts, not its name.
         let is_known = process.command.is_some_and(|(seen, _)| seen == message);
-        if is_first && thread.name != NONE && !is_known {
+        if is_first && thread.name != NONE && !is_known && !self.has_names {
             process.command = Some((message, thread.name));
         }
         add(&mut self.threads, thread)

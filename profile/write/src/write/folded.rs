@@ -47,7 +47,7 @@ pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl 
 
 /// Visits names, files and lines of a location's functions, outermost first. Without functions, its
 /// file stands for them.
-pub(super) fn each_function(
+pub(crate) fn each_function(
     profile: &Profile,
     location: &Location,
     mut each: impl FnMut(&str, &str, u32),
