@@ -1,5 +1,6 @@
 //! A recording with its frames resolved and equal samples grouped.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::iter::repeat_n;
 use std::num::NonZeroU64;
@@ -14,7 +15,6 @@ use otelctx_sample::{
 use crate::attributes::attributes;
 use crate::location::{Location, LocationIndex, Locator, Place, Remappings, Resolved};
 use crate::report::{LANGUAGES, Selection};
-use crate::write::folded;
 use crate::{Clock, Identity, Recording, Symbolizer};
 
 /// A recording with its frames resolved and equal samples grouped.
@@ -317,6 +317,30 @@ impl Profile {
         self.identities.get(&module)
     }
 
+    /// Visits names, files and lines of a location's functions, outermost first. Without functions, its
+    /// file stands for them.
+    pub(crate) fn each_function(&self, location: &Location, mut each: impl FnMut(&str, &str, u32)) {
+        for function in location.functions.iter().rev() {
+            each(&function.name, &function.file, function.line);
+        }
+        if location.functions.is_empty() {
+            let (name, path) = self.unnamed(location.place);
+            each(&name, path, 0);
+        }
+    }
+
+    /// Returns the name for all unnamed functions of a file, and its path: a frame for each address
+    /// would be noise.
+    fn unnamed(&self, place: Place) -> (Cow<'_, str>, &str) {
+        let Some(module) = self.module_of(place) else {
+            return ("[unknown]".into(), "");
+        };
+        let path = &self.catalog.module_facts(module).path;
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let path = if path.starts_with('/') { path } else { "" };
+        (format!("[{}]", name.trim_matches(['[', ']'])).into(), path)
+    }
+
     /// Keeps only the samples whose stack has a function with one of these texts in its name or its
     /// file's, in upper or lower case. Returns how many it has removed.
     pub fn keep_functions(&mut self, texts: &[String]) -> usize {
@@ -326,7 +350,7 @@ impl Profile {
         };
         let is_wanted = |location: &LocationIndex| {
             let (location, mut is_found) = (&self.locations[location.index()], false);
-            folded::each_function(self, location, |name, file, _| {
+            self.each_function(location, |name, file, _| {
                 is_found |= selection.has_function(name, file);
             });
             is_found

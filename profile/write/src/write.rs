@@ -3,7 +3,7 @@
 mod aggregate;
 mod firefox;
 pub(crate) mod flame_graph;
-pub(crate) mod folded;
+mod folded;
 mod otlp;
 pub(crate) mod parquet;
 mod pprof;

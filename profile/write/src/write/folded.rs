@@ -1,12 +1,10 @@
 //! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples.
 
-use std::borrow::Cow;
-
 use otelctx_sample::GilState;
 
 use crate::attributes::{GIL, attribute};
 use crate::report::NO_ATTRIBUTE;
-use crate::{Group, Kind, Location, Options, Place, Profile};
+use crate::{Group, Kind, Location, Options, Profile};
 
 /// Returns on-CPU stacks with their counts. The first frames are the requested attribute, the
 /// process and the thread.
@@ -42,35 +40,7 @@ fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Opti
 
 /// Visits the names of a location's functions, outermost first, or the name of its file.
 pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl FnMut(&str)) {
-    each_function(profile, location, |name, _, _| each(name));
-}
-
-/// Visits names, files and lines of a location's functions, outermost first. Without functions, its
-/// file stands for them.
-pub(crate) fn each_function(
-    profile: &Profile,
-    location: &Location,
-    mut each: impl FnMut(&str, &str, u32),
-) {
-    for function in location.functions.iter().rev() {
-        each(&function.name, &function.file, function.line);
-    }
-    if location.functions.is_empty() {
-        let (name, path) = unnamed(profile, location.place);
-        each(&name, path, 0);
-    }
-}
-
-/// Returns the name for all unnamed functions of a file, and its path: a frame for each address would
-/// be noise.
-fn unnamed(profile: &Profile, place: Place) -> (Cow<'_, str>, &str) {
-    let Some(module) = profile.module_of(place) else {
-        return ("[unknown]".into(), "");
-    };
-    let path = &profile.catalog().module_facts(module).path;
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let path = if path.starts_with('/') { path } else { "" };
-    (format!("[{}]", name.trim_matches(['[', ']'])).into(), path)
+    profile.each_function(location, |name, _, _| each(name));
 }
 
 /// The name of a frame without text: the frames after it keep their depth.

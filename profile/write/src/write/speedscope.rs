@@ -10,7 +10,6 @@ use otelctx_sample::ThreadId;
 use serde::Serialize;
 use serde::ser::SerializeSeq;
 
-use super::folded::each_function;
 use super::room::{OTHER, Room};
 use crate::{Clock, Kind, LocationIndex, Profile};
 
@@ -114,7 +113,7 @@ impl Speedscope {
     fn stack(&mut self, part: &Profile, stack: &[LocationIndex]) -> u32 {
         let mut frames = Some(Vec::new());
         for index in stack.iter().rev() {
-            each_function(part, part.location(*index), |name, file, line| {
+            part.each_function(part.location(*index), |name, file, line| {
                 let frame = frames.as_ref().and_then(|_| self.frame(name, file, line));
                 match (frame, &mut frames) {
                     (Some(frame), Some(frames)) => frames.push(frame),

@@ -11,7 +11,6 @@ use foldhash::fast::RandomState;
 use indexmap::{IndexMap, IndexSet};
 use otelctx_sample::{ContextId, FrameKind, GilState, ThreadId};
 
-use super::folded::each_function;
 use super::room::{OTHER, Room};
 use crate::attributes::{attribute, attributes};
 use crate::{Clock, Identity, Kind, Location, LocationIndex, Options, Place, Profile};
@@ -260,7 +259,7 @@ impl Firefox {
             _ => None,
         };
         let (mut last, mut inline_depth, mut has_room) = (callers, 0, true);
-        each_function(part, location, |name, file, line| {
+        part.each_function(location, |name, file, line| {
             if !has_room {
                 return;
             }
