@@ -299,6 +299,10 @@ fn an_attribute_that_no_sample_has_is_said_and_none_can_be_asked_for() {
             "{folded}"
         );
         let answer = otelctx(&["report", &file, "--by", "none"]).expect(0);
+        // Traces of one or two samples each are not listed.
+        if answer.stdout.contains("none with more than ") {
+            return Err(answer.stdout);
+        }
         assert!(answer.stdout.contains("By trace"), "{answer:?}");
         assert!(!answer.stdout.contains("By none"), "{answer:?}");
         assert_eq!(answer.stderr, "");
