@@ -36,7 +36,8 @@ pub(super) fn without_option(words: &[String], verb: &'static str) -> Result<Vec
 pub(super) fn attribute(text: &str) -> Result<String, String> {
     match text {
         "" => Err("expected the name of an attribute, or `none` for none".to_owned()),
-        name => Ok(name.to_owned()),
+        // As in `--by http.route, thread`.
+        name => Ok(name.trim().to_owned()),
     }
 }
 

@@ -197,6 +197,11 @@ impl Select {
         !self.trace.is_empty()
     }
 
+    /// Returns true if functions are selected.
+    pub(super) fn has_functions(&self) -> bool {
+        !self.function.is_empty()
+    }
+
     /// Returns true if threads are selected.
     pub(super) fn has_threads(&self) -> bool {
         !self.thread.is_empty()

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use nix::unistd::{geteuid, mkdtemp};
-use otelctx_profile::report::Selection;
+use otelctx_profile::report::{self, Selection};
 use otelctx_profile::{Format, Input, Options, Spans, convert};
 
 use crate::Status;
@@ -55,6 +55,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let selection = arguments.select.within(&input)?;
     let mut options = Options::default();
     options.by.clone_from(&arguments.by);
+    if let Some(level) = arguments.by.as_ref().filter(|it| report::is_level(it)) {
+        let message =
+            format!("a page is divided by an attribute, and has each {level} in any case");
+        terminal::complain(&message, None);
+        options.by = None;
+    }
     let spans = arguments.spans.as_deref().map(Spans::read).transpose()?;
     options.spans = spans.map(Arc::new);
     let Some(page) = write(&input, &selection, &options, &file)? else {

@@ -174,8 +174,13 @@ pub(crate) fn pass_on(bytes: &[u8]) -> io::Result<bool> {
 
 /// Prints a message to standard error, and the hint below it.
 pub(crate) fn complain(message: &str, hint: Option<&str>) {
+    complain_with(message, hint);
+}
+
+/// Prints a message to standard error, and each hint on a line of its own below it.
+pub(crate) fn complain_with<'h>(message: &str, hints: impl IntoIterator<Item = &'h str>) {
     let mut text = format!("otelctx: {}\n", escape(message));
-    if let Some(hint) = hint {
+    for hint in hints {
         text.push_str(&format!("  {}\n", escape(hint)));
     }
     // There is nowhere to report a failure.

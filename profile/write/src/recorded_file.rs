@@ -128,6 +128,11 @@ pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
             "it is compressed; configure the Collector's file exporter without `compression`".into()
         }
+        [b'P', b'A', b'R', b'1', ..] => {
+            "it is Parquet: query it with DuckDB or ClickHouse, or report the recording that it was \
+                made of"
+                .into()
+        }
         [b'P', b'E', b'R', b'F', b'I', b'L', b'E', ..] => {
             format!(
                 "it is a recording of perf: `perf report -i {file}`, or `perf script -i {file} | otelctx report -`"
@@ -142,6 +147,9 @@ pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
                 "it is a program or library: `otelctx check {file}`, or `otelctx record -- {file}`"
             )
         }
+        [b'{', ..] if contains(head, b"speedscope") => {
+            "it is for speedscope: load it at https://www.speedscope.app".into()
+        }
         [b'{', ..] => json.into(),
         _ if head.to_ascii_lowercase().starts_with(b"<!doctype html") => {
             "it is a page, open it in a browser".into()
@@ -151,6 +159,10 @@ pub(crate) fn other_format(bytes: &[u8], path: &Path) -> Option<String> {
         }
         _ => return other_text(head),
     })
+}
+
+fn contains(bytes: &[u8], text: &[u8]) -> bool {
+    bytes.windows(text.len()).any(|window| window == text)
 }
 
 /// Describes a text.
@@ -170,7 +182,7 @@ fn other_text(head: &[u8]) -> Option<String> {
     let (frames, number) = text.lines().next()?.rsplit_once(' ').unwrap_or_default();
     let is_folded = !frames.is_empty() && number.parse::<u64>().is_ok();
     Some(if is_folded {
-        "it has folded stacks: load it at https://www.speedscope.app".into()
+        "it has folded stacks, and a line without a number of samples: it was cut off".into()
     } else {
         "it is a text; `otelctx record -o profile.otlp -p PID` makes a recording".into()
     })

@@ -283,3 +283,17 @@ fn the_outermost_of_many_spans_has_the_time_of_all() {
     assert_eq!(spans[0].cost.total, cost(8));
     assert_eq!(spans[199].cost.total, cost(6));
 }
+
+/// As while a Collector is writing it.
+#[test]
+fn a_file_that_ends_within_a_line_or_message_has_the_spans_before() {
+    let line = json_of(1, &GIVEN);
+    let all = Spans::of(line.as_bytes()).unwrap();
+    let two = format!("{line}\n{}", json_of(2, &GIVEN));
+    for cut in [line.len() + 2, two.len() - 1] {
+        let mut spans = Spans::of(&two.as_bytes()[..cut]).unwrap();
+        assert!(std::mem::take(&mut spans.is_truncated), "{cut}");
+        assert_eq!(spans, all, "{cut}");
+    }
+    assert!(!Spans::of(two.as_bytes()).unwrap().is_truncated);
+}

@@ -33,7 +33,7 @@ const FREQUENCY_STOPPING: u32 = 249;
 /// Start a small service that publishes its contexts, and record it from outside
 ///
 /// The service is a separate process and ends with the command. Shows its CPU time by route, trace and
-/// thread, and writes the recording in every format. Does not need root; without root, threads are
+/// thread, and writes the recording in several formats. Does not need root; without root, threads are
 /// stopped briefly to sample them. Ctrl-C ends the recording early and shows what was recorded so far.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

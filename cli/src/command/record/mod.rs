@@ -36,7 +36,8 @@ use crate::{Setup, Status, hidden, interrupt};
 
 use empty_recording::{Before, Contexts};
 use gil::GilSamples;
-use output::{Outputs, Written};
+use output::Outputs;
+pub(super) use output::Written;
 use send::{Collector, Delivery};
 use session::{Plan, Recorded, Session};
 use summary::{Removed, Summary};
@@ -330,7 +331,7 @@ impl Writer<'_> {
         let text = if arguments.json {
             json::render(&self.summary.json(written, self.sent.as_ref()))
         } else {
-            let line = |it: &Written| format!("  {}: {}\n", escape(&it.path), escape(&it.open));
+            let line = Written::line;
             let files = written.iter().filter(|it| it.has_content()).map(line);
             let sent = self.sent.as_ref().map(Delivery::line).unwrap_or_default();
             self.summary.text() + &files.collect::<String>() + &sent

@@ -14,6 +14,7 @@ use super::unsent;
 use crate::command::filter::{NONE, ROUTE};
 use crate::command::standard_output::{self, Messages};
 use crate::error::Error;
+use crate::output::terminal::escape;
 use crate::output::{terminal, text};
 
 /// Checks whether these files can be written, as far as possible, before an hour is recorded.
@@ -298,7 +299,12 @@ impl Written {
         file.is_ok_and(|found| !found.is_file() || found.len() > 0)
     }
 
-    fn new(path: &Path) -> Self {
+    /// Returns a line that says how to open it.
+    pub(in crate::command) fn line(&self) -> String {
+        format!("  {}: {}\n", escape(&self.path), escape(&self.open))
+    }
+
+    pub(in crate::command) fn new(path: &Path) -> Self {
         let file = text::argument(&path.to_string_lossy());
         let open = match Format::from_path(path) {
             Ok(Format::Otlp) => format!("{} report {file}", text::own_name()),

@@ -18,7 +18,7 @@ use crate::Status;
 use crate::command::filter::{NONE, ROUTE};
 use crate::command::help;
 use crate::command::ids;
-use crate::command::record::empty_recording;
+use crate::command::record::{Written, empty_recording};
 use crate::command::selection::{self, GivenOption, Select};
 use crate::command::standard_output;
 use crate::error::Error;
@@ -181,10 +181,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         }
     };
     terminal::print(&text).map_err(Error::Output)?;
-    let asked = arguments.by.first().map(String::as_str);
-    let asked = asked.filter(|name| report.total.samples > 0 && !report::is_level(name));
-    if let Some(lacking) = empty_recording::lacking(asked, &report.attributes) {
-        terminal::complain(&lacking.message, Some(&lacking.hint));
+    for (level, name) in arguments.by.iter().enumerate() {
+        // It may be of the resource.
+        let mut values = report.groups.iter().filter_map(|it| it.values.get(level));
+        let has_value = report::is_level(name) || values.any(|it| it != report::NO_ATTRIBUTE);
+        let asked = (report.total.samples > 0 && !has_value).then_some(&name[..]);
+        if let Some(lacking) = empty_recording::lacking(asked, &report.attributes) {
+            terminal::complain(&lacking.message, Some(&lacking.hint));
+        }
     }
     Ok(Status::Done)
 }
@@ -264,6 +268,10 @@ fn convert(
         if !is_written {
             unselected::explain(input, &arguments.select)?;
             return Ok(Status::FoundProblem);
+        }
+        if of_output.is_none() {
+            let line = Written::new(path).line();
+            terminal::print(&line).map_err(Error::Output)?;
         }
     }
     Ok(Status::Done)

@@ -110,7 +110,11 @@ impl Found {
                 count(number as usize, "span", "spans")
             )
         };
-        reasons.map(line).collect()
+        let mut text: String = reasons.map(line).collect();
+        if self.spans.is_truncated {
+            text += "truncated: the file ends within a line or message, which was skipped\n";
+        }
+        text
     }
 
     /// Returns the value of docs/json.md.
@@ -138,6 +142,7 @@ impl Found {
             invalid: self.spans.invalid,
             duplicates: self.spans.duplicates,
             omitted: self.spans.omitted,
+            is_truncated: self.spans.is_truncated,
         }
     }
 }
@@ -151,6 +156,7 @@ pub(super) struct SpansJson {
     invalid: u64,
     duplicates: u64,
     omitted: u64,
+    is_truncated: bool,
 }
 
 #[derive(Debug, Serialize)]

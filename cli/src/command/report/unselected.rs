@@ -1,5 +1,6 @@
 //! Explains why no sample is selected.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use otelctx_profile::Input;
@@ -9,7 +10,7 @@ use crate::command::selection::Select;
 use crate::error::Error;
 use crate::output::clock;
 use crate::output::terminal::{self, escape};
-use crate::output::text::argument;
+use crate::output::text::{argument, count};
 
 /// Maximum number of values to list.
 const MAX_LISTED: usize = 5;
@@ -24,7 +25,8 @@ pub(in crate::command) fn explain(input: &Input, select: &Select) -> Result<(), 
         return Ok(());
     }
     let mut hints = Vec::new();
-    for name in select.attributes() {
+    let names: BTreeSet<&str> = select.attributes().collect();
+    for name in names {
         all.by = vec![name.to_owned()];
         let report = Report::read(input, &all)?;
         let values = report.groups.iter().map(|group| &group.values[0]);
@@ -63,8 +65,15 @@ pub(in crate::command) fn explain(input: &Input, select: &Select) -> Result<(), 
             }
         });
     }
-    let hint = (!hints.is_empty()).then(|| hints.join("\n  "));
-    terminal::complain("no sample is selected", hint.as_deref());
+    if select.has_functions() {
+        let names = report.by_function.iter().map(|(it, _)| &it.name);
+        hints.push(format!("functions: {}", list(names)));
+    }
+    if select.has_traces() {
+        let traces = count(report.by_trace.len(), "trace", "traces");
+        hints.push(format!("the recording has {traces}: --traces lists them"));
+    }
+    terminal::complain_with("no sample is selected", hints.iter().map(String::as_str));
     Ok(())
 }
 

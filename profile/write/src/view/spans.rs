@@ -59,6 +59,9 @@ pub struct Spans {
     pub duplicates: u64,
     /// Number of spans that were skipped because there are too many.
     pub omitted: u64,
+    /// True if the file ends within a line or message, as one that is being written does: what is
+    /// there of it was skipped.
+    pub is_truncated: bool,
 }
 
 impl Spans {
@@ -104,7 +107,14 @@ impl Spans {
             Some(b'{') => reading.add_json(&content)?,
             Some(_) => {
                 for message in Messages::new(&content) {
-                    let read = reading.add_message(message?);
+                    let message = match message {
+                        Err(_) if !reading.spans.all.is_empty() => {
+                            reading.spans.is_truncated = true;
+                            break;
+                        }
+                        message => message?,
+                    };
+                    let read = reading.add_message(message);
                     read.map_err(|_| "it was cut off, or has no spans".to_owned())?;
                 }
             }
@@ -196,10 +206,15 @@ impl Reading {
     fn add_json(&mut self, content: &[u8]) -> Result<(), String> {
         let objects = serde_json::Deserializer::from_slice(content).into_iter::<Json<'_>>();
         for object in objects {
-            let object = object.map_err(|error| match error.is_eof() {
-                true => "it was cut off".to_owned(),
-                false => format!("it is not OTLP: {error}"),
-            })?;
+            let object = match object {
+                Ok(object) => object,
+                Err(error) if error.is_eof() && !self.spans.all.is_empty() => {
+                    self.spans.is_truncated = true;
+                    break;
+                }
+                Err(error) if error.is_eof() => return Err("it was cut off".to_owned()),
+                Err(error) => return Err(format!("it is not OTLP: {error}")),
+            };
             for resource in object.resource_spans {
                 let mut attributes = resource.resource.attributes.iter();
                 let service = attributes.find(|it| it.key == SERVICE_NAME);

@@ -13,7 +13,9 @@ pub(super) fn stacks<'p>(
     options: &'p Options,
 ) -> impl Iterator<Item = (String, usize)> + 'p {
     let groups = profile.groups().filter(|group| group.kind == Kind::OnCpu);
-    groups.map(|group| {
+    // The text of each location, once it is needed.
+    let mut texts: Vec<Option<String>> = vec![None; profile.locations().len()];
+    groups.map(move |group| {
         let mut stack = String::new();
         if let Some(name) = &options.by {
             let value = attribute_of(profile, &group, name);
@@ -22,8 +24,16 @@ pub(super) fn stacks<'p>(
         push(&mut stack, &super::name_of(profile.process(group.process)));
         push(&mut stack, &profile.thread(group.thread).name);
         for &index in group.stack.iter().rev() {
-            let location = profile.location(index);
-            each_frame(profile, location, |frame| push(&mut stack, frame));
+            let text = texts[index.index()].get_or_insert_with(|| {
+                let mut text = String::new();
+                let location = profile.location(index);
+                each_frame(profile, location, |frame| push(&mut text, frame));
+                text
+            });
+            if !stack.is_empty() {
+                stack.push(';');
+            }
+            stack.push_str(text);
         }
         end_without_count(&mut stack);
         (stack, group.samples.len())

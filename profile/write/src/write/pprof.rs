@@ -1,6 +1,6 @@
 //! pprof's `profile.proto` (github.com/google/pprof, proto/profile.proto); only the fields in use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::io::{self, Write};
 
@@ -9,6 +9,7 @@ use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexMap, IndexSet};
 use otelctx_sample::format::hexadecimal;
+use otelctx_sample::{ContextId, GilState, ProcessId, ThreadId};
 use prost::Message;
 
 use super::room::{OTHER, Room};
@@ -141,6 +142,24 @@ pub(super) struct Pprof {
     room: Room,
 }
 
+/// What the samples of a group have their labels of, and whether these have IDs.
+type Labelled = (
+    ProcessId,
+    ThreadId,
+    Option<ContextId>,
+    Option<GilState>,
+    bool,
+);
+
+/// What was found for groups of a part: many have the same stack or labels.
+#[derive(Default)]
+struct Known {
+    /// By the address of the part's list of locations.
+    stacks: HashMap<usize, usize, RandomState>,
+    /// The last group's.
+    labels: Option<(Labelled, Box<[Label]>)>,
+}
+
 /// Stack and labels.
 type Key = (usize, Box<[Label]>);
 /// Samples, nanoseconds on a CPU and off-CPU.
@@ -171,6 +190,7 @@ impl Pprof {
         let locations = part.locations().iter();
         let locations = locations.map(|location| self.location(part, location));
         let locations: Vec<Option<u64>> = locations.collect();
+        let mut known = Known::default();
         for group in part.groups() {
             let executable = self.string(&part.process(group.process).executable);
             *self.executables.entry(executable.unwrap_or(0)).or_default() += group.samples.len();
@@ -182,7 +202,7 @@ impl Pprof {
             let mut key = None;
             for (has_ids, reserved) in [(true, WITHOUT_IDS), (false, 0)] {
                 self.room.reserved = reserved.min(self.room.size / 3);
-                key = key.or_else(|| self.key(part, &group, &locations, has_ids));
+                key = key.or_else(|| self.key(part, &group, &locations, has_ids, &mut known));
             }
             let sums = match key {
                 Some(key) => self.samples.entry(key).or_default(),
@@ -201,14 +221,32 @@ impl Pprof {
         group: &Group<'_>,
         locations: &[Option<u64>],
         has_ids: bool,
+        known: &mut Known,
     ) -> Option<Key> {
-        let stack = group.stack.iter().map(|index| locations[index.index()]);
-        let stack: Vec<u64> = stack.collect::<Option<_>>()?;
-        let size = size_of_val(&stack[..]);
-        let stack = intern(&mut self.stacks, &stack, size, &mut self.room)?;
-        let labels = self.labels(part, group, has_ids)?;
+        let address = group.stack.as_ptr().addr();
+        let stack = match known.stacks.get(&address) {
+            Some(stack) => *stack,
+            None => {
+                let stack = group.stack.iter().map(|index| locations[index.index()]);
+                let stack: Vec<u64> = stack.collect::<Option<_>>()?;
+                let size = size_of_val(&stack[..]);
+                let stack = intern(&mut self.stacks, &stack, size, &mut self.room)?;
+                known.stacks.insert(address, stack);
+                stack
+            }
+        };
+        let (process, thread) = (group.process, group.thread);
+        let labelled = (process, thread, group.context, group.gil, has_ids);
+        let labels = match &known.labels {
+            Some((same, labels)) if *same == labelled => labels.clone(),
+            _ => {
+                let labels: Box<[Label]> = self.labels(part, group, has_ids)?.into();
+                known.labels = Some((labelled, labels.clone()));
+                labels
+            }
+        };
         let size = size_of::<(Key, Values)>() + size_of_val(&labels[..]);
-        let key = (stack, labels.into());
+        let key = (stack, labels);
         (self.samples.contains_key(&key) || self.room.take(size)).then_some(key)
     }
 
