@@ -32,7 +32,7 @@ Examples:
   otelctx demo                       record a small service; needs nothing else
   otelctx ps                         list the processes that publish a context
   otelctx dump 4711                  show the contexts of process 4711 and its threads
-  otelctx record -p 4711 -o out.svg  write a flame graph with the routes at its root
+  otelctx record -p 4711 -o out.svg  write a flame graph by service and route
   otelctx view out.otlp              open a recording as a page in a browser
   otelctx top                        show what threads are working on, live
   otelctx check ./app                check that readers will find this program's contexts

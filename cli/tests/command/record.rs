@@ -675,6 +675,30 @@ fn a_second_interrupt_says_that_nothing_was_written() {
     });
 }
 
+/// They would be read as parts of the new one.
+#[test]
+fn further_parts_of_an_earlier_recording_are_removed() {
+    let scratch = Scratch::new("record-parts");
+    let target = Target::start("busy");
+    let path = scratch.path("a.otlp");
+    given_time(|seconds| {
+        for name in ["a.2.otlp", "a.3.otlp", "a.5.otlp", "b.2.otlp"] {
+            fs::write(scratch.path(name), "earlier").unwrap();
+        }
+        let answer = recorded(&target, &["-d", seconds, "-o", &path]);
+        let has_samples = !fs::read(&path).unwrap_or_default().is_empty();
+        if has_samples {
+            Ok(())
+        } else {
+            Err(answer.stderr)
+        }
+    });
+    // Others stay: they are no parts of it.
+    assert_eq!(scratch.names(), ["a.5.otlp", "a.otlp", "b.2.otlp"]);
+    otelctx(&["report", &path, "-o", &scratch.path("b.otlp")]).expect(0);
+    assert_eq!(scratch.names(), ["a.5.otlp", "a.otlp", "b.otlp"]);
+}
+
 #[test]
 fn a_report_says_what_is_wrong_with_its_file() {
     let scratch = Scratch::new("record-report");

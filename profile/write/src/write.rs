@@ -15,6 +15,7 @@ pub use otlp::OtlpMessages;
 pub(crate) use otlp::SCOPE;
 
 use std::borrow::Cow;
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -124,6 +125,27 @@ impl Format {
             }
             _ => path.to_owned(),
         }
+    }
+
+    /// Removes the parts of an earlier recording with the name of a new one, which has `parts` of its
+    /// own: they would be read as further parts of it.
+    ///
+    /// # Errors
+    /// Returns [`Error::Write`] for a part that cannot be removed.
+    pub fn remove_further_parts(path: &Path, parts: usize) -> Result<(), Error> {
+        for part in parts + 1.. {
+            let further = Self::part_path(path, part);
+            // Not a link, whose target is elsewhere.
+            let is_file = further.symlink_metadata().is_ok_and(|it| it.is_file());
+            if !is_file || further == path {
+                break;
+            }
+            fs::remove_file(&further).map_err(|source| Error::Write {
+                path: further,
+                source,
+            })?;
+        }
+        Ok(())
     }
 
     /// Returns true if this format has one file for all parts of a recording ([`Aggregate`]). OTLP

@@ -135,7 +135,7 @@ impl Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  otelctx record -p 4711 -d 10 -o out.svg            a flame graph with the routes at its root
+  otelctx record -p 4711 -d 10 -o out.svg            a flame graph by service and route
   otelctx record --all -o all.otlp -o all.pb.gz      every process, until Ctrl-C
   otelctx record -- ./app --option value             a command, from its first instruction
   otelctx record --all --otlp http://localhost:4317  send to a collector over gRPC

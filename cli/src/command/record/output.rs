@@ -226,6 +226,12 @@ impl Outputs {
             let written = empty.write_file(&path, &self.options);
             self.note(index, &path, written);
         }
+        if self.samples > 0 {
+            for (_, path) in self.paths_of(false) {
+                let removed = Format::remove_further_parts(&path, self.parts);
+                self.failed.extend(removed.err().map(Error::from));
+            }
+        }
         for (index, path) in self.paths_of(true) {
             if self.samples == 0 && has_content(&path) {
                 kept.push((index, path));

@@ -178,14 +178,9 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         }
         (None, pids) => Targets::Processes(pids.to_vec()),
     };
-    let mut options = otelctx_sampler::Options::new(targets);
+    let mut options = sampling(arguments, setup, targets);
     options.older_children = waiting.is_none().then_some(selected.older_children);
-    options.frequency = arguments.frequency;
-    options.without_ebpf = arguments.ptrace;
-    options.runtimes = setup.runtimes.clone();
     options.load_all_runtimes = waiting.is_some();
-    options.code_files = needed::code_files(&arguments.command);
-    options.kernel_object = setup.kernel_object;
     let sampler = filter::start(&mut options, &arguments.pid)?;
     let is_stopping = matches!(sampler.method(), Method::Ptrace(_));
     let limits = limits(&sampler);
@@ -242,6 +237,17 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
             Ok(Status::Ended(status))
         }
     }
+}
+
+/// Returns the options of the sampler.
+fn sampling(arguments: &Arguments, setup: &Setup, targets: Targets) -> otelctx_sampler::Options {
+    let mut options = otelctx_sampler::Options::new(targets);
+    options.frequency = arguments.frequency;
+    options.without_ebpf = arguments.ptrace;
+    options.runtimes = setup.runtimes.clone();
+    options.code_files = needed::code_files(&arguments.command);
+    options.kernel_object = setup.kernel_object;
+    options
 }
 
 /// Returns what rows are grouped by first, and the attribute of their own column.

@@ -109,6 +109,9 @@ pub fn convert(
     let content = converted(input, selection, format, options)?;
     if let Some(content) = &content {
         file::write(path, |writer| writer.write_all(content))?;
+        if format == Format::Otlp {
+            Format::remove_further_parts(path, 1)?;
+        }
     }
     Ok(content.is_some())
 }
