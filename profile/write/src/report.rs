@@ -242,11 +242,40 @@ pub const LANGUAGES: [(&str, &str); 10] = [
     ("kernel", "kernel"),
 ];
 
+/// What samples are grouped by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// The attribute with this name, of the context or the resource.
+    Attribute(String),
+    Service,
+    Process,
+    Thread,
+    Trace,
+    /// The innermost function.
+    Function,
+    /// Its file.
+    File,
+    /// The innermost function's line.
+    Line,
+}
+
+impl Level {
+    pub(crate) fn of(name: &str) -> Self {
+        match name {
+            "service" => Self::Service,
+            "process" => Self::Process,
+            "thread" => Self::Thread,
+            "trace" => Self::Trace,
+            "function" => Self::Function,
+            "file" => Self::File,
+            "line" => Self::Line,
+            name => Self::Attribute(name.to_owned()),
+        }
+    }
+}
+
 /// Returns true if `name` is something to group by that every recording has, and no attribute.
 #[must_use]
 pub fn is_level(name: &str) -> bool {
-    const LEVELS: [&str; 7] = [
-        "service", "process", "thread", "trace", "function", "file", "line",
-    ];
-    LEVELS.contains(&name)
+    !matches!(Level::of(name), Level::Attribute(_))
 }

@@ -40,7 +40,7 @@ impl By {
             "function" => Self::Function,
             "file" => Self::File,
             "line" => Self::Line,
-            // See `report::is_level`.
+            // As in `otelctx_profile::report::is_level`.
             name => Self::Attribute(name.to_owned()),
         }
     }

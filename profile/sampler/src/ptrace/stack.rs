@@ -43,7 +43,7 @@ pub(super) fn walk(
     let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
     let end = otelctx_unwind::walk(&registers, code, memory, limit, &mut found);
     let end = user_stack::stack_end(end);
-    // The code may be newer than what is known of it.
+    // The code may be newer than the code map.
     let copied = (end == StackEnd::NotExecutable).then(copy).flatten();
     Stack {
         frames: user_stack::frames(&found),

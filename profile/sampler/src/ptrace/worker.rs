@@ -251,7 +251,7 @@ impl Worker {
         }));
     }
 
-    /// Returns true if a stack of this process may be copied: its code may be newer than what is known of it.
+    /// Returns true if a stack of this process may be copied: its code may be newer than the code map.
     fn may_copy(&self, pid: i32) -> bool {
         let waiting = self.shared.copies.load(Ordering::Relaxed);
         !self.without_second_walk && waiting < MAX_COPIES && self.code.may_be_old(pid)

@@ -154,7 +154,7 @@ struct Request {
 
 struct Answer {
     number: u64,
-    /// `None` where the copy or what is known of the code does not suffice.
+    /// `None` where the copy or the places do not suffice.
     walked: Option<Walked>,
 }
 

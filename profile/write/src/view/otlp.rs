@@ -61,32 +61,28 @@ impl Packed {
     }
 }
 
-/// The profiles of a scope, encoded.
-struct Scope<'r> {
-    profiles: Vec<&'r [u8]>,
-}
+/// The encoded profiles of a scope.
+type Scope<'r> = Vec<&'r [u8]>;
 
-impl<'r> Scope<'r> {
-    /// Returns the resource, and its scopes.
-    fn all(of_resource: &'r [u8]) -> Result<(&'r [u8], Vec<Self>), String> {
-        let (mut resource, mut scopes) = (&[][..], Vec::new());
-        for field in fields(of_resource) {
-            match field? {
-                (1, found) => resource = found.bytes()?,
-                (2, scope) => {
-                    let mut profiles = Vec::new();
-                    for field in fields(scope.bytes()?) {
-                        if let (2, profile) = field? {
-                            profiles.push(profile.bytes()?);
-                        }
+/// Returns a resource of encoded profiles, and the profiles of each of its scopes.
+fn scopes(of_resource: &[u8]) -> Result<(&[u8], Vec<Scope<'_>>), String> {
+    let (mut resource, mut scopes) = (&[][..], Vec::new());
+    for field in fields(of_resource) {
+        match field? {
+            (1, found) => resource = found.bytes()?,
+            (2, scope) => {
+                let mut profiles = Vec::new();
+                for field in fields(scope.bytes()?) {
+                    if let (2, profile) = field? {
+                        profiles.push(profile.bytes()?);
                     }
-                    scopes.push(Self { profiles });
                 }
-                _ => {}
+                scopes.push(profiles);
             }
+            _ => {}
         }
-        Ok((resource, scopes))
     }
+    Ok((resource, scopes))
 }
 
 /// A number that is found when it is needed first.
@@ -207,21 +203,17 @@ impl<'m, 't> Reader<'m, 't> {
 
     /// Reads the recorded time of a resource's profiles.
     pub(super) fn read_times(&mut self, resource: &[u8]) -> Result<(), String> {
-        for scope in Scope::all(resource)?.1 {
-            for profile in scope.profiles {
-                self.add_span(profile)?;
-            }
-        }
-        Ok(())
+        let mut profiles = scopes(resource)?.1.into_iter().flatten();
+        profiles.try_for_each(|profile| self.add_span(profile))
     }
 
     /// Reads a resource's profiles.
     pub(super) fn read(&mut self, resource: &[u8], sink: &mut dyn Sink) -> Result<(), String> {
-        let (process, scopes) = Scope::all(resource)?;
+        let (process, scopes) = scopes(resource)?;
         let process = self.process(process)?;
-        for scope in scopes {
+        for profiles in scopes {
             let mut heads = Vec::new();
-            for profile in scope.profiles {
+            for profile in profiles {
                 self.add_span(profile)?;
                 heads.push((self.head(profile)?, profile));
             }

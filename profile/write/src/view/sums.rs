@@ -16,43 +16,10 @@ use super::tables::{Group, Id, NONE, Sink, Tables};
 use super::tree::Trees;
 use crate::attributes::{GIL, THREAD_NAME};
 use crate::report::{
-    Cost, FunctionCost, GroupCost, NO_ATTRIBUTE, Report, ReportOptions, Trace, TraceCost,
+    Cost, FunctionCost, GroupCost, Level, NO_ATTRIBUTE, Report, ReportOptions, Trace, TraceCost,
 };
 
 type Map<K, V> = HashMap<K, V, RandomState>;
-
-/// What samples are grouped by.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Level {
-    /// The attribute with this name, of the context or the resource.
-    Attribute(String),
-    Service,
-    Process,
-    Thread,
-    Trace,
-    /// The innermost function.
-    Function,
-    /// Its file.
-    File,
-    /// The innermost function's line.
-    Line,
-}
-
-impl Level {
-    fn of(name: &str) -> Self {
-        match name {
-            "service" => Self::Service,
-            "process" => Self::Process,
-            "thread" => Self::Thread,
-            "trace" => Self::Trace,
-            "function" => Self::Function,
-            "file" => Self::File,
-            "line" => Self::Line,
-            // See `report::is_level`.
-            name => Self::Attribute(name.to_owned()),
-        }
-    }
-}
 
 /// The value of a [`Level`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -24,7 +24,7 @@ const MAX_SERVICES: usize = 3;
 /// Maximum number of bytes of a service or an attribute in the title.
 const MAX_TITLE_PART: usize = 80;
 
-/// What is known of the recording.
+/// Facts about the recording.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The attribute that services are divided by.
