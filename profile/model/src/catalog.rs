@@ -116,6 +116,12 @@ impl Catalog {
         }
     }
 
+    /// The ID of thread `tid` of `process`, with the name that it has, if it was added.
+    #[must_use]
+    pub fn known_thread(&self, process: ProcessId, tid: i32) -> Option<ThreadId> {
+        self.thread_ids.get(&(process, tid)).copied()
+    }
+
     /// The thread with this ID.
     #[must_use]
     pub fn thread_facts(&self, id: ThreadId) -> &ThreadFacts {

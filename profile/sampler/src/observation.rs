@@ -14,6 +14,8 @@ pub(crate) struct Observation<'a> {
     /// [`Found::NotPublished`] if the observer does not know the process.
     pub(crate) context: Found<Record<'a>>,
     pub(crate) runtimes: Vec<RuntimeReading>,
+    /// The process is executing another program.
+    pub(crate) is_executing: bool,
     /// The observer did not know yet whether the process has a runtime.
     pub(crate) is_early: bool,
     pub(crate) user_stack: &'a [Frame],

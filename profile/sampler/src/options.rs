@@ -48,9 +48,10 @@ pub struct Options {
     /// The language runtimes to read in addition to native contexts. None by default. With eBPF,
     /// each needs its step in [`Self::kernel_object`].
     pub runtimes: Runtimes,
-    /// Load the eBPF programs of all runtimes at the start, in some tenths of a second: else, first
-    /// samples of a program that is about to start lack its runtime's part. Default: false.
-    pub load_all_runtimes: bool,
+    /// The targets are about to execute the programs to sample. What they run before that is left out, and the eBPF programs
+    /// of all runtimes are loaded at the start, in some tenths of a second: else, a program's first samples would lack its
+    /// runtime's part. Default: false.
+    pub before_exec: bool,
     /// The kernel programs with the steps of these runtimes: this crate's have none. With eBPF, a
     /// runtime without its step adds nothing: see [`IncompleteSteps`](crate::IncompleteSteps).
     pub kernel_object: Option<KernelObject>,
@@ -118,7 +119,7 @@ impl Options {
             code_files: Vec::new(),
             without_ebpf: false,
             runtimes: Runtimes::default(),
-            load_all_runtimes: false,
+            before_exec: false,
             kernel_object: None,
             ring: None,
             without_rings: false,

@@ -52,7 +52,7 @@ impl Recording {
     }
 
     /// Waits for a sample of which this is true.
-    fn wait_for(&mut self, what: &str, is_it: impl Fn(&Sample, &Catalog) -> bool) -> Sample {
+    fn wait_for(&mut self, what: &str, mut is_it: impl FnMut(&Sample, &Catalog) -> bool) -> Sample {
         let start = Instant::now();
         while start.elapsed() < TIMEOUT {
             for sample in self.drain() {
@@ -160,6 +160,48 @@ fn another_program() {
     // One line for the shell, one for the program.
     target.command("go\nattach");
     recording.wait_for_contexts(&target);
+}
+
+/// Until then, the process has its parent's program, as the command's own child.
+#[test]
+fn what_runs_before_the_program_to_sample_is_left_out() {
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
+    for (without_ebpf, before_exec) in [(false, false), (false, true), (true, false), (true, true)]
+    {
+        // With ptrace, a process that begins to run is sampled from the next survey on.
+        let count = if without_ebpf { 1_500_000 } else { 300_000 };
+        let loops = format!("i=0; while [ $i -lt {count} ]; do i=$((i+1)); done");
+        let mut target = shell(&format!("{loops}; exec \"$0\" busy"), &program);
+        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+        options.frequency = 999;
+        options.without_ebpf = without_ebpf;
+        options.before_exec = before_exec;
+        let sampler = Sampler::start(&options).unwrap();
+        if !without_ebpf
+            && Feature::Ebpf
+                .or_skip(sampler.method().require_ebpf())
+                .is_none()
+        {
+            continue;
+        }
+        let catalog = Catalog::new();
+        let mut recording = Recording { sampler, catalog };
+        target.command("go\nattach");
+        let is_shell =
+            |sample: &Sample, catalog: &Catalog| catalog.thread_facts(sample.thread).name == "sh";
+        let mut shell_samples = 0;
+        recording.wait_for("the program", |sample, catalog| {
+            shell_samples += u32::from(is_shell(sample, catalog));
+            !is_shell(sample, catalog)
+        });
+        let has_shell = shell_samples > 0;
+        assert_eq!(
+            has_shell, !before_exec,
+            "ptrace: {without_ebpf}, {shell_samples}"
+        );
+    }
 }
 
 #[test]

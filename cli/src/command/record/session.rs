@@ -63,7 +63,7 @@ impl Session {
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
         options.runtimes = plan.setup.runtimes;
-        options.load_all_runtimes = plan.is_command;
+        options.before_exec = plan.is_command;
         options.code_files = plan.code_files;
         options.kernel_object = plan.setup.kernel_object;
         let mut sampler = filter::start(&mut options, &plan.given)?;

@@ -180,7 +180,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     };
     let mut options = sampling(arguments, setup, targets);
     options.older_children = waiting.is_none().then_some(selected.older_children);
-    options.load_all_runtimes = waiting.is_some();
+    options.before_exec = waiting.is_some();
     let sampler = filter::start(&mut options, &arguments.pid)?;
     let is_stopping = matches!(sampler.method(), Method::Ptrace(_));
     let limits = limits(&sampler);

@@ -88,7 +88,9 @@ impl Decoder<'_> {
                 _ => self.read_step(head, &part, &mut steps),
             }
         }
-        if head.flags & flag::USER_MODE == 0 && self.processes.is_executing(pid, head.time) {
+        let is_executing =
+            head.flags & flag::USER_MODE == 0 && self.processes.is_executing(pid, head.time);
+        if is_executing {
             // The registers may be those with which the next program starts.
             self.stacks.user.clear();
             user_end = None;
@@ -117,6 +119,7 @@ impl Decoder<'_> {
                 })
             }),
             runtimes: steps.readings,
+            is_executing,
             // Once the steps are configured, each sample has a part for each step.
             is_early: !has_cut_steps && !steps.has_any,
             user_stack: &self.stacks.user,

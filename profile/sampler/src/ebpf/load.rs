@@ -97,7 +97,7 @@ impl Loaded {
     /// Loads the programs, with a ring of samples for each CPU if the kernel permits it.
     pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
         let mut loaded = signals::blocked(|| Self::load_any(options))?;
-        if options.load_all_runtimes && !options.runtimes.is_empty() {
+        if options.before_exec && !options.runtimes.is_empty() {
             let steps: Vec<u32> = loaded.unloaded_steps.keys().copied().collect();
             steps.into_iter().try_for_each(|it| loaded.load_step(it))?;
         }

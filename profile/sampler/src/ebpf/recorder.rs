@@ -332,6 +332,7 @@ impl Backend for Recorder {
         while let Some((head, parts)) = self.loaded.events.next(until) {
             has_changes |= head.kind != kind::ON_CPU;
             match head.kind {
+                kind::ON_CPU if self.processes.is_before_exec(head.pid as i32) => {}
                 kind::ON_CPU => {
                     has_changes |= parts.clone().any(|part| part.kind >= part::STEP);
                     self.seen.insert(head.cpu);

@@ -25,6 +25,8 @@ pub(crate) type Tracker = otelctx_track::Tracker<SampledProcess>;
 #[derive(Debug)]
 pub(crate) struct Following {
     pub(crate) tracker: Tracker,
+    /// Targets that have not executed the program to sample yet: see [`Options::before_exec`](crate::Options::before_exec).
+    pub(super) before_exec: Vec<i32>,
     /// The processes that children were forked from, until they execute another program or end.
     pub(super) parents: HashMap<i32, i32, RandomState>,
     /// Remaining budget, until the next poll, for processes that are sampled for the first time.
@@ -64,6 +66,7 @@ impl Following {
         tracking.scan_timeout = scan_timeout;
         Self {
             tracker: Tracker::new(tracking),
+            before_exec: Vec::new(),
             parents: HashMap::default(),
             first_scans: BUDGET,
             changes: Changes::default(),

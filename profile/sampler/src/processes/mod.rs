@@ -24,7 +24,7 @@ use crate::observation::Observation;
 use crate::process::SampledProcess;
 use crate::second_walk::{CopiedStack, SecondWalk, Walked};
 use crate::tally::{Tally, last_module};
-use crate::{Options, monotonic};
+use crate::{Options, Targets, monotonic};
 pub(crate) use following::Changes;
 use following::Following;
 pub(crate) use names::ThreadNames;
@@ -49,8 +49,14 @@ impl Processes {
         reader_options: reader::Options,
         scan_timeout: Option<Duration>,
     ) -> Self {
+        let mut following = Following::new(reader_options, scan_timeout);
+        if let Targets::Processes(pids) = &options.targets
+            && options.before_exec
+        {
+            following.before_exec.clone_from(pids);
+        }
         Self {
-            following: Following::new(reader_options, scan_timeout),
+            following,
             untracked: Untracked::default(),
             modules: Modules::default(),
             whole_machine: scan_timeout.is_some(),
@@ -118,11 +124,17 @@ impl Processes {
     /// Notes that a process has executed another program, at `time` or before.
     pub(crate) fn exec(&mut self, pid: i32, time: u64) {
         self.following.tracker.remove_if_gone(pid);
+        self.following.before_exec.retain(|it| *it != pid);
         self.end_program(pid);
         match self.following.tracker.exec(pid) {
             Some(tracked) => tracked.data.exec(time),
             None => self.untracked.exec(pid, time),
         }
+    }
+
+    /// Returns true if a target has not executed the program to sample yet.
+    pub(crate) fn is_before_exec(&self, pid: i32) -> bool {
+        self.following.before_exec.contains(&pid)
     }
 
     fn end_program(&mut self, pid: i32) {
@@ -133,6 +145,8 @@ impl Processes {
     /// Handles lost events about processes: requests polls of all, and the removal of exited ones.
     pub(crate) fn request_all(&mut self) {
         self.following.tracker.request_all_now();
+        // The exec may be among what was lost.
+        self.following.before_exec.clear();
         for Tracked { data, .. } in self.following.tracker.iter_mut() {
             data.exec_if_reported();
         }
@@ -404,7 +418,11 @@ impl Processes {
         let name = data.thread_names.get(seen.tid, || {
             runtimes::thread_name(tracked_process, seen.tid, &seen.runtimes)
         });
-        let thread = catalog.thread(process, seen.tid, name.unwrap_or(seen.comm));
+        // While it executes another program, its name is already that one's.
+        let known = catalog.known_thread(process, seen.tid);
+        let thread = known
+            .filter(|_| seen.is_executing)
+            .unwrap_or_else(|| catalog.thread(process, seen.tid, name.unwrap_or(seen.comm)));
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
         if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.following.tracker.request_now(seen.pid);

@@ -52,6 +52,7 @@ fn observation(pid: i32) -> Observation<'static> {
         comm: "cat",
         context: Found::NotPublished,
         runtimes: Vec::new(),
+        is_executing: false,
         is_early: false,
         user_stack: &[],
         stack_end: None,

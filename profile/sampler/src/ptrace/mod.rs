@@ -203,6 +203,7 @@ impl Recorder {
                 })
             }),
             runtimes: reading.runtimes,
+            is_executing: false,
             is_early: false,
             user_stack: stack.map_or(&[], |stack| &stack.frames),
             stack_end: stack.and_then(|stack| stack.end),
@@ -217,6 +218,10 @@ impl Backend for Recorder {
         self.processes.second_walk.begin();
         for _ in 0..QUEUE {
             match self.messages.try_recv() {
+                Ok(Message::Sample(taken)) if self.processes.is_before_exec(taken.pid) => {
+                    let copies = usize::from(taken.is_copied());
+                    self.shared.copies.fetch_sub(copies, Ordering::Relaxed);
+                }
                 Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),
                 Ok(Message::Exec(pid)) => self.processes.exec(pid, u64::MAX),
                 Ok(Message::Exited(pid)) => self.processes.exiting(pid),

@@ -174,12 +174,17 @@ impl Target {
         Ok(lost)
     }
 
-    /// Opens the memory if necessary. Returns true if the process has executed another program.
-    pub(super) fn refresh_memory(&mut self) -> bool {
+    /// Returns true if the process has executed another program since its memory was opened.
+    fn is_memory_gone(&self) -> bool {
         let gone = |memory: &ProcessMemory| {
             matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
         };
-        let is_gone = self.memory.as_ref().is_some_and(gone);
+        self.memory.as_ref().is_some_and(gone)
+    }
+
+    /// Opens the memory if necessary. Returns true if the process has executed another program.
+    pub(super) fn refresh_memory(&mut self) -> bool {
+        let is_gone = self.is_memory_gone();
         if is_gone || self.memory.is_none() {
             self.memory = self.process.memory().ok();
         }
@@ -202,9 +207,15 @@ impl Target {
         code: Option<&CodeMap>,
         may_copy: bool,
     ) -> Result<Reading, Error> {
-        let account = self.accounts.get_mut(&tid);
         let mut record = vec![0; options.max_record];
-        let stopped = Stopped::stop(&self.process, tid, timeout);
+        // Before the thread is stopped: afterwards, it may execute another program.
+        let name = self.process.thread_name(tid).unwrap_or_default();
+        let mut stopped = Stopped::stop(&self.process, tid, timeout);
+        if stopped.is_ok() && self.is_memory_gone() {
+            let pid = self.process.pid();
+            stopped = Err(Error::NoSuchProcess { pid });
+        }
+        let account = self.accounts.get_mut(&tid);
         if let Some(account) = account {
             match &stopped {
                 Ok(_) => account.sampled(options.period),
@@ -250,7 +261,6 @@ impl Target {
                 }
             }
         };
-        let name = self.process.thread_name(tid).unwrap_or_default();
         Ok(Reading {
             time,
             comm: name.to_string_lossy().into_owned(),

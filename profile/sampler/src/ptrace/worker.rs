@@ -108,7 +108,12 @@ impl Worker {
             Some((child, start_ticks(&process)))
         });
         self.older_children.extend(older);
-        self.targets.insert(pid, Target::new(process, self.start)?);
+        let mut target = Target::new(process, self.start)?;
+        if options.before_exec {
+            // An exec is seen by the end of the memory that was opened before.
+            target.refresh_memory();
+        }
+        self.targets.insert(pid, target);
         Ok(())
     }
 
