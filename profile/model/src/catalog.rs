@@ -10,8 +10,9 @@ use indexmap::{Equivalent, IndexSet};
 use otelctx_format::record::DecodedContext;
 
 use crate::frame::Frame;
-use crate::id::{ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadId};
+use crate::id::{ContextId, FrameId, ModuleId, ProcessId, ReasonId, StackId, ThreadId};
 use crate::process::{Module, ProcessFacts};
+use crate::sample::Reason;
 
 /// A thread of a sampled process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,7 @@ pub struct Catalog {
     /// Scratch buffer for the frames of the stack that is being interned.
     frame_ids: Vec<FrameId>,
     modules: IndexSet<Module, RandomState>,
+    reasons: IndexSet<Reason, RandomState>,
     /// Estimated memory of everything except processes, whose entries may change, in bytes.
     bytes: usize,
 }
@@ -59,6 +61,7 @@ impl Catalog {
         self.frames.clear();
         self.stacks.clear();
         self.modules.clear();
+        self.reasons.clear();
         self.bytes = 0;
     }
 
@@ -262,6 +265,29 @@ impl Catalog {
     #[must_use]
     pub fn module_facts(&self, id: ModuleId) -> &Module {
         &self.modules[id.index()]
+    }
+
+    /// The ID of a reason why threads wait, added if new.
+    pub fn reason(&mut self, reason: &Reason) -> ReasonId {
+        let index = match self.reasons.get_index_of(reason) {
+            Some(index) => index,
+            None => {
+                self.bytes += 2 * ENTRY + reason.call.len() + reason.text.len();
+                self.reasons.insert_full(reason.clone()).0
+            }
+        };
+        ReasonId::from_index(index)
+    }
+
+    /// The reason with this ID.
+    #[must_use]
+    pub fn reason_facts(&self, id: ReasonId) -> &Reason {
+        &self.reasons[id.index()]
+    }
+
+    /// All reasons, in the order of their IDs.
+    pub fn reasons(&self) -> impl ExactSizeIterator<Item = &Reason> {
+        self.reasons.iter()
     }
 
     /// All modules, in the order of their IDs.

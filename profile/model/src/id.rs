@@ -31,6 +31,8 @@ ids! {
     FrameId,
     /// A list of frames, innermost first.
     StackId,
+    /// A reason why threads wait.
+    ReasonId,
     /// A file that code is mapped from.
     ModuleId,
 }

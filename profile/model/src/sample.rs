@@ -1,7 +1,7 @@
 //! One sample of one thread.
 
 use crate::gil::GilState;
-use crate::id::{StackId, ThreadId};
+use crate::id::{ReasonId, StackId, ThreadId};
 use crate::outcome::{Found, StackEnd};
 
 /// One sample of one thread.
@@ -34,9 +34,58 @@ pub struct Sample {
 pub enum Event {
     /// It was running when the sampling clock fired.
     OnCpu,
-    /// It was scheduled again after being off-CPU.
-    OffCpu {
-        /// The time that it was off-CPU.
-        nanoseconds: u64,
-    },
+    /// A timer found it off the CPU.
+    OffCpu(OffCpu),
+}
+
+/// Time of a thread off the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OffCpu {
+    /// What kept it off the CPU.
+    pub state: OffCpuState,
+    /// The time that the sample stands for, in nanoseconds.
+    pub nanoseconds: u64,
+    /// The time since which it is off the CPU, in nanoseconds of the recorder's `CLOCK_MONOTONIC`; 0 if that is unknown.
+    pub since: u64,
+    /// The reason, which the catalog has; `None` if that is unknown.
+    pub reason: Option<ReasonId>,
+}
+
+/// What keeps a thread off the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum OffCpuState {
+    /// It is ready to run, and other threads have the CPUs.
+    Queued,
+    /// It waits for an event, in a sleep that a signal interrupts.
+    Asleep,
+    /// It waits in a sleep that no signal interrupts, as for a disk.
+    Disk,
+    /// It was stopped by a signal or a debugger, or is frozen.
+    Stopped,
+}
+
+impl OffCpuState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Queued, Self::Asleep, Self::Disk, Self::Stopped];
+
+    /// Its name in attributes of samples.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Asleep => "asleep",
+            Self::Disk => "disk",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// Why a thread waits, in words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Reason {
+    /// The system call, such as `poll`, or what takes its place, such as `page fault`.
+    pub call: String,
+    /// The call and what it waits for, such as `poll for 127.0.0.1:5432 (postgres)`.
+    pub text: String,
 }

@@ -8,8 +8,8 @@ use std::num::NonZeroU64;
 use indexmap::IndexSet;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::{
-    Catalog, ContextId, Counts, Event, Found, FrameKind, GilState, Module, ModuleId, ProcessFacts,
-    ProcessId, Sample, StackEnd, StackId, ThreadFacts, ThreadId,
+    Catalog, ContextId, Counts, Event, Found, FrameKind, GilState, Module, ModuleId, OffCpuState,
+    ProcessFacts, ProcessId, ReasonId, Sample, StackEnd, StackId, ThreadFacts, ThreadId,
 };
 
 use crate::attributes::attributes;
@@ -69,6 +69,8 @@ pub struct Group<'p> {
     pub context: Option<ContextId>,
     /// The state of the interpreter's lock.
     pub gil: Option<GilState>,
+    /// What kept the thread off the CPU, and why, if something did.
+    pub off_cpu: Option<(OffCpuState, Option<ReasonId>)>,
     /// The stack, innermost frame first: the kernel's frames, then those in the process.
     pub stack: &'p [LocationIndex],
     /// The samples, at least one, sorted by time.
@@ -80,7 +82,7 @@ impl Group<'_> {
     #[must_use]
     pub fn nanoseconds(&self, period: NonZeroU64) -> u64 {
         let each = |sample: &Sample| match sample.event {
-            Event::OffCpu { nanoseconds } => nanoseconds,
+            Event::OffCpu(off) => off.nanoseconds,
             _ => period.get(),
         };
         self.samples.iter().map(each).fold(0, u64::saturating_add)
@@ -95,6 +97,7 @@ struct Key {
     thread: ThreadId,
     context: Option<ContextId>,
     gil: Option<GilState>,
+    off_cpu: Option<(OffCpuState, Option<ReasonId>)>,
     stack: usize,
     cpu: u32,
 }
@@ -118,8 +121,15 @@ fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
 
 fn kind_of(sample: &Sample) -> Kind {
     match sample.event {
-        Event::OffCpu { .. } => Kind::OffCpu,
+        Event::OffCpu(_) => Kind::OffCpu,
         _ => Kind::OnCpu,
+    }
+}
+
+fn off_cpu(sample: &Sample) -> Option<(OffCpuState, Option<ReasonId>)> {
+    match sample.event {
+        Event::OffCpu(off) => Some((off.state, off.reason)),
+        _ => None,
     }
 }
 
@@ -178,6 +188,7 @@ impl Profile {
                 thread: sample.thread,
                 context,
                 gil: sample.gil,
+                off_cpu: off_cpu(sample),
                 stack,
                 cpu: sample.cpu,
             }
@@ -216,6 +227,7 @@ impl Profile {
             thread: sample.thread,
             context: sample.found.attached().and_then(|it| contexts[it.index()]),
             gil: sample.gil,
+            off_cpu: off_cpu(sample),
             stack: *stack,
             cpu: sample.cpu,
         };
@@ -419,6 +431,7 @@ impl Profile {
                 cpu: key.cpu,
                 context: key.context,
                 gil: key.gil,
+                off_cpu: key.off_cpu,
                 stack: &self.stacks[key.stack],
                 samples: group,
             }

@@ -10,7 +10,8 @@ use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::{NO_ATTRIBUTE, Report, ReportOptions};
 use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::{
-    Catalog, Counts, Event, Found, Frame, FrameKind, GilState, NamedFrame, ProcessFacts, Sample,
+    Catalog, Counts, Event, Found, Frame, FrameKind, GilState, NamedFrame, OffCpu, OffCpuState,
+    ProcessFacts, Sample,
 };
 use otelctx_profile::{Format, GIL_ATTRIBUTE, NoSymbols, Options, Profile, rules};
 use prost::Message;
@@ -52,9 +53,12 @@ fn profile() -> Profile {
     context.attributes = vec![("gil.state".into(), "mine".into())];
     let found = Found::Attached(catalog.context(&context));
     let kernel_stack = catalog.stack(&[]);
-    let off = Event::OffCpu {
+    let off = Event::OffCpu(OffCpu {
+        state: OffCpuState::Asleep,
         nanoseconds: 7_000_000,
-    };
+        since: 0,
+        reason: None,
+    });
     let on = Event::OnCpu;
     let [held, waits, released] = GilState::ALL.map(Some);
     let samples = [

@@ -4,7 +4,7 @@ mod flat;
 mod shop;
 
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::sample::{Event, Found, Sample};
+use otelctx_profile::sample::{Event, Found, OffCpu, Sample};
 use otelctx_profile::{Format, NoSymbols, Options, Profile, Recording, rules};
 use prost::Message as _;
 
@@ -78,9 +78,10 @@ fn busy() -> Recording {
         samples.extend((0..many).map(|index: u64| {
             let event = match sample.event {
                 // Values of one to nine bytes.
-                Event::OffCpu { .. } => Event::OffCpu {
+                Event::OffCpu(off) => Event::OffCpu(OffCpu {
                     nanoseconds: (1 << (index % 63)) - 1,
-                },
+                    ..off
+                }),
                 event => event,
             };
             Sample {

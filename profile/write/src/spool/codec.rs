@@ -8,12 +8,12 @@ use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_sample::{
     Catalog, ContextId, Event, Found, Frame, FrameKind, GilState, Mapping, Module, ModuleId,
-    NamedFrame, ProcessFacts, ReadStep, Sample, StackEnd, StackId, ThreadId,
+    NamedFrame, OffCpu, OffCpuState, ProcessFacts, ReadStep, Reason, ReasonId, Sample, StackEnd,
+    StackId, ThreadId,
 };
 
-pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 1 + 4;
-/// Encodes a sample on a CPU, in place of the time off-CPU.
-const ON_CPU: u64 = u64::MAX;
+pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + EVENT_SIZE + 1 + 4 + 1 + 4 + 1 + 4;
+const EVENT_SIZE: usize = 1 + 8 + 8 + 4;
 
 /// The IDs of a segment's entries in the part, by position.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(super) struct Ids {
     pub(super) threads: Vec<ThreadId>,
     pub(super) contexts: Vec<ContextId>,
     pub(super) stacks: Vec<StackId>,
+    pub(super) reasons: Vec<ReasonId>,
 }
 
 mod outcome {
@@ -34,10 +35,6 @@ mod outcome {
 
 pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     let before = out.len();
-    let off_cpu = match sample.event {
-        Event::OffCpu { nanoseconds } => nanoseconds.min(ON_CPU - 1),
-        _ => ON_CPU,
-    };
     let (outcome, context) = match sample.found {
         Found::Attached(id) => (outcome::ATTACHED, id.index()),
         Found::Detached => (outcome::DETACHED, 0),
@@ -48,7 +45,7 @@ pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     out.extend(sample.time.to_le_bytes());
     out.extend(sample.cpu.to_le_bytes());
     number(out, sample.thread.index());
-    out.extend(off_cpu.to_le_bytes());
+    write_event(out, sample.event);
     out.push(outcome);
     number(out, context);
     out.push(sample.gil.map_or(0, |state| 1 + state as u8));
@@ -58,15 +55,40 @@ pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     debug_assert_eq!(out.len() - before, SAMPLE_SIZE);
 }
 
+/// Adds the state from 1, 0 on a CPU, and its data.
+fn write_event(out: &mut Vec<u8>, event: Event) {
+    let Event::OffCpu(off) = event else {
+        out.extend([0; EVENT_SIZE]);
+        return;
+    };
+    out.push(1 + off.state as u8);
+    out.extend(off.nanoseconds.to_le_bytes());
+    out.extend(off.since.to_le_bytes());
+    number(out, off.reason.map_or(0, |reason| 1 + reason.index()));
+}
+
+fn read_event(bytes: &mut &[u8], ids: &Ids) -> io::Result<Event> {
+    let state = take_choice(bytes, &OffCpuState::ALL)?;
+    let (nanoseconds, since) = (take_u64(bytes)?, take_u64(bytes)?);
+    let reason = take_number(bytes)?.checked_sub(1);
+    let reason = reason.map(|index| ids.reasons.get(index).copied().ok_or_else(damaged));
+    let reason = reason.transpose()?;
+    Ok(state.map_or(Event::OnCpu, |state| {
+        Event::OffCpu(OffCpu {
+            state,
+            nanoseconds,
+            since,
+            reason,
+        })
+    }))
+}
+
 /// Reads a sample of a segment with these IDs.
 pub(super) fn read_sample(bytes: &mut &[u8], ids: &Ids) -> io::Result<Sample> {
     let time = take_u64(bytes)?;
     let cpu = take_u32(bytes)?;
     let thread = take_entry(bytes, &ids.threads)?;
-    let event = match take_u64(bytes)? {
-        ON_CPU => Event::OnCpu,
-        nanoseconds => Event::OffCpu { nanoseconds },
-    };
+    let event = read_event(bytes, ids)?;
     let (outcome, context) = (take::<1>(bytes)?[0], take_number(bytes)?);
     let found = match outcome {
         outcome::ATTACHED => Found::Attached(*ids.contexts.get(context).ok_or_else(damaged)?),
@@ -131,6 +153,11 @@ pub(super) fn write_catalog(out: &mut Vec<u8>, catalog: &Catalog, kinds: &mut Ve
         for frame in stack {
             number(out, frame.index());
         }
+    }
+    number(out, catalog.reasons().len());
+    for reason in catalog.reasons() {
+        text(out, &reason.call);
+        text(out, &reason.text);
     }
 }
 
@@ -236,6 +263,13 @@ pub(super) fn read_frame(bytes: &mut &[u8], kinds: &[FrameKind]) -> io::Result<F
         file: take_text(bytes)?,
         line: take_u32(bytes)?,
     }))
+}
+
+pub(super) fn read_reason(bytes: &mut &[u8]) -> io::Result<Reason> {
+    Ok(Reason {
+        call: take_text(bytes)?,
+        text: take_text(bytes)?,
+    })
 }
 
 /// Adds a number below 2^32: a catalog contains fewer entries of a kind.

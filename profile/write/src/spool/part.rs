@@ -7,8 +7,8 @@ use foldhash::fast::RandomState;
 use otelctx_sample::{Catalog, Frame, FrameKind, Mapping, ModuleId, ProcessId, Sample};
 
 use super::codec::{
-    Ids, damaged, read_context, read_frame, read_module, read_process, read_sample, take_entry,
-    take_list, take_number, take_text, take_u32,
+    Ids, damaged, read_context, read_frame, read_module, read_process, read_reason, read_sample,
+    take_entry, take_list, take_number, take_text, take_u32,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -91,10 +91,12 @@ impl Part {
             }
             Ok(self.catalog.stack(&stack))
         })?;
+        let reasons = take_list(bytes, |bytes| Ok(self.catalog.reason(&read_reason(bytes)?)))?;
         Ok(Ids {
             threads,
             contexts,
             stacks,
+            reasons,
         })
     }
 

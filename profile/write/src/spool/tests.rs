@@ -6,8 +6,8 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceId};
 use otelctx_sample::{
-    Event, Found, Frame, GilState, Mapping, Module, NamedFrame, ProcessFacts, ProcessId, ReadStep,
-    StackEnd,
+    Event, Found, Frame, GilState, Mapping, Module, NamedFrame, OffCpu, OffCpuState, ProcessFacts,
+    ProcessId, ReadStep, Reason, StackEnd,
 };
 
 use super::*;
@@ -68,6 +68,13 @@ fn processes(catalog: &mut Catalog, published: bool) -> [ProcessId; 2] {
     })
 }
 
+fn reason(number: u64) -> Reason {
+    Reason {
+        call: "poll".into(),
+        text: format!("poll for {}", number % 3),
+    }
+}
+
 /// The sample with this number, each with its own trace and stack.
 fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Sample {
     let mut context = DecodedContext::default();
@@ -94,9 +101,12 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
         cpu: number as u32 % 4,
         thread: catalog.thread(process, 100 + (number % 3) as i32, "worker"),
         event: match number % 7 {
-            0 => Event::OffCpu {
+            0 => Event::OffCpu(OffCpu {
+                state: OffCpuState::ALL[number as usize / 7 % 4],
                 nanoseconds: number,
-            },
+                since: 1000,
+                reason: number.is_multiple_of(2).then(|| catalog.reason(&reason(number))),
+            }),
             _ => Event::OnCpu,
         },
         found,
@@ -124,9 +134,19 @@ fn described(catalog: &Catalog, sample: &Sample) -> String {
     let mapping = process.mapping_at(0x1800, sample.time);
     let module = mapping.map(|mapping| catalog.module_facts(mapping.module));
     let (pid, executable) = (process.pid, &process.executable);
+    let event = match sample.event {
+        Event::OffCpu(off) => {
+            let reason = off.reason.map(|it| catalog.reason_facts(it));
+            format!(
+                "{:?} {} {} {reason:?}",
+                off.state, off.nanoseconds, off.since
+            )
+        }
+        _ => "on CPU".to_owned(),
+    };
     format!(
-        "{} {} {:?} {pid} {executable} {:?} {} {} {context} {stack:?} {module:?}",
-        sample.time, sample.cpu, sample.event, process.container_id, thread.tid, thread.name
+        "{} {} {event} {pid} {executable} {:?} {} {} {context} {stack:?} {module:?}",
+        sample.time, sample.cpu, process.container_id, thread.tid, thread.name
     )
 }
 

@@ -10,8 +10,8 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceId};
 use otelctx_sample::{
-    Catalog, ContextId, Event, Found, FrameKind, Mapping, Module, ModuleId, ProcessFacts,
-    ProcessId, Sample, StackId, ThreadId,
+    Catalog, ContextId, Event, Found, FrameKind, Mapping, Module, ModuleId, OffCpu, OffCpuState,
+    ProcessFacts, ProcessId, Sample, StackId, ThreadId,
 };
 
 use super::tables::{
@@ -244,7 +244,12 @@ impl Sink for Loading {
         group.each(|time, samples, nanoseconds| {
             let event = match group.kind {
                 Kind::Running => Event::OnCpu,
-                Kind::Waiting => Event::OffCpu { nanoseconds },
+                Kind::Waiting => Event::OffCpu(OffCpu {
+                    state: OffCpuState::Asleep,
+                    nanoseconds,
+                    since: 0,
+                    reason: None,
+                }),
             };
             let sample = Sample {
                 time: time.unwrap_or(start),

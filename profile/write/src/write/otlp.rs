@@ -181,7 +181,7 @@ fn fill<'p>(
 /// (`profiles.proto`, `Sample`).
 fn value(sample: &Sample) -> Option<i64> {
     match sample.event {
-        Event::OffCpu { nanoseconds } => Some(i64::try_from(nanoseconds).unwrap_or(i64::MAX)),
+        Event::OffCpu(off) => Some(i64::try_from(off.nanoseconds).unwrap_or(i64::MAX)),
         _ => None,
     }
 }

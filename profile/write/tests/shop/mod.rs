@@ -8,7 +8,8 @@ use otelctx_profile::sample::format::process_context::Value;
 use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_profile::sample::{
-    Catalog, Counts, Event, Found, Mapping, Module, ModuleId, ProcessFacts, Sample,
+    Catalog, Counts, Event, Found, Mapping, Module, ModuleId, OffCpu, OffCpuState, ProcessFacts,
+    Sample,
 };
 use otelctx_profile::{Clock, Function, Identity, Profile, Recording, SymbolQuery, Symbolizer};
 
@@ -155,9 +156,12 @@ pub(crate) fn recording() -> Recording {
     let unknown = catalog.native_stack(&[0x1234]);
     let kernel = catalog.native_stack(&[0xffff_ffff_8100_0000]);
     let on = Event::OnCpu;
-    let off = Event::OffCpu {
+    let off = Event::OffCpu(OffCpu {
+        state: OffCpuState::Asleep,
         nanoseconds: 7_000_000,
-    };
+        since: 0,
+        reason: None,
+    });
     let looks = [
         (worker1, on, cart, parse, empty),
         (worker1, on, cart, parse, empty),
