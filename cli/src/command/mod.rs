@@ -26,5 +26,6 @@ mod standard_output;
 pub(crate) mod symbolize;
 pub(crate) mod top;
 pub(crate) mod view;
+mod wall;
 mod without_symbols;
 mod worker;

@@ -7,6 +7,7 @@ use otelctx_sample::{Catalog, Sample};
 
 use crate::processes::Processes;
 use crate::refusal::Refusal;
+use crate::waits::WaitFacts;
 
 pub(crate) trait Backend: Send {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample));
@@ -29,6 +30,11 @@ pub(crate) trait Backend: Send {
 
     fn max_frames(&self) -> usize {
         otelctx_unwind::MAX_FRAMES
+    }
+
+    /// Returns how threads off the CPU are looked at, if they are.
+    fn waits(&self) -> Option<WaitFacts> {
+        None
     }
 
     /// Returns why stacks have fewer frames, if they do.

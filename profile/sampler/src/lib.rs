@@ -56,6 +56,7 @@ mod signals;
 mod tally;
 mod user_stack;
 mod vdso;
+mod waits;
 
 pub(crate) use clock::nanoseconds;
 pub use clock::{calendar_time, monotonic};
@@ -69,6 +70,7 @@ pub use otelctx_sample as sample;
 pub use refusal::Refusal;
 pub use sampler::{Method, Sampler};
 pub use tally::{IncompleteStacks, IncompleteSteps, Totals};
+pub use waits::WaitFacts;
 
 /// Maximum time between two calls of [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);

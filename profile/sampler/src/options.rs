@@ -30,6 +30,11 @@ pub struct Options {
     pub older_children: Option<Vec<i32>>,
     /// Sampling frequency per CPU, in Hz. Default: 99, not in lockstep with work at 100 Hz.
     pub frequency: u32,
+    /// Sample threads that run. Default: true.
+    pub on_cpu: bool,
+    /// Also look at threads that are off the CPU, this often in a second at most. With eBPF, this needs Linux 5.18. Default: not
+    /// at all.
+    pub wall_frequency: Option<u32>,
     /// Record the user-space stack. Default: true.
     pub user_stacks: bool,
     /// Record the kernel stack. Default: true.
@@ -112,6 +117,8 @@ impl Options {
             children: true,
             older_children: None,
             frequency: 99,
+            on_cpu: true,
+            wall_frequency: None,
             user_stacks: true,
             kernel_stacks: true,
             max_record: record::RECOMMENDED_SIZE,

@@ -104,6 +104,13 @@ impl Refusal {
     }
 }
 
+impl Refusal {
+    /// Returns true if the running kernel is older than this version.
+    pub(crate) fn is_before(least: (u32, u32)) -> bool {
+        is_older(&release(), least)
+    }
+}
+
 fn release() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease");
     release.unwrap_or_default().trim().to_owned()

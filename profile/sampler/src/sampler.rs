@@ -9,8 +9,8 @@ use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
 use crate::backend::Backend;
 use crate::{
-    Error, INTERVAL, IncompleteStacks, IncompleteSteps, Options, Refusal, Targets, Totals, ebpf,
-    ptrace,
+    Error, INTERVAL, IncompleteStacks, IncompleteSteps, Options, Refusal, Targets, Totals,
+    WaitFacts, ebpf, ptrace,
 };
 
 /// Time limit for scanning one of all processes: millions of mappings would delay the others.
@@ -145,6 +145,12 @@ impl Sampler {
     #[must_use]
     pub fn max_frames(&self) -> usize {
         self.backend.max_frames()
+    }
+
+    /// Returns how threads off the CPU are looked at, if [`Options::wall_frequency`] asks for it.
+    #[must_use]
+    pub fn waits(&self) -> Option<WaitFacts> {
+        self.backend.waits()
     }
 
     /// Returns how long to wait until the next [`drain`](Self::drain): [`INTERVAL`], or three times

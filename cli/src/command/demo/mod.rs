@@ -17,6 +17,7 @@ use otelctx_symbolize::Symbols;
 use super::record::output;
 use super::record::session::{Plan, Session};
 use super::seconds::seconds;
+use crate::command::wall::Wall;
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::json;
@@ -78,6 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         is_command: false,
         code_files: Vec::new(),
         frequency: FREQUENCY,
+        wall: Wall::default(),
         ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,
         setup: Setup::default(),

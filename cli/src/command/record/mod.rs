@@ -26,6 +26,7 @@ use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select, Selected};
 use crate::command::help;
 use crate::command::selection::{GivenOption, TimeRange};
+use crate::command::wall::Wall;
 use crate::command::without_symbols::WithoutSymbols;
 use crate::command::{ids, needed, seconds, standard_output};
 use crate::error::Error;
@@ -91,6 +92,8 @@ pub(crate) struct Arguments {
     #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
+    #[command(flatten)]
+    wall: Wall,
     /// Attribute at the root of flame graphs and folded stacks; `none` for none [default: http.route,
     /// if any sample has it]
     #[arg(help_heading = help::OUTPUT, long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
@@ -404,6 +407,7 @@ fn record(
         },
         frequency: arguments.frequency,
         ptrace_frequency: arguments.frequency,
+        wall: arguments.wall,
         without_ebpf: arguments.ptrace,
         setup: setup.clone(),
         beside: arguments.output.first().cloned().unwrap_or_default(),

@@ -14,6 +14,7 @@ use otelctx_sampler::{
 use super::progress::Progress;
 use crate::command::filter;
 use crate::command::limits::limits;
+use crate::command::wall::Wall;
 use crate::error::Error;
 use crate::output::terminal;
 use crate::{Setup, interrupt};
@@ -33,6 +34,8 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) frequency: u32,
     /// The frequency to use with ptrace, where each sample stops a thread.
     pub(in crate::command) ptrace_frequency: u32,
+    /// Whether to look at threads that wait.
+    pub(in crate::command) wall: Wall,
     /// True to use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
     pub(in crate::command) setup: Setup,
@@ -62,6 +65,8 @@ impl Session {
         options.older_children = plan.older_children;
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
+        options.wall_frequency = plan.wall.frequency();
+        options.on_cpu = plan.wall.samples_cpu();
         options.runtimes = plan.setup.runtimes;
         options.before_exec = plan.is_command;
         options.code_files = plan.code_files;

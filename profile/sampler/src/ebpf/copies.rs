@@ -87,22 +87,30 @@ fn add(to: &mut HashMap<Key, CopiedStack, RandomState>, record: &[u8]) {
     }
 }
 
-fn copied(thread: &StackThread) -> Option<CopiedStack> {
+/// Converts registers by DWARF's numbers, with the instruction pointer behind them.
+pub(super) fn registers(words: &[u64]) -> Option<Registers> {
     /// DWARF's numbers of the instruction pointer's place and of the stack pointer.
     const PLACES: (usize, usize) = if cfg!(target_arch = "x86_64") {
         (16, 7)
     } else {
         (32, 31)
     };
-    let (pointer, stack_pointer) = (thread.registers[PLACES.0], thread.registers[PLACES.1]);
+    let (pointer, stack_pointer) = (*words.get(PLACES.0)?, words[PLACES.1]);
     let mut registers = Registers::new(Machine::own(), pointer, stack_pointer)?;
-    for (number, value) in (0..).zip(&thread.registers[..PLACES.0]) {
+    for (number, value) in (0..).zip(&words[..PLACES.0]) {
         registers.set(number, *value);
     }
+    Some(registers)
+}
+
+fn copied(thread: &StackThread) -> Option<CopiedStack> {
+    let pointer = thread.registers[if cfg!(target_arch = "x86_64") { 16 } else { 32 }];
+    let registers = registers(&thread.registers)?;
     let (has_before, has_behind) = (thread.code_before != 0, thread.code_behind != 0);
     Some(CopiedStack {
         registers,
         stack: (0, Vec::new()),
         code: copied_code(pointer, &thread.code, has_before, has_behind),
+        may_be_cut: false,
     })
 }

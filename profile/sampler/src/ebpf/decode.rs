@@ -245,7 +245,7 @@ pub(super) fn read_user_stack(to: &mut Vec<Frame>, bytes: &[u8], has_marks: bool
     Frame::mark_signal_returns(to);
 }
 
-fn read_stack(to: &mut Vec<Frame>, bytes: &[u8]) {
+pub(super) fn read_stack(to: &mut Vec<Frame>, bytes: &[u8]) {
     let words = bytes.as_chunks().0.iter().enumerate();
     to.extend(words.map(|(depth, word)| Frame::native(depth, u64::from_ne_bytes(*word))));
 }

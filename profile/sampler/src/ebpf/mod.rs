@@ -18,6 +18,7 @@ mod steps;
 mod targets;
 mod thread_words;
 mod unwind;
+mod waits;
 
 pub(crate) use recorder::Recorder;
 pub use snapshot::{Snapshots, ThreadSnapshot};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
+use otelctx_reader::remote::Process;
 use otelctx_sample::{Catalog, Sample};
 use otelctx_track::ThreadStatus;
 
@@ -16,10 +17,12 @@ use super::load::{KernelCounts, Loaded};
 use super::side_band::SideBand;
 use super::steps::{configure_steps, forget_steps, steps_of};
 use super::targets::{places_of, target};
+use super::waits::Waits;
 use crate::backend::Backend;
 use crate::process::check_target;
-use crate::processes::Processes;
+use crate::processes::{Needs, Processes};
 use crate::refusal::Refusal;
+use crate::waits::WaitFacts;
 use crate::{Error, INTERVAL, Options, Targets, monotonic};
 
 /// Time without changes after which the recorder wakes up less often.
@@ -31,6 +34,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Recorder {
     loaded: Loaded,
+    /// The looks at threads off the CPU.
+    waits: Option<Waits>,
     processes: Processes,
     side_band: SideBand,
     without_reports: Option<io::Error>,
@@ -71,6 +76,10 @@ impl Recorder {
             Ok(loaded) => loaded,
             Err(refusal) => return Ok(Err(refusal)),
         };
+        let waits = options
+            .wall_frequency
+            .map(|frequency| Waits::start(options, frequency));
+        let waits = waits.transpose().map_err(Error::Waits)?;
         // Without reports, all mappings are read from /proc.
         let (mut side_band, mut without_reports) = (SideBand::default(), None);
         if options.user_stacks {
@@ -81,6 +90,7 @@ impl Recorder {
         }
         let mut recorder = Self {
             loaded,
+            waits,
             side_band,
             without_reports,
             processes: Processes::new(options, reader_options, scan_timeout),
@@ -116,7 +126,9 @@ impl Recorder {
             recorder.read_ahead(&options.code_files, Options::MAX_READ_AHEAD);
         }
         recorder.started = monotonic();
-        recorder.loaded.clocks.start().map_err(Error::Clock)?;
+        if options.on_cpu {
+            recorder.loaded.clocks.start().map_err(Error::Clock)?;
+        }
         if recorder.whole_machine {
             for pid in recorder.processes.following.find_publishers()? {
                 recorder.configure(pid);
@@ -189,6 +201,9 @@ impl Recorder {
     }
 
     fn forget(&mut self, pid: i32) {
+        if let Some(waits) = &mut self.waits {
+            waits.remove(pid);
+        }
         let pid = pid as u32;
         self.loaded.targets.remove(pid);
         forget_steps(&mut self.loaded.configurations, &self.loaded.steps, pid);
@@ -214,6 +229,13 @@ impl Recorder {
             // If the kernel refuses it, each sample that needs it says so (`step_outcome::ABSENT`).
             let _ = self.loaded.load_step(step.number);
         }
+        if let Some(waits) = &mut self.waits
+            && let Some(reader) = tracked.process.reader()
+        {
+            let process = Process::open(pid).ok().filter(|_| reader.running().is_ok());
+            let runtimes = process.map(|it| (it, tracked.process.runtimes().clone()));
+            waits.insert(pid, target, runtimes);
+        }
         let is_empty = target.places == 0 && target.steps == 0;
         if is_empty && self.whole_machine {
             self.forget(pid);
@@ -235,6 +257,9 @@ impl Recorder {
     fn forked(&mut self, head: &EventHead) {
         let pid = head.pid as i32;
         self.loaded.targets.forked(head.pid);
+        if let Some(waits) = &mut self.waits {
+            waits.insert(pid, Target::default(), None);
+        }
         // An earlier process had its ID.
         for pids in &mut self.exiting {
             pids.retain(|exiting| *exiting != pid);
@@ -245,6 +270,9 @@ impl Recorder {
     fn executed(&mut self, head: &EventHead) {
         let (pid, loaded) = (head.pid as i32, &mut self.loaded);
         self.processes.exec(pid, head.time);
+        if let Some(waits) = &mut self.waits {
+            waits.insert(pid, Target::default(), None);
+        }
         // It had its parent's, or its former program's.
         forget_steps(&mut loaded.configurations, &loaded.steps, head.pid);
         loaded.unwinding.forget(pid);
@@ -320,6 +348,25 @@ impl Recorder {
     }
 }
 
+/// Passes on the waits that were seen until a time.
+fn pass_on_waits(
+    waits: &mut Waits,
+    until: u64,
+    processes: &mut Processes,
+    catalog: &mut Catalog,
+    on_sample: &mut dyn FnMut(Sample),
+) {
+    while let Some(event) = waits.next(until) {
+        let pid = event.pid();
+        if processes.is_before_exec(pid) {
+            continue;
+        }
+        if processes.wait(event, catalog, on_sample) == Needs::LongerStacks {
+            waits.copy_more(pid);
+        }
+    }
+}
+
 impl Backend for Recorder {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         // Without a limit, a recorder that gets too little CPU time would never finish.
@@ -329,7 +376,14 @@ impl Backend for Recorder {
         self.processes.second_walk.begin();
         // Before the events, whose mappings are among these.
         let mut has_changes = self.pass_on_reports(until);
+        if let Some(waits) = &mut self.waits {
+            waits.begin();
+            self.processes.begin_waits();
+        }
         while let Some((head, parts)) = self.loaded.events.next(until) {
+            if let Some(waits) = &mut self.waits {
+                pass_on_waits(waits, head.time, &mut self.processes, catalog, on_sample);
+            }
             has_changes |= head.kind != kind::ON_CPU;
             match head.kind {
                 kind::ON_CPU if self.processes.is_before_exec(head.pid as i32) => {}
@@ -356,6 +410,9 @@ impl Backend for Recorder {
                 _ => {}
             }
         }
+        if let Some(waits) = &mut self.waits {
+            pass_on_waits(waits, until, &mut self.processes, catalog, on_sample);
+        }
         self.processes.untracked.remove_ended();
         self.end_exiting();
         self.loaded.unwinding.poll();
@@ -378,6 +435,9 @@ impl Backend for Recorder {
 
     fn stop(&mut self) {
         self.loaded.clocks.stop();
+        if let Some(waits) = &mut self.waits {
+            waits.stop();
+        }
         self.stopped = true;
     }
 
@@ -405,6 +465,10 @@ impl Backend for Recorder {
 
     fn max_frames(&self) -> usize {
         self.loaded.max_frames()
+    }
+
+    fn waits(&self) -> Option<WaitFacts> {
+        self.waits.as_ref().map(Waits::facts)
     }
 
     fn without_loops(&self) -> Option<&Refusal> {

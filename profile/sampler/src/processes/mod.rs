@@ -6,6 +6,7 @@ mod generated;
 mod names;
 mod runtimes;
 mod untracked;
+mod waits;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ use following::Following;
 pub(crate) use names::ThreadNames;
 use runtimes::{Merged, unnamed_frames};
 use untracked::Untracked;
+use waits::KnownWaits;
+pub(crate) use waits::Needs;
 
 #[derive(Debug)]
 pub(crate) struct Processes {
@@ -39,6 +42,9 @@ pub(crate) struct Processes {
     whole_machine: bool,
     pub(crate) tally: Tally,
     pub(crate) second_walk: SecondWalk,
+    /// The thread that walks the stacks of waits.
+    wait_walk: SecondWalk,
+    waits: KnownWaits,
 }
 
 /// Following processes.
@@ -62,6 +68,8 @@ impl Processes {
             whole_machine: scan_timeout.is_some(),
             tally: Tally::default(),
             second_walk: SecondWalk::new(options),
+            wait_walk: SecondWalk::for_waits(),
+            waits: KnownWaits::default(),
         }
     }
 
@@ -137,7 +145,13 @@ impl Processes {
         self.following.before_exec.contains(&pid)
     }
 
+    /// Notes that a drain begins in which waits are passed on.
+    pub(crate) fn begin_waits(&mut self) {
+        self.wait_walk.begin();
+    }
+
     fn end_program(&mut self, pid: i32) {
+        self.waits.remove(pid);
         self.following.parents.remove(&pid);
         generated::finish(&mut self.following.tracker, pid, &mut self.tally);
     }
@@ -167,6 +181,7 @@ impl Processes {
         let processes = self.following.tracker.iter_mut();
         processes.for_each(|tracked| tracked.data.reset_catalog());
         self.modules.clear();
+        self.waits.reset_catalog();
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -246,7 +261,22 @@ impl Processes {
         time: u64,
         copied: CopiedStack,
     ) -> Option<Walked> {
-        if !self.second_walk.is_ready() {
+        self.walk(pid, time, copied, |it| &mut it.second_walk)
+    }
+
+    /// The same for the stack of a wait, which may be longer than its copy.
+    fn walk_wait(&mut self, pid: i32, time: u64, copied: CopiedStack) -> Option<Walked> {
+        self.walk(pid, time, copied, |it| &mut it.wait_walk)
+    }
+
+    fn walk(
+        &mut self,
+        pid: i32,
+        time: u64,
+        copied: CopiedStack,
+        walker: fn(&mut Self) -> &mut SecondWalk,
+    ) -> Option<Walked> {
+        if !walker(self).is_ready() {
             return None;
         }
         let begun = Instant::now();
@@ -255,10 +285,11 @@ impl Processes {
         let running = process.reader().and_then(|it| it.running().ok());
         let copied = Arc::new(copied);
         let places = data.code.places(&copied, time, running, &mut self.modules);
-        self.second_walk.count(begun);
-        let places = places?;
-        let walked = self.second_walk.walk(copied.clone(), places)?;
+        walker(self).count(begun);
+        let walked = walker(self).walk(copied.clone(), places?)?;
         // Where no reports come, the mappings may be older than the sample.
+        let Tracked { process, data } = self.following.tracker.get_or_add(pid);
+        let running = process.reader().and_then(|it| it.running().ok());
         let is_cut = walked.end == StackEnd::NotExecutable;
         if !(is_cut && running.is_some_and(|it| data.code.read_if_due(it, &mut self.modules))) {
             return Some(walked);
@@ -266,7 +297,7 @@ impl Processes {
         let places = data
             .code
             .places(&copied, time, running, &mut self.modules)?;
-        self.second_walk.walk(copied, places)
+        walker(self).walk(copied, places)
     }
 
     /// Tracks a process whose mappings are kept.

@@ -27,6 +27,8 @@ pub(crate) const BELOW_STACK: u64 = 256;
 pub(crate) const COPIED_CODE: usize = 32;
 /// Maximum time that one drain waits for second walks: rings have room for the usual samples of a second.
 const MAX_WAIT: Duration = Duration::from_millis(40);
+/// The same for the stacks of waits.
+const MAX_WAIT_FOR_WAITS: Duration = Duration::from_millis(200);
 /// Number of general registers that may have addresses of code.
 const REGISTERS: u8 = 33;
 
@@ -38,9 +40,22 @@ pub(crate) struct CopiedStack {
     pub(crate) stack: (u64, Vec<u8>),
     /// The same of the code where the thread was: generated code is in no file.
     pub(crate) code: (u64, Vec<u8>),
+    /// The walk may end where the copy does.
+    pub(crate) may_be_cut: bool,
 }
 
 impl CopiedStack {
+    /// Creates a copy of a thread's stack from the bytes of its lowest address on. Its code is in files.
+    pub(crate) fn of_bytes(registers: Registers, stack: (u64, Vec<u8>)) -> Self {
+        let pointer = registers.instruction_pointer();
+        Self {
+            registers,
+            stack,
+            code: (pointer, Vec::new()),
+            may_be_cut: true,
+        }
+    }
+
     /// Copies the stack of a stopped thread, as far as it can be read.
     pub(crate) fn of(registers: Registers, memory: &dyn Memory) -> Self {
         let mut stack = (0, Vec::new());
@@ -65,6 +80,7 @@ impl CopiedStack {
             code: copied_code(pointer, code.as_flattened(), has_before, has_behind),
             registers,
             stack,
+            may_be_cut: false,
         }
     }
 
@@ -186,6 +202,17 @@ impl SecondWalk {
             is_behind: false,
             limit,
             left: limit,
+        }
+    }
+
+    /// Creates the one that walks the stacks of waits, which have no other: the longer a drain takes, the more the next one has.
+    pub(crate) fn for_waits() -> Self {
+        Self {
+            walker: None,
+            number: 0,
+            is_behind: false,
+            limit: MAX_WAIT_FOR_WAITS,
+            left: MAX_WAIT_FOR_WAITS,
         }
     }
 

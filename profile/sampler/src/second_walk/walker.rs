@@ -114,7 +114,7 @@ impl Walker {
         };
         let end = user_stack::stack_end(end);
         // Else it is longer than the copy, or goes on on another stack.
-        let is_usable = end != StackEnd::Unreadable
+        let is_usable = (end != StackEnd::Unreadable || copied.may_be_cut)
             && self.dictionary.len() < MAX_RULES
             && !found.iter().any(is_unknown);
         is_usable.then(|| Walked {

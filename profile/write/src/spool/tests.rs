@@ -105,7 +105,9 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
                 state: OffCpuState::ALL[number as usize / 7 % 4],
                 nanoseconds: number,
                 since: 1000,
-                reason: number.is_multiple_of(2).then(|| catalog.reason(&reason(number))),
+                reason: number
+                    .is_multiple_of(2)
+                    .then(|| catalog.reason(&reason(number))),
             }),
             _ => Event::OnCpu,
         },

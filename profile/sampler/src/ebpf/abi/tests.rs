@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The objects of both architectures.
-const OBJECTS: [(&str, &[u8]); 6] = [
+const OBJECTS: [(&str, &[u8]); 8] = [
     (
         "sampler x86_64",
         include_bytes!("../../../bpf/sampler.x86_64.o"),
@@ -36,6 +36,14 @@ const OBJECTS: [(&str, &[u8]); 6] = [
     (
         "snapshot aarch64",
         include_bytes!("../../../bpf/snapshot.aarch64.o"),
+    ),
+    (
+        "waits x86_64",
+        include_bytes!("../../../bpf/waits.x86_64.o"),
+    ),
+    (
+        "waits aarch64",
+        include_bytes!("../../../bpf/waits.aarch64.o"),
     ),
 ];
 
@@ -169,6 +177,13 @@ fn layouts_are_those_of_the_objects() {
         if name.ends_with("with steps") {
             layout!(types, "step_key", StepKey, [pid, step]);
             layout!(types, "thread_key", ThreadKey, [pid, tid, step]);
+        }
+        if name.starts_with("waits") {
+            super::super::waits::abi::tests::check_layouts(|name, size, members| {
+                let members = members.iter().map(|(name, at)| ((*name).to_owned(), *at));
+                let expected = (size, members.collect());
+                assert_eq!(types.structures.get(name), Some(&expected), "{name}");
+            });
         }
         if name.starts_with("snapshot") {
             layout!(types, "wanted", Wanted, [pid, reserved, target]);

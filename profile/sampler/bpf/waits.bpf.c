@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* Looks at the threads that are off the CPU, without a hook and without stopping any.
+ *
+ * An iterator over threads that may sleep, so that pages which are not in memory are read, too. A thread that it reads may go on
+ * meanwhile, so what was read counts only if the thread has not run since before: it is not on a CPU, and has been switched out
+ * as often as before. As long as that stays so in later looks, it is the same wait, and nothing is read again.
+ *
+ * Needs Linux 5.18. `cargo xtask bpf` builds it.
+ */
+#include <linux/bpf.h>
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "namespace.h"
+#include "registers.h"
+#include "waits.h"
+
+/* bpf_copy_from_user_task is for programs under the GPL alone. */
+char LICENSE[] SEC("license") = "GPL";
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct seq_file;
+struct bpf_iter_meta {
+    struct seq_file *seq;
+};
+struct bpf_iter__task {
+    struct bpf_iter_meta *meta;
+    struct task_struct *task;
+};
+struct sched_info {
+    unsigned long pcount;
+    unsigned long long run_delay;
+    unsigned long long last_arrival;
+    unsigned long long last_queued;
+};
+struct sched_entity {
+    unsigned char sched_delayed;
+    __u64 sum_exec_runtime;
+    __u64 prev_sum_exec_runtime;
+};
+/* What the samplers' own header does not have. */
+struct task_struct___waits {
+    unsigned int __state;
+    int on_cpu;
+    int on_rq;
+    struct sched_entity se;
+    struct sched_info sched_info;
+    unsigned long nvcsw;
+    unsigned long nivcsw;
+};
+#if defined(__TARGET_ARCH_arm64)
+/* Behind what a process sees of it (struct user_pt_regs). */
+struct pt_regs___waits {
+    __u64 orig_x0;
+    int syscallno;
+};
+#endif
+#pragma clang attribute pop
+
+/* include/linux/sched.h */
+#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_STOPPED 0x4
+#define TASK_TRACED 0x8
+#define TASK_FROZEN 0x8000
+
+/* Set before the program is loaded. */
+volatile const __u32 whole_machine = 0; /* else the processes of `targets` alone */
+volatile const __u32 user_stacks = 0;
+volatile const __u32 kernel_stacks = 0;
+volatile const __u32 max_record = 640; /* bytes, header included, RECORD_LIMIT at most */
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 16384);
+    __type(key, __u32);
+    __type(value, struct wait_target);
+} wait_targets SEC(".maps");
+
+/* What is known of a thread's wait. */
+struct wait {
+    __u64 switches; /* how often it had been switched out, and 1; 0 for no wait that is known */
+    __u64 times[WAIT_STATES]; /* nanoseconds of the wait that were not passed on yet */
+    __u32 version; /* of the target's data */
+    __u32 reserved;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct wait);
+} waits SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct look);
+} looks SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct look_counts);
+} look_counts SEC(".maps");
+
+/* One run at a time: the loader reads from one descriptor after the other. */
+struct scratch {
+    struct event_head head;
+    struct part_head times_head;
+    __u64 times[WAIT_STATES];
+    struct part_head wait_head;
+    struct wait_part wait;
+    struct part_head registers_head;
+    __u64 registers[WAIT_REGISTERS];
+    __u8 record[sizeof(struct part_head) + RECORD_ROOM];
+    struct part_head stack_head;
+    __u64 stack_address;
+    __u8 stack[STACK_ROOM];
+    struct part_head kernel_head;
+    __u64 kernel[KERNEL_FRAMES];
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct scratch);
+} wait_scratch SEC(".maps");
+
+static __always_inline int read_user(void *to, __u32 size, __u64 from, void *task)
+{
+    return bpf_copy_from_user_task(to, size, (const void *)from, task, 0);
+}
+
+/* Reads in the order of the source: on aarch64, loads may be reordered by the processor, too. This program runs on another CPU
+ * than the thread, which writes `on_cpu` last when it is switched out (finish_task, a release), after its count. An address that
+ * depends on the value read before would order the next load; BPF has no barrier for loads, but an atomic operation whose result
+ * is used is a full one (arch/arm64/net/bpf_jit_comp.c: LSE `al` forms, or `dmb ish` behind exclusive loads and stores). */
+#if defined(__TARGET_ARCH_arm64)
+#define IN_ORDER(word)                                     \
+    do {                                                   \
+        __u64 before = __sync_fetch_and_or((word), 0);     \
+        HIDE(before);                                      \
+        asm volatile("" ::: "memory");                     \
+    } while (0)
+#else
+#define IN_ORDER(word) asm volatile("" ::: "memory")
+#endif
+
+static __always_inline __u64 switches_of(struct task_struct___waits *task)
+{
+    return *(volatile unsigned long *)&task->nvcsw + *(volatile unsigned long *)&task->nivcsw;
+}
+
+/* What keeps it off the CPU. */
+static __always_inline __u32 state_of(struct task_struct___waits *task, int is_queued)
+{
+    if (is_queued)
+        return WAIT_QUEUED;
+    __u32 state = task->__state;
+    if (state & (TASK_STOPPED | TASK_TRACED | TASK_FROZEN))
+        return WAIT_STOPPED;
+    return state & TASK_UNINTERRUPTIBLE ? WAIT_DISK : WAIT_ASLEEP;
+}
+
+static __always_inline int write_part(struct seq_file *seq, void *part, __u64 limit)
+{
+    /* In 64 bits, so that the verifier follows. */
+    __u64 size = sizeof(struct part_head) + (__u64)((struct part_head *)part)->room;
+    HIDE(size);
+    if (size > limit)
+        return 1;
+    return bpf_seq_write(seq, part, size) != 0;
+}
+
+static __always_inline void set_part(struct part_head *part, __u16 kind, __u16 size)
+{
+    part->kind = kind;
+    part->size = size;
+    part->room = padded(size);
+    part->outcome = 0;
+}
+
+static __always_inline __u64 sum(const __u64 *times)
+{
+    __u64 all = 0;
+#pragma unroll
+    for (int i = 0; i < WAIT_STATES; i++)
+        all += times[i];
+    return all;
+}
+
+/* Writes the times of a wait that were not passed on before. False if there is no room: the program is run again for this
+ * thread. */
+static __always_inline int pass_on(struct seq_file *seq, struct scratch *scratch, struct wait *wait, __u32 pid, __u32 tid)
+{
+    struct event_head *head = &scratch->head;
+    head->time = bpf_ktime_get_ns();
+    head->detail = wait->switches;
+    head->pid = pid;
+    head->tid = tid;
+    head->kind = EVENT_SAME_WAIT;
+    head->outcome = OUTCOME_NONE;
+    head->source = SOURCE_NONE;
+    head->flags = 0;
+    head->serial = 0;
+    head->size = sizeof(struct part_head) + sizeof scratch->times;
+    set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
+    __builtin_memcpy(scratch->times, wait->times, sizeof scratch->times);
+    if (bpf_seq_write(seq, head, sizeof *head + sizeof(struct part_head) + sizeof scratch->times))
+        return 0;
+    return 1;
+}
+
+/* Finds the context, as a sample of a running thread does. */
+static __always_inline void read_context(struct scratch *scratch, struct task_struct *task, const struct target *target)
+{
+    struct event_head *head = &scratch->head;
+    struct part_head *part = (void *)scratch->record;
+    __u64 tp = task->THREAD_POINTER;
+    part->room = part->size = 0;
+    head->source = SOURCE_NONE;
+    head->outcome = target->places ? OUTCOME_DETACHED : OUTCOME_NONE;
+    for (__u32 i = 0; tp && i < MAX_PLACES; i++) {
+        if (i >= target->places)
+            break;
+        __u8 found;
+        __u64 record = pointer(&target->place[i], tp, task, &found);
+        if (record)
+            found = read_record(part, record, max_record, task);
+        if (found == OUTCOME_ATTACHED) {
+            part->outcome = i;
+            head->outcome = found;
+            head->source = SOURCE_NATIVE;
+            return;
+        }
+        if (*(volatile __u8 *)&head->outcome == OUTCOME_DETACHED)
+            head->outcome = found;
+    }
+    part->room = part->size = 0;
+}
+
+/* Reads the call and the registers; the stack pointer, 0 for code of other kinds. */
+static __always_inline __u64 read_call(struct scratch *scratch, struct task_struct *task)
+{
+    struct wait_part *wait = &scratch->wait;
+    __u64 *registers = scratch->registers;
+    const __u64 *saved = (void *)bpf_task_pt_regs(task);
+    __u64 words[SAVED_REGISTERS];
+    wait->number = -1;
+    wait->thread_pointer = task->THREAD_POINTER;
+    scratch->registers_head.size = scratch->registers_head.room = 0;
+    if (bpf_probe_read_kernel(words, sizeof words, saved) || !words[SAVED_PC])
+        return 0;
+#if defined(__TARGET_ARCH_x86)
+    if (words[SAVED_CS] != USER_CS)
+        return 0;
+    /* Negative if it came by an interrupt or a fault (arch/x86/entry/entry_64.S). */
+    wait->number = words[15] & (1ULL << 63) ? -1 : words[15];
+    wait->arguments[0] = words[14];
+    wait->arguments[1] = words[13];
+    wait->arguments[2] = words[12];
+    wait->arguments[3] = words[7];
+    wait->arguments[4] = words[9];
+    wait->arguments[5] = words[8];
+    static const __u8 order[] = {10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16};
+#pragma unroll
+    for (int i = 0; i < (int)sizeof order; i++)
+        registers[i] = words[order[i]];
+#else
+    if (words[SAVED_STATE] & 0x1f)
+        return 0;
+    const struct pt_regs___waits *behind = (void *)saved;
+    int number = BPF_CORE_READ(behind, syscallno);
+    wait->number = number;
+    wait->arguments[0] = BPF_CORE_READ(behind, orig_x0);
+#pragma unroll
+    for (int i = 1; i < 6; i++)
+        wait->arguments[i] = words[i];
+#pragma unroll
+    for (int i = 0; i < SAVED_STATE; i++)
+        registers[i] = words[i];
+#endif
+    set_part(&scratch->registers_head, PART_REGISTERS, sizeof scratch->registers);
+    return words[SAVED_SP];
+}
+
+/* Copies the stack from a little below its pointer, as far as the target's limit and what can be read. */
+static __always_inline void read_stack(struct scratch *scratch, struct task_struct *task, __u64 sp, __u64 limit)
+{
+    struct part_head *part = &scratch->stack_head;
+    __u64 from = sp - BELOW_STACK, have = 0;
+    struct mm_struct *memory = task->mm;
+    /* What is above the first thread's stack are arguments and environment. */
+    __u64 start = memory ? BPF_CORE_READ(memory, start_stack) : 0;
+    scratch->stack_address = from;
+    part->size = part->room = 0;
+#pragma unroll
+    for (int i = 0; i < STACK_PAGES + 1; i++) {
+        __u64 at = from + have;
+        __u64 size = STACK_PAGE - (at & (STACK_PAGE - 1));
+        if (have >= limit || (start > sp && at >= start))
+            break;
+        if (size > limit - have)
+            size = limit - have;
+        if (start > sp && size > start - at)
+            size = start - at;
+        HIDE(size);
+        HIDE(have);
+        if (size == 0 || size > STACK_PAGE || have > STACK_ROOM - STACK_PAGE)
+            break;
+        if (read_user(scratch->stack + have, size, at, task))
+            break;
+        have += size;
+    }
+    if (have && have <= STACK_ROOM)
+        set_part(part, PART_STACK_BYTES, sizeof scratch->stack_address + have);
+}
+
+static __always_inline void read_kernel_stack(struct scratch *scratch, struct task_struct *task)
+{
+    long size = bpf_get_task_stack(task, scratch->kernel, sizeof scratch->kernel, 0);
+    scratch->kernel_head.size = scratch->kernel_head.room = 0;
+    if (size > 0 && size <= (long)sizeof scratch->kernel)
+        set_part(&scratch->kernel_head, PART_KERNEL_STACK, size);
+}
+
+/* Since when it is off the CPU, by the scheduler's clock as far behind now as by the other one; 0 if the kernel does not note
+ * it. */
+static __always_inline __u64 since(struct task_struct___waits *task, struct task_struct___waits *current, __u64 started)
+{
+    if (!bpf_core_field_exists(task->sched_info.last_arrival))
+        return 0;
+    __u64 left = task->sched_info.last_arrival + task->se.sum_exec_runtime - task->se.prev_sum_exec_runtime;
+    __u64 ago = current->sched_info.last_arrival - left;
+    return task->sched_info.last_arrival && (__s64)ago > 0 && ago < started ? started - ago : 0;
+}
+
+/* Whether a thread that is ready to run only became so by this program's look: else it would have run, or slept, at the tick. */
+enum displaced { NOT_DISPLACED, RAN, SLEPT };
+static __always_inline enum displaced displaced(struct task_struct___waits *task, struct task_struct___waits *current,
+                                                struct look_counts *look)
+{
+    if (!bpf_core_field_exists(task->sched_info.last_queued))
+        return NOT_DISPLACED;
+    if (current->sched_info.pcount != look->known_arrivals) {
+        look->own_delay = current->sched_info.run_delay - look->known_delay;
+        look->known_delay = current->sched_info.run_delay;
+        look->known_arrivals = current->sched_info.pcount;
+    }
+    __u64 queued = task->sched_info.last_queued, arrival = current->sched_info.last_arrival;
+    if (queued == arrival)
+        return RAN;
+    return queued > arrival - look->own_delay - LOOK_SLACK ? SLEPT : NOT_DISPLACED;
+}
+
+SEC("iter.s/task")
+int look_at_thread(struct bpf_iter__task *context)
+{
+    __u32 zero = 0, pid, tid;
+    struct seq_file *seq = context->meta->seq;
+    struct task_struct *thread = context->task;
+    struct look *look = bpf_map_lookup_elem(&looks, &zero);
+    struct look_counts *counts = bpf_map_lookup_elem(&look_counts, &zero);
+    struct scratch *scratch = bpf_map_lookup_elem(&wait_scratch, &zero);
+    if (!thread || !look || !counts || !scratch || thread->flags & PF_KTHREAD)
+        return 0;
+    struct task_struct *own = bpf_get_current_task_btf();
+    learn_level(own);
+    if (!ids(thread, &pid, &tid))
+        return 0;
+    static const struct wait_target nothing = {.stack_size = DEFAULT_STACK};
+    const struct wait_target *target = bpf_map_lookup_elem(&wait_targets, &pid);
+    if (!target) {
+        if (!whole_machine || pid == look->own_pid)
+            return 0;
+        target = &nothing;
+    }
+    struct task_struct___waits *task = (void *)thread, *current = (void *)own;
+    struct wait *wait = bpf_task_storage_get(&waits, thread, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+    if (!wait)
+        return 0;
+
+    int is_running = *(volatile int *)&task->on_cpu;
+    IN_ORDER(&counts->barrier);
+    __u64 switches = switches_of(task);
+    IN_ORDER(&counts->barrier);
+    int is_queued = *(volatile int *)&task->on_rq;
+    if (bpf_core_field_exists(task->se.sched_delayed) && task->se.sched_delayed)
+        is_queued = 0;
+    enum displaced by_look = !is_running && is_queued ? displaced(task, current, counts) : NOT_DISPLACED;
+    if (is_running || by_look == RAN) {
+        if (look->is_check)
+            return 0;
+        if (sum(wait->times)) {
+            if (!pass_on(seq, scratch, wait, pid, tid))
+                return 0;
+            __builtin_memset(wait->times, 0, sizeof wait->times);
+        }
+        counts->running++;
+        counts->seen++;
+        return 0;
+    }
+    __u32 state = state_of(task, is_queued && by_look != SLEPT);
+    if (state >= WAIT_STATES)
+        return 0;
+
+    int is_same = wait->switches == switches + 1 && wait->version == target->version;
+    if (look->is_check) {
+        /* What the recorder has read meanwhile counts if this is the same wait. */
+        if (is_same)
+            pass_on(seq, scratch, wait, pid, tid);
+        return 0;
+    }
+    if (is_same) {
+        __u64 now = wait->times[state] + look->weight;
+        if (look->is_flush || sum(wait->times) + look->weight >= FLUSH_TIME) {
+            __u64 before = wait->times[state];
+            wait->times[state] = now;
+            if (!pass_on(seq, scratch, wait, pid, tid)) {
+                wait->times[state] = before;
+                return 0;
+            }
+            __builtin_memset(wait->times, 0, sizeof wait->times);
+        } else {
+            wait->times[state] = now;
+        }
+        counts->same++;
+        counts->seen++;
+        return 0;
+    }
+
+    struct event_head *head = &scratch->head;
+    struct wait_part *part = &scratch->wait;
+    head->time = bpf_ktime_get_ns();
+    head->detail = switches + 1;
+    head->cpu = 0;
+    head->pid = pid;
+    head->tid = tid;
+    head->kind = EVENT_WAIT;
+    head->flags = 0;
+    head->serial = target->target.serial;
+    bpf_probe_read_kernel(head->comm, sizeof head->comm, thread->comm);
+    __builtin_memset(part, 0, sizeof *part);
+    part->weight = look->weight;
+    part->state = state;
+    part->since = since(task, current, look->started);
+    __u64 sp = read_call(scratch, thread);
+    read_context(scratch, thread, &target->target);
+    scratch->stack_head.size = scratch->stack_head.room = 0;
+    if (user_stacks && sp)
+        read_stack(scratch, thread, sp, target->stack_size);
+    scratch->kernel_head.size = scratch->kernel_head.room = 0;
+    if (kernel_stacks)
+        read_kernel_stack(scratch, thread);
+
+    IN_ORDER(&counts->barrier);
+    int runs_now = *(volatile int *)&task->on_cpu;
+    IN_ORDER(&counts->barrier);
+    int is_kept = !runs_now && switches_of(task) == switches;
+    set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
+    __builtin_memcpy(scratch->times, wait->times, sizeof scratch->times);
+    set_part(&scratch->wait_head, PART_WAIT, sizeof *part);
+    struct part_head *record = (void *)scratch->record;
+    __u32 size = sizeof(struct part_head) + sizeof scratch->times + sizeof(struct part_head) + sizeof *part;
+    if (!is_kept) {
+        /* Nothing that was read counts; its time does. */
+        head->flags = EVENT_TORN;
+        head->outcome = OUTCOME_NONE;
+        head->source = SOURCE_NONE;
+        part->number = -1;
+    } else {
+        if (scratch->registers_head.size)
+            size += sizeof(struct part_head) + scratch->registers_head.room;
+        if (record->size)
+            size += sizeof(struct part_head) + record->room;
+        if (scratch->stack_head.size)
+            size += sizeof(struct part_head) + scratch->stack_head.room;
+        if (scratch->kernel_head.size)
+            size += sizeof(struct part_head) + scratch->kernel_head.room;
+    }
+    head->size = size;
+    int is_full = bpf_seq_write(seq, head, sizeof *head + 2 * sizeof(struct part_head) + sizeof scratch->times + sizeof *part);
+    if (is_kept) {
+        if (scratch->registers_head.size)
+            is_full |= write_part(seq, &scratch->registers_head, sizeof(struct part_head) + sizeof scratch->registers);
+        if (record->size)
+            is_full |= write_part(seq, record, sizeof scratch->record);
+        if (scratch->stack_head.size)
+            is_full |= write_part(seq, &scratch->stack_head,
+                                  sizeof(struct part_head) + sizeof scratch->stack_address + STACK_ROOM);
+        if (scratch->kernel_head.size)
+            is_full |= write_part(seq, &scratch->kernel_head, sizeof(struct part_head) + sizeof scratch->kernel);
+    }
+    if (is_full)
+        /* It is run again for this thread, in a new buffer. */
+        return 0;
+    counts->seen++;
+    counts->torn += !is_kept;
+    counts->read += is_kept;
+    __builtin_memset(wait->times, 0, sizeof wait->times);
+    wait->switches = is_kept ? switches + 1 : 0;
+    wait->version = target->version;
+    return 0;
+}

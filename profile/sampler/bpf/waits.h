@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* What waits.bpf.c and its loader share: src/ebpf/waits/abi.rs has the same. */
+#ifndef WAITS_H
+#define WAITS_H
+
+#include "event.h"
+#include "target.h"
+
+/* Kinds of events, beside those of event.h. */
+enum wait_event_kind {
+    EVENT_WAIT = 5,      /* a wait that was not known: its parts say what was read; detail counts the thread's switches */
+    EVENT_SAME_WAIT = 6, /* more time of one that is known, and of which nothing was read again */
+};
+
+/* Flags of them. */
+enum wait_event_flag {
+    EVENT_TORN = 8, /* the thread went on meanwhile: nothing that was read counts */
+};
+
+/* Kinds of their parts. */
+enum wait_part_kind {
+    PART_WAIT = 4,        /* struct wait_part */
+    PART_TIMES = 5,       /* times of the wait that was known before, by state */
+    PART_REGISTERS = 6,   /* by DWARF's numbers, and the instruction pointer behind them */
+    PART_STACK_BYTES = 7, /* its lowest address, and the bytes of the stack from there on */
+};
+
+/* What keeps a thread off the CPU. */
+enum wait_state { WAIT_QUEUED, WAIT_ASLEEP, WAIT_DISK, WAIT_STOPPED, WAIT_STATES };
+
+struct wait_part {
+    __u64 since;  /* CLOCK_MONOTONIC, nanoseconds; 0 if it is unknown */
+    __u64 weight; /* the time that this look stands for, nanoseconds */
+    __s64 number; /* of the system call; -1 for none */
+    __u64 arguments[6];
+    __u64 thread_pointer;
+    __u32 state; /* enum wait_state */
+    __u32 reserved;
+};
+
+struct wait_target {
+    struct target target;
+    __u32 stack_size; /* bytes to copy of each stack, STACK_ROOM at most */
+    __u32 version;    /* waits that were read under another one are read again */
+};
+
+/* One look at all threads. */
+struct look {
+    __u64 weight;  /* the time since the last one, nanoseconds */
+    __u64 started; /* CLOCK_MONOTONIC, nanoseconds */
+    __u32 own_pid;
+    __u32 is_flush; /* pass on all times */
+    __u32 is_check; /* pass on which waits are still the same, and read nothing */
+    __u32 reserved;
+};
+
+/* Threads that were seen, since the program was loaded. */
+struct look_counts {
+    __u64 seen;
+    __u64 running;
+    __u64 same;
+    __u64 read;
+    __u64 torn;
+    /* The looking thread's own numbers of the scheduler, as of its last turn. */
+    __u64 known_arrivals;
+    __u64 known_delay;
+    __u64 own_delay;
+    __u64 barrier;
+};
+
+#define WAIT_REGISTERS 34
+#define STACK_PAGE 4096
+#define STACK_PAGES 5
+#define STACK_ROOM (STACK_PAGES * STACK_PAGE)
+#define DEFAULT_STACK STACK_PAGE
+/* Below the stack pointer: what leaf functions keep there. */
+#define BELOW_STACK 256
+#define KERNEL_FRAMES 64
+/* Time of a wait that is passed on, nanoseconds. */
+#define FLUSH_TIME 1000000000ULL
+/* A thread that was woken in this time before the tick was woken by it, nanoseconds. */
+#define LOOK_SLACK 20000
+
+#endif

@@ -1,0 +1,224 @@
+//! The data that is exchanged with `bpf/waits.bpf.c` (`bpf/waits.h`).
+
+use aya::Pod;
+use otelctx_sample::{Found, Frame, OffCpuState};
+
+use crate::ebpf::abi::{EventHead, Parts, Target, found, part, take};
+use crate::ebpf::copies;
+use crate::ebpf::decode::{name, read_stack};
+use crate::second_walk::CopiedStack;
+use crate::waits::{Call, Look, WaitEvent};
+
+/// `enum wait_event_kind`.
+pub(super) mod kind {
+    pub(in crate::ebpf) const WAIT: u8 = 5;
+    pub(in crate::ebpf) const SAME_WAIT: u8 = 6;
+}
+
+/// `EVENT_TORN`.
+pub(super) const TORN: u8 = 8;
+
+/// `enum wait_part_kind`.
+mod wait_part {
+    pub(super) const WAIT: u16 = 4;
+    pub(super) const TIMES: u16 = 5;
+    pub(super) const REGISTERS: u16 = 6;
+    pub(super) const STACK_BYTES: u16 = 7;
+}
+
+/// `WAIT_STATES`.
+pub(super) const STATES: usize = 4;
+/// `WAIT_REGISTERS`.
+const REGISTERS: usize = 34;
+/// `STACK_ROOM`, and `DEFAULT_STACK`, in bytes.
+pub(super) const STACK_ROOM: u32 = 5 * 4096;
+pub(super) const DEFAULT_STACK: u32 = 4096;
+
+/// `struct wait_part`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct WaitPart {
+    pub(super) since: u64,
+    pub(super) weight: u64,
+    pub(super) number: i64,
+    pub(super) arguments: [u64; 6],
+    pub(super) thread_pointer: u64,
+    pub(super) state: u32,
+    pub(super) reserved: u32,
+}
+
+/// `struct wait_target`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WaitTarget {
+    pub(super) target: Target,
+    pub(super) stack_size: u32,
+    pub(super) version: u32,
+}
+
+/// `struct look`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LookParameters {
+    pub(super) weight: u64,
+    pub(super) started: u64,
+    pub(super) own_pid: u32,
+    pub(super) is_flush: u32,
+    pub(super) is_check: u32,
+    pub(super) reserved: u32,
+}
+
+/// `struct look_counts`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LookCounts {
+    pub(super) seen: u64,
+    pub(super) running: u64,
+    pub(super) same: u64,
+    pub(super) read: u64,
+    pub(super) torn: u64,
+    pub(super) known_arrivals: u64,
+    pub(super) known_delay: u64,
+    pub(super) own_delay: u64,
+    pub(super) barrier: u64,
+}
+
+// SAFETY: integers without padding: `repr(C)`, and a test compares the layout with the objects.
+unsafe impl Pod for WaitPart {}
+// SAFETY: as above.
+unsafe impl Pod for WaitTarget {}
+// SAFETY: as above.
+unsafe impl Pod for LookParameters {}
+// SAFETY: as above.
+unsafe impl Pod for LookCounts {}
+
+/// Times by state, in nanoseconds.
+pub(super) fn times(parts: Parts<'_>) -> [u64; STATES] {
+    let mut times = parts.filter(|part| part.kind == wait_part::TIMES);
+    let words = times
+        .next()
+        .and_then(|part| take::<[u64; STATES]>(part.bytes));
+    words.map_or([0; STATES], |(words, _)| words)
+}
+
+/// Returns the thread pointer that was read with a wait.
+pub(super) fn thread_pointer(parts: Parts<'_>) -> u64 {
+    let mut waits = parts.filter(|part| part.kind == wait_part::WAIT);
+    let wait = waits.next().and_then(|part| take::<WaitPart>(part.bytes));
+    wait.map_or(0, |(wait, _)| wait.thread_pointer)
+}
+
+/// Decodes an event. `None` for one of an unknown kind.
+pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
+    let thread = (head.pid as i32, head.tid as i32);
+    let former = times(parts.clone());
+    match head.kind {
+        kind::SAME_WAIT => Some(WaitEvent::Same {
+            thread,
+            time: head.time,
+            times: former,
+        }),
+        kind::WAIT => Some(WaitEvent::New {
+            former,
+            look: Box::new(look(head, parts, thread)),
+        }),
+        _ => None,
+    }
+}
+
+fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
+    let (mut wait, mut record, mut variable) = (WaitPart::default(), None, 0);
+    let (mut registers, mut stack) = (None, (0, Vec::new()));
+    let mut kernel_stack: Vec<Frame> = Vec::new();
+    for part in parts {
+        match part.kind {
+            part::RECORD => (record, variable) = (Some(part.bytes), usize::from(part.outcome)),
+            part::KERNEL_STACK => read_stack(&mut kernel_stack, part.bytes),
+            wait_part::WAIT => wait = take(part.bytes).map_or(wait, |(wait, _)| wait),
+            wait_part::REGISTERS => {
+                let words = take::<[u64; REGISTERS]>(part.bytes);
+                registers = words.and_then(|(words, _)| copies::registers(&words));
+            }
+            wait_part::STACK_BYTES => {
+                if let Some((address, bytes)) = take::<u64>(part.bytes) {
+                    stack = (address, bytes.to_vec());
+                }
+            }
+            _ => {}
+        }
+    }
+    Look {
+        time: head.time,
+        pid,
+        tid,
+        comm: name(&head.comm).into_owned(),
+        is_torn: head.flags & TORN != 0,
+        serial: head.serial,
+        variable,
+        context: found(head.outcome, record).and_then(|bytes| Found::Attached(bytes.to_vec())),
+        call: Call {
+            number: wait.number,
+            arguments: wait.arguments,
+        },
+        state: OffCpuState::ALL
+            .get(wait.state as usize)
+            .copied()
+            .unwrap_or(OffCpuState::Asleep),
+        since: wait.since,
+        weight: wait.weight,
+        stack: registers.map(|registers| CopiedStack::of_bytes(registers, stack)),
+        kernel_stack,
+        runtimes: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+pub(in crate::ebpf) mod tests {
+    use super::*;
+
+    /// Calls `check` with name, size and members (offset in bytes) of each structure.
+    pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)])) {
+        use std::mem::offset_of;
+
+        macro_rules! layout {
+            ($name:literal, $type:ty, [$($member:ident),*]) => {
+                let members = [$((stringify!($member), offset_of!($type, $member))),*];
+                check($name, size_of::<$type>(), &members);
+            };
+        }
+        layout!(
+            "wait_part",
+            WaitPart,
+            [
+                since,
+                weight,
+                number,
+                arguments,
+                thread_pointer,
+                state,
+                reserved
+            ]
+        );
+        layout!("wait_target", WaitTarget, [target, stack_size, version]);
+        layout!(
+            "look",
+            LookParameters,
+            [weight, started, own_pid, is_flush, is_check, reserved]
+        );
+        layout!(
+            "look_counts",
+            LookCounts,
+            [
+                seen,
+                running,
+                same,
+                read,
+                torn,
+                known_arrivals,
+                known_delay,
+                own_delay,
+                barrier
+            ]
+        );
+    }
+}

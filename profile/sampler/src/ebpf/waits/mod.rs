@@ -1,0 +1,251 @@
+//! Looks at threads that are off the CPU, at the ticks of a clock, without stopping them (`bpf/waits.bpf.c`).
+
+pub(super) mod abi;
+mod iterator;
+mod looker;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use aya::maps::{HashMap, MapData};
+use aya::programs::Iter;
+use aya::{Btf, Ebpf, EbpfLoader};
+use otelctx_reader::remote::Process;
+use otelctx_reader::runtime::Present;
+
+use super::abi::{RECORD_LIMIT, Target};
+use super::namespace;
+use super::object::{find, map};
+use crate::refusal::Refusal;
+use crate::waits::{WaitEvent, WaitFacts};
+use crate::{Options, Targets, signals};
+use abi::{DEFAULT_STACK, STACK_ROOM, WaitTarget};
+use iterator::Link;
+use looker::{Looker, Runtimes, Shared, Watched};
+use otelctx_reader::format::record;
+
+/// The compiled program; built by `cargo xtask bpf`.
+#[cfg(target_arch = "x86_64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/waits.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/waits.aarch64.o");
+
+/// The oldest supported kernel: the first with `bpf_copy_from_user_task`.
+const MIN_LINUX: (u32, u32) = (5, 18);
+/// The first kernel whose iterators visit the threads of one process alone.
+const BY_PROCESS: (u32, u32) = (6, 1);
+/// Maximum number of processes that have a link of their own: of more, all threads are visited.
+const MAX_LINKS: usize = 64;
+/// Looks that wait for the recorder at most.
+const MAX_QUEUED: usize = 256;
+const PROGRAM: &str = "look_at_thread";
+
+/// The looks at waiting threads.
+pub(super) struct Waits {
+    programs: Ebpf,
+    targets: HashMap<MapData, u32, WaitTarget>,
+    /// What the map has.
+    known: BTreeMap<u32, WaitTarget>,
+    shared: Arc<Shared>,
+    events: Receiver<Vec<WaitEvent>>,
+    /// What was taken over from there.
+    pending: VecDeque<WaitEvent>,
+    looker: Option<JoinHandle<()>>,
+    /// All threads are visited.
+    visits_all: bool,
+    version: u32,
+}
+
+impl Waits {
+    /// Loads the program, and starts to look at threads of the whole machine, or of processes that are added.
+    pub(super) fn start(options: &Options, frequency: u32) -> Result<Self, Refusal> {
+        let loaded = signals::blocked(|| load(options));
+        let mut programs = loaded.map_err(|refusal| refusal.needing(MIN_LINUX))?;
+        let (sender, events) = sync_channel(MAX_QUEUED);
+        let shared = Arc::new(Shared::default());
+        let looker = Looker {
+            shared: shared.clone(),
+            parameters: map(&mut programs, "looks")?,
+            counts: map(&mut programs, "look_counts")?,
+            events: sender,
+            frequency: frequency.max(1),
+            buffer: Vec::new(),
+        };
+        let mut waits = Self {
+            targets: map(&mut programs, "wait_targets")?,
+            programs,
+            known: BTreeMap::new(),
+            shared,
+            events,
+            pending: VecDeque::new(),
+            looker: None,
+            visits_all: false,
+            version: 0,
+        };
+        if options.targets == Targets::All || Refusal::is_before(BY_PROCESS) {
+            waits.visit_all()?;
+        }
+        let thread = std::thread::Builder::new().name("otelctx-waits".into());
+        waits.looker = Some(thread.spawn(move || looker.run()).map_err(Refusal::of)?);
+        Ok(waits)
+    }
+
+    fn link(&self, pid: Option<i32>) -> Result<Link, Refusal> {
+        let program = self.programs.program(PROGRAM);
+        let Some(Ok(program)) = program.map(aya::programs::Program::fd) else {
+            return Err(Refusal::other(format!(
+                "the object has no program {PROGRAM}"
+            )));
+        };
+        Link::attach(program.as_fd(), pid).map_err(Refusal::of)
+    }
+
+    fn visit_all(&mut self) -> Result<(), Refusal> {
+        let link = self.link(None)?;
+        let all = Watched {
+            link,
+            runtimes: None,
+        };
+        self.shared.watched(|it| {
+            it.clear();
+            it.insert(0, Arc::new(all));
+        });
+        self.visits_all = true;
+        Ok(())
+    }
+
+    /// Adds a process, or updates the data about it.
+    pub(super) fn insert(
+        &mut self,
+        pid: i32,
+        target: Target,
+        runtimes: Option<(Process, Arc<[Present]>)>,
+    ) {
+        let known = self.known.get(&pid.cast_unsigned()).copied();
+        let stack_size = known.map_or(DEFAULT_STACK, |it| it.stack_size);
+        self.set(pid, target, stack_size);
+        let runtimes = runtimes.filter(|(_, present)| !present.is_empty());
+        let runtimes = runtimes.and_then(|(process, present)| {
+            let memory = process.memory().ok()?;
+            Some(Runtimes {
+                process,
+                memory,
+                present,
+            })
+        });
+        if self.visits_all {
+            return;
+        }
+        if self.known.len() > MAX_LINKS && self.visit_all().is_ok() {
+            return;
+        }
+        // It may have ended.
+        if let Ok(link) = self.link(Some(pid)) {
+            let watched = Arc::new(Watched { link, runtimes });
+            self.shared.watched(|it| it.insert(pid, watched));
+        }
+    }
+
+    fn set(&mut self, pid: i32, target: Target, stack_size: u32) {
+        let pid = pid.cast_unsigned();
+        self.version = self.version.wrapping_add(1).max(1);
+        let new = WaitTarget {
+            target,
+            stack_size,
+            version: self.version,
+        };
+        if self.targets.insert(pid, new, 0).is_ok() {
+            self.known.insert(pid, new);
+        }
+    }
+
+    /// Copies more of the stacks of a process from now on: some were longer than their copies. Returns false if these are as
+    /// long as can be.
+    pub(super) fn copy_more(&mut self, pid: i32) -> bool {
+        let known = self.known.get(&pid.cast_unsigned()).copied();
+        let known = known.unwrap_or(WaitTarget {
+            stack_size: DEFAULT_STACK,
+            ..WaitTarget::default()
+        });
+        let is_less = known.stack_size < STACK_ROOM;
+        if is_less {
+            self.set(pid, known.target, (2 * known.stack_size).min(STACK_ROOM));
+        }
+        is_less
+    }
+
+    pub(super) fn remove(&mut self, pid: i32) {
+        // It may never have been added.
+        let _ = self.targets.remove(&pid.cast_unsigned());
+        self.known.remove(&pid.cast_unsigned());
+        if !self.visits_all {
+            self.shared.watched(|it| drop(it.remove(&pid)));
+        }
+    }
+
+    /// Takes over what was seen since the last call.
+    pub(super) fn begin(&mut self) {
+        self.pending.extend(self.events.try_iter().flatten());
+    }
+
+    /// Returns the next event, if it is not later than `until` (`CLOCK_MONOTONIC`, in nanoseconds).
+    pub(super) fn next(&mut self, until: u64) -> Option<WaitEvent> {
+        let is_due = self.pending.front().is_some_and(|it| it.time() <= until);
+        is_due.then(|| self.pending.pop_front()).flatten()
+    }
+
+    pub(super) fn facts(&self) -> WaitFacts {
+        let load = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+        WaitFacts {
+            frequency: self.shared.frequency.load(Ordering::Relaxed),
+            threads: load(&self.shared.threads),
+            read: load(&self.shared.read),
+            torn: load(&self.shared.torn),
+            lost: load(&self.shared.lost),
+        }
+    }
+
+    /// Ends the looks. What they have found can still be received.
+    pub(super) fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(looker) = self.looker.take() {
+            // A panic was already printed.
+            let _ = looker.join();
+        }
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn load(options: &Options) -> Result<Ebpf, Refusal> {
+    let inode = namespace::inode().map_err(|error| Refusal::other(error.to_string()))?;
+    let btf = Btf::from_sys_fs().map_err(Refusal::of)?;
+    let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
+    let whole_machine = u32::from(options.targets == Targets::All);
+    let (user_stacks, kernel_stacks) = (
+        u32::from(options.user_stacks),
+        u32::from(options.kernel_stacks),
+    );
+    let mut programs = EbpfLoader::new()
+        .btf(Some(&btf))
+        // aya has no type for storage of threads, which the program alone uses.
+        .allow_unsupported_maps()
+        .override_global("max_record", &max_record, true)
+        .override_global("whole_machine", &whole_machine, true)
+        .override_global("user_stacks", &user_stacks, true)
+        .override_global("kernel_stacks", &kernel_stacks, true)
+        .override_global("namespace_inode", &inode, true)
+        .load(OBJECT)
+        .map_err(Refusal::of)?;
+    let program: &mut Iter = find(&mut programs, PROGRAM)?;
+    program.load("task", &btf).map_err(Refusal::of)?;
+    Ok(programs)
+}

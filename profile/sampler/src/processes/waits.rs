@@ -1,0 +1,203 @@
+//! Conversion of waits to samples.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use otelctx_reader::runtime::RuntimeReading;
+use otelctx_sample::{
+    Catalog, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Sample, StackEnd,
+};
+
+use super::Processes;
+use crate::observation::{Observation, Record};
+use crate::tally::Tally;
+use crate::waits::{Look, ThreadId, Times, WaitEvent};
+
+/// Maximum number of threads whose waits are kept: 60 MB. Further threads' waits have no context and no stack.
+const MAX_KNOWN: usize = 32_768;
+
+/// The waits that go on.
+#[derive(Debug, Default)]
+pub(crate) struct KnownWaits {
+    threads: HashMap<ThreadId, Known, RandomState>,
+    /// Changes whenever there is a new catalog.
+    generation: u64,
+    /// What the usual counters count, of waits.
+    tally: Tally,
+}
+
+#[derive(Debug)]
+struct Known {
+    look: Look,
+    frames: Vec<Frame>,
+    end: Option<StackEnd>,
+    /// As the catalog with this generation has it.
+    sample: Sample,
+    generation: u64,
+}
+
+/// What a process's waits need from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    /// Longer copies of its stacks.
+    LongerStacks,
+}
+
+impl KnownWaits {
+    pub(super) fn reset_catalog(&mut self) {
+        self.generation += 1;
+    }
+
+    pub(super) fn remove(&mut self, pid: i32) {
+        self.threads.retain(|(of, _), _| *of != pid);
+    }
+}
+
+impl Processes {
+    /// Passes on what was seen of a thread off the CPU.
+    pub(crate) fn wait(
+        &mut self,
+        event: WaitEvent,
+        catalog: &mut Catalog,
+        on_sample: &mut dyn FnMut(Sample),
+    ) -> Needs {
+        match event {
+            WaitEvent::Same {
+                thread,
+                time,
+                times,
+            } => {
+                self.pass_on(thread, time, times, catalog, on_sample);
+                Needs::Nothing
+            }
+            WaitEvent::New { former, look } => {
+                let thread = (look.pid, look.tid);
+                self.pass_on(thread, look.time, former, catalog, on_sample);
+                self.begin_wait(*look, catalog, on_sample)
+            }
+        }
+    }
+
+    /// Passes on more time of the known wait of a thread.
+    fn pass_on(
+        &mut self,
+        thread: ThreadId,
+        time: u64,
+        times: Times,
+        catalog: &mut Catalog,
+        on_sample: &mut dyn FnMut(Sample),
+    ) {
+        if times == Times::default() {
+            return;
+        }
+        let Some(mut known) = self.waits.threads.remove(&thread) else {
+            return;
+        };
+        if known.generation != self.waits.generation {
+            known.sample = self.sample_of(&known.look, &known.frames, known.end, catalog);
+            known.generation = self.waits.generation;
+        }
+        for (state, nanoseconds) in OffCpuState::ALL.into_iter().zip(times) {
+            if nanoseconds > 0 {
+                on_sample(with_time(known.sample, time, state, nanoseconds));
+            }
+        }
+        self.waits.threads.insert(thread, known);
+    }
+
+    fn begin_wait(
+        &mut self,
+        mut look: Look,
+        catalog: &mut Catalog,
+        on_sample: &mut dyn FnMut(Sample),
+    ) -> Needs {
+        let thread = (look.pid, look.tid);
+        let mut needs = Needs::Nothing;
+        let (mut frames, mut end) = (Vec::new(), None);
+        if let Some(stack) = look.stack.take() {
+            let walked = self.walk_wait(look.pid, look.time, stack);
+            if let Some(walked) = walked {
+                if walked.end == StackEnd::Unreadable {
+                    needs = Needs::LongerStacks;
+                }
+                (frames, end) = (walked.frames, Some(walked.end));
+            }
+        }
+        let sample = self.sample_of(&look, &frames, end, catalog);
+        on_sample(with_time(sample, look.time, look.state, look.weight));
+        if look.is_torn || self.waits.threads.len() >= MAX_KNOWN {
+            self.waits.threads.remove(&thread);
+        } else {
+            let known = Known {
+                look,
+                frames,
+                end,
+                sample,
+                generation: self.waits.generation,
+            };
+            self.waits.threads.insert(thread, known);
+        }
+        needs
+    }
+
+    /// Converts a look as a sample of a running thread is converted.
+    fn sample_of(
+        &mut self,
+        look: &Look,
+        frames: &[Frame],
+        end: Option<StackEnd>,
+        catalog: &mut Catalog,
+    ) -> Sample {
+        let context = if look.is_torn {
+            Found::Unreadable(ReadStep::Verify)
+        } else {
+            look.context.as_ref().and_then(|bytes| {
+                Found::Attached(Record {
+                    serial: look.serial,
+                    variable: look.variable,
+                    bytes,
+                })
+            })
+        };
+        let runtimes: Vec<RuntimeReading> = look.runtimes.clone();
+        let seen = Observation {
+            time: look.time,
+            cpu: 0,
+            pid: look.pid,
+            tid: look.tid,
+            comm: &look.comm,
+            context,
+            runtimes,
+            is_executing: false,
+            is_early: false,
+            user_stack: frames,
+            stack_end: end,
+            kernel_stack: &look.kernel_stack,
+        };
+        std::mem::swap(&mut self.tally, &mut self.waits.tally);
+        let mut sample = self.sample(&seen, catalog);
+        std::mem::swap(&mut self.tally, &mut self.waits.tally);
+        sample.event = Event::OffCpu(OffCpu {
+            state: look.state,
+            nanoseconds: 0,
+            since: look.since,
+            reason: None,
+        });
+        sample
+    }
+}
+
+/// The sample of a wait for more time of it.
+fn with_time(mut sample: Sample, time: u64, state: OffCpuState, nanoseconds: u64) -> Sample {
+    sample.time = time;
+    if let Event::OffCpu(off) = &mut sample.event {
+        off.nanoseconds = nanoseconds;
+        off.state = state;
+        if state == OffCpuState::Queued {
+            // It has what it waited for.
+            off.reason = None;
+        }
+    }
+    sample
+}

@@ -1,0 +1,95 @@
+//! Waits of threads, as they are seen from outside.
+
+use otelctx_reader::runtime::RuntimeReading;
+use otelctx_sample::{Found, Frame, OffCpuState};
+
+use crate::second_walk::CopiedStack;
+
+/// A thread: its process, and its own ID.
+pub(crate) type ThreadId = (i32, i32);
+
+/// Times by state ([`OffCpuState::ALL`]), in nanoseconds.
+pub(crate) type Times = [u64; OffCpuState::ALL.len()];
+
+/// What was seen of a thread that is off the CPU.
+#[derive(Debug)]
+pub(crate) enum WaitEvent {
+    /// A wait that was not known.
+    New {
+        /// More time of the wait that was known before.
+        former: Times,
+        look: Box<Look>,
+    },
+    /// More time of a wait that is known.
+    Same {
+        thread: ThreadId,
+        time: u64,
+        times: Times,
+    },
+}
+
+impl WaitEvent {
+    pub(crate) fn pid(&self) -> i32 {
+        match self {
+            Self::New { look, .. } => look.pid,
+            Self::Same { thread, .. } => thread.0,
+        }
+    }
+
+    /// Its time, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) fn time(&self) -> u64 {
+        match self {
+            Self::New { look, .. } => look.time,
+            Self::Same { time, .. } => *time,
+        }
+    }
+}
+
+/// A system call that a thread is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Its number; -1 for none, as after a page fault.
+    pub(crate) number: i64,
+    pub(crate) arguments: [u64; 6],
+}
+
+/// A thread off the CPU, and what was read of it.
+#[derive(Debug)]
+pub(crate) struct Look {
+    pub(crate) time: u64,
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    pub(crate) comm: String,
+    /// It went on meanwhile: nothing else that was read counts.
+    pub(crate) is_torn: bool,
+    /// The configuration under which the record was read.
+    pub(crate) serial: u32,
+    /// The position of the variable that points to the record.
+    pub(crate) variable: usize,
+    pub(crate) context: Found<Vec<u8>>,
+    pub(crate) call: Call,
+    pub(crate) state: OffCpuState,
+    /// Since when it is off the CPU; 0 if that is unknown.
+    pub(crate) since: u64,
+    /// The time that this look stands for, in nanoseconds.
+    pub(crate) weight: u64,
+    pub(crate) stack: Option<CopiedStack>,
+    pub(crate) kernel_stack: Vec<Frame>,
+    pub(crate) runtimes: Vec<RuntimeReading>,
+}
+
+/// How threads off the CPU are looked at, and what was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitFacts {
+    /// Looks in a second at present: fewer than were asked for where there are many threads.
+    pub frequency: u32,
+    /// Threads at the last look.
+    pub threads: u64,
+    /// Waits of which context and stack were read.
+    pub read: u64,
+    /// Waits that ended while they were read: their time counts, without context and stack.
+    pub torn: u64,
+    /// Looks at threads that were lost because the recorder was too slow.
+    pub lost: u64,
+}
