@@ -1,0 +1,52 @@
+//! What is known about a thread that waits.
+
+use otelctx_reader::remote::threads;
+
+/// The system call in which a thread waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Its number on this machine; −1 for none, for example in a page fault.
+    pub number: i64,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+}
+
+impl From<&threads::Call> for Call {
+    fn from(call: &threads::Call) -> Self {
+        Self {
+            number: call.number,
+            arguments: call.arguments,
+        }
+    }
+}
+
+/// Why a thread is off its CPU, as far as the scheduler knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It sleeps, and a signal would wake it.
+    Asleep,
+    /// It sleeps, and no signal wakes it: usually for a disk.
+    Disk,
+    /// It was stopped by a signal or a debugger, or its control group is frozen.
+    Stopped,
+    /// It waits for a CPU. The call, if any, is not what it waits for.
+    Queued,
+}
+
+/// A thread that waits.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'w> {
+    /// Its ID in the reader's PID namespace.
+    pub tid: i32,
+    /// The call in which it waits.
+    pub call: Call,
+    /// Why it is off its CPU.
+    pub state: State,
+    /// Its user stack, innermost first: the instruction pointer, then return addresses. May be empty: no holder of a lock is
+    /// named then.
+    pub frames: &'w [u64],
+    /// When the wait began, in nanoseconds of `CLOCK_MONOTONIC`, if known.
+    pub since: Option<u64>,
+    /// The current time, in nanoseconds of `CLOCK_MONOTONIC`: what was cached long before it is read again.
+    pub now: u64,
+}
