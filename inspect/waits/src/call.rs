@@ -2,6 +2,8 @@
 
 use otelctx_reader::remote::threads;
 
+use crate::numbers;
+
 /// The system call in which a thread waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
@@ -9,6 +11,45 @@ pub struct Call {
     pub number: i64,
     /// Its arguments.
     pub arguments: [u64; 6],
+}
+
+impl Call {
+    /// The descriptor on which alone, in a process, the words for this call depend. `None` where they depend on memory or on
+    /// other arguments.
+    #[must_use]
+    pub fn only_descriptor(&self) -> Option<i32> {
+        let has_only = |name: &str| {
+            let all = [
+                "read",
+                "readv",
+                "pread64",
+                "preadv",
+                "preadv2",
+                "write",
+                "writev",
+                "pwrite64",
+                "pwritev",
+                "pwritev2",
+                "recvfrom",
+                "recvmsg",
+                "recvmmsg",
+                "sendmsg",
+                "sendmmsg",
+                "accept",
+                "accept4",
+                "epoll_wait",
+                "epoll_pwait",
+                "epoll_pwait2",
+                "fsync",
+                "fdatasync",
+            ];
+            all.contains(&name)
+        };
+        let descriptor = || self.arguments[0] as i32;
+        numbers::name(self.number)
+            .is_some_and(has_only)
+            .then(descriptor)
+    }
 }
 
 impl From<&threads::Call> for Call {

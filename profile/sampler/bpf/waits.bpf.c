@@ -80,7 +80,7 @@ struct {
 /* What is known of a thread's wait. */
 struct wait {
     __u64 switches; /* how often it had been switched out, and 1; 0 for no wait that is known */
-    __u64 times[WAIT_STATES]; /* nanoseconds of the wait that were not passed on yet */
+    struct wait_times times;
     __u32 version; /* of the target's data */
     __u32 reserved;
 };
@@ -110,7 +110,7 @@ struct {
 struct scratch {
     struct event_head head;
     struct part_head times_head;
-    __u64 times[WAIT_STATES];
+    struct wait_times times;
     struct part_head wait_head;
     struct wait_part wait;
     struct part_head registers_head;
@@ -209,7 +209,7 @@ static __always_inline int pass_on(struct seq_file *seq, struct scratch *scratch
     head->serial = 0;
     head->size = sizeof(struct part_head) + sizeof scratch->times;
     set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
-    __builtin_memcpy(scratch->times, wait->times, sizeof scratch->times);
+    scratch->times = wait->times;
     if (bpf_seq_write(seq, head, sizeof *head + sizeof(struct part_head) + sizeof scratch->times))
         return 0;
     return 1;
@@ -395,10 +395,10 @@ int look_at_thread(struct bpf_iter__task *context)
     if (is_running || by_look == RAN) {
         if (look->is_check)
             return 0;
-        if (sum(wait->times)) {
+        if (sum(wait->times.by_state)) {
             if (!pass_on(seq, scratch, wait, pid, tid))
                 return 0;
-            __builtin_memset(wait->times, 0, sizeof wait->times);
+            __builtin_memset(&wait->times, 0, sizeof wait->times);
         }
         counts->running++;
         counts->seen++;
@@ -416,17 +416,18 @@ int look_at_thread(struct bpf_iter__task *context)
         return 0;
     }
     if (is_same) {
-        __u64 now = wait->times[state] + look->weight;
-        if (look->is_flush || sum(wait->times) + look->weight >= FLUSH_TIME) {
-            __u64 before = wait->times[state];
-            wait->times[state] = now;
+        wait->times.last = look->started;
+        __u64 now = wait->times.by_state[state] + look->weight;
+        if (look->is_flush || sum(wait->times.by_state) + look->weight >= FLUSH_TIME) {
+            __u64 before = wait->times.by_state[state];
+            wait->times.by_state[state] = now;
             if (!pass_on(seq, scratch, wait, pid, tid)) {
-                wait->times[state] = before;
+                wait->times.by_state[state] = before;
                 return 0;
             }
-            __builtin_memset(wait->times, 0, sizeof wait->times);
+            __builtin_memset(&wait->times, 0, sizeof wait->times);
         } else {
-            wait->times[state] = now;
+            wait->times.by_state[state] = now;
         }
         counts->same++;
         counts->seen++;
@@ -462,7 +463,7 @@ int look_at_thread(struct bpf_iter__task *context)
     IN_ORDER(&counts->barrier);
     int is_kept = !runs_now && switches_of(task) == switches;
     set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
-    __builtin_memcpy(scratch->times, wait->times, sizeof scratch->times);
+    scratch->times = wait->times;
     set_part(&scratch->wait_head, PART_WAIT, sizeof *part);
     struct part_head *record = (void *)scratch->record;
     __u32 size = sizeof(struct part_head) + sizeof scratch->times + sizeof(struct part_head) + sizeof *part;
@@ -501,7 +502,7 @@ int look_at_thread(struct bpf_iter__task *context)
     counts->seen++;
     counts->torn += !is_kept;
     counts->read += is_kept;
-    __builtin_memset(wait->times, 0, sizeof wait->times);
+    __builtin_memset(&wait->times, 0, sizeof wait->times);
     wait->switches = is_kept ? switches + 1 : 0;
     wait->version = target->version;
     return 0;

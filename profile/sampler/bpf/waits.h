@@ -20,7 +20,7 @@ enum wait_event_flag {
 /* Kinds of their parts. */
 enum wait_part_kind {
     PART_WAIT = 4,        /* struct wait_part */
-    PART_TIMES = 5,       /* times of the wait that was known before, by state */
+    PART_TIMES = 5,       /* struct wait_times of the wait that was known before */
     PART_REGISTERS = 6,   /* by DWARF's numbers, and the instruction pointer behind them */
     PART_STACK_BYTES = 7, /* its lowest address, and the bytes of the stack from there on */
 };
@@ -36,6 +36,11 @@ struct wait_part {
     __u64 thread_pointer;
     __u32 state; /* enum wait_state */
     __u32 reserved;
+};
+
+struct wait_times {
+    __u64 by_state[WAIT_STATES]; /* nanoseconds that were not passed on before */
+    __u64 last;                  /* when the thread was last found in the wait, CLOCK_MONOTONIC, nanoseconds */
 };
 
 struct wait_target {

@@ -2,14 +2,21 @@
 
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{Found, Frame, OffCpuState};
+use otelctx_waits::Call;
 
 use crate::second_walk::CopiedStack;
 
 /// A thread: its process, and its own ID.
 pub(crate) type ThreadId = (i32, i32);
 
-/// Times by state ([`OffCpuState::ALL`]), in nanoseconds.
-pub(crate) type Times = [u64; OffCpuState::ALL.len()];
+/// More time of a known wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// Times by state ([`OffCpuState::ALL`]), in nanoseconds.
+    pub(crate) by_state: [u64; OffCpuState::ALL.len()],
+    /// When the thread was last found in the wait.
+    pub(crate) last: u64,
+}
 
 /// What was seen of a thread that is off the CPU.
 #[derive(Debug)]
@@ -24,7 +31,7 @@ pub(crate) enum WaitEvent {
     Same {
         thread: ThreadId,
         time: u64,
-        times: Times,
+        more: Times,
     },
 }
 
@@ -45,14 +52,6 @@ impl WaitEvent {
     }
 }
 
-/// A system call that a thread is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    /// Its number; -1 for none, as after a page fault.
-    pub(crate) number: i64,
-    pub(crate) arguments: [u64; 6],
-}
-
 /// A thread off the CPU, and what was read of it.
 #[derive(Debug)]
 pub(crate) struct Look {
@@ -60,6 +59,8 @@ pub(crate) struct Look {
     pub(crate) pid: i32,
     pub(crate) tid: i32,
     pub(crate) comm: String,
+    /// How often it had been switched out.
+    pub(crate) switches: u64,
     /// It went on meanwhile: nothing else that was read counts.
     pub(crate) is_torn: bool,
     /// The configuration under which the record was read.

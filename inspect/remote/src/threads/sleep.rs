@@ -191,6 +191,21 @@ impl ThreadFiles {
     }
 }
 
+/// Returns whether a thread sleeps that was switched out this many times: what was read of it since it was found asleep with the
+/// same number is still valid. Where the thread does not sleep in the kernel's eyes at this moment, that is unknown.
+///
+/// # Errors
+/// If the thread has ended, or the caller is not permitted to trace it.
+pub fn is_still_asleep(process: &Process, tid: i32, switches: u64) -> io::Result<bool> {
+    let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
+    let mut buffer = [0; SYSCALL_SIZE];
+    let report = open("syscall")?;
+    // First, as the count rises when the thread is switched out: it was off its CPU at the time of the report.
+    let is_asleep = Call::parse(read_whole(&report, &mut buffer)?).is_some();
+    let status = open("status")?;
+    Ok(is_asleep && self::switches(&status, &mut Vec::new())? == Some(switches))
+}
+
 /// Maximum number of threads to keep two files each open: half of the soft limit (RLIMIT_NOFILE).
 pub fn max_kept() -> usize {
     let limits = getrlimit(Resource::RLIMIT_NOFILE);

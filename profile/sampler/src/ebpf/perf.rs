@@ -126,6 +126,7 @@ pub(super) struct Clocks {
     clocks: Vec<Clock>,
     /// In nanoseconds.
     period: u64,
+    are_started: bool,
 }
 
 impl Clocks {
@@ -134,10 +135,15 @@ impl Clocks {
     pub(super) fn open(cpus: &[u32], period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
         let clock = |cpu: &u32| Clock::open(*cpu, period, program);
         let clocks = cpus.iter().map(clock).collect::<io::Result<_>>()?;
-        Ok(Self { clocks, period })
+        Ok(Self {
+            clocks,
+            period,
+            are_started: false,
+        })
     }
 
-    pub(super) fn start(&self) -> io::Result<()> {
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        self.are_started = true;
         self.clocks.iter().try_for_each(|clock| clock.event.start())
     }
 
@@ -150,7 +156,8 @@ impl Clocks {
 
     /// Starts a clock on each CPU without a running one, and returns the CPUs whose clocks had
     /// stopped: the kernel stops the event of a CPU that goes offline. CPUs that have ticked since
-    /// the last call are not checked, which interrupts them. The next call retries failed starts.
+    /// the last call are not checked, which interrupts them. The next call retries failed starts. Does
+    /// nothing unless the clocks were started.
     pub(super) fn follow<S: BuildHasher>(
         &mut self,
         cpus: &[u32],
@@ -158,6 +165,9 @@ impl Clocks {
         program: BorrowedFd<'_>,
     ) -> Vec<u32> {
         let mut stopped = Vec::new();
+        if !self.are_started {
+            return stopped;
+        }
         self.clocks.retain_mut(|clock| {
             let runs = cpus.contains(&clock.cpu) && (ticked.contains(&clock.cpu) || clock.runs());
             if !runs {

@@ -4,6 +4,7 @@ mod context;
 mod following;
 mod generated;
 mod names;
+mod reasons;
 mod runtimes;
 mod untracked;
 mod waits;
@@ -69,7 +70,7 @@ impl Processes {
             tally: Tally::default(),
             second_walk: SecondWalk::new(options),
             wait_walk: SecondWalk::for_waits(),
-            waits: KnownWaits::default(),
+            waits: KnownWaits::new(),
         }
     }
 

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{
-    Catalog, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Sample, StackEnd,
+    Catalog, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Reason, Sample, StackEnd,
 };
 
 use super::Processes;
+use super::reasons::Reasons;
 use crate::observation::{Observation, Record};
 use crate::tally::Tally;
 use crate::waits::{Look, ThreadId, Times, WaitEvent};
@@ -17,13 +18,14 @@ use crate::waits::{Look, ThreadId, Times, WaitEvent};
 const MAX_KNOWN: usize = 32_768;
 
 /// The waits that go on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct KnownWaits {
     threads: HashMap<ThreadId, Known, RandomState>,
     /// Changes whenever there is a new catalog.
     generation: u64,
     /// What the usual counters count, of waits.
     tally: Tally,
+    reasons: Reasons,
 }
 
 #[derive(Debug)]
@@ -31,6 +33,7 @@ struct Known {
     look: Look,
     frames: Vec<Frame>,
     end: Option<StackEnd>,
+    reason: Option<Reason>,
     /// As the catalog with this generation has it.
     sample: Sample,
     generation: u64,
@@ -45,12 +48,22 @@ pub(crate) enum Needs {
 }
 
 impl KnownWaits {
+    pub(super) fn new() -> Self {
+        Self {
+            threads: HashMap::default(),
+            generation: 0,
+            tally: Tally::default(),
+            reasons: Reasons::new(),
+        }
+    }
+
     pub(super) fn reset_catalog(&mut self) {
         self.generation += 1;
     }
 
     pub(super) fn remove(&mut self, pid: i32) {
         self.threads.retain(|(of, _), _| *of != pid);
+        self.reasons.remove(pid);
     }
 }
 
@@ -63,17 +76,13 @@ impl Processes {
         on_sample: &mut dyn FnMut(Sample),
     ) -> Needs {
         match event {
-            WaitEvent::Same {
-                thread,
-                time,
-                times,
-            } => {
-                self.pass_on(thread, time, times, catalog, on_sample);
+            WaitEvent::Same { thread, more, .. } => {
+                self.pass_on(thread, more, catalog, on_sample);
                 Needs::Nothing
             }
             WaitEvent::New { former, look } => {
                 let thread = (look.pid, look.tid);
-                self.pass_on(thread, look.time, former, catalog, on_sample);
+                self.pass_on(thread, former, catalog, on_sample);
                 self.begin_wait(*look, catalog, on_sample)
             }
         }
@@ -83,12 +92,11 @@ impl Processes {
     fn pass_on(
         &mut self,
         thread: ThreadId,
-        time: u64,
-        times: Times,
+        more: Times,
         catalog: &mut Catalog,
         on_sample: &mut dyn FnMut(Sample),
     ) {
-        if times == Times::default() {
+        if more.by_state.iter().all(|time| *time == 0) {
             return;
         }
         let Some(mut known) = self.waits.threads.remove(&thread) else {
@@ -96,11 +104,12 @@ impl Processes {
         };
         if known.generation != self.waits.generation {
             known.sample = self.sample_of(&known.look, &known.frames, known.end, catalog);
+            set_reason(&mut known.sample, known.reason.as_ref(), catalog);
             known.generation = self.waits.generation;
         }
-        for (state, nanoseconds) in OffCpuState::ALL.into_iter().zip(times) {
+        for (state, nanoseconds) in OffCpuState::ALL.into_iter().zip(more.by_state) {
             if nanoseconds > 0 {
-                on_sample(with_time(known.sample, time, state, nanoseconds));
+                on_sample(with_time(known.sample, more.last, state, nanoseconds));
             }
         }
         self.waits.threads.insert(thread, known);
@@ -124,7 +133,11 @@ impl Processes {
                 (frames, end) = (walked.frames, Some(walked.end));
             }
         }
-        let sample = self.sample_of(&look, &frames, end, catalog);
+        let mut sample = self.sample_of(&look, &frames, end, catalog);
+        let tracked = self.following.tracker.get_or_add(look.pid);
+        let process = tracked.process.reader().and_then(|it| it.running().ok());
+        let reason = self.waits.reasons.reason(&look, process, &frames);
+        set_reason(&mut sample, reason.as_ref(), catalog);
         on_sample(with_time(sample, look.time, look.state, look.weight));
         if look.is_torn || self.waits.threads.len() >= MAX_KNOWN {
             self.waits.threads.remove(&thread);
@@ -133,6 +146,7 @@ impl Processes {
                 look,
                 frames,
                 end,
+                reason,
                 sample,
                 generation: self.waits.generation,
             };
@@ -185,6 +199,12 @@ impl Processes {
             reason: None,
         });
         sample
+    }
+}
+
+fn set_reason(sample: &mut Sample, reason: Option<&Reason>, catalog: &mut Catalog) {
+    if let Event::OffCpu(off) = &mut sample.event {
+        off.reason = reason.map(|it| catalog.reason(it));
     }
 }
 

@@ -2,12 +2,13 @@
 
 use aya::Pod;
 use otelctx_sample::{Found, Frame, OffCpuState};
+use otelctx_waits::Call;
 
 use crate::ebpf::abi::{EventHead, Parts, Target, found, part, take};
 use crate::ebpf::copies;
 use crate::ebpf::decode::{name, read_stack};
 use crate::second_walk::CopiedStack;
-use crate::waits::{Call, Look, WaitEvent};
+use crate::waits::{Look, Times, WaitEvent};
 
 /// `enum wait_event_kind`.
 pub(super) mod kind {
@@ -45,6 +46,14 @@ pub(super) struct WaitPart {
     pub(super) thread_pointer: u64,
     pub(super) state: u32,
     pub(super) reserved: u32,
+}
+
+/// `struct wait_times`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct WaitTimes {
+    pub(super) by_state: [u64; STATES],
+    pub(super) last: u64,
 }
 
 /// `struct wait_target`.
@@ -86,19 +95,19 @@ pub(super) struct LookCounts {
 // SAFETY: integers without padding: `repr(C)`, and a test compares the layout with the objects.
 unsafe impl Pod for WaitPart {}
 // SAFETY: as above.
+unsafe impl Pod for WaitTimes {}
+// SAFETY: as above.
 unsafe impl Pod for WaitTarget {}
 // SAFETY: as above.
 unsafe impl Pod for LookParameters {}
 // SAFETY: as above.
 unsafe impl Pod for LookCounts {}
 
-/// Times by state, in nanoseconds.
-pub(super) fn times(parts: Parts<'_>) -> [u64; STATES] {
+/// Times of the wait that was known before an event.
+fn times(parts: Parts<'_>) -> WaitTimes {
     let mut times = parts.filter(|part| part.kind == wait_part::TIMES);
-    let words = times
-        .next()
-        .and_then(|part| take::<[u64; STATES]>(part.bytes));
-    words.map_or([0; STATES], |(words, _)| words)
+    let times = times.next().and_then(|part| take(part.bytes));
+    times.map_or_else(WaitTimes::default, |(times, _)| times)
 }
 
 /// Returns the thread pointer that was read with a wait.
@@ -111,12 +120,13 @@ pub(super) fn thread_pointer(parts: Parts<'_>) -> u64 {
 /// Decodes an event. `None` for one of an unknown kind.
 pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
     let thread = (head.pid as i32, head.tid as i32);
-    let former = times(parts.clone());
+    let WaitTimes { by_state, last } = times(parts.clone());
+    let former = Times { by_state, last };
     match head.kind {
         kind::SAME_WAIT => Some(WaitEvent::Same {
             thread,
             time: head.time,
-            times: former,
+            more: former,
         }),
         kind::WAIT => Some(WaitEvent::New {
             former,
@@ -152,6 +162,8 @@ fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
         pid,
         tid,
         comm: name(&head.comm).into_owned(),
+        // One more, so that none is 0.
+        switches: head.detail.saturating_sub(1),
         is_torn: head.flags & TORN != 0,
         serial: head.serial,
         variable,
@@ -199,6 +211,7 @@ pub(in crate::ebpf) mod tests {
                 reserved
             ]
         );
+        layout!("wait_times", WaitTimes, [by_state, last]);
         layout!("wait_target", WaitTarget, [target, stack_size, version]);
         layout!(
             "look",

@@ -1,0 +1,127 @@
+//! A program whose threads wait in spans, and note when each began: every wait has the span of its time.
+//!
+//! Needs the right to use eBPF.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::Target;
+use otelctx_fixtures::kernel::{Feature, give_way_if_emulated};
+use otelctx_fixtures::sampled::{Sampled, SpanProgram};
+use otelctx_fixtures::spans::{SpanLog, Verdict};
+use otelctx_sampler::sample::{Catalog, Event, Found, ReadStep};
+use otelctx_sampler::{Error, INTERVAL, Options, Sampler, Targets};
+
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
+/// Threads of the program.
+const THREADS: usize = 16;
+
+/// A log's file, removed with this.
+struct Log(PathBuf);
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn start(way: &SpanProgram, log: &Log) -> Option<Target> {
+    let built = way.build()?;
+    let mut command = Command::new(built.program);
+    command
+        .arg(format!("log={}", log.0.display()))
+        .args(["seconds=60", "waits=1", &format!("threads={THREADS}")])
+        .envs(way.environment.iter().copied());
+    if let Some(library) = built.library {
+        command.arg(format!("lib={}", library.display()));
+    }
+    give_way_if_emulated(&mut command);
+    Some(Target::spawn(&mut command))
+}
+
+/// Looks at a program's waits until `enough` were read, and holds each against what the program notes.
+fn hold(way: &SpanProgram, index: usize, enough: u64) {
+    let name = format!("waits-{}-{index}.log", std::process::id());
+    let log = Log(std::env::temp_dir().join(name));
+    let Some(target) = start(way, &log) else {
+        return;
+    };
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.wall_frequency = Some(1000);
+    options.on_cpu = false;
+    let mut sampler = match Sampler::start(&options) {
+        Err(Error::Waits(refusal)) => {
+            return Feature::Snapshots.or_skip(Err(refusal)).unwrap_or_default();
+        }
+        started => started.unwrap(),
+    };
+    if Feature::Ebpf
+        .or_skip(sampler.method().require_ebpf())
+        .is_none()
+    {
+        return;
+    }
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+    let start = Instant::now();
+    while sampler.waits().is_some_and(|waits| waits.read < enough) {
+        assert!(start.elapsed() < TIMEOUT, "{:?}", sampler.waits());
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+    }
+    let facts = sampler.waits().unwrap();
+    sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let truth = SpanLog::read(&log.0, &target.lines[0]).unwrap();
+    let (mut right, mut edge, mut torn, mut unknown) = (0, 0, 0, 0);
+    for sample in &samples {
+        let thread = catalog.thread_facts(sample.thread).tid;
+        assert!(
+            matches!(sample.event, Event::OffCpu(_)),
+            "{}: {sample:?}",
+            way.name
+        );
+        match sample.found {
+            Found::Attached(context) => {
+                let context = catalog.context_facts(context);
+                let [(_, value)] = &context.attributes[..] else {
+                    panic!("{}: {context:?}", way.name);
+                };
+                let (trace, span) = (context.trace_id.to_bytes(), context.span_id.to_bytes());
+                match truth.judge((thread, sample.time), trace, span, value) {
+                    Verdict::Right => right += 1,
+                    Verdict::Edge => edge += 1,
+                    Verdict::Wrong(why) => panic!("{}: {why}: {sample:?}", way.name),
+                }
+            }
+            Found::Unreadable(ReadStep::Verify) => torn += 1,
+            // The main thread has none, nor has one whose CPU was taken while it wrote its record.
+            _ => unknown += 1,
+        }
+    }
+    eprintln!(
+        "{}: {right} right, {edge} at an edge, {torn} thrown away, {unknown} without a context, {facts:?}",
+        way.name
+    );
+    assert_eq!(facts.lost, 0, "{}", way.name);
+    assert!(right as u64 > enough / 2, "{}: {right} right", way.name);
+}
+
+/// Static and dynamic storage: what differs most.
+const MOST_DIFFERENT: [usize; 2] = [0, 5];
+
+#[test]
+fn every_wait_has_the_span_of_its_time() {
+    let ways = Sampled::own().span_programs();
+    for index in MOST_DIFFERENT {
+        hold(&ways[index], index, 2_000);
+    }
+}
+
+#[test]
+fn whatever_the_storage_and_the_access_the_span_of_a_wait_is_right() {
+    let ways = Sampled::own().span_programs();
+    let others = ways.iter().enumerate();
+    for (index, way) in others.filter(|(index, _)| !MOST_DIFFERENT.contains(index)) {
+        hold(way, index, 1_000);
+    }
+}
