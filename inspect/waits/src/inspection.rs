@@ -1,11 +1,13 @@
 //! One reason: what the arguments of the call mean.
 
+mod files;
 mod named;
 mod sleeps;
 
 use otelctx_reader::remote::{Process, ProcessMemory};
 
 use self::named::{Direction, Named};
+use crate::lock_code::Lock;
 use crate::memory::{self, Address};
 use crate::resolver::{Known, MachineCaches};
 use crate::words::{count, list, plain};
@@ -44,7 +46,7 @@ impl<'r> Inspection<'r> {
     pub(crate) fn reason(mut self) -> Reason {
         let number = self.thread.call.number;
         if number < 0 {
-            return Reason::of("page fault");
+            return self.page_fault();
         }
         let Some(call) = numbers::name(number) else {
             return Reason::of(format!("system call {number}"));
@@ -56,6 +58,17 @@ impl<'r> Inspection<'r> {
             peer: self.peer,
             holder: self.holder,
         }
+    }
+
+    /// A wait outside a system call. The address that is awaited is not known, only whose code accesses it.
+    fn page_fault(&mut self) -> Reason {
+        let mut reason = Reason::of("page fault");
+        let innermost = self.thread.frames.first().copied();
+        if let Some(file) = innermost.and_then(|address| self.known.code_at(self.process, address))
+        {
+            reason.text = format!("page fault in {}", plain(&file));
+        }
+        reason
     }
 
     fn memory(&self) -> Option<&ProcessMemory> {
@@ -75,10 +88,10 @@ impl<'r> Inspection<'r> {
     fn text(&mut self, call: &'static str) -> Option<String> {
         match call {
             "read" | "readv" | "pread64" | "preadv" | "preadv2" => {
-                Some(self.transfer("read", "from"))
+                Some(self.transfer("read", Direction::From))
             }
             "write" | "writev" | "pwrite64" | "pwritev" | "pwritev2" => {
-                Some(self.transfer("write", "to"))
+                Some(self.transfer("write", Direction::To))
             }
             "recvfrom" => self.with_preposition("recv", Direction::From),
             "recvmsg" | "recvmmsg" => self.with_preposition(call, Direction::From),
@@ -92,17 +105,15 @@ impl<'r> Inspection<'r> {
             "poll" | "ppoll" => self.poll(call),
             "select" | "pselect6" => self.select(call),
             "epoll_wait" | "epoll_pwait" | "epoll_pwait2" => self.epoll(call),
-            _ => self.sleep(call),
+            "futex" => self.futex(),
+            _ => self.sleep(call).or_else(|| self.file(call)),
         }
     }
 
     /// The words for a descriptor that is read or written: `read /var/log/x`, `read from 127.0.0.1:5432 (postgres)`.
-    fn transfer(&mut self, verb: &str, preposition: &str) -> String {
-        let direction = match preposition {
-            "to" => Direction::To,
-            _ => Direction::From,
-        };
+    fn transfer(&mut self, verb: &str, direction: Direction) -> String {
         let named = self.named(self.int(0), direction);
+        let preposition = named.preposition(direction);
         match named.is_address {
             true => format!("{verb} {preposition} {}", self.told(named)),
             false => format!("{verb} {}", self.told(named)),
@@ -111,7 +122,7 @@ impl<'r> Inspection<'r> {
 
     fn with_preposition(&mut self, verb: &str, direction: Direction) -> Option<String> {
         let named = self.named(self.int(0), direction);
-        let preposition = direction.preposition();
+        let preposition = named.preposition(direction);
         Some(format!("{verb} {preposition} {}", self.told(named)))
     }
 
@@ -194,6 +205,19 @@ impl<'r> Inspection<'r> {
             "{call} on {}",
             count(number, "descriptor", "descriptors")
         ))
+    }
+
+    /// The lock that is waited for, if its holder is certain.
+    fn futex(&mut self) -> Option<String> {
+        let Known { memory, locks, .. } = &mut *self.known;
+        let memory = memory.as_ref()?;
+        let holder = locks.holder(self.process, memory, &self.machine.files, &self.thread)?;
+        self.holder = Some(holder.tid);
+        let lock = match holder.lock {
+            Lock::Mutex => "lock",
+            Lock::ReadWrite => "write lock",
+        };
+        Some(format!("{lock} held by thread {}", holder.tid))
     }
 
     /// A path in the process's memory.

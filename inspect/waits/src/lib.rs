@@ -2,8 +2,11 @@
 
 mod call;
 mod descriptor;
+mod file_locks;
 mod inet;
 mod inspection;
+mod lock_code;
+mod locks;
 mod memory;
 mod numbers;
 mod owners;

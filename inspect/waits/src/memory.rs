@@ -88,6 +88,11 @@ fn pair(memory: &ProcessMemory, address: u64) -> Option<(u64, u64)> {
     Some((word(0), word(8)))
 }
 
+/// A word of 64 bits, such as a set of signals.
+pub(crate) fn word(memory: &ProcessMemory, address: u64) -> Option<u64> {
+    memory.read_u64(address).ok()
+}
+
 /// The address of a socket.
 pub(crate) fn address(memory: &ProcessMemory, at: u64, length: u64) -> Option<Address> {
     let length = u64::from(length as u32).min(MAX_ADDRESS);

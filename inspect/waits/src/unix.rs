@@ -36,6 +36,8 @@ const MESSAGE: usize = 16;
 const LISTEN: u8 = 10;
 /// __SO_ACCEPTCON, in the flags of `/proc/PID/net/unix`.
 const ACCEPTS: u32 = 0x1_0000;
+/// SOCK_DGRAM, as that file has it: such sockets get what is sent to their names without accepting.
+const DATAGRAM: &[u8] = b"0002";
 
 /// A unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -65,7 +67,7 @@ impl UnixSockets {
         ask(socket.as_ref()?, u32::try_from(inode).ok()?)
     }
 
-    /// The inode of the socket that accepts connections to a path, or to a name that starts with a zero byte.
+    /// The inode of the socket that accepts connections or gets datagrams to a path, or to a name that starts with a zero byte.
     pub(crate) fn listener(process: &Process, name: &[u8]) -> Option<u64> {
         let table = process.network_table("unix", MAX_TABLE).ok()?;
         let mut lines = table.split(|byte| *byte == b'\n').skip(1);
@@ -165,7 +167,7 @@ fn parse(answer: &[u8], inode: u32) -> Option<Unix> {
     Some(unix)
 }
 
-/// The inode of a socket in a line of `/proc/PID/net/unix` (net/unix/af_unix.c, `unix_seq_show`), if it accepts connections to
+/// The inode of a socket in a line of `/proc/PID/net/unix` (net/unix/af_unix.c, `unix_seq_show`), if it is reached by
 /// `name`. The kernel writes zero bytes as `@`.
 fn listening(line: &[u8], name: &[u8]) -> Option<u64> {
     let mut words = line
@@ -174,10 +176,11 @@ fn listening(line: &[u8], name: &[u8]) -> Option<u64> {
     let text = |word: Option<&[u8]>| std::str::from_utf8(word?).ok().map(str::to_owned);
     // Address, references, protocol.
     let flags = u32::from_str_radix(&text(words.nth(3))?, 16).ok()?;
-    if flags & ACCEPTS == 0 {
+    let is_datagram = words.next() == Some(DATAGRAM);
+    if flags & ACCEPTS == 0 && !is_datagram {
         return None;
     }
-    // Type, state, inode padded with blanks, name.
+    // After the state: inode padded with blanks, name.
     let rest = line
         .splitn(7, |byte| *byte == b' ')
         .nth(6)?
@@ -206,6 +209,8 @@ mod tests {
             Some(4711)
         );
         assert_eq!(listening(&line("00000000", "/run/a b.sock"), path), None);
+        let datagrams = b"0000000000000000: 00000002 00000000 00000000 0002 01 12345 /run/a b.sock";
+        assert_eq!(listening(datagrams, path), Some(12345));
         assert_eq!(listening(&line("00010000", "/run/a b.soc"), path), None);
         assert_eq!(listening(&line("00010000", "@x@"), b"\0x\0"), Some(4711));
         assert_eq!(

@@ -31,15 +31,6 @@ pub(super) enum Direction {
     Unknown,
 }
 
-impl Direction {
-    pub(super) fn preposition(self) -> &'static str {
-        match self {
-            Self::To => "to",
-            Self::From | Self::Unknown => "from",
-        }
-    }
-}
-
 /// A descriptor or address in words.
 #[derive(Debug)]
 pub(super) struct Named {
@@ -47,6 +38,8 @@ pub(super) struct Named {
     pub(super) peer: Option<Peer>,
     /// It is an address, which needs a preposition.
     pub(super) is_address: bool,
+    /// It is the socket's own address.
+    pub(super) is_own: bool,
     /// The text without `connections to`.
     bare: Option<String>,
 }
@@ -57,6 +50,7 @@ impl Named {
             text: text.into(),
             peer: None,
             is_address: false,
+            is_own: false,
             bare: None,
         }
     }
@@ -71,6 +65,15 @@ impl Named {
         Self {
             bare: Some(bare.clone()),
             ..Self::new(format!("connections to {bare}"))
+        }
+    }
+
+    /// The preposition of a call that moves data in this direction.
+    pub(super) fn preposition(&self, direction: Direction) -> &'static str {
+        match direction {
+            _ if self.is_own => "on",
+            Direction::To => "to",
+            Direction::From | Direction::Unknown => "from",
         }
     }
 
@@ -168,6 +171,7 @@ impl Inspection<'_> {
                 true => Named::listening(bare),
                 false => Named {
                     is_address: true,
+                    is_own: true,
                     ..Named::new(bare)
                 },
             };
