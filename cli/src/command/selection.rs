@@ -44,9 +44,13 @@ pub(super) struct Select {
     #[arg(long, value_name = "FROM..TO", value_parser = TimeRange::parse, allow_hyphen_values = true)]
     time: Option<TimeRange>,
     /// Kind of time that samples stand for: running (on a CPU), queued (ready, without a CPU) or
-    /// waiting; can be repeated [default: running]
+    /// waiting; can be repeated [default: running in tables, with the others beside it, in flame graphs
+    /// and folded stacks; all in other files]
     #[arg(long = "kind", value_name = "KIND", value_parser = kind)]
     kind: Vec<TimeKind>,
+    /// Sum up threads that wait without a context, too, such as idle ones of a pool
+    #[arg(long)]
+    idle: bool,
 }
 
 /// A condition of a selection as it was written (docs/json.md).
@@ -65,7 +69,10 @@ impl GivenOption {
 
     /// Returns it as it is written on a command line.
     pub(super) fn text(&self) -> String {
-        format!("--{} {}", self.option, escape(&argument(&self.value)))
+        match &self.value[..] {
+            "" => format!("--{}", self.option),
+            value => format!("--{} {}", self.option, escape(&argument(value))),
+        }
     }
 }
 
@@ -143,12 +150,12 @@ impl Select {
         let functions = self.function.iter();
         let functions = functions.map(|it| GivenOption::new("function", it));
         let time = self.time.map(|it| GivenOption::new("time", it));
-        let kinds = self.kind.iter().map(|kind| {
-            let kind = KINDS.iter().find(|(known, _)| known == kind);
-            GivenOption::new("kind", kind.map_or("", |(_, name)| name))
-        });
+        let kinds = self.kind.iter();
+        let kinds = kinds.map(|kind| GivenOption::new("kind", kind_names(&[*kind])));
+        let idle = self.idle.then(|| GivenOption::new("idle", ""));
         let all = filters.chain(traces).chain(threads).chain(processes);
-        all.chain(functions).chain(time).chain(kinds).collect()
+        let all = all.chain(functions).chain(time).chain(kinds);
+        all.chain(idle).collect()
     }
 
     /// Returns the selection in a recording, which is read if a time of day needs its start.
@@ -177,6 +184,7 @@ impl Select {
         selection.functions.clone_from(&self.function);
         selection.time = self.time.map(|it| (moment(it.from), moment(it.to)));
         selection.kinds.clone_from(&self.kind);
+        selection.with_idle = self.idle;
         selection
     }
 
@@ -212,14 +220,21 @@ impl Select {
         !self.pid.is_empty()
     }
 
+    /// Returns true if kinds of time are selected.
+    pub(super) fn has_kinds(&self) -> bool {
+        !self.kind.is_empty()
+    }
+
     /// Returns true if a time is selected.
     pub(super) fn has_time(&self) -> bool {
         self.time.is_some()
     }
 
-    /// Returns true if all samples on a CPU are selected.
+    /// Returns true if all samples are selected, but for idle ones.
     pub(super) fn is_all(&self) -> bool {
-        self.of_recording(0) == Selection::default()
+        let mut selection = self.of_recording(0);
+        selection.with_idle = false;
+        selection == Selection::default()
     }
 }
 
@@ -290,6 +305,13 @@ const KINDS: [(TimeKind, &str); 3] = [
     (TimeKind::Queued, "queued"),
     (TimeKind::Waiting, "waiting"),
 ];
+
+/// Returns the names of kinds of time, with commas between.
+pub(super) fn kind_names(kinds: &[TimeKind]) -> String {
+    let named = KINDS.iter().filter(|(kind, _)| kinds.contains(kind));
+    let names: Vec<&str> = named.map(|(_, name)| *name).collect();
+    names.join(",")
+}
 
 fn kind(text: &str) -> Result<TimeKind, String> {
     let known = KINDS.iter().find(|(_, name)| *name == text);

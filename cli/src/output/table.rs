@@ -18,6 +18,7 @@ pub(crate) enum Align {
 pub(crate) struct Table<const N: usize> {
     columns: [(&'static str, Align); N],
     widths: [usize; N],
+    hidden: [bool; N],
 }
 
 /// Text between two columns, and before the first one.
@@ -31,7 +32,17 @@ impl<const N: usize> Table<N> {
     /// Creates a table with columns as wide as their headings.
     pub(crate) fn new(columns: [(&'static str, Align); N]) -> Self {
         let widths = columns.map(|(head, _)| head.width());
-        Self { columns, widths }
+        Self {
+            columns,
+            widths,
+            hidden: [false; N],
+        }
+    }
+
+    /// Leaves out columns that have nothing to show.
+    pub(crate) fn hide(mut self, hidden: [bool; N]) -> Self {
+        self.hidden = hidden;
+        self
     }
 
     /// Sets minimum widths, for rows that are not known yet.
@@ -84,7 +95,11 @@ impl<const N: usize> Table<N> {
 
     fn line(&self, cells: &[&str]) -> String {
         let mut line = String::new();
-        for ((cell, width), (_, align)) in cells.iter().zip(self.widths).zip(self.columns) {
+        let columns = cells.iter().zip(self.widths).zip(self.columns);
+        for (((cell, width), (_, align)), is_hidden) in columns.zip(self.hidden) {
+            if is_hidden {
+                continue;
+            }
             let padding = " ".repeat(width.saturating_sub(cell.width()));
             line.push_str(GAP);
             match align {
@@ -174,5 +189,14 @@ mod tests {
         let rows: [[String; 2]; 2] = [[long.clone(), "1".into()], ["y".into(), "2".into()]];
         let text = table.render(rows.into_iter(), &Terminal::with_width(None));
         assert_eq!(text, format!("  A  B\n  {long}  1\n  y  2\n"));
+    }
+
+    #[test]
+    fn a_hidden_column_takes_no_room() {
+        let table = Table::new(["A", "B", "C"].map(|name| (name, Align::Left)));
+        let rows = [["1", "22", "3"].map(str::to_owned)];
+        let table = table.hide([false, true, false]);
+        let text = table.render(rows.into_iter(), &Terminal::with_width(None));
+        assert_eq!(text, "  A  C\n  1  3\n");
     }
 }

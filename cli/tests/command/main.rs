@@ -46,6 +46,7 @@ mod tasks;
 mod terminal;
 mod top;
 mod unprivileged;
+mod waits;
 mod watch;
 mod without_symbols;
 mod without_tables;

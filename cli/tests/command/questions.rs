@@ -110,14 +110,14 @@ pub(crate) fn write(path: &Path, report: usize) {
 }
 
 /// Runs the command where the recording is.
-fn ask(scratch: &Scratch, arguments: &[&str]) -> Answer {
+pub(crate) fn ask(scratch: &Scratch, arguments: &[&str]) -> Answer {
     let mut asked = command(arguments);
     asked.current_dir(scratch.folder()).env("TZ", "UTC");
     Answer::of(asked.output().unwrap()).expect(0)
 }
 
 /// The lines of a table, with single spaces.
-fn section(answer: &Answer, head: &str) -> Vec<String> {
+pub(crate) fn section(answer: &Answer, head: &str) -> Vec<String> {
     let lines = answer.stdout.lines().skip_while(|line| *line != head);
     let lines = lines.skip(2).take_while(|line| !line.is_empty());
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");

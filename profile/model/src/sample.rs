@@ -63,10 +63,12 @@ pub enum OffCpuState {
     Disk,
     /// It was stopped by a signal or a debugger, or is frozen.
     Stopped,
+    /// It waits, and the recording does not tell how.
+    Unknown,
 }
 
 impl OffCpuState {
-    /// All states.
+    /// The states that a sampler finds.
     pub const ALL: [Self; 4] = [Self::Queued, Self::Asleep, Self::Disk, Self::Stopped];
 
     /// Its name in attributes of samples.
@@ -77,6 +79,7 @@ impl OffCpuState {
             Self::Asleep => "asleep",
             Self::Disk => "disk",
             Self::Stopped => "stopped",
+            Self::Unknown => "unknown",
         }
     }
 }

@@ -22,6 +22,18 @@ pub(crate) const THREAD_NAME: &str = "thread.name";
 /// ([`GilState::name`](otelctx_sample::GilState::name)). Not a semantic convention.
 pub const GIL: &str = "gil.state";
 
+/// Attributes of samples off a CPU: what kept the thread from running
+/// ([`OffCpuState::name`](otelctx_sample::OffCpuState::name)), and for a thread that waits the call,
+/// and the reason in words. Not semantic conventions.
+pub const STATE: &str = "thread.state";
+/// See [`STATE`].
+pub const CALL: &str = "wait.call";
+/// See [`STATE`].
+pub const REASON: &str = "wait.reason";
+
+/// Attributes of samples that a recorder found out, in formats that can tell them from a context's.
+pub(crate) const RECORDED: [&str; 4] = [GIL, STATE, CALL, REASON];
+
 /// Returns a context's attributes, sorted by name. Of several with the same name, the last counts,
 /// as for a repeated key in a record.
 pub(crate) fn attributes(context: &DecodedContext) -> Vec<(&str, &str)> {

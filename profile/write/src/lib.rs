@@ -38,9 +38,13 @@ pub mod rules;
 mod selection;
 mod spool;
 mod view;
+mod wait;
 mod write;
 
-pub use attributes::GIL as GIL_ATTRIBUTE;
+pub use attributes::{
+    CALL as CALL_ATTRIBUTE, GIL as GIL_ATTRIBUTE, REASON as REASON_ATTRIBUTE,
+    STATE as STATE_ATTRIBUTE,
+};
 pub use distinct::DistinctCount;
 pub use error::{Error, InputFormat};
 pub use file::check_writable;
@@ -56,5 +60,7 @@ pub use resolve::{unnamed_modules, write_named};
 pub use spool::{Parts, Spool};
 #[doc(hidden)]
 pub use view::load;
-pub use view::{Input, Span, SpanReport, SpanTime, SpannedTrace, Spans, convert, converted};
+pub use view::{
+    Input, Span, SpanReport, SpanTime, SpannedTrace, Spans, awaited, convert, converted,
+};
 pub use write::{Aggregate, Format, Options, OtlpMessages};

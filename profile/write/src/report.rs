@@ -62,8 +62,12 @@ impl ReportOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// All samples.
+    /// All samples: on a CPU, unless kinds of time are selected.
     pub total: Cost,
+    /// The same by kind of time, of all kinds unless some are selected.
+    pub kinds: KindCosts,
+    /// Waits without a context that were left out ([`Selection::with_idle`]).
+    pub idle: Cost,
     /// Samples with a trace.
     pub with_trace: Cost,
     /// Samples by the state of the interpreter's lock, in the order of [`GilState::ALL`].
@@ -77,7 +81,7 @@ pub struct Report {
     /// Costs by trace.
     pub by_trace: Vec<TraceCost>,
     /// Costs by trace and span, in no order; empty unless asked for.
-    pub by_span: Vec<([u8; 16], [u8; 8], Cost)>,
+    pub by_span: Vec<([u8; 16], [u8; 8], Cost, KindCosts)>,
     /// Functions below their callers, from the root on; empty unless asked for.
     pub tree: Vec<TreeNode>,
     /// The selected functions, and the functions that call them below; empty unless asked for.
@@ -109,6 +113,8 @@ pub struct GroupCost {
     pub values: Vec<String>,
     /// Their cost.
     pub cost: Cost,
+    /// Their cost by kind of time.
+    pub kinds: KindCosts,
     /// Number of traces that some of the samples belong to.
     pub traces: usize,
     /// Cost of the samples with a trace.
@@ -161,6 +167,8 @@ pub struct TraceCost {
     pub trace: Trace,
     /// Its cost.
     pub cost: Cost,
+    /// Its cost by kind of time.
+    pub kinds: KindCosts,
     /// The time of its first sample, in nanoseconds after 1970-01-01 UTC; 0 if unknown.
     pub first: u64,
     /// The time of its last sample.
@@ -216,6 +224,61 @@ impl Cost {
     pub(crate) fn add(&mut self, other: Cost) {
         self.samples = self.samples.saturating_add(other.samples);
         self.nanoseconds = self.nanoseconds.saturating_add(other.nanoseconds);
+    }
+}
+
+/// Costs by kind of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct KindCosts {
+    /// On a CPU.
+    pub running: Cost,
+    /// Ready to run, without a CPU.
+    pub queued: Cost,
+    /// Waiting.
+    pub waiting: Cost,
+}
+
+impl KindCosts {
+    /// Returns the cost of a kind.
+    #[must_use]
+    pub fn of(&self, kind: TimeKind) -> Cost {
+        match kind {
+            TimeKind::Running => self.running,
+            TimeKind::Queued => self.queued,
+            TimeKind::Waiting => self.waiting,
+        }
+    }
+
+    /// Returns the cost of all kinds.
+    #[must_use]
+    pub fn sum(&self) -> Cost {
+        let mut sum = self.off_cpu();
+        sum.add(self.running);
+        sum
+    }
+
+    /// Returns the cost of all kinds but the time on a CPU.
+    #[must_use]
+    pub fn off_cpu(&self) -> Cost {
+        let mut sum = self.queued;
+        sum.add(self.waiting);
+        sum
+    }
+
+    pub(crate) fn add(&mut self, kind: TimeKind, cost: Cost) {
+        let known = match kind {
+            TimeKind::Running => &mut self.running,
+            TimeKind::Queued => &mut self.queued,
+            TimeKind::Waiting => &mut self.waiting,
+        };
+        known.add(cost);
+    }
+
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        for kind in [TimeKind::Running, TimeKind::Queued, TimeKind::Waiting] {
+            self.add(kind, other.of(kind));
+        }
     }
 }
 

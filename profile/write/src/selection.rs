@@ -132,8 +132,13 @@ pub struct Selection {
     pub functions: Vec<String>,
     /// From the first moment on, until just before the last one.
     pub time: Option<(Option<Moment>, Option<Moment>)>,
-    /// Kinds of time; by default on a CPU.
+    /// Kinds of time. If there are none, files have all, and views show time on a CPU: reports with
+    /// the others beside it, flame graphs and folded stacks with no others, unless there is no such
+    /// time.
     pub kinds: Vec<TimeKind>,
+    /// True for threads that wait without a context, too, such as idle ones of a pool, in what is
+    /// summed up: reports, flame graphs, folded stacks, and speedscope's files.
+    pub with_idle: bool,
 }
 
 impl Selection {

@@ -145,7 +145,7 @@ fn samples_stay_apart_in_thread_span_and_attributes() {
     assert_eq!(
         described(off),
         [(
-            worker(2, "/cart"),
+            worker(2, "/cart") + " thread.state=asleep",
             1,
             "do_syscall_64:0".to_owned(),
             1,

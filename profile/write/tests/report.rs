@@ -57,7 +57,7 @@ fn time_is_added_up_by_route_trace_function_and_process() {
         .collect();
     assert_eq!(routes, [("/cart", 7), (NO_ATTRIBUTE, 4), ("/pay", 1)]);
     let attributes = report.attributes.iter().map(String::as_str);
-    assert!(attributes.eq(["http.route", "thread.name"]));
+    assert!(attributes.eq(["http.route", "thread.name", "thread.state"]));
     let [trace] = &report.by_trace[..] else {
         panic!("{:?}", report.by_trace)
     };

@@ -2,9 +2,9 @@
 
 use std::ops::AddAssign;
 
-use otelctx_profile::Profile;
 use otelctx_profile::report::Report;
 use otelctx_profile::sample::GilState;
+use otelctx_profile::{Kind, Profile};
 use serde::Serialize;
 
 use crate::output::text::count;
@@ -22,7 +22,8 @@ pub(in crate::command) struct GilSamples {
 impl GilSamples {
     pub(super) fn of_part(part: &Profile) -> Self {
         let mut counts = Self::default();
-        for group in part.groups() {
+        let on_cpu = part.groups().filter(|group| group.kind == Kind::OnCpu);
+        for group in on_cpu {
             counts.add(group.gil, group.samples.len() as u64);
         }
         counts

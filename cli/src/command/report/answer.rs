@@ -1,6 +1,6 @@
 //! The JSON object of docs/json.md.
 
-use otelctx_profile::report::{Cost, Report};
+use otelctx_profile::report::{Cost, KindCosts, Report};
 use serde::Serialize;
 
 use super::spans::{Found, SpansJson};
@@ -14,6 +14,10 @@ pub(super) struct Answer<'r> {
     samples: u64,
     filter: Vec<GivenOption>,
     cpu_ns: u64,
+    #[serde(flatten)]
+    kinds: KindTimes,
+    idle_ns: u64,
+    idle_samples: u64,
     with_trace: u64,
     gil: GilSamples,
     start_ns: u64,
@@ -30,6 +34,24 @@ pub(super) struct Answer<'r> {
     spans: Option<SpansJson>,
 }
 
+/// Nanoseconds by kind of time.
+#[derive(Serialize)]
+struct KindTimes {
+    running_ns: u64,
+    queued_ns: u64,
+    waiting_ns: u64,
+}
+
+impl From<&KindCosts> for KindTimes {
+    fn from(costs: &KindCosts) -> Self {
+        Self {
+            running_ns: costs.running.nanoseconds,
+            queued_ns: costs.queued.nanoseconds,
+            waiting_ns: costs.waiting.nanoseconds,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Row<'r> {
     name: &'r str,
@@ -44,6 +66,8 @@ struct GroupRow<'r> {
     values: &'r [String],
     samples: u64,
     cpu_ns: u64,
+    #[serde(flatten)]
+    kinds: KindTimes,
 }
 
 #[derive(Serialize)]
@@ -52,6 +76,8 @@ struct TraceRow<'r> {
     attribute: &'r str,
     samples: u64,
     cpu_ns: u64,
+    #[serde(flatten)]
+    kinds: KindTimes,
     first_ns: u64,
     last_ns: u64,
     threads: usize,
@@ -86,12 +112,14 @@ pub(super) fn of<'r>(
         values: &group.values,
         samples: group.cost.samples,
         cpu_ns: group.cost.nanoseconds,
+        kinds: (&group.kinds).into(),
     });
     let traces = report.by_trace.iter().map(|it| TraceRow {
         trace_id: &it.trace.id,
         attribute: &it.trace.attribute,
         samples: it.cost.samples,
         cpu_ns: it.cost.nanoseconds,
+        kinds: (&it.kinds).into(),
         first_ns: it.first,
         last_ns: it.last,
         threads: it.threads,
@@ -111,6 +139,9 @@ pub(super) fn of<'r>(
         samples: report.total.samples,
         filter,
         cpu_ns: report.total.nanoseconds,
+        kinds: (&report.kinds).into(),
+        idle_ns: report.idle.nanoseconds,
+        idle_samples: report.idle.samples,
         with_trace: report.with_trace.samples,
         gil: GilSamples::of_report(report),
         start_ns: report.start,

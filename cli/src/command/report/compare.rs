@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use otelctx_profile::report::{Cost, Function, GroupCost, Report};
+use otelctx_profile::report::{Cost, Function, GroupCost, Report, TimeKind};
 use serde::Serialize;
 
+use super::kinds::Kinds;
 use super::tables::{number, text, with_place};
+use crate::command::selection;
 use crate::output::table::Table;
 use crate::output::terminal::{Style, Terminal, escape};
 use crate::output::text::{count, grouped};
@@ -55,8 +57,10 @@ impl Change {
 /// A group that is in at least one of the recordings.
 #[derive(Debug, Serialize)]
 pub(super) struct Row<'r> {
+    /// The kind of time, as in the selection.
+    kind: String,
     values: &'r [String],
-    /// Milliseconds of CPU time per trace, if both recordings have whole traces of it; else the share
+    /// Milliseconds per trace, if both recordings have whole traces of it; else the share
     /// of all, in percent.
     is_per_trace: bool,
     change: Change,
@@ -78,7 +82,7 @@ struct FunctionRow<'r> {
 struct Scale {
     /// Divides nanoseconds.
     divisor: f64,
-    /// Nanoseconds that a sample stands for; 0 if unknown.
+    /// Nanoseconds that a sample stands for; 0 if unknown, or if each has its own.
     period: u64,
 }
 
@@ -118,11 +122,19 @@ fn change(before: (Cost, Scale), after: (Cost, Scale)) -> Change {
     }
 }
 
-/// Compares two recordings by group and function.
-pub(super) fn rows<'r>(before: &'r Report, after: &'r Report) -> Vec<Row<'r>> {
+/// Compares two recordings of these kinds of time by group and function.
+pub(super) fn rows<'r>(before: &'r Report, after: &'r Report, kinds: &[TimeKind]) -> Vec<Row<'r>> {
+    let is_on_cpu = matches!(kinds, [] | [TimeKind::Running]);
+    let kind = if kinds.is_empty() {
+        selection::kind_names(&[TimeKind::Running])
+    } else {
+        selection::kind_names(kinds)
+    };
     let mut groups: HashMap<&[String], [Option<&GroupCost>; 2]> = HashMap::new();
     for (position, report) in [before, after].into_iter().enumerate() {
-        for group in &report.groups {
+        // Others have other kinds of time alone.
+        let with_cost = report.groups.iter().filter(|it| it.cost.samples > 0);
+        for group in with_cost {
             groups.entry(&group.values).or_default()[position] = Some(group);
         }
     }
@@ -136,7 +148,7 @@ pub(super) fn rows<'r>(before: &'r Report, after: &'r Report) -> Vec<Row<'r>> {
                     Some(group) if is_per_trace => group.traces as f64 * 1e6,
                     _ => size(report.total).max(1.0) / 100.0,
                 },
-                period: report.period,
+                period: if is_on_cpu { report.period } else { 0 },
             };
             let scales = [scale(groups[0], before), scale(groups[1], after)];
             let cost = |group: Option<&GroupCost>| match group {
@@ -145,6 +157,7 @@ pub(super) fn rows<'r>(before: &'r Report, after: &'r Report) -> Vec<Row<'r>> {
                 None => Cost::default(),
             };
             Row {
+                kind: kind.clone(),
                 values,
                 is_per_trace,
                 change: change((cost(groups[0]), scales[0]), (cost(groups[1]), scales[1])),
@@ -212,16 +225,22 @@ fn functions<'r>(groups: [Option<&'r GroupCost>; 2], scales: [Scale; 2]) -> Vec<
 pub(super) fn table(
     before: &Report,
     after: &Report,
+    kinds: &[TimeKind],
     by: &[String],
     most: usize,
     terminal: &Terminal,
 ) -> String {
-    let rows = rows(before, after);
+    let rows = rows(before, after, kinds);
+    let noun = Kinds::new(kinds, after).noun();
     let samples = |report: &Report| count(report.total.samples as usize, "sample", "samples");
     let mut shown = format!("before: {}; after: {}\n", samples(before), samples(after));
     let head = match by {
         [] => "All samples".to_owned(),
         names => format!("By {}", names.join(", ")),
+    };
+    let head = match kinds {
+        [] => head,
+        _ => format!("{head}: {noun}"),
     };
     shown += &format!("\n{}\n", terminal.paint(Style::Bold, &escape(&head)));
     let lines = rows.iter().take(most).flat_map(|row| {
@@ -254,10 +273,10 @@ pub(super) fn table(
         shown += "recorded at different frequencies: only shares can be compared\n";
     }
     if rows.iter().any(|row| row.is_per_trace) {
-        shown += "ms: CPU time per sampled trace\n";
+        shown += &format!("ms: {noun} per sampled trace\n");
     }
     if !rows.iter().all(|row| row.is_per_trace) {
-        shown += "%: share of the recording's CPU time\n";
+        shown += &format!("%: share of the recording's {noun}\n");
     }
     shown += "none: within the noise of sampling; functions by the time in themselves\n";
     shown

@@ -1,8 +1,10 @@
 //! `otelctx report`: the contents of a recording, as tables.
 
 mod answer;
+mod cells;
 mod compare;
 pub(in crate::command) mod file;
+mod kinds;
 mod spans;
 pub(in crate::command) mod tables;
 pub(in crate::command) mod unselected;
@@ -11,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use otelctx_profile::report::{self, Report, ReportOptions, Selection};
-use otelctx_profile::{Format, GIL_ATTRIBUTE, Input, Spans};
+use otelctx_profile::report::{self, Report, ReportOptions, Selection, TimeKind};
+use otelctx_profile::{
+    CALL_ATTRIBUTE, Format, GIL_ATTRIBUTE, Input, REASON_ATTRIBUTE, STATE_ATTRIBUTE, Spans,
+};
 
 use crate::Status;
 use crate::command::filter::{NONE, ROUTE};
@@ -26,6 +30,7 @@ use crate::output::json;
 use crate::output::terminal::{self, Terminal, escape};
 use crate::output::text::argument;
 
+use kinds::Kinds;
 use spans::Found;
 
 /// Number of rows per table, unless another one is given.
@@ -41,6 +46,7 @@ Examples:
   otelctx report                                          what is in profile.otlp
   otelctx report profile.otlp --by tenant,function        by tenant, then by function
   otelctx report profile.otlp --filter http.route=/cart   the functions of one route
+  otelctx report profile.otlp --by wait.reason            what threads waited for
   otelctx report profile.otlp --traces --time 14:03..14:04
   otelctx report profile.otlp --spans spans.json          which request was slowest
   otelctx report yesterday.otlp today.otlp                what has changed
@@ -57,8 +63,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// What to group by, several with commas between: attributes of contexts or resources, service,
-    /// process, thread, trace, and of the innermost function function, file and line; `none` for
-    /// nothing [default: http.route, otherwise the first attribute with several values]
+    /// process, thread, trace, of the innermost function function, file and line, and of time off the CPU
+    /// thread.state, wait.call and wait.reason; `none` for nothing [default: http.route, otherwise the first attribute with several values]
     #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
     by: Vec<String>,
     /// Sort functions by time in themselves, or with what they call
@@ -145,13 +151,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         let options = arguments.options(arguments.select.within(&input)?);
         return convert(&input, &options, arguments, standard_output);
     }
-    let (report, by) = read(arguments, &input)?;
+    let Reading { report, by, kinds } = read(arguments, &input)?;
+    let kinds = Kinds::new(&kinds, &report);
     if report.total.samples == 0 && !arguments.select.is_all() && !arguments.json {
         unselected::explain(&input, &arguments.select)?;
         return Ok(Status::FoundProblem);
     }
     let spans = arguments.spans.as_deref().map(Spans::read).transpose()?;
-    let spans = spans.map(|spans| Found::new(spans, &report));
+    let spans = spans.map(|spans| Found::new(spans, &report, &kinds));
     let text = if arguments.json {
         json::render(&answer::of(
             &report,
@@ -164,6 +171,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             report: &report,
             file: &file,
             by: &by,
+            kinds,
             rows: arguments.most(),
             sort: arguments.sort,
             traces: arguments.traces,
@@ -193,32 +201,88 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-/// Reads a recording, and returns what it is grouped by.
-fn read(arguments: &Arguments, input: &Input) -> Result<(Report, Vec<String>), Error> {
+/// A report, and what it is about.
+struct Reading {
+    report: Report,
+    by: Vec<String>,
+    /// The selected kinds of time; none for time on a CPU, with other time beside it.
+    kinds: Vec<TimeKind>,
+}
+
+/// Reads a recording.
+fn read(arguments: &Arguments, input: &Input) -> Result<Reading, Error> {
     let mut options = arguments.options(arguments.select.within(input)?);
+    let kinds = &mut options.selection.kinds;
+    if kinds.is_empty() {
+        *kinds = kinds_of(&options.by).to_vec();
+    }
     let mut report = Report::read(input, &options)?;
+    let has_kinds = !options.selection.kinds.is_empty();
+    if !has_kinds && report.total.samples == 0 && report.kinds.off_cpu().samples > 0 {
+        options.selection.kinds = vec![TimeKind::Queued, TimeKind::Waiting];
+        report = Report::read(input, &options)?;
+    }
     if arguments.by.is_empty() && !report.attributes.contains(ROUTE) {
         let mut varying = report.varying.iter();
         let first = varying.find(|it| *it != GIL_ATTRIBUTE).cloned();
         options.by = first.into_iter().collect();
         report = Report::read(input, &options)?;
     }
-    Ok((report, options.by))
+    Ok(Reading {
+        report,
+        by: options.by,
+        kinds: options.selection.kinds,
+    })
 }
 
-/// Shows what has changed between two recordings.
+/// Returns the kinds of time that have what samples are grouped by, unless all do.
+fn kinds_of(by: &[String]) -> &'static [TimeKind] {
+    let has = |name: &str| by.iter().any(|it| it == name);
+    if has(CALL_ATTRIBUTE) || has(REASON_ATTRIBUTE) {
+        &[TimeKind::Waiting]
+    } else if has(STATE_ATTRIBUTE) {
+        &[TimeKind::Running, TimeKind::Queued, TimeKind::Waiting]
+    } else {
+        &[]
+    }
+}
+
+/// Shows what has changed between two recordings: in time on a CPU, and if both have it in each other
+/// kind of time, unless kinds were selected.
 fn compare(arguments: &Arguments, before: &Input, after: &Input) -> Result<Status, Error> {
-    let (after, by) = read(arguments, after)?;
-    let options = ReportOptions {
-        by,
+    let latter = read(arguments, after)?;
+    let mut options = ReportOptions {
+        by: latter.by,
         ..arguments.options(arguments.select.within(before)?)
     };
-    let before = Report::read(before, &options)?;
+    options.selection.kinds.clone_from(&latter.kinds);
+    let former = Report::read(before, &options)?;
+    let mut pairs = vec![(latter.kinds, former, latter.report)];
+    if pairs[0].0.is_empty() {
+        for kind in [TimeKind::Queued, TimeKind::Waiting] {
+            let (_, former, latter) = &pairs[0];
+            if [former, latter]
+                .iter()
+                .all(|it| it.kinds.of(kind).samples > 0)
+            {
+                options.selection.kinds = vec![kind];
+                let read = |input| Report::read(input, &options);
+                pairs.push((vec![kind], read(before)?, read(after)?));
+            }
+        }
+    }
     let text = if arguments.json {
-        json::render(&compare::rows(&before, &after))
+        let rows = pairs
+            .iter()
+            .flat_map(|(kinds, before, after)| compare::rows(before, after, kinds));
+        json::render(&rows.collect::<Vec<_>>())
     } else {
         let terminal = Terminal::of_stdout();
-        compare::table(&before, &after, &options.by, arguments.most(), &terminal)
+        let tables = pairs.iter().map(|(kinds, before, after)| {
+            let by = &options.by;
+            compare::table(before, after, kinds, by, arguments.most(), &terminal)
+        });
+        tables.collect::<Vec<_>>().join("\n")
     };
     terminal::print(&text).map_err(Error::Output)?;
     Ok(Status::Done)
@@ -256,14 +320,18 @@ fn convert(
     }
     for (path, format) in outputs.iter().zip(formats) {
         write.by = divided_by(format, &options.by);
+        let mut selection = options.selection.clone();
+        if selection.kinds.is_empty() && matches!(format, Format::FlameGraph | Format::Folded) {
+            selection.kinds = kinds_of(&options.by).to_vec();
+        }
         let is_written = if standard_output::is_meant(path) {
-            let content = otelctx_profile::converted(input, &options.selection, format, &write)?;
+            let content = otelctx_profile::converted(input, &selection, format, &write)?;
             let print = |content: &Vec<u8>| terminal::write(|stdout| stdout.write_all(content));
             let printed = content.as_ref().map_or(Ok(()), print);
             printed.map_err(Error::Output)?;
             content.is_some()
         } else {
-            otelctx_profile::convert(input, &options.selection, format, &write, path)?
+            otelctx_profile::convert(input, &selection, format, &write, path)?
         };
         if !is_written {
             unselected::explain(input, &arguments.select)?;

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use otelctx_profile::report::{Cost, Report};
+use otelctx_profile::report::{Cost, KindCosts, Report};
 use otelctx_profile::sample::format::{SpanId, TraceId};
-use otelctx_profile::{Span, SpanReport, Spans};
+use otelctx_profile::{Span, SpanReport, SpanTime, Spans, awaited};
 use serde::Serialize;
 
+use super::kinds::Kinds;
 use super::tables::{number, text, time};
 use crate::output::clock;
 use crate::output::table::Table;
@@ -18,26 +19,34 @@ use crate::output::text::{count, grouped};
 pub(super) struct Found {
     spans: Spans,
     report: SpanReport,
+    /// What the time that a span took consists of is known: running, queued, waiting, and the rest.
+    has_waits: bool,
 }
 
 impl Found {
-    pub(super) fn new(spans: Spans, report: &Report) -> Self {
+    pub(super) fn new(spans: Spans, report: &Report, kinds: &Kinds) -> Self {
         Self {
             report: spans.within(report),
             spans,
+            has_waits: kinds.has_waits_beside(),
         }
     }
 
     /// Formats traces, or the spans of selected ones, the slowest first.
     pub(super) fn text(&self, of_traces: bool, rows: usize, terminal: &Terminal) -> String {
+        let hidden = !self.has_waits;
         let (head, all, table) = if of_traces {
             let traces = self.report.traces.iter().take(rows);
             let table = traces.map(|it| {
                 let span = &it.longest;
+                let [queued, waiting, awaited] = off_cpu(span.duration, &it.kinds);
                 [
                     lasted(span.duration),
                     time(it.cost),
                     share(it.cost, span.duration),
+                    queued,
+                    waiting,
+                    awaited,
                     started(span),
                     TraceId::from_bytes(span.trace).to_string(),
                     escape(&span.name),
@@ -47,11 +56,17 @@ impl Found {
                 number("LASTED"),
                 number("CPU"),
                 number("SHARE"),
+                number("QUEUED"),
+                number("WAITING"),
+                number("AWAITED"),
                 text("STARTED"),
                 text("TRACE"),
                 text("LONGEST SPAN"),
             ];
-            let table = Table::new(columns).render(table, terminal);
+            let columns = Table::new(columns).hide([
+                false, false, false, hidden, hidden, hidden, false, false, false,
+            ]);
+            let table = columns.render(table, terminal);
             (
                 "By trace, the slowest first",
                 self.report.traces.len(),
@@ -60,11 +75,15 @@ impl Found {
         } else {
             let spans = self.report.spans.iter().take(rows);
             let table = spans.map(|it| {
+                let [queued, waiting, awaited] = off_cpu(it.span.duration, &it.kinds);
                 [
                     lasted(it.span.duration),
                     time(it.cost.total),
                     share(it.cost.total, it.span.duration),
                     time(it.cost.own),
+                    queued,
+                    waiting,
+                    awaited,
                     started(&it.span),
                     escape(&it.span.service),
                     escape(&it.span.name),
@@ -75,16 +94,25 @@ impl Found {
                 number("CPU"),
                 number("SHARE"),
                 number("SELF"),
+                number("QUEUED"),
+                number("WAITING"),
+                number("AWAITED"),
                 text("STARTED"),
                 text("SERVICE"),
                 text("SPAN"),
             ];
-            let table = Table::new(columns).render(table, terminal);
+            let columns = Table::new(columns).hide([
+                false, false, false, false, hidden, hidden, hidden, false, false, false,
+            ]);
+            let table = columns.render(table, terminal);
             ("By span, the slowest first", self.report.spans.len(), table)
         };
         let mut shown = format!("\n{}\n{table}", terminal.paint(Style::Bold, head));
         if all > rows {
             shown += &format!("  and {} more; -n 0 shows all\n", grouped(all - rows));
+        }
+        if self.has_waits {
+            shown += "awaited: no thread worked on it; the least, if several did at once\n";
         }
         let (traces, spans) = self.report.unseen;
         if traces > 0 {
@@ -119,7 +147,8 @@ impl Found {
 
     /// Returns the value of docs/json.md.
     pub(super) fn json(&self) -> SpansJson {
-        let row = |span: &Span, cpu: Cost, own: Option<Cost>| RowJson {
+        let of_waits = |time: u64| self.has_waits.then_some(time);
+        let row = |span: &Span, cpu: Cost, own: Option<Cost>, kinds: &KindCosts| RowJson {
             trace_id: TraceId::from_bytes(span.trace).to_string(),
             span_id: SpanId::from_bytes(span.id).to_string(),
             service: span.service.clone(),
@@ -129,11 +158,15 @@ impl Found {
             cpu_ns: cpu.nanoseconds,
             samples: cpu.samples,
             self_ns: own.map(|own| own.nanoseconds),
+            queued_ns: of_waits(kinds.queued.nanoseconds),
+            waiting_ns: of_waits(kinds.waiting.nanoseconds),
+            awaited_ns: of_waits(awaited(span.duration, kinds)),
         };
         let traces = self.report.traces.iter();
-        let traces = traces.map(|it| row(&it.longest, it.cost, None));
+        let traces = traces.map(|it| row(&it.longest, it.cost, None, &it.kinds));
         let spans = self.report.spans.iter();
-        let spans = spans.map(|it| row(&it.span, it.cost.total, Some(it.cost.own)));
+        let own = |it: &SpanTime| row(&it.span, it.cost.total, Some(it.cost.own), &it.kinds);
+        let spans = spans.map(own);
         SpansJson {
             traces: traces.collect(),
             spans: spans.collect(),
@@ -171,6 +204,18 @@ struct RowJson {
     samples: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     self_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queued_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    awaited_ns: Option<u64>,
+}
+
+/// Formats the parts of a span's time in which no thread ran for it.
+fn off_cpu(duration: u64, kinds: &KindCosts) -> [String; 3] {
+    let [_, queued, waiting] = Kinds::cells(kinds);
+    [queued, waiting, lasted(awaited(duration, kinds))]
 }
 
 fn lasted(nanoseconds: u64) -> String {

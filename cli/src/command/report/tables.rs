@@ -7,11 +7,13 @@ use otelctx_profile::report::{
     Cost, Function, FunctionCost, GroupCost, Report, TraceCost, TreeNode,
 };
 
+pub(in crate::command) use super::cells::{number, share, text, time};
+use super::kinds::Kinds;
 use super::{Sort, TraceOrder};
 use crate::command::record::gil::GilSamples;
 use crate::output::clock;
 use crate::output::names::short;
-use crate::output::table::{Align, Table};
+use crate::output::table::Table;
 use crate::output::terminal::{Style, Terminal, escape};
 use crate::output::text::{argument, count, grouped, own_name};
 
@@ -32,6 +34,7 @@ pub(super) struct Shown<'r> {
     pub(super) report: &'r Report,
     pub(super) file: &'r Path,
     pub(super) by: &'r [String],
+    pub(super) kinds: Kinds,
     /// Maximum rows per table.
     pub(super) rows: usize,
     pub(super) sort: Sort,
@@ -66,7 +69,8 @@ impl Shown<'_> {
     pub(super) fn text(&self, terminal: &Terminal) -> String {
         let report = self.report;
         if report.total.samples == 0 {
-            return "the recording has no samples\n".to_owned();
+            let idle = self.kinds.lines(report);
+            return format!("the recording has no samples\n{idle}");
         }
         let mut section = Section {
             terminal,
@@ -99,9 +103,9 @@ impl Shown<'_> {
         }
         match report.by_trace.first() {
             // They are in no order.
-            Some(first) if first.cost.samples < MIN_SAMPLES => {
+            Some(first) if first.kinds.sum().samples < MIN_SAMPLES => {
                 let number = count(report.by_trace.len(), "trace", "traces");
-                let most = count(first.cost.samples as usize, "sample", "samples");
+                let most = count(first.kinds.sum().samples as usize, "sample", "samples");
                 section.text += &format!(
                     "\n{number}, none with more than {most}: record with -F 999 to compare requests\n"
                 );
@@ -147,10 +151,12 @@ impl Shown<'_> {
         text += &match report.total.nanoseconds {
             0 => format!("{samples}, of unknown time\n"),
             _ => format!(
-                "{samples} in {seconds:.1} s{from}, {} of CPU time, {traced} with a trace\n",
+                "{samples} in {seconds:.1} s{from}, {} of {}, {traced} with a trace\n",
                 time(report.total),
+                self.kinds.noun(),
             ),
         };
+        text += &self.kinds.lines(report);
         if let Some(line) = GilSamples::of_report(report).line() {
             text += &format!("{line}\n");
         }
@@ -166,7 +172,7 @@ impl Shown<'_> {
 
     fn named(&self, head: &'static str, rows: &[(String, Cost)], terminal: &Terminal) -> String {
         let row = |(name, cost): &(String, Cost)| [time(*cost), self.of_all(*cost), escape(name)];
-        Table::new([number("CPU"), number("SHARE"), text(head)])
+        Table::new([number(self.kinds.head()), number("SHARE"), text(head)])
             .render(rows.iter().take(self.rows).map(row), terminal)
     }
 
@@ -175,15 +181,23 @@ impl Shown<'_> {
         let rows = self.report.groups.iter().take(self.rows);
         let rows = rows.flat_map(|group: &GroupCost| {
             let values = escape(&group.values.join("  "));
-            let head = [time(group.cost), self.of_all(group.cost), values];
+            let [cpu, queued, waiting] = Kinds::cells(&group.kinds);
+            let (cost, share) = (time(group.cost), self.of_all(group.cost));
+            let head = [cost, share, cpu, queued, waiting, values];
             let functions = own_first(&group.functions).map(|(function, cost)| {
                 let cost = self.sorted_by(cost);
                 let name = format!("    {}", with_place(function));
-                [time(cost), self.of_all(cost), name]
+                let [cpu, queued, waiting] = Default::default();
+                [time(cost), self.of_all(cost), cpu, queued, waiting, name]
             });
             std::iter::once(head).chain(functions.filter(|_| self.report.groups.len() > 1))
         });
-        Table::new([number("CPU"), number("SHARE"), text("VALUE")]).render(rows, terminal)
+        let [cpu, queued, waiting] = Kinds::columns();
+        let (head, share) = (number(self.kinds.head()), number("SHARE"));
+        let hidden = self.kinds.hidden();
+        Table::new([head, share, cpu, queued, waiting, text("VALUE")])
+            .hide([false, false, hidden[0], hidden[1], hidden[2], false])
+            .render(rows, terminal)
     }
 
     fn sorted_by(&self, cost: &FunctionCost) -> Cost {
@@ -255,59 +269,41 @@ impl Shown<'_> {
             traces.sort_by_key(|it| std::cmp::Reverse(it.last - it.first));
         }
         let traces = traces.into_iter().take(self.rows);
-        let table = if with_times && section.terminal.is_narrower_than(WIDE) {
-            let row = |it: &TraceCost| {
-                [
-                    time(it.cost),
-                    first_seen(it),
-                    self.seen_for(it),
-                    it.trace.id.clone(),
-                    escape(&it.trace.attribute),
-                ]
-            };
-            Table::new([
-                number("CPU"),
-                text("FIRST SEEN"),
-                number("FOR"),
-                text("TRACE"),
-                text("VALUE"),
-            ])
-            .render(traces.map(row), section.terminal)
-        } else if with_times {
-            let row = |it: &TraceCost| {
-                [
-                    time(it.cost),
-                    self.of_all(it.cost),
-                    first_seen(it),
-                    self.seen_for(it),
-                    it.threads.to_string(),
-                    it.trace.id.clone(),
-                    escape(&it.trace.attribute),
-                ]
-            };
-            Table::new([
-                number("CPU"),
-                number("SHARE"),
-                text("FIRST SEEN"),
-                number("FOR"),
-                number("THREADS"),
-                text("TRACE"),
-                text("VALUE"),
-            ])
-            .render(traces.map(row), section.terminal)
-        } else {
-            let row = |it: &TraceCost| {
-                let value = escape(&it.trace.attribute);
-                [
-                    time(it.cost),
-                    self.of_all(it.cost),
-                    it.trace.id.clone(),
-                    value,
-                ]
-            };
-            Table::new([number("CPU"), number("SHARE"), text("TRACE"), text("VALUE")])
-                .render(traces.map(row), section.terminal)
+        let row = |it: &TraceCost| {
+            let [cpu, queued, waiting] = Kinds::cells(&it.kinds);
+            [
+                time(it.cost),
+                self.of_all(it.cost),
+                cpu,
+                queued,
+                waiting,
+                first_seen(it),
+                self.seen_for(it),
+                it.threads.to_string(),
+                it.trace.id.clone(),
+                escape(&it.trace.attribute),
+            ]
         };
+        let [cpu, queued, waiting] = Kinds::columns();
+        let table = Table::new([
+            number(self.kinds.head()),
+            number("SHARE"),
+            cpu,
+            queued,
+            waiting,
+            text("FIRST SEEN"),
+            number("FOR"),
+            number("THREADS"),
+            text("TRACE"),
+            text("VALUE"),
+        ]);
+        let is_narrow = with_times && section.terminal.is_narrower_than(WIDE);
+        let [cpu, queued, waiting] = self.kinds.hidden();
+        let mut hidden = [false; 10];
+        (hidden[1], hidden[7]) = (is_narrow, is_narrow || !with_times);
+        (hidden[2], hidden[3], hidden[4]) = (cpu, queued, waiting);
+        (hidden[5], hidden[6]) = (!with_times, !with_times);
+        let table = table.hide(hidden).render(traces.map(row), section.terminal);
         section.add("By trace", self.report.by_trace.len(), &table);
     }
 
@@ -325,8 +321,9 @@ impl Shown<'_> {
             name => escape(&argument(&name)),
         };
         Some(format!(
-            "{} of CPU time in {}, whose functions have no names: `{} symbolize {file} --debug-dir DIRECTORY` adds them",
+            "{} of {} in {}, whose functions have no names: `{} symbolize {file} --debug-dir DIRECTORY` adds them",
             self.of_all(*cost),
+            self.kinds.noun(),
             escape(name),
             own_name(),
         ))
@@ -347,14 +344,6 @@ fn own_first<'r>(
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by_key(stands_for_plumbing);
     rows.into_iter()
-}
-
-pub(in crate::command) fn number(name: &'static str) -> (&'static str, Align) {
-    (name, Align::Right)
-}
-
-pub(in crate::command) fn text(name: &'static str) -> (&'static str, Align) {
-    (name, Align::Left)
 }
 
 /// Longest name in a table, in characters.
@@ -407,22 +396,4 @@ pub(in crate::command) fn with_short_place(function: &Function, most: usize) -> 
         place if place.is_empty() => name,
         place => format!("{name}  {place}"),
     }
-}
-
-/// Formats CPU time, in milliseconds or seconds; the number of samples if the recording does not tell.
-pub(in crate::command) fn time(cost: Cost) -> String {
-    match cost.nanoseconds as f64 / 1e6 {
-        _ if cost.nanoseconds == 0 => grouped(cost.samples as usize),
-        milliseconds if milliseconds >= 10_000.0 => format!("{:.1} s", milliseconds / 1e3),
-        milliseconds => format!("{} ms", grouped(milliseconds.round() as usize)),
-    }
-}
-
-/// Formats a part of a cost, in percent.
-pub(in crate::command) fn share(part: Cost, all: Cost) -> String {
-    let (part, all) = match all.nanoseconds {
-        0 => (part.samples, all.samples),
-        all => (part.nanoseconds, all),
-    };
-    format!("{:.1} %", part as f64 / all.max(1) as f64 * 100.0)
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use otelctx_profile::Input;
 use otelctx_profile::report::{Report, ReportOptions, TimeKind};
 
+use super::tables::time;
 use crate::command::selection::Select;
 use crate::error::Error;
 use crate::output::clock;
@@ -19,12 +20,24 @@ const MAX_LISTED: usize = 5;
 pub(in crate::command) fn explain(input: &Input, select: &Select) -> Result<(), Error> {
     let mut all = ReportOptions::by(&[]);
     all.selection.kinds = vec![TimeKind::Running, TimeKind::Queued, TimeKind::Waiting];
+    all.selection.with_idle = true;
     let report = Report::read(input, &all)?;
     if report.total.samples == 0 {
         terminal::complain("the recording has no samples", None);
         return Ok(());
     }
     let mut hints = Vec::new();
+    let selected = ReportOptions {
+        selection: select.within(input)?,
+        ..ReportOptions::by(&[])
+    };
+    let idle = Report::read(input, &selected)?.idle;
+    if idle.samples > 0 {
+        let idle = time(idle);
+        hints.push(format!(
+            "{idle} of waiting threads without a context is hidden; --idle shows it"
+        ));
+    }
     let names: BTreeSet<&str> = select.attributes().collect();
     for name in names {
         all.by = vec![name.to_owned()];
@@ -43,6 +56,13 @@ pub(in crate::command) fn explain(input: &Input, select: &Select) -> Result<(), 
                 list(values.iter().copied())
             ),
         });
+    }
+    if select.has_kinds() {
+        let [running, queued, waiting] = [TimeKind::Running, TimeKind::Queued, TimeKind::Waiting]
+            .map(|it| time(report.kinds.of(it)));
+        hints.push(format!(
+            "the recording has {running} running, {queued} queued and {waiting} waiting"
+        ));
     }
     if select.has_threads() {
         all.by = vec!["thread".to_owned()];

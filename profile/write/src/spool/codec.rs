@@ -67,8 +67,14 @@ fn write_event(out: &mut Vec<u8>, event: Event) {
     number(out, off.reason.map_or(0, |reason| 1 + reason.index()));
 }
 
+/// All states, in the order of their numbers.
+const STATES: [OffCpuState; 5] = {
+    let [queued, asleep, disk, stopped] = OffCpuState::ALL;
+    [queued, asleep, disk, stopped, OffCpuState::Unknown]
+};
+
 fn read_event(bytes: &mut &[u8], ids: &Ids) -> io::Result<Event> {
-    let state = take_choice(bytes, &OffCpuState::ALL)?;
+    let state = take_choice(bytes, &STATES)?;
     let (nanoseconds, since) = (take_u64(bytes)?, take_u64(bytes)?);
     let reason = take_number(bytes)?.checked_sub(1);
     let reason = reason.map(|index| ids.reasons.get(index).copied().ok_or_else(damaged));

@@ -102,7 +102,10 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
         thread: catalog.thread(process, 100 + (number % 3) as i32, "worker"),
         event: match number % 7 {
             0 => Event::OffCpu(OffCpu {
-                state: OffCpuState::ALL[number as usize / 7 % 4],
+                state: match number / 7 % 5 {
+                    4 => OffCpuState::Unknown,
+                    state => OffCpuState::ALL[state as usize],
+                },
                 nanoseconds: number,
                 since: 1000,
                 reason: number

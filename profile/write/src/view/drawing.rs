@@ -1,5 +1,7 @@
 //! Turns what was read into a flame graph.
 
+use std::mem::take;
+
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
 use otelctx_sample::GilState;
@@ -9,10 +11,10 @@ use super::cells::Cells;
 use super::fold::Folding;
 use super::page::function_of;
 use super::select::resource_text;
-use super::tables::{Group, Id, NONE, Sink, Tables};
+use super::tables::{Group, Id, Kind, NONE, Sink, Tables};
 use crate::attributes::{GIL, UNKNOWN_SERVICE};
-use crate::report::Cost;
-use crate::write::flame_graph::{Frame, Graph, Label};
+use crate::report::Selection;
+use crate::write::flame_graph::{Frame, Graph, Graphs, Label};
 
 /// What is above the frames of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,8 +34,8 @@ enum Value {
     Process,
 }
 
-/// Thread, context and state of the lock of samples that follow each other.
-type Run = (Id, Id, Option<GilState>);
+/// Thread, context, state of the lock, and wait of samples that follow each other.
+type Run = (Id, Id, Option<GilState>, Option<Id>);
 
 /// Adds up stacks.
 #[derive(Debug, Default)]
@@ -41,8 +43,12 @@ pub(super) struct Drawing {
     by: Option<String>,
     texts: IndexSet<String, RandomState>,
     levels: IndexSet<Levels, RandomState>,
-    /// By stack, and position in `levels`.
+    /// True if kinds of time are selected.
+    has_kinds: bool,
+    /// By stack, and position in `levels`: of all kinds that are selected, otherwise of time on a CPU.
     cells: Cells,
+    /// Of other time, if no kinds are selected.
+    others: Cells,
     /// The last samples' run, with their levels.
     last: Option<(Run, u32)>,
     /// A sample has a value of `by`.
@@ -50,16 +56,17 @@ pub(super) struct Drawing {
 }
 
 impl Drawing {
-    pub(super) fn new(by: Option<&str>) -> Self {
+    pub(super) fn new(by: Option<&str>, selection: &Selection) -> Self {
         Self {
             by: by.map(str::to_owned),
+            has_kinds: !selection.kinds.is_empty(),
             ..Self::default()
         }
     }
 
     /// Returns true if no sample was collected.
     pub(super) fn is_empty(&self) -> bool {
-        self.cells.is_empty()
+        self.cells.is_empty() && self.others.is_empty()
     }
 
     /// Returns true if a sample has the attribute that the graph is divided by.
@@ -67,9 +74,35 @@ impl Drawing {
         self.has_value
     }
 
-    /// Adds everything to a graph, and forgets it. Without `by`, nothing is between services and
-    /// functions.
-    pub(super) fn add_to(&mut self, graph: &mut Graph, tables: &Tables, plumbing: bool, by: bool) {
+    /// Adds everything to graphs, of selected or CPU time and of other time, and forgets it. Without
+    /// `by`, nothing is between services and functions.
+    pub(super) fn add_to(
+        &mut self,
+        graphs: &mut Graphs,
+        tables: &Tables,
+        plumbing: bool,
+        by: bool,
+    ) {
+        let (cells, others) = (take(&mut self.cells), take(&mut self.others));
+        for (cells, graph) in [(cells, &mut graphs.shown), (others, &mut graphs.others)] {
+            self.add_cells(cells, graph, tables, plumbing, by);
+        }
+        let (by, has_kinds) = (self.by.take(), self.has_kinds);
+        *self = Self {
+            by,
+            has_kinds,
+            ..Self::default()
+        };
+    }
+
+    fn add_cells(
+        &self,
+        cells: Cells,
+        graph: &mut Graph,
+        tables: &Tables,
+        plumbing: bool,
+        by: bool,
+    ) {
         let mut folding = Folding::new(tables, plumbing, &[]);
         // The label of each function, once it is known; that is none if it has no room.
         let mut functions: Vec<Option<Option<u32>>> = vec![None; folding.len()];
@@ -79,31 +112,30 @@ impl Drawing {
             Value::Text(index) => Some(self.texts[index as usize].clone()),
             Value::Process => Some(tables.processes[levels.process as usize].name(tables)),
         };
-        std::mem::take(&mut self.cells)
-            .finish()
-            .each(|stack, cells| {
-                let frames = folding.frames(stack).to_vec();
-                for (levels, cost) in cells {
-                    let levels = self.levels[*levels as usize];
-                    path.clear();
-                    let service = service_of(tables, levels.process);
-                    path.push((graph.label(Label::Service(service)), 0));
-                    if by {
-                        path.push((graph.label(Label::Value(value(levels))), 0));
-                    }
-                    for shown in frames.iter().rev() {
-                        let known = &mut functions[shown.function as usize];
-                        let new = || graph.label(Label::Frame(frame(tables, shown.function)));
-                        path.push((*known.get_or_insert_with(new), shown.through));
-                    }
-                    graph.add(&path, *cost);
+        cells.finish().each(|stack, cells| {
+            let frames = folding.frames(stack).to_vec();
+            for (levels, cost) in cells {
+                let levels = self.levels[*levels as usize];
+                path.clear();
+                let service = service_of(tables, levels.process);
+                path.push((graph.label(Label::Service(service)), 0));
+                if by {
+                    path.push((graph.label(Label::Value(value(levels))), 0));
                 }
-            });
-        *self = Self::new(self.by.as_deref());
+                for shown in frames.iter().rev() {
+                    let known = &mut functions[shown.function as usize];
+                    let new = || graph.label(Label::Frame(frame(tables, shown.function)));
+                    path.push((*known.get_or_insert_with(new), shown.through));
+                }
+                graph.add(&path, *cost);
+            }
+        });
     }
 
     fn level(&mut self, tables: &Tables, group: &Group<'_>) -> u32 {
-        let key = (group.thread, group.context, group.gil);
+        // Levels may be attributes of waits.
+        let wait = (group.kind != Kind::Running).then_some(group.wait);
+        let key = (group.thread, group.context, group.gil, wait);
         match self.last {
             Some((known, levels)) if known == key => return levels,
             _ => {}
@@ -139,6 +171,9 @@ impl Drawing {
                 (context.trace != NONE).then(|| hexadecimal(&tables.traces[context.trace as usize]))
             }
             name => {
+                if let Some(text) = group.of_wait(tables, name) {
+                    return Some(text.to_owned()).filter(|text| !text.is_empty());
+                }
                 let value = tables.find_text(name);
                 let value = value.and_then(|name| tables.attribute(context.attributes, name));
                 match value {
@@ -153,14 +188,16 @@ impl Drawing {
 impl Sink for Drawing {
     fn add(&mut self, tables: &Tables, group: &Group<'_>) {
         let levels = self.level(tables, group);
-        let mut cost = Cost::default();
-        group.each(|_, samples, nanoseconds| {
-            cost.add(Cost {
-                samples,
-                nanoseconds,
-            });
-        });
-        self.cells.add(group.stack, levels, cost);
+        let cells = match group.kind {
+            _ if self.has_kinds => &mut self.cells,
+            Kind::Running => &mut self.cells,
+            _ => &mut self.others,
+        };
+        cells.add(group.shown_stack, levels, group.cost());
+    }
+
+    fn hides_idle(&self) -> bool {
+        true
     }
 
     fn needs_start(&self) -> bool {

@@ -3,6 +3,7 @@
 use super::plumbing::{PLUMBING, plumbing_of};
 use super::tables::{Id, Known, Tables};
 use crate::report;
+use crate::wait::FRAME_KIND;
 
 /// A function that is shown: a function of the recording, or beyond the last one's number, a kind of
 /// plumbing at the end of stacks.
@@ -131,10 +132,13 @@ impl<'t> Folding<'t> {
             let function = &self.tables.functions[function as usize];
             let text = |id| self.tables.text(id);
             let kind = text(function.kind);
-            if !self.kinds.is_empty() && !self.kinds.contains(&kind) {
+            // What a thread waits for is in no language.
+            let is_wanted =
+                self.kinds.is_empty() || self.kinds.contains(&kind) || kind == FRAME_KIND;
+            if !is_wanted {
                 return Shown::Nothing;
             }
-            if self.with_plumbing {
+            if self.with_plumbing || kind == FRAME_KIND {
                 return Shown::Itself;
             }
             let plumbing = plumbing_of(kind, text(function.name), text(function.file));

@@ -82,6 +82,8 @@ fn add_sample(
         thread,
         context,
         stack,
+        wait: NONE,
+        shown_stack: stack,
         gil: None,
         cpu: 0,
         times: &[sample.time],

@@ -10,14 +10,14 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::format::record::DecodedContext;
 use otelctx_sample::format::{SpanId, TraceId};
 use otelctx_sample::{
-    Catalog, ContextId, Event, Found, FrameKind, Mapping, Module, ModuleId, OffCpu, OffCpuState,
-    ProcessFacts, ProcessId, Sample, StackId, ThreadId,
+    Catalog, ContextId, Event, Found, FrameKind, Mapping, Module, ModuleId, OffCpu, ProcessFacts,
+    ProcessId, Reason, ReasonId, Sample, StackId, ThreadId,
 };
 
 use super::tables::{
     self, Group, Id, Kind, Known, NONE, Process, Sink, Tables, UNKNOWN_TIME, known,
 };
-use crate::attributes::{DETECTED, SERVICE_NAME, UNKNOWN_SERVICE};
+use crate::attributes::{DETECTED, RECORDED, SERVICE_NAME, UNKNOWN_SERVICE, UPSTREAM_PREFIX};
 use crate::digits;
 use crate::location::Resolved;
 use crate::{Clock, Function, Identity, Location, LocationIndex, Place, Profile};
@@ -40,10 +40,12 @@ pub(super) struct Loading {
     resolved_stacks: IndexSet<Box<[LocationIndex]>, RandomState>,
     kinds: HashMap<Id, FrameKind, RandomState>,
     no_stack: StackId,
+    reasons: Known<Option<ReasonId>>,
+    hides_idle: bool,
 }
 
 impl Loading {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(hides_idle: bool) -> Self {
         let mut catalog = Catalog::new();
         let no_stack = catalog.stack(&[]);
         Self {
@@ -61,6 +63,8 @@ impl Loading {
             resolved_stacks: IndexSet::default(),
             kinds: HashMap::default(),
             no_stack,
+            reasons: Vec::new(),
+            hides_idle,
         }
     }
 
@@ -129,6 +133,20 @@ impl Loading {
             None => Found::<ContextId>::Detached,
         };
         *known(&mut self.contexts, id).insert(found)
+    }
+
+    fn reason(&mut self, tables: &Tables, id: Id) -> Option<ReasonId> {
+        if let Some(known) = known(&mut self.reasons, id) {
+            return *known;
+        }
+        let wait = tables.waits[id as usize];
+        let reason = (wait.call != NONE || wait.reason != NONE).then(|| {
+            self.catalog.reason(&Reason {
+                call: tables.text(wait.call).to_owned(),
+                text: tables.text(wait.reason).to_owned(),
+            })
+        });
+        *known(&mut self.reasons, id).insert(reason)
     }
 
     fn stack(&mut self, tables: &Tables, id: Id) -> usize {
@@ -240,15 +258,16 @@ impl Sink for Loading {
         let thread = self.thread(tables, group.thread);
         let found = self.context(tables, group.context);
         let stack = self.stack(tables, group.stack);
+        let reason = self.reason(tables, group.wait);
         let start = tables.span.map_or(0, |(start, _)| start);
         group.each(|time, samples, nanoseconds| {
             let event = match group.kind {
                 Kind::Running => Event::OnCpu,
-                Kind::Waiting => Event::OffCpu(OffCpu {
-                    state: OffCpuState::Asleep,
+                _ => Event::OffCpu(OffCpu {
+                    state: tables.waits[group.wait as usize].state,
                     nanoseconds,
                     since: 0,
-                    reason: None,
+                    reason,
                 }),
             };
             let sample = Sample {
@@ -267,10 +286,14 @@ impl Sink for Loading {
             };
             let each = match group.kind {
                 Kind::Running => of_one,
-                Kind::Waiting => 0,
+                _ => 0,
             };
             self.samples.push((sample, stack, samples, each));
         });
+    }
+
+    fn hides_idle(&self) -> bool {
+        self.hides_idle
     }
 
     fn needs_start(&self) -> bool {
@@ -323,12 +346,20 @@ fn context(tables: &Tables, context: &tables::Context) -> Option<DecodedContext>
         return None;
     }
     let text = |id: &Id| tables.text(*id).to_owned();
+    // Readers keep the prefix of names that are the recorder's without it; formats add it again.
+    let name = |id: &Id| {
+        let name = tables.text(*id);
+        let own = name.strip_prefix(UPSTREAM_PREFIX);
+        own.filter(|own| RECORDED.contains(own))
+            .unwrap_or(name)
+            .to_owned()
+    };
     let attributes = attributes.iter();
     let mut decoded = DecodedContext::default();
     decoded.trace_id = TraceId::from_bytes(tables.traces[context.trace as usize]);
     decoded.span_id = SpanId::from_bytes(context.span);
     decoded.attributes = attributes
-        .map(|(key, value)| (text(key), text(value)))
+        .map(|(key, value)| (name(key), text(value)))
         .collect();
     Some(decoded)
 }

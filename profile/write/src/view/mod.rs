@@ -25,7 +25,7 @@ mod wire;
 
 pub use input::Input;
 pub(crate) use parquet::ParquetFiles;
-pub use spans::{Span, SpanReport, SpanTime, SpannedTrace, Spans};
+pub use spans::{Span, SpanReport, SpanTime, SpannedTrace, Spans, awaited};
 
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::report::{Report, ReportOptions, Selection};
-use crate::write::flame_graph::{self, Facts, Graph};
+use crate::write::flame_graph::{self, Facts, Graphs, Kinds};
 use crate::{Clock, Format, Options, Profile, file};
 use drawing::Drawing;
 use load::Loading;
@@ -55,11 +55,12 @@ impl Report {
             // The worker process ends: that frees them faster.
             let mut tables = ManuallyDrop::new(Tables::default());
             let mut sums = Sums::new(options);
-            files.read(
-                &mut tables,
-                &mut Selecting::new(&options.selection, &mut sums),
-            )?;
-            Ok(sums.finish(&tables))
+            let mut selecting = Selecting::new(&options.selection, &mut sums);
+            files.read(&mut tables, &mut selecting)?;
+            let idle = selecting.idle;
+            let mut report = sums.finish(&tables);
+            report.idle = idle;
+            Ok(report)
         })
     }
 
@@ -71,7 +72,10 @@ impl Report {
         let mut sums = Sums::new(options);
         let mut selecting = Selecting::new(&options.selection, &mut sums);
         input::read_content(content, Path::new("content"), &mut tables, &mut selecting)?;
-        Ok(sums.finish(&tables))
+        let idle = selecting.idle;
+        let mut report = sums.finish(&tables);
+        report.idle = idle;
+        Ok(report)
     }
 }
 
@@ -82,7 +86,7 @@ impl Report {
 #[doc(hidden)]
 pub fn load(content: &[u8], selection: &Selection) -> Result<Profile, String> {
     let mut tables = Tables::default();
-    let mut loading = Loading::new();
+    let mut loading = Loading::new(false);
     messages::read(
         content,
         &mut tables,
@@ -142,22 +146,25 @@ pub fn converted(
             return Ok(otelctx_page::write(&recording, pipe).map(|()| true));
         }
         if format == Format::FlameGraph {
-            let mut drawing = Drawing::new(options.by.as_deref());
+            let mut drawing = Drawing::new(options.by.as_deref(), selection);
             files.read(&mut tables, &mut Selecting::new(selection, &mut drawing))?;
             if drawing.is_empty() {
                 return Ok(Ok(false));
             }
-            let (by, graph) = drawn(&mut drawing, &tables, options);
+            let (by, graphs) = drawn(&mut drawing, &tables, options);
+            let (graph, is_other) = graphs.chosen();
             let facts = Facts {
                 by,
+                kinds: Kinds::of(&selection.kinds, is_other),
                 period: tables.period,
                 time: tables.span.map(|(start, end)| {
                     (end.saturating_sub(start), tables.has_date.then_some(start))
                 }),
             };
-            return Ok(flame_graph::write(&graph, &facts, pipe).map(|()| true));
+            return Ok(flame_graph::write(graph, &facts, pipe).map(|()| true));
         }
-        let mut loading = Loading::new();
+        let sums_up = matches!(format, Format::Folded | Format::Speedscope);
+        let mut loading = Loading::new(sums_up);
         files.read(&mut tables, &mut Selecting::new(selection, &mut loading))?;
         if loading.is_empty() {
             return Ok(Ok(false));
@@ -172,18 +179,18 @@ pub fn converted(
 
 /// Returns the flame graph of a recording, and the attribute that it is divided by: none, if no sample
 /// has it.
-fn drawn(drawing: &mut Drawing, tables: &Tables, options: &Options) -> (Option<String>, Graph) {
+fn drawn(drawing: &mut Drawing, tables: &Tables, options: &Options) -> (Option<String>, Graphs) {
     let by = options.by.clone().filter(|_| drawing.has_value());
-    let mut graph = Graph::new();
-    drawing.add_to(&mut graph, tables, options.with_plumbing, by.is_some());
-    (by, graph)
+    let mut graphs = Graphs::new();
+    drawing.add_to(&mut graphs, tables, options.with_plumbing, by.is_some());
+    (by, graphs)
 }
 
 /// A flame graph of a recording, which is added part by part. Its memory is bounded.
 #[derive(Debug)]
 pub(crate) struct FlameGraph {
     options: Options,
-    graph: Graph,
+    graphs: Graphs,
     /// The reason why a part could not be added.
     problem: Option<String>,
 }
@@ -193,7 +200,7 @@ impl FlameGraph {
     pub(crate) fn new(options: &Options) -> Self {
         Self {
             options: options.clone(),
-            graph: Graph::new(),
+            graphs: Graphs::new(),
             problem: None,
         }
     }
@@ -202,14 +209,14 @@ impl FlameGraph {
     pub(crate) fn add(&mut self, content: Result<&[u8], &String>) {
         // Nothing is kept of a part but its sums.
         let mut tables = Tables::default();
-        let mut drawing = Drawing::new(self.options.by.as_deref());
         let selection = Selection::default();
+        let mut drawing = Drawing::new(self.options.by.as_deref(), &selection);
         let read = content.map_err(String::clone).and_then(|content| {
             let mut selecting = Selecting::new(&selection, &mut drawing);
             messages::read(content, &mut tables, &mut selecting)
         });
         let (plumbing, by) = (self.options.with_plumbing, self.options.by.is_some());
-        drawing.add_to(&mut self.graph, &tables, plumbing, by);
+        drawing.add_to(&mut self.graphs, &tables, plumbing, by);
         self.problem = self.problem.take().or(read.err());
     }
 
@@ -226,12 +233,14 @@ impl FlameGraph {
         if let Some(problem) = &self.problem {
             return Err(io::Error::other(problem.clone()));
         }
+        let (graph, is_other) = self.graphs.chosen();
         let facts = Facts {
             by: self.options.by.clone(),
+            kinds: Kinds::of(&[], is_other),
             period,
             time: Some((clock.duration(), Some(clock.unix(clock.start)))),
         };
-        flame_graph::write(&self.graph, &facts, writer)
+        flame_graph::write(graph, &facts, writer)
     }
 }
 

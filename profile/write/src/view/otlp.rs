@@ -8,15 +8,19 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use otelctx_sample::GilState;
+use otelctx_sample::{GilState, OffCpuState};
 use prost::Message;
 
-use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread, add};
+use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread, Wait, add};
 use super::values::{attribute_of, entry};
 use super::wire::{Field, fields};
 
 /// Field number of samples in `Profile`. Other fields may be before or after them.
 const SAMPLES: u32 = 2;
+
+/// Types of time off a CPU: of this crate and OpenTelemetry's eBPF profiler, that of the latter's
+/// earlier versions, and that of producers whose time may pass on a CPU, too.
+const OFF_CPU: [&str; 3] = ["off_cpu", "events", "wall"];
 
 /// An attribute of samples.
 #[derive(Clone, Copy)]
@@ -25,6 +29,9 @@ enum Attribute {
     ThreadName(Id),
     Cpu(u32),
     Gil(GilState),
+    State(OffCpuState),
+    Call(Id),
+    Reason(Id),
     /// For an ID without the other one: a link needs both.
     TraceId(Id),
     SpanId([u8; 8]),
@@ -43,6 +50,8 @@ struct Worker {
     context: Id,
     gil: Option<GilState>,
     cpu: u32,
+    /// What keeps it off the CPU, unless it runs.
+    wait: Id,
 }
 
 /// A short list of numbers, as it is encoded.
@@ -218,10 +227,11 @@ impl<'m, 't> Reader<'m, 't> {
                 heads.push((self.head(profile)?, profile));
             }
             // The same samples may be there as a number and as a time.
-            let has_counts = heads.iter().any(|(head, _)| head.counts_samples);
+            let mut counted = heads.iter().filter(|(head, _)| head.counts_samples);
+            let counted: Vec<_> = counted.by_ref().map(|(head, _)| head.kind).collect();
             for (head, profile) in heads {
                 if let Some(kind) = head.kind
-                    && (head.counts_samples || kind == Kind::Waiting || !has_counts)
+                    && (head.counts_samples || !counted.contains(&head.kind))
                 {
                     self.add_samples(process, kind, &head, profile, sink)?;
                 }
@@ -258,24 +268,40 @@ impl<'m, 't> Reader<'m, 't> {
         Ok(())
     }
 
+    /// Returns the type and the unit of a value.
+    fn value_type(&self, encoded: &[u8]) -> Result<(&'m str, &'m str), String> {
+        let decoded = proto::ValueType::decode(encoded);
+        let decoded = decoded.map_err(|error| format!("a type is damaged ({error})"))?;
+        let string = |index: i32| match index {
+            // Also without a table of strings.
+            0 => Ok(""),
+            index => entry(&self.strings, index as u64, "a value's type").copied(),
+        };
+        Ok((
+            string(decoded.type_strindex)?,
+            string(decoded.unit_strindex)?,
+        ))
+    }
+
     fn head(&mut self, profile: &[u8]) -> Result<Head, String> {
-        let (mut value_type, mut period) = (&[][..], 0);
+        let (mut value_type, mut period_type, mut period) = (&[][..], &[][..], 0);
         for field in fields(profile) {
             match field? {
                 (1, kind) => value_type = kind.bytes()?,
+                (5, kind) => period_type = kind.bytes()?,
                 (6, number) => period = number.number()?,
                 (SAMPLES, _) if !value_type.is_empty() && period > 0 => break,
                 _ => {}
             }
         }
-        let value_type = proto::ValueType::decode(value_type);
-        let value_type = value_type.map_err(|error| format!("a type is damaged ({error})"))?;
-        let string = |index: i32| entry(&self.strings, index as u64, "a value's type").copied();
-        let kind = string(value_type.type_strindex)?;
-        let unit = string(value_type.unit_strindex)?;
+        let (kind, unit) = self.value_type(value_type)?;
+        let (of_period, _) = self.value_type(period_type)?;
         let head = match (kind, unit) {
             ("samples", _) => Head {
-                kind: Some(Kind::Running),
+                kind: Some(match OFF_CPU.contains(&of_period) {
+                    true => Kind::Waiting,
+                    false => Kind::Running,
+                }),
                 counts_samples: true,
                 unit: period.cast_signed().unsigned_abs(),
             },
@@ -284,7 +310,7 @@ impl<'m, 't> Reader<'m, 't> {
                 counts_samples: false,
                 unit: 1,
             },
-            ("off_cpu", "nanoseconds") => Head {
+            (kind, "nanoseconds") if OFF_CPU.contains(&kind) => Head {
                 kind: Some(Kind::Waiting),
                 counts_samples: false,
                 unit: 1,
@@ -296,7 +322,7 @@ impl<'m, 't> Reader<'m, 't> {
             }
         };
         self.tables.has_cpu_time |= head.kind.is_some();
-        if head.counts_samples && self.tables.period == 0 {
+        if head.counts_samples && head.kind == Some(Kind::Running) && self.tables.period == 0 {
             self.tables.period = head.unit;
         }
         Ok(head)
@@ -345,6 +371,14 @@ impl<'m, 't> Reader<'m, 't> {
                 self.worker(process, link, &indices)?
             };
             let stack = self.stack(stack)?;
+            let (kind, wait, shown_stack) = match kind {
+                Kind::Running => (kind, NONE, stack),
+                _ => (
+                    self.tables.waits[worker.wait as usize].kind(),
+                    worker.wait,
+                    self.tables.waiting_stack(stack, worker.wait)?,
+                ),
+            };
             if self.tables.start.is_none() {
                 times
                     .iter()
@@ -355,6 +389,8 @@ impl<'m, 't> Reader<'m, 't> {
                 thread: worker.thread,
                 context: worker.context,
                 stack,
+                wait,
+                shown_stack,
                 gil: worker.gil,
                 cpu: worker.cpu,
                 times: &times,
@@ -393,6 +429,7 @@ impl<'m, 't> Reader<'m, 't> {
             _ => *entry(&self.links, link, "a sample's link")?,
         };
         let (mut tid, mut name, mut cpu, mut gil) = (None, NONE, 0, None);
+        let mut wait = Wait::UNKNOWN;
         self.of_context.clear();
         for index in indices {
             match self.attribute(*index)? {
@@ -400,6 +437,9 @@ impl<'m, 't> Reader<'m, 't> {
                 Attribute::ThreadName(text) => name = text,
                 Attribute::Cpu(number) => cpu = number,
                 Attribute::Gil(state) => gil = Some(state),
+                Attribute::State(state) => wait.state = state,
+                Attribute::Call(text) => wait.call = text,
+                Attribute::Reason(text) => wait.reason = text,
                 Attribute::TraceId(id) => trace = id,
                 Attribute::SpanId(id) => span = id,
                 Attribute::Context(key, value) => self.of_context.push((key, value)),
@@ -442,6 +482,7 @@ impl<'m, 't> Reader<'m, 't> {
             context,
             gil,
             cpu,
+            wait: add(&mut self.tables.waits, wait)?,
         })
     }
 }

@@ -206,7 +206,7 @@ impl Sink for Paging {
     fn add(&mut self, tables: &Tables, group: &Group<'_>) {
         let thread = self.thread(tables, group.thread);
         let context = self.context(tables, group.context);
-        let node = self.stack(tables, group.stack);
+        let node = self.stack(tables, group.shown_stack);
         group.each(|time, samples, nanoseconds| {
             self.seen = self.seen.saturating_add(1);
             let weight = match nanoseconds {
@@ -226,6 +226,7 @@ impl Sink for Paging {
                 thread,
                 kind: match group.kind {
                     Kind::Running => page::Kind::Running,
+                    Kind::Queued => page::Kind::Queued,
                     Kind::Waiting => page::Kind::Waiting,
                 },
                 weight,
@@ -236,6 +237,11 @@ impl Sink for Paging {
                 self.thin();
             }
         });
+    }
+
+    fn hides_idle(&self) -> bool {
+        // The page has a switch.
+        false
     }
 
     fn needs_start(&self) -> bool {

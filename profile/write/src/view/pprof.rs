@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
+use otelctx_sample::OffCpuState;
 use otelctx_sample::format::process_context::Value;
 
 use super::tables::{
-    Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, add,
+    Context, Function, Group, Id, Kind, Line, Mapping, NONE, Process, Sink, Tables, Thread, Wait,
+    add,
 };
 use super::values::id;
 use super::wire::fields;
-use crate::attributes::SERVICE_NAME;
+use crate::attributes::{CALL, REASON, SERVICE_NAME, STATE};
 
 type Map<K, V> = HashMap<K, V, RandomState>;
 
@@ -21,6 +23,31 @@ const PROCESS: [&str; 2] = ["process", "comm"];
 const THREAD: [&str; 3] = ["thread", "thread name", "thread_name"];
 const PID: [&str; 2] = ["pid", "process id"];
 const TID: [&str; 3] = ["tid", "thread id", "thread_id"];
+
+/// Names of time off a CPU, and of time that passes on one, too.
+const OFF_CPU: [&str; 2] = ["off_cpu", "off-cpu"];
+const WALL: [&str; 2] = ["wall", "wall-time"];
+
+/// A value of samples that is read.
+#[derive(Clone, Copy)]
+struct Read {
+    position: usize,
+    kind: Kind,
+    /// Nanoseconds of a value of 1.
+    unit: u64,
+    counts_samples: bool,
+    /// The value that counts samples, if this one is a time.
+    samples: Option<usize>,
+    /// The time on a CPU that this time includes: its position and unit.
+    includes: Option<(usize, u64)>,
+}
+
+/// What samples have that a label tells.
+struct Labels {
+    thread: Id,
+    context: Id,
+    wait: Id,
+}
 
 /// Returns true if this is such a file, without its compression: OTLP's `ProfilesData` has two
 /// fields, this has a table of strings.
@@ -192,52 +219,67 @@ impl<'m, 't> Reader<'m, 't> {
 
     /// Returns the time between two samples; 0 if it is not a time.
     fn period_in_nanoseconds(&self) -> Result<u64, String> {
-        Ok(match self.string(self.period_type.1)? {
-            "nanoseconds" => self.period,
-            "microseconds" => self.period.saturating_mul(1_000),
-            "milliseconds" => self.period.saturating_mul(1_000_000),
-            _ => 0,
-        })
+        let unit = time_unit(self.string(self.period_type.1)?);
+        Ok(self.period.saturating_mul(unit.unwrap_or(0)))
     }
 
-    /// Returns the position of the value to read, its kind, the nanoseconds of 1, and true if it
-    /// counts samples.
-    fn value(&self) -> Result<(usize, Kind, u64, bool), String> {
+    /// Returns the values to read: of time on a CPU or samples, and of time off a CPU.
+    fn values(&self) -> Result<Vec<Read>, String> {
         let mut types = Vec::new();
         for (kind, unit) in &self.types {
             types.push((self.string(*kind)?, self.string(*unit)?));
         }
-        let period_unit = self.period_in_nanoseconds()?;
         let default = self.string(self.default_type)?;
-        let by_name = |name: &str| types.iter().position(|(kind, _)| *kind == name);
-        let found = by_name("cpu").or_else(|| by_name("samples"));
-        let has_time = |(_, unit): &(&str, &str)| unit.ends_with("seconds");
-        let found = found.or_else(|| types.iter().position(has_time));
-        let found = found.or_else(|| by_name(default)).unwrap_or(0);
+        let by_names = |names: &[&str]| types.iter().position(|(kind, _)| names.contains(kind));
+        let samples = by_names(&["samples", "sample"]);
+        let off_cpu = by_names(&OFF_CPU).or_else(|| by_names(&WALL));
+        let off_cpu = off_cpu.filter(|it| time_unit(types[*it].1).is_some());
+        let found = by_names(&["cpu"]).or_else(|| by_names(&["cpu-time"]));
+        // Samples that have no other time than one off a CPU are no time on one.
+        let found = found.or_else(|| by_names(&["samples"]).filter(|_| off_cpu.is_none()));
+        let time = types.iter().position(|(_, unit)| unit.ends_with("seconds"));
+        let found = found.or(time).or_else(|| by_names(&[default])).unwrap_or(0);
         let (kind, unit) = types.get(found).copied().ok_or("it has no type of value")?;
-        Ok(match (kind, unit) {
-            ("samples" | "sample", _) => (found, Kind::Running, period_unit, true),
-            (_, "nanoseconds") => (found, Kind::Running, 1, false),
-            (_, "microseconds") => (found, Kind::Running, 1_000, false),
-            (_, "milliseconds") => (found, Kind::Running, 1_000_000, false),
-            _ => return Err(format!("it has {kind} in {unit}, and no CPU time")),
-        })
+        let mut reads = Vec::new();
+        if Some(found) != off_cpu {
+            let counts_samples = matches!(kind, "samples" | "sample");
+            let unit = match time_unit(unit) {
+                _ if counts_samples => self.period_in_nanoseconds()?,
+                Some(unit) => unit,
+                None => return Err(format!("it has {kind} in {unit}, and no CPU time")),
+            };
+            reads.push(Read {
+                position: found,
+                kind: Kind::Running,
+                unit,
+                counts_samples,
+                samples: samples.filter(|_| !counts_samples),
+                includes: None,
+            });
+        }
+        if let Some((position, unit)) = off_cpu.and_then(|it| Some((it, time_unit(types[it].1)?))) {
+            let is_wall = WALL.contains(&types[position].0);
+            let on_cpu = reads.first().filter(|it| is_wall && !it.counts_samples);
+            reads.push(Read {
+                position,
+                kind: Kind::Waiting,
+                unit,
+                counts_samples: false,
+                samples: None,
+                includes: on_cpu.map(|it| (it.position, it.unit)),
+            });
+        }
+        Ok(reads)
     }
 
     fn read(&mut self, sink: &mut dyn Sink) -> Result<(), String> {
-        let (position, kind, unit, counts_samples) = self.value()?;
-        let mut numbers_of_samples = None;
-        for (index, (kind, _)) in self.types.iter().enumerate() {
-            if !counts_samples && matches!(self.string(*kind)?, "samples" | "sample") {
-                numbers_of_samples = Some(index);
-            }
-        }
+        let reads = self.values()?;
         self.tables.has_cpu_time = true;
         if self.tables.period == 0 {
-            self.tables.period = if counts_samples {
-                unit
-            } else {
-                self.period_in_nanoseconds()?
+            self.tables.period = match reads.first() {
+                Some(read) if read.counts_samples => read.unit,
+                Some(read) if read.kind == Kind::Running => self.period_in_nanoseconds()?,
+                _ => 0,
             };
         }
         if self.start > 0 {
@@ -262,45 +304,61 @@ impl<'m, 't> Reader<'m, 't> {
                 let found = self.locations.get(id);
                 locations.push(*found.ok_or_else(|| format!("location {id} is not there"))?);
             }
-            let value = values.get(position).copied().unwrap_or(0).cast_signed();
-            if value == 0 {
-                continue;
-            }
-            if value < 0 {
-                return Err("it has negative values, as a difference of two profiles".to_owned());
-            }
-            let counts: Vec<u64> = numbers_of_samples
-                .and_then(|position| values.get(position))
-                .copied()
-                .into_iter()
-                .collect();
-            let (thread, context) = self.labels(&labels)?;
             let stack = self.tables.add_stack(&locations)?;
-            sink.add(
-                self.tables,
-                &Group {
-                    kind,
-                    thread,
-                    context,
-                    stack,
-                    gil: None,
-                    cpu: 0,
-                    times: &[],
-                    values: &[value.unsigned_abs()],
-                    counts: &counts,
-                    unit,
-                    counts_samples,
-                },
-            );
+            let mut known = None;
+            for read in &reads {
+                let value = read.value(&values)?;
+                if value == 0 {
+                    continue;
+                }
+                let labels = match &known {
+                    Some(labels) => labels,
+                    None => known.insert(self.labels(&labels)?),
+                };
+                let group = self.group(read, labels, stack)?;
+                let count = read.samples.and_then(|it| values.get(it));
+                let group = Group {
+                    values: &[value],
+                    counts: count.map_or(&[], std::slice::from_ref),
+                    ..group
+                };
+                sink.add(self.tables, &group);
+            }
         }
         Ok(())
     }
 
-    /// Returns thread and context of a sample with these labels.
-    fn labels(&mut self, labels: &[&[u8]]) -> Result<(Id, Id), String> {
+    /// Returns samples without their values.
+    fn group(&mut self, read: &Read, labels: &Labels, stack: Id) -> Result<Group<'static>, String> {
+        let mut group = Group {
+            kind: read.kind,
+            thread: labels.thread,
+            context: labels.context,
+            stack,
+            wait: NONE,
+            shown_stack: stack,
+            gil: None,
+            cpu: 0,
+            times: &[],
+            values: &[],
+            counts: &[],
+            unit: read.unit,
+            counts_samples: read.counts_samples,
+        };
+        if read.kind == Kind::Waiting {
+            group.kind = self.tables.waits[labels.wait as usize].kind();
+            group.wait = labels.wait;
+            group.shown_stack = self.tables.waiting_stack(stack, labels.wait)?;
+        }
+        Ok(group)
+    }
+
+    /// Returns what these labels of a sample tell.
+    fn labels(&mut self, labels: &[&[u8]]) -> Result<Labels, String> {
         let (mut service, mut command) = (String::new(), String::new());
         let (mut pid, mut tid, mut name) = (0, None, NONE);
         let (mut trace, mut span, mut attributes) = (NONE, [0; 8], Vec::new());
+        let mut wait = Wait::UNKNOWN;
         for label in labels {
             let [key, text, number] = numbers(label)?;
             let (key, text) = (self.string(key)?, self.string(text)?);
@@ -317,7 +375,11 @@ impl<'m, 't> Reader<'m, 't> {
                 span = id;
                 continue;
             }
+            let state = OffCpuState::ALL.into_iter().find(|it| it.name() == text);
             match key {
+                STATE if state.is_some() => wait.state = state.unwrap_or(wait.state),
+                CALL => wait.call = self.tables.add_text(text)?,
+                REASON => wait.reason = self.tables.add_text(text)?,
                 SERVICE_NAME => text.clone_into(&mut service),
                 _ if PROCESS.contains(&key) => text.clone_into(&mut command),
                 _ if THREAD.contains(&key) => name = self.tables.add_text(text)?,
@@ -339,7 +401,11 @@ impl<'m, 't> Reader<'m, 't> {
             span,
             attributes: add(&mut self.tables.attributes, attributes.into())?,
         };
-        Ok((thread, add(&mut self.tables.contexts, context)?))
+        Ok(Labels {
+            thread,
+            context: add(&mut self.tables.contexts, context)?,
+            wait: add(&mut self.tables.waits, wait)?,
+        })
     }
 
     fn process(&mut self, service: String, command: String, pid: i64) -> Result<Id, String> {
@@ -365,6 +431,33 @@ impl<'m, 't> Reader<'m, 't> {
         self.processes.insert(key, added);
         Ok(added)
     }
+}
+
+impl Read {
+    /// Returns the value of a sample with these values.
+    fn value(&self, values: &[u64]) -> Result<u64, String> {
+        let at = |position: usize| {
+            let value = values.get(position).copied().unwrap_or(0).cast_signed();
+            u64::try_from(value)
+                .map_err(|_| "it has negative values, as a difference of two profiles".to_owned())
+        };
+        let value = at(self.position)?;
+        let Some((on_cpu, unit)) = self.includes else {
+            return Ok(value);
+        };
+        let on_cpu = at(on_cpu)?.saturating_mul(unit);
+        Ok(value.saturating_sub(on_cpu / self.unit))
+    }
+}
+
+/// Returns the nanoseconds of a unit of time.
+fn time_unit(unit: &str) -> Option<u64> {
+    Some(match unit {
+        "nanoseconds" => 1,
+        "microseconds" => 1_000,
+        "milliseconds" => 1_000_000,
+        _ => return None,
+    })
 }
 
 /// Guesses the kind of a frame, which this format does not have.

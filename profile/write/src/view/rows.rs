@@ -285,6 +285,10 @@ impl Sink for Rows {
         });
     }
 
+    fn hides_idle(&self) -> bool {
+        false
+    }
+
     fn needs_start(&self) -> bool {
         true
     }
@@ -379,6 +383,7 @@ impl<'r> Writing<'r> {
         let cost = |key: u32| costs[key as usize];
         let kind = |key| match cost(key).0 {
             Kind::Running => "running",
+            Kind::Queued => "queued",
             Kind::Waiting => "waiting",
         };
         self.column(columns, |row| row.cost, |key| [Cow::from(kind(key))])?;

@@ -1,7 +1,9 @@
 //! Selects samples.
 
+use std::mem::take;
+
 use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread};
-use crate::report::{Moment, Selection, ThreadFilter, TimeKind};
+use crate::report::{Cost, Moment, Selection, ThreadFilter};
 use otelctx_sample::format::process_context::Value;
 
 /// A known answer for each entry of a table.
@@ -29,6 +31,8 @@ pub(super) struct Selecting<'s> {
     attributes: Vec<Answers>,
     times: Vec<u64>,
     values: Vec<u64>,
+    /// Selected time of waits that were left out because they have no context.
+    pub(super) idle: Cost,
 }
 
 impl<'s> Selecting<'s> {
@@ -42,19 +46,14 @@ impl<'s> Selecting<'s> {
             attributes: Vec::new(),
             times: Vec::new(),
             values: Vec::new(),
+            idle: Cost::default(),
         }
     }
 
     fn accepts(&mut self, tables: &Tables, group: &Group<'_>) -> bool {
         let selection = self.selection;
-        let kind = match group.kind {
-            Kind::Running => TimeKind::Running,
-            Kind::Waiting => TimeKind::Waiting,
-        };
-        let is_kind = match &selection.kinds[..] {
-            [] => kind == TimeKind::Running,
-            kinds => kinds.contains(&kind),
-        };
+        let kinds = &selection.kinds;
+        let is_kind = kinds.is_empty() || kinds.contains(&group.kind.into());
         let (process, facts) = tables.process_of(group.thread);
         let context = &tables.contexts[group.context as usize];
         is_kind
@@ -70,7 +69,7 @@ impl<'s> Selecting<'s> {
             && (selection.functions.is_empty()
                 || self
                     .stacks
-                    .get(group.stack, || has_function(selection, tables, group.stack)))
+                    .get(group.shown_stack, || has_function(selection, tables, group)))
     }
 
     fn has_attributes(
@@ -101,6 +100,16 @@ impl<'s> Selecting<'s> {
         })
     }
 
+    /// Passes on samples that are shown, and sums up the others.
+    fn pass(&mut self, tables: &Tables, group: &Group<'_>) {
+        let is_idle = group.kind == Kind::Waiting && group.context == NONE;
+        if is_idle && !self.selection.with_idle && self.sink.hides_idle() {
+            self.idle.add(group.cost());
+        } else {
+            self.sink.add(tables, group);
+        }
+    }
+
     /// Passes on the samples of a group that lie in the selected time.
     fn add_within(&mut self, tables: &Tables, group: &Group<'_>, from: u64, to: u64) {
         self.times.clear();
@@ -112,12 +121,14 @@ impl<'s> Selecting<'s> {
             }
         }
         if !self.times.is_empty() {
+            let (times, values) = (take(&mut self.times), take(&mut self.values));
             let part = Group {
-                times: &self.times,
-                values: &self.values,
+                times: &times,
+                values: &values,
                 ..*group
             };
-            self.sink.add(tables, &part);
+            self.pass(tables, &part);
+            (self.times, self.values) = (times, values);
         }
     }
 }
@@ -128,7 +139,7 @@ impl Sink for Selecting<'_> {
             return;
         }
         let Some((from, to)) = self.selection.time else {
-            return self.sink.add(tables, group);
+            return self.pass(tables, group);
         };
         let start = tables.start.unwrap_or(0);
         let unix = |moment: Moment| match moment {
@@ -137,6 +148,10 @@ impl Sink for Selecting<'_> {
         };
         let (from, to) = (from.map_or(0, unix), to.map_or(u64::MAX, unix));
         self.add_within(tables, group, from, to);
+    }
+
+    fn hides_idle(&self) -> bool {
+        self.sink.hides_idle()
     }
 
     fn needs_start(&self) -> bool {
@@ -152,8 +167,8 @@ fn is_thread(selection: &Selection, tables: &Tables, thread: &Thread, facts: &Pr
         && (selection.processes.is_empty() || selection.processes.iter().any(is_process))
 }
 
-fn has_function(selection: &Selection, tables: &Tables, stack: Id) -> bool {
-    tables.frames(stack).any(|line| {
+fn has_function(selection: &Selection, tables: &Tables, group: &Group<'_>) -> bool {
+    tables.frames(group.shown_stack).any(|line| {
         let function = &tables.functions[line.function as usize];
         let (name, file) = (tables.text(function.name), tables.text(function.file));
         selection.has_function(name, file)

@@ -17,7 +17,7 @@ use crate::Error;
 use crate::digits;
 use crate::messages::Messages;
 use crate::recorded_file::{LIMITS, in_worker};
-use crate::report::{Cost, FunctionCost, Report, TraceCost};
+use crate::report::{Cost, FunctionCost, KindCosts, Report, TraceCost};
 use otelctx_sample::format::hexadecimal;
 
 /// Maximum size of a file, and of what is compressed in it, in bytes.
@@ -398,6 +398,8 @@ pub struct SpannedTrace {
     pub spans: usize,
     /// CPU time of all its samples.
     pub cost: Cost,
+    /// The time of all its samples by kind.
+    pub kinds: KindCosts,
     /// Number of its threads.
     pub threads: usize,
 }
@@ -410,6 +412,15 @@ pub struct SpanTime {
     pub span: Span,
     /// CPU time of samples in it, and in the spans below it.
     pub cost: FunctionCost,
+    /// The time of all these samples by kind.
+    pub kinds: KindCosts,
+}
+
+/// Returns the part of a duration in which no thread worked on it, in nanoseconds: exact if one thread
+/// at a time did, otherwise the least.
+#[must_use]
+pub fn awaited(duration: u64, kinds: &KindCosts) -> u64 {
+    duration.saturating_sub(kinds.sum().nanoseconds)
 }
 
 impl Spans {
@@ -429,6 +440,7 @@ impl Spans {
                 Some(_) => times.push(SpanTime {
                     span: span.clone(),
                     cost: FunctionCost::default(),
+                    kinds: KindCosts::default(),
                 }),
                 None => unseen += 1,
             }
@@ -444,6 +456,7 @@ impl Spans {
                 longest: span.clone(),
                 spans: 0,
                 cost: trace.cost,
+                kinds: trace.kinds,
                 threads: trace.threads,
             });
             known.spans += 1;
@@ -469,10 +482,11 @@ fn add_costs(times: &mut [SpanTime], report: &Report) {
     let at: HashMap<([u8; 16], [u8; 8]), usize> = spans
         .map(|(index, time)| ((time.span.trace, time.span.id), index))
         .collect();
-    for (trace, span, cost) in &report.by_span {
+    for (trace, span, cost, kinds) in &report.by_span {
         if let Some(index) = at.get(&(*trace, *span)) {
             times[*index].cost.own.add(*cost);
             times[*index].cost.total.add(*cost);
+            times[*index].kinds.add_all(kinds);
         }
     }
     let parent = |time: &SpanTime| {
@@ -490,8 +504,9 @@ fn add_costs(times: &mut [SpanTime], report: &Report) {
         let Some(parent) = parents[index] else {
             continue;
         };
-        let total = times[index].cost.total;
+        let (total, kinds) = (times[index].cost.total, times[index].kinds);
         times[parent].cost.total.add(total);
+        times[parent].kinds.add_all(&kinds);
         below[parent] -= 1;
         if below[parent] == 0 {
             complete.push(parent);

@@ -1,6 +1,6 @@
 //! Sums of a recording's samples.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
 use foldhash::fast::RandomState;
@@ -12,12 +12,12 @@ use super::cells::Cells;
 use super::fold::Folding;
 use super::functions::{Details, add_frames, largest, rows};
 use super::select::resource_text;
-use super::tables::{Group, Id, NONE, Sink, Tables};
+use super::tables::{Group, Id, Kind, NONE, Sink, Tables};
 use super::tree::Trees;
-use crate::attributes::{GIL, THREAD_NAME};
-use crate::report::{
-    Cost, FunctionCost, GroupCost, Level, NO_ATTRIBUTE, Report, ReportOptions, Trace, TraceCost,
-};
+use crate::attributes::{CALL, GIL, REASON, STATE, THREAD_NAME};
+use crate::report::{Cost, FunctionCost, KindCosts, Level, NO_ATTRIBUTE, Report, ReportOptions};
+
+mod rows;
 
 type Map<K, V> = HashMap<K, V, RandomState>;
 
@@ -36,8 +36,11 @@ enum Value {
     Line(Id, u32),
 }
 
-/// Samples that follow each other, of one thread, context, state of the lock and group.
+/// Samples that follow each other, of one kind, thread, context, state of the lock and group.
 struct Run {
+    kind: Kind,
+    /// What the thread waits for; [`NONE`] if the group does not depend on it.
+    wait: Id,
     thread: Id,
     context: Id,
     gil: Option<GilState>,
@@ -45,6 +48,8 @@ struct Run {
     stack: Id,
     group: u32,
     cost: Cost,
+    /// The cost counts as that of the report, not beside it.
+    is_main: bool,
     /// The first and the last time.
     span: Option<(u64, u64)>,
 }
@@ -54,6 +59,7 @@ pub(super) struct Sums<'o> {
     options: &'o ReportOptions,
     levels: Vec<Level>,
     total: Cost,
+    kinds: KindCosts,
     with_trace: Cost,
     by_gil: [Cost; GilState::ALL.len()],
     /// The values of each group.
@@ -64,6 +70,9 @@ pub(super) struct Sums<'o> {
     run: Option<Run>,
     /// Samples of one thread and context may be in several groups.
     depends_on_stack: bool,
+    depends_on_wait: bool,
+    /// Groups say what threads wait for.
+    has_reasons: bool,
     /// Values of attributes, by level, attributes and process.
     known_values: Map<(usize, Id, Id), Value>,
     /// Texts that the recording does not have as such.
@@ -71,13 +80,13 @@ pub(super) struct Sums<'o> {
     /// By stack and group.
     cells: Cells,
     /// By the group's number.
-    of_groups: Vec<Cost>,
+    of_groups: Vec<Sum>,
     /// By the trace's number.
     traces: Vec<TraceSum>,
     /// By trace and group.
-    trace_groups: Map<(Id, u32), Cost>,
+    trace_groups: Map<(Id, u32), Sum>,
     /// By trace and span, if asked for.
-    spans: Map<(Id, [u8; 8]), Cost>,
+    spans: Map<(Id, [u8; 8]), Sum>,
     /// By the process's number.
     processes: Vec<Cost>,
     /// Attributes of contexts that samples have.
@@ -85,11 +94,34 @@ pub(super) struct Sums<'o> {
     /// States of a lock and names of threads that samples have.
     gil_states: BTreeSet<&'static str>,
     thread_names: BTreeSet<Id>,
+    /// Samples off a CPU have a state, a call, a reason.
+    has_waits: [bool; 3],
+}
+
+/// A cost, and what it is beside others.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    cost: Cost,
+    kinds: KindCosts,
+}
+
+impl Sum {
+    fn add(&mut self, run: &Run) {
+        self.kinds.add(run.kind.into(), run.cost);
+        if run.is_main {
+            self.cost.add(run.cost);
+        }
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        self.cost.add(other.cost);
+        self.kinds.add_all(&other.kinds);
+    }
 }
 
 #[derive(Default)]
 struct TraceSum {
-    cost: Cost,
+    sum: Sum,
     /// The first and the last sample.
     span: Option<(u64, u64)>,
     threads: BTreeSet<Id>,
@@ -104,6 +136,7 @@ impl<'o> Sums<'o> {
             options,
             levels: options.by.iter().map(|name| Level::of(name)).collect(),
             total: Cost::default(),
+            kinds: KindCosts::default(),
             with_trace: Cost::default(),
             by_gil: Default::default(),
             groups: IndexSet::default(),
@@ -113,6 +146,11 @@ impl<'o> Sums<'o> {
                 .by
                 .iter()
                 .any(|name| matches!(&name[..], "function" | "file" | "line")),
+            depends_on_wait: options
+                .by
+                .iter()
+                .any(|name| [STATE, CALL, REASON].contains(&&name[..])),
+            has_reasons: options.by.iter().any(|name| name == REASON),
             known_values: Map::default(),
             own_texts: IndexSet::default(),
             cells: Cells::default(),
@@ -124,17 +162,23 @@ impl<'o> Sums<'o> {
             attributes: Vec::new(),
             gil_states: BTreeSet::new(),
             thread_names: BTreeSet::new(),
+            has_waits: [false; 3],
         }
     }
 
     /// Adds samples that followed each other to all sums but the cells.
     fn end_run(&mut self, tables: &Tables, run: Option<Run>) {
         let Some(run) = run else { return };
-        let cost = run.cost;
+        let cost = if run.is_main {
+            run.cost
+        } else {
+            Cost::default()
+        };
         self.total.add(cost);
-        place(&mut self.of_groups, run.group).add(cost);
+        self.kinds.add(run.kind.into(), run.cost);
+        place(&mut self.of_groups, run.group).add(&run);
         let state = GilState::ALL.iter().position(|it| run.gil == Some(*it));
-        if let Some(state) = state {
+        if let Some(state) = state.filter(|_| run.is_main) {
             self.by_gil[state].add(cost);
             self.gil_states.insert(GilState::ALL[state].name());
         }
@@ -151,10 +195,10 @@ impl<'o> Sums<'o> {
         self.with_trace.add(cost);
         if self.options.with_spans {
             let of_span = self.spans.entry((context.trace, context.span));
-            of_span.or_default().add(cost);
+            of_span.or_default().add(&run);
         }
         let sum = place(&mut self.traces, context.trace);
-        sum.cost.add(cost);
+        sum.sum.add(&run);
         if let Some((first, last)) = run.span {
             let (start, end) = sum.span.unwrap_or((first, last));
             sum.span = Some((start.min(first), end.max(last)));
@@ -163,7 +207,7 @@ impl<'o> Sums<'o> {
             sum.threads.insert(run.thread);
         }
         let of_group = self.trace_groups.entry((context.trace, run.group));
-        of_group.or_default().add(cost);
+        of_group.or_default().add(&run);
     }
 
     fn find_group(&mut self, tables: &Tables, sample: &Group<'_>) -> u32 {
@@ -206,6 +250,11 @@ impl<'o> Sums<'o> {
                 Value::OwnText(own(&mut self.own_texts, state.name()))
             }),
             Level::Attribute(name) => {
+                match sample.of_wait(tables, name) {
+                    None => {}
+                    Some("") => return Value::None,
+                    Some(text) => return Value::OwnText(own(&mut self.own_texts, text)),
+                }
                 let key = (level, context.attributes, process);
                 if let Some(known) = self.known_values.get(&key) {
                     return *known;
@@ -261,11 +310,12 @@ impl<'o> Sums<'o> {
         let (values, position) = self.shown_groups(tables);
         let cells = std::mem::take(&mut self.cells).finish();
         let of_traces = self.traces_of_groups(&position, values.len());
-        let mut by_group = vec![Cost::default(); values.len()];
-        for (position, cost) in position.iter().zip(&self.of_groups) {
-            by_group[*position as usize].add(*cost);
+        let mut by_group = vec![Sum::default(); values.len()];
+        for (position, sum) in position.iter().zip(&self.of_groups) {
+            by_group[*position as usize].add_all(sum);
         }
-        let order = largest_first(by_group.into_iter().enumerate());
+        let costs = by_group.iter().map(|sum| sum.cost).enumerate();
+        let order = largest_first(costs);
         let mut details = Details::new(&order, &position, self.options, folding.len());
         let mut all = vec![FunctionCost::default(); folding.len()];
         let mut unnamed: Map<Id, Cost> = Map::default();
@@ -303,9 +353,11 @@ impl<'o> Sums<'o> {
         by_function.truncate(most);
         Report {
             total: self.total,
+            kinds: self.kinds,
+            idle: Cost::default(),
             with_trace: self.with_trace,
             by_gil: self.by_gil,
-            groups: self.groups(&folding, &values, order, &of_traces, &details),
+            groups: self.groups(&folding, &values, &by_group, &of_traces, &details),
             attributes,
             varying,
             by_trace: self.by_trace(tables, &values, &position),
@@ -325,143 +377,6 @@ impl<'o> Sums<'o> {
             period: tables.period,
         }
     }
-
-    /// Returns the number of traces of each group, and the cost of its samples with one.
-    fn traces_of_groups(&self, position: &[u32], groups: usize) -> Vec<(usize, Cost)> {
-        let mut sums = vec![(0, Cost::default()); groups];
-        let mut seen = vec![NONE; groups];
-        let mut of_traces: Vec<_> = self.trace_groups.iter().collect();
-        of_traces.sort_unstable_by_key(|((trace, _), _)| *trace);
-        for ((trace, group), cost) in of_traces {
-            let group = position[*group as usize] as usize;
-            let is_first = std::mem::replace(&mut seen[group], *trace) != *trace;
-            sums[group].0 += usize::from(is_first);
-            sums[group].1.add(*cost);
-        }
-        sums
-    }
-
-    fn groups(
-        &self,
-        folding: &Folding<'_>,
-        values: &IndexSet<Vec<String>, RandomState>,
-        order: Vec<(usize, Cost)>,
-        of_traces: &[(usize, Cost)],
-        details: &Details,
-    ) -> Vec<GroupCost> {
-        let by_total = self.options.by_total;
-        let groups = order.into_iter().map(|(group, cost)| {
-            let values = values[group].iter();
-            let (traces, with_trace) = of_traces[group];
-            let most = self.options.functions_of_group;
-            let mut functions = rows(folding, details.of(group), by_total);
-            functions.truncate(most);
-            GroupCost {
-                values: values.cloned().collect(),
-                cost,
-                traces,
-                with_trace,
-                functions,
-            }
-        });
-        let mut groups: Vec<GroupCost> = groups.collect();
-        groups.sort_by(|one, other| {
-            let order = other.cost.size().cmp(&one.cost.size());
-            order.then_with(|| one.values.cmp(&other.values))
-        });
-        groups
-    }
-
-    fn by_process(
-        &self,
-        tables: &Tables,
-        name: impl Fn(&super::tables::Process) -> String,
-    ) -> Vec<(String, Cost)> {
-        let mut sums: BTreeMap<String, Cost> = BTreeMap::new();
-        for (process, cost) in self.processes.iter().enumerate() {
-            if cost.samples == 0 {
-                continue;
-            }
-            let name = name(&tables.processes[process]);
-            sums.entry(name).or_default().add(*cost);
-        }
-        largest_first(sums.into_iter())
-    }
-
-    fn by_span(&self, tables: &Tables) -> Vec<([u8; 16], [u8; 8], Cost)> {
-        let spans = self.spans.iter();
-        let spans =
-            spans.map(|((trace, span), cost)| (tables.traces[*trace as usize], *span, *cost));
-        spans.collect()
-    }
-
-    fn by_trace(
-        &self,
-        tables: &Tables,
-        values: &IndexSet<Vec<String>, RandomState>,
-        position: &[u32],
-    ) -> Vec<TraceCost> {
-        // The group with most samples of each trace.
-        let mut most: Map<Id, (u64, std::cmp::Reverse<&[String]>)> = Map::default();
-        for ((trace, group), cost) in &self.trace_groups {
-            let values = &values[position[*group as usize] as usize];
-            let candidate = (cost.samples, std::cmp::Reverse(&values[..]));
-            let known = most.entry(*trace).or_insert(candidate);
-            *known = (*known).max(candidate);
-        }
-        let traces = (0..).zip(&self.traces);
-        let traces = traces.filter(|(_, sum)| !sum.threads.is_empty());
-        let traces = traces.map(|(trace, sum)| {
-            let first = most.get(&trace).and_then(|(_, values)| values.0.first());
-            let attribute = first.cloned();
-            let (start, end) = sum.span.unwrap_or_default();
-            TraceCost {
-                trace: Trace {
-                    id: hexadecimal(&tables.traces[trace as usize]),
-                    attribute: attribute.unwrap_or_else(|| NO_ATTRIBUTE.to_owned()),
-                },
-                cost: sum.cost,
-                first: start,
-                last: end,
-                threads: sum.threads.len(),
-            }
-        });
-        let mut traces: Vec<TraceCost> = traces.collect();
-        traces.sort_by(|one, other| {
-            let order = other.cost.size().cmp(&one.cost.size());
-            order.then_with(|| one.trace.cmp(&other.trace))
-        });
-        traces
-    }
-
-    /// Returns the names of all samples' attributes, and the names with several values.
-    fn attributes(&self, tables: &Tables) -> (BTreeSet<String>, BTreeSet<String>) {
-        let mut first: BTreeMap<&str, Id> = BTreeMap::new();
-        let mut varying = BTreeSet::new();
-        let used = self.attributes.iter().enumerate();
-        for (index, _) in used.filter(|(_, used)| **used) {
-            for (name, value) in &tables.attributes[index] {
-                let name = tables.text(*name);
-                if *first.entry(name).or_insert(*value) != *value {
-                    varying.insert(name.to_owned());
-                }
-            }
-        }
-        let mut names: BTreeSet<String> = first.into_keys().map(str::to_owned).collect();
-        let own = [
-            (GIL, self.gil_states.len()),
-            (THREAD_NAME, self.thread_names.len()),
-        ];
-        for (name, values) in own {
-            if values > 0 {
-                names.insert(name.to_owned());
-            }
-            if values > 1 {
-                varying.insert(name.to_owned());
-            }
-        }
-        (names, varying)
-    }
 }
 
 impl Sink for Sums<'_> {
@@ -471,21 +386,43 @@ impl Sink for Sums<'_> {
         } else {
             NONE
         };
+        let wait = if self.depends_on_wait {
+            group.wait
+        } else {
+            NONE
+        };
         let is_same = |run: &Run| {
-            (run.thread, run.context, run.gil, run.stack)
-                == (group.thread, group.context, group.gil, stack)
+            (
+                run.kind,
+                run.wait,
+                run.thread,
+                run.context,
+                run.gil,
+                run.stack,
+            ) == (
+                group.kind,
+                wait,
+                group.thread,
+                group.context,
+                group.gil,
+                stack,
+            )
         };
         let mut run = match self.run.take() {
             Some(run) if is_same(&run) => run,
             other => {
                 self.end_run(tables, other);
                 Run {
+                    kind: group.kind,
+                    wait,
                     thread: group.thread,
                     context: group.context,
                     gil: group.gil,
                     stack,
                     group: self.find_group(tables, group),
                     cost: Cost::default(),
+                    is_main: group.kind == Kind::Running
+                        || !self.options.selection.kinds.is_empty(),
                     span: None,
                 }
             }
@@ -501,9 +438,25 @@ impl Sink for Sums<'_> {
                 run.span = Some((first.min(time), last.max(time)));
             }
         });
-        self.cells.add(group.stack, run.group, cost);
+        if group.kind != Kind::Running {
+            let facts = tables.waits[group.wait as usize];
+            self.has_waits[0] = true;
+            self.has_waits[1] |= facts.call != NONE;
+            self.has_waits[2] |= facts.reason != NONE;
+        }
+        if run.is_main {
+            let stack = match self.has_reasons {
+                true => group.stack,
+                false => group.shown_stack,
+            };
+            self.cells.add(stack, run.group, cost);
+        }
         run.cost.add(cost);
         self.run = Some(run);
+    }
+
+    fn hides_idle(&self) -> bool {
+        true
     }
 
     fn needs_start(&self) -> bool {

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
-use otelctx_sample::GilState;
 use otelctx_sample::format::process_context::Value;
+use otelctx_sample::{GilState, OffCpuState};
 
-use crate::attributes::UNKNOWN_SERVICE;
+use crate::attributes::{CALL, REASON, RECORDED, STATE, UNKNOWN_SERVICE};
+use crate::report::{Cost, TimeKind};
+use crate::wait::{self, FRAME_KIND};
 
 /// An index into one of the tables.
 pub(super) type Id = u32;
@@ -39,8 +41,44 @@ type Table<T> = IndexSet<T, RandomState>;
 pub(super) enum Kind {
     /// On a CPU.
     Running,
-    /// Off-CPU.
+    /// Ready to run, without a CPU.
+    Queued,
+    /// Off-CPU for another reason.
     Waiting,
+}
+
+impl From<Kind> for TimeKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Running => Self::Running,
+            Kind::Queued => Self::Queued,
+            Kind::Waiting => Self::Waiting,
+        }
+    }
+}
+
+/// What keeps a thread off the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Wait {
+    pub(super) state: OffCpuState,
+    pub(super) call: Id,
+    pub(super) reason: Id,
+}
+
+impl Wait {
+    /// Nothing is known: also that of samples on a CPU.
+    pub(super) const UNKNOWN: Self = Self {
+        state: OffCpuState::Unknown,
+        call: NONE,
+        reason: NONE,
+    };
+
+    pub(super) fn kind(self) -> Kind {
+        match self.state {
+            OffCpuState::Queued => Kind::Queued,
+            _ => Kind::Waiting,
+        }
+    }
 }
 
 /// A function of a program. Those of the same name in different files are different.
@@ -183,6 +221,10 @@ pub(super) struct Group<'g> {
     pub(super) thread: Id,
     pub(super) context: Id,
     pub(super) stack: Id,
+    /// What keeps the thread off the CPU; [`NONE`] on a CPU.
+    pub(super) wait: Id,
+    /// The stack, which ends in a frame for what the thread waits for, if it does.
+    pub(super) shown_stack: Id,
     pub(super) gil: Option<GilState>,
     pub(super) cpu: u32,
     /// In nanoseconds after 1970-01-01 UTC; empty if the recording has no times.
@@ -211,11 +253,38 @@ impl Group<'_> {
             add(time, samples, value.saturating_mul(self.unit));
         }
     }
+
+    /// Returns the value of an attribute that is of waits: empty if there is none, and `None` for
+    /// other attributes.
+    pub(super) fn of_wait<'t>(&self, tables: &'t Tables, name: &str) -> Option<&'t str> {
+        let wait = &tables.waits[self.wait as usize];
+        match (name, self.kind) {
+            (STATE, Kind::Running) => Some("running"),
+            (STATE, _) => Some(wait.state.name()),
+            (CALL, _) => Some(tables.text(wait.call)),
+            (REASON, _) => Some(tables.text(wait.reason)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn cost(&self) -> Cost {
+        let mut cost = Cost::default();
+        self.each(|_, samples, nanoseconds| {
+            cost.add(Cost {
+                samples,
+                nanoseconds,
+            });
+        });
+        cost
+    }
 }
 
 /// Takes the samples of a recording, in the order in which they are read.
 pub(super) trait Sink {
     fn add(&mut self, tables: &Tables, group: &Group<'_>);
+
+    /// Returns true if waits without a context are left out unless they are asked for.
+    fn hides_idle(&self) -> bool;
 
     /// Returns true if the start of the recording has to be known before its first sample.
     fn needs_start(&self) -> bool;
@@ -226,6 +295,10 @@ pub(super) struct NoSink;
 
 impl Sink for NoSink {
     fn add(&mut self, _: &Tables, _: &Group<'_>) {}
+
+    fn hides_idle(&self) -> bool {
+        false
+    }
 
     fn needs_start(&self) -> bool {
         false
@@ -250,6 +323,9 @@ pub(super) struct Tables {
     pub(super) locations: Table<Location>,
     /// Locations, innermost first.
     pub(super) stacks: Table<Box<[Id]>>,
+    pub(super) waits: Table<Wait>,
+    /// Stacks with a frame for a wait, by the stack without it and the wait.
+    waiting_stacks: HashMap<(Id, Id), Id, RandomState>,
     /// The first and the last recorded time, in nanoseconds after 1970-01-01 UTC.
     pub(super) span: Option<(u64, u64)>,
     /// The start of the recording that is being read.
@@ -288,6 +364,8 @@ impl Default for Tables {
             mappings: Table::from_iter([Mapping::default()]),
             locations: Table::default(),
             stacks: Table::from_iter([Box::default()]),
+            waits: Table::from_iter([Wait::UNKNOWN]),
+            waiting_stacks: HashMap::default(),
             span: None,
             start: None,
             has_date: true,
@@ -421,6 +499,33 @@ impl Tables {
         }
     }
 
+    /// Returns a stack with a frame at its end for what the thread waits for.
+    pub(super) fn waiting_stack(&mut self, stack: Id, wait: Id) -> Result<Id, String> {
+        if let Some(known) = self.waiting_stacks.get(&(stack, wait)) {
+            return Ok(*known);
+        }
+        let facts = self.waits[wait as usize];
+        let frame = wait::Wait {
+            state: facts.state,
+            call: self.text(facts.call),
+            reason: self.text(facts.reason),
+        };
+        let (name, kind) = (frame.frame(), self.add_text(FRAME_KIND)?);
+        let function = Function {
+            name: self.add_text(&name)?,
+            system_name: NONE,
+            file: NONE,
+            kind,
+        };
+        let function = self.add_function(function, 0)?;
+        let location = self.complete(NONE, 0, kind, vec![Line { function, line: 0 }])?;
+        let mut locations = vec![location];
+        locations.extend(&self.stacks[stack as usize]);
+        let added = self.add_stack(&locations)?;
+        self.waiting_stacks.insert((stack, wait), added);
+        Ok(added)
+    }
+
     /// Returns the line at which a function starts, or the lowest one that was seen; 0 if unknown.
     pub(super) fn line_of(&self, function: Id) -> u32 {
         self.lines[function as usize].1
@@ -448,13 +553,13 @@ impl Tables {
         locations.flat_map(|location| &self.locations[*location as usize].lines)
     }
 
-    /// Returns true if a context has an attribute with this name, or a sample a state of a lock.
+    /// Returns true if a context has an attribute with this name, or samples may have one.
     pub(super) fn has_attribute(&self, name: &str) -> bool {
         let is_known = |name: Id| {
             let mut all = self.attributes.iter();
             all.any(|attributes| attributes.iter().any(|(key, _)| *key == name))
         };
-        name == crate::GIL_ATTRIBUTE || self.find_text(name).is_some_and(is_known)
+        RECORDED.contains(&name) || self.find_text(name).is_some_and(is_known)
     }
 
     /// Returns the value of an attribute of a context.

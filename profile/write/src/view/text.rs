@@ -260,6 +260,8 @@ impl<'t> Reader<'t> {
                 thread,
                 context: NONE,
                 stack,
+                wait: NONE,
+                shown_stack: stack,
                 gil: None,
                 cpu: 0,
                 times,

@@ -172,6 +172,7 @@ fn fill<'p>(
     indices.extend(tables.thread(group.thread));
     indices.push(tables.cpu(group.cpu));
     indices.extend(group.gil.map(|state| tables.gil(state)));
+    indices.extend(profile.wait(group).iter().flat_map(|it| tables.off_cpu(it)));
     let (link, attributes) = tables.context(group.context);
     indices.extend(attributes);
     sample.link_index = link;

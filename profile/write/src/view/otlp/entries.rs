@@ -2,14 +2,16 @@
 
 use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
-use otelctx_sample::GilState;
+use otelctx_sample::{GilState, OffCpuState};
 use prost::Message;
 
 use super::super::tables::{Function, Id, Line, Mapping, NONE, add};
 use super::super::values::{entry, id};
 use super::super::wire::fields;
 use super::{Attribute, Reader, UNKNOWN};
-use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX};
+use crate::attributes::{
+    CALL, GIL, REASON, RECORDED, STATE, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX,
+};
 
 /// Attributes of samples, mappings and frames that this crate writes.
 const CPU: &str = "cpu.logical_number";
@@ -76,6 +78,12 @@ impl<'m> Reader<'m, '_> {
                 .into_iter()
                 .find(|it| it.name() == text)
                 .map(Attribute::Gil),
+            STATE => OffCpuState::ALL
+                .into_iter()
+                .find(|it| it.name() == text)
+                .map(Attribute::State),
+            CALL => Some(Attribute::Call(self.tables.add_text(&text)?)),
+            REASON => Some(Attribute::Reason(self.tables.add_text(&text)?)),
             TRACE_ID => match id(&text) {
                 Some(id) => Some(Attribute::TraceId(add(&mut self.tables.traces, id)?)),
                 None => None,
@@ -88,9 +96,9 @@ impl<'m> Reader<'m, '_> {
 
     /// An attribute of the context, whose name may have a prefix.
     fn of_context(&mut self, key: &str, value: &str) -> Result<Attribute, String> {
-        // With the prefix, this name is a context's attribute, not the state of the lock.
+        // With the prefix, these names are a context's attributes, not what the recorder found.
         let name = key.strip_prefix(UPSTREAM_PREFIX);
-        let name = name.filter(|name| *name != GIL).unwrap_or(key);
+        let name = name.filter(|name| !RECORDED.contains(name)).unwrap_or(key);
         let name = self.tables.add_text(name)?;
         Ok(Attribute::Context(name, self.tables.add_text(value)?))
     }

@@ -13,7 +13,7 @@ use otelctx_page::Language;
 use super::room::{OTHER, Room};
 use crate::report::Cost;
 
-pub(crate) use svg::{Facts, utc, write};
+pub(crate) use svg::{Facts, Kinds, utc, write};
 
 /// Maximum memory of functions and nodes, in bytes (estimated).
 const MAX_MEMORY: usize = 64 << 20;
@@ -102,8 +102,32 @@ pub(crate) struct Graph {
     room: Room,
 }
 
-impl Graph {
+/// The graph of what is shown, and that of time off a CPU, which is shown if the other is empty.
+#[derive(Debug)]
+pub(crate) struct Graphs {
+    pub(crate) shown: Graph,
+    pub(crate) others: Graph,
+}
+
+impl Graphs {
     pub(crate) fn new() -> Self {
+        Self {
+            shown: Graph::new(),
+            others: Graph::new(),
+        }
+    }
+
+    /// Returns the graph that is shown, and true if it is the other one.
+    pub(crate) fn chosen(&self) -> (&Graph, bool) {
+        match self.shown.nodes[0].cost.samples {
+            0 if self.others.nodes[0].cost.samples > 0 => (&self.others, true),
+            _ => (&self.shown, false),
+        }
+    }
+}
+
+impl Graph {
+    fn new() -> Self {
         Self::bounded(MAX_MEMORY)
     }
 

@@ -9,7 +9,7 @@ use super::colours::{LANGUAGES, shade_of, style};
 use super::layout::{Content, Placed, WIDTH, boxes};
 use super::{Frame, Graph, Label};
 use crate::names::short_name;
-use crate::report::Cost;
+use crate::report::{Cost, TimeKind};
 
 /// Height of a row, and of the space above the first one, in pixels.
 const ROW: usize = 19;
@@ -29,10 +29,39 @@ const MAX_TITLE_PART: usize = 80;
 pub(crate) struct Facts {
     /// The attribute that services are divided by.
     pub(crate) by: Option<String>,
-    /// Nanoseconds that a sample stands for; 0 if unknown.
+    /// The time that is shown.
+    pub(crate) kinds: Kinds,
+    /// Nanoseconds that a sample on a CPU stands for; 0 if unknown.
     pub(crate) period: u64,
     /// Nanoseconds of the recording, with the start in nanoseconds since 1970 if it is known.
     pub(crate) time: Option<(u64, Option<u64>)>,
+}
+
+/// Kinds of time that a graph shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kinds(Vec<TimeKind>);
+
+impl Kinds {
+    /// The selected kinds; if there are none, time on a CPU, or `other` time.
+    pub(crate) fn of(selected: &[TimeKind], is_other: bool) -> Self {
+        let off_cpu = [TimeKind::Queued, TimeKind::Waiting];
+        Self(if is_other { &off_cpu } else { selected }.to_vec())
+    }
+
+    fn are(&self, kinds: &[TimeKind]) -> bool {
+        let is_same = |kind| self.0.contains(kind) && kinds.contains(kind);
+        self.0.iter().all(is_same) && kinds.iter().all(is_same)
+    }
+
+    fn name(&self) -> &'static str {
+        match () {
+            () if self.0.is_empty() || self.are(&[TimeKind::Running]) => "CPU",
+            () if self.are(&[TimeKind::Queued]) => "time queued",
+            () if self.are(&[TimeKind::Waiting]) => "waiting",
+            () if self.are(&[TimeKind::Queued, TimeKind::Waiting]) => "time off the CPU",
+            () => "time",
+        }
+    }
 }
 
 /// Writes the graph.
@@ -265,9 +294,10 @@ fn title(graph: &Graph, facts: &Facts) -> String {
     };
     match &facts.by {
         Some(by) if !named.is_empty() => {
-            title += &format!(": CPU by {}", clean(by, MAX_TITLE_PART));
+            let kinds = facts.kinds.name();
+            title += &format!(": {kinds} by {}", clean(by, MAX_TITLE_PART));
         }
-        None if !named.is_empty() => title += ": CPU",
+        None if !named.is_empty() => title += &format!(": {}", facts.kinds.name()),
         _ => {}
     }
     title
@@ -277,7 +307,7 @@ fn title(graph: &Graph, facts: &Facts) -> String {
 fn subtitle(graph: &Graph, facts: &Facts) -> String {
     let cost = graph.nodes[0].cost;
     let mut parts = vec![format!("{} samples", grouped(cost.samples))];
-    if facts.period > 0 {
+    if facts.period > 0 && facts.kinds.name() == "CPU" {
         let frequency = (1e9 / facts.period as f64).round();
         parts[0] += &format!(" at {frequency} Hz");
     }

@@ -14,8 +14,11 @@ use prost::Message;
 
 use super::super::range;
 use super::{Out, field_size};
-use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX, attributes, beside};
+use crate::attributes::{
+    CALL, GIL, REASON, STATE, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX, attributes, beside,
+};
 use crate::rules::to_index;
+use crate::wait::Wait;
 use crate::{LocationIndex, Place, Profile};
 
 /// The attribute of samples with the number of the CPU.
@@ -23,7 +26,17 @@ const CPU: &str = "cpu.logical_number";
 /// Attributes for an ID without the other one: a link needs both.
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
-const OWN: [&str; 6] = [THREAD_ID, THREAD_NAME, CPU, TRACE_ID, SPAN_ID, GIL];
+const OWN: [&str; 9] = [
+    THREAD_ID,
+    THREAD_NAME,
+    CPU,
+    TRACE_ID,
+    SPAN_ID,
+    GIL,
+    STATE,
+    CALL,
+    REASON,
+];
 
 /// Field numbers of `ProfilesDictionary`.
 mod field {
@@ -215,6 +228,13 @@ impl<'p> Tables<'p> {
     /// Returns the attribute of the samples with this state of the interpreter's lock.
     pub(super) fn gil(&mut self, state: GilState) -> i32 {
         self.text(GIL, state.name())
+    }
+
+    /// Returns the known attributes of samples that something kept off the CPU.
+    pub(super) fn off_cpu(&mut self, off_cpu: &Wait<'_>) -> impl Iterator<Item = i32> + use<> {
+        let known = off_cpu.attributes().into_iter().flatten();
+        let indices: Vec<i32> = known.map(|(key, value)| self.text(key, value)).collect();
+        indices.into_iter()
     }
 
     /// Returns the link of a context's samples, 0 for none, and their attributes.
