@@ -1,6 +1,6 @@
 //! What is known about a thread that waits.
 
-use otelctx_reader::remote::threads;
+use otelctx_reader::remote::{Memory, threads};
 
 use crate::numbers;
 
@@ -75,7 +75,7 @@ pub enum State {
 }
 
 /// A thread that waits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Waiting<'w> {
     /// Its ID in the reader's PID namespace.
     pub tid: i32,
@@ -86,6 +86,8 @@ pub struct Waiting<'w> {
     /// Its user stack, innermost first: the instruction pointer, then return addresses. May be empty: no holder of a lock is
     /// named then.
     pub frames: &'w [u64],
+    /// The process's memory as it was when the call was read, where that was noted; `None` for the memory as it is.
+    pub memory: Option<&'w dyn Memory>,
     /// When the wait began, in nanoseconds of `CLOCK_MONOTONIC`, if known.
     pub since: Option<u64>,
     /// The current time, in nanoseconds of `CLOCK_MONOTONIC`: what was cached long before it is read again.

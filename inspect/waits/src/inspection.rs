@@ -4,7 +4,7 @@ mod files;
 mod named;
 mod sleeps;
 
-use otelctx_reader::remote::{Process, ProcessMemory};
+use otelctx_reader::remote::{Memory, Process};
 
 use self::named::{Direction, Named};
 use crate::lock_code::Lock;
@@ -71,8 +71,9 @@ impl<'r> Inspection<'r> {
         reason
     }
 
-    fn memory(&self) -> Option<&ProcessMemory> {
-        self.known.memory.as_ref()
+    fn memory(&self) -> Option<&dyn Memory> {
+        let own = self.known.memory.as_ref().map(|it| it as &dyn Memory);
+        self.thread.memory.or(own)
     }
 
     fn argument(&self, index: usize) -> u64 {

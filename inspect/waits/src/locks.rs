@@ -106,14 +106,15 @@ impl ProcessLocks {
         thread: &Waiting<'_>,
     ) -> Option<Holder> {
         let command = thread.call.arguments[1] & COMMAND;
+        let words = thread.memory.unwrap_or(memory);
         let (lock, owner) = match command {
-            LOCK_PI | LOCK_PI2 => (Lock::Mutex, inheriting_owner(memory, &thread.call)?),
+            LOCK_PI | LOCK_PI2 => (Lock::Mutex, inheriting_owner(words, &thread.call)?),
             WAIT | WAIT_BITSET => {
                 self.find_libraries(process, memory, files, thread.now);
                 let lock = self.lock_function(thread.frames)?;
                 let owner = match lock {
-                    Lock::Mutex => mutex_owner(memory, &thread.call)?,
-                    Lock::ReadWrite => writer(memory, &thread.call)?,
+                    Lock::Mutex => mutex_owner(words, &thread.call)?,
+                    Lock::ReadWrite => writer(words, &thread.call)?,
                 };
                 (lock, owner)
             }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use otelctx_reader::remote::{Memory, ProcessMemory};
+use otelctx_reader::remote::Memory;
 
 /// Size of `struct pollfd` (poll(2)), in bytes: descriptor, requested and returned events.
 const POLLFD_SIZE: u64 = 8;
@@ -26,11 +26,7 @@ pub(crate) enum Address {
 }
 
 /// The descriptors of poll(2), without those that it ignores, and how many more there are that were not read.
-pub(crate) fn polled(
-    memory: &ProcessMemory,
-    address: u64,
-    count: u64,
-) -> Option<(Vec<i32>, usize)> {
+pub(crate) fn polled(memory: &dyn Memory, address: u64, count: u64) -> Option<(Vec<i32>, usize)> {
     let wanted = count.checked_mul(POLLFD_SIZE)?;
     let length = wanted.min(MAX_BYTES);
     let bytes = memory.read_vec(address, length, MAX_BYTES as usize).ok()?;
@@ -42,7 +38,7 @@ pub(crate) fn polled(
 }
 
 /// The descriptors in any of the three sets of select(2), of which the kernel looks at the first `count`.
-pub(crate) fn selected(memory: &ProcessMemory, sets: [u64; 3], count: u64) -> Option<Vec<i32>> {
+pub(crate) fn selected(memory: &dyn Memory, sets: [u64; 3], count: u64) -> Option<Vec<i32>> {
     // An int, which the kernel checks.
     let count = i32::try_from(count as u32).ok()?;
     let length = u64::from(count.unsigned_abs()).div_ceil(64) * 8;
@@ -63,14 +59,14 @@ pub(crate) fn selected(memory: &ProcessMemory, sets: [u64; 3], count: u64) -> Op
 }
 
 /// The time of a `struct timespec`, in nanoseconds. `None` if it is not a valid one.
-pub(crate) fn timespec(memory: &ProcessMemory, address: u64) -> Option<u64> {
+pub(crate) fn timespec(memory: &dyn Memory, address: u64) -> Option<u64> {
     let (seconds, nanoseconds) = pair(memory, address)?;
     let is_valid = nanoseconds < 1_000_000_000;
     is_valid.then(|| seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds))?
 }
 
 /// The time of a `struct timeval`, in nanoseconds.
-pub(crate) fn timeval(memory: &ProcessMemory, address: u64) -> Option<u64> {
+pub(crate) fn timeval(memory: &dyn Memory, address: u64) -> Option<u64> {
     let (seconds, microseconds) = pair(memory, address)?;
     let microseconds = microseconds.checked_mul(1000)?;
     seconds
@@ -78,7 +74,7 @@ pub(crate) fn timeval(memory: &ProcessMemory, address: u64) -> Option<u64> {
         .checked_add(microseconds)
 }
 
-fn pair(memory: &ProcessMemory, address: u64) -> Option<(u64, u64)> {
+fn pair(memory: &dyn Memory, address: u64) -> Option<(u64, u64)> {
     if address == 0 {
         return None;
     }
@@ -89,12 +85,12 @@ fn pair(memory: &ProcessMemory, address: u64) -> Option<(u64, u64)> {
 }
 
 /// A word of 64 bits, such as a set of signals.
-pub(crate) fn word(memory: &ProcessMemory, address: u64) -> Option<u64> {
+pub(crate) fn word(memory: &dyn Memory, address: u64) -> Option<u64> {
     memory.read_u64(address).ok()
 }
 
 /// The address of a socket.
-pub(crate) fn address(memory: &ProcessMemory, at: u64, length: u64) -> Option<Address> {
+pub(crate) fn address(memory: &dyn Memory, at: u64, length: u64) -> Option<Address> {
     let length = u64::from(length as u32).min(MAX_ADDRESS);
     if at == 0 || length < 2 {
         return None;
@@ -135,7 +131,7 @@ impl Address {
 }
 
 /// A string that ends with a zero byte, such as a path.
-pub(crate) fn string(memory: &ProcessMemory, address: u64) -> Option<Vec<u8>> {
+pub(crate) fn string(memory: &dyn Memory, address: u64) -> Option<Vec<u8>> {
     const PAGE: u64 = 4096;
     let mut text = Vec::new();
     let mut at = address;

@@ -123,6 +123,7 @@ impl Inspected {
             call: Call::from(&call),
             state: State::Asleep,
             frames: &frames,
+            memory: None,
             since: None,
             now,
         };

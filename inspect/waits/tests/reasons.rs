@@ -86,6 +86,7 @@ fn awaited(resolver: &mut Resolver, pid: i32, tid: i32, expected: &Reason) -> Re
                 call: Call::from(&call),
                 state: State::Asleep,
                 frames: &[call.instruction_pointer],
+                memory: None,
                 since: None,
                 now,
             };

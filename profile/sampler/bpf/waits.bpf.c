@@ -115,6 +115,8 @@ struct scratch {
     struct wait_part wait;
     struct part_head registers_head;
     __u64 registers[WAIT_REGISTERS];
+    struct part_head call_head;
+    struct call_memory call;
     __u8 record[sizeof(struct part_head) + RECORD_ROOM];
     struct part_head stack_head;
     __u64 stack_address;
@@ -288,6 +290,74 @@ static __always_inline __u64 read_call(struct scratch *scratch, struct task_stru
     return words[SAVED_SP];
 }
 
+/* System calls whose arguments point to what a thread waits for (arch/x86/entry/syscalls/syscall_64.tbl,
+ * include/uapi/asm-generic/unistd.h). */
+#if defined(__TARGET_ARCH_x86)
+enum call { POLL = 7, SELECT = 23, NANOSLEEP = 35, CONNECT = 42, RT_SIGTIMEDWAIT = 128, FUTEX = 202, CLOCK_NANOSLEEP = 230,
+            PSELECT6 = 270, PPOLL = 271 };
+#else
+enum call { POLL = -2, SELECT = -3, PSELECT6 = 72, PPOLL = 73, FUTEX = 98, NANOSLEEP = 101, CLOCK_NANOSLEEP = 115,
+            RT_SIGTIMEDWAIT = 137, CONNECT = 203 };
+#endif
+/* In front of a futex, and with it: the mutex or lock that it belongs to (glibc's pthread_mutex_t, pthread_rwlock_t). */
+#define BEFORE_FUTEX 16
+#define AROUND_FUTEX 80
+
+static __always_inline void read_piece(struct scratch *scratch, void *task, int index, __u64 address, __u64 size)
+{
+    struct call_piece *piece = &scratch->call.piece[index];
+    if (size > CALL_PIECE)
+        size = CALL_PIECE;
+    HIDE(size);
+    if (!address || size == 0 || size > CALL_PIECE || read_user(piece->bytes, size, address, task))
+        return;
+    piece->address = address;
+    piece->size = size;
+}
+
+/* Reads what the arguments point to, as it is during the wait: the recorder can read only what is there later. */
+static __always_inline void read_call_memory(struct scratch *scratch, void *task)
+{
+    const __u64 *arguments = scratch->wait.arguments;
+    scratch->call_head.size = scratch->call_head.room = 0;
+    for (int i = 0; i < CALL_PIECES; i++)
+        scratch->call.piece[i].address = 0;
+    switch (scratch->wait.number) {
+    case POLL:
+    case PPOLL:
+        read_piece(scratch, task, 0, arguments[0], (__u32)arguments[1] * 8ULL);
+        read_piece(scratch, task, 1, scratch->wait.number == PPOLL ? arguments[2] : 0, 16);
+        break;
+    case SELECT:
+    case PSELECT6: {
+        __u64 size = ((__u32)arguments[0] + 63ULL) / 64 * 8;
+        read_piece(scratch, task, 0, arguments[1], size);
+        read_piece(scratch, task, 1, arguments[2], size);
+        read_piece(scratch, task, 2, arguments[3], size);
+        break;
+    }
+    case NANOSLEEP:
+        read_piece(scratch, task, 0, arguments[0], 16);
+        break;
+    case CLOCK_NANOSLEEP:
+        read_piece(scratch, task, 0, arguments[2], 16);
+        break;
+    case RT_SIGTIMEDWAIT:
+        read_piece(scratch, task, 0, arguments[0], 8);
+        read_piece(scratch, task, 1, arguments[2], 16);
+        break;
+    case CONNECT:
+        read_piece(scratch, task, 0, arguments[1], (__u32)arguments[2]);
+        break;
+    case FUTEX:
+        read_piece(scratch, task, 0, arguments[0] - BEFORE_FUTEX, AROUND_FUTEX);
+        break;
+    default:
+        return;
+    }
+    set_part(&scratch->call_head, PART_CALL_MEMORY, sizeof scratch->call);
+}
+
 /* Copies the stack from a little below its pointer, as far as the target's limit and what can be read. */
 static __always_inline void read_stack(struct scratch *scratch, struct task_struct *task, __u64 sp, __u64 limit)
 {
@@ -450,6 +520,7 @@ int look_at_thread(struct bpf_iter__task *context)
     part->state = state;
     part->since = since(task, current, look->started);
     __u64 sp = read_call(scratch, thread);
+    read_call_memory(scratch, thread);
     read_context(scratch, thread, &target->target);
     scratch->stack_head.size = scratch->stack_head.room = 0;
     if (user_stacks && sp)
@@ -476,6 +547,8 @@ int look_at_thread(struct bpf_iter__task *context)
     } else {
         if (scratch->registers_head.size)
             size += sizeof(struct part_head) + scratch->registers_head.room;
+        if (scratch->call_head.size)
+            size += sizeof(struct part_head) + scratch->call_head.room;
         if (record->size)
             size += sizeof(struct part_head) + record->room;
         if (scratch->stack_head.size)
@@ -488,6 +561,8 @@ int look_at_thread(struct bpf_iter__task *context)
     if (is_kept) {
         if (scratch->registers_head.size)
             is_full |= write_part(seq, &scratch->registers_head, sizeof(struct part_head) + sizeof scratch->registers);
+        if (scratch->call_head.size)
+            is_full |= write_part(seq, &scratch->call_head, sizeof(struct part_head) + sizeof scratch->call);
         if (record->size)
             is_full |= write_part(seq, record, sizeof scratch->record);
         if (scratch->stack_head.size)

@@ -22,6 +22,7 @@ enum wait_part_kind {
     PART_WAIT = 4,        /* struct wait_part */
     PART_TIMES = 5,       /* struct wait_times of the wait that was known before */
     PART_REGISTERS = 6,   /* by DWARF's numbers, and the instruction pointer behind them */
+    PART_CALL_MEMORY = 8, /* struct call_memory: what the call's arguments point to */
     PART_STACK_BYTES = 7, /* its lowest address, and the bytes of the stack from there on */
 };
 
@@ -36,6 +37,17 @@ struct wait_part {
     __u64 thread_pointer;
     __u32 state; /* enum wait_state */
     __u32 reserved;
+};
+
+/* Pieces of memory that a call's arguments point to. */
+#define CALL_PIECES 3
+#define CALL_PIECE 128
+struct call_memory {
+    struct call_piece {
+        __u64 address; /* 0 for none */
+        __u64 size;
+        __u8 bytes[CALL_PIECE];
+    } piece[CALL_PIECES];
 };
 
 struct wait_times {

@@ -1,5 +1,7 @@
 //! Waits of threads, as they are seen from outside.
 
+use std::sync::Arc;
+
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{Found, Frame, OffCpuState};
 use otelctx_waits::Call;
@@ -74,7 +76,9 @@ pub(crate) struct Look {
     pub(crate) since: u64,
     /// The time that this look stands for, in nanoseconds.
     pub(crate) weight: u64,
-    pub(crate) stack: Option<CopiedStack>,
+    /// What the call's arguments point to: addresses, and the bytes from there on.
+    pub(crate) call_memory: Vec<(u64, Vec<u8>)>,
+    pub(crate) stack: Option<Arc<CopiedStack>>,
     pub(crate) kernel_stack: Vec<Frame>,
     pub(crate) runtimes: Vec<RuntimeReading>,
 }

@@ -166,7 +166,8 @@ impl Decoder<'_> {
         let copied = self.copies.take(head.cpu, number)?;
         let pid = head.pid as i32;
         let walked = self.processes.walk_again(pid, head.time, copied)?;
-        self.stacks.user = walked.frames;
+        self.stacks.user.clear();
+        self.stacks.user.extend_from_slice(&walked.frames);
         Some(walked.end)
     }
 

@@ -24,7 +24,7 @@ use crate::clock::nanoseconds;
 use crate::code::{MemoryChange, Modules, Report};
 use crate::observation::Observation;
 use crate::process::SampledProcess;
-use crate::second_walk::{CopiedStack, SecondWalk, Walked};
+use crate::second_walk::{CopiedStack, KnownWalks, SecondWalk, Walked};
 use crate::tally::{Tally, last_module};
 use crate::{Options, Targets, monotonic};
 pub(crate) use following::Changes;
@@ -45,6 +45,7 @@ pub(crate) struct Processes {
     pub(crate) second_walk: SecondWalk,
     /// The thread that walks the stacks of waits.
     wait_walk: SecondWalk,
+    known_walks: KnownWalks,
     waits: KnownWaits,
 }
 
@@ -70,6 +71,7 @@ impl Processes {
             tally: Tally::default(),
             second_walk: SecondWalk::new(options),
             wait_walk: SecondWalk::for_waits(),
+            known_walks: KnownWalks::default(),
             waits: KnownWaits::new(),
         }
     }
@@ -153,6 +155,7 @@ impl Processes {
 
     fn end_program(&mut self, pid: i32) {
         self.waits.remove(pid);
+        self.known_walks.remove(pid);
         self.following.parents.remove(&pid);
         generated::finish(&mut self.following.tracker, pid, &mut self.tally);
     }
@@ -210,6 +213,7 @@ impl Processes {
     /// Applies a report of the kernel about a process's memory, in the order of times.
     pub(crate) fn report(&mut self, report: Report) {
         let Report { time, pid, change } = report;
+        self.known_walks.remove(pid);
         let is_kept = match change {
             MemoryChange::Forked { parent } => {
                 !self.follows(parent) || self.untracked.fork(pid, parent, time)
@@ -262,19 +266,24 @@ impl Processes {
         time: u64,
         copied: CopiedStack,
     ) -> Option<Walked> {
-        self.walk(pid, time, copied, |it| &mut it.second_walk)
+        self.walk(pid, time, Arc::new(copied), |it| &mut it.second_walk)
     }
 
     /// The same for the stack of a wait, which may be longer than its copy.
-    fn walk_wait(&mut self, pid: i32, time: u64, copied: CopiedStack) -> Option<Walked> {
-        self.walk(pid, time, copied, |it| &mut it.wait_walk)
+    fn walk_wait(&mut self, pid: i32, time: u64, copied: Arc<CopiedStack>) -> Option<Walked> {
+        if let Some(known) = self.known_walks.get(pid, &copied) {
+            return Some(known.clone());
+        }
+        let walked = self.walk(pid, time, copied.clone(), |it| &mut it.wait_walk)?;
+        self.known_walks.insert(pid, &copied, &walked);
+        Some(walked)
     }
 
     fn walk(
         &mut self,
         pid: i32,
         time: u64,
-        copied: CopiedStack,
+        copied: Arc<CopiedStack>,
         walker: fn(&mut Self) -> &mut SecondWalk,
     ) -> Option<Walked> {
         if !walker(self).is_ready() {
@@ -284,7 +293,6 @@ impl Processes {
         self.track_untracked(pid);
         let Tracked { process, data } = self.following.tracker.get_or_add(pid);
         let running = process.reader().and_then(|it| it.running().ok());
-        let copied = Arc::new(copied);
         let places = data.code.places(&copied, time, running, &mut self.modules);
         walker(self).count(begun);
         let walked = walker(self).walk(copied.clone(), places?)?;

@@ -1,13 +1,15 @@
 //! Why threads wait, in words.
 
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::{Process, threads};
+use otelctx_reader::remote::{Memory, MemoryError, Process, ProcessMemory, threads};
 use otelctx_sample::{Frame, OffCpuState, Reason};
 use otelctx_waits::{Options, Resolver, State, Waiting};
 
 use crate::monotonic;
+use crate::second_walk::CopiedStack;
 use crate::waits::Look;
 
 /// Time for which a reason that a descriptor determines is taken for known, in nanoseconds: meanwhile, it may become
@@ -34,13 +36,15 @@ impl Reasons {
         }
     }
 
-    /// Returns the reason of a wait, as far as it is certain: the words say what its call's arguments meant, if the thread
-    /// is still in the same wait once they are found.
+    /// Returns the reason of a wait, as far as it is certain: the words say what its call's arguments meant by the memory that
+    /// was read with it, or by the process's, if the thread is still in the same wait once that is read. Descriptors are looked
+    /// up soon after.
     pub(super) fn reason(
         &mut self,
         look: &Look,
         process: Option<&Process>,
         frames: &[Frame],
+        stack: Option<&CopiedStack>,
     ) -> Option<Reason> {
         let state = match look.state {
             OffCpuState::Asleep => State::Asleep,
@@ -60,25 +64,36 @@ impl Reasons {
         }
         let mut addresses = frames.iter().filter_map(Frame::address).take(FRAMES);
         let addresses: Vec<u64> = addresses.by_ref().collect();
+        let process = process?;
+        let memory = NotedMemory {
+            look,
+            stack,
+            process,
+            memory: OnceCell::new(),
+            is_complete: Cell::new(true),
+        };
         let thread = Waiting {
             tid: look.tid,
             call: look.call,
             state,
             frames: &addresses,
+            memory: Some(&memory),
             since: Some(look.since).filter(|since| *since != 0),
             now,
         };
-        let process = process?;
         let found = self.resolver.reason(process, thread);
         let reason = Reason {
             text: found.text,
             call: found.call.into_owned(),
         };
+        let is_certain = || {
+            let is_same = || threads::is_still_asleep(process, look.tid, look.switches);
+            memory.is_complete.get() || is_same().unwrap_or(false)
+        };
         if reason.text == reason.call {
             return Some(reason);
         }
-        let is_same = threads::is_still_asleep(process, look.tid, look.switches);
-        if !is_same.unwrap_or(false) {
+        if !is_certain() {
             return Some(Reason {
                 text: reason.call.clone(),
                 ..reason
@@ -96,5 +111,41 @@ impl Reasons {
     /// Forgets a process that has ended or executes another program.
     pub(super) fn remove(&mut self, pid: i32) {
         self.known.retain(|(of, ..), _| *of != pid);
+    }
+}
+
+/// Memory as it was when a call was read, and elsewhere the process's as it is.
+struct NotedMemory<'m> {
+    look: &'m Look,
+    stack: Option<&'m CopiedStack>,
+    process: &'m Process,
+    /// The process's memory, once it is needed; `None` if it cannot be read.
+    memory: OnceCell<Option<ProcessMemory>>,
+    /// Nothing was read of the process's.
+    is_complete: Cell<bool>,
+}
+
+impl Memory for NotedMemory<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        for (start, bytes) in &self.look.call_memory {
+            let skip = address
+                .checked_sub(*start)
+                .and_then(|it| usize::try_from(it).ok());
+            if let Some(noted) = skip.and_then(|it| bytes.get(it..)?.get(..length)) {
+                buffer.copy_from_slice(noted);
+                return Ok(());
+            }
+        }
+        if let Some(stack) = self.stack
+            && stack.read(address, buffer).is_ok()
+        {
+            return Ok(());
+        }
+        self.is_complete.set(false);
+        match self.memory.get_or_init(|| self.process.memory().ok()) {
+            Some(memory) => memory.read(address, buffer),
+            None => Err(MemoryError::Unmapped { address, length }),
+        }
     }
 }

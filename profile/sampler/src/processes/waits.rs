@@ -1,6 +1,7 @@
 //! Conversion of waits to samples.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use otelctx_reader::runtime::RuntimeReading;
@@ -31,7 +32,7 @@ pub(crate) struct KnownWaits {
 #[derive(Debug)]
 struct Known {
     look: Look,
-    frames: Vec<Frame>,
+    frames: Arc<[Frame]>,
     end: Option<StackEnd>,
     reason: Option<Reason>,
     /// As the catalog with this generation has it.
@@ -123,8 +124,9 @@ impl Processes {
     ) -> Needs {
         let thread = (look.pid, look.tid);
         let mut needs = Needs::Nothing;
-        let (mut frames, mut end) = (Vec::new(), None);
-        if let Some(stack) = look.stack.take() {
+        let (mut frames, mut end): (Arc<[Frame]>, _) = (Arc::default(), None);
+        let stack = look.stack.take();
+        if let Some(stack) = stack.clone() {
             let walked = self.walk_wait(look.pid, look.time, stack);
             if let Some(walked) = walked {
                 if walked.end == StackEnd::Unreadable {
@@ -136,7 +138,11 @@ impl Processes {
         let mut sample = self.sample_of(&look, &frames, end, catalog);
         let tracked = self.following.tracker.get_or_add(look.pid);
         let process = tracked.process.reader().and_then(|it| it.running().ok());
-        let reason = self.waits.reasons.reason(&look, process, &frames);
+        let reason = self
+            .waits
+            .reasons
+            .reason(&look, process, &frames, stack.as_deref());
+        look.call_memory = Vec::new();
         set_reason(&mut sample, reason.as_ref(), catalog);
         on_sample(with_time(sample, look.time, look.state, look.weight));
         if look.is_torn || self.waits.threads.len() >= MAX_KNOWN {

@@ -181,7 +181,7 @@ impl Recorder {
         {
             self.shared.copies.fetch_sub(1, Ordering::Relaxed);
             if let Some(walked) = self.processes.walk_again(taken.pid, reading.time, *copied) {
-                (stack.frames, stack.end) = (walked.frames, Some(walked.end));
+                (stack.frames, stack.end) = (walked.frames.to_vec(), Some(walked.end));
             }
         }
         let stack = reading.stack.as_ref();

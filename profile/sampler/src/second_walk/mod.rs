@@ -4,6 +4,7 @@
 //! A thread walks: files can be on a file server that does not respond. The sampler waits for it, for a limited time, so that
 //! each sample is passed on in its order.
 
+mod known;
 mod walker;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use otelctx_sample::{Frame, Module, StackEnd};
 use otelctx_unwind::Registers;
 
 use crate::Options;
+pub(crate) use known::KnownWalks;
 
 /// Maximum size of a copied stack, in bytes (`COPIED_PAGES` in `bpf/copy.h`).
 pub(crate) const MAX_COPY: usize = 64 * 1024;
@@ -82,6 +84,14 @@ impl CopiedStack {
             stack,
             may_be_cut: false,
         }
+    }
+
+    /// Returns the word at an address of the stack.
+    fn stack_word(&self, address: u64) -> Option<u64> {
+        let (start, bytes) = &self.stack;
+        let skip = usize::try_from(address.checked_sub(*start)?).ok()?;
+        let word = bytes.get(skip..)?.first_chunk()?;
+        Some(u64::from_ne_bytes(*word))
     }
 
     /// Calls `visit` for each word that may be an address of code.
@@ -156,10 +166,13 @@ pub(crate) enum Content {
 }
 
 /// A stack that was walked again, innermost frame first.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Walked {
-    pub(crate) frames: Vec<Frame>,
+    pub(crate) frames: Arc<[Frame]>,
     pub(crate) end: StackEnd,
+    /// The words of the stack by which it was walked, with their addresses. `None` if it depends on more than these and the
+    /// registers.
+    pub(crate) stack_words: Option<Vec<(u64, u64)>>,
 }
 
 struct Request {

@@ -1,5 +1,6 @@
 //! The thread that walks copied stacks.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -104,7 +105,11 @@ impl Walker {
             }
         });
         let code = CodeMap::of(mappings.collect::<Vec<_>>());
-        let memory = CopiedMemory { copied, places };
+        let memory = CopiedMemory {
+            copied,
+            places,
+            stack_words: RefCell::new(Some(Vec::new())),
+        };
         let mut found = Vec::new();
         let end = otelctx_unwind::walk(&copied.registers, &code, &memory, MAX_FRAMES, &mut found);
         let is_unknown = |frame: &otelctx_unwind::Frame| {
@@ -117,9 +122,14 @@ impl Walker {
         let is_usable = (end != StackEnd::Unreadable || copied.may_be_cut)
             && self.dictionary.len() < MAX_RULES
             && !found.iter().any(is_unknown);
+        // Generated code and unknown files may be others the next time.
+        let is_in_files =
+            |place: &Place| matches!(place.content, Content::File(..) | Content::Vdso);
+        let stack_words = memory.stack_words.into_inner();
         is_usable.then(|| Walked {
-            frames: user_stack::frames(&found),
+            frames: user_stack::frames(&found).into(),
             end,
+            stack_words: stack_words.filter(|_| places.iter().all(is_in_files)),
         })
     }
 
@@ -172,12 +182,19 @@ impl Walker {
 struct CopiedMemory<'c> {
     copied: &'c CopiedStack,
     places: &'c [Place],
+    /// The words of the stack that were read. `None` if anything else was read of it.
+    stack_words: RefCell<Option<Vec<(u64, u64)>>>,
 }
 
 impl Memory for CopiedMemory<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         let copied = self.copied.read(address, buffer);
         if copied.is_ok() {
+            let mut words = self.stack_words.borrow_mut();
+            match (<[u8; 8]>::try_from(&*buffer), &mut *words) {
+                (Ok(word), Some(words)) => words.push((address, u64::from_ne_bytes(word))),
+                _ => *words = None,
+            }
             return copied;
         }
         let behind = self.places.partition_point(|it| it.range.0 <= address);

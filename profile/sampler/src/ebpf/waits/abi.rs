@@ -1,5 +1,7 @@
 //! The data that is exchanged with `bpf/waits.bpf.c` (`bpf/waits.h`).
 
+use std::sync::Arc;
+
 use aya::Pod;
 use otelctx_sample::{Found, Frame, OffCpuState};
 use otelctx_waits::Call;
@@ -25,6 +27,7 @@ mod wait_part {
     pub(super) const TIMES: u16 = 5;
     pub(super) const REGISTERS: u16 = 6;
     pub(super) const STACK_BYTES: u16 = 7;
+    pub(super) const CALL_MEMORY: u16 = 8;
 }
 
 /// `WAIT_STATES`.
@@ -54,6 +57,22 @@ pub(super) struct WaitPart {
 pub(super) struct WaitTimes {
     pub(super) by_state: [u64; STATES],
     pub(super) last: u64,
+}
+
+/// `struct call_memory`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallMemory {
+    pub(super) piece: [CallPiece; 3],
+}
+
+/// `struct call_piece`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallPiece {
+    pub(super) address: u64,
+    pub(super) size: u64,
+    pub(super) bytes: [u8; 128],
 }
 
 /// `struct wait_target`.
@@ -97,6 +116,8 @@ unsafe impl Pod for WaitPart {}
 // SAFETY: as above.
 unsafe impl Pod for WaitTimes {}
 // SAFETY: as above.
+unsafe impl Pod for CallMemory {}
+// SAFETY: as above.
 unsafe impl Pod for WaitTarget {}
 // SAFETY: as above.
 unsafe impl Pod for LookParameters {}
@@ -139,6 +160,7 @@ pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
 fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
     let (mut wait, mut record, mut variable) = (WaitPart::default(), None, 0);
     let (mut registers, mut stack) = (None, (0, Vec::new()));
+    let mut call_memory = Vec::new();
     let mut kernel_stack: Vec<Frame> = Vec::new();
     for part in parts {
         match part.kind {
@@ -148,6 +170,16 @@ fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
             wait_part::REGISTERS => {
                 let words = take::<[u64; REGISTERS]>(part.bytes);
                 registers = words.and_then(|(words, _)| copies::registers(&words));
+            }
+            wait_part::CALL_MEMORY => {
+                if let Some((memory, _)) = take::<CallMemory>(part.bytes) {
+                    let pieces = memory.piece.iter().filter(|piece| piece.address != 0);
+                    let bytes = |piece: &CallPiece| {
+                        let size = piece.bytes.len().min(piece.size as usize);
+                        (piece.address, piece.bytes[..size].to_vec())
+                    };
+                    call_memory = pieces.map(bytes).collect();
+                }
             }
             wait_part::STACK_BYTES => {
                 if let Some((address, bytes)) = take::<u64>(part.bytes) {
@@ -178,7 +210,8 @@ fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
             .unwrap_or(OffCpuState::Asleep),
         since: wait.since,
         weight: wait.weight,
-        stack: registers.map(|registers| CopiedStack::of_bytes(registers, stack)),
+        stack: registers.map(|it| Arc::new(CopiedStack::of_bytes(it, stack))),
+        call_memory,
         kernel_stack,
         runtimes: Vec::new(),
     }
@@ -212,6 +245,8 @@ pub(in crate::ebpf) mod tests {
             ]
         );
         layout!("wait_times", WaitTimes, [by_state, last]);
+        layout!("call_memory", CallMemory, [piece]);
+        layout!("call_piece", CallPiece, [address, size, bytes]);
         layout!("wait_target", WaitTarget, [target, stack_size, version]);
         layout!(
             "look",
