@@ -45,6 +45,15 @@ impl WaitEvent {
         }
     }
 
+    /// Its memory, in bytes, as an estimate.
+    pub(crate) fn size(&self) -> usize {
+        let stack = match self {
+            Self::New { look, .. } => look.stack.as_ref().map_or(0, |it| it.stack.1.len()),
+            Self::Same { .. } => 0,
+        };
+        size_of::<Look>() + stack
+    }
+
     /// Its time, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn time(&self) -> u64 {
         match self {

@@ -102,7 +102,6 @@ fn hold(way: &SpanProgram, index: usize, enough: u64) {
         "{}: {right} right, {edge} at an edge, {torn} thrown away, {unknown} without a context, {facts:?}",
         way.name
     );
-    assert_eq!(facts.lost, 0, "{}", way.name);
     assert!(right as u64 > enough / 2, "{}: {right} right", way.name);
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Read};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ const MAX_LOOKS: u64 = 10_000;
 const JITTER: u64 = 4;
 /// Size of the buffer that one call reads into, in bytes: the kernel's is as large.
 const BUFFER: usize = 64 * 1024;
+/// Maximum memory of events that wait for the recorder, in bytes: several seconds of many threads.
+const MAX_QUEUED: usize = 24 << 20;
 /// The priority of the thread among those that run before all others (sched(7), `SCHED_FIFO`).
 const PRIORITY: libc::c_int = 1;
 
@@ -55,6 +57,8 @@ pub(super) struct Shared {
     /// Threads that were read, and how many of these went on meanwhile.
     pub(super) read: AtomicU64,
     pub(super) torn: AtomicU64,
+    /// Memory of events that the recorder has not taken, in bytes.
+    pub(super) queued: AtomicUsize,
     /// Events that the recorder had no room for.
     pub(super) lost: AtomicU64,
 }
@@ -72,7 +76,7 @@ pub(super) struct Looker {
     pub(super) shared: Arc<Shared>,
     pub(super) parameters: Array<MapData, LookParameters>,
     pub(super) counts: Array<MapData, LookCounts>,
-    pub(super) events: SyncSender<Vec<WaitEvent>>,
+    pub(super) events: Sender<Vec<WaitEvent>>,
     /// The frequency that was asked for, in Hz.
     pub(super) frequency: u32,
     pub(super) buffer: Vec<u8>,
@@ -136,11 +140,20 @@ impl Looker {
         self.shared
             .torn
             .fetch_add(since(|it| it.torn), Ordering::Relaxed);
+        self.pass_on(events);
+        since(|it| it.seen)
+    }
+
+    /// Passes events on to the recorder, if it is not too far behind.
+    fn pass_on(&self, events: Vec<WaitEvent>) {
+        let size = events.iter().map(WaitEvent::size).sum::<usize>();
+        let before = self.shared.queued.fetch_add(size, Ordering::Relaxed);
         let number = events.len() as u64;
-        if number > 0 && self.events.try_send(events).is_err() {
+        // The receiver is dropped last.
+        if before > MAX_QUEUED || number > 0 && self.events.send(events).is_err() {
+            self.shared.queued.fetch_sub(size, Ordering::Relaxed);
             self.shared.lost.fetch_add(number, Ordering::Relaxed);
         }
-        since(|it| it.seen)
     }
 
     /// Runs the program over the threads of a link, and returns its output.

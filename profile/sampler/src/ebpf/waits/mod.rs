@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use aya::maps::{HashMap, MapData};
@@ -40,8 +40,6 @@ const MIN_LINUX: (u32, u32) = (5, 18);
 const BY_PROCESS: (u32, u32) = (6, 1);
 /// Maximum number of processes that have a link of their own: of more, all threads are visited.
 const MAX_LINKS: usize = 64;
-/// Looks that wait for the recorder at most.
-const MAX_QUEUED: usize = 256;
 const PROGRAM: &str = "look_at_thread";
 
 /// The looks at waiting threads.
@@ -65,7 +63,7 @@ impl Waits {
     pub(super) fn start(options: &Options, frequency: u32) -> Result<Self, Refusal> {
         let loaded = signals::blocked(|| load(options));
         let mut programs = loaded.map_err(|refusal| refusal.needing(MIN_LINUX))?;
-        let (sender, events) = sync_channel(MAX_QUEUED);
+        let (sender, events) = channel();
         let shared = Arc::new(Shared::default());
         let looker = Looker {
             shared: shared.clone(),
@@ -195,7 +193,11 @@ impl Waits {
     /// Returns the next event, if it is not later than `until` (`CLOCK_MONOTONIC`, in nanoseconds).
     pub(super) fn next(&mut self, until: u64) -> Option<WaitEvent> {
         let is_due = self.pending.front().is_some_and(|it| it.time() <= until);
-        is_due.then(|| self.pending.pop_front()).flatten()
+        let event = is_due.then(|| self.pending.pop_front()).flatten()?;
+        self.shared
+            .queued
+            .fetch_sub(event.size(), Ordering::Relaxed);
+        Some(event)
     }
 
     pub(super) fn facts(&self) -> WaitFacts {
