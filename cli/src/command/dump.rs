@@ -10,6 +10,7 @@ mod names;
 mod stack;
 mod stacks;
 mod text;
+mod waits;
 
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ use self::inspection::Inspection;
 use self::model::Report;
 use self::names::Names;
 use self::stacks::StackOptions;
+use self::waits::Waits;
 use super::debug_files::DebugFiles;
 use super::descendants;
 use super::ids::{self, process_of};
@@ -51,6 +53,7 @@ Examples:
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
   otelctx dump 4711 --no-stop            read the threads while they run
   otelctx dump 4711 --stacks             also show the stack of each thread
+  otelctx dump 4711 --waits              also show what each sleeping thread waits for
   otelctx dump 4711 --tasks              also show the tasks that no thread executes
   otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
   otelctx dump --core core.4711          the trace of each thread when the process crashed
@@ -83,6 +86,10 @@ pub(crate) struct Arguments {
         hide_default_value = true
     )]
     sysroot: PathBuf,
+    /// Also show what each sleeping thread waits for: the call, the file or peer, and the holder of the
+    /// lock (docs/waiting.md)
+    #[arg(long, conflicts_with = "core")]
+    waits: bool,
     /// Also show each thread's native stack, with function names
     #[arg(long)]
     stacks: bool,
@@ -137,9 +144,12 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         loaded.map_err(otelctx_sampler::Error::Snapshot)
     });
     let mut snapshots = snapshots.transpose()?;
-    let stacks = arguments.stacks.then(|| StackOptions {
+    // A lock's holder is only named if the stack is in a function that takes a lock.
+    let stacks = (arguments.stacks || arguments.waits).then(|| StackOptions {
         dictionary: Arc::new(Dictionary::new()),
         stop_sleeping: arguments.stop_sleeping,
+        are_shown: arguments.stacks,
+        waits: arguments.waits.then(Waits::default),
     });
     let debug_files = &arguments.debug_files;
     let symbols = debug_files.symbols(debug_files.server()?);

@@ -79,6 +79,8 @@ impl<'s> Inspection<'s> {
                 swept.partial = None;
             }
         }
+        let mut reasons = stacks.as_mut().map(|it| std::mem::take(&mut it.reasons));
+        let mut stacks = stacks.filter(StackReader::are_shown);
         if let Some(stacks) = &mut stacks {
             stacks.read_generated(&process);
         }
@@ -91,7 +93,9 @@ impl<'s> Inspection<'s> {
             });
             thread.name = name.map(OsString::from).or(thread.name);
             let stack = stacks.remove(&thread.tid);
-            ThreadReport::new(thread, stack, while_running)
+            let wait = reasons.as_mut().and_then(|it| it.remove(&thread.tid));
+            let report = ThreadReport::new(thread, stack, while_running);
+            ThreadReport { wait, ..report }
         });
         let threads = threads.collect();
         drop(target);

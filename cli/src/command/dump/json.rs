@@ -2,6 +2,7 @@
 
 mod runtimes;
 mod stacks;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,6 +16,7 @@ use serde::ser::Serializer;
 
 use self::runtimes::{TasksJson, ThreadRuntimesJson};
 use self::stacks::StackJson;
+use self::waits::WaitJson;
 use super::model::{CoreReport, Report, Support, ThreadReport};
 use crate::command::partial::PartialJson;
 use crate::command::runtimes::RuntimesJson;
@@ -268,6 +270,8 @@ struct ThreadJson<'r> {
     invalid: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     stack: Option<OrError<StackJson<'r>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wait: Option<WaitJson<'r>>,
     #[serde(flatten)]
     runtimes: ThreadRuntimesJson<'r>,
 }
@@ -288,6 +292,7 @@ impl<'r> ThreadJson<'r> {
             context,
             invalid: matches!(thread.context, Ok(Found::Invalid)),
             stack: (thread.stack.as_ref()).map(|it| StackJson::of(report, thread, it)),
+            wait: thread.wait.as_ref().map(WaitJson::of),
             runtimes: ThreadRuntimesJson(report, thread),
         }
     }

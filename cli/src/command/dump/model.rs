@@ -11,6 +11,7 @@ use otelctx_reader::{
     Broken, ContextState, Detected, Error, Found, StopReason, ThreadSupport, ThreadVariables,
     Unreadable,
 };
+use otelctx_waits::Reason;
 use serde::Serialize;
 
 use super::stack::{Code, Named, ThreadStack};
@@ -65,6 +66,8 @@ pub(super) struct ThreadReport {
     pub(super) runtimes: Vec<RuntimeReading>,
     /// Its native stack, with `--stacks`.
     pub(super) stack: Option<ThreadStack>,
+    /// Why it waits, with `--waits`, if it sleeps.
+    pub(super) wait: Option<Reason>,
 }
 
 impl ThreadReport {
@@ -89,6 +92,7 @@ impl ThreadReport {
             is_conflict: thread.is_conflict,
             runtimes: thread.runtimes,
             stack,
+            wait: None,
         }
     }
 }

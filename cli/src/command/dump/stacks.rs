@@ -18,8 +18,10 @@ use otelctx_reader::sweep::{Sweep, ThreadReading};
 use otelctx_reader::{Process, StopReason, Thread};
 use otelctx_sampler::{GeneratedNames, monotonic};
 use otelctx_unwind::{CodeMap, Dictionary, MAX_FRAMES, MakeRules, Registers, walk};
+use otelctx_waits::Reason;
 
 use super::stack::{Code, Region, Stack, ThreadStack};
+use super::waits::Waits;
 
 /// Attempts to walk the stack of a thread asleep, and to stop a thread that another reader has
 /// stopped.
@@ -36,6 +38,10 @@ pub(super) struct StackOptions {
     pub(super) dictionary: Arc<Dictionary>,
     /// Stop sleeping threads whose stacks need it (`--stop-sleeping`).
     pub(super) stop_sleeping: bool,
+    /// They are part of the report (`--stacks`).
+    pub(super) are_shown: bool,
+    /// Also find out why sleeping threads wait (`--waits`).
+    pub(super) waits: Option<Waits>,
 }
 
 pub(super) struct StackReader {
@@ -46,6 +52,8 @@ pub(super) struct StackReader {
     deadline: Instant,
     /// By thread ID.
     pub(super) stacks: HashMap<i32, ThreadStack>,
+    /// Why threads wait, by thread ID.
+    pub(super) reasons: HashMap<i32, Reason>,
     /// Memory of the stacks, in bytes.
     pub(super) memory: usize,
     /// The code that the stacks are in.
@@ -59,9 +67,15 @@ impl StackReader {
             code_map: Ok(CodeMap::default()),
             deadline: Instant::now(),
             stacks: HashMap::new(),
+            reasons: HashMap::new(),
             memory: 0,
             code: None,
         }
+    }
+
+    /// Returns whether the stacks are part of the report.
+    pub(super) fn are_shown(&self) -> bool {
+        self.options.are_shown
     }
 
     pub(super) fn begin(&mut self, process: &Process, deadline: Instant) {
@@ -75,6 +89,7 @@ impl StackReader {
             .map_err(|error| error.to_string());
         self.deadline = deadline;
         self.stacks.clear();
+        self.reasons.clear();
         self.memory = 0;
     }
 
@@ -86,11 +101,15 @@ impl StackReader {
         stopped: Option<&Stopped>,
         read: &mut dyn FnMut(Option<&Stopped>) -> ThreadReading,
     ) -> ThreadReading {
+        let mut reason = None;
         let (reading, stack) = match (thread.process().running(), stopped) {
             (Err(_), _) => (read(None), self.saved(thread)),
             (Ok(_), Some(stopped)) => (read(None), self.of_stopped(thread, stopped)),
-            (Ok(process), None) => self.live(process, thread, read),
+            (Ok(process), None) => self.live(process, thread, &mut reason, read),
         };
+        if let Some(reason) = reason {
+            self.reasons.insert(thread.tid(), reason);
+        }
         self.memory += stack.as_ref().map_or(0, |it| size_of_val(&it.frames[..]));
         self.stacks.insert(thread.tid(), stack);
         reading
@@ -102,6 +121,7 @@ impl StackReader {
         &self,
         process: &remote::Process,
         thread: &Thread<'_>,
+        reason: &mut Option<Reason>,
         read: &mut dyn FnMut(Option<&Stopped>) -> ThreadReading,
     ) -> (ThreadReading, ThreadStack) {
         let max_bytes = Sweep::DEFAULT_MAX_BYTES;
@@ -117,8 +137,14 @@ impl StackReader {
             Err(error) => return (read(None), Err(error.to_string())),
         };
         for _ in 0..MAX_TRIES {
-            match self.read_asleep(thread, &mut files, |_, _| read(None)) {
-                Ok(Some((stack, reading))) => return (reading, Ok(stack)),
+            let asleep = self.read_asleep(thread, &mut files, |call, stack| {
+                (read(None), self.why(process, thread, call, stack))
+            });
+            match asleep {
+                Ok(Some((stack, (reading, why)))) => {
+                    *reason = why;
+                    return (reading, Ok(stack));
+                }
                 Ok(None) => {}
                 Err(_) => break,
             }
@@ -129,6 +155,18 @@ impl StackReader {
             ..stack
         };
         (reading, self.asleep(thread, &mut files).map(separate))
+    }
+
+    /// Why a thread waits that sleeps in `call`, if that is asked for.
+    fn why(
+        &self,
+        process: &remote::Process,
+        thread: &Thread<'_>,
+        call: &Call,
+        stack: &Stack,
+    ) -> Option<Reason> {
+        let waits = self.options.waits.as_ref()?;
+        Some(waits.reason(process, thread.tid(), call, stack))
     }
 
     /// Walks the stack of a thread that must not be stopped.
@@ -145,11 +183,12 @@ impl StackReader {
         &self,
         process: &remote::Process,
         thread: &Thread<'_>,
+        reason: &mut Option<Reason>,
         read: &mut dyn FnMut(Option<&Stopped>) -> ThreadReading,
     ) -> (ThreadReading, ThreadStack) {
         let (tid, options) = (thread.tid(), thread.process().options());
         if options.never_stop {
-            return self.read_unstopped(process, thread, read);
+            return self.read_unstopped(process, thread, reason, read);
         }
         let mut files = match ThreadFiles::open(process, tid) {
             Ok(files) => files,
@@ -175,10 +214,13 @@ impl StackReader {
                 let mut reading = read(None);
                 stop = stop.or(reading.stop);
                 reading.stop = stop;
-                Some(reading)
+                Some((reading, self.why(process, thread, call, stack)))
             });
-            let reason = match asleep {
-                Ok(Some((stack, Some(reading)))) => return (reading, Ok(stack)),
+            let stop_reason = match asleep {
+                Ok(Some((stack, Some((reading, why))))) => {
+                    *reason = why;
+                    return (reading, Ok(stack));
+                }
                 Ok(Some((_, None))) => StopReason::Stack,
                 Ok(None) if tries < MAX_TRIES => continue,
                 // It may have gone to sleep since then.
@@ -192,7 +234,7 @@ impl StackReader {
                 Ok(stopped) => {
                     let stack = self.of_stopped(thread, &stopped);
                     let mut reading = read(Some(&stopped));
-                    reading.stop = Some(reason);
+                    reading.stop = Some(stop_reason);
                     return (reading, stack);
                 }
                 Err(remote::Error::AlreadyTraced { .. }) if tries <= 2 * MAX_TRIES => {

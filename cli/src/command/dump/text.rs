@@ -3,6 +3,7 @@
 mod blocks;
 mod runtimes;
 mod stacks;
+mod waits;
 
 use std::io::{self, Write};
 
@@ -49,6 +50,7 @@ pub(super) fn write(
         out.write_all(b"\n")?;
         table(report, terminal, out)?;
     }
+    waits::table(report, terminal, out)?;
     out.write_all(runtimes::threads(report).as_bytes())?;
     out.write_all(runtimes::tasks(report).as_bytes())?;
     out.write_all(stacks::lines(report).as_bytes())

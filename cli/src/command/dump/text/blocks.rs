@@ -8,7 +8,7 @@ use otelctx_reader::sample::{FrameKind, GilState};
 
 use super::super::model::{Report, Support, ThreadReport};
 use super::runtimes::{add_frames, facts};
-use super::{INVALID, context_cells, stacks};
+use super::{INVALID, context_cells, stacks, waits};
 use crate::output::terminal::escape;
 
 /// Facts about a runtime's structures, which are shown if the user asks for them.
@@ -41,6 +41,7 @@ pub(super) fn threads(report: &Report, is_verbose: bool) -> String {
             let _ = write!(text, "  {word}");
         }
         text.push('\n');
+        text += &waits::line(thread);
         let has_stack = matches!(thread.stack, Some(Ok(_)));
         stacks::add(&mut text, thread, &report.named);
         for reading in &thread.runtimes {
