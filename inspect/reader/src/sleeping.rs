@@ -1,12 +1,10 @@
 //! Reads sleeping threads without stopping them, and caches data about each for the next time.
 
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use otelctx_remote as remote;
 use remote::threads::{
-    Batch, Call, MemoryRange, PagedMemory, Pages, ThreadFiles, ThreadPointer, ThreadPointers,
-    max_kept,
+    Call, PagedMemory, Pages, ThreadFiles, ThreadPointer, ThreadPointers, max_kept,
 };
 use remote::tls::Resolution;
 use remote::{LiveProcess, Memory, Process, ProcessMemory};
@@ -16,13 +14,9 @@ const MAX_TRIES: usize = 3;
 /// Maximum number of walks over the C library's list of threads after each listing of the threads:
 /// the first misses some if the list changes.
 const MAX_WALKS: u32 = 2;
-/// Maximum number of threads that are found asleep before the first of them is read, and to read
-/// ahead at once. With more, the cost per thread does not decrease further.
+/// Maximum number of threads that are found asleep before the first of them is read. With more, the
+/// cost per thread does not decrease further.
 const MAX_FOUND: usize = 64;
-const MAX_AHEAD: usize = 64;
-/// Maximum number of ranges, and of bytes, to read ahead for a thread.
-const MAX_RANGES: usize = 8;
-const MAX_BYTES: usize = 4096;
 
 /// Cached data about the threads of a process.
 #[derive(Debug, Default)]
@@ -39,7 +33,6 @@ struct State {
     /// Number of threads with open files, and the maximum.
     open: usize,
     max_open: usize,
-    batch: Batch,
     /// The index after the thread that was read last.
     next: usize,
     /// The index after the last thread that [`State::find_asleep`] has tried.
@@ -57,18 +50,10 @@ struct CachedThread {
     files: Option<ThreadFiles>,
     /// A thread pointer from a stop that no control block confirms, of the thread of `files`.
     unconfirmed: Option<u64>,
-    /// The last read while it slept. Valid as long as it stays asleep.
-    last: Option<Last>,
+    /// The thread pointer of the last read while it slept. Valid as long as it stays asleep.
+    last: Option<u64>,
     /// It was asleep before any of [`State::pages`] was read.
     is_found: bool,
-}
-
-#[derive(Debug)]
-struct Last {
-    thread_pointer: u64,
-    ranges: Vec<MemoryRange>,
-    /// Its position in the batch, if it was read ahead.
-    ahead: Range<usize>,
 }
 
 /// The result of an attempt to read a thread without stopping it.
@@ -101,14 +86,12 @@ impl SleepingThreads {
             *entry = same.and_then(|(_, cached)| cached);
             if let Some(cached) = entry {
                 state.open += usize::from(cached.files.is_some());
-                cached.last.iter_mut().for_each(|last| last.ahead = 0..0);
                 cached.is_found = false;
             }
         }
         state.threads = listed;
         state.max_open = max_kept();
         state.walks_left = MAX_WALKS;
-        state.batch.clear();
         state.next = 0;
         state.found_to = 0;
     }
@@ -124,17 +107,16 @@ impl SleepingThreads {
         let state = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = state.index(tid);
         if let Some(index) = index {
-            state.read_ahead(process, memory, index);
+            state.note_read(process, index);
         }
         let Some(mut cached) = state.take(process, tid, index) else {
             return Asleep::Unknown(None);
         };
         let last = cached.last.take().filter(|_| !resolution.unplaced);
         if let (Some(last), Some(files)) = (last, &mut cached.files) {
-            let memory = state.batch.over(last.ahead, memory);
-            let result = read(&memory, last.thread_pointer);
+            let result = read(memory, last);
             if files.has_stayed_asleep().unwrap_or(false) {
-                cached.last = Last::new(last.thread_pointer, memory.into_ranges());
+                cached.last = Some(last);
                 state.keep(index, cached);
                 return Asleep::Read(result);
             }
@@ -145,12 +127,11 @@ impl SleepingThreads {
             && let Some(pointer) = state.pointer((process, memory), resolution, cached.inner)
         {
             let paged = PagedMemory::new(memory, &mut state.pages);
-            let memory = state.batch.over(0..0, &paged);
             let is_same = pointer.is_of(&paged, cached.inner);
-            if let Some(result) = is_same.then(|| read(&memory, pointer.address))
+            if let Some(result) = is_same.then(|| read(&paged, pointer.address))
                 && files.has_stayed_asleep().unwrap_or(false)
             {
-                cached.last = Last::new(pointer.address, memory.into_ranges());
+                cached.last = Some(pointer.address);
                 state.keep(index, cached);
                 return Asleep::Read(result);
             }
@@ -171,12 +152,11 @@ impl SleepingThreads {
                     Some(pointer) => pointer.is_of(memory, inner).then_some(pointer.address)?,
                     None => unconfirmed?,
                 };
-                let memory = state.batch.over(0..0, memory);
-                Some((read(&memory, address), address, memory.into_ranges()))
+                Some((read(memory, address), address))
             });
             match result {
-                Ok(Some(Some((result, address, ranges)))) => {
-                    cached.last = Last::new(address, ranges);
+                Ok(Some(Some((result, address)))) => {
+                    cached.last = Some(address);
                     asleep = Asleep::Read(result);
                     break;
                 }
@@ -253,54 +233,20 @@ impl CachedThread {
     }
 }
 
-impl Last {
-    fn new(thread_pointer: u64, ranges: Vec<MemoryRange>) -> Option<Self> {
-        Some(Self {
-            thread_pointer,
-            ranges,
-            ahead: 0..0,
-        })
-    }
-
-    /// The memory to read ahead next time: what was read first, unless that is too much.
-    fn ranges(&self) -> &[MemoryRange] {
-        let first = &self.ranges[..self.ranges.len().min(MAX_RANGES)];
-        let bytes: usize = first.iter().map(|(_, length)| length).sum();
-        if bytes <= MAX_BYTES { first } else { &[] }
-    }
-}
-
 impl State {
     fn index(&self, tid: i32) -> Option<usize> {
         let threads = &self.threads;
         threads.binary_search_by_key(&tid, |(tid, _)| *tid).ok()
     }
 
-    /// If threads are read one after another, reads ahead what was last read of the next ones.
-    fn read_ahead(&mut self, process: &Process, memory: &ProcessMemory, index: usize) {
+    /// If threads are read one after another, finds which of the next ones sleep.
+    fn note_read(&mut self, process: &Process, index: usize) {
         let is_next = index == std::mem::replace(&mut self.next, index + 1) && index > 0;
         let cached = &self.threads[index].1;
         let is_new = cached.as_ref().is_none_or(|it| it.last.is_none());
         if is_next && is_new && index >= self.found_to {
             self.find_asleep(process, index);
-            return;
         }
-        let ahead = |(_, cached): &(i32, Option<Box<CachedThread>>)| {
-            let last = cached.as_ref()?.last.as_ref()?;
-            Some(last.ahead.clone())
-        };
-        if !is_next || ahead(&self.threads[index]).is_none_or(|ahead| !ahead.is_empty()) {
-            return;
-        }
-        self.batch.clear();
-        let threads = self.threads[index..].iter_mut().take(MAX_AHEAD);
-        for cached in threads.filter_map(|(_, cached)| cached.as_mut()) {
-            if let Some(last) = &mut cached.last {
-                last.ahead = self.batch.add(last.ranges()).unwrap_or_default();
-            }
-        }
-        self.batch.read(process);
-        self.batch.discard_if_gone(memory);
     }
 
     /// Finds which of the next threads, if not read before, sleep: the same pages serve them all.

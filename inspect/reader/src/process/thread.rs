@@ -95,7 +95,7 @@ impl<'p> Thread<'p> {
         ahead
     }
 
-    /// Stops the thread, and immediately reads `ahead` with one system call.
+    /// Stops the thread, and immediately reads `ahead`.
     fn stop_and_read(&self, ahead: &mut Batch) -> Result<Stopped, Error> {
         let options = self.process.options();
         let timeout = match options.deadline {
@@ -112,8 +112,12 @@ impl<'p> Thread<'p> {
             }
         };
         let process = self.process.running()?;
-        // After an exec, reading the registers fails, or `modules_unchanged` returns false.
-        let read = || ahead.read(process);
+        // After an exec, reading the memory or the registers fails, or `modules_unchanged` returns false.
+        let read = || {
+            if let Some(memory) = self.process.open_memory() {
+                ahead.read(memory);
+            }
+        };
         Ok(Stopped::stop_then(process, self.tid, timeout, read)?)
     }
 

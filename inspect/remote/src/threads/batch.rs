@@ -1,17 +1,11 @@
-//! Reads several ranges of a process's memory with one system call.
+//! Reads several ranges of a process's memory ahead of their use.
 
+use crate::{Memory, MemoryError};
 use std::cell::{Cell, RefCell};
-use std::io::IoSliceMut;
-use std::ops::Range;
 
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
-
-use crate::{Memory, MemoryError, Process};
-
-/// Maximum number of ranges per call (UIO_MAXIOV in <linux/uio.h>).
+/// Maximum number of ranges in a batch.
 const MAX_RANGES: usize = 1024;
-/// Maximum number of bytes per call.
+/// Maximum number of bytes in a batch.
 const MAX_BYTES: usize = 256 << 10;
 
 /// A range of memory: address and length in bytes.
@@ -33,13 +27,12 @@ struct Piece {
 }
 
 impl Batch {
-    /// Adds ranges to read. Returns their positions in the batch; `None` if there is no room.
-    pub fn add(&mut self, ranges: &[MemoryRange]) -> Option<Range<usize>> {
-        let first = self.pieces.len();
+    /// Adds ranges to read. Returns false if there is no room.
+    pub fn add(&mut self, ranges: &[MemoryRange]) -> bool {
         let mut start = self.size();
         let added = ranges.iter().map(|(_, length)| length).sum::<usize>();
-        if first + ranges.len() > MAX_RANGES || start + added > MAX_BYTES {
-            return None;
+        if self.pieces.len() + ranges.len() > MAX_RANGES || start + added > MAX_BYTES {
+            return false;
         }
         for (address, length) in ranges {
             let end = start + length;
@@ -50,54 +43,35 @@ impl Batch {
             });
             start = end;
         }
-        Some(first..self.pieces.len())
+        true
     }
 
     fn size(&self) -> usize {
         self.pieces.last().map_or(0, |piece| piece.end)
     }
 
-    /// Reads all ranges that can be read this way. If the process has executed another program,
-    /// this reads that program's memory: see [`Self::discard_if_gone`].
-    pub fn read(&mut self, process: &Process) {
-        if self.pieces.is_empty() {
-            return;
-        }
-        let remote = |piece: &Piece| RemoteIoVec {
-            base: piece.address as usize,
-            len: piece.end - piece.start,
-        };
-        let ranges: Vec<_> = self.pieces.iter().map(remote).collect();
+    /// Reads all ranges, up to the first one that cannot be read.
+    ///
+    /// One after another: process_vm_readv(2), which reads all with one call, waits for pages that
+    /// another thread has to provide (userfaultfd(2)), without an end if the caller has stopped that
+    /// thread, or if it never does. A read of `/proc/PID/mem` fails at once.
+    pub fn read(&mut self, memory: &dyn Memory) {
         self.bytes.resize(self.size(), 0);
-        let pid = Pid::from_raw(process.pid());
-        let local = &mut [IoSliceMut::new(&mut self.bytes)];
-        let read = process_vm_readv(pid, local, &ranges).unwrap_or(0);
-        self.bytes.truncate(read);
+        let bytes = &mut self.bytes;
+        let is_read = |piece: &&Piece| {
+            let piece = bytes
+                .get_mut(piece.start..piece.end)
+                .map(|to| (piece.address, to));
+            piece.is_some_and(|(address, to)| memory.read(address, to).is_ok())
+        };
+        let read = self.pieces.iter().take_while(is_read).last();
+        self.bytes.truncate(read.map_or(0, |piece| piece.end));
     }
 
-    /// Removes what was read if the program of `memory`, which was opened before, no longer runs.
-    pub fn discard_if_gone(&mut self, memory: &dyn Memory) {
-        // Nothing is mapped at 0.
-        if let Err(MemoryError::Gone { .. }) = memory.read(0, &mut [0]) {
-            self.bytes.clear();
-        }
-    }
-
-    /// Removes all ranges.
-    pub fn clear(&mut self) {
-        self.pieces.clear();
-        self.bytes.clear();
-    }
-
-    /// Memory for which all ranges in the batch are already read.
+    /// Memory for which the ranges of the batch are already read.
     pub fn over_all<'m>(&'m self, memory: &'m dyn Memory) -> NotedMemory<'m> {
-        self.over(0..self.pieces.len(), memory)
-    }
-
-    /// Memory for which these ranges of the batch are already read.
-    pub fn over<'m>(&'m self, pieces: Range<usize>, memory: &'m dyn Memory) -> NotedMemory<'m> {
         NotedMemory {
-            pieces: self.pieces.get(pieces).unwrap_or_default(),
+            pieces: &self.pieces,
             bytes: &self.bytes,
             memory,
             noted: RefCell::default(),
@@ -153,35 +127,34 @@ mod tests {
 
     #[test]
     fn what_a_batch_lacks_is_read_when_it_is_needed() {
-        let process = Process::open(std::process::id() as i32).unwrap();
+        let process = crate::Process::open(std::process::id() as i32).unwrap();
         let memory = process.memory().unwrap();
         let mut bytes = Box::new(*b"first second");
         let address = bytes.as_ptr() as u64;
-        // Nothing is mapped in the first page. A call ends where it cannot read.
+        // Nothing is mapped in the first page. A batch ends where it cannot read.
         let ranges = [(address, 6), (8, 4), (address + 6, 6)];
         let mut batch = Batch::default();
-        assert_eq!(batch.add(&ranges[..1]), Some(0..1));
-        assert_eq!(batch.add(&ranges[1..]), Some(1..3));
-        batch.read(&process);
-        batch.discard_if_gone(&memory);
+        assert!(batch.add(&ranges[..1]) && batch.add(&ranges[1..]));
+        batch.read(&memory);
         bytes.copy_from_slice(b"FIRST SECOND");
-        let read = |pieces, address, length| {
-            let memory = batch.over(pieces, &memory);
+        let read = |batch: &Batch, address, length| {
+            let memory = batch.over_all(&memory);
             let mut buffer = vec![0; length];
             let result = memory.read(address, &mut buffer);
             assert_eq!(memory.into_ranges(), [(address, length)]);
             result.map(|()| String::from_utf8(buffer).unwrap())
         };
-        assert_eq!(read(0..3, address, 6).unwrap(), "first ");
-        assert_eq!(read(0..3, address + 1, 4).unwrap(), "irst");
-        assert_eq!(read(0..3, address + 6, 6).unwrap(), "SECOND");
-        assert_eq!(read(0..3, address, 12).unwrap(), "FIRST SECOND");
-        assert_eq!(read(1..3, address, 6).unwrap(), "FIRST ");
-        assert!(read(0..3, 8, 4).is_err());
-        assert!(read(0..3, u64::MAX - 1, 4).is_err());
-        // Ranges that exceed one call are rejected as a whole.
-        assert_eq!(batch.add(&[(address, 1); MAX_RANGES]), None);
-        batch.clear();
-        assert_eq!(batch.add(&[(address, 1); MAX_RANGES]), Some(0..MAX_RANGES));
+        assert_eq!(read(&batch, address, 6).unwrap(), "first ");
+        assert_eq!(read(&batch, address + 1, 4).unwrap(), "irst");
+        assert_eq!(read(&batch, address + 6, 6).unwrap(), "SECOND");
+        assert_eq!(read(&batch, address, 12).unwrap(), "FIRST SECOND");
+        assert!(read(&batch, 8, 4).is_err());
+        assert!(read(&batch, u64::MAX - 1, 4).is_err());
+        let mut unread = Batch::default();
+        unread.read(&memory);
+        assert_eq!(read(&unread, address, 6).unwrap(), "FIRST ");
+        // Ranges that exceed a batch are rejected as a whole.
+        assert!(!batch.add(&[(address, 1); MAX_RANGES]));
+        assert!(unread.add(&[(address, 1); MAX_RANGES]));
     }
 }
