@@ -96,6 +96,14 @@ impl SubAssign for Counts {
 }
 
 impl Counts {
+    /// Returns what was counted after `earlier`, a former state of the same counters. A counter of what may be made up for,
+    /// such as [`unread_name_files`](Self::unread_name_files), is 0 if it has fallen.
+    #[must_use]
+    pub fn since(mut self, earlier: Self) -> Self {
+        self.combine(earlier, u64::saturating_sub);
+        self
+    }
+
     fn combine(&mut self, other: Self, combine: fn(u64, u64) -> u64) {
         /// Combines these fields. Without one of them, the pattern does not compile.
         macro_rules! combine_fields {
@@ -235,6 +243,11 @@ mod tests {
         twice += counts;
         let unreadable = twice.unreadable[ReadStep::Record as usize];
         assert_eq!((unreadable, twice.lost, twice.unknown_keys), (2, 6, 10));
+        twice.unread_name_files = 1;
+        counts.unread_name_files = 2;
+        let since = twice.since(counts);
+        assert_eq!((since.lost, since.unread_name_files), (3, 0));
+        (twice.unread_name_files, counts.unread_name_files) = (0, 0);
         twice -= counts;
         assert_eq!(twice, counts);
     }

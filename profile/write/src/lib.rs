@@ -57,7 +57,7 @@ pub use recording::{Clock, Recording};
 pub use resolve::{NamedModule, RecordedFile};
 #[doc(hidden)]
 pub use resolve::{unnamed_modules, write_named};
-pub use spool::{Parts, Spool};
+pub use spool::{KeptSpool, Parts, Spool};
 #[doc(hidden)]
 pub use view::load;
 pub use view::{

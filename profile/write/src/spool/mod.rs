@@ -3,8 +3,11 @@
 //! The file has no name, and is deleted with the process. It consists of segments: the samples that
 //! were taken with one catalog, and that catalog, which is replaced when it has grown too large. At
 //! the end, segments are combined into parts of bounded memory; most recordings have one part.
+//!
+//! A recording of which only the last minute is kept ([`KeptSpool`]) has its segments in memory.
 
 mod codec;
+mod kept;
 mod part;
 
 use std::fs::File;
@@ -13,12 +16,15 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use otelctx_sample::{Catalog, Counts, FrameKind, Rotation, Sample};
 
 use crate::{Clock, Recording, file};
 use codec::SAMPLE_SIZE;
+use kept::KeptSegment;
+pub use kept::KeptSpool;
 use part::Part;
 
 /// Number of bytes of samples that are written at once.
@@ -158,16 +164,16 @@ impl Spool {
         let mut last = Vec::new();
         codec::write_catalog(&mut last, &catalog, &mut self.kinds);
         Parts {
-            file: Some(self.file),
-            segments: self.segments.into_iter(),
+            segments: Segments::InFile(self.file, self.segments.into_iter()),
             last: Some(Last {
                 samples: self.start..self.end,
                 buffer: self.buffer,
                 catalog: last,
             }),
             kinds: self.kinds,
-            limits: self.limits,
+            part_memory: self.limits.part_memory,
             samples: self.len,
+            since: 0,
             clock,
             rest: clock,
             period,
@@ -186,18 +192,30 @@ struct Last {
     catalog: Vec<u8>,
 }
 
+/// The segments that were not read yet.
+#[derive(Debug)]
+enum Segments {
+    InFile(File, std::vec::IntoIter<Segment>),
+    InMemory(std::vec::IntoIter<Arc<KeptSegment>>),
+    /// All were read, and the file is deleted.
+    Read,
+}
+
 /// A recording, part by part. The first part has the counters; those of the others are zero.
 ///
 /// Space that was read is returned to the file system, and the file is deleted before the last part
 /// is returned, so that a full disk has room for the output.
 #[derive(Debug)]
 pub struct Parts {
-    file: Option<File>,
-    segments: std::vec::IntoIter<Segment>,
+    segments: Segments,
     last: Option<Last>,
     kinds: Vec<FrameKind>,
-    limits: Limits,
+    /// Maximum [`Part::cost`] before another part begins.
+    part_memory: usize,
+    /// Maximum number of samples.
     samples: u64,
+    /// The time of the oldest sample to return.
+    since: u64,
     clock: Clock,
     /// The time span of the parts that were not read yet.
     rest: Clock,
@@ -219,7 +237,7 @@ impl Iterator for Parts {
 }
 
 impl Parts {
-    /// Returns the number of samples in all parts.
+    /// Returns the number of samples in all parts; of a [`KeptSpool`], at most.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.samples
@@ -232,21 +250,19 @@ impl Parts {
     }
 
     fn read(&mut self) -> io::Result<Recording> {
-        let mut part = Part::default();
-        while part.cost() < self.limits.part_memory {
-            let Some(segment) = self.segments.next() else {
+        let mut part = Part::since(self.since);
+        while part.cost() < self.part_memory {
+            if !self.add_segment(&mut part)? {
                 if let Some(last) = self.last.take() {
                     let ids = part.add_catalog(&last.catalog, &self.kinds)?;
-                    self.add_samples(&mut part, last.samples, &ids)?;
+                    if let Segments::InFile(file, _) = &self.segments {
+                        add_samples(file, &mut part, last.samples, &ids)?;
+                    }
                     part.add_samples(&last.buffer, &ids)?;
                 }
-                self.file = None;
+                self.segments = Segments::Read;
                 break;
-            };
-            let catalog = self.bytes(segment.catalog..segment.end)?;
-            let ids = part.add_catalog(&catalog, &self.kinds)?;
-            self.add_samples(&mut part, segment.start..segment.catalog, &ids)?;
-            self.give_back(segment.start..segment.end);
+            }
         }
         let mut clock = self.rest;
         if self.last.is_some() {
@@ -266,30 +282,56 @@ impl Parts {
         })
     }
 
-    fn add_samples(&self, part: &mut Part, range: Range<u64>, ids: &codec::Ids) -> io::Result<()> {
-        let step = BUFFER / SAMPLE_SIZE * SAMPLE_SIZE;
-        for start in range.clone().step_by(step) {
-            let end = range.end.min(start + step as u64);
-            part.add_samples(&self.bytes(start..end)?, ids)?;
+    /// Adds the next segment but the last one to a part. Returns false if there is none.
+    fn add_segment(&mut self, part: &mut Part) -> io::Result<bool> {
+        match &mut self.segments {
+            Segments::InFile(file, segments) => {
+                let Some(segment) = segments.next() else {
+                    return Ok(false);
+                };
+                let catalog = read_bytes(file, segment.catalog..segment.end)?;
+                let ids = part.add_catalog(&catalog, &self.kinds)?;
+                add_samples(file, part, segment.start..segment.catalog, &ids)?;
+                give_back(file, segment.start..segment.end);
+            }
+            Segments::InMemory(segments) => {
+                let Some(segment) = segments.next() else {
+                    return Ok(false);
+                };
+                let ids = part.add_catalog(&segment.catalog, &self.kinds)?;
+                part.add_samples(&segment.samples, &ids)?;
+            }
+            Segments::Read => return Ok(false),
         }
-        Ok(())
+        Ok(true)
     }
+}
 
-    fn bytes(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
-        let file = self.file.as_ref().ok_or_else(codec::damaged)?;
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        file.read_exact_at(&mut bytes, range.start)?;
-        Ok(bytes)
+fn add_samples(
+    file: &File,
+    part: &mut Part,
+    range: Range<u64>,
+    ids: &codec::Ids,
+) -> io::Result<()> {
+    let step = BUFFER / SAMPLE_SIZE * SAMPLE_SIZE;
+    for start in range.clone().step_by(step) {
+        let end = range.end.min(start + step as u64);
+        part.add_samples(&read_bytes(file, start..end)?, ids)?;
     }
+    Ok(())
+}
 
-    /// Returns the space of a range to the file system, if it supports that.
-    fn give_back(&self, range: Range<u64>) {
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let size = (range.end - range.start).cast_signed();
-        if let Some(file) = &self.file {
-            let _ = fallocate(file, flags, range.start.cast_signed(), size);
-        }
-    }
+fn read_bytes(file: &File, range: Range<u64>) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    file.read_exact_at(&mut bytes, range.start)?;
+    Ok(bytes)
+}
+
+/// Returns the space of a range to the file system, if it supports that.
+fn give_back(file: &File, range: Range<u64>) {
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let size = (range.end - range.start).cast_signed();
+    let _ = fallocate(file, flags, range.start.cast_signed(), size);
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ struct ProcessKey {
 pub(super) struct Part {
     pub(super) catalog: Catalog,
     pub(super) samples: Vec<Sample>,
+    /// The time of the oldest sample to add.
+    since: u64,
     /// The newest entry of each process.
     processes: HashMap<ProcessKey, ProcessId>,
     /// Offset and module of the last mapping at each start and end.
@@ -35,6 +37,14 @@ const SAMPLE_COST: usize = 160;
 const CATALOG_FACTOR: usize = 5;
 
 impl Part {
+    /// Creates a part without the samples before a time.
+    pub(super) fn since(since: u64) -> Self {
+        Self {
+            since,
+            ..Self::default()
+        }
+    }
+
     /// Estimates the memory for resolving and writing this part, in bytes.
     pub(super) fn cost(&self) -> usize {
         self.samples.len() * SAMPLE_COST + self.catalog.memory() * CATALOG_FACTOR
@@ -111,7 +121,10 @@ impl Part {
 
     pub(super) fn add_samples(&mut self, mut bytes: &[u8], ids: &Ids) -> io::Result<()> {
         while !bytes.is_empty() {
-            self.samples.push(read_sample(&mut bytes, ids)?);
+            let sample = read_sample(&mut bytes, ids)?;
+            if sample.time >= self.since {
+                self.samples.push(sample);
+            }
         }
         Ok(())
     }

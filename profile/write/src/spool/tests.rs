@@ -1,4 +1,5 @@
 mod formats;
+mod kept;
 
 use std::fs::OpenOptions;
 
