@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use otelctx_sample::format::process_context::Value;
 use otelctx_sample::format::record::DecodedContext;
 
 /// The prefix that the OpenTelemetry eBPF profiler adds to the names of record attributes. Here it
@@ -50,6 +51,17 @@ pub(crate) fn attribute<'c>(context: &'c DecodedContext, name: &str) -> Option<&
     let mut last_first = context.attributes.iter().rev();
     let found = last_first.find(|(found, _)| found == name);
     found.map(|(_, value)| value.as_str())
+}
+
+/// Returns the value of a resource's attribute as text; `None` for lists and bytes.
+pub(crate) fn text_of(value: &Value) -> Option<Cow<'_, str>> {
+    Some(match value {
+        Value::String(text) => text.into(),
+        Value::Int(number) => number.to_string().into(),
+        Value::Bool(value) => value.to_string().into(),
+        Value::Double(value) => value.to_string().into(),
+        _ => return None,
+    })
 }
 
 /// Prefixes the name of an attribute if it is one of `own`. Distinct names stay distinct.

@@ -37,6 +37,7 @@ mod resolve;
 pub mod rules;
 mod selection;
 mod spool;
+mod trigger;
 mod view;
 mod wait;
 mod write;
@@ -58,6 +59,7 @@ pub use resolve::{NamedModule, RecordedFile};
 #[doc(hidden)]
 pub use resolve::{unnamed_modules, write_named};
 pub use spool::{KeptSpool, Parts, Spool};
+pub use trigger::{Expression, ExpressionError, Match, Trigger};
 #[doc(hidden)]
 pub use view::load;
 pub use view::{

@@ -1,10 +1,11 @@
 //! Selects samples.
 
+use std::borrow::Cow;
 use std::mem::take;
 
 use super::tables::{Context, Group, Id, Kind, NONE, Process, Sink, Tables, Thread};
+use crate::attributes::text_of;
 use crate::report::{Cost, Moment, Selection, ThreadFilter};
-use otelctx_sample::format::process_context::Value;
 
 /// A known answer for each entry of a table.
 #[derive(Default)]
@@ -179,11 +180,5 @@ fn has_function(selection: &Selection, tables: &Tables, group: &Group<'_>) -> bo
 pub(super) fn resource_text(process: &Process, name: &str) -> Option<String> {
     let mut resource = process.resource.iter();
     let (_, value) = resource.find(|(key, _)| key == name)?;
-    Some(match value {
-        Value::String(text) => text.clone(),
-        Value::Int(number) => number.to_string(),
-        Value::Bool(value) => value.to_string(),
-        Value::Double(value) => value.to_string(),
-        _ => return None,
-    })
+    text_of(value).map(Cow::into_owned)
 }
