@@ -95,6 +95,18 @@ pub(crate) enum Error {
     },
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
+    #[error("no recorder of this user keeps samples")]
+    NoRecorder,
+    #[error("several recorders keep samples: choose one with --recorder: {}", ids(.0))]
+    ManyRecorders(Vec<i32>),
+    #[error("process {pid} is no recorder of this user that keeps samples{}", these(.others))]
+    NoSuchRecorder { pid: i32, others: Vec<i32> },
+    #[error("recorder {pid} did not answer: {why}")]
+    RecorderSilent {
+        pid: i32,
+        #[source]
+        why: io::Error,
+    },
     #[error(
         "no recording is here: name one, or make one with `{} record -o profile.otlp -p PID`",
         own_name()
@@ -183,6 +195,20 @@ impl From<remote::Error> for Error {
     }
 }
 
+/// Lists process IDs.
+fn ids(pids: &[i32]) -> String {
+    let ids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+    ids.join(", ")
+}
+
+/// Lists the recorders that there are.
+fn these(pids: &[i32]) -> String {
+    match pids {
+        [] => String::new(),
+        pids => format!("; these are: {}", ids(pids)),
+    }
+}
+
 /// Returns the sentence that says how to find processes to choose from.
 fn publishing() -> String {
     let own = own_name();
@@ -205,6 +231,10 @@ impl Error {
                 _ => None,
             },
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => Some(MORE_TIME.into()),
+            Self::NoRecorder => Some(format!(
+                "`{} record --keep 60s -p PID` does; only its own user can ask it",
+                own_name()
+            )),
             Self::NoSuchRecording { hint, .. } => Some(hint.clone()),
             Self::Export(error)
             | Self::Debuginfod(otelctx_export::DownloadError::Prepare(error)) => error.hint(),

@@ -1,4 +1,5 @@
-//! Ends commands with a result on Ctrl-C, SIGTERM and SIGHUP.
+//! Ends commands with a result on Ctrl-C, SIGTERM and SIGHUP; and notes SIGUSR1, on which a recording that is kept is
+//! written.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -30,6 +31,9 @@ static IGNORES_SIGINT: AtomicBool = AtomicBool::new(false);
 
 /// The ID of this process while it has a recording that is not written completely; 0 otherwise.
 static UNWRITTEN: AtomicI32 = AtomicI32::new(0);
+
+/// True if SIGUSR1 has arrived, and [`take_write_request`] was not called since.
+static WRITE_REQUESTED: AtomicBool = AtomicBool::new(false);
 
 const LOST: &[u8] = b"otelctx: interrupted twice: the recording was not written\n";
 
@@ -100,6 +104,30 @@ pub(crate) fn catch() -> io::Result<()> {
     let ignored = unsafe { catch_unless_ignored(&SIGNALS, &noted) }?;
     IGNORES_SIGINT.store(ignored.contains(&Signal::SIGINT), Ordering::Relaxed);
     Ok(())
+}
+
+extern "C" fn note_write_request(_: libc::c_int) {
+    WRITE_REQUESTED.store(true, Ordering::Relaxed);
+}
+
+/// Catches SIGUSR1, also if it was ignored or blocked, and notes it for [`take_write_request`].
+pub(crate) fn catch_write_requests() -> io::Result<()> {
+    let noted = SigAction::new(
+        SigHandler::Handler(note_write_request),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
+    // SAFETY: `note_write_request` only stores to an atomic.
+    unsafe { sigaction(Signal::SIGUSR1, &noted) }?;
+    let mut requests = SigSet::empty();
+    requests.add(Signal::SIGUSR1);
+    pthread_sigmask(SigmaskHow::SIG_UNBLOCK, Some(&requests), None)?;
+    Ok(())
+}
+
+/// Returns whether SIGUSR1 has arrived since the last call, once or several times.
+pub(crate) fn take_write_request() -> bool {
+    WRITE_REQUESTED.swap(false, Ordering::Relaxed)
 }
 
 /// Says that SIGINT does not end the command, as in the background of a shell's script, if so.

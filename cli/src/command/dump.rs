@@ -5,6 +5,7 @@ mod all;
 mod core;
 mod inspection;
 mod json;
+mod last;
 mod model;
 mod names;
 mod stack;
@@ -44,7 +45,7 @@ use crate::{Setup, Status};
 /// Sleeping threads are not stopped. Running threads are stopped for a few microseconds (longer with
 /// --stacks), unless --no-stop is given. Also reads core files (docs/core-files.md).
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]),
+#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core", "last"]),
     group = clap::ArgGroup::new("names").args(["debug_dir", "debuginfod"]).multiple(true).requires("stacks"),
     after_help = "\
 Examples:
@@ -56,6 +57,7 @@ Examples:
   otelctx dump 4711 --waits              also show what each sleeping thread waits for
   otelctx dump 4711 --tasks              also show the tasks that no thread executes
   otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
+  otelctx dump --last 30s                have a running `record --keep` write its last 30 s
   otelctx dump --core core.4711          the trace of each thread when the process crashed
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
 pub(crate) struct Arguments {
@@ -71,6 +73,14 @@ pub(crate) struct Arguments {
     /// Read a core file instead of a process
     #[arg(long, value_name = "FILE")]
     core: Option<PathBuf>,
+    /// Have a running `otelctx record --keep` of this user write the samples of the last SECONDS to its files, and
+    /// print their paths
+    #[arg(long, value_name = "SECONDS", value_parser = seconds,
+        conflicts_with_all = ["children", "tasks", "stacks", "verbose", "deadline", "no_stop", "force", "record_size", "max_payload"])]
+    last: Option<Duration>,
+    /// Process ID of the recorder, if several run
+    #[arg(long, value_name = "PID", requires = "last", value_parser = ids::pid)]
+    recorder: Option<i32>,
     /// Also show suspended tasks, such as those of Python's asyncio: what each awaits, and its context.
     /// Stops the whole process, but for threads that sleep in a system call whose timeout a stop would
     /// restart
@@ -131,6 +141,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
+    if let Some(time) = arguments.last {
+        return last::run(time, arguments.recorder, arguments.json);
+    }
     let mut options = Options::default();
     options.runtimes = setup.runtimes.clone();
     options.max_payload = arguments.max_payload as usize;

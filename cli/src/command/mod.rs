@@ -16,6 +16,7 @@ mod node_contexts;
 mod partial;
 pub(crate) mod ps;
 pub(crate) mod record;
+mod recorders;
 pub(crate) mod report;
 mod retry;
 mod runtimes;

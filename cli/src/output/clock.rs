@@ -19,6 +19,14 @@ pub(crate) fn utc(time: SystemTime) -> String {
     )
 }
 
+/// Formats a time as `2026-11-21T06-42-09Z`, for names of files, which have no colons on some file systems.
+pub(crate) fn file_stamp(time: SystemTime) -> String {
+    let text = utc(time);
+    // Without the milliseconds.
+    let seconds = text.split('.').next().unwrap_or_default();
+    format!("{}Z", seconds.replace(':', "-"))
+}
+
 /// Formats a time as `07:42:09`, in local time.
 pub(crate) fn local(time: SystemTime) -> String {
     let at = broken_down(since_epoch(time).0, libc::localtime_r);
@@ -80,5 +88,6 @@ mod tests {
         let leap_day = UNIX_EPOCH + Duration::from_millis(1_709_210_096_007);
         assert_eq!(utc(leap_day), "2024-02-29T12:34:56.007Z");
         assert_eq!(utc(UNIX_EPOCH), "1970-01-01T00:00:00.000Z");
+        assert_eq!(file_stamp(leap_day), "2024-02-29T12-34-56Z");
     }
 }

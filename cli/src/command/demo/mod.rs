@@ -7,15 +7,15 @@ pub(crate) mod service;
 mod text;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use otelctx_profile::{Options, Profile};
+use otelctx_profile::{Options, Profile, Spool};
 use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
 use super::record::output;
-use super::record::session::{Plan, Session};
+use super::record::session::{Now, Plan, Session};
 use super::seconds::seconds;
 use crate::command::wall::Wall;
 use crate::error::Error;
@@ -72,6 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         let head = text::head(service.pid(), arguments.duration);
         terminal::print(&head).map_err(Error::Output)?;
     }
+    let mut spool = Spool::beside(Path::new("")).map_err(Error::Spool)?;
     let session = Session::start(Plan {
         older_children: None,
         targets: Targets::Processes(vec![service.pid()]),
@@ -83,17 +84,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,
         setup: Setup::default(),
-        beside: PathBuf::new(),
         duration: Some(arguments.duration),
     })?;
     let method = session.method;
-    let mut recorded = session.run(|sampler| !sampler.has_targets());
+    let recorded = session.run(&mut spool, |sampler| !sampler.has_targets());
     let sampled = recorded.files;
     if let Some(error) = recorded.failure {
         return Err(Error::SpoolFull(error));
     }
     // A recording this short has one part.
-    let recorded = match recorded.parts.next() {
+    let Now {
+        clock,
+        period,
+        counts,
+    } = recorded.now;
+    let mut parts = spool.finish(recorded.catalog, clock, period, counts);
+    let recorded = match parts.next() {
         Some(Ok(recorded)) => recorded,
         Some(Err(error)) => return Err(Error::Spool(error)),
         None => return Err(Error::Spool(io::ErrorKind::UnexpectedEof.into())),

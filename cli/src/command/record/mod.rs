@@ -3,23 +3,28 @@
 pub(super) mod empty_recording;
 pub(super) mod gil;
 mod held;
+mod keep;
 pub(super) mod output;
 mod progress;
 mod send;
 pub(super) mod session;
 mod summary;
 mod unsent;
+mod writer;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::mem;
 use std::path::PathBuf;
 use std::process::Child;
+use std::thread;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
-use otelctx_profile::{Clock, Format, Options, Parts, Profile, Recording, Spans};
-use otelctx_sampler::Targets;
-use otelctx_symbolize::Symbols;
+use otelctx_profile::sample::ModuleFiles;
+use otelctx_profile::{Format, Parts, Spool};
+use otelctx_sampler::{Sampler, Targets};
+use otelctx_symbolize::{SharedServer, Symbols};
 
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
@@ -30,18 +35,16 @@ use crate::command::wall::Wall;
 use crate::command::without_symbols::WithoutSymbols;
 use crate::command::{ids, needed, seconds, standard_output};
 use crate::error::Error;
-use crate::output::json;
 use crate::output::terminal::{self, escape};
-use crate::output::text::{argument, own_name};
+use crate::output::text::own_name;
 use crate::{Setup, Status, hidden, interrupt};
 
-use empty_recording::{Before, Contexts};
-use gil::GilSamples;
-use output::Outputs;
+use keep::{KeepOptions, Keeper, Report};
 pub(super) use output::Written;
-use send::{Collector, Delivery};
+use send::Collector;
 use session::{Plan, Recorded, Session};
-use summary::{Removed, Summary};
+use summary::Summary;
+use writer::Writer;
 
 /// Sample processes and write a profile with the trace on every sample
 ///
@@ -94,6 +97,8 @@ pub(crate) struct Arguments {
     frequency: u32,
     #[command(flatten)]
     wall: Wall,
+    #[command(flatten)]
+    keep: KeepOptions,
     /// Attribute at the root of flame graphs and folded stacks; `none` for none [default: http.route,
     /// if any sample has it]
     #[arg(help_heading = help::OUTPUT, long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
@@ -142,6 +147,8 @@ Examples:
   otelctx record --all -o all.otlp -o all.pb.gz      every process, until Ctrl-C
   otelctx record -- ./app --option value             a command, from its first instruction
   otelctx record --all --otlp http://localhost:4317  send to a collector over gRPC
+  otelctx record -p 4711 --keep 60s --trigger 'http.route=/cart and seen > 2s' -o slow.html
+                                                     the minute before a request becomes slow
   otelctx report profile.otlp                        show the recording as tables";
 
 pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Error> {
@@ -176,200 +183,78 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     interrupt::report_loss(true);
     interrupt::catch().map_err(Error::Interrupt)?;
     interrupt::say_if_ignored();
-    let (recorded, method, child) = record(arguments, targets, selected.older_children, setup)?;
-    let (stacks, steps) = (recorded.incomplete_stacks, recorded.incomplete_steps);
-    let mut summary = Summary::new(method, arguments.conditions(), stacks, steps);
-    summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
-    let symbols = arguments.debug_files.symbols(server).search_processes();
-    let mut symbols = symbols.files(recorded.files);
-    if arguments.no_symbols {
-        symbols = symbols.without_functions();
+    if arguments.keep.is_given() {
+        interrupt::catch_write_requests().map_err(Error::Interrupt)?;
     }
-    let mut writer = Writer {
+    let ended = record(
         arguments,
-        targets: selected.pids,
-        before: Before::default(),
-        contexts: Contexts::default(),
-        summary,
-        outputs: None,
-        standard_output,
+        targets,
+        selected.older_children,
+        setup,
         collector,
-        sent: None,
-        failed: recorded.failure.map(Error::SpoolFull).into_iter().collect(),
+        server.clone(),
+    )?;
+    let (stacks, steps) = (
+        ended.recorded.incomplete_stacks,
+        ended.recorded.incomplete_steps,
+    );
+    let mut summary = Summary::new(ended.method, arguments.conditions(), stacks, steps);
+    summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
+    let mut symbols = arguments.symbols(server, ended.recorded.files);
+    let clock = ended.parts.clock();
+    let may_write = ended.kept.as_ref().is_none_or(Report::may_write);
+    let paths = match &ended.kept {
+        _ if !may_write => Vec::new(),
+        None => arguments.output.clone(),
+        Some(_) => keep::with_time(&arguments.output, clock.unix(clock.end)),
     };
-    writer.add_all(recorded.parts, &mut symbols);
+    let mut writer = Writer::new(arguments, paths, summary);
+    writer.targets = selected.pids;
+    writer.standard_output = standard_output;
+    writer.collector = ended.collector.filter(|_| may_write);
+    let failure = ended.recorded.failure;
+    writer.failed.extend(failure.map(Error::SpoolFull));
+    let failed_before = ended.kept.as_ref().is_some_and(Report::has_failures);
+    writer.kept = ended.kept;
+    writer.add_all(ended.parts, &mut symbols);
     for failure in symbols.failures() {
         let failure = failure.to_string();
         // Standard error may be closed.
         let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
     }
+    let child = ended.child;
     let printed = writer.finish(child.is_some());
     // Last, so that nothing is lost if the user interrupts a command that does not end.
     let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
     printed?;
-    Ok(if writer.failed.is_empty() {
+    Ok(if writer.failed.is_empty() && !failed_before {
         status
     } else {
         Status::CouldNotRun
     })
 }
 
-/// Writes and sends a recording part by part, and keeps the facts for its closing lines.
-struct Writer<'a> {
-    arguments: &'a Arguments,
-    /// The processes that were chosen; none for the whole machine.
-    targets: Vec<i32>,
-    before: Before,
-    contexts: Contexts,
-    summary: Summary,
-    /// `None` before the first part.
-    outputs: Option<Outputs>,
-    /// The format of standard output, if the recording is written there.
-    standard_output: Option<Format>,
-    collector: Option<Collector>,
-    sent: Option<Delivery>,
-    failed: Vec<Error>,
-}
-
-impl Writer<'_> {
-    /// Filters, writes and sends the parts, until one cannot be read back.
-    fn add_all(&mut self, parts: Parts, symbols: &mut Symbols) {
-        let (clock, samples) = (parts.clock(), parts.samples());
-        for part in parts {
-            let mut part = match part {
-                Ok(part) => part,
-                Err(error) => return self.failed.push(Error::Spool(error)),
-            };
-            let (clock_of_part, removed) = (part.clock, self.select(&mut part, clock));
-            let mut profile = Profile::new(part, symbols);
-            self.select_by_function(&mut profile, clock_of_part, removed);
-            self.summary.without_symbols.add(&profile, symbols);
-            let arguments = self.arguments;
-            let outputs = self.outputs.get_or_insert_with(|| {
-                let mut options = Options::default();
-                options.by = output::root(arguments.by.as_deref(), &profile);
-                options
-                    .attribute_prefix
-                    .clone_from(&arguments.attribute_prefix);
-                let dropped = &arguments.filter.attributes.drop;
-                options.dropped_attributes.clone_from(dropped);
-                options.host = output::host();
-                let standard_output = self.standard_output;
-                Outputs::new(options, &arguments.output, standard_output, clock, samples)
-            });
-            outputs.add(&profile);
-            let Some(collector) = &mut self.collector else {
-                continue;
-            };
-            match (collector.send(&profile, &outputs.options), &mut self.sent) {
-                (Ok(delivery), Some(sent)) => sent.add(&delivery),
-                (Ok(delivery), sent) => *sent = Some(delivery),
-                (Err(error), _) => {
-                    self.failed.push(error);
-                    if arguments.output.is_empty() {
-                        outputs.add_file(&profile, &unsent::name());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Leaves out the samples and attributes of a part that were not requested. `clock` is that of the
-    /// whole recording.
-    fn select(&mut self, part: &mut Recording, clock: Clock) -> Removed {
-        let arguments = self.arguments;
-        self.before.add(part, arguments);
-        let mut not_selected = arguments.filter.keep(part);
-        if let Some(time) = &arguments.time {
-            let all = part.samples.len();
-            let selected = time.within(clock);
-            part.samples
-                .retain(|sample| selected.contains(&sample.time));
-            not_selected += all - part.samples.len();
-        }
-        Removed {
-            gil: GilSamples::default(),
-            not_selected,
-            attributes: arguments.filter.attributes.apply(part),
-        }
-    }
-
-    /// Leaves out samples and frames that were not requested, and counts the others.
-    fn select_by_function(&mut self, part: &mut Profile, clock: Clock, mut removed: Removed) {
-        let arguments = self.arguments;
-        if !arguments.filter.functions.is_empty() {
-            removed.not_selected += part.keep_functions(&arguments.filter.functions);
-        }
-        removed.gil = GilSamples::of_part(part);
-        if arguments.gil {
-            self.before.add_gil(removed.gil);
-            part.keep_gil_holders();
-        }
-        if !arguments.filter.languages.is_empty() {
-            part.keep_languages(&arguments.filter.languages);
-        }
-        self.contexts.add(part);
-        self.summary.add(part, clock, removed);
-    }
-
-    /// Writes the files of all parts, and prints the closing lines: on standard error if standard
-    /// output is a command's.
-    fn finish(&mut self, is_command: bool) -> Result<(), Error> {
-        let arguments = self.arguments;
-        let mut outputs = self.outputs.take();
-        if let (Some(path), Some(outputs)) = (&arguments.spans, &mut outputs) {
-            match Spans::read(path) {
-                Ok(spans) => outputs.set_spans(spans),
-                Err(error) => self.failed.push(error.into()),
-            }
-        }
-        let mut finished = outputs.map(Outputs::finish).unwrap_or_default();
-        interrupt::report_loss(false);
-        self.failed.append(&mut finished.failed);
-        let written = &finished.written;
-        let lacking = || self.contexts.lacking(arguments.by.as_deref());
-        let samples = self.summary.samples();
-        let explanation = self.before.explanation(samples, arguments, &self.targets);
-        let explanation = explanation.or_else(lacking);
-        let text = if arguments.json {
-            json::render(&self.summary.json(written, self.sent.as_ref()))
-        } else {
-            let line = Written::line;
-            let files = written.iter().filter(|it| it.has_content()).map(line);
-            let sent = self.sent.as_ref().map(Delivery::line).unwrap_or_default();
-            self.summary.text() + &files.collect::<String>() + &sent
-        };
-        let printed = if (is_command || self.standard_output.is_some()) && !arguments.json {
-            // Standard output may be a pipe to another program. A failure cannot be reported.
-            let _ = io::stderr().write_all(text.as_bytes());
-            Ok(())
-        } else {
-            terminal::print(&text).map_err(Error::Output)
-        };
-        if let [file, ..] = &written[..]
-            && arguments.no_symbols
-            && self.summary.samples() > 0
-            && output::take_names_later(&arguments.output, self.standard_output)
-        {
-            let message = "functions in files have no names yet";
-            let (program, file) = (own_name(), argument(&file.path));
-            let hint = format!("`{program} symbolize {file}` adds them");
-            terminal::complain(message, Some(&hint));
-        }
-        if let Some(explanation) = explanation {
-            terminal::complain(&explanation.message, Some(&explanation.hint));
-        }
-        if let Some(line) = finished.kept_line() {
-            terminal::complain(&line, None);
-        }
-        for error in &self.failed {
-            terminal::complain(&error.to_string(), error.hint().as_deref());
-        }
-        printed
-    }
-}
-
 impl Arguments {
+    /// Returns a symbolizer for these files of sampled code.
+    fn symbols(&self, server: Option<SharedServer>, files: ModuleFiles) -> Symbols {
+        let symbols = self.debug_files.symbols(server);
+        let symbols = symbols.search_processes().files(files);
+        if self.no_symbols {
+            symbols.without_functions()
+        } else {
+            symbols
+        }
+    }
+
+    /// Creates the file for samples, unless they are kept in memory.
+    fn spool(&self) -> Result<Option<Spool>, Error> {
+        if self.keep.is_given() {
+            return Ok(None);
+        }
+        let beside = self.output.first().cloned().unwrap_or_default();
+        Spool::beside(&beside).map(Some).map_err(Error::Spool)
+    }
+
     /// Returns the format to write to standard output, if nothing else is written there.
     fn standard_output(&self) -> Result<Option<Format>, Error> {
         let format = self.standard_output.chosen(&self.output)?;
@@ -381,17 +266,33 @@ impl Arguments {
     }
 }
 
-/// Samples until the recording ends. Returns the method's name, and the command if one was started.
+/// A recording that has ended.
+struct Ended {
+    recorded: Recorded,
+    parts: Parts,
+    /// `ebpf` or `ptrace`.
+    method: &'static str,
+    /// The command, if one was started.
+    child: Option<Child>,
+    collector: Option<Collector>,
+    /// What was written before, with `--keep`.
+    kept: Option<Report>,
+}
+
+/// Samples until the recording ends.
 fn record(
     arguments: &Arguments,
     targets: Targets,
     older_children: Vec<i32>,
     setup: &Setup,
-) -> Result<(Recorded, &'static str, Option<Child>), Error> {
+    collector: Option<Collector>,
+    server: Option<SharedServer>,
+) -> Result<Ended, Error> {
     let cannot_start = child::cannot_start(&arguments.command);
     let program = child::program(&arguments.command);
     let waiting = program.map(Waiting::start).transpose();
     let waiting = waiting.map_err(&cannot_start)?;
+    let spool = arguments.spool()?;
     let session = Session::start(Plan {
         targets: match &waiting {
             Some(waiting) => Targets::Processes(vec![waiting.pid]),
@@ -410,16 +311,41 @@ fn record(
         wall: arguments.wall,
         without_ebpf: arguments.ptrace,
         setup: setup.clone(),
-        beside: arguments.output.first().cloned().unwrap_or_default(),
         duration: arguments.duration,
     })?;
     let method = session.method;
-    let Some(waiting) = waiting else {
-        let recorded = session.run(|sampler| !sampler.has_targets());
-        return Ok((recorded, method, None));
+    let child = waiting.map(Waiting::go).transpose().map_err(cannot_start)?;
+    let has_ended = |sampler: &Sampler| match &child {
+        Some(child) => child::has_ended(child),
+        None => !sampler.has_targets(),
     };
-    let child = waiting.go().map_err(cannot_start)?;
-    let recorded = session.run(|_| child::has_ended(&child));
-    child::end(&child);
-    Ok((recorded, method, Some(child)))
+    let end_command = || child.iter().for_each(child::end);
+    let (recorded, parts, kept, collector) = if let Some(mut spool) = spool {
+        let mut recorded = session.run(&mut spool, has_ended);
+        end_command();
+        let (now, catalog) = (recorded.now, mem::take(&mut recorded.catalog));
+        let parts = spool.finish(catalog, now.clock, now.period, now.counts);
+        (recorded, parts, None, collector)
+    } else {
+        let files = session.files();
+        let write = move |parts: Parts, collector: &mut Option<Collector>| {
+            let mut symbols = arguments.symbols(server.clone(), files.clone());
+            Writer::write_kept(arguments, method, parts, &mut symbols, collector)
+        };
+        thread::scope(|scope| {
+            let mut keeper = Keeper::start(&arguments.keep, &session, scope, collector, write);
+            let recorded = session.run(&mut keeper, has_ended);
+            end_command();
+            let (parts, kept, collector) = keeper.finish(&recorded);
+            (recorded, parts, Some(kept), collector)
+        })
+    };
+    Ok(Ended {
+        recorded,
+        parts,
+        method,
+        child,
+        collector,
+        kept,
+    })
 }

@@ -78,6 +78,8 @@ pub(in crate::command) struct Outputs {
     /// Existing files for parts without samples, likewise. Replaced only if other parts have any.
     existing: Vec<(usize, PathBuf, Clock)>,
     failed: Vec<Error>,
+    /// True if what cannot be written is kept in another directory.
+    has_fallback: bool,
 }
 
 #[derive(Default)]
@@ -130,7 +132,14 @@ impl Outputs {
             written: Vec::new(),
             existing: Vec::new(),
             failed: Vec::new(),
+            has_fallback: true,
         }
+    }
+
+    /// Keeps nothing elsewhere that cannot be written.
+    pub(super) fn without_fallback(mut self) -> Self {
+        self.has_fallback = false;
+        self
     }
 
     /// Shows these spans in a page.
@@ -180,12 +189,15 @@ impl Outputs {
         is_written
     }
 
-    /// Writes a file of the recording, which could not be written to `path`, to another directory.
+    /// Writes a file of the recording, which could not be written to `path`, to another directory, if that is wanted.
     fn keep(
         &mut self,
         path: &Path,
         mut write: impl FnMut(&Path, &mut Self) -> Result<(), otelctx_profile::Error>,
     ) {
+        if !self.has_fallback {
+            return;
+        }
         let places = unsent::places(path).map(|it| Format::part_path(&it, self.parts.max(1)));
         let mut places = places.collect::<Vec<_>>().into_iter();
         if let Some(kept) = places.find(|place| write(place, self).is_ok()) {
@@ -290,7 +302,7 @@ pub(in crate::command) fn write(
     outputs.finish()
 }
 
-#[derive(Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub(in crate::command) struct Written {
     /// Its path, as requested.
     pub(in crate::command) path: String,

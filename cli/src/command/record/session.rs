@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use otelctx_profile::sample::{Catalog, ModuleFiles};
-use otelctx_profile::{Clock, Parts, Spool};
+use otelctx_profile::sample::{Catalog, Counts, ModuleFiles, Sample};
+use otelctx_profile::{Clock, Spool};
 use otelctx_sampler::{
     IncompleteStacks, IncompleteSteps, Method, Options, Sampler, Targets, calendar_time, monotonic,
 };
@@ -39,15 +39,38 @@ pub(in crate::command) struct Plan {
     /// True to use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
     pub(in crate::command) setup: Setup,
-    /// Samples are spooled to a file next to this one.
-    pub(in crate::command) beside: PathBuf,
     /// `None` if something else ends the recording.
     pub(in crate::command) duration: Option<Duration>,
 }
 
+/// Takes the samples of a recording while it runs.
+pub(in crate::command) trait Store {
+    fn push(&mut self, sample: &Sample);
+
+    /// Called when all samples until `now.clock.end` were added. Returns true if the catalog is empty now.
+    fn update(&mut self, catalog: &mut Catalog, now: &Now) -> io::Result<bool>;
+}
+
+/// The state of a recording.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::command) struct Now {
+    pub(in crate::command) clock: Clock,
+    pub(in crate::command) period: NonZeroU64,
+    pub(in crate::command) counts: Counts,
+}
+
+impl Store for Spool {
+    fn push(&mut self, sample: &Sample) {
+        self.push(sample);
+    }
+
+    fn update(&mut self, catalog: &mut Catalog, _: &Now) -> io::Result<bool> {
+        self.write(catalog)
+    }
+}
+
 pub(in crate::command) struct Session {
     sampler: Sampler,
-    spool: Spool,
     /// `ebpf` or `ptrace`.
     pub(in crate::command) method: &'static str,
     period: NonZeroU64,
@@ -60,7 +83,6 @@ pub(in crate::command) struct Session {
 impl Session {
     /// Starts sampling, and warns if threads must be stopped for it.
     pub(in crate::command) fn start(plan: Plan) -> Result<Self, Error> {
-        let spool = Spool::beside(&plan.beside).map_err(Error::Spool)?;
         let mut options = Options::new(plan.targets);
         options.older_children = plan.older_children;
         options.frequency = plan.frequency;
@@ -86,7 +108,6 @@ impl Session {
         let start = sampler.started();
         Ok(Self {
             sampler,
-            spool,
             method: if is_stopping { "ptrace" } else { "ebpf" },
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             duration: plan.duration,
@@ -95,9 +116,23 @@ impl Session {
         })
     }
 
+    /// Returns the time at which sampling started (`CLOCK_MONOTONIC`, nanoseconds).
+    pub(in crate::command) fn start_time(&self) -> u64 {
+        self.start
+    }
+
+    /// Returns the files of the sampled code.
+    pub(in crate::command) fn files(&self) -> ModuleFiles {
+        self.sampler.files()
+    }
+
     /// Samples until `has_ended` returns true, the duration has passed, a signal arrives, or
     /// samples cannot be stored any more.
-    pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recorded {
+    pub(in crate::command) fn run(
+        mut self,
+        store: &mut impl Store,
+        has_ended: impl Fn(&Sampler) -> bool,
+    ) -> Recorded {
         let mut catalog = Catalog::new();
         let mut failure = None;
         let since = Duration::from_nanos(monotonic().saturating_sub(self.start));
@@ -111,10 +146,15 @@ impl Session {
             }
             let interval = self.sampler.interval();
             std::thread::sleep(left.map_or(interval, |left| left.min(interval)));
-            let spool = &mut self.spool;
-            let mut push = |sample| spool.push(&sample);
+            let clock = self.clock(monotonic());
+            let mut push = |sample| store.push(&sample);
             self.sampler.drain(&mut catalog, &mut push);
-            match self.spool.write(&mut catalog) {
+            let now = Now {
+                clock,
+                period: self.period,
+                counts: self.sampler.counts(),
+            };
+            match store.update(&mut catalog, &now) {
                 Ok(false) => {}
                 Ok(true) => self.sampler.reset_catalog(),
                 Err(error) => {
@@ -122,35 +162,47 @@ impl Session {
                     break;
                 }
             }
-            progress.show(&self.sampler.counts());
+            progress.show(&now.counts);
             if has_ended(&self.sampler) {
                 break;
             }
         }
         progress.clear();
         let files = self.sampler.files();
-        let spool = &mut self.spool;
-        let mut push = |sample| spool.push(&sample);
+        let mut push = |sample| store.push(&sample);
+        let (start, period) = (self.clock(self.start), self.period);
         let totals = self.sampler.stop(&mut catalog, &mut push);
-        let clock = Clock {
-            start: self.start,
-            end: monotonic(),
-            start_unix: self.start_unix,
-        };
-        let spool = self.spool;
         Recorded {
-            parts: spool.finish(catalog, clock, self.period, totals.counts),
+            catalog,
+            now: Now {
+                clock: Clock {
+                    end: monotonic(),
+                    ..start
+                },
+                period,
+                counts: totals.counts,
+            },
             files,
             incomplete_stacks: totals.incomplete_stacks,
             incomplete_steps: totals.incomplete_steps,
             failure,
         }
     }
+
+    fn clock(&self, end: u64) -> Clock {
+        Clock {
+            start: self.start,
+            end,
+            start_unix: self.start_unix,
+        }
+    }
 }
 
+/// A recording that has ended. The store has its samples.
 pub(in crate::command) struct Recorded {
-    /// The recording, at least one part.
-    pub(in crate::command) parts: Parts,
+    /// The catalog of the last samples.
+    pub(in crate::command) catalog: Catalog,
+    pub(in crate::command) now: Now,
     pub(in crate::command) files: ModuleFiles,
     /// The ends of stacks that do not reach the start of their thread.
     pub(in crate::command) incomplete_stacks: Vec<IncompleteStacks>,

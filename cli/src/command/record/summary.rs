@@ -10,6 +10,7 @@ use otelctx_sampler::{IncompleteStacks, IncompleteSteps};
 use serde::Serialize;
 
 use super::gil::GilSamples;
+use super::keep::Report;
 use super::output::Written;
 use super::send::Delivery;
 use crate::command::attribute_filter::DroppedAttributes;
@@ -253,6 +254,7 @@ impl Summary {
         &'s self,
         files: &'s [Written],
         sent: Option<&'s Delivery>,
+        kept: Option<&'s Report>,
     ) -> impl Serialize + 's {
         let place = |place: &'s IncompleteStacks| PlaceJson {
             module: &place.module,
@@ -281,6 +283,7 @@ impl Summary {
             without_symbols: self.without_symbols.json(),
             files,
             sent,
+            kept,
         }
     }
 }
@@ -431,6 +434,8 @@ struct SummaryJson<'s> {
     without_symbols: Vec<FileJson<'s>>,
     files: &'s [Written],
     sent: Option<&'s Delivery>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<&'s Report>,
 }
 
 #[derive(Serialize)]
@@ -758,7 +763,7 @@ mod tests {
         summary.incomplete_steps.push(step);
         summary.filter = vec![GivenOption::new("trace", "4b")];
         summary.not_selected = 5;
-        let json = serde_json::to_value(summary.json(&[], None)).unwrap();
+        let json = serde_json::to_value(summary.json(&[], None, None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "filter": [{"option": "trace", "value": "4b"}], "not_selected": 5, "with_context": 1200,
             "gil": {"held": 1000, "waiting": 200, "released": 30, "none": 4}, "processes": 1,

@@ -158,6 +158,12 @@ impl KeptSpool {
         self.limits.rotation.rotate(catalog);
     }
 
+    /// Returns the time since which no sample was dropped (`CLOCK_MONOTONIC`, nanoseconds).
+    #[must_use]
+    pub fn complete_since(&self) -> u64 {
+        self.complete_since
+    }
+
     /// Returns the number of segments that were dropped before their time, because all take more than 32 MiB.
     #[must_use]
     pub fn dropped_early(&self) -> u64 {
