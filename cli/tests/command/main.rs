@@ -17,6 +17,7 @@ mod faults;
 mod haskell;
 mod hidden;
 mod hostile;
+mod keep;
 mod killed;
 mod lower_stacks;
 mod moved;
