@@ -235,6 +235,33 @@ mod tests {
         fs::remove_dir_all(&base).unwrap();
     }
 
+    /// As another user, who may enter the directory and use the socket.
+    #[test]
+    fn another_user_is_no_peer() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let base = scratch("other-user");
+        let path = base.join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        for user in [0, 65_534] {
+            let path = path.clone();
+            let connected = std::thread::spawn(move || {
+                // SAFETY: the system call has no preconditions. Unlike the C library's function, it changes this thread alone.
+                let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+                assert_eq!(changed, 0);
+                UnixStream::connect(path).unwrap()
+            });
+            let (server, _) = listener.accept().unwrap();
+            assert_eq!(is_own_peer(&server), user == 0, "{user}");
+            // The socket's own user is who listens.
+            assert!(is_own_peer(&connected.join().unwrap()));
+        }
+        fs::remove_dir_all(&base).unwrap();
+    }
+
     #[test]
     fn a_directory_that_others_may_enter_is_not_used() {
         let base = scratch("open-recorders");
