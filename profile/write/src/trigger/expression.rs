@@ -90,7 +90,9 @@ impl FromStr for Expression {
     fn from_str(text: &str) -> Result<Self, ExpressionError> {
         let mut parser = Parser { text, at: 0 };
         if text.len() > MAX_LENGTH {
-            parser.at = text.floor_char_boundary(MAX_LENGTH);
+            let boundaries = (0..=MAX_LENGTH).rev();
+            let mut boundaries = boundaries.filter(|at| text.is_char_boundary(*at));
+            parser.at = boundaries.next().unwrap_or(0);
             return Err(parser.error(format!("an expression has at most {MAX_LENGTH} bytes")));
         }
         let mut conditions = vec![parser.term()?];
