@@ -277,7 +277,7 @@ fn a_trace_that_was_seen_for_long_has_its_minute_written_once() {
     let line = recorder.wait_for("otelctx: written by --trigger: ");
     let found = format!(", trace {TRACE}, seen for 1");
     assert!(line.contains(&found), "{line}");
-    // As often as permitted: each request is told so.
+    // As often as permitted: each request gets this answer.
     recorder.signal(Signal::SIGUSR1);
     let why = "files were written once, as often as --max-files permits";
     recorder.wait_for(&format!("otelctx: not written on SIGUSR1: {why}"));
@@ -408,7 +408,7 @@ fn another_user_cannot_ask() {
         assert!(answer.stderr.starts_with(&why), "{answer:?}");
     };
     ask();
-    // Nor if the directory were open to everybody.
+    // Nor if the directory were open to all users.
     let sockets = format!("{}/otelctx", recorder.runtime);
     for path in [&sockets, &format!("{sockets}/record-{pid}.sock")] {
         fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();

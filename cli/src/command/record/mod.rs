@@ -1,5 +1,6 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
+mod cached_symbols;
 pub(super) mod empty_recording;
 pub(super) mod gil;
 mod held;
@@ -17,6 +18,8 @@ use std::io::{self, Write};
 use std::mem;
 use std::path::PathBuf;
 use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
@@ -39,12 +42,13 @@ use crate::output::terminal::{self, escape};
 use crate::output::text::own_name;
 use crate::{Setup, Status, hidden, interrupt};
 
+use cached_symbols::CachedSymbols;
 use keep::{KeepOptions, Keeper, Report};
 pub(super) use output::Written;
 use send::Collector;
 use session::{Plan, Recorded, Session};
 use summary::Summary;
-use writer::Writer;
+use writer::{KeptWriter, Writer};
 
 /// Sample processes and write a profile with the trace on every sample
 ///
@@ -200,7 +204,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     );
     let mut summary = Summary::new(ended.method, arguments.conditions(), stacks, steps);
     summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
-    let mut symbols = arguments.symbols(server, ended.recorded.files);
+    let mut symbols = CachedSymbols::new(arguments.symbols(server, ended.recorded.files));
     let clock = ended.parts.clock();
     let may_write = ended.kept.as_ref().is_none_or(Report::may_write);
     let paths = match &ended.kept {
@@ -217,7 +221,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let failed_before = ended.kept.as_ref().is_some_and(Report::has_failures);
     writer.kept = ended.kept;
     writer.add_all(ended.parts, &mut symbols);
-    for failure in symbols.failures() {
+    for failure in symbols.symbols().failures() {
         let failure = failure.to_string();
         // Standard error may be closed.
         let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
@@ -327,17 +331,23 @@ fn record(
         let parts = spool.finish(catalog, now.clock, now.period, now.counts);
         (recorded, parts, None, collector)
     } else {
+        let hurry = Arc::new(AtomicBool::new(false));
         let files = session.files();
-        let write = move |parts: Parts, collector: &mut Option<Collector>| {
-            let mut symbols = arguments.symbols(server.clone(), files.clone());
-            Writer::write_kept(arguments, method, parts, &mut symbols, collector)
+        let symbols = arguments.symbols(server.clone(), files.clone());
+        let work = KeptWriter {
+            symbols: CachedSymbols::remembering(symbols, Arc::clone(&hurry)),
+            arguments,
+            method,
+            server,
+            files,
+            collector,
         };
         thread::scope(|scope| {
-            let mut keeper = Keeper::start(&arguments.keep, &session, scope, collector, write);
+            let mut keeper = Keeper::start(&arguments.keep, &session, scope, work, hurry);
             let recorded = session.run(&mut keeper, has_ended);
             end_command();
-            let (parts, kept, collector) = keeper.finish(&recorded);
-            (recorded, parts, Some(kept), collector)
+            let (parts, kept, work) = keeper.finish(&recorded);
+            (recorded, parts, Some(kept), work.collector)
         })
     };
     Ok(Ended {

@@ -3,13 +3,15 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use otelctx_profile::sample::ModuleFiles;
 use otelctx_profile::{Clock, Format, Options, Parts, Profile, Recording, Spans};
-use otelctx_symbolize::Symbols;
+use otelctx_symbolize::{SharedServer, Symbols};
 
 use super::Arguments;
+use super::cached_symbols::CachedSymbols;
 use super::empty_recording::{Before, Contexts};
 use super::gil::GilSamples;
-use super::keep::{Done, Report, with_time};
+use super::keep::{Done, Report, Work, with_time};
 use super::output::{self, Finished, Outputs, Written};
 use super::send::{Collector, Delivery};
 use super::summary::{Removed, Summary};
@@ -66,26 +68,6 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes what is kept of a recording that goes on.
-    pub(super) fn write_kept(
-        arguments: &'a Arguments,
-        method: &'static str,
-        parts: Parts,
-        symbols: &mut Symbols,
-        collector: &mut Option<Collector>,
-    ) -> Done {
-        let clock = parts.clock();
-        let end_unix = clock.unix(clock.end);
-        let summary = Summary::new(method, Vec::new(), Vec::new(), Vec::new());
-        let mut writer = Self::new(arguments, with_time(&arguments.output, end_unix), summary);
-        writer.goes_on = true;
-        writer.collector = collector.take();
-        writer.add_all(parts, symbols);
-        let finished = writer.close();
-        *collector = writer.collector.take();
-        writer.done(clock, finished.written)
-    }
-
     fn done(&self, clock: Clock, written: Vec<Written>) -> Done {
         Done {
             end_unix: clock.unix(clock.end),
@@ -98,7 +80,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Filters, writes and sends the parts, until one cannot be read back.
-    pub(super) fn add_all(&mut self, parts: Parts, symbols: &mut Symbols) {
+    pub(super) fn add_all(&mut self, parts: Parts, symbols: &mut CachedSymbols) {
         let (clock, samples) = (parts.clock(), parts.samples());
         self.clock = Some(clock);
         for part in parts {
@@ -109,7 +91,9 @@ impl<'a> Writer<'a> {
             let (clock_of_part, removed) = (part.clock, self.select(&mut part, clock));
             let mut profile = Profile::new(part, symbols);
             self.select_by_function(&mut profile, clock_of_part, removed);
-            self.summary.without_symbols.add(&profile, symbols);
+            self.summary
+                .without_symbols
+                .add(&profile, symbols.symbols());
             let arguments = self.arguments;
             let outputs = self.outputs.get_or_insert_with(|| {
                 let mut options = Options::default();
@@ -250,5 +234,48 @@ impl<'a> Writer<'a> {
             terminal::complain(&error.to_string(), error.hint().as_deref());
         }
         printed
+    }
+}
+
+/// Writes what is kept of a recording that goes on.
+pub(super) struct KeptWriter<'a> {
+    pub(super) arguments: &'a Arguments,
+    pub(super) method: &'static str,
+    pub(super) server: Option<SharedServer>,
+    /// The files of the sampled code.
+    pub(super) files: ModuleFiles,
+    pub(super) symbols: CachedSymbols,
+    pub(super) collector: Option<Collector>,
+}
+
+impl KeptWriter<'_> {
+    /// Returns what resolves functions that are not known, with what was found missing before forgotten.
+    fn new_symbols(&self) -> Symbols {
+        let (server, files) = (self.server.clone(), self.files.clone());
+        self.arguments.symbols(server, files)
+    }
+}
+
+impl Work for KeptWriter<'_> {
+    fn write(&mut self, parts: Parts) -> Done {
+        let clock = parts.clock();
+        let paths = with_time(&self.arguments.output, clock.unix(clock.end));
+        let summary = Summary::new(self.method, Vec::new(), Vec::new(), Vec::new());
+        let mut writer = Writer::new(self.arguments, paths, summary);
+        writer.goes_on = true;
+        writer.collector = self.collector.take();
+        self.symbols.renew(self.new_symbols());
+        writer.add_all(parts, &mut self.symbols);
+        let finished = writer.close();
+        self.collector = writer.collector.take();
+        writer.done(clock, finished.written)
+    }
+
+    fn resolve(&mut self, parts: Parts) {
+        self.symbols.renew(self.new_symbols());
+        // What cannot be read is not written, either, and reported then.
+        for part in parts.map_while(Result::ok) {
+            drop(Profile::new(part, &mut self.symbols));
+        }
     }
 }

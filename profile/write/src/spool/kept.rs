@@ -101,8 +101,8 @@ impl KeptSpool {
         codec::write_sample(&mut self.open.samples, sample);
     }
 
-    /// Closes the current segment if it spans a sixth of the time to keep, or is large, and drops those that are older
-    /// than the time to keep. Returns true if the catalog is empty now: the caller calls `Sampler::reset_catalog`.
+    /// Closes the current segment if it spans a sixth of the time to keep, or is large, and drops segments older than the
+    /// time to keep. Returns true if the catalog is empty now: the caller calls `Sampler::reset_catalog`.
     ///
     /// `now` is the time until which all samples were added; `counts` are the recording's counters.
     pub fn write(&mut self, catalog: &mut Catalog, now: u64, counts: Counts) -> bool {
@@ -168,6 +168,29 @@ impl KeptSpool {
     #[must_use]
     pub fn dropped_early(&self) -> u64 {
         self.dropped_early
+    }
+
+    /// Returns the segment that was closed last, if there is one, without counters: to resolve its functions.
+    #[must_use]
+    pub fn newest(&self, clock: Clock, period: NonZeroU64) -> Option<Parts> {
+        let segment = self.segments.back()?;
+        let last = Last {
+            samples: 0..0,
+            buffer: segment.samples.clone(),
+            catalog: segment.catalog.clone(),
+        };
+        Some(Parts {
+            samples: (segment.samples.len() / SAMPLE_SIZE) as u64,
+            segments: Segments::Read,
+            last: Some(last),
+            kinds: self.kinds.clone(),
+            part_memory: MAX_PART_MEMORY,
+            since: 0,
+            clock,
+            rest: clock,
+            period,
+            counts: Counts::default(),
+        })
     }
 
     /// Returns the samples of the last `time`, part by part, and keeps them: recording goes on. `catalog` is the current

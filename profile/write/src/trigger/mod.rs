@@ -13,7 +13,7 @@ pub use expression::{Expression, ExpressionError};
 use expression::{Measure, Term};
 use recent::Recent;
 
-/// Number of traces whose first sample is known: those that were sampled last. Up to twice as many are kept.
+/// Number of traces, sampled last, whose first sample is known. Up to twice as many are kept.
 const MAX_TRACES: usize = 8192;
 /// The same of traces and waits that have fired.
 const MAX_FIRED: usize = 8192;

@@ -1,12 +1,17 @@
 //! The thread that writes what is kept.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Instant;
 
 use otelctx_profile::Parts;
 
 use super::super::output::Written;
-use super::super::send::Collector;
+
+/// Pause after resolving functions, as a multiple of the time that it took: at most 2 % of a CPU.
+const RESOLVE_PAUSE: u32 = 50;
 
 /// What was written.
 #[derive(Debug)]
@@ -21,36 +26,80 @@ pub(in crate::command::record) struct Done {
     pub(in crate::command::record) failed: Vec<String>,
 }
 
-/// The thread, which ends with its scope. One job at a time.
-pub(super) struct Jobs<'scope> {
-    jobs: SyncSender<Parts>,
-    done: Receiver<Done>,
-    thread: ScopedJoinHandle<'scope, Option<Collector>>,
+/// The work of the thread.
+pub(in crate::command::record) trait Work: Send {
+    /// Writes a recording.
+    fn write(&mut self, parts: Parts) -> Done;
+
+    /// Resolves the functions of a recording, for the files that are written later. Returns soon once a file is to be
+    /// written.
+    fn resolve(&mut self, parts: Parts);
 }
 
-impl<'scope> Jobs<'scope> {
-    /// Starts the thread. `write` writes a recording, and sends it to the collector.
+enum Job {
+    Write(Parts),
+    Resolve(Parts),
+}
+
+/// The thread, which ends with its scope.
+pub(super) struct Jobs<'scope, W> {
+    jobs: SyncSender<Job>,
+    done: Receiver<Done>,
+    /// True while a file is to be written.
+    hurry: Arc<AtomicBool>,
+    thread: ScopedJoinHandle<'scope, W>,
+}
+
+impl<'scope, W: Work + 'scope> Jobs<'scope, W> {
+    /// Starts the thread. `work` looks at `hurry` while it resolves.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
-        mut collector: Option<Collector>,
-        write: impl Fn(Parts, &mut Option<Collector>) -> Done + Send + 'scope,
+        mut work: W,
+        hurry: Arc<AtomicBool>,
     ) -> Self {
-        let (jobs, receiver) = sync_channel(1);
+        // One of each kind: sampling never waits for a slot.
+        let (jobs, receiver) = sync_channel(2);
         let (sender, done) = sync_channel(1);
+        let hurries = Arc::clone(&hurry);
         let thread = scope.spawn(move || {
-            for parts in receiver {
-                // Received before the next job is sent.
-                let _ = sender.send(write(parts, &mut collector));
+            let mut rests_until = Instant::now();
+            for job in receiver {
+                match job {
+                    Job::Write(parts) => {
+                        hurries.store(false, Ordering::Relaxed);
+                        // Received before the next one is sent.
+                        let _ = sender.send(work.write(parts));
+                    }
+                    Job::Resolve(parts) => {
+                        let begun = Instant::now();
+                        if begun >= rests_until {
+                            work.resolve(parts);
+                            rests_until = Instant::now() + RESOLVE_PAUSE * begun.elapsed();
+                        }
+                    }
+                }
             }
-            collector
+            work
         });
-        Self { jobs, done, thread }
+        Self {
+            jobs,
+            done,
+            hurry,
+            thread,
+        }
     }
 
-    /// Starts a job. The one before must be done.
-    pub(super) fn send(&self, parts: Parts) {
+    /// Starts to write. The job before must be done.
+    pub(super) fn write(&self, parts: Parts) {
+        self.hurry.store(true, Ordering::Relaxed);
         // If the thread has panicked, `end` passes that on.
-        let _ = self.jobs.send(parts);
+        let _ = self.jobs.send(Job::Write(parts));
+    }
+
+    /// Resolves functions, unless there is other work.
+    pub(super) fn resolve(&self, parts: Parts) {
+        // The next ones will do.
+        let _ = self.jobs.try_send(Job::Resolve(parts));
     }
 
     /// Returns what the current job has written, if it is done.
@@ -63,8 +112,9 @@ impl<'scope> Jobs<'scope> {
         self.done.recv().ok()
     }
 
-    /// Ends the thread, and returns the collector.
-    pub(super) fn end(self) -> Option<Collector> {
+    /// Ends the thread, and returns what does the work.
+    pub(super) fn end(self) -> W {
+        self.hurry.store(true, Ordering::Relaxed);
         drop(self.jobs);
         let ended = self.thread.join();
         ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -9,6 +9,8 @@ mod report;
 mod requests;
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::TryRecvError;
 use std::thread::Scope;
 use std::time::Duration;
@@ -16,7 +18,6 @@ use std::time::Duration;
 use otelctx_profile::sample::{Catalog, Sample};
 use otelctx_profile::{Expression, KeptSpool, Match, Parts, Trigger};
 
-use super::send::Collector;
 use super::session::{Now, Recorded, Session, Store};
 use crate::command::help;
 use crate::command::recorders::Answer;
@@ -24,8 +25,8 @@ use crate::command::seconds;
 use crate::interrupt;
 use crate::output::terminal;
 use crate::output::text::own_name;
-pub(super) use job::Done;
 use job::Jobs;
+pub(super) use job::{Done, Work};
 pub(super) use names::with_time;
 use report::Reason;
 pub(super) use report::Report;
@@ -69,7 +70,7 @@ fn kept(text: &str) -> Result<Duration, String> {
 }
 
 /// Stores the samples of a recording that is kept, and has them written.
-pub(super) struct Keeper<'scope> {
+pub(super) struct Keeper<'scope, W> {
     kept: Duration,
     spool: KeptSpool,
     trigger: Option<Trigger>,
@@ -80,24 +81,25 @@ pub(super) struct Keeper<'scope> {
     /// The time before which the trigger does not write again.
     rests_until: u64,
     requests: Option<Requests>,
-    jobs: Jobs<'scope>,
+    jobs: Jobs<'scope, W>,
     /// What is being written, and the client that asked for it.
     current: Option<(Reason, Option<Waiting>)>,
     report: Report,
     has_said_dropped: bool,
 }
 
-impl<'scope> Keeper<'scope> {
-    /// Starts to keep the samples of a session, if that is requested. `write` does a job, on a thread of the scope.
+impl<'scope, W: Work + 'scope> Keeper<'scope, W> {
+    /// Starts to keep the samples of a session. `work` is done on a thread of the scope; what takes time waits while
+    /// `hurry` is true.
     pub(super) fn start<'env>(
         options: &KeepOptions,
         session: &Session,
         scope: &'scope Scope<'scope, 'env>,
-        collector: Option<Collector>,
-        write: impl Fn(Parts, &mut Option<Collector>) -> Done + Send + 'scope,
+        work: W,
+        hurry: Arc<AtomicBool>,
     ) -> Self {
         let kept = options.kept.unwrap_or_default();
-        let jobs = Jobs::start(scope, collector, write);
+        let jobs = Jobs::start(scope, work, hurry);
         let trigger = options.trigger.clone();
         let requests = Requests::listen();
         let (own, pid) = (own_name(), std::process::id());
@@ -126,8 +128,8 @@ impl<'scope> Keeper<'scope> {
         }
     }
 
-    /// Ends the recording. Returns its last part, with what was written before, and the collector.
-    pub(super) fn finish(mut self, recorded: &Recorded) -> (Parts, Report, Option<Collector>) {
+    /// Ends the recording. Returns its last part, what was written before, and what did the work.
+    pub(super) fn finish(mut self, recorded: &Recorded) -> (Parts, Report, W) {
         self.check(&recorded.catalog);
         if let Some((reason, waiting)) = self.current.take()
             && let Some(done) = self.jobs.wait()
@@ -198,7 +200,7 @@ impl<'scope> Keeper<'scope> {
         }
         let last = waiting.as_ref().map_or(self.kept, |it| it.last);
         let parts = self.parts(last, catalog, now);
-        self.jobs.send(parts);
+        self.jobs.write(parts);
         self.current = Some((reason, waiting));
     }
 
@@ -238,7 +240,7 @@ impl<'scope> Keeper<'scope> {
     }
 }
 
-impl Store for Keeper<'_> {
+impl<'scope, W: Work + 'scope> Store for Keeper<'scope, W> {
     fn push(&mut self, sample: &Sample) {
         self.spool.push(sample);
         if self.trigger.is_some() {
@@ -249,9 +251,16 @@ impl Store for Keeper<'_> {
     fn update(&mut self, catalog: &mut Catalog, now: &Now) -> io::Result<bool> {
         self.check(catalog);
         self.serve(catalog, now);
-        let is_empty = self.spool.write(catalog, now.clock.end, now.counts);
+        let is_closed = self.spool.write(catalog, now.clock.end, now.counts);
+        if is_closed && self.current.is_none() {
+            // Names are there when they are needed, also those of processes that are gone by then.
+            let newest = self.spool.newest(now.clock, now.period);
+            newest
+                .into_iter()
+                .for_each(|parts| self.jobs.resolve(parts));
+        }
         self.say_dropped(now);
-        Ok(is_empty)
+        Ok(is_closed)
     }
 }
 

@@ -78,6 +78,22 @@ impl Recorder {
     }
 }
 
+#[test]
+fn the_segment_that_was_closed_last_is_there_alone() {
+    let mut recorder = Recorder::new(1 << 20);
+    recorder.record(50);
+    assert!(recorder.spool.newest(clock(2000), PERIOD).is_none());
+    recorder.record(4_987);
+    let closed = recorder.rotations[recorder.rotations.len() - 1] as usize - 1000;
+    let parts = recorder.spool.newest(clock(9000), PERIOD).unwrap();
+    assert_eq!(parts.samples(), 100);
+    let recordings: Vec<Recording> = parts.map(Result::unwrap).collect();
+    assert_eq!(
+        all_described(&recordings),
+        recorder.before[closed - 100..closed]
+    );
+}
+
 /// Whatever the moment: each sample of the time once, no other, with all that it refers to.
 #[test]
 fn exactly_the_samples_of_the_last_time_are_there_and_recording_goes_on() {

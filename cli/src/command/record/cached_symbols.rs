@@ -1,0 +1,218 @@
+//! A symbolizer that remembers what it has resolved, for a recording that is written again and again.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use otelctx_profile::sample::{Function, Identity, Module};
+use otelctx_profile::{SymbolQuery, Symbolizer};
+use otelctx_symbolize::Symbols;
+
+/// Size of the functions that were used last and are remembered, in bytes. Up to twice as many are kept.
+const MAX_SIZE: usize = 4 << 20;
+/// Estimated size of an address and its list of functions, and of a function without its texts, in bytes.
+const ADDRESS: usize = 64;
+const FUNCTION: usize = size_of::<Function>() + 48;
+
+/// A symbolizer that remembers functions, if it is asked to.
+pub(super) struct CachedSymbols {
+    symbols: Symbols,
+    known: Option<KnownFunctions>,
+    /// True while nothing that takes time should be resolved.
+    hurry: Arc<AtomicBool>,
+}
+
+impl CachedSymbols {
+    /// Creates a symbolizer that remembers nothing.
+    pub(super) fn new(symbols: Symbols) -> Self {
+        Self {
+            symbols,
+            known: None,
+            hurry: Arc::default(),
+        }
+    }
+
+    /// Creates one that remembers functions, and resolves only known ones while `hurry` is true.
+    pub(super) fn remembering(symbols: Symbols, hurry: Arc<AtomicBool>) -> Self {
+        Self {
+            symbols,
+            known: Some(KnownFunctions::default()),
+            hurry,
+        }
+    }
+
+    /// Resolves further functions with these symbols.
+    pub(super) fn renew(&mut self, symbols: Symbols) {
+        self.symbols = symbols;
+    }
+
+    pub(super) fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+}
+
+impl Symbolizer for CachedSymbols {
+    fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
+        let Some((known, file)) = self.known.as_mut().zip(key(query.module)) else {
+            return self.symbols.functions(query, addresses);
+        };
+        let mut found: Vec<_> = addresses.iter().map(|it| known.get(file, *it)).collect();
+        let missing = addresses.iter().zip(&found);
+        let missing: Vec<u64> = missing
+            .filter_map(|(address, known)| known.is_none().then_some(*address))
+            .collect();
+        if missing.is_empty() {
+            return found.into_iter().flatten().collect();
+        }
+        let resolved = if self.hurry.load(Ordering::Relaxed) {
+            vec![Vec::new(); missing.len()]
+        } else {
+            self.symbols.functions(query, &missing)
+        };
+        // Without any, the file could not be decoded, perhaps only this time.
+        if resolved.iter().any(|functions| !functions.is_empty()) {
+            for (address, functions) in missing.iter().zip(&resolved) {
+                known.add(file, *address, functions);
+            }
+        }
+        let mut resolved = resolved.into_iter();
+        for functions in &mut found {
+            if functions.is_none() {
+                *functions = resolved.next();
+            }
+        }
+        found.into_iter().map(Option::unwrap_or_default).collect()
+    }
+
+    fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
+        let Some((known, file)) = self.known.as_mut().zip(key(query.module)) else {
+            return self.symbols.identity(query);
+        };
+        if let Some(identity) = known.identity(file) {
+            return identity;
+        }
+        if self.hurry.load(Ordering::Relaxed) {
+            return Identity::by_build_id(query.module);
+        }
+        let identity = self.symbols.identity(query);
+        if identity.htlhash.is_some() {
+            known.young.entry(file.into()).or_default().identity = Some(identity.clone());
+        }
+        identity
+    }
+}
+
+/// Returns the build ID of a file, whose content it identifies. What has none, such as the kernel's modules or a file that
+/// may be overwritten, may have other functions at an address later.
+fn key(module: &Module) -> Option<&[u8]> {
+    let build_id = &module.build_id[..];
+    (module.has_file() && !build_id.is_empty()).then_some(build_id)
+}
+
+/// Functions by build ID and offset. Those that were not used while [`MAX_SIZE`] of others were are removed.
+#[derive(Debug, Default)]
+struct KnownFunctions {
+    young: HashMap<Box<[u8]>, KnownFile>,
+    old: HashMap<Box<[u8]>, KnownFile>,
+    /// Size of the young ones, in bytes.
+    size: usize,
+}
+
+#[derive(Debug, Default)]
+struct KnownFile {
+    identity: Option<Identity>,
+    functions: HashMap<u64, Vec<Function>>,
+}
+
+impl KnownFunctions {
+    fn get(&mut self, file: &[u8], address: u64) -> Option<Vec<Function>> {
+        let young = self.young.get(file);
+        if let Some(functions) = young.and_then(|it| it.functions.get(&address)) {
+            return Some(functions.clone());
+        }
+        let functions = self.old.get_mut(file)?.functions.remove(&address)?;
+        self.add(file, address, &functions);
+        Some(functions)
+    }
+
+    fn identity(&mut self, file: &[u8]) -> Option<Identity> {
+        let mut known = [&self.young, &self.old].into_iter();
+        known.find_map(|files| files.get(file)?.identity.clone())
+    }
+
+    fn add(&mut self, file: &[u8], address: u64, functions: &[Function]) {
+        let texts = |it: &Function| it.name.len() + it.system_name.len() + it.file.len();
+        let size = functions
+            .iter()
+            .map(|it| FUNCTION + texts(it))
+            .sum::<usize>();
+        self.size += ADDRESS + size;
+        if self.size > MAX_SIZE {
+            self.old = mem::take(&mut self.young);
+            self.size = ADDRESS + size;
+        }
+        let known = self.young.entry(file.into()).or_default();
+        known.functions.insert(address, functions.to_vec());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_profile::sample::ProcessFacts;
+
+    use super::*;
+
+    fn function(name: &str) -> Vec<Function> {
+        vec![Function {
+            name: name.to_owned(),
+            ..Function::default()
+        }]
+    }
+
+    #[test]
+    fn what_is_used_is_remembered_and_memory_is_bounded() {
+        let mut known = KnownFunctions::default();
+        known.add(&[1], 7, &function("used"));
+        let long = "x".repeat(1000);
+        for address in 0..100_000 {
+            known.add(&[2], address, &function(&long));
+            assert_eq!(known.get(&[1], 7), Some(function("used")));
+            assert!(known.size <= MAX_SIZE);
+        }
+        let files = known.young.values().chain(known.old.values());
+        let kept: usize = files.map(|it| it.functions.len()).sum();
+        assert!(kept <= 2 * MAX_SIZE / 1000 + 2, "{kept}");
+        assert_eq!(known.get(&[2], 99_999), Some(function(&long)));
+        assert_eq!((known.get(&[2], 0), known.get(&[3], 7)), (None, None));
+    }
+
+    /// The second time, nothing is decoded: the file of the query is not there.
+    #[test]
+    fn a_file_with_a_build_id_is_resolved_once() {
+        let mut symbols = CachedSymbols::remembering(Symbols::new(), Arc::default());
+        let module = Module {
+            path: "/usr/bin/absent".into(),
+            build_id: vec![1, 2, 3],
+            ..Module::default()
+        };
+        let process = ProcessFacts::default();
+        let query = SymbolQuery::new(&module, &process);
+        let none = || vec![Vec::new(), Vec::new()];
+        assert_eq!(symbols.functions(query, &[1, 2]), none());
+        // It may be there the next time.
+        let known = symbols.known.as_mut().unwrap();
+        assert_eq!(known.get(&module.build_id, 1), None);
+        known.add(&module.build_id, 2, &function("checkout"));
+        symbols.hurry.store(true, Ordering::Relaxed);
+        let expected = [function("checkout"), Vec::new()];
+        assert_eq!(symbols.functions(query, &[2, 3]), expected);
+        let without_id = Module {
+            build_id: Vec::new(),
+            inode: 7,
+            ..module.clone()
+        };
+        assert_eq!(key(&without_id), None);
+        assert_eq!(key(&Module::kernel()), None);
+    }
+}
