@@ -33,6 +33,7 @@ impl Waits {
             call: call.into(),
             state: State::Asleep,
             frames: &frames,
+            memory: None,
             since: None,
             now: monotonic(),
         };
