@@ -398,7 +398,12 @@ impl Backend for Recorder {
                         copies: &mut self.loaded.copies,
                         stacks: &mut self.stacks,
                     };
-                    on_sample(decoder.sample(&head, parts, catalog));
+                    let sample = decoder.sample(&head, parts, catalog);
+                    if self.waits.is_some() {
+                        let thread = (head.pid as i32, head.tid as i32);
+                        self.processes.waits.note_running(thread, &sample);
+                    }
+                    on_sample(sample);
                 }
                 // If it ended immediately, there is an event for that, too.
                 kind::FORK => self.forked(&head),

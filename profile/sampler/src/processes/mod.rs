@@ -46,7 +46,7 @@ pub(crate) struct Processes {
     /// The thread that walks the stacks of waits.
     wait_walk: SecondWalk,
     known_walks: KnownWalks,
-    waits: KnownWaits,
+    pub(crate) waits: KnownWaits,
 }
 
 /// Following processes.

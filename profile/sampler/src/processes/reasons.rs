@@ -20,6 +20,22 @@ const MAX_KNOWN: usize = 4096;
 /// Frames that decide whether a thread waits for a lock.
 const FRAMES: usize = 8;
 
+/// A reason, and the thread that holds the lock which is waited for.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) reason: Reason,
+    pub(super) holder: Option<i32>,
+}
+
+impl From<Reason> for Found {
+    fn from(reason: Reason) -> Self {
+        Self {
+            reason,
+            holder: None,
+        }
+    }
+}
+
 /// Finds the reasons of waits.
 #[derive(Debug)]
 pub(super) struct Reasons {
@@ -45,7 +61,7 @@ impl Reasons {
         process: Option<&Process>,
         frames: &[Frame],
         stack: Option<&CopiedStack>,
-    ) -> Option<Reason> {
+    ) -> Option<Found> {
         let state = match look.state {
             OffCpuState::Asleep => State::Asleep,
             OffCpuState::Disk => State::Disk,
@@ -60,7 +76,7 @@ impl Reasons {
         if let Some((found, reason)) = key.as_ref().and_then(|it| self.known.get(it))
             && now.saturating_sub(*found) < MAX_AGE
         {
-            return Some(reason.clone());
+            return Some(reason.clone().into());
         }
         let mut addresses = frames.iter().filter_map(Frame::address).take(FRAMES);
         let addresses: Vec<u64> = addresses.by_ref().collect();
@@ -91,13 +107,14 @@ impl Reasons {
             memory.is_complete.get() || is_same().unwrap_or(false)
         };
         if reason.text == reason.call {
-            return Some(reason);
+            return Some(reason.into());
         }
         if !is_certain() {
-            return Some(Reason {
+            let reason = Reason {
                 text: reason.call.clone(),
                 ..reason
-            });
+            };
+            return Some(reason.into());
         }
         if let Some(key) = key {
             if self.known.len() >= MAX_KNOWN {
@@ -105,7 +122,10 @@ impl Reasons {
             }
             self.known.insert(key, (now, reason.clone()));
         }
-        Some(reason)
+        Some(Found {
+            reason,
+            holder: found.holder,
+        })
     }
 
     /// Forgets a process that has ended or executes another program.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{
-    Catalog, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Reason, Sample, StackEnd,
+    Catalog, ContextId, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Reason, Sample,
+    StackEnd,
 };
 
 use super::Processes;
@@ -26,6 +27,8 @@ pub(crate) struct KnownWaits {
     generation: u64,
     /// What the usual counters count, of waits.
     tally: Tally,
+    /// The last contexts of threads that ran, and when.
+    running: HashMap<ThreadId, (u64, ContextId), RandomState>,
     reasons: Reasons,
 }
 
@@ -54,16 +57,42 @@ impl KnownWaits {
             threads: HashMap::default(),
             generation: 0,
             tally: Tally::default(),
+            running: HashMap::default(),
             reasons: Reasons::new(),
         }
     }
 
+    /// Notes the context of a thread that runs: it may hold a lock for which others wait.
+    pub(crate) fn note_running(&mut self, thread: ThreadId, sample: &Sample) {
+        let Found::Attached(context) = sample.found else {
+            self.running.remove(&thread);
+            return;
+        };
+        if self.running.len() >= MAX_KNOWN {
+            self.running.clear();
+        }
+        self.running.insert(thread, (sample.time, context));
+    }
+
+    /// Returns the context that a thread has had since a time, if that is known.
+    fn context_of(&self, thread: ThreadId, since: u64) -> Option<ContextId> {
+        let waiting = self
+            .threads
+            .get(&thread)
+            .filter(|it| it.generation == self.generation);
+        let waiting = waiting.and_then(|it| it.sample.found.attached().copied());
+        let running = self.running.get(&thread).filter(|(time, _)| *time >= since);
+        running.map(|(_, context)| *context).or(waiting)
+    }
+
     pub(super) fn reset_catalog(&mut self) {
         self.generation += 1;
+        self.running.clear();
     }
 
     pub(super) fn remove(&mut self, pid: i32) {
         self.threads.retain(|(of, _), _| *of != pid);
+        self.running.retain(|(of, _), _| *of != pid);
         self.reasons.remove(pid);
     }
 }
@@ -138,10 +167,15 @@ impl Processes {
         let mut sample = self.sample_of(&look, &frames, end, catalog);
         let tracked = self.following.tracker.get_or_add(look.pid);
         let process = tracked.process.reader().and_then(|it| it.running().ok());
-        let reason = self
-            .waits
-            .reasons
-            .reason(&look, process, &frames, stack.as_deref());
+        let reasons = &mut self.waits.reasons;
+        let found = reasons.reason(&look, process, &frames, stack.as_deref());
+        let reason = found.map(|mut found| {
+            if let Some(holder) = found.holder {
+                let works_on = self.waits.context_of((look.pid, holder), look.since);
+                found.reason.text += &works_on.map_or_else(String::new, |it| named(catalog, it));
+            }
+            found.reason
+        });
         look.call_memory = Vec::new();
         set_reason(&mut sample, reason.as_ref(), catalog);
         on_sample(with_time(sample, look.time, look.state, look.weight));
@@ -206,6 +240,25 @@ impl Processes {
         });
         sample
     }
+}
+
+/// The route and the start of the trace of a context, as they follow a thread that is named.
+fn named(catalog: &Catalog, context: ContextId) -> String {
+    /// Digits of a trace ID that are shown.
+    const DIGITS: usize = 6;
+    let context = catalog.context_facts(context);
+    let mut attributes = context.attributes.iter();
+    let route = attributes.find(|(name, _)| name == "http.route");
+    let route = route.map_or_else(String::new, |(_, route)| format!(", {route}"));
+    let trace = context.trace_id.to_string();
+    if context.trace_id.is_zero() {
+        return route;
+    }
+    let separator = if route.is_empty() { ", trace" } else { "" };
+    format!(
+        "{route}{separator} {}…",
+        trace.get(..DIGITS).unwrap_or_default()
+    )
 }
 
 fn set_reason(sample: &mut Sample, reason: Option<&Reason>, catalog: &mut Catalog) {
