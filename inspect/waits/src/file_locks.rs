@@ -27,7 +27,7 @@ pub(crate) fn holder(pid: i32, kind: Kind) -> Option<i32> {
 
 /// Each lock is one line, followed by one line for each waiting request: `1: FLOCK ADVISORY WRITE 4711 08:01:99 0 EOF`,
 /// `1: -> FLOCK ADVISORY WRITE 4712 08:01:99 0 EOF`.
-fn parse(text: &str, pid: i32, kind: Kind) -> Option<i32> {
+pub(crate) fn parse(text: &str, pid: i32, kind: Kind) -> Option<i32> {
     let kind = match kind {
         Kind::Flock => "FLOCK",
         Kind::Posix => "POSIX",

@@ -65,7 +65,7 @@ pub(crate) struct InetSockets {
 }
 
 #[derive(Debug, Default)]
-struct Namespace {
+pub(crate) struct Namespace {
     sockets: HashMap<u64, Inet, RandomState>,
     /// By local and remote address; 0 for a connection that its server has not accepted.
     connections: HashMap<(Protocol, SocketAddr, SocketAddr), u64, RandomState>,
@@ -149,6 +149,21 @@ impl Namespace {
         }
         namespace.interval = MIN_INTERVAL + bytes * INTERVAL_PER_BYTE;
         namespace
+    }
+
+    /// One table alone.
+    pub(crate) fn of_table(text: &[u8], protocol: Protocol) -> Self {
+        let mut namespace = Self::default();
+        namespace.add_table(text, protocol);
+        namespace
+    }
+
+    /// What was found, in an order that does not depend on chance.
+    pub(crate) fn summary(&self) -> String {
+        let mut sockets: Vec<_> = self.sockets.iter().collect();
+        sockets.sort_unstable_by_key(|(inode, _)| **inode);
+        let (connections, ports) = (self.connections.len(), self.listeners.len());
+        format!("{sockets:?}, {connections} connections, {ports} ports")
     }
 
     fn add_table(&mut self, text: &[u8], protocol: Protocol) {
@@ -268,8 +283,7 @@ mod tests {
 
     #[test]
     fn tables_are_parsed() {
-        let mut namespace = Namespace::default();
-        namespace.add_table(TCP.as_bytes(), Protocol::Tcp);
+        let namespace = Namespace::of_table(TCP.as_bytes(), Protocol::Tcp);
         let local: SocketAddr = "127.0.0.1:40000".parse().unwrap();
         let server: SocketAddr = "127.0.0.1:5432".parse().unwrap();
         let client = Inet {

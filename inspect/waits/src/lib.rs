@@ -13,6 +13,8 @@ mod owners;
 mod peers;
 mod resolver;
 mod unix;
+#[doc(hidden)]
+pub mod untrusted;
 mod words;
 
 pub use call::{Call, State, Waiting};

@@ -16,8 +16,8 @@ use crate::peers::Peers;
 use crate::unix::UnixSockets;
 use crate::{Reason, State, Waiting};
 
-/// Maximum number of processes of which something is kept; all are dropped when there are more.
-const MAX_PROCESSES: usize = 1024;
+/// Maximum number of processes of which something is kept, with a descriptor each; all are dropped when there are more.
+const MAX_PROCESSES: usize = 256;
 
 /// Maximum number of mappings of code of a process that are kept; all are dropped when there are more.
 const MAX_CODE: usize = 64;

@@ -130,7 +130,7 @@ fn request(inode: u32) -> Vec<u8> {
     bytes
 }
 
-fn parse(answer: &[u8], inode: u32) -> Option<Unix> {
+pub(crate) fn parse(answer: &[u8], inode: u32) -> Option<Unix> {
     let word = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     let is_socket = half(answer, 4)? == SOCK_DIAG_BY_FAMILY && word(HEADER + 4)? == inode;
@@ -169,7 +169,7 @@ fn parse(answer: &[u8], inode: u32) -> Option<Unix> {
 
 /// The inode of a socket in a line of `/proc/PID/net/unix` (net/unix/af_unix.c, `unix_seq_show`), if it is reached by
 /// `name`. The kernel writes zero bytes as `@`.
-fn listening(line: &[u8], name: &[u8]) -> Option<u64> {
+pub(crate) fn listening(line: &[u8], name: &[u8]) -> Option<u64> {
     let mut words = line
         .splitn(8, |byte| *byte == b' ')
         .filter(|word| !word.is_empty());

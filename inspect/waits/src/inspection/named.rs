@@ -272,6 +272,9 @@ impl Inspection<'_> {
     pub(super) fn epoll_size(&mut self, descriptor: i32) -> Option<usize> {
         let now = self.thread.now;
         let link = self.process.descriptor_link(descriptor).ok()?;
+        if Object::parse(link.as_bytes()) != Object::Anonymous(b"eventpoll".to_vec()) {
+            return None;
+        }
         if let Some((known, size, read_at)) = self.known.epolls.get(&descriptor)
             && known == link.as_bytes()
             && now.saturating_sub(*read_at) < EPOLL_AGE + *size as u64 * EPOLL_AGE_PER_DESCRIPTOR
