@@ -110,7 +110,7 @@ fn key(module: &Module) -> Option<&[u8]> {
     (module.has_file() && !build_id.is_empty()).then_some(build_id)
 }
 
-/// Functions by build ID and offset. Those that were not used while [`MAX_SIZE`] of others were are removed.
+/// Functions by build ID and offset. Functions are removed that were not used while [`MAX_SIZE`] of others were.
 #[derive(Debug, Default)]
 struct KnownFunctions {
     young: HashMap<Box<[u8]>, KnownFile>,

@@ -51,7 +51,7 @@ pub(super) struct Jobs<'scope, W> {
 }
 
 impl<'scope, W: Work + 'scope> Jobs<'scope, W> {
-    /// Starts the thread. `work` looks at `hurry` while it resolves.
+    /// Starts the thread. `work` reads `hurry` while it resolves.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         mut work: W,
