@@ -5,7 +5,10 @@
  * meanwhile, so what was read counts only if the thread has not run since before: it is not on a CPU, and has been switched out
  * as often as before. As long as that stays so in later looks, it is the same wait, and nothing is read again.
  *
- * Needs Linux 5.18. `cargo xtask bpf` builds it.
+ * Needs Linux 5.18. With TWO_WALKS (walks.bpf.c), it needs 5.10, and reads no memory of processes, which takes a program that may
+ * sleep: the loader reads it, and then has the program say which waits are still the same (`is_check`).
+ *
+ * `cargo xtask bpf` builds it.
  */
 #include <linux/bpf.h>
 
@@ -42,6 +45,8 @@ struct sched_entity {
 /* What the samplers' own header does not have. */
 struct task_struct___waits {
     unsigned int __state;
+    long state; /* to Linux 5.13 */
+    __u64 start_time;
     int on_cpu;
     int on_rq;
     struct sched_entity se;
@@ -83,14 +88,30 @@ struct wait {
     struct wait_times times;
     __u32 version; /* of the target's data */
     __u32 reserved;
+#ifdef TWO_WALKS
+    /* The thread: another one can have its ID, and one that executes a program for its process takes over the first one's ID and
+     * start. */
+    __u64 thread, start;
+#endif
 };
 
+#ifdef TWO_WALKS
+/* Programs of Linux 5.10 keep nothing with a thread itself. Of more threads, those that were looked at longest ago are taken for
+ * new ones. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 32768);
+    __type(key, __u32); /* the ID that the kernel has */
+    __type(value, struct wait);
+} waits SEC(".maps");
+#else
 struct {
     __uint(type, BPF_MAP_TYPE_TASK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
     __type(key, int);
     __type(value, struct wait);
 } waits SEC(".maps");
+#endif
 
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
@@ -134,14 +155,24 @@ struct {
 
 static __always_inline int read_user(void *to, __u32 size, __u64 from, void *task)
 {
+#ifdef TWO_WALKS
+    /* The loader does. */
+    (void)to, (void)size, (void)from, (void)task;
+    return -1;
+#else
     return bpf_copy_from_user_task(to, size, (const void *)from, task, 0);
+#endif
 }
 
 /* Reads in the order of the source: on aarch64, loads may be reordered by the processor, too. This program runs on another CPU
  * than the thread, which writes `on_cpu` last when it is switched out (finish_task, a release), after its count. An address that
  * depends on the value read before would order the next load; BPF has no barrier for loads, but an atomic operation whose result
- * is used is a full one (arch/arm64/net/bpf_jit_comp.c: LSE `al` forms, or `dmb ish` behind exclusive loads and stores). */
-#if defined(__TARGET_ARCH_arm64)
+ * is used is a full one (arch/arm64/net/bpf_jit_comp.c: LSE `al` forms, or `dmb ish` behind exclusive loads and stores).
+ *
+ * With TWO_WALKS there are no such operations (Linux 5.12). In the first walk no order is needed: a count that is read too early
+ * is an older one, which the second does not find. The loader makes two further walks in place of one: that a thread was off the
+ * CPU in the one, and its count in the next, are read in this order, as each walk takes and releases locks. */
+#if defined(__TARGET_ARCH_arm64) && !defined(TWO_WALKS)
 #define IN_ORDER(word)                                     \
     do {                                                   \
         __u64 before = __sync_fetch_and_or((word), 0);     \
@@ -162,7 +193,7 @@ static __always_inline __u32 state_of(struct task_struct___waits *task, int is_q
 {
     if (is_queued)
         return WAIT_QUEUED;
-    __u32 state = task->__state;
+    __u32 state = bpf_core_field_exists(task->__state) ? task->__state : (__u32)task->state;
     if (state & (TASK_STOPPED | TASK_TRACED | TASK_FROZEN))
         return WAIT_STOPPED;
     return state & TASK_UNINTERRUPTIBLE ? WAIT_DISK : WAIT_ASLEEP;
@@ -212,11 +243,13 @@ static __always_inline int pass_on(struct seq_file *seq, struct scratch *scratch
     head->size = sizeof(struct part_head) + sizeof scratch->times;
     set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
     scratch->times = wait->times;
+    scratch->times.switches = wait->switches;
     if (bpf_seq_write(seq, head, sizeof *head + sizeof(struct part_head) + sizeof scratch->times))
         return 0;
     return 1;
 }
 
+#ifndef TWO_WALKS
 /* Finds the context, as a sample of a running thread does. */
 static __always_inline void read_context(struct scratch *scratch, struct task_struct *task, const struct target *target)
 {
@@ -245,12 +278,14 @@ static __always_inline void read_context(struct scratch *scratch, struct task_st
     part->room = part->size = 0;
 }
 
+#endif
+
 /* Reads the call and the registers; the stack pointer, 0 for code of other kinds. */
 static __always_inline __u64 read_call(struct scratch *scratch, struct task_struct *task)
 {
     struct wait_part *wait = &scratch->wait;
     __u64 *registers = scratch->registers;
-    const __u64 *saved = (void *)bpf_task_pt_regs(task);
+    const __u64 *saved = saved_registers(task);
     __u64 words[SAVED_REGISTERS];
     wait->number = -1;
     wait->thread_pointer = task->THREAD_POINTER;
@@ -290,6 +325,7 @@ static __always_inline __u64 read_call(struct scratch *scratch, struct task_stru
     return words[SAVED_SP];
 }
 
+#ifndef TWO_WALKS
 /* System calls whose arguments point to what a thread waits for (arch/x86/entry/syscalls/syscall_64.tbl,
  * include/uapi/asm-generic/unistd.h). */
 #if defined(__TARGET_ARCH_x86)
@@ -319,7 +355,6 @@ static __always_inline void read_piece(struct scratch *scratch, void *task, int 
 static __always_inline void read_call_memory(struct scratch *scratch, void *task)
 {
     const __u64 *arguments = scratch->wait.arguments;
-    scratch->call_head.size = scratch->call_head.room = 0;
     for (int i = 0; i < CALL_PIECES; i++)
         scratch->call.piece[i].address = 0;
     switch (scratch->wait.number) {
@@ -390,6 +425,8 @@ static __always_inline void read_stack(struct scratch *scratch, struct task_stru
         set_part(part, PART_STACK_BYTES, sizeof scratch->stack_address + have);
 }
 
+#endif
+
 static __always_inline void read_kernel_stack(struct scratch *scratch, struct task_struct *task)
 {
     long size = bpf_get_task_stack(task, scratch->kernel, sizeof scratch->kernel, 0);
@@ -405,7 +442,7 @@ static __always_inline __u64 since(struct task_struct___waits *task, struct task
     if (!bpf_core_field_exists(task->sched_info.last_arrival))
         return 0;
     __u64 left = task->sched_info.last_arrival + task->se.sum_exec_runtime - task->se.prev_sum_exec_runtime;
-    __u64 ago = current->sched_info.last_arrival - left;
+    __u64 ago = OF_TASK(current, sched_info.last_arrival) - left;
     return task->sched_info.last_arrival && (__s64)ago > 0 && ago < started ? started - ago : 0;
 }
 
@@ -416,18 +453,44 @@ static __always_inline enum displaced displaced(struct task_struct___waits *task
 {
     if (!bpf_core_field_exists(task->sched_info.last_queued))
         return NOT_DISPLACED;
-    if (current->sched_info.pcount != look->known_arrivals) {
-        look->own_delay = current->sched_info.run_delay - look->known_delay;
-        look->known_delay = current->sched_info.run_delay;
-        look->known_arrivals = current->sched_info.pcount;
+    __u64 arrivals = OF_TASK(current, sched_info.pcount), delay = OF_TASK(current, sched_info.run_delay);
+    if (arrivals != look->known_arrivals) {
+        look->own_delay = delay - look->known_delay;
+        look->known_delay = delay;
+        look->known_arrivals = arrivals;
     }
-    __u64 queued = task->sched_info.last_queued, arrival = current->sched_info.last_arrival;
+    __u64 queued = task->sched_info.last_queued, arrival = OF_TASK(current, sched_info.last_arrival);
     if (queued == arrival)
         return RAN;
     return queued > arrival - look->own_delay - LOOK_SLACK ? SLEPT : NOT_DISPLACED;
 }
 
+#ifdef TWO_WALKS
+/* What is known of a thread; null if there is no room. */
+static __always_inline struct wait *wait_of(struct task_struct *thread)
+{
+    struct task_struct___waits *task = (void *)thread;
+    __u32 tid = thread->pid;
+    struct wait *wait = bpf_map_lookup_elem(&waits, &tid);
+    if (!wait || wait->thread != (__u64)thread || wait->start != task->start_time) {
+        struct wait new = {.thread = (__u64)thread, .start = task->start_time};
+        bpf_map_update_elem(&waits, &tid, &new, 0);
+        wait = bpf_map_lookup_elem(&waits, &tid);
+    }
+    return wait;
+}
+#else
+static __always_inline struct wait *wait_of(struct task_struct *thread)
+{
+    return bpf_task_storage_get(&waits, thread, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
+#endif
+
+#ifdef TWO_WALKS
+SEC("iter/task")
+#else
 SEC("iter.s/task")
+#endif
 int look_at_thread(struct bpf_iter__task *context)
 {
     __u32 zero = 0, pid, tid;
@@ -438,7 +501,7 @@ int look_at_thread(struct bpf_iter__task *context)
     struct scratch *scratch = bpf_map_lookup_elem(&wait_scratch, &zero);
     if (!thread || !look || !counts || !scratch || thread->flags & PF_KTHREAD)
         return 0;
-    struct task_struct *own = bpf_get_current_task_btf();
+    struct task_struct *own = current_task();
     learn_level(own);
     if (!ids(thread, &pid, &tid))
         return 0;
@@ -450,7 +513,7 @@ int look_at_thread(struct bpf_iter__task *context)
         target = &nothing;
     }
     struct task_struct___waits *task = (void *)thread, *current = (void *)own;
-    struct wait *wait = bpf_task_storage_get(&waits, thread, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+    struct wait *wait = wait_of(thread);
     if (!wait)
         return 0;
 
@@ -520,11 +583,20 @@ int look_at_thread(struct bpf_iter__task *context)
     part->state = state;
     part->since = since(task, current, look->started);
     __u64 sp = read_call(scratch, thread);
+    scratch->call_head.size = scratch->call_head.room = 0;
+    scratch->stack_head.size = scratch->stack_head.room = 0;
+#ifdef TWO_WALKS
+    struct part_head *no_record = (void *)scratch->record;
+    no_record->size = no_record->room = 0;
+    head->outcome = OUTCOME_NONE;
+    head->source = SOURCE_NONE;
+    HIDE(sp);
+#else
     read_call_memory(scratch, thread);
     read_context(scratch, thread, &target->target);
-    scratch->stack_head.size = scratch->stack_head.room = 0;
     if (user_stacks && sp)
         read_stack(scratch, thread, sp, target->stack_size);
+#endif
     scratch->kernel_head.size = scratch->kernel_head.room = 0;
     if (kernel_stacks)
         read_kernel_stack(scratch, thread);
@@ -535,6 +607,7 @@ int look_at_thread(struct bpf_iter__task *context)
     int is_kept = !runs_now && switches_of(task) == switches;
     set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
     scratch->times = wait->times;
+    scratch->times.switches = wait->switches;
     set_part(&scratch->wait_head, PART_WAIT, sizeof *part);
     struct part_head *record = (void *)scratch->record;
     __u32 size = sizeof(struct part_head) + sizeof scratch->times + sizeof(struct part_head) + sizeof *part;

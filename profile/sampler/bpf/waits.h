@@ -53,6 +53,7 @@ struct call_memory {
 struct wait_times {
     __u64 by_state[WAIT_STATES]; /* nanoseconds that were not passed on before */
     __u64 last;                  /* when the thread was last found in the wait, CLOCK_MONOTONIC, nanoseconds */
+    __u64 switches;              /* the wait: see `detail` of its first event */
 };
 
 struct wait_target {

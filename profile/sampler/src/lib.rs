@@ -70,7 +70,7 @@ pub use otelctx_sample as sample;
 pub use refusal::Refusal;
 pub use sampler::{Method, Sampler};
 pub use tally::{IncompleteStacks, IncompleteSteps, Totals};
-pub use waits::WaitFacts;
+pub use waits::{WaitFacts, WaitMethod};
 
 /// Maximum time between two calls of [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);

@@ -7,6 +7,8 @@ use std::time::Duration;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_sample::format::record;
 
+use crate::WaitMethod;
+
 /// The sampled processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
@@ -32,8 +34,7 @@ pub struct Options {
     pub frequency: u32,
     /// Sample threads that run. Default: true.
     pub on_cpu: bool,
-    /// Also look at threads that are off the CPU, this often in a second at most. With eBPF, this needs Linux 5.18. Default: not
-    /// at all.
+    /// Also look at threads that are off the CPU, this often in a second at most: see [`WaitMethod`]. Default: not at all.
     pub wall_frequency: Option<u32>,
     /// Record the user-space stack. Default: true.
     pub user_stacks: bool,
@@ -60,6 +61,9 @@ pub struct Options {
     /// The kernel programs with the steps of these runtimes: this crate's have none. With eBPF, a
     /// runtime without its step adds nothing: see [`IncompleteSteps`](crate::IncompleteSteps).
     pub kernel_object: Option<KernelObject>,
+    /// Look at threads off the CPU by this method, as where no better one is available: for tests.
+    #[doc(hidden)]
+    pub wait_method: Option<WaitMethod>,
     /// Size of each CPU's ring of samples, in bytes. Default: enough for one second.
     pub(crate) ring: Option<u64>,
     /// Pass samples through the kernel's ring buffer.
@@ -128,6 +132,7 @@ impl Options {
             runtimes: Runtimes::default(),
             before_exec: false,
             kernel_object: None,
+            wait_method: None,
             ring: None,
             without_rings: false,
             without_loops: false,

@@ -2,22 +2,31 @@
 
 use std::sync::Arc;
 
+use std::time::Duration;
+
+use otelctx_reader::ThreadVariables;
+use otelctx_reader::remote::{Memory, ProcessMemory};
 use otelctx_reader::runtime::RuntimeReading;
-use otelctx_sample::{Found, Frame, OffCpuState};
+use otelctx_sample::{Found, Frame, OffCpuState, ReadStep};
 use otelctx_waits::Call;
 
-use crate::second_walk::CopiedStack;
+use crate::second_walk::{BELOW_STACK, CopiedStack, PAGE};
+
+/// Maximum number of bytes that are copied of the stack of a thread off the CPU (`STACK_ROOM` in `bpf/waits.h`).
+pub(crate) const STACK_ROOM: usize = 5 * PAGE;
 
 /// A thread: its process, and its own ID.
 pub(crate) type ThreadId = (i32, i32);
 
 /// More time of a known wait.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
     /// Times by state ([`OffCpuState::ALL`]), in nanoseconds.
     pub(crate) by_state: [u64; OffCpuState::ALL.len()],
     /// When the thread was last found in the wait.
     pub(crate) last: u64,
+    /// The wait: how often the thread had been switched out.
+    pub(crate) switches: u64,
 }
 
 /// What was seen of a thread that is off the CPU.
@@ -35,30 +44,35 @@ pub(crate) enum WaitEvent {
         time: u64,
         more: Times,
     },
+    /// Time in the queue for a CPU, of which nothing else is known.
+    Queued(Box<Look>),
 }
 
 impl WaitEvent {
     pub(crate) fn pid(&self) -> i32 {
         match self {
-            Self::New { look, .. } => look.pid,
+            Self::New { look, .. } | Self::Queued(look) => look.pid,
             Self::Same { thread, .. } => thread.0,
         }
-    }
-
-    /// Its memory, in bytes, as an estimate.
-    pub(crate) fn size(&self) -> usize {
-        let stack = match self {
-            Self::New { look, .. } => look.stack.as_ref().map_or(0, |it| it.stack.1.len()),
-            Self::Same { .. } => 0,
-        };
-        size_of::<Look>() + stack
     }
 
     /// Its time, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn time(&self) -> u64 {
         match self {
-            Self::New { look, .. } => look.time,
+            Self::New { look, .. } | Self::Queued(look) => look.time,
             Self::Same { time, .. } => *time,
+        }
+    }
+
+    /// Returns about how much memory it takes, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        let own = size_of::<Self>();
+        match self {
+            Self::Same { .. } => own,
+            Self::New { look, .. } | Self::Queued(look) => {
+                let stack = look.stack.as_ref().map_or(0, |it| it.stack.1.len());
+                own + size_of::<Look>() + stack + size_of_val(&look.kernel_stack[..])
+            }
         }
     }
 }
@@ -92,12 +106,104 @@ pub(crate) struct Look {
     pub(crate) runtimes: Vec<RuntimeReading>,
 }
 
+impl Look {
+    /// Creates a look of which only the thread and its name are known.
+    pub(crate) fn of((pid, tid): ThreadId, comm: String, time: u64) -> Self {
+        Self {
+            time,
+            pid,
+            tid,
+            comm,
+            switches: 0,
+            is_torn: false,
+            serial: 0,
+            variable: 0,
+            context: Found::NotPublished,
+            call: Call {
+                number: -1,
+                arguments: [0; 6],
+            },
+            state: OffCpuState::Asleep,
+            since: 0,
+            weight: 0,
+            call_memory: Vec::new(),
+            stack: None,
+            kernel_stack: Vec::new(),
+            runtimes: Vec::new(),
+        }
+    }
+}
+
+/// Reads the record of a thread that does not run. Returns the variable that leads to it, too.
+pub(crate) fn read_record(
+    variables: Option<&ThreadVariables>,
+    memory: Option<&ProcessMemory>,
+    (tid, thread_pointer): (i32, u64),
+    max_record: usize,
+) -> (Found<Vec<u8>>, usize) {
+    let (variables, memory) = match (variables, memory) {
+        (None, _) => return (Found::NotPublished, 0),
+        (_, None) => return (Found::Unreadable(ReadStep::Memory), 0),
+        (Some(variables), Some(memory)) => (variables, memory),
+    };
+    let mut record = vec![0; max_record];
+    let read = variables.read(memory, tid, thread_pointer, &mut record);
+    match read {
+        // A library was unloaded: other data may have taken the place of its variable.
+        _ if !variables.are_current(memory) => (Found::Unreadable(ReadStep::Resolve), 0),
+        Ok(None) => (Found::Detached, 0),
+        Ok(Some(read)) if read.size == 0 => (Found::Invalid, 0),
+        Ok(Some(read)) => {
+            record.truncate(read.size);
+            (Found::Attached(record), read.variable)
+        }
+        Err(error) => (error.found(), 0),
+    }
+}
+
+/// Copies the stack of a thread that does not run, from a little below its pointer, as far as it can be read.
+pub(crate) fn copy_stack(memory: &dyn Memory, stack_pointer: u64) -> (u64, Vec<u8>) {
+    let from = stack_pointer.wrapping_sub(BELOW_STACK);
+    let mut bytes = Vec::with_capacity(STACK_ROOM);
+    while bytes.len() < STACK_ROOM {
+        let at = from.wrapping_add(bytes.len() as u64);
+        // To the end of a page: what can be read as a whole or not at all.
+        let size = (PAGE - at as usize % PAGE).min(STACK_ROOM - bytes.len());
+        let known = bytes.len();
+        bytes.resize(known + size, 0);
+        if memory.read(at, &mut bytes[known..]).is_err() {
+            bytes.truncate(known);
+            break;
+        }
+    }
+    (from, bytes)
+}
+
+/// How threads off the CPU are looked at, best first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum WaitMethod {
+    /// An eBPF program visits the threads of each process: Linux 6.1.
+    #[default]
+    ByProcess,
+    /// An eBPF program visits all threads of the machine: Linux 5.18.
+    AllThreads,
+    /// An eBPF program visits all threads of the machine before and after the recorder has read their memory: Linux 5.10.
+    TwoWalks,
+    /// The files of each thread in `/proc` are read, without eBPF.
+    Files,
+}
+
 /// How threads off the CPU are looked at, and what was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaitFacts {
-    /// Looks in a second at present: fewer than were asked for where there are many threads.
+    /// The method.
+    pub method: WaitMethod,
+    /// Looks in a second at present: fewer than were asked for where there are many threads; 0 for less than one.
     pub frequency: u32,
+    /// The time between two looks at present.
+    pub interval: Duration,
     /// Threads at the last look.
     pub threads: u64,
     /// Waits of which context and stack were read.

@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::Target;
-use otelctx_fixtures::kernel::{Feature, give_way_if_emulated};
+use otelctx_fixtures::kernel::{Feature, give_way_if_emulated, is_emulated};
 use otelctx_fixtures::sampled::{Sampled, SpanProgram};
 use otelctx_fixtures::spans::{SpanLog, Verdict};
 use otelctx_sampler::sample::{Catalog, Event, Found, ReadStep};
-use otelctx_sampler::{Error, INTERVAL, Options, Sampler, Targets};
+use otelctx_sampler::{Error, INTERVAL, Options, Sampler, Targets, WaitMethod};
 
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 /// Threads of the program.
@@ -40,9 +40,10 @@ fn start(way: &SpanProgram, log: &Log) -> Option<Target> {
     Some(Target::spawn(&mut command))
 }
 
-/// Looks at a program's waits until `enough` were read, and holds each against what the program notes.
-fn hold(way: &SpanProgram, index: usize, enough: u64) {
-    let name = format!("waits-{}-{index}.log", std::process::id());
+/// Looks at a program's waits by a method, or by the kernel's best one, until `enough` were read, and holds each against what the
+/// program notes.
+fn hold(way: &SpanProgram, index: usize, enough: u64, method: Option<WaitMethod>) {
+    let name = format!("waits-{}-{index}-{method:?}.log", std::process::id());
     let log = Log(std::env::temp_dir().join(name));
     let Some(target) = start(way, &log) else {
         return;
@@ -50,18 +51,24 @@ fn hold(way: &SpanProgram, index: usize, enough: u64) {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.wall_frequency = Some(1000);
     options.on_cpu = false;
+    options.wait_method = method;
+    options.without_ebpf = method == Some(WaitMethod::Files);
     let mut sampler = match Sampler::start(&options) {
         Err(Error::Waits(refusal)) => {
-            return Feature::Snapshots.or_skip(Err(refusal)).unwrap_or_default();
+            return Feature::Ebpf.or_skip(Err(refusal)).unwrap_or_default();
         }
         started => started.unwrap(),
     };
-    if Feature::Ebpf
-        .or_skip(sampler.method().require_ebpf())
-        .is_none()
-    {
+    let has_ebpf = sampler.method().require_ebpf();
+    if !options.without_ebpf && Feature::Ebpf.or_skip(has_ebpf).is_none() {
         return;
     }
+    if let Some(method) = method {
+        // An old kernel has the worse ones alone.
+        assert!(sampler.waits().unwrap().method >= method);
+    }
+    // Each of them takes an emulated machine 20 times as long.
+    let enough = if is_emulated() { enough / 10 } else { enough };
     let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
     let start = Instant::now();
     while sampler.waits().is_some_and(|waits| waits.read < enough) {
@@ -112,7 +119,7 @@ const MOST_DIFFERENT: [usize; 2] = [0, 5];
 fn every_wait_has_the_span_of_its_time() {
     let ways = Sampled::own().span_programs();
     for index in MOST_DIFFERENT {
-        hold(&ways[index], index, 2_000);
+        hold(&ways[index], index, 2_000, None);
     }
 }
 
@@ -121,6 +128,33 @@ fn whatever_the_storage_and_the_access_the_span_of_a_wait_is_right() {
     let ways = Sampled::own().span_programs();
     let others = ways.iter().enumerate();
     for (index, way) in others.filter(|(index, _)| !MOST_DIFFERENT.contains(index)) {
-        hold(way, index, 1_000);
+        hold(way, index, 1_000, None);
+    }
+}
+
+/// As before Linux 6.1.
+#[test]
+fn the_span_of_a_wait_is_right_where_all_threads_are_visited() {
+    let ways = Sampled::own().span_programs();
+    for index in MOST_DIFFERENT {
+        hold(&ways[index], index, 1_000, Some(WaitMethod::AllThreads));
+    }
+}
+
+/// As before Linux 5.18.
+#[test]
+fn the_span_of_a_wait_is_right_where_the_recorder_reads_it_between_two_walks() {
+    let ways = Sampled::own().span_programs();
+    for index in MOST_DIFFERENT {
+        hold(&ways[index], index, 2_000, Some(WaitMethod::TwoWalks));
+    }
+}
+
+/// As without the right to use eBPF.
+#[test]
+fn the_span_of_a_wait_is_right_where_files_of_threads_are_read() {
+    let ways = Sampled::own().span_programs();
+    for index in MOST_DIFFERENT {
+        hold(&ways[index], index, 100, Some(WaitMethod::Files));
     }
 }

@@ -17,7 +17,7 @@ use super::load::{KernelCounts, Loaded};
 use super::side_band::SideBand;
 use super::steps::{configure_steps, forget_steps, steps_of};
 use super::targets::{places_of, target};
-use super::waits::Waits;
+use super::waits::{Reader, Waits};
 use crate::backend::Backend;
 use crate::process::check_target;
 use crate::processes::{Needs, Processes};
@@ -233,8 +233,13 @@ impl Recorder {
             && let Some(reader) = tracked.process.reader()
         {
             let process = Process::open(pid).ok().filter(|_| reader.running().is_ok());
-            let runtimes = process.map(|it| (it, tracked.process.runtimes().clone()));
-            waits.insert(pid, target, runtimes);
+            let variables = match tracked.process.threads() {
+                ThreadStatus::Readable(variables) => Some(variables.clone()),
+                _ => None,
+            };
+            let runtimes = tracked.process.runtimes().clone();
+            let reader = process.and_then(|it| Reader::new(it, self.serial, variables, runtimes));
+            waits.insert(pid, target, reader);
         }
         let is_empty = target.places == 0 && target.steps == 0;
         if is_empty && self.whole_machine {

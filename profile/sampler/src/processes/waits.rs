@@ -115,6 +115,11 @@ impl Processes {
                 self.pass_on(thread, former, catalog, on_sample);
                 self.begin_wait(*look, catalog, on_sample)
             }
+            WaitEvent::Queued(look) => {
+                let sample = self.sample_of(&look, &[], None, catalog);
+                on_sample(with_time(sample, look.time, look.state, look.weight));
+                Needs::Nothing
+            }
         }
     }
 
@@ -129,7 +134,10 @@ impl Processes {
         if more.by_state.iter().all(|time| *time == 0) {
             return;
         }
-        let Some(mut known) = self.waits.threads.remove(&thread) else {
+        let known = self.waits.threads.remove(&thread);
+        let known = known.filter(|it| it.look.switches == more.switches);
+        let Some(mut known) = known else {
+            self.pass_on_unknown(thread, more, catalog, on_sample);
             return;
         };
         if known.generation != self.waits.generation {
@@ -143,6 +151,28 @@ impl Processes {
             }
         }
         self.waits.threads.insert(thread, known);
+    }
+
+    /// Passes on more time of a wait of a thread that is not known: there were too many, or what said that it began was lost.
+    fn pass_on_unknown(
+        &mut self,
+        (pid, tid): ThreadId,
+        more: Times,
+        catalog: &mut Catalog,
+        on_sample: &mut dyn FnMut(Sample),
+    ) {
+        let tracked = self.following.tracker.get_or_add(pid);
+        let process = tracked.process.reader().and_then(|it| it.running().ok());
+        let name = process.and_then(|it| it.thread_name(tid).ok());
+        let name = name.unwrap_or_default().to_string_lossy().into_owned();
+        let mut look = Look::of((pid, tid), name, more.last);
+        look.is_torn = true;
+        let sample = self.sample_of(&look, &[], None, catalog);
+        for (state, nanoseconds) in OffCpuState::ALL.into_iter().zip(more.by_state) {
+            if nanoseconds > 0 {
+                on_sample(with_time(sample, more.last, state, nanoseconds));
+            }
+        }
     }
 
     fn begin_wait(

@@ -7,7 +7,7 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_reader::ThreadVariables;
-use otelctx_sample::{Found, ReadStep};
+use otelctx_sample::Found;
 use reader::remote::{Error, LiveProcess, Memory, MemoryError, Process, ProcessMemory, Stopped};
 use reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 
@@ -16,6 +16,7 @@ use otelctx_unwind::CodeMap;
 use super::account::{Account, EndedThreads};
 use super::stack::{Stack, walk};
 use crate::monotonic;
+use crate::waits::read_record;
 
 /// The facts for reading the threads of a process, as the recorder has determined them.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub(super) struct Configuration {
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) process: Process,
-    memory: Option<ProcessMemory>,
+    pub(super) memory: Option<ProcessMemory>,
     /// Its threads may be stopped. Otherwise, its CPU time counts as not traceable.
     pub(super) is_traceable: bool,
     /// The process ran between the last two surveys.
@@ -207,7 +208,6 @@ impl Target {
         code: Option<&CodeMap>,
         may_copy: bool,
     ) -> Result<Reading, Error> {
-        let mut record = vec![0; options.max_record];
         // Before the thread is stopped: afterwards, it may execute another program.
         let name = self.process.thread_name(tid).unwrap_or_default();
         let mut stopped = Stopped::stop(&self.process, tid, timeout);
@@ -239,28 +239,9 @@ impl Target {
             _ => Vec::new(),
         };
         let variables = configuration.and_then(|it| it.variables.as_ref());
-        let mut variable = 0;
-        let context = match (variables, memory) {
-            (None, _) => Found::NotPublished,
-            (_, None) => Found::Unreadable(ReadStep::Memory),
-            (Some(variables), Some(memory)) => {
-                let read = variables.read(memory, tid, thread_pointer, &mut record);
-                let is_current = variables.are_current(memory);
-                drop(stopped);
-                match read {
-                    // A library was unloaded: other data may have taken the place of its variable.
-                    _ if !is_current => Found::Unreadable(ReadStep::Resolve),
-                    Ok(None) => Found::Detached,
-                    Ok(Some(read)) if read.size == 0 => Found::Invalid,
-                    Ok(Some(read)) => {
-                        variable = read.variable;
-                        record.truncate(read.size);
-                        Found::Attached(record)
-                    }
-                    Err(error) => error.found(),
-                }
-            }
-        };
+        let thread = (tid, thread_pointer);
+        let (context, variable) = read_record(variables, memory, thread, options.max_record);
+        drop(stopped);
         Ok(Reading {
             time,
             comm: name.to_string_lossy().into_owned(),

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The objects of both architectures.
-const OBJECTS: [(&str, &[u8]); 8] = [
+const OBJECTS: [(&str, &[u8]); 10] = [
     (
         "sampler x86_64",
         include_bytes!("../../../bpf/sampler.x86_64.o"),
@@ -44,6 +44,14 @@ const OBJECTS: [(&str, &[u8]); 8] = [
     (
         "waits aarch64",
         include_bytes!("../../../bpf/waits.aarch64.o"),
+    ),
+    (
+        "walks x86_64",
+        include_bytes!("../../../bpf/walks.x86_64.o"),
+    ),
+    (
+        "walks aarch64",
+        include_bytes!("../../../bpf/walks.aarch64.o"),
     ),
 ];
 

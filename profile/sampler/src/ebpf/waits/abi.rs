@@ -34,8 +34,7 @@ mod wait_part {
 pub(super) const STATES: usize = 4;
 /// `WAIT_REGISTERS`.
 const REGISTERS: usize = 34;
-/// `STACK_ROOM`, and `DEFAULT_STACK`, in bytes.
-pub(super) const STACK_ROOM: u32 = 5 * 4096;
+/// `DEFAULT_STACK`, in bytes.
 pub(super) const DEFAULT_STACK: u32 = 4096;
 
 /// `struct wait_part`.
@@ -57,6 +56,7 @@ pub(super) struct WaitPart {
 pub(super) struct WaitTimes {
     pub(super) by_state: [u64; STATES],
     pub(super) last: u64,
+    pub(super) switches: u64,
 }
 
 /// `struct call_memory`.
@@ -141,8 +141,13 @@ pub(super) fn thread_pointer(parts: Parts<'_>) -> u64 {
 /// Decodes an event. `None` for one of an unknown kind.
 pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
     let thread = (head.pid as i32, head.tid as i32);
-    let WaitTimes { by_state, last } = times(parts.clone());
-    let former = Times { by_state, last };
+    let times = times(parts.clone());
+    let former = Times {
+        by_state: times.by_state,
+        last: times.last,
+        // One more, so that none is 0.
+        switches: times.switches.saturating_sub(1),
+    };
     match head.kind {
         kind::SAME_WAIT => Some(WaitEvent::Same {
             thread,
@@ -244,7 +249,7 @@ pub(in crate::ebpf) mod tests {
                 reserved
             ]
         );
-        layout!("wait_times", WaitTimes, [by_state, last]);
+        layout!("wait_times", WaitTimes, [by_state, last, switches]);
         layout!("call_memory", CallMemory, [piece]);
         layout!("call_piece", CallPiece, [address, size, bytes]);
         layout!("wait_target", WaitTarget, [target, stack_size, version]);

@@ -1,21 +1,20 @@
 //! The thread that looks at waiting threads, at each tick of its own clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::io::{self, Read};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use aya::maps::{Array, MapData};
-use otelctx_reader::remote::{LiveProcess, Process, ProcessMemory};
-use otelctx_reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
-
 use super::abi::{LookCounts, LookParameters, TORN, decode, kind, thread_pointer};
 use super::iterator::Link;
-use crate::ebpf::abi::event;
+use super::reader::{MemoryReader, Reader, Reading};
+use crate::ebpf::abi::{EventHead, Parts, event};
 use crate::monotonic;
-use crate::waits::WaitEvent;
+use crate::waits::{Look, WaitEvent};
+use aya::maps::{Array, MapData};
 
 /// Threads that are looked at in a second at most: a hundredth of a CPU's time.
 const MAX_LOOKS: u64 = 10_000;
@@ -24,51 +23,50 @@ const MAX_LOOKS: u64 = 10_000;
 const JITTER: u64 = 4;
 /// Size of the buffer that one call reads into, in bytes: the kernel's is as large.
 const BUFFER: usize = 64 * 1024;
-/// Maximum memory of events that wait for the recorder, in bytes: several seconds of many threads.
-const MAX_QUEUED: usize = 24 << 20;
+/// Maximum number of bytes of a look that are decoded at once.
+const MAX_PORTION: usize = 4 << 20;
+/// Bytes of events that the recorder has not passed on, from which on the looks wait for it.
+const MAX_QUEUED_BYTES: usize = 16 << 20;
+/// Time between two checks whether the recorder has caught up.
+const CATCH_UP: Duration = Duration::from_millis(5);
+/// The longest time for which the end of the looks goes unnoticed.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// The number of further walks that show which waits are still the same: see `IN_ORDER` in `bpf/waits.bpf.c`.
+const CHECKS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
 /// The priority of the thread among those that run before all others (sched(7), `SCHED_FIFO`).
 const PRIORITY: libc::c_int = 1;
-
-/// A process whose threads are looked at.
-#[derive(Debug)]
-pub(super) struct Watched {
-    pub(super) link: Link,
-    /// What its runtimes' frames are read with. `None` for one without any.
-    pub(super) runtimes: Option<Runtimes>,
-}
-
-#[derive(Debug)]
-pub(super) struct Runtimes {
-    pub(super) process: Process,
-    pub(super) memory: ProcessMemory,
-    pub(super) present: Arc<[Present]>,
-}
 
 /// What the recorder and the thread share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) stop: AtomicBool,
-    /// The processes by their IDs; 0 has the link of all threads.
-    watched: Mutex<BTreeMap<i32, Arc<Watched>>>,
-    /// Looks in a second, at present.
-    pub(super) frequency: AtomicU32,
+    /// The links of processes by their IDs; 0 has the one of all threads.
+    links: Mutex<BTreeMap<i32, Arc<Link>>>,
+    /// The processes of which something is read here.
+    readers: Mutex<BTreeMap<i32, Arc<Reader>>>,
+    /// The time between two looks, at present, in nanoseconds.
+    pub(super) period: AtomicU64,
     /// Threads at the last tick.
     pub(super) threads: AtomicU64,
     /// Threads that were read, and how many of these went on meanwhile.
     pub(super) read: AtomicU64,
     pub(super) torn: AtomicU64,
-    /// Memory of events that the recorder has not taken, in bytes.
-    pub(super) queued: AtomicUsize,
     /// Events that the recorder had no room for.
     pub(super) lost: AtomicU64,
+    /// Bytes of events on the way to the recorder.
+    pub(super) queued: AtomicUsize,
 }
 
 impl Shared {
-    pub(super) fn watched<T>(
+    pub(super) fn links<T>(&self, change: impl FnOnce(&mut BTreeMap<i32, Arc<Link>>) -> T) -> T {
+        change(&mut self.links.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn readers<T>(
         &self,
-        change: impl FnOnce(&mut BTreeMap<i32, Arc<Watched>>) -> T,
+        change: impl FnOnce(&mut BTreeMap<i32, Arc<Reader>>) -> T,
     ) -> T {
-        change(&mut self.watched.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.readers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -76,9 +74,13 @@ pub(super) struct Looker {
     pub(super) shared: Arc<Shared>,
     pub(super) parameters: Array<MapData, LookParameters>,
     pub(super) counts: Array<MapData, LookCounts>,
-    pub(super) events: Sender<Vec<WaitEvent>>,
+    pub(super) events: SyncSender<Vec<WaitEvent>>,
     /// The frequency that was asked for, in Hz.
     pub(super) frequency: u32,
+    /// Reads the memory of processes, if the program does not.
+    pub(super) memory: Option<MemoryReader>,
+    /// Waits in the current look that ended while they were read here.
+    pub(super) ended: u64,
     pub(super) buffer: Vec<u8>,
 }
 
@@ -87,17 +89,17 @@ impl Looker {
         raise_priority();
         let mut last = monotonic();
         let mut random = last | 1;
-        let mut frequency = self.frequency;
+        let shortest = 1_000_000_000 / u64::from(self.frequency);
+        let mut period = shortest;
         let mut due = last;
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let period = 1_000_000_000 / u64::from(frequency);
             due = due.max(monotonic().saturating_sub(period)) + period;
             random = next_random(random);
             let earliest = due - period / JITTER;
-            sleep_until(earliest + random % (2 * period / JITTER).max(1));
+            self.sleep_until(earliest + random % (2 * period / JITTER).max(1));
             let seen = self.look(monotonic().saturating_sub(last), false, &mut last);
-            frequency = self.frequency.min((MAX_LOOKS / seen.max(1)).max(1) as u32);
-            self.shared.frequency.store(frequency, Ordering::Relaxed);
+            period = shortest.max(seen.saturating_mul(1_000_000_000 / MAX_LOOKS));
+            self.shared.period.store(period, Ordering::Relaxed);
             self.shared.threads.store(seen, Ordering::Relaxed);
         }
         // What is known of waits that go on.
@@ -116,133 +118,198 @@ impl Looker {
             ..LookParameters::default()
         };
         let before = self.counts.get(&0, 0).unwrap_or_default();
-        let watched = self.shared.watched(|it| it.clone());
-        let mut events = Vec::new();
-        for (pid, watched) in watched {
-            if self.parameters.set(0, parameters, 0).is_err() {
-                break;
-            }
-            match self.iterate(&watched.link) {
-                Ok(bytes) => {
-                    let mut readings = self.read_runtimes(&watched, &bytes);
-                    decode_all(&bytes, &mut readings, &mut events);
-                    self.buffer = bytes;
-                }
+        for (pid, link) in self.shared.links(|it| it.clone()) {
+            if self.iterate(&link, parameters).is_err() {
                 // It has ended.
-                Err(_) => self.shared.watched(|it| drop(it.remove(&pid))),
+                self.shared.links(|it| drop(it.remove(&pid)));
             }
         }
         let counts = self.counts.get(&0, 0).unwrap_or_default();
         let since = |of: fn(&LookCounts) -> u64| of(&counts).saturating_sub(of(&before));
-        self.shared
-            .read
-            .fetch_add(since(|it| it.read), Ordering::Relaxed);
-        self.shared
-            .torn
-            .fetch_add(since(|it| it.torn), Ordering::Relaxed);
-        self.pass_on(events);
+        let ended = std::mem::take(&mut self.ended);
+        let read = since(|it| it.read).saturating_sub(ended);
+        let torn = since(|it| it.torn) + ended;
+        self.shared.read.fetch_add(read, Ordering::Relaxed);
+        self.shared.torn.fetch_add(torn, Ordering::Relaxed);
         since(|it| it.seen)
     }
 
-    /// Passes events on to the recorder, if it is not too far behind.
-    fn pass_on(&self, events: Vec<WaitEvent>) {
-        let size = events.iter().map(WaitEvent::size).sum::<usize>();
-        let before = self.shared.queued.fetch_add(size, Ordering::Relaxed);
-        let number = events.len() as u64;
-        // The receiver is dropped last.
-        if before > MAX_QUEUED || number > 0 && self.events.send(events).is_err() {
-            self.shared.queued.fetch_sub(size, Ordering::Relaxed);
-            self.shared.lost.fetch_add(number, Ordering::Relaxed);
-        }
-    }
-
-    /// Runs the program over the threads of a link, and returns its output.
-    fn iterate(&mut self, link: &Link) -> io::Result<Vec<u8>> {
+    /// Runs the program over the threads of a link, and passes on its events.
+    fn iterate(&mut self, link: &Link, parameters: LookParameters) -> io::Result<()> {
+        self.set(parameters)?;
         let mut bytes = std::mem::take(&mut self.buffer);
         bytes.clear();
         let mut file = link.iterate()?;
-        loop {
-            let filled = bytes.len();
-            bytes.resize(filled + BUFFER, 0);
-            let read = match file.read(&mut bytes[filled..]) {
-                Ok(read) => read,
-                Err(error) => match error.raw_os_error() {
-                    // The kernel's iterators pause after many threads without output.
-                    Some(libc::EAGAIN | libc::EINTR) => {
-                        bytes.truncate(filled);
-                        continue;
-                    }
-                    _ => return Err(error),
-                },
-            };
-            bytes.truncate(filled + read);
-            if read == 0 {
-                return Ok(bytes);
+        while read_more(&mut file, &mut bytes)? {
+            if bytes.len() >= MAX_PORTION {
+                let decoded = self.pass_on(link, &bytes);
+                bytes.drain(..decoded);
+                self.set(parameters)?;
             }
+        }
+        self.pass_on(link, &bytes);
+        self.buffer = bytes;
+        Ok(())
+    }
+
+    fn set(&mut self, parameters: LookParameters) -> io::Result<()> {
+        let set = self.parameters.set(0, parameters, 0);
+        set.map_err(io::Error::other)
+    }
+
+    /// Passes on the events of a look. Returns their size.
+    fn pass_on(&mut self, link: &Link, bytes: &[u8]) -> usize {
+        let mut readings = self.read(link, bytes);
+        let needs_reading = self.memory.is_some();
+        let (mut events, mut size) = (Vec::new(), 0);
+        let decoded = each(bytes, |head, parts| {
+            let mut event = decode(head, parts);
+            if let Some(WaitEvent::New { look, .. }) = &mut event {
+                let was_torn = look.is_torn;
+                add(
+                    look,
+                    readings.remove(&(head.tid, head.detail)),
+                    needs_reading,
+                );
+                self.ended += u64::from(look.is_torn && !was_torn);
+            }
+            size += event.as_ref().map_or(0, WaitEvent::size);
+            events.extend(event);
+        });
+        let number = events.len() as u64;
+        if number == 0 {
+            return decoded;
+        }
+        self.wait_for_recorder();
+        self.shared.queued.fetch_add(size, Ordering::Relaxed);
+        // It waits for the recorder, too, which takes over everything until this thread has ended.
+        if self.events.send(events).is_err() {
+            self.shared.lost.fetch_add(number, Ordering::Relaxed);
+        }
+        decoded
+    }
+
+    /// Waits while the recorder has much to do. The time counts for the threads that are looked at afterwards.
+    fn wait_for_recorder(&self) {
+        while self.shared.queued.load(Ordering::Relaxed) > MAX_QUEUED_BYTES
+            && !self.shared.stop.load(Ordering::Relaxed)
+        {
+            std::thread::sleep(CATCH_UP);
         }
     }
 
-    /// Reads what the runtimes of a process know of the waits that were read. It counts if they are still the same
-    /// afterwards.
-    fn read_runtimes(&mut self, watched: &Watched, bytes: &[u8]) -> Readings {
+    /// Reads what the program does not of the waits that it has found. It counts if they are still the same afterwards.
+    fn read(&mut self, link: &Link, bytes: &[u8]) -> Readings {
         let mut readings = Readings::default();
-        let Some(runtimes) = &watched.runtimes else {
-            return readings;
-        };
-        let target = LiveProcess::new(&runtimes.process, &runtimes.memory);
-        each(bytes, |head, parts| {
-            if head.kind == kind::WAIT && head.flags & TORN == 0 {
-                let view = ThreadView::new(head.tid as i32, thread_pointer(parts));
-                let reading = read_thread(&target, &runtimes.present, view);
-                if !reading.is_empty() {
-                    readings.insert((head.tid, head.detail), reading);
-                }
-            }
-        });
-        if readings.is_empty() {
+        let readers = self.shared.readers(|it| it.clone());
+        let memory = &mut self.memory;
+        if memory.is_none() && !readers.values().any(|it| it.has_runtimes()) {
             return readings;
         }
-        let parameters = LookParameters {
+        each(bytes, |head, parts| {
+            if head.kind != kind::WAIT || head.flags & TORN != 0 {
+                return;
+            }
+            let reader = readers.get(&head.pid.cast_signed()).map(Arc::as_ref);
+            let pointer = thread_pointer(parts.clone());
+            let reading = match (memory.as_mut(), decode(head, parts)) {
+                (Some(memory), Some(WaitEvent::New { look, .. })) => {
+                    memory.read(reader, &look, pointer)
+                }
+                _ => Reading::of_runtimes(reader, head.tid.cast_signed(), pointer),
+            };
+            if !reading.is_empty() {
+                readings.insert((head.tid, head.detail), reading);
+            }
+        });
+        let checks = if memory.is_some() { CHECKS } else { 1 };
+        for _ in 0..checks {
+            if readings.is_empty() {
+                break;
+            }
+            let same = self.same(link).unwrap_or_default();
+            readings.retain(|wait, _| same.contains(wait));
+        }
+        readings
+    }
+
+    /// Returns the waits that are still the same as in the last look, by the thread and the number of its switches.
+    fn same(&mut self, link: &Link) -> io::Result<HashSet<(u32, u64)>> {
+        self.set(LookParameters {
             own_pid: std::process::id(),
             is_check: 1,
             ..LookParameters::default()
-        };
-        let mut same = HashSet::new();
-        if self.parameters.set(0, parameters, 0).is_ok()
-            && let Ok(checked) = self.iterate(&watched.link)
-        {
-            each(&checked, |head, _| {
+        })?;
+        let (mut same, mut bytes) = (HashSet::new(), Vec::new());
+        let mut file = link.iterate()?;
+        while read_more(&mut file, &mut bytes)? {
+            let decoded = each(&bytes, |head, _| {
                 same.insert((head.tid, head.detail));
             });
+            bytes.drain(..decoded);
         }
-        readings.retain(|wait, _| same.contains(wait));
-        readings
+        Ok(same)
+    }
+
+    /// Sleeps until a time of `CLOCK_MONOTONIC`, in nanoseconds, or until the looks end.
+    fn sleep_until(&self, time: u64) {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let left = Duration::from_nanos(time.saturating_sub(monotonic()));
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(LONGEST_SLEEP));
+        }
     }
 }
 
-/// What runtimes know of threads, by the thread and the number of its switches.
-type Readings = HashMap<(u32, u64), Vec<RuntimeReading>>;
+/// Reads on from an iterator. Returns false at its end.
+fn read_more(file: &mut File, bytes: &mut Vec<u8>) -> io::Result<bool> {
+    let filled = bytes.len();
+    bytes.resize(filled + BUFFER, 0);
+    let read = file.read(&mut bytes[filled..]);
+    bytes.truncate(filled + read.as_ref().map_or(0, |read| *read));
+    match read {
+        Ok(read) => Ok(read > 0),
+        Err(error) => match error.raw_os_error() {
+            // The kernel's iterators pause after many threads without output.
+            Some(libc::EAGAIN | libc::EINTR) => Ok(true),
+            _ => Err(error),
+        },
+    }
+}
 
-fn each(
-    mut bytes: &[u8],
-    mut visit: impl FnMut(&crate::ebpf::abi::EventHead, crate::ebpf::abi::Parts<'_>),
-) {
-    while let Some((head, parts)) = event(bytes) {
-        bytes = &bytes[size_of_val(&head) + head.size as usize..];
+/// Adds what was read here to a look. If `needs_reading`, a wait of which that does not count has ended.
+fn add(look: &mut Look, reading: Option<Reading>, needs_reading: bool) {
+    let Some(reading) = reading else {
+        if needs_reading {
+            look.is_torn = true;
+            look.stack = None;
+            look.kernel_stack.clear();
+        }
+        return;
+    };
+    look.runtimes = reading.runtimes;
+    if let Some(read) = reading.memory {
+        look.serial = read.serial;
+        (look.context, look.variable) = (read.context, read.variable);
+        if let Some(copied) = look.stack.as_mut().and_then(Arc::get_mut) {
+            copied.stack = read.stack;
+        }
+    }
+}
+
+/// What was read of threads, by the thread and the number of its switches.
+type Readings = HashMap<(u32, u64), Reading>;
+
+/// Passes on all events that are complete. Returns their size.
+fn each(bytes: &[u8], mut visit: impl FnMut(&EventHead, Parts<'_>)) -> usize {
+    let mut rest = bytes;
+    while let Some((head, parts)) = event(rest) {
+        rest = &rest[size_of_val(&head) + head.size as usize..];
         visit(&head, parts);
     }
-}
-
-fn decode_all(bytes: &[u8], readings: &mut Readings, to: &mut Vec<WaitEvent>) {
-    each(bytes, |head, parts| {
-        let mut event = decode(head, parts);
-        if let Some(WaitEvent::New { look, .. }) = &mut event {
-            look.runtimes = readings
-                .remove(&(head.tid, head.detail))
-                .unwrap_or_default();
-        }
-        to.extend(event);
-    });
+    bytes.len() - rest.len()
 }
 
 /// Makes the calling thread run at its ticks even where the CPUs are busy, if that is permitted: a late look finds the threads
@@ -259,11 +326,6 @@ fn raise_priority() {
             &raw const parameters,
         )
     };
-}
-
-/// Sleeps until a time of `CLOCK_MONOTONIC`, in nanoseconds.
-fn sleep_until(time: u64) {
-    std::thread::sleep(Duration::from_nanos(time.saturating_sub(monotonic())));
 }
 
 /// The next number of a xorshift generator (Marsaglia, 2003), which need not be better.

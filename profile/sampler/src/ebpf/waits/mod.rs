@@ -3,30 +3,32 @@
 pub(super) mod abi;
 mod iterator;
 mod looker;
+mod reader;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::Iter;
 use aya::{Btf, Ebpf, EbpfLoader};
-use otelctx_reader::remote::Process;
-use otelctx_reader::runtime::Present;
 
 use super::abi::{RECORD_LIMIT, Target};
 use super::namespace;
 use super::object::{find, map};
 use crate::refusal::Refusal;
-use crate::waits::{WaitEvent, WaitFacts};
+use crate::waits::{STACK_ROOM, WaitEvent, WaitFacts, WaitMethod};
 use crate::{Options, Targets, signals};
-use abi::{DEFAULT_STACK, STACK_ROOM, WaitTarget};
+use abi::{DEFAULT_STACK, WaitTarget};
 use iterator::Link;
-use looker::{Looker, Runtimes, Shared, Watched};
+use looker::{Looker, Shared};
 use otelctx_reader::format::record;
+use reader::MemoryReader;
+pub(super) use reader::Reader;
 
 /// The compiled program; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
@@ -34,12 +36,25 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/waits.x86_64.o"
 #[cfg(target_arch = "aarch64")]
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/waits.aarch64.o");
 
-/// The oldest supported kernel: the first with `bpf_copy_from_user_task`.
-const MIN_LINUX: (u32, u32) = (5, 18);
+/// The program that reads no memory of processes.
+#[cfg(target_arch = "x86_64")]
+static WALKS: &[u8] = aya::include_bytes_aligned!("../../../bpf/walks.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static WALKS: &[u8] = aya::include_bytes_aligned!("../../../bpf/walks.aarch64.o");
+
+/// The oldest supported kernel.
+const MIN_LINUX: (u32, u32) = (5, 10);
+/// The first kernel with `bpf_copy_from_user_task`.
+const READS_MEMORY: (u32, u32) = (5, 18);
 /// The first kernel whose iterators visit the threads of one process alone.
 const BY_PROCESS: (u32, u32) = (6, 1);
 /// Maximum number of processes that have a link of their own: of more, all threads are visited.
 const MAX_LINKS: usize = 64;
+/// Maximum number of processes of which the recorder reads something itself: of more, waits have no frames of runtimes, nor, with
+/// two walks, contexts.
+const MAX_READERS: usize = 1024;
+/// Looks that wait for the recorder at most.
+const MAX_QUEUED: usize = 256;
 const PROGRAM: &str = "look_at_thread";
 
 /// The looks at waiting threads.
@@ -53,6 +68,7 @@ pub(super) struct Waits {
     /// What was taken over from there.
     pending: VecDeque<WaitEvent>,
     looker: Option<JoinHandle<()>>,
+    method: WaitMethod,
     /// All threads are visited.
     visits_all: bool,
     version: u32,
@@ -61,9 +77,17 @@ pub(super) struct Waits {
 impl Waits {
     /// Loads the program, and starts to look at threads of the whole machine, or of processes that are added.
     pub(super) fn start(options: &Options, frequency: u32) -> Result<Self, Refusal> {
-        let loaded = signals::blocked(|| load(options));
+        let best = if Refusal::is_before(READS_MEMORY) {
+            WaitMethod::TwoWalks
+        } else if Refusal::is_before(BY_PROCESS) {
+            WaitMethod::AllThreads
+        } else {
+            WaitMethod::ByProcess
+        };
+        let method = options.wait_method.map_or(best, |forced| forced.max(best));
+        let loaded = signals::blocked(|| load(options, method));
         let mut programs = loaded.map_err(|refusal| refusal.needing(MIN_LINUX))?;
-        let (sender, events) = channel();
+        let (sender, events) = sync_channel(MAX_QUEUED);
         let shared = Arc::new(Shared::default());
         let looker = Looker {
             shared: shared.clone(),
@@ -71,6 +95,12 @@ impl Waits {
             counts: map(&mut programs, "look_counts")?,
             events: sender,
             frequency: frequency.max(1),
+            memory: (method == WaitMethod::TwoWalks).then(|| {
+                let max_record = options.max_record;
+                let max_record = max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT);
+                MemoryReader::new(max_record, options.user_stacks)
+            }),
+            ended: 0,
             buffer: Vec::new(),
         };
         let mut waits = Self {
@@ -81,10 +111,11 @@ impl Waits {
             events,
             pending: VecDeque::new(),
             looker: None,
+            method,
             visits_all: false,
             version: 0,
         };
-        if options.targets == Targets::All || Refusal::is_before(BY_PROCESS) {
+        if options.targets == Targets::All || method != WaitMethod::ByProcess {
             waits.visit_all()?;
         }
         let thread = std::thread::Builder::new().name("otelctx-waits".into());
@@ -104,36 +135,30 @@ impl Waits {
 
     fn visit_all(&mut self) -> Result<(), Refusal> {
         let link = self.link(None)?;
-        let all = Watched {
-            link,
-            runtimes: None,
-        };
-        self.shared.watched(|it| {
+        self.shared.links(|it| {
             it.clear();
-            it.insert(0, Arc::new(all));
+            it.insert(0, Arc::new(link));
         });
         self.visits_all = true;
         Ok(())
     }
 
     /// Adds a process, or updates the data about it.
-    pub(super) fn insert(
-        &mut self,
-        pid: i32,
-        target: Target,
-        runtimes: Option<(Process, Arc<[Present]>)>,
-    ) {
+    pub(super) fn insert(&mut self, pid: i32, target: Target, reader: Option<Reader>) {
         let known = self.known.get(&pid.cast_unsigned()).copied();
-        let stack_size = known.map_or(DEFAULT_STACK, |it| it.stack_size);
+        let stack_size = match self.method {
+            // The recorder always copies all.
+            WaitMethod::TwoWalks => STACK_ROOM as u32,
+            _ => known.map_or(DEFAULT_STACK, |it| it.stack_size),
+        };
         self.set(pid, target, stack_size);
-        let runtimes = runtimes.filter(|(_, present)| !present.is_empty());
-        let runtimes = runtimes.and_then(|(process, present)| {
-            let memory = process.memory().ok()?;
-            Some(Runtimes {
-                process,
-                memory,
-                present,
-            })
+        let is_needed = |it: &Reader| self.method == WaitMethod::TwoWalks || it.has_runtimes();
+        let reader = reader.filter(is_needed);
+        self.shared.readers(|it| match reader {
+            Some(reader) if it.len() < MAX_READERS || it.contains_key(&pid) => {
+                it.insert(pid, Arc::new(reader));
+            }
+            _ => drop(it.remove(&pid)),
         });
         if self.visits_all {
             return;
@@ -143,8 +168,7 @@ impl Waits {
         }
         // It may have ended.
         if let Ok(link) = self.link(Some(pid)) {
-            let watched = Arc::new(Watched { link, runtimes });
-            self.shared.watched(|it| it.insert(pid, watched));
+            self.shared.links(|it| it.insert(pid, Arc::new(link)));
         }
     }
 
@@ -169,9 +193,10 @@ impl Waits {
             stack_size: DEFAULT_STACK,
             ..WaitTarget::default()
         });
-        let is_less = known.stack_size < STACK_ROOM;
+        let is_less = self.method != WaitMethod::TwoWalks && known.stack_size < STACK_ROOM as u32;
         if is_less {
-            self.set(pid, known.target, (2 * known.stack_size).min(STACK_ROOM));
+            let size = (2 * known.stack_size).min(STACK_ROOM as u32);
+            self.set(pid, known.target, size);
         }
         is_less
     }
@@ -180,8 +205,9 @@ impl Waits {
         // It may never have been added.
         let _ = self.targets.remove(&pid.cast_unsigned());
         self.known.remove(&pid.cast_unsigned());
+        self.shared.readers(|it| drop(it.remove(&pid)));
         if !self.visits_all {
-            self.shared.watched(|it| drop(it.remove(&pid)));
+            self.shared.links(|it| drop(it.remove(&pid)));
         }
     }
 
@@ -194,16 +220,18 @@ impl Waits {
     pub(super) fn next(&mut self, until: u64) -> Option<WaitEvent> {
         let is_due = self.pending.front().is_some_and(|it| it.time() <= until);
         let event = is_due.then(|| self.pending.pop_front()).flatten()?;
-        self.shared
-            .queued
-            .fetch_sub(event.size(), Ordering::Relaxed);
+        let queued = &self.shared.queued;
+        queued.fetch_sub(event.size(), Ordering::Relaxed);
         Some(event)
     }
 
     pub(super) fn facts(&self) -> WaitFacts {
         let load = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+        let period = load(&self.shared.period);
         WaitFacts {
-            frequency: self.shared.frequency.load(Ordering::Relaxed),
+            method: self.method,
+            frequency: 1_000_000_000_u64.checked_div(period).unwrap_or(0) as u32,
+            interval: Duration::from_nanos(period),
             threads: load(&self.shared.threads),
             read: load(&self.shared.read),
             torn: load(&self.shared.torn),
@@ -215,6 +243,11 @@ impl Waits {
     pub(super) fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(looker) = self.looker.take() {
+            // Its last look has the times of all threads.
+            while !looker.is_finished() {
+                self.begin();
+                std::thread::sleep(Duration::from_millis(1));
+            }
             // A panic was already printed.
             let _ = looker.join();
         }
@@ -227,7 +260,7 @@ impl Drop for Waits {
     }
 }
 
-fn load(options: &Options) -> Result<Ebpf, Refusal> {
+fn load(options: &Options, method: WaitMethod) -> Result<Ebpf, Refusal> {
     let inode = namespace::inode().map_err(|error| Refusal::other(error.to_string()))?;
     let btf = Btf::from_sys_fs().map_err(Refusal::of)?;
     let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
@@ -245,7 +278,11 @@ fn load(options: &Options) -> Result<Ebpf, Refusal> {
         .override_global("user_stacks", &user_stacks, true)
         .override_global("kernel_stacks", &kernel_stacks, true)
         .override_global("namespace_inode", &inode, true)
-        .load(OBJECT)
+        .load(if method == WaitMethod::TwoWalks {
+            WALKS
+        } else {
+            OBJECT
+        })
         .map_err(Refusal::of)?;
     let program: &mut Iter = find(&mut programs, PROGRAM)?;
     program.load("task", &btf).map_err(Refusal::of)?;
