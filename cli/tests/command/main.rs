@@ -13,6 +13,7 @@ mod crowd;
 mod debuginfod;
 mod demo;
 mod dump;
+mod dump_waits;
 mod faults;
 mod haskell;
 mod hidden;

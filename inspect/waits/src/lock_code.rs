@@ -151,3 +151,78 @@ fn function_starts(elf: &Elf<'_>) -> Result<Vec<u64>, ElfError> {
     starts.sort_unstable();
     Ok(starts)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use otelctx_reader::remote::FileBytes;
+    use otelctx_reader::remote::elf::Source;
+
+    use super::*;
+
+    /// glibc on this machine, and for the other architecture where its cross-compiler is installed.
+    const LIBRARIES: [&str; 3] = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib/aarch64-linux-gnu/libc.so.6",
+        "/usr/aarch64-linux-gnu/lib/libc.so.6",
+    ];
+
+    #[test]
+    fn lock_functions_and_those_that_they_end_with() {
+        let mut found = 0;
+        for path in LIBRARIES {
+            let Ok(file) = File::open(path) else {
+                continue;
+            };
+            found += 1;
+            let bytes = FileBytes(&file);
+            let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+            let code = LockCode::read(&elf).unwrap();
+            for (name, lock) in FUNCTIONS {
+                let symbol = elf.exported_symbol(name.as_bytes()).unwrap().unwrap();
+                assert_eq!(code.at(symbol.value), Some(lock), "{path}: {name}");
+                let last = symbol.value + symbol.size - 1;
+                assert_eq!(code.at(last), Some(lock), "{path}: {name}");
+            }
+            // `__pthread_mutex_lock_full` and `__pthread_mutex_clocklock_common`, at least, which have no symbols.
+            let is_exported = |start: u64| {
+                let symbols = FUNCTIONS
+                    .iter()
+                    .map(|(name, _)| elf.exported_symbol(name.as_bytes()));
+                symbols
+                    .flatten()
+                    .flatten()
+                    .any(|symbol| symbol.value == start)
+            };
+            let others = code.0.iter().filter(|(range, _)| !is_exported(range.start));
+            let large = others.filter(|(range, _)| range.end - range.start > 1000);
+            let mut starts: Vec<u64> = large.map(|(range, _)| range.start).collect();
+            starts.sort_unstable();
+            starts.dedup();
+            assert_eq!(starts.len(), 2, "{path}: {starts:x?}");
+            // No function of another kind.
+            let others = [
+                "pthread_cond_wait",
+                "pthread_cond_timedwait",
+                "sem_wait",
+                "pthread_barrier_wait",
+                "pthread_join",
+                "pthread_mutex_unlock",
+                "pthread_once",
+                "flockfile",
+                "syscall",
+                "__lll_lock_wait_private",
+            ];
+            for name in others {
+                let symbol = elf.exported_symbol(name.as_bytes()).unwrap().unwrap();
+                for address in symbol.value..symbol.value + symbol.size {
+                    assert_eq!(code.at(address), None, "{path}: {name}");
+                }
+            }
+        }
+        if found == 0 {
+            eprintln!("skipped: no glibc where Debian has it");
+        }
+    }
+}

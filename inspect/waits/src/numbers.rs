@@ -404,3 +404,68 @@ const CALLS: &[(&str, i16, i16)] = &[
     ("file_getattr", 468, 468),
     ("file_setattr", 469, 469),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_c_library() {
+        let known = [
+            (libc::SYS_read, "read"),
+            (libc::SYS_futex, "futex"),
+            (libc::SYS_ppoll, "ppoll"),
+            (libc::SYS_pselect6, "pselect6"),
+            (libc::SYS_epoll_pwait, "epoll_pwait"),
+            (libc::SYS_epoll_pwait2, "epoll_pwait2"),
+            (libc::SYS_recvfrom, "recvfrom"),
+            (libc::SYS_sendmmsg, "sendmmsg"),
+            (libc::SYS_accept4, "accept4"),
+            (libc::SYS_clock_nanosleep, "clock_nanosleep"),
+            (libc::SYS_restart_syscall, "restart_syscall"),
+            (libc::SYS_io_uring_enter, "io_uring_enter"),
+            (libc::SYS_fcntl, "fcntl"),
+            (libc::SYS_sendfile, "sendfile"),
+            (libc::SYS_newfstatat, "newfstatat"),
+            (libc::SYS_semtimedop, "semtimedop"),
+            (libc::SYS_mq_timedreceive, "mq_timedreceive"),
+            (libc::SYS_rt_sigtimedwait, "rt_sigtimedwait"),
+            (libc::SYS_waitid, "waitid"),
+            (libc::SYS_futex_waitv, "futex_waitv"),
+            (libc::SYS_copy_file_range, "copy_file_range"),
+        ];
+        for (number, expected) in known {
+            assert_eq!(name(number), Some(expected));
+        }
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!(
+            [
+                libc::SYS_poll,
+                libc::SYS_select,
+                libc::SYS_epoll_wait,
+                libc::SYS_pause
+            ]
+            .map(name),
+            ["poll", "select", "epoll_wait", "pause"].map(Some)
+        );
+        for number in [-1, 9999, i64::MAX, i64::MIN] {
+            assert_eq!(name(number), None);
+        }
+    }
+
+    #[test]
+    fn no_number_has_two_names() {
+        for number in 0..1000 {
+            let x86_64 = CALLS.iter().filter(|(_, it, _)| *it == number).count();
+            let aarch64 = CALLS.iter().filter(|(.., it)| *it == number).count();
+            assert!(x86_64 < 2 && aarch64 < 2, "{number}");
+            // Newer calls have one number everywhere.
+            let differs = |(_, one, other): &&(&str, i16, i16)| *one == number && *other != number;
+            let is_new = number >= 424 && number != 453;
+            assert!(
+                !is_new || !CALLS.iter().any(|it| differs(&it) && it.2 != NONE),
+                "{number}"
+            );
+        }
+    }
+}

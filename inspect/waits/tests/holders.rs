@@ -225,6 +225,48 @@ fn without_a_stack_only_the_kernel_tells_a_holder() {
     }
 }
 
+/// Whatever a walk makes of a stack: a lock function that other code has called into the kernel is not what waits.
+#[test]
+fn only_the_innermost_functions_count() {
+    let Some(program) = glibc_program() else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let inspected = Inspected::open(target.pid());
+    let mut resolver = Resolver::default();
+    let waiters = waiters(&target);
+    let waiter = waiters
+        .iter()
+        .find(|waiter| waiter.name == "normal")
+        .unwrap();
+    inspected.awaited(&mut resolver, waiter.tid);
+    let files = ThreadFiles::open(&inspected.process, waiter.tid).unwrap();
+    let call = files.call().unwrap().unwrap();
+    let stack = inspected.stack(&call);
+    // The helper and the lock function, then the program's own function.
+    let [helper, function, program] = stack[..3] else {
+        panic!("{stack:x?}")
+    };
+    let mut holder = |frames: &[u64]| {
+        let thread = Waiting {
+            tid: waiter.tid,
+            call: Call::from(&call),
+            state: State::Asleep,
+            frames,
+            since: None,
+            now: 0,
+        };
+        resolver.reason(&inspected.process, thread).holder
+    };
+    assert_eq!(holder(&[helper, function, program]), waiter.holder);
+    assert_eq!(holder(&[helper, helper, function]), waiter.holder);
+    assert_eq!(holder(&[helper, program, function]), None);
+    assert_eq!(holder(&[program, function]), None);
+    assert_eq!(holder(&[helper, helper, helper, function]), None);
+    assert_eq!(holder(&[helper]), None);
+    assert_eq!(holder(&[u64::MAX, 0, function]), None);
+}
+
 #[test]
 fn a_holder_in_another_namespace_has_its_id_here() {
     let Some(program) = glibc_program() else {

@@ -1,8 +1,9 @@
 //! Waits of all kinds, made by `waits.c`: the reason in words and the peer, exactly.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use otelctx_fixtures::{Compiler, HANG_TIMEOUT, Target};
@@ -20,11 +21,22 @@ struct Program {
 }
 
 impl Program {
-    fn start() -> Option<Self> {
+    /// Starts the program, with a command before its own.
+    fn start(before: &[&str]) -> Option<Self> {
         let path = Compiler::gcc().program(&["waits.c"], &["-pthread"])?;
-        let directory = std::env::temp_dir().join(format!("otelctx-waits-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!(
+            "otelctx-waits-{}-{}",
+            std::process::id(),
+            before.len()
+        ));
         std::fs::create_dir_all(&directory).unwrap();
-        let target = Target::spawn(Command::new(&path).arg(&directory));
+        let mut words = before
+            .iter()
+            .copied()
+            .map(OsStr::new)
+            .chain([path.as_os_str()]);
+        let mut command = Command::new(words.next()?);
+        let target = Target::spawn(command.args(words).arg(&directory));
         let mut facts = HashMap::new();
         let mut threads = Vec::new();
         for line in &target.lines {
@@ -327,9 +339,38 @@ enum Whom {
 
 #[test]
 fn each_kind_of_wait_is_explained() {
-    let Some(program) = Program::start() else {
-        return;
+    if let Some(program) = Program::start(&[]) {
+        explains_each(&program);
+    }
+}
+
+/// The sockets of another network namespace are those of its tables, and the kernel is asked for its unix sockets there.
+#[test]
+fn waits_in_another_network_namespace_are_explained() {
+    let before = ["unshare", "--map-root-user", "--net", "sh", "-c"];
+    let works = |script: &str| {
+        let mut command = Command::new(before[0]);
+        let status = command
+            .args(&before[1..])
+            .arg(script)
+            .stderr(Stdio::null())
+            .status();
+        status.is_ok_and(|status| status.success())
     };
+    if !works("ip link set lo up") {
+        return eprintln!("skipped: no network namespaces (unshare), or no ip");
+    }
+    let script = "ip link set lo up; exec \"$0\" \"$@\"";
+    let before = [&before[..], &[script]].concat();
+    if let Some(program) = Program::start(&before) {
+        let process = Process::open(program.target.pid()).unwrap();
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        assert_ne!(process.namespace("net").unwrap(), own.into_os_string());
+        explains_each(&program);
+    }
+}
+
+fn explains_each(program: &Program) {
     let own = program.target.pid();
     let mut resolver = resolver();
     let peer = |whom: Whom| {
@@ -345,7 +386,7 @@ fn each_kind_of_wait_is_explained() {
         }
     };
     for (tid, name) in &program.threads {
-        let (call, text, whom) = expected(&program, name);
+        let (call, text, whom) = expected(program, name);
         let expected = Reason {
             call: call.into(),
             text,
