@@ -7,9 +7,9 @@ mod sleeps;
 use otelctx_reader::remote::{Memory, Process};
 
 use self::named::{Direction, Named};
+use crate::known::{Known, MachineCaches};
 use crate::lock_code::Lock;
 use crate::memory::{self, Address};
-use crate::resolver::{Known, MachineCaches};
 use crate::words::{count, list, plain};
 use crate::{Peer, Reason, Waiting, numbers};
 
@@ -116,19 +116,19 @@ impl<'r> Inspection<'r> {
         let named = self.named(self.int(0), direction);
         let preposition = named.preposition(direction);
         match named.is_address {
-            true => format!("{verb} {preposition} {}", self.told(named)),
-            false => format!("{verb} {}", self.told(named)),
+            true => format!("{verb} {preposition} {}", self.with_peer(named)),
+            false => format!("{verb} {}", self.with_peer(named)),
         }
     }
 
     fn with_preposition(&mut self, verb: &str, direction: Direction) -> Option<String> {
         let named = self.named(self.int(0), direction);
         let preposition = named.preposition(direction);
-        Some(format!("{verb} {preposition} {}", self.told(named)))
+        Some(format!("{verb} {preposition} {}", self.with_peer(named)))
     }
 
     /// The name, whose peer becomes the reason's.
-    fn told(&mut self, named: Named) -> String {
+    fn with_peer(&mut self, named: Named) -> String {
         self.peer = self.peer.take().or(named.peer);
         named.text
     }
@@ -141,7 +141,7 @@ impl<'r> Inspection<'r> {
         match address {
             Some(address) => {
                 let named = self.named_address(&address);
-                Some(format!("sendto {}", self.told(named)))
+                Some(format!("sendto {}", self.with_peer(named)))
             }
             None => self.with_preposition("send", Direction::To),
         }
@@ -163,7 +163,7 @@ impl<'r> Inspection<'r> {
             }
             Some(unix) => self.named_address(&unix),
         };
-        Some(format!("connect to {}", self.told(named)))
+        Some(format!("connect to {}", self.with_peer(named)))
     }
 
     fn poll(&mut self, call: &str) -> Option<String> {
@@ -195,7 +195,7 @@ impl<'r> Inspection<'r> {
         let mut names = Vec::new();
         for descriptor in descriptors.iter().take(MAX_NAMED) {
             let named = self.named(*descriptor, Direction::Unknown);
-            names.push(self.told(named));
+            names.push(self.with_peer(named));
         }
         list(&names, descriptors.len() - names.len() + unread)
     }

@@ -5,6 +5,7 @@ mod descriptor;
 mod file_locks;
 mod inet;
 mod inspection;
+mod known;
 mod lock_code;
 mod locks;
 mod memory;

@@ -1,7 +1,7 @@
 //! The functions of glibc that take a mutex or a read-write lock.
 //!
 //! A stripped library has no symbols for its local functions. Two kinds matter: helpers that a lock function calls, whose
-//! caller is on the stack, and those that it ends with, as `pthread_mutex_timedlock` and the robust mutexes of
+//! caller is on the stack, and functions that it ends with, as `pthread_mutex_timedlock` and the robust mutexes of
 //! `pthread_mutex_lock` do: these are found by the jump, and end where the unwind tables' next function starts.
 
 use std::ops::Range;
@@ -169,7 +169,7 @@ mod tests {
     ];
 
     #[test]
-    fn lock_functions_and_those_that_they_end_with() {
+    fn lock_functions_and_the_functions_at_their_ends() {
         let mut found = 0;
         for path in LIBRARIES {
             let Ok(file) = File::open(path) else {

@@ -8,7 +8,7 @@
 //! - the lock's other fields are those of a lock that this thread can wait for in this way;
 //! - the recorded thread is one of the same process, and not the waiting one.
 //!
-//! A futex with priority inheritance is an exception: its word is defined by the kernel, whoever uses it.
+//! A futex with priority inheritance is an exception: the kernel defines its word, for programs of any language.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;

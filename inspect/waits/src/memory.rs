@@ -25,7 +25,7 @@ pub(crate) enum Address {
     Unix(Vec<u8>),
 }
 
-/// The descriptors of poll(2), without those that it ignores, and how many more there are that were not read.
+/// The descriptors of poll(2), without the negative ones, which it ignores, and the number of others that were not read.
 pub(crate) fn polled(memory: &dyn Memory, address: u64, count: u64) -> Option<(Vec<i32>, usize)> {
     let wanted = count.checked_mul(POLLFD_SIZE)?;
     let length = wanted.min(MAX_BYTES);
@@ -37,7 +37,7 @@ pub(crate) fn polled(memory: &dyn Memory, address: u64, count: u64) -> Option<(V
     Some((numbers.filter(|it| *it >= 0).collect(), unread as usize))
 }
 
-/// The descriptors in any of the three sets of select(2), of which the kernel looks at the first `count`.
+/// The descriptors in any of the three sets of select(2), of which the kernel uses the first `count`.
 pub(crate) fn selected(memory: &dyn Memory, sets: [u64; 3], count: u64) -> Option<Vec<i32>> {
     // An int, which the kernel checks.
     let count = i32::try_from(count as u32).ok()?;

@@ -7,7 +7,7 @@ const MAX_NAME: usize = 256;
 /// Put in place of the middle.
 const CUT: char = '…';
 
-/// A name as text: control characters and those that reverse text are escaped, and it is at most [`MAX_NAME`] characters long.
+/// A name as text: control characters and characters that reverse text are escaped, and it is at most [`MAX_NAME`] characters long.
 pub(crate) fn plain(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     let text = cut(&text);
@@ -55,7 +55,7 @@ pub(crate) fn duration(nanoseconds: u64) -> String {
     format!("{}{decimals} {unit}", nanoseconds / size)
 }
 
-/// A list with a count of those that are not named: `a, b and 3 more`.
+/// A list with the number of others: `a, b and 3 more`.
 pub(crate) fn list(names: &[String], more: usize) -> String {
     match more {
         0 => names.join(", "),

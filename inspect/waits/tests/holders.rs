@@ -216,11 +216,11 @@ fn without_a_stack_only_the_kernel_tells_a_holder() {
     let mut resolver = Resolver::default();
     for waiter in waiters(&target) {
         inspected.awaited(&mut resolver, waiter.tid);
-        let is_told = waiter.name.ends_with("inheriting");
+        let is_inheriting = waiter.name.ends_with("inheriting");
         let reason = inspected
             .reason(&mut resolver, waiter.tid, false, 0)
             .unwrap();
-        let expected = waiter.holder.filter(|_| is_told);
+        let expected = waiter.holder.filter(|_| is_inheriting);
         assert_eq!(reason.holder, expected, "{waiter:?}");
     }
 }

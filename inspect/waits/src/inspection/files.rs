@@ -18,7 +18,7 @@ impl Inspection<'_> {
             }
             "ioctl" => {
                 let named = self.named(self.int(0), Direction::Unknown);
-                Some(format!("ioctl on {}", self.told(named)))
+                Some(format!("ioctl on {}", self.with_peer(named)))
             }
             "flock" => Some(self.lock(call, Kind::Flock)),
             "fcntl" => match self.argument(1) & u64::from(u32::MAX) {
@@ -48,7 +48,7 @@ impl Inspection<'_> {
 
     fn on_descriptor(&mut self, call: &str, index: usize) -> String {
         let named = self.named(self.int(index), Direction::Unknown);
-        format!("{call} {}", self.told(named))
+        format!("{call} {}", self.with_peer(named))
     }
 
     fn on_path(&self, call: &str, index: usize) -> Option<String> {
@@ -59,7 +59,11 @@ impl Inspection<'_> {
     fn between(&mut self, call: &str, from: usize, to: usize) -> String {
         let from = self.named(self.int(from), Direction::From);
         let to = self.named(self.int(to), Direction::To);
-        format!("{call} from {} to {}", self.told(from), self.told(to))
+        format!(
+            "{call} from {} to {}",
+            self.with_peer(from),
+            self.with_peer(to)
+        )
     }
 
     /// A lock of a file, and the process that has it.

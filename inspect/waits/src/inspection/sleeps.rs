@@ -31,7 +31,7 @@ impl Inspection<'_> {
                 P_PGID => Some(self.wait_for_child(call, self.int(1).max(0).wrapping_neg())),
                 P_PIDFD => {
                     let named = self.named(self.int(1), Direction::Unknown);
-                    Some(format!("{call} for {}", self.told(named)))
+                    Some(format!("{call} for {}", self.with_peer(named)))
                 }
                 _ => None,
             },
@@ -105,7 +105,7 @@ impl Inspection<'_> {
             id => match self.outer_child(id) {
                 Some(pid) => {
                     let named = self.ended_process(pid);
-                    format!("{call} for {}", self.told(named))
+                    format!("{call} for {}", self.with_peer(named))
                 }
                 None => format!("{call} for process {id} of its PID namespace"),
             },
