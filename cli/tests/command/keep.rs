@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::otlp;
 use crate::run::{Answer, Scratch, command, otelctx};
-use crate::target::{TRACE, Target};
+use crate::target::{self, TRACE, Target};
 use crate::unprivileged::Copy;
 
 /// A recorder that keeps samples, and has said so.
@@ -446,4 +446,24 @@ fn options_that_do_not_fit_are_refused() {
     ] {
         Answer::of(command(arguments).output().unwrap()).expect(2);
     }
+}
+
+/// What has died by then: its files were opened while it ran.
+#[test]
+fn functions_of_a_program_that_is_gone_have_their_names() {
+    let scratch = Scratch::new("keep-gone");
+    let program = Copy::of(&target::program(), "keep-gone-program");
+    let target = Target::start_program(program.path(), "busy");
+    let mut recorder = Recorder::of(&target, &scratch, "a.otlp", &[]);
+    recorder.written_with_samples();
+    fs::remove_file(program.path()).unwrap();
+    // The recording ends with its process.
+    drop(target);
+    let ended = recorder.ended().expect(0).json();
+    let report = otelctx(&["report", "--json", &files(&ended)[0]]).expect(0);
+    let report = report.json();
+    let functions = report["by_function"].as_array().unwrap().iter();
+    let names: Vec<_> = functions.map(|it| it["name"].as_str().unwrap()).collect();
+    assert!(names.iter().any(|name| name.contains("busy")), "{report:#}");
+    assert_eq!(ended["kept"]["written"]["end"], 1);
 }
