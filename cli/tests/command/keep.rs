@@ -5,19 +5,19 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, geteuid};
-use otelctx_fixtures::HANG_TIMEOUT;
+use otelctx_fixtures::{Compiler, HANG_TIMEOUT};
 use serde_json::{Value, json};
 
 use crate::otlp;
 use crate::run::{Answer, Scratch, command, otelctx};
-use crate::target::{self, TRACE, Target};
+use crate::target::{TRACE, Target};
 use crate::unprivileged::Copy;
 
 /// A recorder that keeps samples, and has said so.
@@ -452,18 +452,27 @@ fn options_that_do_not_fit_are_refused() {
 #[test]
 fn functions_of_a_program_that_is_gone_have_their_names() {
     let scratch = Scratch::new("keep-gone");
-    let program = Copy::of(&target::program(), "keep-gone-program");
-    let target = Target::start_program(program.path(), "busy");
-    let mut recorder = Recorder::of(&target, &scratch, "a.otlp", &[]);
+    // A build ID that no other test's processes have.
+    let flags = ["-DPROGRAM", "-DNAME=gone_by_then", "-DMILLISECONDS=600000"];
+    let Some(program) = Compiler::gcc().program(&["work.c"], &flags) else {
+        return;
+    };
+    let path = scratch.path("program");
+    otelctx_fixtures::copy_program(program, &path);
+    let mut working = Command::new(&path).spawn().unwrap();
+    let (pid, file) = (working.id().to_string(), scratch.path("a.otlp"));
+    let arguments = ["-p", &pid, "--keep", "60s", "-o", &file];
+    let mut recorder = Recorder::start(&scratch, &arguments);
     recorder.written_with_samples();
-    fs::remove_file(program.path()).unwrap();
+    fs::remove_file(&path).unwrap();
     // The recording ends with its process.
-    drop(target);
+    working.kill().unwrap();
+    working.wait().unwrap();
     let ended = recorder.ended().expect(0).json();
     let report = otelctx(&["report", "--json", &files(&ended)[0]]).expect(0);
     let report = report.json();
     let functions = report["by_function"].as_array().unwrap().iter();
     let names: Vec<_> = functions.map(|it| it["name"].as_str().unwrap()).collect();
-    assert!(names.iter().any(|name| name.contains("busy")), "{report:#}");
+    assert!(names.contains(&"gone_by_then"), "{report:#}");
     assert_eq!(ended["kept"]["written"]["end"], 1);
 }
