@@ -267,3 +267,61 @@ impl Report {
         line + "\n"
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(is_written: bool) -> Done {
+        Done {
+            end_unix: 1_709_210_096_007_000_000,
+            duration_ns: 60_000_000_000,
+            samples: 3,
+            written: Vec::from_iter(is_written.then(|| Written::new(Path::new("a.svg")))),
+            is_sent: false,
+            failed: Vec::from_iter((!is_written).then(|| "a.svg: cannot be written".to_owned())),
+        }
+    }
+
+    #[test]
+    fn the_last_line_says_how_often_and_why_files_were_written() {
+        let expression: Expression = "seen > 1s".parse().unwrap();
+        let mut report = Report::new(Duration::from_secs(60), Some(&expression), 3);
+        assert_eq!(report.line(), "  kept the last 60 s: not written\n");
+        for reason in [Reason::Signal, Reason::Signal, Reason::Request] {
+            assert!(report.may_write());
+            assert_eq!(
+                report.add(&reason, done(true)).time,
+                "2024-02-29T12:34:56.007Z"
+            );
+        }
+        assert!(!report.may_write() && !report.has_failures());
+        // Not written any more.
+        report.end(done(true));
+        report.matches = 7;
+        assert_eq!(
+            report.line(),
+            "  kept the last 60 s: written 3 times (2 times on SIGUSR1, once for dump --last), once not written because \
+             of --max-files; --trigger fired 7 times\n"
+        );
+    }
+
+    #[test]
+    fn failures_are_counted_and_the_last_ones_listed() {
+        let mut report = Report::new(Duration::from_secs(60), None, 3);
+        report.add(&Reason::Signal, done(true));
+        for _ in 0..1000 {
+            report.add(&Reason::Signal, done(false));
+        }
+        // They do not count as written.
+        assert!(report.may_write() && report.has_failures());
+        assert_eq!(
+            (report.failed, report.writes.len()),
+            (1000, 1 + MAX_FAILURES)
+        );
+        report.end(done(true));
+        let line = "  kept the last 60 s: written 2 times (once on SIGUSR1, once at the end), 1000 times could not be \
+                    written\n";
+        assert_eq!(report.line(), line);
+    }
+}
