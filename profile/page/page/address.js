@@ -29,7 +29,7 @@ export function readAddress() {
   const [address, missing] = [new URLSearchParams(location.hash.slice(1)), []];
   const { facts, samples } = page.model;
   const known = (key, values) => (values.includes(address.get(key)) ? address.get(key) : undefined);
-  const selection = { kinds: Number(known('kinds', ['1', '2', '4', '7']) ?? $('kinds').value) };
+  const selection = { kinds: Number(known('kinds', [...'12478']) ?? $('kinds').value) };
   const find = (key, indexOf) => {
     const index = address.has(key) ? indexOf(address.get(key)) : undefined;
     if (index >= 0) selection[key] = index;

@@ -23,7 +23,7 @@ const ADDRESS_DELAY = 100;
 const darkScheme = matchMedia('(prefers-color-scheme: dark)');
 const trees = new Map();
 const timers = {};
-let selector, runningSelector, timeline, table;
+let selector, runningSelector, table;
 
 // The script runs before the samples, most of the page, are parsed.
 const parsed = new Promise(resume =>
@@ -77,13 +77,15 @@ function showFirst() {
 function showAll() {
   const { model } = page;
   const lanes = lanesOf(model, totalsBy(model.serviceOfCell, model.facts.services.length));
-  timeline = new Timeline($('lanes').querySelector('canvas'), model, lanes, page.routes.colours);
+  const canvas = $('lanes').querySelector('canvas');
+  page.timeline = new Timeline(canvas, model, lanes, page.routes.colours);
   const { ofKind, first, last } = model.samples;
-  const [running, queued, waiting] = ofKind.map(totals => totals.some(total => total > 0));
-  $('kinds-label').hidden = !queued && !waiting;
-  $('kinds').value = running ? RUNNING : 7;
-  const length = `${+seconds(model, last).toFixed(3)} s`;
-  $('summary').textContent += ` · from ${clock(model, first)} ${offset(model)}, ${length}`;
+  const [running, queued, waiting, idle] = ofKind.map(totals => totals.some(it => it > 0));
+  $('kinds-label').hidden = !queued && !waiting && !idle;
+  $('kinds').querySelector('[value="8"]').hidden = !idle;
+  $('kinds').value = running ? RUNNING : idle && !queued && !waiting ? 8 : 7;
+  const [from, length] = [clock(model, first), +seconds(model, last).toFixed(3)];
+  $('summary').textContent += ` · from ${from} ${offset(model)}, ${length} s`;
   bindTimeline();
   bindPage();
   followAddress();
@@ -138,7 +140,7 @@ function choose(change) {
 }
 
 function drawTimeline() {
-  const { selection, size, weights, colours } = page;
+  const { selection, size, weights, colours, timeline } = page;
   const { service, route, trace, thread, text } = selection;
   const parts = [service, route, trace, thread, text];
   const key = JSON.stringify([size.lanes, colours.dark, ...parts]);
@@ -162,8 +164,7 @@ function showShades() {
 function bindTimeline() {
   const lanes = $('lanes');
   const { first, last } = page.model.samples;
-  let anchor = null;
-  let frame = 0;
+  let [anchor, frame] = [null, 0];
   const timeUnder = event => {
     const area = lanes.getBoundingClientRect();
     const part = Math.max(0, Math.min(1, (event.clientX - area.left) / area.width));
@@ -242,11 +243,9 @@ function showChips() {
   const chips = [];
   const add = (isSelected, name, ...keys) => {
     if (!isSelected) return;
-    const change = Object.fromEntries(keys.map(key => [key, undefined]));
-    const properties = { className: 'chip', ariaLabel: `Remove ${name()}` };
-    const chip = element('button', properties, isolated(name()), ' ✕');
-    chip.onclick = () => choose(change);
-    chips.push(chip);
+    const onclick = () => choose(Object.fromEntries(keys.map(key => [key, undefined])));
+    const properties = { className: 'chip', ariaLabel: `Remove ${name()}`, onclick };
+    chips.push(element('button', properties, isolated(name()), ' ✕'));
   };
   const given = value => value !== undefined;
   add(given(service), () => `service ${serviceText(facts.services[service])}`, 'service');

@@ -9,6 +9,7 @@ const LIGHT = [
   [159, 35, 83],
   [267, 56, 66],
   [330, 62, 82],
+  [12, 31, 54],
   [219, 4, 66],
 ];
 const DARK = [
@@ -18,9 +19,11 @@ const DARK = [
   [165, 18, 33],
   [277, 35, 43],
   [330, 30, 32],
+  [12, 31, 24],
   [225, 6, 18],
 ];
-export const PLUMBING = 6;
+export const WAITING = 6;
+export const PLUMBING = 7;
 
 // Hues of the costliest routes, in their order, and of all others.
 const ROUTE_HUES = [213, 28, 150, 330, 95, 262, 185, 52];
@@ -40,6 +43,7 @@ const THEME = {
   faded: ['#ffffff99', '#15171b99'],
   joined: ['#e9ebef', '#2a2d33'],
   noRoute: ['#9aa1ab', '#6b727d'],
+  queued: ['#b45309', '#f59e0b'],
   unselected: ['#dfe2e7', '#33373e'],
   focus: ['#000000', '#ffffff'],
   line: ['#80868f', '#80868f'],
@@ -49,7 +53,8 @@ const hsl = ([hue, saturation, lightness]) => `hsl(${hue} ${saturation}% ${light
 
 // All colours. `pale` is for time in which threads did not run: a lighter tone of each.
 export function palette(dark, pale) {
-  const shades = colour => [0, 1, 2, 3].map(step => shade(colour, step, dark, pale));
+  const shades = (colour, i) =>
+    [0, 1, 2, 3].map(step => shade(colour, step, dark, pale && i !== WAITING));
   const route = hue => hsl([hue, 62, dark ? 62 : 47]);
   const theme = Object.entries(THEME).map(([name, values]) => [name, values[dark ? 1 : 0]]);
   return {

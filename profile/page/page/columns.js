@@ -231,12 +231,8 @@ function replaceShortForms({ count, weight, cell }, period) {
 // The weight of each cell by kind: selections without a time need no samples.
 function addUpKinds(model, samples) {
   const { kind, weight, cell, count } = samples;
-  samples.ofKind = [0, 1, 2].map(() => new Float64Array(model.cellCount));
-  const [running, queued, waiting] = samples.ofKind;
-  for (let i = 0; i < count; i++) {
-    const totals = kind[i] === 0 ? running : kind[i] === 1 ? queued : waiting;
-    totals[cell[i]] += weight[i];
-  }
+  samples.ofKind = [0, 1, 2, 3].map(() => new Float64Array(model.cellCount));
+  for (let i = 0; i < count; i++) samples.ofKind[kind[i]][cell[i]] += weight[i];
 }
 
 // Sorts the indexes of samples by trace, with a counting sort.
@@ -257,8 +253,7 @@ export const samplesOf = ({ byTrace, traceFrom }, trace) =>
 
 // The times of the first and the last sample or span.
 function setExtent(samples, facts) {
-  let first = Infinity;
-  let last = 0;
+  let [first, last] = [Infinity, 0];
   for (const { from, to } of samples.threads) {
     if (from === to) continue;
     first = Math.min(first, samples.time[from]);

@@ -1,6 +1,6 @@
 // The icicle graph: callers above, what they call below, as wide as their time.
 import { duration, labelText, shortName } from './text.js';
-import { PLUMBING, shadeOf } from './colours.js';
+import { PLUMBING, WAITING, shadeOf } from './colours.js';
 
 export const ROW_HEIGHT = 19;
 // Narrower frames are joined with their neighbours.
@@ -71,8 +71,6 @@ export function boxAt(boxes, x, y) {
   return -1;
 }
 
-export const boxOf = (boxes, node) => boxes.node.indexOf(node);
-
 // The boxes with the same caller, from left to right.
 export function siblings(boxes, tree, node) {
   if (node === 0) return [0];
@@ -97,7 +95,8 @@ export class Icicle {
   draw(shown, height, scroll) {
     const { boxes, tree, colours, found, running } = shown;
     // White text would not stand out from a lighter tone of a service or a route.
-    const [isLight, waiting] = [new Set([...colours.languages.flat(), colours.root]), []];
+    const light = colours.languages.filter((_, i) => i !== WAITING).flat();
+    const [isLight, waiting] = [new Set([...light, colours.root]), []];
     this.resize(shown.size.width, height, colours);
     const first = Math.floor(scroll / ROW_HEIGHT);
     const last = Math.ceil((scroll + height) / ROW_HEIGHT);
@@ -134,7 +133,7 @@ export class Icicle {
         }
       }
     }
-    this.drawFocus(boxes, boxOf(boxes, shown.focus), colours, scroll);
+    this.drawFocus(boxes, boxes.node.indexOf(shown.focus), colours, scroll);
   }
 
   resize(width, height, colours) {

@@ -1,6 +1,6 @@
 // Computes what a selection contains. A selection has these fields, each of which may be absent:
 // from and to (in the unit of times), trace, thread, service, route (0 for none), text, and kinds,
-// a bit mask of 1 (running), 2 (queued) and 4 (waiting).
+// a bit mask of 1 (running), 2 (queued), 4 (waiting) and 8 (idle: waiting without a context).
 
 // Adds up the weights of selected samples by cell.
 export class Selector {
@@ -59,8 +59,7 @@ export class Selector {
     this.weights.fill(0);
     for (let i = traceFrom[trace]; i < traceFrom[trace + 1]; i++) {
       const sample = byTrace[i];
-      if (!((kinds >> kind[sample]) & 1)) continue;
-      if (time[sample] < from || time[sample] >= to) continue;
+      if (!((kinds >> kind[sample]) & 1) || time[sample] < from || time[sample] >= to) continue;
       if (thread !== undefined && !isWithin(threads[thread], sample)) continue;
       this.weights[cell[sample]] += weight[sample];
     }

@@ -2,6 +2,8 @@
 
 // Weights of threads that ran, in the bit mask of kinds.
 export const RUNNING = 1;
+// The kind of samples of threads that waited without a context.
+export const IDLE = 3;
 // Rows of a table before more are asked for.
 export const ROWS = 50;
 

@@ -1,6 +1,6 @@
 // Writes values as text.
 
-export const LANGUAGES = ['Python', 'JavaScript', 'Java', 'native', 'kernel', 'other'];
+export const LANGUAGES = ['Python', 'JavaScript', 'Java', 'native', 'kernel', 'other', 'waiting'];
 
 // A whole number with commas between thousands. `toLocaleString` takes a tenth of a table's time.
 export function grouped(number) {
@@ -59,7 +59,7 @@ export function routeText(facts, route) {
 export function placeText({ first, files, fileOf, lineOf, languageOf }, label, parts = Infinity) {
   if (label >= first.plumbing) return label < first.service ? 'stacks that end in plumbing' : '';
   const file = files[fileOf[label]];
-  if (!file) return languageOf[label] < 5 ? LANGUAGES[languageOf[label]] : '';
+  if (!file) return languageOf[label] === 5 ? '' : LANGUAGES[languageOf[label]];
   const shown = parts === Infinity ? file : file.split('/').slice(-parts).join('/');
   return lineOf[label] ? `${shown}:${lineOf[label]}` : shown;
 }
@@ -72,8 +72,7 @@ export function shortName(name) {
   }
   // `<Type as Trait>::function` is a function of the type.
   const path = name.slice(0, 400).replace(/^<(.*?)(?: as .*?)?>(?=::)/, '$1');
-  let plain = '';
-  let depth = 0;
+  let [plain, depth] = ['', 0];
   for (const character of path) {
     if (character === '<') depth++;
     else if (character === '>' && depth > 0) depth--;

@@ -1,6 +1,7 @@
 // CPU time of each service over time, stacked by route; time that threads waited is a lighter tone.
 import { samplesOf } from './columns.js';
 import { NO_ROUTE, OTHER_ROUTES, pixel } from './colours.js';
+import { IDLE } from './state.js';
 import { routeText, seconds, serviceText } from './text.js';
 
 const LANE_HEIGHT = 26;
@@ -53,22 +54,26 @@ export class Timeline {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.drawNames(colours);
     this.drawAxis(width, colours);
-    context.setTransform(1, 0, 0, 1, 0, 0);
   }
 
   // Bins of a lane and a column: running time by colour, then waiting time by colour. A sample's
-  // slot is where the bins of its lane, kind and column start.
+  // slot is where the bins of its lane, kind and column start, its width the number of columns.
   binAll(width) {
     this.width = width;
     this.columns = Math.max(1, Math.floor(width / COLUMN_WIDTH));
     const { samples } = this.model;
     const scale = this.columns / (samples.last - samples.first + 1);
+    const scaleOfWeight = (scale * 1000) / this.model.facts.timeUnit;
     this.slots = new Uint32Array(samples.count);
+    this.widths = new Uint8Array(samples.count);
     for (const { service, from, to } of samples.threads) {
       const lane = this.lanes.laneOf[service] * 2 * COLOURS * this.columns;
       for (let i = from; i < to; i++) {
         const tone = samples.kind[i] === 0 ? 0 : COLOURS * this.columns;
-        this.slots[i] = lane + tone + Math.floor((samples.time[i] - samples.first) * scale);
+        const column = Math.floor((samples.time[i] - samples.first) * scale);
+        this.slots[i] = lane + tone + column;
+        const width = Math.min(samples.weight[i] * scaleOfWeight, this.columns - column, 255);
+        this.widths[i] = Math.max(1, Math.round(width));
       }
     }
     this.bins = this.emptyBins();
@@ -79,11 +84,13 @@ export class Timeline {
 
   // It goes over all samples when the selection changes.
   bin(bins, from, to, rows) {
-    const { weight, cell } = this.model.samples;
-    const { slots } = this;
+    const { weight, cell, kind } = this.model.samples;
+    const { slots, widths } = this;
     for (let i = from; i < to; i++) {
-      const row = rows[cell[i]];
-      if (row >= 0) bins[slots[i] + row] += weight[i];
+      const row = kind[i] < IDLE ? rows[cell[i]] : -1;
+      if (row < 0) continue;
+      const start = slots[i] + row;
+      for (let k = 0; k < widths[i]; k++) bins[start + k] += weight[i] / widths[i];
     }
   }
 

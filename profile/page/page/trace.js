@@ -2,6 +2,7 @@
 import { element, isolated } from './state.js';
 import { samplesOf, traceId } from './columns.js';
 import { WAITING_TONE } from './timeline.js';
+import { columnsOf } from './tables.js';
 import { clock, duration, grouped, serviceText } from './text.js';
 
 const MAX_THREADS = 20;
@@ -15,7 +16,9 @@ export function describeTrace(model, trace) {
   const spans = spansOf(model, trace, indexes);
   const unit = model.facts.timeUnit / 1000;
   let [from, to] = [Infinity, -Infinity];
+  const ofKind = [0, 0, 0];
   for (const i of indexes) {
+    ofKind[samples.kind[i]] += samples.weight[i];
     from = Math.min(from, samples.time[i]);
     to = Math.max(to, samples.time[i] + samples.weight[i] / unit);
   }
@@ -23,8 +26,6 @@ export function describeTrace(model, trace) {
     from = Math.min(from, span.start / unit);
     to = Math.max(to, (span.start + span.duration) / unit);
   }
-  const ofKind = [0, 0, 0];
-  for (const i of indexes) ofKind[samples.kind[i]] += samples.weight[i];
   return { trace, from, to, ofKind, threads: threadsOf(samples, indexes), spans };
 }
 
@@ -90,18 +91,15 @@ export function showTrace(section, model, trace, colours) {
     indexes,
     ofKind,
   }));
-  const show = { model, facts, colours, kinds: kindsOf(model) };
+  const show = { model, facts, colours, kinds: columnsOf('traces', model).slice(2) };
   section.replaceChildren(heading(show));
   if (spans.length) section.append(tableOf('Span', spans, MAX_SPANS, show));
   section.append(tableOf('Thread', threads, MAX_THREADS, show));
   for (const canvas of section.querySelectorAll('canvas')) canvas.draw();
 }
 
-// Names and numbers of kinds that the recording has; CPU time in any case.
-function kindsOf({ samples }) {
-  const exists = (_, kind) => kind === 0 || samples.ofKind[kind].some(value => value > 0);
-  return ['CPU', 'Queued', 'Waiting'].map((name, kind) => ({ name, kind })).filter(exists);
-}
+const colourOf = ({ routes, queued }, kind) => (kind === 1 ? queued : routes[0]);
+const toneOf = kind => (kind === 2 ? WAITING_TONE : 1);
 
 const counted = (count, what) => `${grouped(count)} ${what}${count === 1 ? '' : 's'}`;
 
@@ -111,7 +109,7 @@ function heading({ model, facts, kinds }) {
     `first seen at ${clock(model, from)}`,
     `over ${duration(((to - from) * model.facts.timeUnit) / 1000)}`,
     `on ${counted(threads.length, 'thread')}`,
-    ...kinds.map(({ name, kind }) => `${name} ${duration(ofKind[kind])}`),
+    ...kinds.map(([name, kind]) => `${name} ${duration(ofKind[kind])}`),
   ];
   if (spans.length) parts.push(counted(spans.length, 'span'));
   const id = element('strong', { textContent: `Trace ${traceId(model.samples, trace)}` });
@@ -120,12 +118,16 @@ function heading({ model, facts, kinds }) {
 
 // A table of spans or threads, the last column of which shows them over time.
 function tableOf(what, rows, limit, show) {
-  const kinds = show.kinds.map(({ name }) => name);
-  const columns = [what, ...(show.facts.spans.length ? ['Duration'] : []), ...kinds, 'Over time'];
+  const before = [what, ...(show.facts.spans.length ? ['Duration'] : [])];
+  const columns = [...before, ...show.kinds.map(([name]) => name), 'Over time'];
   const caption = element('caption', { textContent: `${what}s`, className: 'hidden-text' });
   const made = element('table', {}, caption);
   const head = made.createTHead().insertRow();
   head.append(...columns.map(name => element('th', { textContent: name, scope: 'col' })));
+  show.kinds.forEach(([, kind], i) => {
+    const colour = `color-mix(in srgb, ${colourOf(show.colours, kind)} ${toneOf(kind) * 100}%`;
+    head.cells[before.length + i].style.borderBottom = `3px solid ${colour}, transparent)`;
+  });
   const body = made.createTBody();
   for (const row of rows.slice(0, limit)) addRow(body.insertRow(), row, show);
   if (rows.length > limit) {
@@ -142,7 +144,7 @@ function addRow(row, { name, place, depth = 0, indexes, ofKind, span, length = '
   row.append(cell);
   // The column is there for threads, too, so that what happened at once is aligned.
   if (show.facts.spans.length) row.insertCell().textContent = length;
-  for (const { kind } of show.kinds) row.insertCell().textContent = duration(ofKind[kind]);
+  for (const [, kind] of show.kinds) row.insertCell().textContent = duration(ofKind[kind]);
   row.insertCell().append(strip(show, indexes, span));
 }
 
@@ -168,8 +170,8 @@ function strip({ model, facts, colours }, indexes, span) {
     }
     const { time, weight, kind } = model.samples;
     for (const i of indexes) {
-      context.fillStyle = colours.routes[0];
-      context.globalAlpha = kind[i] === 0 ? 1 : WAITING_TONE;
+      context.fillStyle = colourOf(colours, kind[i]);
+      context.globalAlpha = toneOf(kind[i]);
       bar(time[i], weight[i] / unit, span ? 7 : 3, span ? 9 : 12);
     }
   };

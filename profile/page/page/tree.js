@@ -109,11 +109,9 @@ function childFinder(made, size) {
   const { parent, label } = made;
   return (above, name) => {
     let slot = (Math.imul(above, 0x9e3779b1) ^ Math.imul(name, 0x85ebca6b)) >>> (32 - bits);
-    for (;;) {
+    for (; table[slot] !== 0; slot = (slot + 1) & mask) {
       const node = table[slot];
-      if (node === 0) break;
       if (parent[node] === above && label[node] === name) return node;
-      slot = (slot + 1) & mask;
     }
     parent[made.count] = above;
     label[made.count] = name;
@@ -125,8 +123,7 @@ function childFinder(made, size) {
 // Joined children can be far from their parent: sorts nodes into pre-order again.
 function inPreOrder(made, rootLabel) {
   const { count, parent, label } = made;
-  const firstChild = new Int32Array(count).fill(-1);
-  const nextSibling = new Int32Array(count).fill(-1);
+  const [firstChild, nextSibling] = [0, 1].map(() => new Int32Array(count).fill(-1));
   for (let i = count - 1; i > 0; i--) {
     nextSibling[i] = firstChild[parent[i]];
     firstChild[parent[i]] = i;
@@ -141,12 +138,9 @@ function inPreOrder(made, rootLabel) {
     tree.label[i] = i === 0 ? rootLabel : label[node];
     tree.through[i] = made.through[node];
     tree.times[i] = made.times[node];
-    if (firstChild[node] >= 0) {
-      node = firstChild[node];
-      continue;
-    }
-    while (node > 0 && nextSibling[node] < 0) node = parent[node];
-    node = node > 0 ? nextSibling[node] : -1;
+    const below = firstChild[node];
+    while (below < 0 && node > 0 && nextSibling[node] < 0) node = parent[node];
+    node = below >= 0 ? below : node > 0 ? nextSibling[node] : -1;
   }
   tree.at = made.end.map(node => place[node]);
   return tree;

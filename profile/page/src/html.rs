@@ -114,7 +114,13 @@ fn title(recording: &Recording) -> String {
 
 fn summary(recording: &Recording, ordered: &Ordered) -> String {
     let counts = [
-        (recording.samples.len(), "sample"),
+        (
+            recording
+                .samples
+                .len()
+                .saturating_sub(recording.further_parts),
+            "sample",
+        ),
         (recording.services.len(), "service"),
         (recording.routes.len(), "route"),
         (ordered.traces.len(), "trace"),

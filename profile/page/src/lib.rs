@@ -79,6 +79,8 @@ pub struct Recording {
     pub threads: Vec<Thread>,
     /// The samples, in any order.
     pub samples: Vec<Sample>,
+    /// How many of them are further parts of others: long waits may be several samples.
+    pub further_parts: usize,
     /// The spans of the traces, in any order, if they are known.
     pub spans: Vec<Span>,
     /// A sentence to show, for example that samples were joined.
@@ -115,6 +117,8 @@ pub enum Language {
     /// Every other language.
     #[default]
     Other,
+    /// None: what a thread waits for, at the end of its stack.
+    Waiting,
 }
 
 /// A frame below the frames of its callers.
@@ -160,6 +164,9 @@ pub enum Kind {
     Queued,
     /// It waited for something else, such as a lock or the network.
     Waiting,
+    /// It waited without a context, as an idle thread of a pool. The page shows that if it is asked
+    /// for.
+    Idle,
 }
 
 /// One observation of a thread.

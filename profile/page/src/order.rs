@@ -133,5 +133,6 @@ pub(crate) const fn kind(sample: &Sample) -> u8 {
         Kind::Running => 0,
         Kind::Queued => 1,
         Kind::Waiting => 2,
+        Kind::Idle => 3,
     }
 }

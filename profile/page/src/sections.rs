@@ -126,6 +126,7 @@ const fn language(language: Language) -> u8 {
         Language::Native => 3,
         Language::Kernel => 4,
         Language::Other => 5,
+        Language::Waiting => 6,
     }
 }
 

@@ -83,6 +83,7 @@ fn functions_have_their_files_lines_languages_and_kinds_of_plumbing() {
         Language::Native => 3,
         Language::Kernel => 4,
         Language::Other => 5,
+        Language::Waiting => 6,
     };
     let all = recording.functions.iter().map(|function| {
         let Function {

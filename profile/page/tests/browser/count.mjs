@@ -76,7 +76,7 @@ function* randomSelections(facts, count) {
     () => set('trace', traces[random(traces.length)]),
     () => set('thread', random(facts.threads.length)),
     () => set('text', texts[random(texts.length)]),
-    () => (selection.kinds = 1 + random(7)),
+    () => (selection.kinds = 1 + random(15)),
     () => (view.plumbing = random(4) === 0),
     () => (view.by = ['route', 'service', 'none'][random(3)]),
     () => {

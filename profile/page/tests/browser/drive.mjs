@@ -266,7 +266,7 @@ const scenarios = {
   async kinds() {
     const page = await open();
     const show = page.getByLabel('Show');
-    for (const kinds of [2, 4, 7, 1]) {
+    for (const kinds of [2, 4, 7, 8, 1]) {
       await show.selectOption(String(kinds));
       assert.equal(await total(page), sum(select(facts, { kinds })));
     }
@@ -280,6 +280,17 @@ const scenarios = {
     const at = x => graphPixel(page, Math.round(x), 10);
     assert.deepEqual(await at(width * part - 4), [227, 230, 235]);
     assert.deepEqual(await at(width * part + 4), [244, 245, 247]);
+    // Idle threads are in no other kind, and not in the time line.
+    const idle = sum(select(facts, { kinds: 8 }));
+    assert.ok(idle > 0);
+    assert.equal(sum(select(facts, { kinds: 15 })), idle + sum(select(facts, { kinds: 7 })));
+    const { binned, shown } = await page.evaluate(() => {
+      const all = values => values.reduce((sum, value) => sum + value, 0);
+      const { timeline, model } = globalThis.page;
+      const [running, queued, waiting] = model.samples.ofKind.map(all);
+      return { binned: all(timeline.bins), shown: running + queued + waiting };
+    });
+    assert.ok(Math.abs(binned - shown) < 1, `${binned}, not ${shown}`);
     await show.selectOption('1');
     // Time in which threads did not run is lighter.
     const colour = () => page.evaluate(() => globalThis.page.colours.languages[0][1]);

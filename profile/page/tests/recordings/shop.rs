@@ -578,6 +578,16 @@ impl Maker {
                     self.recording.samples.push(sample);
                 }
             }
+            // A thread without work waits for some.
+            let node = self.stack(SERVICES[0].start, "serve");
+            self.recording.samples.push(Sample {
+                time: second * 1_000_000_000,
+                thread: 0,
+                kind: Kind::Idle,
+                weight: 300_000_000,
+                context: None,
+                node,
+            });
         }
     }
 }

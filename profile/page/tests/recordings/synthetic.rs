@@ -321,6 +321,7 @@ impl Maker {
                     Kind::Queued,
                     (14.0 + 1.5 * self.random.normal()).exp() as u64,
                 ),
+                _ if context.is_none() => (Kind::Idle, (11.0 + self.random.normal()).exp() as u64),
                 _ => (Kind::Waiting, (11.0 + self.random.normal()).exp() as u64),
             };
             let skipped = if self.random.part() < 0.05 {

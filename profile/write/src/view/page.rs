@@ -10,6 +10,7 @@ use otelctx_page as page;
 use super::plumbing::{PLUMBING, plumbing_of};
 use super::spans::{Span, Spans};
 use super::tables::{self, Group, Id, Kind, Known, NONE, Sink, Tables, UNKNOWN_TIME, known};
+use crate::wait::FRAME_KIND;
 
 /// The attribute of routes unless another one is given.
 const ROUTE: &str = "http.route";
@@ -17,6 +18,10 @@ const ROUTE: &str = "http.route";
 /// Maximum number of samples in a page. Of more, every second one is left out, as often as needed,
 /// and the others stand for them.
 const MAX_SAMPLES: usize = 3_000_000;
+
+/// Nanoseconds of a part of a wait, and the maximum number of parts.
+const WAIT_PART: u64 = 100_000_000;
+const MAX_WAIT_PARTS: u64 = 1000;
 
 /// Collects samples.
 #[derive(Debug)]
@@ -35,8 +40,9 @@ pub(super) struct Paging {
     nodes: HashMap<(u32, Id), u32, RandomState>,
     /// One of this many samples is kept, with the weight of as many.
     step: u64,
-    /// Samples so far.
+    /// Samples so far, with the further parts of waits.
     seen: u64,
+    further_parts: u64,
     /// Nanoseconds of samples that were left out since the last one that was kept.
     carried: u64,
     /// The recording does not tell the time that a sample stands for.
@@ -63,6 +69,7 @@ impl Paging {
             nodes: HashMap::default(),
             step: 1,
             seen: 0,
+            further_parts: 0,
             carried: 0,
             is_counted: false,
         }
@@ -78,7 +85,7 @@ impl Paging {
         let mut recording = self.recording.clone();
         title.clone_into(&mut recording.title);
         if self.step > 1 {
-            let (step, seen) = (self.step, self.seen);
+            let (step, seen) = (self.step, self.seen - self.further_parts);
             recording.note = Some(format!(
                 "One of {step} samples is shown and stands for the others: the recording has {seen}."
             ));
@@ -86,6 +93,9 @@ impl Paging {
         let start = tables.span.map_or(0, |(start, _)| start);
         for sample in &mut recording.samples {
             sample.time = sample.time.saturating_sub(start);
+        }
+        if self.step == 1 {
+            recording.further_parts = usize::try_from(self.further_parts).unwrap_or(0);
         }
         if let Some(last) = recording.samples.last_mut() {
             last.weight = last.weight.saturating_add(self.carried);
@@ -185,6 +195,49 @@ impl Paging {
         *known(&mut self.stacks, id).insert(node)
     }
 
+    /// Adds a wait, which ends at the sample's time, as samples that begin at theirs. A long one is
+    /// several samples, so that a range of time has its part of it; not an idle one, of which there
+    /// are many.
+    fn add_wait(&mut self, wait: page::Sample) {
+        let parts = match wait.kind {
+            page::Kind::Idle => 1,
+            _ => wait.weight.div_ceil(WAIT_PART).clamp(1, MAX_WAIT_PARTS),
+        };
+        // A page has whole microseconds.
+        let each = wait.weight / parts / 1000 * 1000;
+        let start = wait.time.saturating_sub(wait.weight);
+        for part in 0..parts {
+            let before = part * each;
+            self.add_sample(page::Sample {
+                time: start.saturating_add(before),
+                weight: if part + 1 == parts {
+                    wait.weight - before
+                } else {
+                    each
+                },
+                ..wait
+            });
+        }
+        self.further_parts = self.further_parts.saturating_add(parts - 1);
+    }
+
+    fn add_sample(&mut self, sample: page::Sample) {
+        self.seen = self.seen.saturating_add(1);
+        if !self.seen.is_multiple_of(self.step) {
+            self.carried = self.carried.saturating_add(sample.weight);
+            return;
+        }
+        let weight = sample
+            .weight
+            .saturating_add(std::mem::take(&mut self.carried));
+        self.recording
+            .samples
+            .push(page::Sample { weight, ..sample });
+        if self.recording.samples.len() >= MAX_SAMPLES {
+            self.thin();
+        }
+    }
+
     /// Leaves out every second sample.
     fn thin(&mut self) {
         let (mut index, mut carried) = (0_usize, 0_u64);
@@ -207,8 +260,13 @@ impl Sink for Paging {
         let thread = self.thread(tables, group.thread);
         let context = self.context(tables, group.context);
         let node = self.stack(tables, group.shown_stack);
+        let kind = match group.kind {
+            Kind::Running => page::Kind::Running,
+            Kind::Queued => page::Kind::Queued,
+            Kind::Waiting if group.context == NONE => page::Kind::Idle,
+            Kind::Waiting => page::Kind::Waiting,
+        };
         group.each(|time, samples, nanoseconds| {
-            self.seen = self.seen.saturating_add(1);
             let weight = match nanoseconds {
                 0 => {
                     self.is_counted = true;
@@ -216,25 +274,17 @@ impl Sink for Paging {
                 }
                 nanoseconds => nanoseconds,
             };
-            if !self.seen.is_multiple_of(self.step) {
-                self.carried = self.carried.saturating_add(weight);
-                return;
-            }
-            let weight = weight.saturating_add(std::mem::take(&mut self.carried));
-            self.recording.samples.push(page::Sample {
+            let sample = page::Sample {
                 time: time.unwrap_or(0),
                 thread,
-                kind: match group.kind {
-                    Kind::Running => page::Kind::Running,
-                    Kind::Queued => page::Kind::Queued,
-                    Kind::Waiting => page::Kind::Waiting,
-                },
+                kind,
                 weight,
                 context,
                 node,
-            });
-            if self.recording.samples.len() >= MAX_SAMPLES {
-                self.thin();
+            };
+            match kind {
+                page::Kind::Running => self.add_sample(sample),
+                _ => self.add_wait(sample),
             }
         });
     }
@@ -314,6 +364,7 @@ pub(super) fn function_of(tables: &Tables, id: Id, function: &tables::Function) 
             "jvm" => page::Language::Java,
             "native" | "" => page::Language::Native,
             "kernel" => page::Language::Kernel,
+            FRAME_KIND => page::Language::Waiting,
             _ => page::Language::Other,
         },
         plumbing: plumbing_of(kind, name, file).and_then(|index| u8::try_from(index).ok()),
@@ -335,6 +386,47 @@ mod tests {
         }]});
         let spans = Spans::of(content.to_string().as_bytes()).unwrap();
         spans.all.into_iter().next().unwrap()
+    }
+
+    /// A wait of 250.0015 ms that ends 300 ms after 1970.
+    fn parts(kind: page::Kind) -> Vec<(u64, u64)> {
+        let mut paging = Paging::new(None);
+        paging.add_wait(page::Sample {
+            time: 300_000_000,
+            kind,
+            weight: 250_001_500,
+            ..page::Sample::default()
+        });
+        let samples = paging.recording.samples.iter();
+        let parts: Vec<_> = samples.map(|it| (it.time, it.weight)).collect();
+        assert_eq!(paging.further_parts, parts.len() as u64 - 1);
+        let recording = paging.finish("shop", &Tables::default(), None);
+        assert_eq!(recording.further_parts, parts.len() - 1);
+        parts
+    }
+
+    #[test]
+    fn a_long_wait_has_parts_that_end_when_it_does() {
+        let expected = [
+            (49_998_500, 83_333_000),
+            (133_331_500, 83_333_000),
+            (216_664_500, 83_335_500),
+        ];
+        assert_eq!(parts(page::Kind::Waiting), expected);
+        assert_eq!(parts(page::Kind::Idle), [(49_998_500, 250_001_500)]);
+        let mut paging = Paging::new(None);
+        paging.add_wait(page::Sample {
+            kind: page::Kind::Queued,
+            weight: u64::MAX,
+            ..page::Sample::default()
+        });
+        let samples = &paging.recording.samples;
+        assert_eq!(samples.len() as u64, MAX_WAIT_PARTS);
+        let sum = samples
+            .iter()
+            .map(|it| it.weight)
+            .fold(0, u64::saturating_add);
+        assert_eq!(sum, u64::MAX);
     }
 
     #[test]

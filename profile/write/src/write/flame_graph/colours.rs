@@ -4,13 +4,14 @@
 type Colour = ([u16; 3], [u16; 3]);
 
 /// Languages by their number, with their names.
-pub(super) const LANGUAGES: [(&str, Colour); 6] = [
+pub(super) const LANGUAGES: [(&str, Colour); 7] = [
     ("Python", ([221, 95, 78], [212, 53, 26])),
     ("JavaScript", ([47, 79, 66], [41, 57, 18])),
     ("Java", ([14, 90, 66], [8, 54, 39])),
     ("native", ([159, 35, 83], [165, 18, 33])),
     ("kernel", ([267, 56, 66], [277, 35, 43])),
     ("other", ([330, 62, 82], [330, 30, 32])),
+    ("waiting", ([12, 31, 54], [12, 31, 24])),
 ];
 pub(super) const PLUMBING: Colour = ([219, 4, 66], [225, 6, 18]);
 /// Number of shades of each language.
