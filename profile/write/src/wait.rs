@@ -10,7 +10,7 @@ use crate::{Group, Profile};
 pub(crate) const FRAME_KIND: &str = "wait";
 
 /// What keeps a thread off the CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wait<'p> {
     pub(crate) state: OffCpuState,
     /// The call and the reason in words, which are empty if they are unknown.

@@ -20,12 +20,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use otelctx_sample::ProcessFacts;
 use otelctx_sample::format::process_context::Value;
+use otelctx_sample::{Event, OffCpuState, ProcessFacts, Sample};
 
 use crate::attributes::{SERVICE_NAME, UNKNOWN_SERVICE};
 use crate::view::Spans;
-use crate::{Error, Place, Profile, file};
+use crate::{Error, Group, Place, Profile, file};
 
 /// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +174,11 @@ pub struct Options {
     pub dropped_attributes: Vec<String>,
     /// The spans of traces, for a page.
     pub spans: Option<Arc<Spans>>,
+    /// True for waits without a context, too, in folded stacks and speedscope's files.
+    pub with_idle: bool,
+    /// True for folded stacks of all kinds of time, in microseconds. Otherwise, they have numbers of
+    /// samples on a CPU, or where there are none, microseconds of other time.
+    pub with_all_kinds: bool,
     /// Name of the machine that was recorded, which Parquet has where the resource has no `host.name`.
     pub host: Option<String>,
 }
@@ -206,6 +211,21 @@ impl Profile {
         aggregate.add(self);
         aggregate.write(format, writer)
     }
+}
+
+/// Returns the start of the time that a sample stands for, and that time, in nanoseconds: a wait ends
+/// when it is sampled.
+fn start_and_time(sample: &Sample, period: u64) -> (u64, u64) {
+    match sample.event {
+        Event::OffCpu(off) => (sample.time.saturating_sub(off.nanoseconds), off.nanoseconds),
+        _ => (sample.time, period),
+    }
+}
+
+/// Returns true for waits of a thread without a context.
+fn is_idle(group: &Group<'_>) -> bool {
+    let waits = |state| state != OffCpuState::Queued;
+    group.context.is_none() && group.off_cpu.is_some_and(|(state, _)| waits(state))
 }
 
 /// Returns start and end of a place in memory, and its offset in the file.

@@ -52,7 +52,13 @@ fn of_folded(content: &[u8]) -> Functions {
 fn of_speedscope(content: &[u8]) -> Functions {
     let file: Value = serde_json::from_slice(content).unwrap();
     let mut functions = Functions::new();
-    for profile in file["profiles"].as_array().unwrap() {
+    let is_on_cpu = |profile: &&Value| !profile["name"].as_str().unwrap().ends_with(" CPU");
+    for profile in file["profiles"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(is_on_cpu)
+    {
         let (stacks, weights) = (&profile["samples"], &profile["weights"]);
         for (stack, weight) in stacks
             .as_array()
@@ -93,6 +99,9 @@ fn of_firefox(content: &[u8]) -> Functions {
                 next = &thread["stackTable"]["prefix"][number(next)];
             }
             names.reverse();
+            if samples["threadCPUDelta"][index] == 0 {
+                continue;
+            }
             add(
                 &mut functions,
                 &names,

@@ -203,6 +203,8 @@ fn the_firefox_profiler_gets_libraries_addresses_and_inlined_functions() {
     }
     described.sort();
     let expected = [
+        // What the thread waits for.
+        r#""[asleep]" null:null in null line null at -1 depth 0"#,
         r#""do_syscall_64" "/src/shop.rs":null in "[kernel]" line null at -1 depth 0"#,
         r#""main" "/src/shop.rs":10 in "shop" line 10 at 4112 depth 0"#,
         r#""main" "/src/shop.rs":10 in "shop" line 10 at 4128 depth 0"#,
@@ -284,6 +286,14 @@ fn speedscope_gets_a_profile_with_times_for_each_thread() {
             "other 9: other;x 9".to_owned(),
             vec![sample("", 12 * period), sample("[unknown]", period)],
         ),
+        (
+            "shop 4711: worker-2 4713, off the CPU".to_owned(),
+            // A wait ends when it is sampled.
+            vec![
+                sample("", 11 * period - 7_000_000),
+                sample("do_syscall_64 /src/shop.rs > [asleep]", 7_000_000),
+            ],
+        ),
     ];
     assert_eq!(profiles, expected);
 }
@@ -315,7 +325,8 @@ fn the_firefox_profiler_gets_threads_as_tracks_and_spans_as_markers() {
     // worker-1's samples in the order of time: span 1, 1, 2, 1, 1 (other flags), 2, then /pay.
     let expected = [
         ("worker-1", "shop", 7, 5),
-        ("worker-2", "shop", 4, 2),
+        // With a wait, which is a marker of its own, and of another span than the samples before it.
+        ("worker-2", "shop", 5, 4),
         // A main thread goes by its process.
         ("other", "other", 1, 0),
     ];

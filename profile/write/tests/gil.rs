@@ -230,7 +230,9 @@ fn pprof_has_a_label() {
         ("", 1, 0),
         ("held", 2, 0),
         ("released", 1, 0),
-        ("waiting", 3, 7_000_000),
+        // With the label of what kept it off the CPU.
+        ("waiting", 0, 7_000_000),
+        ("waiting", 3, 0),
     ];
     assert_eq!(samples, expected);
 }
@@ -259,9 +261,10 @@ fn the_firefox_profiler_has_a_category_for_what_waits() {
     let work = vec!["cpython", "cpython"];
     let mut waits = vec!["Waiting for the GIL"; 2];
     waits.extend(&work);
+    let off_cpu = [&["Waiting"], &waits[..]].concat();
     let [work, waits] = [&work, &waits];
     assert_eq!(
         found.iter().collect::<Vec<_>>(),
-        [work, waits, waits, work, work, work, waits]
+        [work, waits, waits, work, work, work, waits, &off_cpu]
     );
 }

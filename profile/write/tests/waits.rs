@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{self as proto, ProfilesData};
-use otelctx_profile::report::{Cost, KindCosts, Report, ReportOptions, TimeKind};
-use otelctx_profile::{Format, Profile, load, rules};
+use otelctx_profile::report::{Cost, KindCosts, Report, ReportOptions, Selection, TimeKind};
+use otelctx_profile::{Format, Input, Options, Profile, load, rules};
 use prost::Message;
 
 use waiting::{LOCK, MS, PERIOD, POLL, READ, profile, written};
@@ -320,4 +320,205 @@ fn time_off_the_cpu_of_other_producers_is_time_that_waits() {
     let report = Report::of(&bytes, &options).unwrap();
     assert_eq!(parts(&report.kinds), [(5, 50), (0, 0), (10, 30)]);
     assert_eq!(report.period, PERIOD);
+}
+
+/// The boxes of a flame graph with their tooltips' first and last line, by class.
+fn boxes(svg: &str) -> Vec<(String, String, String)> {
+    let of_box = |part: &str| {
+        let (class, rest) = part.split_once('"')?;
+        let (_, rest) = rest.split_once("<title>")?;
+        let lines = rest.split_once("</title>")?.0;
+        let (first, last) = (lines.lines().next()?, lines.lines().last()?);
+        Some((class.to_owned(), first.to_owned(), last.to_owned()))
+    };
+    svg.split("class=\"box ")
+        .skip(1)
+        .filter_map(of_box)
+        .collect()
+}
+
+fn converted(profile: &Profile, kinds: &[TimeKind], format: Format) -> String {
+    let folder = std::env::temp_dir();
+    let path = folder.join(format!(
+        "otelctx-waits-{}-{kinds:?}.otlp",
+        std::process::id()
+    ));
+    std::fs::write(&path, written(profile, Format::Otlp)).unwrap();
+    let mut selection = Selection::default();
+    selection.kinds = kinds.to_vec();
+    let options = Options::default();
+    let content =
+        otelctx_profile::converted(&Input::recording(&path), &selection, format, &options);
+    std::fs::remove_file(&path).unwrap();
+    String::from_utf8(content.unwrap().unwrap()).unwrap()
+}
+
+#[test]
+fn a_flame_graph_of_waits_ends_in_their_reasons() {
+    let svg = converted(&profile(), &[TimeKind::Waiting], Format::FlameGraph);
+    assert!(svg.contains(">shop: waiting</text>"), "{svg}");
+    assert!(
+        svg.contains(">5 samples, 88.0 ms, 1.0 s from 2023-11-14 22:13:20 UTC</text>"),
+        "{svg}"
+    );
+    let reasons = boxes(&svg).into_iter();
+    // Their class is that of waits, with one of its shades.
+    let reasons = reasons.filter(|(class, ..)| class.starts_with("l6"));
+    let mut reasons: Vec<_> = reasons.map(|(_, name, cost)| (name, cost)).collect();
+    reasons.sort();
+    let mut expected = [
+        (POLL, "60.0 ms · 68.2 % · 2 samples"),
+        (LOCK, "20.0 ms · 22.7 % · 1 sample"),
+        (READ, "7.0 ms · 8.0 % · 1 sample"),
+        ("stopped", "1.0 ms · 1.1 % · 1 sample"),
+    ]
+    .map(|(name, cost)| (format!("[{name}]"), cost.to_owned()));
+    expected.sort();
+    assert_eq!(reasons, expected);
+    // Of all kinds, they are beside the time on a CPU of the same functions.
+    let all = [TimeKind::Running, TimeKind::Queued, TimeKind::Waiting];
+    let svg = converted(&profile(), &all, Format::FlameGraph);
+    assert!(svg.contains(">shop: time</text>"), "{svg}");
+    let of = |svg: &str, name: &str| {
+        let named = boxes(svg).into_iter().find(|(_, first, _)| first == name);
+        named.map(|(.., cost)| cost)
+    };
+    assert_eq!(of(&svg, "cart").unwrap(), "106 ms · 73.1 % · 8 samples");
+    // By default, a graph has time on a CPU, and if there is none, the other.
+    let svg = converted(&profile(), &[], Format::FlameGraph);
+    assert!(svg.contains(">shop: CPU</text>"), "{svg}");
+    assert_eq!(of(&svg, "cart").unwrap(), "40.0 ms · 80.0 % · 4 samples");
+    assert_eq!(of(&svg, "[queued]"), None);
+    let svg = converted(&waiting::waits_only(), &[], Format::FlameGraph);
+    assert!(svg.contains(">shop: time off the CPU</text>"), "{svg}");
+    assert_eq!(of(&svg, "cart").unwrap(), "66.0 ms · 69.5 % · 4 samples");
+    // The same of a recorder.
+    for (profile, title) in [
+        (profile(), "CPU"),
+        (waiting::waits_only(), "time off the CPU"),
+    ] {
+        let svg = String::from_utf8(written(&profile, Format::FlameGraph)).unwrap();
+        assert!(svg.contains(&format!(">shop: {title}</text>")), "{svg}");
+    }
+}
+
+#[test]
+fn folded_stacks_have_one_unit() {
+    let on_cpu = "shop;worker-1;serve;cart 4\nshop;worker-2;serve;report 1\n";
+    let waits = format!(
+        "shop;worker-1;serve;cart;[stopped] 1000\n\
+        shop;worker-1;serve;cart;query;poll;[{POLL}] 60000\n\
+        shop;worker-2;serve;report;[{READ}] 7000\n\
+        shop;worker-2;serve;wait;[{LOCK}] 20000\n"
+    );
+    let queued = "shop;idle;serve;[queued] 2000\nshop;worker-1;serve;cart;[queued] 5000\n";
+    let sorted = |text: &str| {
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let folded = |profile: &Profile| String::from_utf8(written(profile, Format::Folded)).unwrap();
+    assert_eq!(folded(&profile()), on_cpu);
+    assert_eq!(
+        sorted(&folded(&waiting::waits_only())),
+        sorted(&format!("{queued}{waits}"))
+    );
+    let of = |kinds: &[TimeKind]| sorted(&converted(&profile(), kinds, Format::Folded));
+    assert_eq!(of(&[]), sorted(on_cpu));
+    assert_eq!(of(&[TimeKind::Waiting]), sorted(&waits));
+    // Of several kinds, all are microseconds.
+    let on_cpu = "shop;worker-1;serve;cart 40000\nshop;worker-2;serve;report 10000\n";
+    let both = [TimeKind::Running, TimeKind::Waiting];
+    assert_eq!(of(&both), sorted(&format!("{on_cpu}{waits}")));
+}
+
+fn unzipped(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(bytes);
+    std::io::Read::read_to_end(&mut decoder, &mut out).unwrap();
+    out
+}
+
+/// Labels have what a report needs.
+#[test]
+fn pprof_keeps_kinds_and_reasons() {
+    let report =
+        |options: &ReportOptions| Report::of(&written(&profile(), Format::Pprof), options).unwrap();
+    let mut options = ReportOptions::by(&["wait.reason"]);
+    let all = report(&options);
+    // Samples that were added up are one.
+    let ms = |kinds: &KindCosts| parts(kinds).map(|(_, milliseconds)| milliseconds);
+    assert_eq!(ms(&all.kinds), [50, 7, 88]);
+    assert_eq!(all.idle.nanoseconds, 300 * MS);
+    options.selection.kinds = vec![TimeKind::Waiting];
+    let waits = groups(&report(&options));
+    let waits: Vec<_> = waits
+        .iter()
+        .map(|(name, cost)| (&name[..], cost.nanoseconds / MS))
+        .collect();
+    assert_eq!(waits, [(POLL, 60), (LOCK, 20), (READ, 7), ("(none)", 1)]);
+    options.by = vec!["thread.state".to_owned()];
+    options.selection.kinds = vec![TimeKind::Queued];
+    assert_eq!(groups(&report(&options))[0].1.nanoseconds, 7 * MS);
+}
+
+/// A track's samples have no CPU use where it waits, and there is a marker.
+#[test]
+fn the_firefox_profiler_gets_waits_as_samples_and_markers() {
+    let json = unzipped(&written(&profile(), Format::Firefox));
+    let file: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let threads = file["threads"].as_array().unwrap();
+    let thread = threads.iter().find(|it| it["name"] == "worker-1").unwrap();
+    let strings = &file["shared"]["stringArray"];
+    let text = |id: &serde_json::Value| strings[id.as_u64().unwrap() as usize].as_str().unwrap();
+    let columns = |table: &str, names: [&str; 3]| {
+        let [one, two, three] = names.map(|name| thread[table][name].as_array().unwrap());
+        let rows = one.iter().zip(two).zip(three);
+        rows.map(|((one, two), three)| [one, two, three].map(Clone::clone))
+            .collect::<Vec<_>>()
+    };
+    // Time after the sample before, weight in periods, and microseconds on a CPU. A wait ends when it
+    // is sampled: two of 30 ms, one of 5 ms in the queue, and one of 1 ms stopped.
+    let rows = columns("samples", ["timeDeltas", "weight", "threadCPUDelta"]);
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| row.each_ref().map(|it| it.as_f64().unwrap()))
+        .collect();
+    let expected = [
+        [0.0, 1.0, 10_000.0],
+        [10.0, 1.0, 10_000.0],
+        [10.0, 1.0, 10_000.0],
+        [10.0, 1.0, 10_000.0],
+        [10.0, 3.0, 0.0],
+        [10.0, 3.0, 0.0],
+        [10.0, 1.0, 0.0],
+        [10.0, 1.0, 0.0],
+    ];
+    assert_eq!(rows, expected);
+    let rows = columns("markers", ["data", "startTime", "endTime"]);
+    let waits = rows.iter().filter(|[data, ..]| data["type"] == "Wait");
+    let waits: Vec<_> = waits
+        .map(|[data, start, end]| {
+            let fields = [text(&data["state"]), text(&data["reason"])];
+            (fields, start.as_f64().unwrap(), end.as_f64().unwrap())
+        })
+        .collect();
+    let expected = [
+        (["asleep", POLL], 10.0, 40.0),
+        (["asleep", POLL], 20.0, 50.0),
+        (["queued", "futex"], 55.0, 60.0),
+        (["stopped", ""], 69.0, 70.0),
+    ];
+    assert_eq!(waits, expected);
+    let categories = file["meta"]["categories"].as_array().unwrap();
+    let names: Vec<&str> = categories
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        names.contains(&"Waiting") && names.contains(&"Queued"),
+        "{names:?}"
+    );
+    let schemas = file["meta"]["markerSchema"].as_array().unwrap();
+    assert_eq!(schemas[1]["name"], "Wait");
 }

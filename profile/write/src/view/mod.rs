@@ -170,6 +170,9 @@ pub fn converted(
             return Ok(Ok(false));
         }
         let mut options = options.clone();
+        // What is not selected is not there.
+        options.with_idle = true;
+        options.with_all_kinds = selection.kinds.len() > 1;
         // Without an attribute, nothing is at the root for it.
         options.by = options.by.filter(|name| tables.has_attribute(name));
         let profile = loading.finish(&tables).map_err(input::malformed)?;

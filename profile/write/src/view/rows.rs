@@ -6,12 +6,12 @@ use std::io::{self, Write};
 
 use foldhash::fast::RandomState;
 use indexmap::{IndexMap, IndexSet};
-use otelctx_sample::GilState;
 use otelctx_sample::format::process_context::Value;
+use otelctx_sample::{GilState, OffCpuState};
 
 use super::select::resource_text;
 use super::tables::{Group, Id, Kind, Known, NONE, Process, Sink, Tables, known};
-use crate::attributes::{GIL, SERVICE_NAME};
+use crate::attributes::{CALL, GIL, SERVICE_NAME};
 use crate::write::flame_graph::utc;
 use crate::write::parquet::{Columns, File, Part, Store, Values};
 
@@ -49,8 +49,7 @@ pub(super) struct Rows {
     parts: IndexMap<Key, PartRows, RandomState>,
     /// Samples that are not written yet.
     rows: usize,
-    /// Contexts with states of the interpreter's lock.
-    contexts: IndexSet<(Id, Option<GilState>), RandomState>,
+    contexts: IndexSet<RowContext, RandomState>,
     /// What rows stand for: kind, number of samples, and nanoseconds.
     costs: IndexSet<(Kind, u64, u64), RandomState>,
     /// Names of services' folders, and that of each thread.
@@ -85,6 +84,14 @@ struct PartRows {
     stacks: HashSet<Id, RandomState>,
     frames: usize,
     texts: usize,
+}
+
+/// A context with the state of the interpreter's lock, and what keeps the thread off the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RowContext {
+    context: Id,
+    gil: Option<GilState>,
+    wait: Id,
 }
 
 /// A sample.
@@ -271,7 +278,11 @@ impl Sink for Rows {
         });
         group.each(|time, samples, nanoseconds| {
             // For each row: both sets are empty after a row group was written.
-            let context = (group.context, group.gil);
+            let context = RowContext {
+                context: group.context,
+                gil: group.gil,
+                wait: group.wait,
+            };
             let cost = (group.kind, samples, nanoseconds);
             let row = Row {
                 time: time.unwrap_or(start),
@@ -368,7 +379,7 @@ fn sorted_stacks(
 struct Writing<'r> {
     tables: &'r Tables,
     rows: &'r [Row],
-    contexts: &'r IndexSet<(Id, Option<GilState>), RandomState>,
+    contexts: &'r IndexSet<RowContext, RandomState>,
     costs: &'r IndexSet<(Kind, u64, u64), RandomState>,
     host: Option<&'r str>,
 }
@@ -387,6 +398,7 @@ impl<'r> Writing<'r> {
             Kind::Waiting => "waiting",
         };
         self.column(columns, |row| row.cost, |key| [Cow::from(kind(key))])?;
+        self.write_waits(columns)?;
         self.column(columns, |row| row.cost, |key| [clamped(cost(key).2)])?;
         self.column(columns, |row| row.cost, |key| [clamped(cost(key).1)])?;
         self.write_contexts(columns)?;
@@ -421,10 +433,24 @@ impl<'r> Writing<'r> {
         self.column(columns, |row| row.thread, |it| [name(it)])
     }
 
+    fn write_waits(&self, columns: &mut Columns<'_>) -> io::Result<()> {
+        let tables = self.tables;
+        let contexts = self.contexts;
+        let wait = |key: u32| tables.waits[contexts[key as usize].wait as usize];
+        let state = |key| Some(wait(key).state).filter(|it| *it != OffCpuState::Unknown);
+        let state = |key| state(key).map(|it| Cow::from(it.name()));
+        let reason = |key| match wait(key).reason {
+            NONE => None,
+            text => Some(Cow::from(tables.text(text))),
+        };
+        self.column(columns, |row| row.context, state)?;
+        self.column(columns, |row| row.context, reason)
+    }
+
     fn write_contexts(&self, columns: &mut Columns<'_>) -> io::Result<()> {
         let tables = self.tables;
         let contexts = self.contexts;
-        let context = |key: u32| &tables.contexts[contexts[key as usize].0 as usize];
+        let context = |key: u32| &tables.contexts[contexts[key as usize].context as usize];
         let trace = |key| match context(key).trace {
             NONE => None,
             trace => Some(tables.traces[trace as usize]),
@@ -441,8 +467,9 @@ impl<'r> Writing<'r> {
             columns,
             |row| row.context,
             |key| {
-                let gil = contexts[key as usize].1;
-                attributes(tables, context(key).attributes, gil)
+                let RowContext { gil, wait, .. } = contexts[key as usize];
+                let call = tables.text(tables.waits[wait as usize].call);
+                attributes(tables, context(key).attributes, gil, call)
             },
         )
     }
@@ -481,17 +508,21 @@ fn unique<'t>(mut pairs: Vec<(Cow<'t, str>, Cow<'t, str>)>) -> Vec<(Cow<'t, str>
     pairs
 }
 
-/// Returns the attributes of a context that have no column, with the state of the lock.
-fn attributes(
-    tables: &Tables,
+/// Returns the attributes of a context that have no column, with the state of the lock and the call of
+/// a wait.
+fn attributes<'t>(
+    tables: &'t Tables,
     attributes: Id,
     gil: Option<GilState>,
-) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
+    call: &'t str,
+) -> Vec<(Cow<'t, str>, Cow<'t, str>)> {
     let gil = gil.map(|state| (GIL.into(), state.name().into()));
+    let call = (!call.is_empty()).then(|| (CALL.into(), call.into()));
     let all = tables.attributes[attributes as usize].iter();
     let all = all.map(|(name, value)| (tables.text(*name).into(), tables.text(*value).into()));
     unique(
         gil.into_iter()
+            .chain(call)
             .chain(all.filter(|(name, _)| name != ROUTE))
             .collect(),
     )

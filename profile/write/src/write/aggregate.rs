@@ -12,7 +12,7 @@ use super::pprof::Pprof;
 use super::room::{OTHER, Room};
 use super::speedscope::Speedscope;
 use crate::view::{FlameGraph, Page, ParquetFiles, Spans};
-use crate::{Clock, DistinctCount, Error, Format, Options, Profile, file};
+use crate::{Clock, DistinctCount, Error, Format, Kind, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
 const MAX_STACKS: usize = 64 << 20;
@@ -37,14 +37,16 @@ pub struct Aggregate {
     period: NonZeroU64,
 }
 
-/// On-CPU stacks as text.
+/// Stacks as text.
 #[derive(Debug)]
 struct Stacks {
-    /// Each stack with its number of samples, ordered by text.
-    lines: BTreeMap<String, usize>,
+    /// Each stack with its number of samples on a CPU, or time in nanoseconds, ordered by text.
+    lines: BTreeMap<String, u64>,
+    /// The same of time off the CPU, in nanoseconds.
+    waits: BTreeMap<String, u64>,
     room: Room,
-    /// Number of samples whose stacks had no room.
-    others: usize,
+    /// Those whose stacks had no room.
+    others: [u64; 2],
 }
 
 impl Aggregate {
@@ -59,12 +61,13 @@ impl Aggregate {
             options: options.clone(),
             stacks: wants(Format::Folded).then(|| Stacks {
                 lines: BTreeMap::new(),
+                waits: BTreeMap::new(),
                 room: Room::new(MAX_STACKS),
-                others: 0,
+                others: [0; 2],
             }),
             pprof: wants(Format::Pprof).then(Pprof::new),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
-            speedscope: wants(Format::Speedscope).then(|| Speedscope::new(clock, samples)),
+            speedscope: wants(Format::Speedscope).then(|| Speedscope::new(options, clock, samples)),
             page: wants(Format::Page).then(|| Page::new(options)),
             flame_graph: wants(Format::FlameGraph).then(|| FlameGraph::new(options)),
             parquet: parquet(Format::Parquet),
@@ -186,14 +189,10 @@ impl Aggregate {
         }
     }
 
-    fn lines(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.stacks.iter().flat_map(|stacks| {
-            let lines = stacks
-                .lines
-                .iter()
-                .map(|(stack, count)| (&stack[..], *count));
-            lines.chain((stacks.others > 0).then_some((OTHER, stacks.others)))
-        })
+    fn lines(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.stacks
+            .iter()
+            .flat_map(|stacks| stacks.lines(&self.options))
     }
 
     /// Returns the service of a single process, otherwise the number of processes.
@@ -208,13 +207,40 @@ impl Aggregate {
 
 impl Stacks {
     fn add(&mut self, part: &Profile, options: &Options) {
-        for (stack, samples) in folded::stacks(part, options) {
-            match self.lines.get_mut(&stack) {
-                Some(count) => *count += samples,
-                None if !self.room.take(stack.len()) => self.others += samples,
-                None => drop(self.lines.insert(stack, samples)),
+        for stack in folded::stacks(part, options) {
+            let is_main = stack.kind == Kind::OnCpu || options.with_all_kinds;
+            let value = match stack.kind {
+                Kind::OnCpu if !options.with_all_kinds => stack.samples,
+                _ => stack.nanoseconds,
+            };
+            let (lines, others) = match is_main {
+                true => (&mut self.lines, &mut self.others[0]),
+                false => (&mut self.waits, &mut self.others[1]),
+            };
+            match lines.get_mut(&stack.text) {
+                Some(sum) => *sum = sum.saturating_add(value),
+                None if !self.room.take(stack.text.len()) => *others = others.saturating_add(value),
+                None => drop(lines.insert(stack.text, value)),
             }
         }
+    }
+
+    /// Returns stacks of time on a CPU, or if there are none, of time off it.
+    fn lines(&self, options: &Options) -> impl Iterator<Item = (&str, u64)> {
+        let is_off_cpu = self.lines.is_empty() && self.others[0] == 0;
+        let (lines, others) = match is_off_cpu {
+            true => (&self.waits, self.others[1]),
+            false => (&self.lines, self.others[0]),
+        };
+        let divisor = if is_off_cpu || options.with_all_kinds {
+            1000
+        } else {
+            1
+        };
+        let lines = lines.iter().map(|(stack, value)| (&stack[..], *value));
+        let lines = lines.chain((others > 0).then_some((OTHER, others)));
+        // Tools read no 0.
+        lines.map(move |(stack, value)| (stack, (value / divisor).max(1)))
     }
 }
 

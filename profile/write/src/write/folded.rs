@@ -1,4 +1,5 @@
-//! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples.
+//! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples, or
+//! microseconds.
 
 use otelctx_sample::GilState;
 
@@ -6,13 +7,22 @@ use crate::attributes::{GIL, attribute};
 use crate::report::NO_ATTRIBUTE;
 use crate::{Group, Kind, Location, Options, Profile};
 
-/// Returns on-CPU stacks with their counts. The first frames are the requested attribute, the
-/// process and the thread.
+/// A stack, its kind, its number of samples, and its time in nanoseconds.
+pub(super) struct Stack {
+    pub(super) text: String,
+    pub(super) kind: Kind,
+    pub(super) samples: u64,
+    pub(super) nanoseconds: u64,
+}
+
+/// Returns stacks. The first frames are the requested attribute, the process and the thread; the last
+/// one of a wait is its reason.
 pub(super) fn stacks<'p>(
     profile: &'p Profile,
     options: &'p Options,
-) -> impl Iterator<Item = (String, usize)> + 'p {
-    let groups = profile.groups().filter(|group| group.kind == Kind::OnCpu);
+) -> impl Iterator<Item = Stack> + 'p {
+    let groups = profile.groups();
+    let groups = groups.filter(|group| options.with_idle || !super::is_idle(group));
     // The text of each location, once it is needed.
     let mut texts: Vec<Option<String>> = vec![None; profile.locations().len()];
     groups.map(move |group| {
@@ -35,15 +45,30 @@ pub(super) fn stacks<'p>(
             }
             stack.push_str(text);
         }
+        if let Some(wait) = profile.wait(&group) {
+            push(&mut stack, &wait.frame());
+        }
         end_without_count(&mut stack);
-        (stack, group.samples.len())
+        Stack {
+            text: stack,
+            kind: group.kind,
+            samples: group.samples.len() as u64,
+            nanoseconds: group.nanoseconds(profile.period()),
+        }
     })
 }
 
-/// Returns the value of an attribute of a group of samples: [`GIL`], or one of its context.
+/// Returns the value of an attribute of a group of samples: one that the recorder found, or of its
+/// context.
 fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Option<&'p str> {
     if name == GIL {
         return group.gil.map(GilState::name);
+    }
+    if let Some(wait) = profile.wait(group) {
+        let mut known = wait.attributes().into_iter().flatten();
+        if let Some((_, value)) = known.find(|(key, _)| *key == name) {
+            return Some(value);
+        }
     }
     attribute(profile.context(group.context?), name)
 }

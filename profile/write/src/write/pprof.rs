@@ -9,11 +9,11 @@ use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexMap, IndexSet};
 use otelctx_sample::format::hexadecimal;
-use otelctx_sample::{ContextId, GilState, ProcessId, ThreadId};
+use otelctx_sample::{ContextId, GilState, OffCpuState, ProcessId, ReasonId, ThreadId};
 use prost::Message;
 
 use super::room::{OTHER, Room};
-use crate::attributes::{GIL, SERVICE_NAME, attributes, beside};
+use crate::attributes::{CALL, GIL, REASON, SERVICE_NAME, STATE, attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
 
 /// Maximum memory of all samples, in bytes (estimated).
@@ -148,8 +148,11 @@ type Labelled = (
     ThreadId,
     Option<ContextId>,
     Option<GilState>,
+    OffCpu,
     bool,
 );
+/// What kept a thread off the CPU.
+type OffCpu = Option<(OffCpuState, Option<ReasonId>)>;
 
 /// What was found for groups of a part: many have the same stack or labels.
 #[derive(Default)]
@@ -235,8 +238,8 @@ impl Pprof {
                 stack
             }
         };
-        let (process, thread) = (group.process, group.thread);
-        let labelled = (process, thread, group.context, group.gil, has_ids);
+        let (process, thread, off_cpu) = (group.process, group.thread, group.off_cpu);
+        let labelled = (process, thread, group.context, group.gil, off_cpu, has_ids);
         let labels = match &known.labels {
             Some((same, labels)) if *same == labelled => labels.clone(),
             _ => {
@@ -269,6 +272,11 @@ impl Pprof {
         text(THREAD, &thread.name)?;
         if let Some(state) = group.gil {
             text(GIL, state.name())?;
+        }
+        if let Some(wait) = part.wait(group) {
+            for (key, value) in wait.attributes().into_iter().flatten() {
+                text(key, value)?;
+            }
         }
         if let Some(context) = group.context {
             let context = part.context(context);
@@ -380,6 +388,12 @@ impl Pprof {
         }
         let value_type = |kind, unit| ValueType { kind, unit };
         let has_off_cpu = self.samples.values().any(|values| values[2] > 0);
+        let has_samples = self.samples.values().any(|values| values[0] > 0);
+        let shown = if has_off_cpu && !has_samples {
+            off_cpu
+        } else {
+            cpu
+        };
         out.message(field::SAMPLE_TYPE, &value_type(samples, count))?;
         out.message(field::SAMPLE_TYPE, &value_type(cpu, nanoseconds))?;
         if has_off_cpu {
@@ -402,7 +416,7 @@ impl Pprof {
             (field::TIME_NANOS, clock.unix(clock.start)),
             (field::DURATION_NANOS, clock.duration()),
             (field::PERIOD, period),
-            (field::DEFAULT_SAMPLE_TYPE, cpu as u64),
+            (field::DEFAULT_SAMPLE_TYPE, shown as u64),
             (field::DOC_URL, url as u64),
         ];
         for (tag, number) in numbers {
@@ -493,13 +507,16 @@ const THREAD: &str = "thread";
 const TID: &str = "tid";
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
-const OWN: [&str; 8] = [
+const OWN: [&str; 11] = [
     PROCESS,
     PID,
     SERVICE_NAME,
     THREAD,
     TID,
     GIL,
+    STATE,
+    CALL,
+    REASON,
     TRACE_ID,
     SPAN_ID,
 ];

@@ -11,7 +11,9 @@ use serde::Serialize;
 use serde::ser::SerializeSeq;
 
 use super::room::{OTHER, Room};
-use crate::{Clock, Kind, LocationIndex, Profile};
+use super::start_and_time;
+use crate::wait::Wait;
+use crate::{Clock, LocationIndex, Options, Profile};
 
 /// Maximum number of samples in a file: of a longer recording, each represents several.
 const MAX_SAMPLES: u64 = 500_000;
@@ -23,8 +25,9 @@ const MAX_MEMORY: usize = 64 << 20;
 /// Estimated memory of a thread without samples, in bytes.
 const THREAD: usize = 256;
 
-/// Process ID, start time and thread ID; `None` for threads without room.
-type ThreadKey = Option<(i32, u64, i32)>;
+/// Process ID, start time and thread ID; `None` for threads without room. With true for time off the
+/// CPU.
+type ThreadKey = (Option<(i32, u64, i32)>, bool);
 
 /// A profile to which the parts of a recording are added.
 #[derive(Debug)]
@@ -38,6 +41,7 @@ pub(super) struct Speedscope {
     clock: Clock,
     /// Number of a thread's samples that each one represents.
     stride: usize,
+    with_idle: bool,
 }
 
 #[derive(Debug, Default)]
@@ -57,7 +61,7 @@ struct Sample {
 
 impl Speedscope {
     /// Creates a profile of a recording with this many samples, in all its parts.
-    pub(super) fn new(clock: Clock, samples: u64) -> Self {
+    pub(super) fn new(options: &Options, clock: Clock, samples: u64) -> Self {
         Self {
             frames: IndexMap::default(),
             stacks: IndexSet::default(),
@@ -65,61 +69,77 @@ impl Speedscope {
             room: Room::new(MAX_MEMORY),
             clock,
             stride: samples.div_ceil(MAX_SAMPLES).max(1) as usize,
+            with_idle: options.with_idle,
         }
     }
 
     pub(super) fn add(&mut self, part: &Profile) {
-        let mut known: HashMap<&[LocationIndex], u32, RandomState> = HashMap::default();
-        let mut threads: Vec<(ThreadId, Vec<(u64, u32)>)> = Vec::new();
-        for group in part.groups().filter(|group| group.kind == Kind::OnCpu) {
-            let stack = known.entry(group.stack);
-            let stack = *stack.or_insert_with(|| self.stack(part, group.stack));
-            let samples = group.samples.iter().map(|sample| (sample.time, stack));
+        let mut known: HashMap<_, u32, RandomState> = HashMap::default();
+        let mut threads: Vec<((ThreadId, bool), Vec<Sample>)> = Vec::new();
+        let period = part.period().get();
+        let with_idle = self.with_idle;
+        let groups = part.groups();
+        for group in groups.filter(|group| with_idle || !super::is_idle(group)) {
+            let wait = part.wait(&group);
+            let stack = known.entry((group.stack, wait));
+            let stack = *stack.or_insert_with(|| self.stack(part, group.stack, wait));
+            let samples = group.samples.iter().map(|sample| {
+                let (start, nanoseconds) = start_and_time(sample, period);
+                Sample {
+                    time: start.saturating_sub(self.clock.start),
+                    nanoseconds,
+                    stack,
+                }
+            });
+            let thread = (group.thread, wait.is_some());
             match threads.last_mut() {
-                Some((thread, known)) if *thread == group.thread => known.extend(samples),
-                _ => threads.push((group.thread, samples.collect())),
+                Some((last, known)) if *last == thread => known.extend(samples),
+                _ => threads.push((thread, samples.collect())),
             }
         }
-        for (thread, mut samples) in threads {
-            samples.sort_unstable_by_key(|(time, _)| *time);
-            let (start, period) = (self.clock.start, part.period().get());
+        for ((thread, is_off_cpu), mut samples) in threads {
+            samples.sort_unstable_by_key(|sample| sample.time);
             let chunks = samples.chunks(self.stride).map(|chunk| Sample {
-                time: chunk[0].0.saturating_sub(start),
-                nanoseconds: period.saturating_mul(chunk.len() as u64),
-                stack: chunk[0].1,
+                nanoseconds: sum(chunk),
+                ..chunk[0]
             });
-            self.thread(part, thread).samples.extend(chunks);
+            self.thread(part, thread, is_off_cpu).samples.extend(chunks);
         }
     }
 
-    fn thread(&mut self, part: &Profile, id: ThreadId) -> &mut Thread {
+    fn thread(&mut self, part: &Profile, id: ThreadId, is_off_cpu: bool) -> &mut Thread {
         let thread = part.thread(id);
         let facts = part.process(thread.process);
-        let key = (facts.pid, facts.start_ticks, thread.tid);
-        let is_known = self.threads.contains_key(&Some(key));
+        let key = (Some((facts.pid, facts.start_ticks, thread.tid)), is_off_cpu);
+        let is_known = self.threads.contains_key(&key);
+        let kind = if is_off_cpu { ", off the CPU" } else { "" };
         let size = THREAD + thread.name.len() + facts.comm.len();
         if !is_known && !self.room.take(size) {
-            let others = self.threads.entry(None).or_default();
-            others.name = OTHER.to_owned();
+            let others = self.threads.entry((None, is_off_cpu)).or_default();
+            others.name = format!("{OTHER}{kind}");
             return others;
         }
-        let known = self.threads.entry(Some(key)).or_default();
-        let process = super::name_of(facts);
-        known.name = format!("{process} {}: {} {}", facts.pid, thread.name, thread.tid);
+        let known = self.threads.entry(key).or_default();
+        let (process, tid) = (super::name_of(facts), thread.tid);
+        known.name = format!("{process} {}: {} {tid}{kind}", facts.pid, thread.name);
         known
     }
 
     /// Returns the number of a stack, or of the one for those without room.
-    fn stack(&mut self, part: &Profile, stack: &[LocationIndex]) -> u32 {
+    fn stack(&mut self, part: &Profile, stack: &[LocationIndex], wait: Option<Wait<'_>>) -> u32 {
         let mut frames = Some(Vec::new());
+        let mut add = |name: &str, file: &str, line| {
+            let frame = frames.as_ref().and_then(|_| self.frame(name, file, line));
+            match (frame, &mut frames) {
+                (Some(frame), Some(frames)) => frames.push(frame),
+                (_, frames) => *frames = None,
+            }
+        };
         for index in stack.iter().rev() {
-            part.each_function(part.location(*index), |name, file, line| {
-                let frame = frames.as_ref().and_then(|_| self.frame(name, file, line));
-                match (frame, &mut frames) {
-                    (Some(frame), Some(frames)) => frames.push(frame),
-                    (_, frames) => *frames = None,
-                }
-            });
+            part.each_function(part.location(*index), &mut add);
+        }
+        if let Some(wait) = wait {
+            add(&wait.frame(), "", 0);
         }
         let known = |frames: &Vec<u32>| self.stacks.contains(&frames[..]);
         let frames = match frames {
@@ -153,16 +173,14 @@ impl Speedscope {
         let samples = self.threads.values().flat_map(|thread| &thread.samples);
         let frames = samples.map(|sample| self.stacks[sample.stack as usize].len());
         let joined = frames.sum::<usize>().div_ceil(MAX_FRAMES).max(1);
-        let mut threads: Vec<&Thread> = self.threads.values().collect();
-        let cost = |thread: &Thread| -> u64 {
-            let samples = thread.samples.iter();
-            samples
-                .map(|it| it.nanoseconds)
-                .fold(0, u64::saturating_add)
-        };
+        let mut threads: Vec<(&ThreadKey, &Thread)> = self.threads.iter().collect();
         // speedscope shows the first one.
-        threads.sort_by_key(|thread| std::cmp::Reverse(cost(thread)));
-        let profiles = threads.iter().map(|thread| self.profile(thread, joined));
+        let order = |((_, is_off_cpu), thread): &(&ThreadKey, &Thread)| {
+            (*is_off_cpu, std::cmp::Reverse(sum(&thread.samples)))
+        };
+        threads.sort_by_key(order);
+        let threads = threads.into_iter().map(|(_, thread)| thread);
+        let profiles = threads.map(|thread| self.profile(thread, joined));
         let name = match self.stride * joined {
             1 => subject.to_owned(),
             all => format!("{subject}: one sample stands for {all}"),
@@ -196,8 +214,7 @@ impl Speedscope {
                 weights.push(first.time - end);
                 end = first.time;
             }
-            let all = chunk.iter().map(|it| it.nanoseconds);
-            let nanoseconds = all.fold(0, u64::saturating_add);
+            let nanoseconds = sum(chunk);
             stacks.push(&self.stacks[first.stack as usize]);
             weights.push(nanoseconds);
             end = end.saturating_add(nanoseconds);
@@ -212,6 +229,11 @@ impl Speedscope {
             weights,
         }
     }
+}
+
+fn sum(samples: &[Sample]) -> u64 {
+    let times = samples.iter().map(|it| it.nanoseconds);
+    times.fold(0, u64::saturating_add)
 }
 
 #[derive(Serialize)]

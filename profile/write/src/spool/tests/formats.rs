@@ -117,11 +117,13 @@ fn firefox(file: &[u8]) -> Vec<Vec<String>> {
     let profile: Json = serde_json::from_slice(&unzipped(file)).unwrap();
     let thread = |thread: &Json| {
         let column = |table: &str, column: &str| thread[table][column].as_array().unwrap().clone();
-        let text = |id: &Json| thread["stringArray"][id.as_u64().unwrap() as usize].clone();
+        let strings = &profile["shared"]["stringArray"];
+        let text = |id: &Json| id.as_u64().map(|id| strings[id as usize].as_str().unwrap());
         let name = |stack: &Json| {
             let frame = &thread["stackTable"]["frame"][stack.as_u64().unwrap() as usize];
             let function = &thread["frameTable"]["func"][frame.as_u64().unwrap() as usize];
-            text(&thread["funcTable"]["name"][function.as_u64().unwrap() as usize])
+            let name = text(&thread["funcTable"]["name"][function.as_u64().unwrap() as usize]);
+            name.unwrap().to_owned()
         };
         let mut lines = vec![format!(
             "{} {} {}",
@@ -133,11 +135,8 @@ fn firefox(file: &[u8]) -> Vec<Vec<String>> {
         }
         let (starts, ends) = (column("markers", "startTime"), column("markers", "endTime"));
         for ((data, start), end) in column("markers", "data").iter().zip(starts).zip(ends) {
-            let trace = text(&data["trace"]);
-            lines.push(format!(
-                "{start} {end} {trace} {}",
-                text(&data["attributes"])
-            ));
+            let fields = ["trace", "attributes", "state"].map(|name| text(&data[name]));
+            lines.push(format!("{start} {end} {fields:?}"));
         }
         lines
     };

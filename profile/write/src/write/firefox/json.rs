@@ -17,8 +17,9 @@ const GECKO_VERSION: u32 = 24;
 const LIBRARY: u32 = 1;
 /// `MarkerPhase.Interval`.
 const INTERVAL: u32 = 1;
-/// The name of the type of markers.
+/// The names of types of markers.
 const SPAN: &str = "OpenTelemetrySpan";
+const WAIT: &str = "Wait";
 
 #[derive(Serialize)]
 struct File<'f> {
@@ -91,6 +92,35 @@ fn meta(profile: &Firefox, subject: &str) -> Value {
             |(name, colour)| json!({ "name": name, "color": colour, "subcategories": ["Other"] }),
         );
     let field = |key: &str, label: &str| json!({ "key": key, "label": label, "format": "unique-string", "searchable": true });
+    let span = json!({
+        "name": SPAN,
+        "display": ["marker-chart", "marker-table", "timeline-overview"],
+        "chartLabel": "{marker.name}",
+        "tooltipLabel": "{marker.name}",
+        "tableLabel":
+            "{marker.data.attributes} trace {marker.data.trace} span {marker.data.span}",
+        "description":
+            "A span that the thread was working on, from the first sample to the last.",
+        "fields": [
+            field("trace", "Trace id"),
+            field("span", "Span id"),
+            field("attributes", "Attributes"),
+        ],
+    });
+    let wait = json!({
+        "name": WAIT,
+        "display": ["marker-chart", "marker-table", "timeline-overview"],
+        "chartLabel": "{marker.data.reason}",
+        "tooltipLabel": "{marker.name}",
+        "tableLabel": "{marker.data.state} {marker.data.reason}",
+        "description": "A time in which the thread did not run.",
+        "fields": [field("state", "State"), field("reason", "Reason")],
+    });
+    let has_waits = profile.tracks.values().any(|track| !track.waits.is_empty());
+    let schemas: Vec<Value> = match has_waits {
+        true => vec![span, wait],
+        false => vec![span],
+    };
     let product = match profile.stride {
         1 => subject.to_owned(),
         stride => format!("{subject}: one sample stands for {stride}"),
@@ -112,21 +142,7 @@ fn meta(profile: &Firefox, subject: &str) -> Value {
         "extensions": { "length": 0, "id": [], "name": [], "baseURL": [] },
         "pausedRanges": [],
         "categories": categories.collect::<Vec<_>>(),
-        "markerSchema": [{
-            "name": SPAN,
-            "display": ["marker-chart", "marker-table", "timeline-overview"],
-            "chartLabel": "{marker.name}",
-            "tooltipLabel": "{marker.name}",
-            "tableLabel":
-                "{marker.data.attributes} trace {marker.data.trace} span {marker.data.span}",
-            "description":
-                "A span that the thread was working on, from the first sample to the last.",
-            "fields": [
-                field("trace", "Trace id"),
-                field("span", "Span id"),
-                field("attributes", "Attributes"),
-            ],
-        }],
+        "markerSchema": schemas,
     })
 }
 
@@ -276,32 +292,47 @@ impl Samples {
             last = sample.time;
             delta as f64 / 1e6
         });
-        let microseconds = |count: u32| period.saturating_mul(count.into()) / 1000;
+        let microseconds = |sample: &super::Sample| match sample.is_off_cpu {
+            true => 0,
+            false => period.saturating_mul(sample.count.into()) / 1000,
+        };
         Self {
             length: samples.len(),
             weight_type: "samples",
             stack: samples.iter().map(|it| it.stack).collect(),
             time_deltas: deltas.collect(),
             weight: samples.iter().map(|it| it.count).collect(),
-            thread_cpu_delta: samples.iter().map(|it| microseconds(it.count)).collect(),
+            thread_cpu_delta: samples.iter().map(microseconds).collect(),
         }
     }
 }
 
 fn markers(track: &Track) -> Value {
-    let spans: Vec<_> = track.spans.iter().chain(&track.span).collect();
-    let data = spans.iter().map(|span| {
+    let spans = track.spans.iter().chain(&track.span).map(|span| {
         let [trace, id, attributes] = span.texts;
-        json!({ "type": SPAN, "trace": trace, "span": id, "attributes": attributes })
+        let data = json!({ "type": SPAN, "trace": trace, "span": id, "attributes": attributes });
+        (
+            data,
+            span.name,
+            super::Categories::SPAN,
+            span.start,
+            span.end,
+        )
     });
+    let waits = track.waits.iter().map(|wait| {
+        let [state, reason] = wait.texts;
+        let data = json!({ "type": WAIT, "state": state, "reason": reason });
+        (data, wait.name, wait.category, wait.start, wait.end)
+    });
+    let all: Vec<_> = spans.chain(waits).collect();
     json!({
-        "length": spans.len(),
-        "category": vec![super::Categories::SPAN; spans.len()],
-        "data": data.collect::<Vec<_>>(),
-        "name": spans.iter().map(|it| it.name).collect::<Vec<_>>(),
-        "phase": vec![INTERVAL; spans.len()],
-        "startTime": spans.iter().map(|it| milliseconds(it.start)).collect::<Vec<_>>(),
-        "endTime": spans.iter().map(|it| milliseconds(it.end)).collect::<Vec<_>>(),
+        "length": all.len(),
+        "category": all.iter().map(|it| it.2).collect::<Vec<_>>(),
+        "data": all.iter().map(|it| &it.0).collect::<Vec<_>>(),
+        "name": all.iter().map(|it| it.1).collect::<Vec<_>>(),
+        "phase": vec![INTERVAL; all.len()],
+        "startTime": all.iter().map(|it| milliseconds(it.3)).collect::<Vec<_>>(),
+        "endTime": all.iter().map(|it| milliseconds(it.4)).collect::<Vec<_>>(),
     })
 }
 

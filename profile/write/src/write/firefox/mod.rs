@@ -1,5 +1,6 @@
-//! The Firefox Profiler's JSON: threads as tracks, spans as markers.
+//! The Firefox Profiler's JSON: threads as tracks, spans and waits as markers.
 
+mod categories;
 mod json;
 
 use std::collections::HashMap;
@@ -9,11 +10,15 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use indexmap::{IndexMap, IndexSet};
-use otelctx_sample::{ContextId, FrameKind, GilState, ThreadId};
+use otelctx_sample::{ContextId, Event, GilState, OffCpuState, ThreadId};
+
+use categories::Categories;
 
 use super::room::{OTHER, Room};
+use super::start_and_time;
 use crate::attributes::{attribute, attributes};
-use crate::{Clock, Identity, Kind, Location, LocationIndex, Options, Place, Profile};
+use crate::wait::Wait;
+use crate::{Clock, Identity, Location, LocationIndex, Options, Place, Profile};
 
 /// Maximum number of samples in a file: of a longer recording, each represents several.
 const MAX_SAMPLES: u64 = 500_000;
@@ -76,6 +81,7 @@ struct Track {
     spans: Vec<Span>,
     /// The span of the last sample.
     span: Option<Span>,
+    waits: Vec<WaitMarker>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,7 +107,23 @@ struct Frame {
 struct Sample {
     time: u64,
     stack: Option<Index>,
+    /// In periods.
     count: u32,
+    is_off_cpu: bool,
+}
+
+/// A time off the CPU.
+#[derive(Clone, Copy, Debug)]
+struct WaitMarker {
+    /// The call, or the state.
+    name: Index,
+    /// State and reason.
+    texts: [Index; 2],
+    category: Index,
+    start: u64,
+    end: u64,
+    /// [`otelctx_sample::OffCpu::since`].
+    since: u64,
 }
 
 /// A span, with the times of its first and last sample.
@@ -114,10 +136,18 @@ struct Span {
     end: u64,
 }
 
+/// One or more samples of a thread.
+#[derive(Clone, Copy)]
 struct TrackSample<'p> {
+    /// When the first one was taken: a wait ends then.
     time: u64,
+    /// When its time began.
+    start: u64,
+    nanoseconds: u64,
     stack: &'p [LocationIndex],
     context: Option<ContextId>,
+    wait: Option<Wait<'p>>,
+    since: u64,
 }
 
 impl Firefox {
@@ -139,22 +169,38 @@ impl Firefox {
 
     pub(super) fn add(&mut self, part: &Profile) {
         self.period = part.period().get();
-        let mut threads: Vec<(ThreadId, Vec<TrackSample<'_>>)> = Vec::new();
-        for group in part.groups().filter(|group| group.kind == Kind::OnCpu) {
-            let samples = group.samples.iter().map(|sample| TrackSample {
-                time: sample.time,
-                stack: group.stack,
-                context: group.context,
+        // Samples on a CPU and others of each thread.
+        let mut threads: IndexMap<ThreadId, [Vec<TrackSample<'_>>; 2]> = IndexMap::default();
+        for group in part.groups() {
+            let wait = part.wait(&group);
+            let samples = group.samples.iter().map(|sample| {
+                let (start, nanoseconds) = start_and_time(sample, self.period);
+                TrackSample {
+                    time: sample.time,
+                    start,
+                    nanoseconds,
+                    stack: group.stack,
+                    context: group.context,
+                    wait,
+                    since: match sample.event {
+                        Event::OffCpu(off) => off.since,
+                        _ => 0,
+                    },
+                }
             });
-            match threads.last_mut() {
-                Some((thread, known)) if *thread == group.thread => known.extend(samples),
-                _ => threads.push((group.thread, samples.collect())),
-            }
+            let of_thread = threads.entry(group.thread).or_default();
+            of_thread[usize::from(wait.is_some())].extend(samples);
         }
-        for (thread, mut samples) in threads {
-            samples.sort_unstable_by_key(|sample| sample.time);
+        for (thread, kinds) in threads {
             let track = self.track(part, thread);
-            let shown = self.add_samples(part, track, &samples);
+            let mut shown = Vec::new();
+            for mut samples in kinds {
+                samples.sort_unstable_by_key(|sample| sample.time);
+                shown.extend(samples.chunks(self.stride).map(joined));
+            }
+            shown.sort_by_key(|sample| sample.time);
+            self.add_samples(part, track, &shown);
+            self.add_waits(track, &shown);
             self.add_spans(part, track, &shown);
         }
     }
@@ -202,40 +248,95 @@ impl Firefox {
         position
     }
 
-    /// Adds samples of a thread, and returns the shown ones.
-    fn add_samples<'s, 'p>(
-        &mut self,
-        part: &Profile,
-        track: usize,
-        samples: &'s [TrackSample<'p>],
-    ) -> Vec<&'s TrackSample<'p>> {
-        let mut known: HashMap<&[LocationIndex], Option<Index>, RandomState> = HashMap::default();
-        let mut shown = Vec::new();
-        for chunk in samples.chunks(self.stride) {
-            let sample = &chunk[0];
-            let stack = known.entry(sample.stack);
-            let stack = *stack.or_insert_with(|| self.stack(part, track, sample.stack));
+    fn add_samples(&mut self, part: &Profile, track: usize, samples: &[TrackSample<'_>]) {
+        let mut known: HashMap<_, Option<Index>, RandomState> = HashMap::default();
+        for sample in samples {
+            let stack = known.entry((sample.stack, sample.wait));
+            let stack = *stack.or_insert_with(|| self.stack(part, track, sample));
+            let periods = sample.nanoseconds.saturating_add(self.period / 2) / self.period;
             self.tracks[track].samples.push(Sample {
                 time: sample.time.saturating_sub(self.clock.start),
                 stack,
-                count: u32::try_from(chunk.len()).unwrap_or(u32::MAX),
+                count: u32::try_from(periods.max(1)).unwrap_or(u32::MAX),
+                is_off_cpu: sample.wait.is_some(),
             });
-            shown.push(sample);
         }
-        shown
+    }
+
+    /// Adds markers of waits. The parts of one are one marker.
+    fn add_waits(&mut self, track: usize, samples: &[TrackSample<'_>]) {
+        for sample in samples {
+            let Some(wait) = sample.wait else { continue };
+            let name = match (wait.state, wait.call) {
+                (OffCpuState::Queued, _) | (_, "") => wait.state.name(),
+                (_, call) => call,
+            };
+            let texts = [name, wait.state.name(), wait.reason].map(|text| self.string(text));
+            let [Some(name), Some(state), Some(reason)] = texts else {
+                continue;
+            };
+            let after_start = |time: u64| time.saturating_sub(self.clock.start);
+            let end = after_start(sample.start.saturating_add(sample.nanoseconds));
+            let texts = [state, reason];
+            let waits = &mut self.tracks[track].waits;
+            if let Some(last) = waits.last_mut()
+                && sample.since != 0
+                && (last.since, last.texts) == (sample.since, texts)
+            {
+                last.end = end;
+                continue;
+            }
+            if !self.room.take(size_of::<WaitMarker>()) {
+                continue;
+            }
+            waits.push(WaitMarker {
+                name,
+                texts,
+                category: self.categories.off_cpu(wait.state),
+                start: after_start(sample.start),
+                end,
+                since: sample.since,
+            });
+        }
     }
 
     /// Interns a stack. Returns the one that represents others if there is no room.
-    fn stack(&mut self, part: &Profile, track: usize, stack: &[LocationIndex]) -> Option<Index> {
+    fn stack(&mut self, part: &Profile, track: usize, sample: &TrackSample<'_>) -> Option<Index> {
         let (mut last, mut waits) = (None, false);
-        for &index in stack.iter().rev() {
+        for &index in sample.stack.iter().rev() {
             let Some(inner) = self.location(part, track, part.location(index), last, &mut waits)
             else {
                 return self.other(track);
             };
             last = Some(inner);
         }
-        last
+        let Some(wait) = sample.wait else { return last };
+        let category = self.categories.off_cpu(wait.state);
+        let frame = self.named_frame(track, last, &wait.frame(), category);
+        frame.or_else(|| self.other(track))
+    }
+
+    /// Interns a frame that has nothing but a name. `None` if there is no room.
+    fn named_frame(
+        &mut self,
+        track: usize,
+        callers: Option<Index>,
+        name: &str,
+        category: Index,
+    ) -> Option<Index> {
+        let function = Function {
+            name: self.string(name)?,
+            file: None,
+            library: None,
+        };
+        let frame = Frame {
+            function: self.function(track, function, 0)?,
+            address: None,
+            inline_depth: 0,
+            category,
+            line: 0,
+        };
+        self.frame(track, callers, frame)
     }
 
     /// Interns the functions at a location. Returns the stack that ends in the innermost one; `None`
@@ -344,19 +445,7 @@ impl Firefox {
     /// Returns the stack that represents those without room.
     fn other(&mut self, track: usize) -> Option<Index> {
         let room = std::mem::replace(&mut self.room, Room::new(usize::MAX));
-        let function = Function {
-            name: self.string(OTHER)?,
-            file: None,
-            library: None,
-        };
-        let frame = Frame {
-            function: self.function(track, function, 0)?,
-            address: None,
-            inline_depth: 0,
-            category: Categories::USER,
-            line: 0,
-        };
-        let stack = self.frame(track, None, frame);
+        let stack = self.named_frame(track, None, OTHER, Categories::USER);
         self.room = room;
         stack
     }
@@ -373,11 +462,15 @@ impl Firefox {
 
     /// Extends the track's span, or ends it and starts another one. A span becomes a marker from
     /// its first sample to the end of the time of its last one, possibly in the next part.
-    fn add_spans(&mut self, part: &Profile, track: usize, shown: &[&TrackSample<'_>]) {
+    fn add_spans(&mut self, part: &Profile, track: usize, shown: &[TrackSample<'_>]) {
         for run in shown.chunk_by(|one, other| one.context == other.context) {
-            let (start, end) = (run[0].time, run[run.len() - 1].time);
-            let period = part.period().get().saturating_mul(self.stride as u64);
-            let end = end.saturating_add(period).min(self.clock.end);
+            let period = self.period.saturating_mul(self.stride as u64);
+            let ends = run.iter().map(|sample| match sample.wait {
+                Some(_) => sample.time,
+                None => sample.time.saturating_add(period),
+            });
+            let end = ends.max().unwrap_or(0).min(self.clock.end);
+            let start = run[0].start;
             let after_start = |time: u64| time.saturating_sub(self.clock.start);
             let (start, end) = (after_start(start), after_start(end));
             let next = run[0].context.map(|id| {
@@ -430,74 +523,11 @@ impl Firefox {
     }
 }
 
-/// Categories with their colours: those of the languages resemble those of the page.
-#[derive(Debug)]
-struct Categories {
-    names: Vec<(&'static str, &'static str)>,
-    /// Frames that wait for an interpreter's lock, once there are any.
-    waiting: Option<Index>,
-    /// Frames that a runtime has named.
-    runtimes: HashMap<FrameKind, Index>,
-}
-
-impl Categories {
-    const USER: Index = 1;
-    const KERNEL: Index = 2;
-    const SPAN: Index = 3;
-    /// Maximum number of runtimes with a category of their own.
-    const MAX_RUNTIMES: usize = 64;
-
-    fn new() -> Self {
-        let names = [
-            ("Other", "grey"),
-            ("User", "green"),
-            ("Kernel", "purple"),
-            ("Span", "lightblue"),
-        ];
-        Self {
-            names: names.to_vec(),
-            waiting: None,
-            runtimes: HashMap::new(),
-        }
-    }
-
-    fn add(&mut self, name: &'static str, colour: &'static str) -> Index {
-        self.names.push((name, colour));
-        self.names.len() as Index - 1
-    }
-
-    fn waiting(&mut self) -> Index {
-        match self.waiting {
-            Some(known) => known,
-            None => {
-                let new = self.add("Waiting for the GIL", "red");
-                *self.waiting.insert(new)
-            }
-        }
-    }
-
-    fn of(&mut self, place: Place) -> Index {
-        let kind = match place {
-            Place::Kernel => return Self::KERNEL,
-            Place::Mapped(_) | Place::Unknown | Place::Runtime(FrameKind::ABORT_MARKER) => {
-                return Self::USER;
-            }
-            Place::Runtime(kind) => kind,
-        };
-        if let Some(known) = self.runtimes.get(&kind) {
-            return *known;
-        }
-        if self.runtimes.len() >= Self::MAX_RUNTIMES {
-            return Self::USER;
-        }
-        let colour = match kind {
-            FrameKind::CPYTHON => "blue",
-            FrameKind::V8JS => "yellow",
-            FrameKind::JVM => "orange",
-            _ => "magenta",
-        };
-        let new = self.add(kind.name(), colour);
-        self.runtimes.insert(kind, new);
-        new
+/// Returns what stands for samples that follow each other.
+fn joined<'p>(samples: &[TrackSample<'p>]) -> TrackSample<'p> {
+    let times = samples.iter().map(|sample| sample.nanoseconds);
+    TrackSample {
+        nanoseconds: times.fold(0, u64::saturating_add),
+        ..samples[0]
     }
 }

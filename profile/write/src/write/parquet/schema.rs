@@ -34,7 +34,7 @@ use Shape::{Many, One, OneOrNone};
 
 /// In the order of `Rows::write_group`. Parts of a recording, and recordings of different programs,
 /// are one table only if all have these.
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 19] = [
     Column::Time("time"),
     Column::Single("host", Bytes, OneOrNone),
     Column::Single("service", Bytes, One),
@@ -42,6 +42,8 @@ const COLUMNS: [Column; 17] = [
     Column::Single("tid", Int64, OneOrNone),
     Column::Single("thread", Bytes, One),
     Column::Single("kind", Bytes, One),
+    Column::Single("state", Bytes, OneOrNone),
+    Column::Single("reason", Bytes, OneOrNone),
     Column::Single("weight", Int64, One),
     Column::Single("samples", Int64, One),
     Column::Single("trace_id", Bytes, OneOrNone),
