@@ -24,6 +24,7 @@ fn waiting(number: i64, arguments: [u64; 6], now: u64) -> Waiting<'static> {
         call: Call { number, arguments },
         state: State::Asleep,
         frames: &[],
+        memory: None,
         since: None,
         now,
     }
