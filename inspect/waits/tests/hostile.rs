@@ -159,7 +159,7 @@ fn any_call_has_a_reason() {
     let mut random = Random::new(4711);
     let (reader, writer) = std::io::pipe().unwrap();
     let memory: Vec<u64> = (0..4096).map(|_| random.number()).collect();
-    for round in 0..tier::usual_or_all(10_000, 1_000_000) {
+    for round in 0..tier::usual_or_all(10_000, 200_000) {
         let argument = |random: &mut Random| match random.below(8) {
             0 => random.number(),
             1 => memory.as_ptr() as u64 + random.below(32 << 10),
