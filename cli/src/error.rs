@@ -47,6 +47,9 @@ pub(crate) enum Error {
     WorkerEnded,
     #[error(transparent)]
     Sampler(otelctx_sampler::Error),
+    /// Waits were asked for, and threads are sampled with ptrace.
+    #[error("threads that wait cannot be sampled: {0}")]
+    WaitsWithPtrace(otelctx_sampler::Refusal),
     #[error(transparent)]
     Profile(#[from] otelctx_profile::Error),
     /// The file that samples go to while a recording runs could not be created or read.
@@ -246,6 +249,12 @@ impl Error {
                 "it needs Linux 5.18; without --no-stop, running threads are stopped for a few \
                  microseconds"
                     .into(),
+            ),
+            Self::WaitsWithPtrace(otelctx_sampler::Refusal::Disabled) => {
+                Some("--wall needs eBPF: omit --ptrace".into())
+            }
+            Self::WaitsWithPtrace(_) | Self::Sampler(otelctx_sampler::Error::Waits(_)) => Some(
+                "--wall needs eBPF and Linux 5.18; without it, threads that run are sampled".into(),
             ),
             Self::OutputExists(_) => {
                 Some("the demo does not overwrite files: choose another directory".into())

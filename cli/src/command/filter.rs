@@ -77,14 +77,12 @@ impl Filter {
         !(self.conditions.is_empty() && self.traces.is_empty() && self.threads.is_empty())
     }
 
-    /// Removes all other samples, and returns how many; the counters keep them. At the end of a
-    /// recording, because a process may publish late.
-    pub(super) fn keep(&self, recording: &mut Recording) -> usize {
+    /// Removes all other samples; the counters keep them. At the end of a recording, because a process may publish late.
+    pub(super) fn keep(&self, recording: &mut Recording) {
         if !self.has_conditions() {
-            return 0;
+            return;
         }
         let catalog = &recording.catalog;
-        let all = recording.samples.len();
         // A thread has few contexts, and many samples of each.
         let mut known = HashMap::new();
         recording.samples.retain(|sample| {
@@ -93,7 +91,6 @@ impl Filter {
                 .entry(key)
                 .or_insert_with(|| self.keeps(catalog, sample))
         });
-        all - recording.samples.len()
     }
 
     /// Returns whether a sample passes, by what its process has published so far.

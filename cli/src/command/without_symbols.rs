@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use otelctx_profile::sample::Module;
 use otelctx_profile::sample::format::hexadecimal;
-use otelctx_profile::{Location, Place, Profile};
+use otelctx_profile::{Kind, Location, Place, Profile};
 use otelctx_symbolize::Symbols;
 use serde::Serialize;
 
@@ -48,9 +48,9 @@ impl WithoutSymbols {
         }
     }
 
-    /// Adds the samples of a part, which `symbols` has named.
+    /// Adds the samples on a CPU of a part, which `symbols` has named.
     pub(crate) fn add(&mut self, part: &Profile, symbols: &Symbols) {
-        for group in part.groups() {
+        for group in part.groups().filter(|it| it.kind == Kind::OnCpu) {
             let innermost = group.stack.first().map(|index| part.location(*index));
             let unnamed = innermost.filter(|it| it.functions.is_empty());
             let Some(&Location { place, .. }) = unnamed else {

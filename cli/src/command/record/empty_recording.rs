@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use otelctx_profile::sample::{ContextId, Counts};
+use otelctx_profile::sample::{ContextId, Counts, Found};
 use otelctx_profile::{GIL_ATTRIBUTE, Profile, Recording};
 
 use super::Arguments;
@@ -11,6 +11,7 @@ use super::held::{self, Held};
 use crate::command::descendants;
 use crate::command::filter::NONE;
 use crate::command::selection::GivenOption;
+use crate::command::wall::is_on_cpu;
 use crate::output::attributes::{self, string};
 use crate::output::text::{argument, count, grouped, own_name};
 
@@ -29,9 +30,14 @@ pub(in crate::command) struct Explanation {
 /// Facts about a recording before it was filtered.
 #[derive(Default)]
 pub(super) struct Before {
+    /// Samples of threads that ran.
     samples: usize,
+    /// Samples of waits, those with a context, and those of which it is known that none was attached.
+    waits: usize,
+    attached_waits: usize,
+    detached_waits: usize,
     counts: Counts,
-    /// Samples that the other filters keep, with `--gil`.
+    /// All samples that the other filters keep, with `--gil`.
     gil: GilSamples,
     services: BTreeSet<String>,
     /// Sampled values of the first attribute of `--filter`.
@@ -61,7 +67,18 @@ impl Before {
                 self.values.extend(found.map(|(_, value)| value.clone()));
             }
         }
-        self.samples += part.samples.len();
+        for sample in &part.samples {
+            if is_on_cpu(sample) {
+                self.samples += 1;
+                continue;
+            }
+            self.waits += 1;
+            match sample.found {
+                Found::Attached(_) => self.attached_waits += 1,
+                Found::Detached => self.detached_waits += 1,
+                _ => {}
+            }
+        }
         self.counts += part.counts;
     }
 
@@ -77,13 +94,14 @@ impl Before {
         arguments: &Arguments,
         targets: &[i32],
     ) -> Option<Explanation> {
-        if self.samples == 0 && self.counts.not_traceable > self.counts.lost {
+        let is_empty = self.samples + self.waits == 0;
+        if is_empty && self.counts.not_traceable > self.counts.lost {
             return Some(Explanation {
                 message: "no samples: the processes that were running cannot be traced".to_owned(),
                 hint: "run as root, or record a process of your own with -p PID".to_owned(),
             });
         }
-        if self.samples == 0 && self.counts.lost > 0 {
+        if is_empty && self.counts.lost > 0 {
             let lost = self.counts.lost as usize;
             return Some(Explanation {
                 message: match lost {
@@ -93,7 +111,7 @@ impl Before {
                 hint: "the machine is overloaded; try -F 19".to_owned(),
             });
         }
-        if self.samples == 0 {
+        if is_empty {
             return Some(self.slept(arguments, targets));
         }
         if kept == 0 && self.gil.all() > 0 {
@@ -102,7 +120,8 @@ impl Before {
         if kept == 0 {
             return Some(self.chosen(arguments));
         }
-        let silent = self.counts.attached == 0 && self.counts.detached == 0;
+        let has_contexts = self.counts.attached > 0 || self.counts.detached > 0;
+        let silent = !has_contexts && self.attached_waits + self.detached_waits == 0;
         (silent && !arguments.all).then(|| {
             let moment = match &arguments.command[..] {
                 [] => "",
@@ -119,6 +138,14 @@ impl Before {
     }
 
     fn slept(&self, arguments: &Arguments, targets: &[i32]) -> Explanation {
+        if !arguments.wall.samples_cpu() {
+            return Explanation {
+                message: "no samples: no thread was off the CPU when threads were scanned"
+                    .to_owned(),
+                hint: "record longer, or with --wall, which samples threads that run, too"
+                    .to_owned(),
+            };
+        }
         if let Some(Held { message, hint }) = held::first_of(targets) {
             let message = format!("no samples: {message}");
             return Explanation { message, hint };
@@ -172,8 +199,17 @@ impl Before {
         }
     }
 
+    /// Formats the numbers of all samples.
+    fn all(&self) -> String {
+        let samples = count(self.samples, "sample", "samples");
+        match self.waits {
+            0 => samples,
+            waits => format!("{samples} and {} of waits", grouped(waits)),
+        }
+    }
+
     fn chosen(&self, arguments: &Arguments) -> Explanation {
-        let all = count(self.samples, "sample", "samples");
+        let all = self.all();
         let filter = &arguments.filter;
         if !filter.functions.is_empty() || arguments.time.is_some() {
             let named: Vec<String> = arguments
@@ -209,7 +245,7 @@ impl Before {
                 message: match conditions {
                     [] => format!(
                         "none of {all} was kept: {} had a context, none with that trace",
-                        grouped(self.counts.attached as usize)
+                        grouped(self.counts.attached as usize + self.attached_waits)
                     ),
                     _ => format!(
                         "none of {all} was kept: no sample has that trace and a process that matches \

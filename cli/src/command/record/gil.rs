@@ -20,10 +20,10 @@ pub(in crate::command) struct GilSamples {
 }
 
 impl GilSamples {
-    pub(super) fn of_part(part: &Profile) -> Self {
+    /// Counts the samples of threads that ran, or of threads that waited.
+    pub(super) fn of_part(part: &Profile, kind: Kind) -> Self {
         let mut counts = Self::default();
-        let on_cpu = part.groups().filter(|group| group.kind == Kind::OnCpu);
-        for group in on_cpu {
+        for group in part.groups().filter(|it| it.kind == kind) {
             counts.add(group.gil, group.samples.len() as u64);
         }
         counts

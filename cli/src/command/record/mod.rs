@@ -12,6 +12,7 @@ pub(super) mod session;
 mod summary;
 mod unsent;
 mod writer;
+pub(super) mod waits;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -48,6 +49,7 @@ pub(super) use output::Written;
 use send::Collector;
 use session::{Plan, Recorded, Session};
 use summary::Summary;
+use waits::Waits;
 use writer::{KeptWriter, Writer};
 
 /// Sample processes and write a profile with the trace on every sample
@@ -204,6 +206,9 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     );
     let mut summary = Summary::new(ended.method, arguments.conditions(), stacks, steps);
     summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
+    let samples_cpu = arguments.wall.samples_cpu();
+    let scans = ended.recorded.scans;
+    summary.waits = scans.map(|scans| Waits::new(scans, samples_cpu));
     let mut symbols = CachedSymbols::new(arguments.symbols(server, ended.recorded.files));
     let clock = ended.parts.clock();
     let may_write = ended.kept.as_ref().is_none_or(Report::may_write);

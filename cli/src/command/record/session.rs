@@ -12,9 +12,10 @@ use otelctx_sampler::{
 };
 
 use super::progress::Progress;
+use super::waits::Scans;
 use crate::command::filter;
 use crate::command::limits::limits;
-use crate::command::wall::Wall;
+use crate::command::wall::{Wall, in_time};
 use crate::error::Error;
 use crate::output::terminal;
 use crate::{Setup, interrupt};
@@ -34,7 +35,7 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) frequency: u32,
     /// The frequency to use with ptrace, where each sample stops a thread.
     pub(in crate::command) ptrace_frequency: u32,
-    /// Whether to look at threads that wait.
+    /// Whether to sample threads that wait.
     pub(in crate::command) wall: Wall,
     /// True to use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
@@ -74,6 +75,8 @@ pub(in crate::command) struct Session {
     /// `ebpf` or `ptrace`.
     pub(in crate::command) method: &'static str,
     period: NonZeroU64,
+    /// The scans for waits, if they were asked for.
+    scans: Option<Scans>,
     duration: Option<Duration>,
     /// The time at which it started: `CLOCK_MONOTONIC` in nanoseconds, and since the Unix epoch.
     start: u64,
@@ -94,6 +97,7 @@ impl Session {
         options.code_files = plan.code_files;
         options.kernel_object = plan.setup.kernel_object;
         let mut sampler = filter::start(&mut options, &plan.given)?;
+        plan.wall.check(&sampler)?;
         for limit in limits(&sampler) {
             terminal::complain(&limit, None);
         }
@@ -110,6 +114,7 @@ impl Session {
             sampler,
             method: if is_stopping { "ptrace" } else { "ebpf" },
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
+            scans: Scans::of(plan.wall),
             duration: plan.duration,
             start,
             start_unix: calendar_time(start),
@@ -147,7 +152,9 @@ impl Session {
             let interval = self.sampler.interval();
             std::thread::sleep(left.map_or(interval, |left| left.min(interval)));
             let clock = self.clock(monotonic());
-            let mut push = |sample| store.push(&sample);
+            let start = self.start;
+            let mut push =
+                |sample| in_time(start, sample).iter().for_each(|it| store.push(it));
             self.sampler.drain(&mut catalog, &mut push);
             let now = Now {
                 clock,
@@ -162,14 +169,17 @@ impl Session {
                     break;
                 }
             }
+            self.count_scans();
             progress.show(&now.counts);
             if has_ended(&self.sampler) {
                 break;
             }
         }
         progress.clear();
+        self.count_scans();
         let files = self.sampler.files();
-        let mut push = |sample| store.push(&sample);
+        let begun = self.start;
+        let mut push = |sample| in_time(begun, sample).iter().for_each(|it| store.push(it));
         let (start, period) = (self.clock(self.start), self.period);
         let totals = self.sampler.stop(&mut catalog, &mut push);
         Recorded {
@@ -185,6 +195,7 @@ impl Session {
             files,
             incomplete_stacks: totals.incomplete_stacks,
             incomplete_steps: totals.incomplete_steps,
+            scans: self.scans,
             failure,
         }
     }
@@ -194,6 +205,12 @@ impl Session {
             start: self.start,
             end,
             start_unix: self.start_unix,
+        }
+    }
+
+    fn count_scans(&mut self) {
+        if let Some((scans, facts)) = self.scans.as_mut().zip(self.sampler.waits()) {
+            scans.update(facts);
         }
     }
 }
@@ -208,6 +225,8 @@ pub(in crate::command) struct Recorded {
     pub(in crate::command) incomplete_stacks: Vec<IncompleteStacks>,
     /// The reasons why samples lack the parts of runtimes.
     pub(in crate::command) incomplete_steps: Vec<IncompleteSteps>,
+    /// The scans for waits, if they were asked for.
+    pub(in crate::command) scans: Option<Scans>,
     /// The error that ended the recording early, if one did.
     pub(in crate::command) failure: Option<io::Error>,
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use otelctx_profile::sample::{
     Counts, Found, Frame, FrameKind, ProcessId, ReadStep, Sample, StackEnd,
 };
-use otelctx_profile::{Clock, DistinctCount, Profile};
+use otelctx_profile::{Clock, DistinctCount, Kind, Profile};
 use otelctx_sampler::{IncompleteStacks, IncompleteSteps};
 use serde::Serialize;
 
@@ -13,6 +13,7 @@ use super::gil::GilSamples;
 use super::keep::Report;
 use super::output::Written;
 use super::send::Delivery;
+use super::waits::{Waits, WaitsJson};
 use crate::command::attribute_filter::DroppedAttributes;
 use crate::command::node_contexts::{NodeContexts, has_route};
 use crate::command::selection::GivenOption;
@@ -42,7 +43,10 @@ const UNNAMED: [(FrameKind, &str, &str); 5] = [
 
 #[derive(Default)]
 pub(super) struct Summary {
+    /// Samples of threads that ran; likewise all other numbers of samples.
     samples: usize,
+    /// The waits, if they were asked for.
+    pub(super) waits: Option<Waits>,
     attached: usize,
     gil: GilSamples,
     /// Number of samples that the selection has left out.
@@ -100,9 +104,11 @@ impl Summary {
         self.gil += removed.gil;
         self.not_selected += removed.not_selected;
         self.dropped_attributes.add(removed.attributes);
-        self.samples += part.len();
-        let (catalog, samples) = (part.catalog(), || part.groups().flat_map(|it| it.samples));
-        for sample in samples() {
+        let all = || part.groups().flat_map(|it| it.samples);
+        let on_cpu = part.groups().filter(|it| it.kind == Kind::OnCpu);
+        let catalog = part.catalog();
+        for sample in on_cpu.flat_map(|it| it.samples) {
+            self.samples += 1;
             let context = match sample.found {
                 Found::Attached(id) => Some(has_route(&catalog.context_facts(id).attributes)),
                 _ => None,
@@ -121,27 +127,35 @@ impl Summary {
             }
         }
         let process = |it: &Sample| catalog.thread_facts(it.thread).process;
-        let processes: HashSet<ProcessId> = samples().map(process).collect();
+        let processes: HashSet<ProcessId> = all().map(process).collect();
         for id in processes {
             let facts = catalog.process(id);
             // The program distinguishes a process from itself before an exec.
             let process = (facts.pid, facts.start_ticks, &facts.executable);
             self.processes.add(process);
         }
+        if let Some(waits) = &mut self.waits {
+            waits.add(part);
+        }
         self.duration_ns += clock.duration();
         self.period_ns = part.period().get();
         self.counts += *part.counts();
     }
 
-    pub(super) fn samples(&self) -> usize {
-        self.samples
+    /// Returns the number of all samples, those of waits included.
+    pub(super) fn kept(&self) -> usize {
+        self.samples + self.waits.map_or(0, |waits| waits.samples)
     }
 
-    /// Returns one line, and others if anything is missing.
-    pub(super) fn text(&self) -> String {
-        let mut text = format!(
-            "{} of {}{} in {:.1} s: {} with a trace context, {} lost\n",
-            count(self.samples, "sample", "samples"),
+    /// Returns the time that the samples stand for, in nanoseconds.
+    fn running_ns(&self) -> u64 {
+        (self.samples as u64).saturating_mul(self.period_ns)
+    }
+
+    /// Formats what was sampled, of how many processes, and for how long.
+    fn head(&self) -> String {
+        let processes = format!(
+            "{}{} in {:.1} s",
             if self.processes.has_more() {
                 "more than "
             } else {
@@ -149,9 +163,24 @@ impl Summary {
             },
             count(self.processes.get(), "process", "processes"),
             self.duration_ns as f64 / 1e9,
+        );
+        if self.waits.is_some_and(|waits| !waits.samples_cpu) {
+            return format!("waits of {processes}\n");
+        }
+        format!(
+            "{} of {processes}: {} with a trace context, {} lost\n",
+            count(self.samples, "sample", "samples"),
             grouped(self.attached),
             grouped(self.counts.lost as usize),
-        );
+        )
+    }
+
+    /// Returns one line, and others if anything is missing.
+    pub(super) fn text(&self) -> String {
+        let mut text = self.head();
+        if let Some(waits) = &self.waits {
+            text += &format!("  {}\n", waits.line(self.running_ns()));
+        }
         if let Some(line) = self.gil.line() {
             text += &format!("  {line}\n");
         }
@@ -275,6 +304,7 @@ impl Summary {
             processes: self.processes.get(),
             duration_ns: self.duration_ns,
             period_ns: self.period_ns,
+            waits: self.waits.map(|waits| waits.json(self.running_ns())),
             method: self.method,
             dropped_attributes: self.dropped_attributes,
             counts: self.counts,
@@ -425,6 +455,8 @@ struct SummaryJson<'s> {
     processes: usize,
     duration_ns: u64,
     period_ns: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits: Option<WaitsJson>,
     method: &'static str,
     dropped_attributes: DroppedAttributes,
     #[serde(with = "CountsJson")]
@@ -458,16 +490,21 @@ mod tests {
     use std::num::NonZeroU64;
 
     use otelctx_profile::sample::format::record::DecodedContext;
-    use otelctx_profile::sample::{Catalog, Event, NamedFrame, ProcessFacts};
+    use otelctx_profile::sample::{
+        Catalog, Event, GilState, NamedFrame, OffCpu, OffCpuState, ProcessFacts,
+    };
     use otelctx_profile::{NoSymbols, Recording};
 
+    use super::super::waits::Scans;
     use super::*;
+    use crate::command::wall::{Wall, samples_on_cpu};
 
     fn summary(counts: Counts) -> Summary {
         let mut processes = DistinctCount::default();
         processes.add(7);
         Summary {
             samples: 1234,
+            waits: None,
             attached: 1200,
             gil: GilSamples {
                 none: 1234,
@@ -709,6 +746,84 @@ mod tests {
                 assert_eq!(has_it, hint == Some(known), "{language} {routes:?}: {text}");
             }
         }
+    }
+
+    /// They were counted as samples on a CPU, with a context and of the interpreter's lock.
+    #[test]
+    fn no_sample_of_a_wait_counts_as_one_on_a_cpu() {
+        let mut catalog = Catalog::new();
+        let process = catalog.add_process(ProcessFacts::default());
+        let thread = catalog.thread(process, 7, "worker");
+        let context = catalog.context(&DecodedContext::default());
+        let frame = NamedFrame {
+            kind: FrameKind::V8JS,
+            function: "[JavaScript in node]".into(),
+            ..NamedFrame::default()
+        };
+        let stack = catalog.stack(&[Frame::from(frame)]);
+        let sample = |event| Sample {
+            time: 0,
+            cpu: 0,
+            thread,
+            event,
+            found: Found::Attached(context),
+            gil: Some(GilState::Held),
+            user_stack: stack,
+            stack_end: None,
+            kernel_stack: stack,
+        };
+        let wait = Event::OffCpu(OffCpu {
+            state: OffCpuState::Asleep,
+            nanoseconds: 3_000_000_000,
+            since: 0,
+            reason: None,
+        });
+        let samples = vec![sample(Event::OnCpu), sample(wait), sample(wait)];
+        let part = recording(catalog, samples);
+        let mut summary = Summary::new("ebpf", Vec::new(), Vec::new(), Vec::new());
+        let scans = Scans::of(Wall::every(49));
+        summary.waits = scans.map(|scans| Waits::new(scans, true));
+        let clock = part.clock;
+        let part = Profile::new(part, &mut NoSymbols);
+        let gil = GilSamples::of_part(&part, Kind::OnCpu);
+        assert_eq!(gil.all(), 1);
+        assert_eq!(GilSamples::of_part(&part, Kind::OffCpu).all(), 2);
+        assert_eq!(samples_on_cpu(&part), 1);
+        let removed = Removed {
+            gil,
+            ..Removed::default()
+        };
+        summary.add(&part, clock, removed);
+        assert_eq!((summary.samples, summary.attached), (1, 1));
+        assert_eq!(summary.unnamed, [1, 0, 0, 0, 0]);
+        assert_eq!(summary.kept(), 3);
+        summary.period_ns = 10_000_000;
+        let text = summary.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "1 sample of 1 process in 0.0 s: 1 with a trace context, 0 lost"
+        );
+        let times = "  time of threads: 0.0 s running, 0.0 s queued, 6.0 s waiting (6.0 s of it with a trace context); ";
+        assert!(lines[1].starts_with(times), "{text}");
+        assert!(
+            lines[2].starts_with("  GIL: held in 100.0 % of 1 sample of"),
+            "{text}"
+        );
+        let json = serde_json::to_value(summary.json(&[], None)).unwrap();
+        assert_eq!(json["samples"], 1);
+        assert_eq!(json["waits"]["samples"], 2);
+        assert_eq!(json["waits"]["running_ns"], 10_000_000);
+        assert_eq!(json["waits"]["asleep_ns"], 6_000_000_000_u64);
+        // Without samples on a CPU, the first line has no number of them.
+        if let Some(waits) = &mut summary.waits {
+            waits.samples_cpu = false;
+        }
+        assert!(
+            summary
+                .text()
+                .starts_with("waits of 1 process in 0.0 s\n  time of threads: 0.0 s queued, ")
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use otelctx_profile::sample::ModuleFiles;
-use otelctx_profile::{Clock, Format, Options, Parts, Profile, Recording, Spans};
+use otelctx_profile::{Clock, Format, Kind, Options, Parts, Profile, Recording, Spans};
 use otelctx_symbolize::{SharedServer, Symbols};
 
 use super::Arguments;
@@ -16,6 +16,7 @@ use super::output::{self, Finished, Outputs, Written};
 use super::send::{Collector, Delivery};
 use super::summary::{Removed, Summary};
 use super::unsent;
+use crate::command::wall::{is_on_cpu, samples_on_cpu};
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::json;
@@ -72,7 +73,7 @@ impl<'a> Writer<'a> {
         Done {
             end_unix: clock.unix(clock.end),
             duration_ns: clock.duration(),
-            samples: self.summary.samples(),
+            samples: self.summary.kept(),
             written,
             is_sent: self.sent.is_some(),
             failed: self.failed.iter().map(ToString::to_string).collect(),
@@ -135,17 +136,17 @@ impl<'a> Writer<'a> {
     fn select(&mut self, part: &mut Recording, clock: Clock) -> Removed {
         let arguments = self.arguments;
         self.before.add(part, arguments);
-        let mut not_selected = arguments.filter.keep(part);
+        let on_cpu = |part: &Recording| part.samples.iter().filter(|it| is_on_cpu(it)).count();
+        let all = on_cpu(part);
+        arguments.filter.keep(part);
         if let Some(time) = &arguments.time {
-            let all = part.samples.len();
             let selected = time.within(clock);
             part.samples
                 .retain(|sample| selected.contains(&sample.time));
-            not_selected += all - part.samples.len();
         }
         Removed {
             gil: GilSamples::default(),
-            not_selected,
+            not_selected: all - on_cpu(part),
             attributes: arguments.filter.attributes.apply(part),
         }
     }
@@ -154,11 +155,14 @@ impl<'a> Writer<'a> {
     fn select_by_function(&mut self, part: &mut Profile, clock: Clock, mut removed: Removed) {
         let arguments = self.arguments;
         if !arguments.filter.functions.is_empty() {
-            removed.not_selected += part.keep_functions(&arguments.filter.functions);
+            let all = samples_on_cpu(part);
+            part.keep_functions(&arguments.filter.functions);
+            removed.not_selected += all - samples_on_cpu(part);
         }
-        removed.gil = GilSamples::of_part(part);
+        removed.gil = GilSamples::of_part(part, Kind::OnCpu);
         if arguments.gil {
             self.before.add_gil(removed.gil);
+            self.before.add_gil(GilSamples::of_part(part, Kind::OffCpu));
             part.keep_gil_holders();
         }
         if !arguments.filter.languages.is_empty() {
@@ -194,8 +198,8 @@ impl<'a> Writer<'a> {
             self.kept = Some(kept);
         }
         let lacking = || self.contexts.lacking(arguments.by.as_deref());
-        let samples = self.summary.samples();
-        let explanation = self.before.explanation(samples, arguments, &self.targets);
+        let kept_samples = self.summary.kept();
+        let explanation = self.before.explanation(kept_samples, arguments, &self.targets);
         let explanation = explanation.or_else(lacking);
         let text = if arguments.json {
             let kept = self.kept.as_ref();
@@ -216,7 +220,7 @@ impl<'a> Writer<'a> {
         };
         if let [file, ..] = &written[..]
             && arguments.no_symbols
-            && self.summary.samples() > 0
+            && self.summary.kept() > 0
             && output::take_names_later(&arguments.output, self.standard_output)
         {
             let message = "functions in files have no names yet";
