@@ -8,6 +8,7 @@
 mod shared;
 
 use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -27,8 +28,9 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 use shared::{EVIL, SPAN, STUCK, TRACE};
 
 /// Every scenario, by name.
-const SCENARIOS: [(&str, fn()); 28] = [
+const SCENARIOS: [(&str, fn()); 29] = [
     ("shop", shop),
+    ("waiting", waiting),
     ("sandboxed", sandboxed),
     ("busy", busy),
     ("busy_user", busy_user),
@@ -138,6 +140,36 @@ fn shop() {
             .unwrap();
         stay();
     });
+    ready();
+}
+
+/// Threads that wait: one in a trace, for a peer that sends nothing, and one in none. Tells the peer's port.
+fn waiting() {
+    let _process = otelctx::ProcessContext::new()
+        .with_service_name("waiting shop")
+        .publish()
+        .unwrap();
+    ROUTE.register().unwrap();
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = peer.local_addr().unwrap();
+    println!("port: {}", address.port());
+    let attached = Arc::new(Barrier::new(2));
+    let has_attached = Arc::clone(&attached);
+    let wait = move || {
+        let mut connection = TcpStream::connect(address).unwrap();
+        let (trace, span) = ids();
+        let record = Context::new(trace, span).unwrap();
+        let mut record = record.with_attribute(&ROUTE, "/cart");
+        let _attached = record.attach();
+        has_attached.wait();
+        connection.read_exact(&mut [0]).unwrap();
+    };
+    thread::Builder::new()
+        .name("at the peer".into())
+        .spawn(wait)
+        .unwrap();
+    worker("at leisure", |stay| stay());
+    attached.wait();
     ready();
 }
 

@@ -49,6 +49,7 @@ mod terminal;
 mod top;
 mod unprivileged;
 mod waits;
+mod wall;
 mod watch;
 mod without_symbols;
 mod without_tables;

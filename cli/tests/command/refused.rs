@@ -18,19 +18,19 @@ use crate::unprivileged::{Copy, NOBODY};
 
 /// Start of the line that says so.
 const STOPPED: &str = "otelctx: sampling with ptrace, which stops threads briefly: ";
-const SETCAP: &str = "setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep ";
+pub(crate) const SETCAP: &str = "setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep ";
 
 // <linux/capability.h>; none of nix's.
 const CAP_SYS_PTRACE: libc::c_ulong = 19;
-const CAP_SYS_ADMIN: libc::c_ulong = 21;
+pub(crate) const CAP_SYS_ADMIN: libc::c_ulong = 21;
 const CAP_SYS_RESOURCE: libc::c_ulong = 24;
-const CAP_PERFMON: libc::c_ulong = 38;
-const CAP_BPF: libc::c_ulong = 39;
+pub(crate) const CAP_PERFMON: libc::c_ulong = 38;
+pub(crate) const CAP_BPF: libc::c_ulong = 39;
 // <linux/bpf.h>
 const BPF_MAP_CREATE: u32 = 0;
 
 /// Returns whether this is root, which can drop the privileges that are to be missing.
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     if !geteuid().is_root() {
         eprintln!("skipped: needs root");
     }
@@ -97,7 +97,7 @@ fn right(name: &str, path: &str) {
 }
 
 /// Takes capabilities away from what a command becomes.
-fn drop_capabilities(command: &mut Command, capabilities: &'static [libc::c_ulong]) {
+pub(crate) fn drop_capabilities(command: &mut Command, capabilities: &'static [libc::c_ulong]) {
     let drop = move || {
         for capability in capabilities {
             // SAFETY: a plain system call; root has what it takes.
@@ -161,7 +161,7 @@ fn a_process_that_may_not_be_read_is_refused_also_by_ebpf() {
 }
 
 /// Returns whether root may use eBPF here: not in every container.
-fn is_permitted(name: &str) -> bool {
+pub(crate) fn is_permitted(name: &str) -> bool {
     let scratch = Scratch::new(&format!("permitted-{name}"));
     let path = scratch.path("a.otlp");
     // It may say that there was nothing to sample.

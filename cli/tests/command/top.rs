@@ -21,7 +21,7 @@ use crate::run::{Answer, Scratch, command, otelctx, with_default_signals};
 use crate::target::{EVIL, SPAN, TRACE, Target};
 
 /// A program on a terminal of its own.
-struct Session {
+pub(crate) struct Session {
     child: Child,
     keyboard: File,
     slave: OwnedFd,
@@ -42,7 +42,7 @@ fn size(columns: u16, rows: u16) -> Winsize {
 }
 
 impl Session {
-    fn start(mut command: Command, columns: u16, rows: u16) -> Self {
+    pub(crate) fn start(mut command: Command, columns: u16, rows: u16) -> Self {
         let pty = openpty(&size(columns, rows), None).unwrap();
         let before = tcgetattr(&pty.slave).unwrap();
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
@@ -82,20 +82,20 @@ impl Session {
         }
     }
 
-    fn top(target: &Target, arguments: &[&str], columns: u16, rows: u16) -> Self {
+    pub(crate) fn top(target: &Target, arguments: &[&str], columns: u16, rows: u16) -> Self {
         let pid = target.pid().to_string();
         let all = [&["top", "-p", &pid, "--interval", "0.2"], arguments].concat();
         Self::start(command(&all), columns, rows)
     }
 
-    fn shows(&self) -> Vec<String> {
+    pub(crate) fn shows(&self) -> Vec<String> {
         let parser = self.screen.lock().unwrap();
         let width = parser.screen().size().1;
         parser.screen().rows(0, width).collect()
     }
 
     /// Waits until `found` accepts the screen.
-    fn wait(&self, what: &str, found: impl Fn(&[String]) -> bool) -> Vec<String> {
+    pub(crate) fn wait(&self, what: &str, found: impl Fn(&[String]) -> bool) -> Vec<String> {
         let end = Instant::now() + otelctx_fixtures::HANG_TIMEOUT;
         loop {
             let shown = self.shows();
@@ -107,11 +107,11 @@ impl Session {
         }
     }
 
-    fn wait_for(&self, text: &str) -> Vec<String> {
+    pub(crate) fn wait_for(&self, text: &str) -> Vec<String> {
         self.wait(text, |lines| lines.iter().any(|line| line.contains(text)))
     }
 
-    fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
@@ -129,7 +129,7 @@ impl Session {
     }
 
     /// Waits for its end, and holds that the terminal is as it was before.
-    fn ends(mut self) {
+    pub(crate) fn ends(mut self) {
         let status = self.child.wait().unwrap();
         assert_eq!(status.code(), Some(0), "{:#?}", self.shows());
         assert_eq!(tcgetattr(&self.slave).unwrap(), self.before);

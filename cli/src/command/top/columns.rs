@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use unicode_width::UnicodeWidthStr;
 
 use super::rows::{By, Row};
+use super::time::{Kinds, Wait};
 use crate::output::table::{Align, MAX_WIDTH};
 use crate::output::terminal::{cut, escape};
 use crate::output::text;
@@ -16,6 +17,9 @@ const MIN_WIDTH: usize = 8;
 /// Columns that are expendable by at least this are dropped before others are cut to less than
 /// [`PREFERRED_WIDTH`].
 const EXTRA: u8 = 6;
+/// Widths that what a thread waits for is cut to.
+const PREFERRED_REASON: usize = 36;
+const MIN_REASON: usize = 20;
 /// Maximum length of a bar, in columns.
 const BAR: usize = 10;
 
@@ -33,13 +37,14 @@ pub(super) struct Column {
     expendable: u8,
 }
 
-/// Converts samples to a share of one CPU's time in the window.
+/// Converts samples, and times, to a share of the window's time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share {
     /// CPU time per sample, in nanoseconds.
     pub(super) period: u64,
     /// Length of the window, in nanoseconds.
     pub(super) wall: u64,
+    pub(super) kinds: Kinds,
 }
 
 impl Share {
@@ -51,6 +56,15 @@ impl Share {
     pub(super) fn percent(self, samples: u64) -> String {
         format!("{:.1}", self.of(samples) * 100.0)
     }
+
+    /// Returns 1 for one thread, all the time.
+    pub(super) fn of_time(self, nanoseconds: u64) -> f64 {
+        nanoseconds as f64 / self.wall.max(1) as f64
+    }
+
+    pub(super) fn percent_of_time(self, nanoseconds: u64) -> String {
+        format!("{:.1}", self.of_time(nanoseconds) * 100.0)
+    }
 }
 
 /// Returns the columns for rows grouped by `by`, in their order on the line.
@@ -61,9 +75,8 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
     let number = |head: &str, expendable, cell: &dyn Fn(&Row) -> String| {
         column(head, Align::Right, expendable, rows, cell)
     };
-    let cpu = number("CPU %", 0, &|row| share.percent(row.samples));
-    let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
-    let bar = text("", 9, &|row| bar(row.samples, most));
+    let times = times(rows, share);
+    let reason = share.kinds.waits.then(|| reasons(rows, by));
     let service = |expendable| text("SERVICE", expendable, &service);
     let value = |row: &Row| row.value.clone().unwrap_or_default();
     // A truncated ID cannot be searched.
@@ -122,7 +135,50 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
             levels.chain(more).collect()
         }
     };
-    [cpu, bar].into_iter().chain(others).collect()
+    times.into_iter().chain(others).chain(reason).collect()
+}
+
+/// Returns the columns of times, with a bar for the first one.
+fn times(rows: &[Row], share: Share) -> Vec<Column> {
+    let Kinds { running, waits } = share.kinds;
+    let number =
+        |head: &str, cell: &dyn Fn(&Row) -> String| column(head, Align::Right, 0, rows, cell);
+    let for_bar = |row: &Row| match running {
+        true => row.time.samples,
+        false => row.time.waiting,
+    };
+    let most = rows.iter().map(for_bar).max().unwrap_or(0);
+    let bar = column("", Align::Left, 9, rows, &|row| bar(for_bar(row), most));
+    let head = if waits { "RUN %" } else { "CPU %" };
+    let cpu = || number(head, &|row| share.percent(row.time.samples));
+    let queue = || number("QUEUE %", &|row| share.percent_of_time(row.time.queued));
+    let wait = || number("WAIT %", &|row| share.percent_of_time(row.time.waiting));
+    match (running, waits) {
+        (_, false) => vec![cpu(), bar],
+        (true, true) => vec![cpu(), bar, queue(), wait()],
+        (false, true) => vec![wait(), bar, queue()],
+    }
+}
+
+/// Returns the column of what threads wait for.
+fn reasons(rows: &[Row], by: &By) -> Column {
+    let column = column("WAITING", Align::Left, 2, rows, &|row| reason(row, by));
+    Column {
+        preferred: column.width.min(PREFERRED_REASON),
+        minimum: column.width.min(MIN_REASON),
+        ..column
+    }
+}
+
+/// Returns what a thread waits for at present, or what the threads of other rows waited for longest.
+fn reason(row: &Row, by: &By) -> String {
+    match by {
+        By::Thread => {
+            let present = row.present.as_ref();
+            present.map_or(String::new(), |it| it.text())
+        }
+        _ => row.wait.as_ref().map_or(String::new(), Wait::text),
+    }
 }
 
 fn column(
@@ -181,9 +237,10 @@ fn id(id: i32) -> String {
     }
 }
 
-/// Returns a bar, full for the row with the most samples.
+/// Returns a bar, full for the row with the most samples, or time.
 fn bar(samples: u64, most: u64) -> String {
-    text::bar((samples * 8 * BAR as u64).div_ceil(most.max(1)) as usize)
+    let eighths = (u128::from(samples) * 8 * BAR as u128).div_ceil(u128::from(most.max(1)));
+    text::bar(eighths as usize)
 }
 
 /// Narrows and drops columns until they fit in `width`. Columns that are not expendable stay even if

@@ -4,18 +4,22 @@ use std::collections::HashMap;
 
 use otelctx_profile::sample::format::record;
 use otelctx_profile::sample::{
-    Catalog, ContextId, Counts, Found, ProcessFacts, Rotation, Sample, ThreadId,
+    Catalog, ContextId, Counts, Event, Found, OffCpu, ProcessFacts, Reason, ReasonId, Rotation,
+    Sample, ThreadId,
 };
-use otelctx_sampler::{IncompleteSteps, Sampler, monotonic};
+use otelctx_sampler::{IncompleteSteps, Sampler, WaitFacts, monotonic};
 
-use super::window::{Cell, Context, NameKind, Process, Shared, Stacks, Thread, Window, Work};
+use super::shared::Shared;
+use super::time::Wait;
+use super::window::{Cell, Context, NameKind, Process, Stacks, Thread, Window, Work};
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::filter::{Filter, ROUTE};
 use crate::command::node_contexts::NodeContexts;
+use crate::command::record::waits::less_often;
 use crate::output::attributes;
 use crate::output::counts::{incomplete_stacks, most_frequent_end, share};
 use crate::output::terminal::escape;
-use crate::output::text::count;
+use crate::output::text::{count, grouped};
 
 /// A catalog that takes more memory than this is replaced, in bytes.
 const MAX_CATALOG: usize = 16 << 20;
@@ -24,11 +28,18 @@ const MAX_CATALOG: usize = 16 << 20;
 const MIN_SAMPLES: u64 = 2_000;
 /// Maximum length of a process's name, in characters.
 const MAX_NAME: usize = 256;
+/// The time after which the sampler passes on what it knows of a wait that goes on, in nanoseconds, and what that may take.
+const WAIT_INTERVAL: u64 = 1_000_000_000;
+const WAIT_DELAY: u64 = 100_000_000;
 
 /// Moves samples from the sampler into a window.
 pub(super) struct Feed<'c> {
     pub(super) sampler: Sampler,
     filter: &'c Filter,
+    /// CPU time that one sample stands for, in nanoseconds.
+    period: u64,
+    /// Scans for waiting threads in a second that were asked for, if they were.
+    wall: Option<u32>,
     pub(super) catalog: Catalog,
     /// Takes new samples while the view is paused, as the other catalog has the stacks in view.
     aside: Option<Catalog>,
@@ -46,23 +57,61 @@ pub(super) struct Feed<'c> {
 struct Interned {
     threads: HashMap<ThreadId, Shared<Thread>>,
     contexts: HashMap<ContextId, Shared<Context>>,
+    reasons: HashMap<ReasonId, Shared<Reason>>,
 }
 
 impl<'c> Feed<'c> {
-    /// Creates a feed whose window has `length` nanoseconds.
-    pub(super) fn new(sampler: Sampler, filter: &'c Filter, length: u64) -> Self {
-        Self {
+    /// Creates a feed whose window has `length` nanoseconds, of samples that stand for `period` each. `wall` is how many scans for
+    /// waiting threads in a second were asked for, if they were.
+    pub(super) fn new(
+        sampler: Sampler,
+        filter: &'c Filter,
+        length: u64,
+        period: u64,
+        wall: Option<u32>,
+    ) -> Self {
+        let mut feed = Self {
             // The first samples are older than this call.
             window: Window::new(length, sampler.started()),
             sampler,
             filter,
+            period,
+            wall,
             catalog: Catalog::new(),
             aside: None,
             generation: 0,
             rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
             counts: Counts::default(),
             interned: Interned::default(),
-        }
+        };
+        feed.settle();
+        feed
+    }
+
+    /// Sets how long slices wait until they are shown: until every wait in them was passed on. A scan can be half the time
+    /// between two scans late.
+    fn settle(&mut self) {
+        let Some(asked) = self.wall else { return };
+        let frequency = self.sampler.waits().map_or(0, |facts| facts.frequency);
+        let frequency = if frequency == 0 { asked } else { frequency };
+        let scans = 2_000_000_000 / u64::from(frequency.max(1));
+        self.window.settling = WAIT_INTERVAL + WAIT_DELAY + scans;
+    }
+
+    /// Returns how many scans for waiting threads in a second were asked for, and how they are, if any were.
+    pub(super) fn scans(&self) -> Option<(u32, WaitFacts)> {
+        self.wall.zip(self.sampler.waits())
+    }
+
+    /// Returns what is missing of the scans for waiting threads, if anything is.
+    pub(super) fn fewer_scans(&self) -> Option<String> {
+        let (asked, facts) = self.scans()?;
+        let lost = (facts.lost > 0).then(|| {
+            let lost = grouped(facts.lost as usize);
+            format!("{lost} samples of waits lost since the start")
+        });
+        let texts: Vec<String> = less_often(asked, &facts).into_iter().chain(lost).collect();
+        (!texts.is_empty()).then(|| texts.join(", "))
     }
 
     /// Returns the share of the window's stacks that are incomplete, and the most frequent reason.
@@ -102,7 +151,7 @@ impl<'c> Feed<'c> {
             return None;
         }
         let mut contexts = NodeContexts::default();
-        for (cell, samples) in self.window.cells() {
+        for (cell, time) in self.window.cells().filter(|(_, time)| time.samples > 0) {
             let stacks = cell.stacks.as_ref();
             let Some(stacks) = stacks.filter(|it| it.catalog == self.generation) else {
                 continue;
@@ -112,7 +161,7 @@ impl<'c> Feed<'c> {
                 Work::Nothing => None,
                 Work::Unreadable | Work::Others => continue,
             };
-            contexts.add(&self.catalog, stacks.thread, context, samples);
+            contexts.add(&self.catalog, stacks.thread, context, time.samples);
         }
         contexts.hint().map(str::to_owned)
     }
@@ -120,17 +169,27 @@ impl<'c> Feed<'c> {
     pub(super) fn drain(&mut self) {
         let mut samples = Vec::new();
         let mut push = |sample| samples.push(sample);
+        let now = monotonic();
         self.sampler.drain(&mut self.catalog, &mut push);
         self.rotation.count(samples.len() as u64);
         for sample in samples {
-            if self.filter.keeps(&self.catalog, &sample) {
-                let (window, generation) = (&mut self.window, self.generation);
-                let attributes = &self.filter.attributes;
-                let interned = &mut self.interned;
-                let cell = interned.cell(&self.catalog, attributes, generation, &sample, window);
-                window.add(cell);
+            let (window, generation) = (&mut self.window, self.generation);
+            let attributes = &self.filter.attributes;
+            let interned = &mut self.interned;
+            if self.wall.is_some() {
+                // Also of samples that are left out: its thread waits no longer.
+                interned.note(&self.catalog, attributes, &sample, window);
+            }
+            if !self.filter.keeps(&self.catalog, &sample) {
+                continue;
+            }
+            let cell = interned.cell(&self.catalog, attributes, generation, &sample, window);
+            match sample.event {
+                Event::OffCpu(off) => window.add_wait(&cell, sample.time, off),
+                _ => window.add(cell, self.period),
             }
         }
+        self.window.now = now;
     }
 
     /// Takes the samples that have arrived and discards them. [`Feed::restart`] counts again.
@@ -157,9 +216,20 @@ impl<'c> Feed<'c> {
         let counts = self.sampler.counts();
         let mut slice = counts;
         slice -= self.counts;
+        self.settle();
         self.window.close(monotonic(), slice);
         self.counts = counts;
         self.interned = Interned::default();
+    }
+
+    /// Shows what has all of its waits by now. Returns whether there was anything.
+    pub(super) fn reveal(&mut self) -> bool {
+        let now = monotonic();
+        let mut any = false;
+        while self.window.reveal(now) {
+            any = true;
+        }
+        any
     }
 
     /// Replaces the catalog if it has grown too large: the stacks of earlier slices get no names then.
@@ -204,6 +274,53 @@ fn renew(sampler: &mut Sampler, catalog: &mut Catalog, rotation: &mut Rotation) 
 }
 
 impl Interned {
+    fn thread(
+        &mut self,
+        catalog: &Catalog,
+        attributes: &AttributeFilter,
+        thread: ThreadId,
+        window: &mut Window,
+    ) -> Shared<Thread> {
+        let known = self.threads.entry(thread).or_insert_with(|| {
+            let facts = catalog.thread_facts(thread);
+            window.threads.get(Thread {
+                process: process(catalog.process(facts.process), attributes),
+                tid: facts.tid,
+                name: facts.name.clone(),
+            })
+        });
+        known.clone()
+    }
+
+    fn wait(&mut self, catalog: &Catalog, off: OffCpu, window: &mut Window) -> Wait {
+        let reason = off.reason.map(|id| {
+            let known = self.reasons.entry(id);
+            let reason = || window.reasons.get(catalog.reason_facts(id).clone());
+            known.or_insert_with(reason).clone()
+        });
+        Wait {
+            state: off.state,
+            reason,
+        }
+    }
+
+    /// Notes what was seen last of a sample's thread.
+    fn note(
+        &mut self,
+        catalog: &Catalog,
+        attributes: &AttributeFilter,
+        sample: &Sample,
+        window: &mut Window,
+    ) {
+        let thread = self.thread(catalog, attributes, sample.thread, window);
+        let wait = match sample.event {
+            Event::OffCpu(off) => Some((self.wait(catalog, off, window), off.since)),
+            _ => None,
+        };
+        let wait = wait.as_ref().map(|(wait, since)| (wait, *since));
+        window.newest.note(thread.id(), sample.time, wait);
+    }
+
     fn cell(
         &mut self,
         catalog: &Catalog,
@@ -212,14 +329,11 @@ impl Interned {
         sample: &Sample,
         window: &mut Window,
     ) -> Cell {
-        let thread = self.threads.entry(sample.thread).or_insert_with(|| {
-            let facts = catalog.thread_facts(sample.thread);
-            window.threads.get(Thread {
-                process: process(catalog.process(facts.process), attributes),
-                tid: facts.tid,
-                name: facts.name.clone(),
-            })
-        });
+        let thread = self.thread(catalog, attributes, sample.thread, window);
+        let wait = match sample.event {
+            Event::OffCpu(off) => Some(self.wait(catalog, off, window)),
+            _ => None,
+        };
         let work = match sample.found {
             Found::Attached(id) => {
                 let context = self.contexts.entry(id);
@@ -236,14 +350,15 @@ impl Interned {
             _ => Work::Unreadable,
         };
         Cell {
-            thread: thread.clone(),
+            thread,
             gil: sample.gil,
             work,
+            wait,
             stacks: Some(Stacks {
                 catalog: generation,
                 thread: sample.thread,
                 user: sample.user_stack,
-                kernel: sample.kernel_stack,
+                kernel: Some(sample.kernel_stack),
             }),
         }
     }
@@ -331,7 +446,7 @@ mod tests {
         let (filter, sampler) = (Filter::default(), sampler());
         let started = sampler.started();
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let mut feed = Feed::new(sampler, &filter, 0);
+        let mut feed = Feed::new(sampler, &filter, 0, 1, None);
         let least = monotonic() - started;
         feed.close();
         assert!(feed.window.wall() >= least);
@@ -349,7 +464,7 @@ mod tests {
             },
         ];
         let shown = filters.map(|filter| {
-            let mut feed = Feed::new(sampler(), &filter, 0);
+            let mut feed = Feed::new(sampler(), &filter, 0, 1, None);
             let mut counts = Counts::default();
             (counts.complete_stacks, counts.incomplete_stacks[0]) = (1, 1);
             feed.window.close(monotonic(), counts);
@@ -377,7 +492,7 @@ mod tests {
     #[test]
     fn a_paused_view_keeps_its_stacks_and_new_samples_are_bounded() {
         let (filter, sampler) = (Filter::default(), sampler());
-        let mut feed = Feed::new(sampler, &filter, 0);
+        let mut feed = Feed::new(sampler, &filter, 0, 1, None);
         feed.catalog.native_stack(&[1]);
         let before = feed.catalog.stack_count();
         feed.rotation = Rotation::new(100_000, 0);

@@ -8,11 +8,11 @@ use ratatui::crossterm::event::{Event, KeyEventKind};
 use super::feed::Feed;
 use super::names::Names;
 use super::opened::{Opened, Source};
-use super::rows::{By, attached, attribute_keys, rows, sort};
+use super::rows::{By, attached, attribute_keys, rows, sort, sum};
 use super::screen::{Input, Screen};
 use super::state::{Action, State};
 use super::view::{self, Shown};
-use super::{Plan, attribute, samples_by_value};
+use super::{Plan, attribute, times_by_value};
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::terminal::Terminal;
@@ -31,7 +31,7 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
 
 fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours;
-    let mut state = State::new(plan.by.clone(), String::new());
+    let mut state = State::new(plan.by.clone(), String::new()).with_kinds(plan.kinds);
     let mut names = Names::new(feed.sampler.files(), &plan.languages);
     let mut next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);
@@ -97,6 +97,7 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
                     next = Instant::now() + plan.interval;
                     changed = true;
                 }
+                changed |= feed.reveal();
             }
             changed |= names.update(&feed.catalog, feed.generation);
             changed |= screen.wants_attention();
@@ -110,7 +111,8 @@ fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Err
 
 fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> Shown {
     let window = &feed.window;
-    let samples = names.selected(&feed.catalog, window, &plan.functions);
+    let mut samples = names.selected(&feed.catalog, window, &plan.functions);
+    let idle = plan.hide_idle(&mut samples, &state.by);
     state.keys = attribute_keys(&samples);
     // The selected attribute stays available even if no context has it at the moment.
     for key in [plan.attribute.as_ref(), Some(&state.attribute)] {
@@ -127,6 +129,8 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     }
     let mut function = |by: &By, stacks: &_| names.key(by, &feed.catalog, stacks);
     let mut rows = rows(&samples, &state.by, &state.attribute, &mut function);
+    rows.iter_mut()
+        .for_each(|row| row.present = window.waiting(&row.thread));
     rows.retain(|row| state.takes(row));
     sort(&mut rows, state.sort, state.reversed);
     state.follow(&rows);
@@ -138,6 +142,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
             attribute: &state.attribute,
             functions: &plan.functions,
             period: plan.period,
+            kinds: plan.kinds,
         };
         let opened = Opened::of(&source, &state.opened, names);
         view::Opened {
@@ -147,15 +152,20 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     });
     let without_symbols = names.without_symbols(&feed.catalog, window);
     let without_symbols = without_symbols.line(window.samples() as usize);
-    let limits = [feed.incomplete_steps(), feed.contested_keys()];
+    let limits = [
+        feed.fewer_scans(),
+        feed.incomplete_steps(),
+        feed.contested_keys(),
+    ];
     let hints = without_symbols.into_iter().chain(feed.node_contexts());
     let limits = limits.into_iter().flatten().chain(hints);
     let limits: Vec<String> = limits.chain(plan.limits.iter().cloned()).collect();
     Shown {
-        values: samples_by_value(&samples, &state.attribute),
+        values: times_by_value(&samples, &state.attribute),
         share: plan.share(window),
         cpus: plan.cpus,
-        samples: samples.iter().map(|(_, samples)| samples).sum(),
+        time: sum(&samples),
+        idle,
         attached: attached(&samples),
         lost: window.counts().lost,
         not_traceable: window.counts().not_traceable,

@@ -5,10 +5,13 @@ mod columns;
 mod feed;
 mod live;
 mod names;
+mod newest;
 mod opened;
 mod rows;
 mod screen;
+mod shared;
 mod state;
+mod time;
 mod view;
 mod window;
 
@@ -26,6 +29,7 @@ use crate::command::descendants;
 use crate::command::filter::{self, Filter, NONE, Select};
 use crate::command::help;
 use crate::command::limits::limits;
+use crate::command::wall::Wall;
 use crate::command::{ids, needed, seconds};
 use crate::error::Error;
 use crate::output::terminal;
@@ -33,8 +37,9 @@ use crate::{Setup, Status, hidden, interrupt};
 
 use columns::Share;
 use feed::Feed;
-use rows::{By, Samples};
-use window::Window;
+use rows::{By, Samples, hide_idle};
+use time::{Kinds, Time};
+use window::{Cell, Window};
 
 /// Show what each thread is working on and how much CPU it uses, live
 ///
@@ -73,6 +78,11 @@ pub(crate) struct Arguments {
     #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
+    #[command(flatten)]
+    wall: Wall,
+    /// With --wall, show waits of threads without a context, too; rows of threads always have them
+    #[arg(help_heading = help::VIEW, long, requires = "Wall")]
+    idle: bool,
     /// Time between updates, in seconds
     #[arg(help_heading = help::VIEW, short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds::seconds)]
     interval: Duration,
@@ -103,6 +113,7 @@ Examples:
   otelctx top -p 4711 --group attribute   which routes of a service take the time
   otelctx top --filter service.name=shop --by tenant
   otelctx top --by http.route,function    the functions of each route
+  otelctx top --wall -p 4711              also what threads wait for, and since when
   otelctx top -- ./app --option value     a command, from its first instruction
   otelctx top --json --iterations 1       one table, for a script";
 
@@ -127,6 +138,10 @@ struct Plan {
     deadline: Option<Instant>,
     /// CPU time that one sample stands for, in nanoseconds.
     period: u64,
+    /// What is sampled.
+    kinds: Kinds,
+    /// Waits without a context are shown in all rows.
+    with_idle: bool,
     cpus: usize,
     /// True if threads are stopped to sample them.
     is_stopping: bool,
@@ -156,7 +171,16 @@ impl Plan {
         Share {
             period: self.period,
             wall: window.wall(),
+            kinds: self.kinds,
         }
+    }
+
+    /// Leaves out idle waits if they are not to be shown. Returns their time, in nanoseconds.
+    fn hide_idle(&self, samples: &mut Vec<(&Cell, Time)>, by: &By) -> u64 {
+        if self.with_idle {
+            return 0;
+        }
+        hide_idle(samples, by)
     }
 }
 
@@ -182,6 +206,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     options.older_children = waiting.is_none().then_some(selected.older_children);
     options.before_exec = waiting.is_some();
     let sampler = filter::start(&mut options, &arguments.pid)?;
+    let wall = arguments.wall;
+    wall.check(&sampler)?;
     let is_stopping = matches!(sampler.method(), Method::Ptrace(_));
     let limits = limits(&sampler);
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
@@ -189,10 +215,13 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         && !(dumb || arguments.batch || arguments.json || arguments.iterations.is_some());
     let child = waiting.map(Waiting::go).transpose();
     let (by, attribute) = grouping(arguments.group, &arguments.by);
+    let kinds = kinds(wall);
     let plan = Plan {
         by,
         attribute,
-        interval: arguments.interval,
+        interval: arguments.interval.max(shortest_interval(kinds)),
+        kinds,
+        with_idle: arguments.idle,
         deadline: arguments.duration.map(|duration| Instant::now() + duration),
         period: options.period(),
         cpus: online_cpus(),
@@ -208,7 +237,8 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         (None, false) => Duration::ZERO,
     };
     let length = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-    let mut feed = Feed::new(sampler, &arguments.filter, length);
+    let filter = &arguments.filter;
+    let mut feed = Feed::new(sampler, filter, length, plan.period, wall.frequency());
     let done = if live {
         live::run(&mut feed, &plan)
     } else {
@@ -225,24 +255,45 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
         child::status(child)
     });
     done?;
-    match status {
-        _ if !have_ended => Ok(Status::Done),
-        None => {
-            terminal::complain(&ended(&pids), None);
-            Ok(Status::Done)
-        }
-        Some(status) => {
-            let program = arguments.command[0].to_string_lossy();
-            terminal::complain(&format!("{program} has ended with status {status}"), None);
-            Ok(Status::Ended(status))
-        }
+    Ok(match have_ended {
+        true => say_end(&pids, &arguments.command, status),
+        false => Status::Done,
+    })
+}
+
+/// Returns what is sampled.
+fn kinds(wall: Wall) -> Kinds {
+    Kinds {
+        running: wall.samples_cpu(),
+        waits: wall.frequency().is_some(),
     }
+}
+
+/// Returns the shortest time between updates.
+fn shortest_interval(kinds: Kinds) -> Duration {
+    match kinds.waits {
+        true => MIN_WAIT_INTERVAL,
+        false => Duration::ZERO,
+    }
+}
+
+/// Says why top ends.
+fn say_end(pids: &[i32], command: &[OsString], status: Option<u8>) -> Status {
+    let Some(status) = status else {
+        terminal::complain(&ended(pids), None);
+        return Status::Done;
+    };
+    let program = command[0].to_string_lossy();
+    terminal::complain(&format!("{program} has ended with status {status}"), None);
+    Status::Ended(status)
 }
 
 /// Returns the options of the sampler.
 fn sampling(arguments: &Arguments, setup: &Setup, targets: Targets) -> otelctx_sampler::Options {
     let mut options = otelctx_sampler::Options::new(targets);
     options.frequency = arguments.frequency;
+    options.wall_frequency = arguments.wall.frequency();
+    options.on_cpu = arguments.wall.samples_cpu();
     options.without_ebpf = arguments.ptrace;
     options.runtimes = setup.runtimes.clone();
     options.code_files = needed::code_files(&arguments.command);
@@ -295,6 +346,8 @@ fn ended(pids: &[i32]) -> String {
 
 /// Default window on a terminal: long enough for steady shares, short enough to be current.
 const WINDOW: Duration = Duration::from_secs(5);
+/// Shortest time between updates with waits: each slice of the window has cells for all threads.
+const MIN_WAIT_INTERVAL: Duration = Duration::from_millis(200);
 
 fn online_cpus() -> usize {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
@@ -308,16 +361,16 @@ fn attribute(plan: &Plan, seen: &[String]) -> String {
     shown.cloned().unwrap_or_default()
 }
 
-/// Counts the samples of each value of an attribute, in descending order.
-fn samples_by_value(samples: &Samples<'_>, attribute: &str) -> Vec<(String, u64)> {
-    let mut values: HashMap<&str, u64> = HashMap::new();
-    for (cell, samples) in samples {
+/// Adds up the times of each value of an attribute, in descending order.
+fn times_by_value(samples: &Samples<'_>, attribute: &str) -> Vec<(String, Time)> {
+    let mut values: HashMap<&str, Time> = HashMap::new();
+    for (cell, time) in samples {
         if let Some(value) = cell.value(attribute) {
-            *values.entry(value).or_default() += samples;
+            *values.entry(value).or_default() += *time;
         }
     }
-    let owned = |(value, samples): (&str, u64)| (value.to_owned(), samples);
-    let mut values: Vec<(String, u64)> = values.into_iter().map(owned).collect();
-    values.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
+    let owned = |(value, time): (&str, Time)| (value.to_owned(), time);
+    let mut values: Vec<(String, Time)> = values.into_iter().map(owned).collect();
+    values.sort_by(|one, other| (other.1.all(), &one.0).cmp(&(one.1.all(), &other.0)));
     values
 }

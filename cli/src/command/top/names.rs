@@ -13,6 +13,7 @@ use otelctx_profile::{Function, SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
 use super::rows::{By, Key};
+use super::time::Time;
 use super::window::{Cell, Stacks, Window};
 use crate::command::without_symbols::WithoutSymbols;
 
@@ -161,7 +162,7 @@ impl Names {
         catalog: &Catalog,
         window: &'w Window,
         functions: &[String],
-    ) -> Vec<(&'w Cell, u64)> {
+    ) -> Vec<(&'w Cell, Time)> {
         let mut samples = window.all();
         if functions.is_empty() {
             return samples;
@@ -200,7 +201,9 @@ impl Names {
             return;
         }
         let process = catalog.thread_facts(stacks.thread).process;
-        let kernel = catalog.frames(stacks.kernel).map(|frame| (None, frame));
+        let kernel = stacks.kernel.into_iter();
+        let kernel = kernel.flat_map(|stack| catalog.frames(stack));
+        let kernel = kernel.map(|frame| (None, frame));
         let user = catalog.frames(stacks.user);
         let user = user.map(|frame| (Some(process), frame));
         for (process, frame) in kernel.chain(user) {
@@ -277,13 +280,14 @@ impl Names {
         if self.without_symbols.is_empty() {
             return files;
         }
-        for (cell, samples) in window.cells() {
+        for (cell, time) in window.cells().filter(|(_, time)| time.samples > 0) {
             let stacks = cell.stacks.as_ref();
             let Some(stacks) = stacks.filter(|it| it.catalog == self.generation) else {
                 continue;
             };
             let user = catalog.frames(stacks.user).next();
-            let innermost = catalog.frames(stacks.kernel).next().or(user);
+            let kernel = stacks.kernel.and_then(|it| catalog.frames(it).next());
+            let innermost = kernel.or(user);
             let process = catalog.thread_facts(stacks.thread).process;
             let address = innermost.and_then(Frame::lookup_address);
             let spot = address.and_then(|address| spot(catalog, Some(process), address).0);
@@ -292,7 +296,7 @@ impl Names {
                 && let Some(module) = spot.module
                 && let Some(searched) = self.without_symbols.get(&module)
             {
-                files.add_samples(catalog.module_facts(module), searched, samples);
+                files.add_samples(catalog.module_facts(module), searched, time.samples);
             }
         }
         files
@@ -434,7 +438,7 @@ mod tests {
             catalog: 0,
             thread: catalog.thread(process, 1, "main"),
             user: catalog.stack(&[Frame::from(checkout), Frame::return_address(0x11)]),
-            kernel: catalog.stack(&[]),
+            kernel: Some(catalog.stack(&[])),
         };
         let mut names = Names::new(ModuleFiles::default(), &[]);
         let key = |text: &str| Key::Function(text.into());
@@ -472,7 +476,7 @@ mod tests {
             catalog: 0,
             thread: catalog.thread(process, 1, "main"),
             user: catalog.stack(&[Frame::instruction(0x10), Frame::from(waiting)]),
-            kernel: catalog.native_stack(&[1 << 63]),
+            kernel: Some(catalog.native_stack(&[1 << 63])),
         };
         let mut names = Names::new(ModuleFiles::default(), &[]);
         let leaf = Key::Function("[waiting for the GIL]".into());

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
-use otelctx_profile::report::{LiveSamples, Report, ReportOptions, TraceCost, TreeNode};
+use otelctx_profile::report::{Cost, LiveSamples, Report, ReportOptions, TraceCost, TreeNode};
 use otelctx_profile::sample::{Catalog, ProcessId, StackId};
 use otelctx_sampler::calendar_time;
 
 use super::names::Names;
-use super::rows::{By, Key, Row, Samples, rows};
-use super::window::{Stacks, Window};
+use super::rows::{By, Key, Row, Samples, Sort, rows, sort};
+use super::time::{Kinds, Time};
+use super::window::{Cell, Stacks, Window};
 use crate::command::report::tables::{MAX_INDENT, number, share, text, time, with_short_place};
 use crate::output::clock;
 use crate::output::table::Table;
@@ -18,6 +19,8 @@ use crate::output::text::{count, grouped};
 
 /// Maximum number of traces that are listed.
 const MAX_TRACES: usize = 1000;
+/// Maximum number of reasons of waits that are listed.
+const MAX_REASONS: usize = 20;
 
 /// Maximum length of a file's name, in characters, so that lines have room for it in 80 columns.
 const MAX_FILE: usize = 20;
@@ -57,6 +60,7 @@ pub(super) struct Line {
 pub(super) enum LineKind {
     Heading,
     Function,
+    Wait,
     Trace([u8; 16]),
     Fact,
 }
@@ -67,10 +71,25 @@ pub(super) struct Opened {
     /// `None` if it has no samples in this window.
     pub(super) row: Option<Row>,
     report: Report,
+    /// `None` if waits are not sampled.
+    waits: Option<Waits>,
     /// Samples of which no stack is known (any more).
     without_stack: u64,
     /// The value of the chosen attribute of each trace.
     values: HashMap<[u8; 16], String>,
+    /// CPU time per sample, in nanoseconds.
+    period: u64,
+}
+
+/// The waits of an opened row.
+#[derive(Debug)]
+struct Waits {
+    /// Each sample stands for 1 ns.
+    report: Report,
+    /// Times by what threads waited for, the longest first, in nanoseconds.
+    by_reason: Vec<(String, u64)>,
+    /// The time of each trace, the longest first, and when it was first sampled.
+    by_trace: Vec<(Row, u64)>,
 }
 
 /// What is summed up.
@@ -85,6 +104,125 @@ pub(super) struct Source<'w> {
     pub(super) functions: &'w [String],
     /// CPU time per sample, in nanoseconds.
     pub(super) period: u64,
+    pub(super) kinds: Kinds,
+}
+
+impl Waits {
+    fn of(
+        source: &Source<'_>,
+        own: &[(&Cell, Time)],
+        mut by_trace: Vec<Row>,
+        stacks: &mut LiveStacks<'_>,
+        options: &ReportOptions,
+    ) -> Self {
+        let waits = own.iter().filter(|(_, time)| time.waiting > 0);
+        let live: Vec<LiveSamples> = waits
+            .clone()
+            .map(|(cell, time)| LiveSamples {
+                stack: stacks.number(cell.stacks.as_ref()),
+                samples: time.waiting,
+                ..LiveSamples::default()
+            })
+            .collect();
+        let mut by_reason: HashMap<String, u64> = HashMap::new();
+        for (cell, time) in waits {
+            let wait = cell.wait.as_ref();
+            let text = wait.map_or(String::new(), |wait| wait.text());
+            *by_reason.entry(text).or_default() += time.waiting;
+        }
+        let mut by_reason: Vec<(String, u64)> = by_reason.into_iter().collect();
+        by_reason.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
+        by_trace.retain(|row| matches!(row.key, Key::Trace(_)));
+        sort(&mut by_trace, Sort::Wait, false);
+        let first = |row: Row| {
+            let first = match row.key {
+                Key::Trace(id) => source.window.first_seen(id),
+                _ => 0,
+            };
+            (row, calendar_time(first))
+        };
+        Self {
+            report: Report::of_live(1, &stacks.all, &live, options),
+            by_reason,
+            by_trace: by_trace.into_iter().map(first).collect(),
+        }
+    }
+
+    fn add_reasons(&self, lines: &mut Vec<Line>) {
+        let all = self
+            .by_reason
+            .iter()
+            .fold(0, |all: u64, it| all.saturating_add(it.1));
+        let row = |(reason, time): &(String, u64)| {
+            let reason = match &reason[..] {
+                "" => "for an unknown reason",
+                reason => reason,
+            };
+            let cost = nanoseconds(*time);
+            let cells = [
+                self::time(cost),
+                share(cost, nanoseconds(all)),
+                escape(reason),
+            ];
+            (cells, LineKind::Wait)
+        };
+        if self.by_reason.is_empty() {
+            return;
+        }
+        let columns = [number("WAIT"), number("SHARE"), text("REASON")];
+        let most = self.by_reason.iter().take(MAX_REASONS);
+        add_table(lines, Table::new(columns), most.map(row));
+        if self.by_reason.len() > MAX_REASONS {
+            let more = grouped(self.by_reason.len() - MAX_REASONS);
+            lines.push(fact(format!("  and {more} more")));
+        }
+    }
+
+    fn add_traces(&self, lines: &mut Vec<Line>, period: u64) {
+        if self.by_trace.is_empty() {
+            return;
+        }
+        let row = |(row, first): &(Row, u64)| {
+            let id = match row.key {
+                Key::Trace(id) => id,
+                _ => [0; 16],
+            };
+            let running = nanoseconds(row.time.samples.saturating_mul(period));
+            let cells = [
+                time(running),
+                time(nanoseconds(row.time.queued)),
+                time(nanoseconds(row.time.waiting)),
+                clock::local(SystemTime::UNIX_EPOCH + Duration::from_nanos(*first)),
+                row.threads.to_string(),
+                row.name(),
+                row.value.as_deref().map_or(String::new(), escape),
+            ];
+            (cells, LineKind::Trace(id))
+        };
+        let columns = [
+            number("RUN"),
+            number("QUEUE"),
+            number("WAIT"),
+            text("FIRST SEEN"),
+            number("THREADS"),
+            text("TRACE"),
+            text("VALUE"),
+        ];
+        let most = self.by_trace.iter().take(MAX_TRACES);
+        add_table(lines, Table::new(columns), most.map(row));
+        if self.by_trace.len() > MAX_TRACES {
+            let more = grouped(self.by_trace.len() - MAX_TRACES);
+            lines.push(fact(format!("  and {more} more")));
+        }
+    }
+}
+
+/// A time that is measured, not sampled.
+fn nanoseconds(nanoseconds: u64) -> Cost {
+    Cost {
+        samples: 0,
+        nanoseconds,
+    }
 }
 
 impl Opened {
@@ -101,14 +239,22 @@ impl Opened {
         let by = path.last().map(|open| open.by.clone()).unwrap_or_default();
         let row = rows(&own, &by, source.attribute, &mut function).pop();
         let of_traces = rows(&own, &By::Trace, source.attribute, &mut function);
-        let values = of_traces.into_iter().filter_map(|row| match row.key {
-            Key::Trace(id) => Some((id, row.value?)),
+        let values = of_traces.iter().filter_map(|row| match row.key {
+            Key::Trace(id) => Some((id, row.value.clone()?)),
             _ => None,
         });
+        let values = values.collect();
+        let mut options = ReportOptions::by(&[]);
+        options.with_plumbing = false;
+        options.with_tree = true;
+        options.selection.functions = source.functions.to_vec();
         let mut stacks = LiveStacks::new(catalog, names);
+        let waits = source.kinds.waits;
+        let waits = waits.then(|| Waits::of(source, &own, of_traces, &mut stacks, &options));
         let live: Vec<LiveSamples> = own
             .iter()
-            .map(|(cell, samples)| {
+            .filter(|(_, time)| time.samples > 0)
+            .map(|(cell, time)| {
                 let trace = cell.work.context().filter(|it| it.trace_id().is_some());
                 let trace = trace.map(|context| context.trace);
                 let first = trace.map_or(0, |trace| window.first_seen(trace));
@@ -118,22 +264,20 @@ impl Opened {
                     thread: i64::from(pid) << 32 | i64::from(tid),
                     trace,
                     time: calendar_time(first),
-                    samples: *samples,
+                    samples: time.samples,
                 }
             })
             .collect();
         let stacks = stacks.all;
         let is_unknown = |it: &&LiveSamples| stacks.get(it.stack).is_none_or(Vec::is_empty);
         let without_stack = live.iter().filter(is_unknown).map(|it| it.samples).sum();
-        let mut options = ReportOptions::by(&[]);
-        options.with_plumbing = false;
-        options.with_tree = true;
-        options.selection.functions = source.functions.to_vec();
         Self {
             row,
             report: Report::of_live(source.period, &stacks, &live, &options),
+            waits,
             without_stack,
-            values: values.collect(),
+            values,
+            period: source.period,
         }
     }
 
@@ -141,21 +285,19 @@ impl Opened {
     /// lower case.
     pub(super) fn lines(&self, search: &str) -> Vec<Line> {
         let mut lines = Vec::new();
-        let callers = &self.report.callers;
-        if !callers.is_empty() {
-            self.add_functions(&mut lines, "CALLERS", callers, false);
+        if let Some(waits) = &self.waits {
+            waits.add_reasons(&mut lines);
+            add_trees(&mut lines, "WAIT", &waits.report);
         }
-        let head = if callers.is_empty() {
-            "FUNCTION"
-        } else {
-            "CALLEES"
-        };
-        self.add_functions(&mut lines, head, &self.report.tree, true);
+        add_trees(&mut lines, "CPU", &self.report);
         if self.without_stack > 0 {
             let samples = count(self.without_stack as usize, "sample", "samples");
             lines.push(fact(format!("  and {samples} without a known stack")));
         }
-        self.add_traces(&mut lines);
+        match &self.waits {
+            Some(waits) => waits.add_traces(&mut lines, self.period),
+            None => self.add_traces(&mut lines),
+        }
         self.add_facts(&mut lines);
         let wanted = search.to_lowercase();
         let is_heading = |line: &Line| line.kind == LineKind::Heading;
@@ -165,32 +307,6 @@ impl Opened {
         let mut is_empty = next.into_iter();
         lines.retain(|line| !(is_empty.next().unwrap_or(false) && is_heading(line)));
         lines
-    }
-
-    /// Adds a tree; `with_own` if each function's own time is that of its samples.
-    fn add_functions(
-        &self,
-        lines: &mut Vec<Line>,
-        head: &'static str,
-        nodes: &[TreeNode],
-        with_own: bool,
-    ) {
-        let row = |node: &TreeNode| {
-            // One column a level: stacks are deep.
-            let indent = " ".repeat(node.depth.min(MAX_INDENT));
-            [
-                time(node.cost.total),
-                share(node.cost.total, self.report.total),
-                match node.cost.own.samples {
-                    1.. if with_own => time(node.cost.own),
-                    _ => String::new(),
-                },
-                format!("{indent}{}", with_short_place(&node.function, MAX_FILE)),
-            ]
-        };
-        let columns = [number("CPU"), number("SHARE"), number("SELF"), text(head)];
-        let rows = nodes.iter().map(|node| (row(node), LineKind::Function));
-        add_table(lines, Table::new(columns), rows);
     }
 
     fn add_traces(&self, lines: &mut Vec<Line>) {
@@ -275,6 +391,46 @@ impl Opened {
     }
 }
 
+/// Adds the trees of a report of this kind of time.
+fn add_trees(lines: &mut Vec<Line>, kind: &'static str, report: &Report) {
+    let callers = &report.callers;
+    if !callers.is_empty() {
+        add_functions(lines, [kind, "CALLERS"], report.total, callers, false);
+    }
+    let head = if callers.is_empty() {
+        "FUNCTION"
+    } else {
+        "CALLEES"
+    };
+    add_functions(lines, [kind, head], report.total, &report.tree, true);
+}
+
+/// Adds a tree with these headings; `with_own` if each function's own time is that of its samples.
+fn add_functions(
+    lines: &mut Vec<Line>,
+    [kind, head]: [&'static str; 2],
+    total: Cost,
+    nodes: &[TreeNode],
+    with_own: bool,
+) {
+    let row = |node: &TreeNode| {
+        // One column a level: stacks are deep.
+        let indent = " ".repeat(node.depth.min(MAX_INDENT));
+        [
+            time(node.cost.total),
+            share(node.cost.total, total),
+            match node.cost.own.samples {
+                1.. if with_own => time(node.cost.own),
+                _ => String::new(),
+            },
+            format!("{indent}{}", with_short_place(&node.function, MAX_FILE)),
+        ]
+    };
+    let columns = [number(kind), number("SHARE"), number("SELF"), text(head)];
+    let rows = nodes.iter().map(|node| (row(node), LineKind::Function));
+    add_table(lines, Table::new(columns), rows);
+}
+
 fn fact(text: String) -> Line {
     let kind = LineKind::Fact;
     Line { text, kind }
@@ -304,7 +460,7 @@ fn add_table<const N: usize>(
 struct LiveStacks<'n> {
     catalog: &'n Catalog,
     names: &'n mut Names,
-    numbers: HashMap<(u32, ProcessId, StackId, StackId), usize>,
+    numbers: HashMap<(u32, ProcessId, StackId, Option<StackId>), usize>,
     all: Vec<Vec<otelctx_profile::report::LiveFrame>>,
 }
 
@@ -396,10 +552,11 @@ mod tests {
                         catalog: 0,
                         thread: id,
                         user,
-                        kernel,
+                        kernel: Some(kernel),
                     }),
+                    wait: None,
                 };
-                (0..samples).for_each(|_| window.add(cell.clone()));
+                (0..samples).for_each(|_| window.add(cell.clone(), 1));
             }
             window.close(10_000_000_000, Counts::default());
             Self { catalog, window }
@@ -414,6 +571,7 @@ mod tests {
                 attribute: "http.route",
                 functions: &functions,
                 period: PERIOD,
+                kinds: Kinds::RUNNING,
             };
             let mut names = Names::new(ModuleFiles::default(), &[]);
             let opened = Opened::of(&source, path, &mut names);

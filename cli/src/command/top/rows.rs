@@ -6,7 +6,9 @@ use std::collections::{HashMap, HashSet};
 use otelctx_profile::GIL_ATTRIBUTE as GIL;
 use otelctx_reader::format::hexadecimal;
 
-use super::window::{Cell, Context, NameKind, OTHERS, Shared, Stacks, Thread, Work};
+use super::shared::Shared;
+use super::time::{Kinds, Present, Time, Wait};
+use super::window::{Cell, Context, NameKind, OTHERS, Stacks, Thread, Work};
 use crate::command::filter::ROUTE;
 
 /// The property that rows are grouped by.
@@ -63,12 +65,26 @@ impl By {
         }
     }
 
+    /// Returns true if a row has samples of one thread alone.
+    pub(super) fn is_of_threads(&self) -> bool {
+        match self {
+            Self::Thread => true,
+            Self::Levels(levels) => levels.contains(&Self::Thread),
+            _ => false,
+        }
+    }
+
     /// Returns the key of samples; `function` finds that of their innermost function.
     pub(super) fn key(&self, cell: &Cell, function: &mut FunctionKey<'_>) -> Key {
         match self {
             Self::Function | Self::File | Self::Line => {
                 let stacks = cell.stacks.as_ref();
-                stacks.map_or(Key::Others, |stacks| function(self, stacks))
+                // The kernel's functions in which threads wait are the same for all.
+                let stacks = stacks.map(|stacks| match cell.wait {
+                    Some(_) => stacks.without_kernel(),
+                    None => *stacks,
+                });
+                stacks.map_or(Key::Others, |stacks| function(self, &stacks))
             }
             Self::Thread => thread_key(&cell.thread),
             Self::Process => process_key(&cell.thread),
@@ -122,24 +138,36 @@ pub(super) enum Key {
 pub(super) enum Sort {
     #[default]
     Cpu,
+    Queue,
+    /// Waits with a context first, so that idle threads come last.
+    Wait,
     Name,
     Threads,
     Traces,
 }
 
 impl Sort {
-    pub(super) fn next(self) -> Self {
-        match self {
-            Self::Cpu => Self::Name,
-            Self::Name => Self::Threads,
-            Self::Threads => Self::Traces,
-            Self::Traces => Self::Cpu,
-        }
+    /// Returns the orders of rows with these kinds of time, the usual one first.
+    pub(super) fn all(kinds: Kinds) -> Vec<Self> {
+        let orders: &[Self] = match (kinds.running, kinds.waits) {
+            (_, false) => &[Self::Cpu],
+            (true, true) => &[Self::Cpu, Self::Queue, Self::Wait],
+            (false, true) => &[Self::Wait, Self::Queue],
+        };
+        [orders, &[Self::Name, Self::Threads, Self::Traces]].concat()
+    }
+
+    pub(super) fn next(self, kinds: Kinds) -> Self {
+        let all = Self::all(kinds);
+        let at = all.iter().position(|it| *it == self).unwrap_or(0);
+        all[(at + 1) % all.len()]
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Cpu => "CPU",
+            Self::Queue => "queue",
+            Self::Wait => "wait",
             Self::Name => "name",
             Self::Threads => "threads",
             Self::Traces => "traces",
@@ -151,8 +179,12 @@ impl Sort {
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) key: Key,
-    pub(super) samples: u64,
-    /// The thread with most of the row's samples.
+    pub(super) time: Time,
+    /// What its threads waited for longest, if that is known of any.
+    pub(super) wait: Option<Wait>,
+    /// Of a thread: the wait that goes on.
+    pub(super) present: Option<Present>,
+    /// The thread with most of the row's samples, or of their time if there are waits.
     pub(super) thread: Shared<Thread>,
     pub(super) work: Work,
     /// The value of the chosen attribute that most of its samples have, if any has one.
@@ -202,14 +234,37 @@ impl Row {
 }
 
 /// Samples of a window; a cell occurs once in each slice.
-pub(super) type Samples<'w> = [(&'w Cell, u64)];
+pub(super) type Samples<'w> = [(&'w Cell, Time)];
 
 /// Returns the number of samples with a context.
 pub(super) fn attached(samples: &Samples<'_>) -> u64 {
     let attached = samples
         .iter()
         .filter(|(cell, _)| cell.work.context().is_some());
-    attached.map(|(_, samples)| samples).sum()
+    attached.map(|(_, time)| time.samples).sum()
+}
+
+/// Returns all time of samples.
+pub(super) fn sum(samples: &Samples<'_>) -> Time {
+    let mut all = Time::default();
+    samples.iter().for_each(|(_, time)| all += *time);
+    all
+}
+
+/// Leaves out waits of threads without a context, unless rows are threads. Returns their time, in nanoseconds.
+pub(super) fn hide_idle(samples: &mut Vec<(&Cell, Time)>, by: &By) -> u64 {
+    if by.is_of_threads() {
+        return 0;
+    }
+    let mut hidden: u64 = 0;
+    samples.retain(|(cell, time)| {
+        let is_idle = cell.is_idle();
+        if is_idle {
+            hidden = hidden.saturating_add(time.waiting);
+        }
+        !is_idle
+    });
+    hidden
 }
 
 /// Groups samples into rows.
@@ -220,14 +275,17 @@ pub(super) fn rows(
     function: &mut FunctionKey<'_>,
 ) -> Vec<Row> {
     let mut groups: HashMap<Key, Group<'_>> = HashMap::new();
-    for (cell, samples) in samples {
+    for (cell, time) in samples {
         let key = by.key(cell, function);
         let group = groups.entry(key).or_default();
-        group.samples += samples;
-        *group.threads.entry(cell.thread.clone()).or_default() += samples;
-        *group.works.entry(cell.work.clone()).or_default() += samples;
+        group.time += *time;
+        *group.threads.entry(cell.thread.clone()).or_default() += time.all();
+        *group.works.entry(cell.work.clone()).or_default() += time.all();
         if let Some(value) = cell.value(attribute) {
-            *group.values.entry(value).or_default() += samples;
+            *group.values.entry(value).or_default() += time.all();
+        }
+        if let Some(wait) = cell.wait.as_ref().filter(|wait| wait.is_waiting()) {
+            *group.waits.entry(wait).or_default() += time.waiting;
         }
     }
     let rows = groups.into_iter().map(|(key, group)| group.row(key));
@@ -245,9 +303,17 @@ pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
             let number = match sort {
                 Sort::Threads => row.threads as u64,
                 Sort::Traces => row.traces as u64,
-                _ => row.samples,
+                Sort::Queue => row.time.queued,
+                Sort::Wait => row.time.waiting_with_context,
+                _ => row.time.samples,
             };
-            (Reverse((number, row.samples)), name(row))
+            let time = row.time;
+            let waiting = (time.waiting_with_context, time.waiting, time.queued);
+            let ties = match sort {
+                Sort::Wait => (0, waiting),
+                _ => (time.samples, waiting),
+            };
+            (Reverse((number, ties)), name(row))
         }),
     }
     if reversed {
@@ -300,9 +366,11 @@ fn work_key(work: &Work, key: impl FnOnce(&Context) -> Option<Key>) -> Key {
 /// A row in the making.
 #[derive(Default)]
 struct Group<'w> {
-    samples: u64,
-    /// Samples by value of the chosen attribute.
+    time: Time,
+    /// Time by value of the chosen attribute.
     values: HashMap<&'w str, u64>,
+    /// Time by what threads waited for.
+    waits: HashMap<&'w Wait, u64>,
     threads: HashMap<Shared<Thread>, u64>,
     works: HashMap<Work, u64>,
 }
@@ -324,11 +392,15 @@ impl Group<'_> {
         // Ties are broken by a fixed order, so that the view is steady.
         let order_of_work = |work: &&Work| work.context().map(|it| (it.trace, it.span));
         // A context, if there is any: the counts show the rest.
-        let works = self.works.iter().map(|(work, samples)| (work, *samples));
+        let works = self.works.iter().map(|(work, time)| (work, *time));
+        let known = |wait: &&Wait| !wait.text().is_empty();
+        let waits = self.waits.into_iter().filter(|(wait, _)| known(wait));
         let attached = works.filter(|(work, _)| work.context().is_some());
         Row {
             key,
-            samples: self.samples,
+            time: self.time,
+            wait: most(waits, |wait| wait.text()).cloned(),
+            present: None,
             work: most(attached, order_of_work)
                 .or_else(|| self.works.keys().next())
                 .expect("a group has a sample")
@@ -345,7 +417,7 @@ impl Group<'_> {
     }
 }
 
-/// Returns the item with the most samples; of several, the last in `order`.
+/// Returns the item with the most samples, or time; of several, the last in `order`.
 fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) -> Option<T> {
     of.max_by_key(|(thing, samples)| (*samples, order(thing)))
         .map(|(thing, _)| thing)
@@ -355,8 +427,10 @@ fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) 
 mod tests {
     use otelctx_profile::sample::{Counts, GilState};
 
+    use otelctx_profile::sample::OffCpuState::{Asleep, Disk, Queued};
+
     use super::super::window::Window;
-    use super::super::window::tests::{add, context, thread};
+    use super::super::window::tests::{add, add_wait, context, thread};
     use super::*;
 
     fn window() -> Window {
@@ -372,9 +446,12 @@ mod tests {
 
     fn summary(by: &By) -> Vec<(String, u64, usize, usize, Option<String>)> {
         let all = rows(&window().all(), by, "http.route", &mut |_, _| Key::Nothing);
-        assert_eq!(all.iter().map(|row| row.samples).sum::<u64>(), 15);
+        assert_eq!(all.iter().map(|row| row.time.samples).sum::<u64>(), 15);
         all.into_iter()
-            .map(|row| (row.name(), row.samples, row.threads, row.traces, row.value))
+            .map(|row| {
+                let samples = row.time.samples;
+                (row.name(), samples, row.threads, row.traces, row.value)
+            })
             .collect()
     }
 
@@ -442,14 +519,15 @@ mod tests {
                 gil,
                 work: Work::Attached(window.contexts.get(context(1, "/a"))),
                 stacks: None,
+                wait: None,
             };
-            (0..samples).for_each(|_| window.add(cell.clone()));
+            (0..samples).for_each(|_| window.add(cell.clone(), 1));
         }
         window.close(2_000_000_000, Counts::default());
         assert_eq!(attribute_keys(&window.all()), ["http.route", GIL]);
         let of = |by: &By| -> Vec<(String, u64, Option<String>)> {
             let rows = rows(&window.all(), by, GIL, &mut |_, _| Key::Nothing).into_iter();
-            rows.map(|row| (row.name(), row.samples, row.value))
+            rows.map(|row| (row.name(), row.time.samples, row.value))
                 .collect()
         };
         let row = |name: &str, samples, value: Option<&str>| {
@@ -481,11 +559,122 @@ mod tests {
         let sum = |pid| {
             let threads = rows(&window.all(), &By::Thread, "", &mut |_, _| Key::Nothing);
             let own = threads.iter().filter(|row| row.thread.process.pid == pid);
-            own.map(|row| row.samples).sum::<u64>()
+            own.map(|row| row.time.samples).sum::<u64>()
         };
         for row in rows(&window.all(), &By::Process, "", &mut |_, _| Key::Nothing) {
-            assert_eq!(row.samples, sum(row.thread.process.pid));
+            assert_eq!(row.time.samples, sum(row.thread.process.pid));
         }
+    }
+
+    /// A second of a service: one thread of a route runs and waits, one waits for long, and two wait in no context.
+    fn waiting() -> Window {
+        const MS: u64 = 1_000_000;
+        let mut window = Window::new(0, 0);
+        let mut add_waits = |tid, route: Option<&str>, waits: &[(_, &str, u64)]| {
+            for (state, reason, milliseconds) in waits {
+                let context = route.map(|it| context(tid as u64, it));
+                let times = [1000 * MS, milliseconds * MS];
+                add_wait(
+                    &mut window,
+                    thread(1, tid),
+                    context,
+                    (*state, *reason),
+                    times,
+                );
+            }
+        };
+        let sql = "recv from 127.0.0.1:5432 (postgres)";
+        let a = [
+            (Asleep, sql, 400),
+            (Disk, "read /var/log/x", 300),
+            (Queued, "", 200),
+        ];
+        add_waits(11, Some("/a"), &a);
+        add_waits(12, Some("/b"), &[(Asleep, "futex", 950)]);
+        add_waits(13, None, &[(Asleep, "futex", 999), (Queued, "", 1)]);
+        add_waits(14, None, &[(Disk, "fsync", 1000)]);
+        add(&mut window, thread(1, 11), Some(context(11, "/a")), 10);
+        add(&mut window, thread(1, 12), Some(context(12, "/b")), 5);
+        window.close(1000 * MS, Counts::default());
+        window
+    }
+
+    #[test]
+    fn waits_without_a_context_are_left_out_unless_rows_are_threads() {
+        let window = waiting();
+        let of = |by: &By| {
+            let mut samples = window.all();
+            let hidden = hide_idle(&mut samples, by);
+            let rows = rows(&samples, by, "http.route", &mut |_, _| Key::Nothing);
+            let all: u64 = rows.iter().map(|row| row.time.waiting).sum();
+            assert_eq!(sum(&samples).waiting, all);
+            assert_eq!(all + hidden, 3_649_000_000, "all of it is accounted for");
+            let row = |row: &Row| {
+                let Time {
+                    samples,
+                    queued,
+                    waiting,
+                    ..
+                } = row.time;
+                let reason = row.wait.as_ref().map_or(String::new(), Wait::text);
+                let times = (samples, queued / 1_000_000, waiting / 1_000_000);
+                (row.name(), times, row.threads, reason)
+            };
+            (rows.iter().map(row).collect::<Vec<_>>(), hidden / 1_000_000)
+        };
+        let row = |name: &str, times, threads, reason: &str| {
+            (name.to_owned(), times, threads, reason.to_owned())
+        };
+        let sql = "recv from 127.0.0.1:5432 (postgres)";
+        let by_thread = vec![
+            row("thread-11", (10, 200, 700), 1, sql),
+            row("thread-12", (5, 0, 950), 1, "futex"),
+            row("thread-14", (0, 0, 1000), 1, "disk: fsync"),
+            row("thread-13", (0, 1, 999), 1, "futex"),
+        ];
+        assert_eq!(of(&By::Thread), (by_thread, 0));
+        let levels = By::Levels(vec![By::Service, By::Thread]);
+        assert_eq!(of(&levels).1, 0, "these rows are threads, too");
+        // Time in the queue is not idle.
+        let by_route = vec![
+            row("/a", (10, 200, 700), 1, sql),
+            row("/b", (5, 0, 950), 1, "futex"),
+            row("(none)", (0, 1, 0), 1, ""),
+        ];
+        assert_eq!(of(&By::Attribute("http.route".into())), (by_route, 1999));
+        let by_process = vec![row("service-1", (15, 201, 1650), 3, "futex")];
+        assert_eq!(of(&By::Process), (by_process.clone(), 1999));
+        assert_eq!(of(&By::Service), (by_process, 1999));
+    }
+
+    #[test]
+    fn rows_are_ordered_by_queue_and_by_waits_with_a_context_first() {
+        let window = waiting();
+        let names = |by| {
+            let mut rows = rows(&window.all(), &By::Thread, "", &mut |_, _| Key::Nothing);
+            sort(&mut rows, by, false);
+            let tids = rows.iter().map(|row| row.thread.tid);
+            tids.collect::<Vec<_>>()
+        };
+        assert_eq!(names(Sort::Cpu), [11, 12, 14, 13]);
+        assert_eq!(names(Sort::Wait), [12, 11, 14, 13]);
+        assert_eq!(names(Sort::Queue)[..2], [11, 13]);
+        let orders = |running, waits| Sort::all(Kinds { running, waits });
+        assert_eq!(
+            orders(true, true)[..4],
+            [Sort::Cpu, Sort::Queue, Sort::Wait, Sort::Name]
+        );
+        assert_eq!(
+            orders(false, true)[..3],
+            [Sort::Wait, Sort::Queue, Sort::Name]
+        );
+        assert_eq!(orders(true, false)[..2], [Sort::Cpu, Sort::Name]);
+        let kinds = Kinds {
+            running: true,
+            waits: true,
+        };
+        assert_eq!(Sort::Cpu.next(kinds), Sort::Queue);
+        assert_eq!(Sort::Traces.next(kinds), Sort::Cpu);
     }
 
     #[test]
@@ -502,7 +691,7 @@ mod tests {
         assert_eq!(names(Sort::Threads, true), ["service-2", "service-1"]);
         let mut sort = Sort::Cpu;
         for _ in 0..4 {
-            sort = sort.next();
+            sort = sort.next(Kinds::RUNNING);
         }
         assert_eq!(sort, Sort::Cpu);
     }

@@ -4,6 +4,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::opened::{Line, LineKind, Open};
 use super::rows::{By, Key, Row, Sort};
+use super::time::{Kinds, Present, Wait};
 use super::window::{Context, Thread};
 
 /// Maximum length of a filter, in characters.
@@ -19,6 +20,7 @@ pub(super) struct State {
     pub(super) is_chosen: bool,
     /// Attributes that rows can be grouped by.
     pub(super) keys: Vec<String>,
+    pub(super) kinds: Kinds,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) paused: bool,
@@ -53,6 +55,17 @@ impl State {
             by,
             attribute,
             ..Self::default()
+        }
+    }
+
+    /// The same for rows with these kinds of time.
+    pub(super) fn with_kinds(self, kinds: Kinds) -> Self {
+        let sort = Sort::all(kinds).into_iter().next();
+        let sort = sort.unwrap_or_default();
+        Self {
+            kinds,
+            sort,
+            ..self
         }
     }
 
@@ -94,7 +107,7 @@ impl State {
             KeyCode::Char('g') | KeyCode::Tab => self.group(1),
             KeyCode::Char('G') | KeyCode::BackTab => self.group(-1),
             KeyCode::Char('s') => {
-                self.sort = self.sort.next();
+                self.sort = self.sort.next(self.kinds);
                 self.reversed = false;
             }
             KeyCode::Char('r') => self.reversed = !self.reversed,
@@ -242,8 +255,8 @@ impl State {
         self.top = self.top.min(rows.saturating_sub(page));
     }
 
-    /// Returns whether a row, or a thread, process or context of its samples, contains the filter's
-    /// text.
+    /// Returns whether a row, a thread, process or context of its samples, or what it waited for, contains the
+    /// filter's text.
     pub(super) fn takes(&self, row: &Row) -> bool {
         if self.filter.is_empty() {
             return true;
@@ -262,7 +275,15 @@ impl State {
                 || id(context.trace_id().map(|id| id.to_string()))
                 || id(context.span_id().map(|id| id.to_string()))
         };
+        let present = row.present.as_ref().map(Present::text);
         has(&row.name())
+            || present.as_deref().is_some_and(has)
+            || row
+                .wait
+                .as_ref()
+                .map(Wait::text)
+                .as_deref()
+                .is_some_and(has)
             || row.value.as_deref().is_some_and(has)
             || row.all_threads.iter().any(|thread| has_thread(thread))
             || (row.all_works.iter()).any(|work| work.context().is_some_and(has_context))

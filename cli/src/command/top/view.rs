@@ -9,6 +9,7 @@ use super::columns::{Share, columns, fit, line};
 use super::opened::{Line, LineKind};
 use super::rows::Row;
 use super::state::State;
+use super::time::Time;
 use crate::output::terminal::{cut, escape};
 use crate::output::text::{count, grouped, own_name};
 
@@ -17,11 +18,13 @@ use crate::output::text::{count, grouped, own_name};
 pub(super) struct Shown {
     /// The rows that match the filter, in order.
     pub(super) rows: Vec<Row>,
-    /// Samples by value of the selected attribute, in descending order; empty if no context has it.
-    pub(super) values: Vec<(String, u64)>,
+    /// Times by value of the selected attribute, in descending order; empty if no context has it.
+    pub(super) values: Vec<(String, Time)>,
     pub(super) share: Share,
     pub(super) cpus: usize,
-    pub(super) samples: u64,
+    /// All time that is shown, and the time of hidden waits, in nanoseconds.
+    pub(super) time: Time,
+    pub(super) idle: u64,
     /// Samples with a context.
     pub(super) attached: u64,
     pub(super) lost: u64,
@@ -115,7 +118,7 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown
         paint.text(at, &keys(state, area.width.into()), Modifier::DIM.into());
     }
     if state.help {
-        paint.help();
+        paint.help(shown.share.kinds.waits);
     }
 }
 
@@ -168,6 +171,8 @@ impl Paint<'_> {
                 "no row matches the filter"
             } else if shown.share.wall == 0 {
                 "sampling …"
+            } else if shown.share.kinds.waits {
+                "nothing ran or waited with a context in this window"
             } else {
                 "nothing ran in this window"
             };
@@ -208,12 +213,7 @@ impl Paint<'_> {
     fn opened(&mut self, layout: &Layout, state: &State, shown: &Shown, opened: &Opened) {
         let (first, height) = layout.rows;
         let head = match &opened.row {
-            Some(row) => format!(
-                "{}: {} % CPU, {}",
-                escape(&row.name()),
-                shown.share.percent(row.samples),
-                count(row.samples as usize, "sample", "samples"),
-            ),
+            Some(row) => format!("{}: {}", escape(&row.name()), times(row.time, shown.share)),
             None => "the opened row has no samples in this window".to_owned(),
         };
         if layout.head > 0 {
@@ -237,16 +237,18 @@ impl Paint<'_> {
         }
     }
 
-    fn help(&mut self) {
-        let width = HELP.iter().map(|text| text.width()).max().unwrap_or(0);
+    fn help(&mut self, with_waits: bool) {
+        let waits = if with_waits { HELP_WAITS } else { &[] };
+        let lines = [HELP, waits].concat();
+        let width = lines.iter().map(|text| text.width()).max().unwrap_or(0);
         let margin = 2.min(usize::from(self.area.width).saturating_sub(width) / 2);
         let width = ((width + 2 * margin) as u16).min(self.area.width);
-        let border = usize::from(usize::from(self.area.height) >= HELP.len() + 2);
-        let height = ((HELP.len() + 2 * border) as u16).min(self.area.height);
+        let border = usize::from(usize::from(self.area.height) >= lines.len() + 2);
+        let height = ((lines.len() + 2 * border) as u16).min(self.area.height);
         let left = self.area.x + (self.area.width - width) / 2;
         let top = self.area.y + (self.area.height - height) / 2;
         for (at, y) in (top..top + height).enumerate() {
-            let text = at.checked_sub(border).and_then(|at| HELP.get(at));
+            let text = at.checked_sub(border).and_then(|at| lines.get(at));
             let full = " ".repeat(margin) + text.copied().unwrap_or_default();
             let full = cut(&full, width.into());
             let padding = " ".repeat(usize::from(width).saturating_sub(full.width()));
@@ -256,7 +258,7 @@ impl Paint<'_> {
     }
 }
 
-const HELP: [&str; 18] = [
+const HELP: &[&str] = &[
     "g Tab  by thread, each attribute,",
     "       trace, process, service,",
     "       function; G back",
@@ -277,6 +279,53 @@ const HELP: [&str; 18] = [
     "       than there were",
 ];
 
+/// The same for threads that wait.
+const HELP_WAITS: &[&str] = &[
+    "",
+    "RUN %  100 is one thread all the time, on",
+    "       a CPU; QUEUE % ready, without one",
+    "WAIT % asleep, at a disk, or stopped",
+    "WAITING of a thread: since when, and for",
+    "       what; else what took longest",
+];
+
+/// Formats the times of an opened row.
+fn times(time: Time, share: Share) -> String {
+    let running = format!(
+        "{} % CPU, {}",
+        share.percent(time.samples),
+        count(time.samples as usize, "sample", "samples"),
+    );
+    let off = format!(
+        "{} % queued, {} % waiting",
+        share.percent_of_time(time.queued),
+        share.percent_of_time(time.waiting),
+    );
+    match (share.kinds.running, share.kinds.waits) {
+        (_, false) => running,
+        (true, true) => format!("{running}, {off}"),
+        (false, true) => off,
+    }
+}
+
+/// Formats the queued, waiting and hidden time of all rows, if waits are sampled.
+pub(super) fn off_cpu(time: Time, idle: u64, share: Share) -> Option<String> {
+    let hidden = match idle {
+        0 => String::new(),
+        idle => format!(
+            " · {} % idle, hidden (--idle shows it)",
+            share.percent_of_time(idle)
+        ),
+    };
+    share.kinds.waits.then(|| {
+        format!(
+            "queued {} % · waiting {} %{hidden}",
+            share.percent_of_time(time.queued),
+            share.percent_of_time(time.waiting)
+        )
+    })
+}
+
 fn lost(shown: &Shown) -> String {
     format!("{} lost", grouped(shown.lost as usize))
 }
@@ -286,21 +335,31 @@ fn summary(state: &State, shown: &Shown) -> String {
     if state.paused {
         parts.push("PAUSED".to_owned());
     }
-    parts.push(format!(
-        "CPU {} % of {} %",
-        shown.share.percent(shown.samples),
-        shown.cpus * 100
-    ));
+    let samples = shown.time.samples;
+    let running = shown.share.kinds.running;
+    if running {
+        parts.push(format!(
+            "CPU {} % of {} %",
+            shown.share.percent(samples),
+            shown.cpus * 100
+        ));
+    }
     if shown.lost > 0 {
         parts.push(lost(shown));
     }
-    let with_context = shown.attached * 100 / shown.samples.max(1);
-    parts.push(format!("{with_context} % of it with a context"));
-    parts.push(format!(
-        "{} in {:.1} s",
-        count(shown.samples as usize, "sample", "samples"),
-        shown.share.wall as f64 / 1e9
-    ));
+    if running {
+        let with_context = shown.attached * 100 / samples.max(1);
+        parts.push(format!("{with_context} % of it with a context"));
+    }
+    parts.extend(off_cpu(shown.time, shown.idle, shown.share));
+    let wall = shown.share.wall as f64 / 1e9;
+    parts.push(match running {
+        true => format!(
+            "{} in {wall:.1} s",
+            count(samples as usize, "sample", "samples")
+        ),
+        false => format!("in {wall:.1} s"),
+    });
     if shown.not_traceable > 0 {
         let samples = grouped(shown.not_traceable as usize);
         parts.push(format!("{samples} not traceable"));
@@ -314,7 +373,8 @@ fn summary(state: &State, shown: &Shown) -> String {
 /// Formats the second line: the values with the most CPU time.
 fn values(state: &State, shown: &Shown, width: usize) -> String {
     if shown.values.is_empty() {
-        return match (shown.samples, shown.attached) {
+        let samples = shown.time.samples;
+        return match (samples, shown.attached) {
             (0, _) => String::new(),
             (_, 0) => format!(
                 "no context was attached: `{} ps` lists processes that publish",
@@ -325,9 +385,16 @@ fn values(state: &State, shown: &Shown, width: usize) -> String {
         };
     }
     let mut text = escape(&state.attribute);
-    for (value, samples) in &shown.values {
+    let share = shown.share;
+    for (value, time) in &shown.values {
         let value = cut(&escape(value), 32);
-        let part = format!("  {value} {} %", shown.share.percent(*samples));
+        let waiting = share.percent_of_time(time.waiting);
+        let running = share.percent(time.samples);
+        let part = match (share.kinds.running, share.kinds.waits) {
+            (_, false) => format!("  {value} {running} %"),
+            (true, true) => format!("  {value} {running} % and {waiting} % waiting"),
+            (false, true) => format!("  {value} {waiting} % waiting"),
+        };
         if text.width() + part.width() > width {
             break;
         }

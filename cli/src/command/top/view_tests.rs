@@ -4,9 +4,10 @@ use ratatui::backend::TestBackend;
 
 use super::super::names::Names;
 use super::super::opened::{LineKind, Open, Source};
-use super::super::rows::{By, Key, rows, sort};
-use super::super::samples_by_value;
-use super::super::window::tests::{add, context, thread};
+use super::super::rows::{By, Key, hide_idle, rows, sort, sum};
+use super::super::time::{Kinds, Present};
+use super::super::times_by_value;
+use super::super::window::tests::{add, add_wait, context, thread};
 use super::super::window::{Context, Thread, Window};
 use super::*;
 
@@ -43,13 +44,15 @@ fn shown_of(window: &Window, state: &State) -> Shown {
     sort(&mut rows, state.sort, state.reversed);
     Shown {
         rows,
-        values: samples_by_value(&window.all(), &state.attribute),
+        values: times_by_value(&window.all(), &state.attribute),
         share: Share {
             period: 10_000_000,
             wall: window.wall(),
+            kinds: Kinds::RUNNING,
         },
         cpus: 2,
-        samples: window.samples(),
+        time: sum(&window.all()),
+        idle: 0,
         attached: window.samples() * 9 / 10,
         lost: 0,
         not_traceable: 0,
@@ -105,6 +108,163 @@ fn threads_are_shown_with_what_they_work_on() {
             "",
             "q quit  g by thread  ? help  / filter  s order: CPU  space pause  Enter open",
         ]
+    );
+}
+
+/// A second of a shop whose threads wait, of which one is idle.
+fn waiting() -> Window {
+    use otelctx_profile::sample::OffCpuState::{Asleep, Queued};
+    const SECOND: u64 = 1_000_000_000;
+    let mut window = Window::new(0, 0);
+    let sql = "poll for 127.0.0.1:5432 (postgres)";
+    for (tid, route, reason) in [(71, Some("/cart"), sql), (72, None, "futex")] {
+        let context = || route.map(|it| context(tid as u64, it));
+        add(&mut window, thread(7, tid), context(), 10);
+        let mut wait = |state, reason, time| {
+            let times = [SECOND, time];
+            add_wait(
+                &mut window,
+                thread(7, tid),
+                context(),
+                (state, reason),
+                times,
+            );
+        };
+        wait(Asleep, reason, 850_000_000);
+        wait(Queued, "", 50_000_000);
+    }
+    window.close(SECOND, Counts::default());
+    window
+}
+
+/// The same in the view, without the idle waits.
+fn waiting_shown(state: &State) -> Shown {
+    let window = waiting();
+    let mut shown = shown_of(&window, state);
+    let mut samples = window.all();
+    shown.idle = hide_idle(&mut samples, &state.by);
+    shown.time = sum(&samples);
+    shown.rows = rows(&samples, &state.by, ROUTE, &mut |_, _| Key::Nothing);
+    let wait = shown.rows.iter().find_map(|row| row.wait.clone());
+    for row in &mut shown.rows {
+        let present = wait.clone().map(|wait| Present {
+            wait,
+            lasts: Some(4_200_000_000),
+        });
+        row.present = present.filter(|_| row.thread.tid == 71);
+    }
+    shown.share = Share {
+        kinds: state.kinds,
+        ..shown.share
+    };
+    shown
+}
+
+#[test]
+fn times_of_threads_and_what_they_wait_for_are_shown() {
+    let all = Kinds {
+        running: true,
+        waits: true,
+    };
+    let mut state = state().with_kinds(all);
+    assert_eq!(
+        screen(160, 6, &state, &waiting_shown(&state))[..5],
+        [
+            "CPU 20.0 % of 200 % · 90 % of it with a context · queued 10.0 % · waiting 170.0 % · 20 samples in 1.0 s",
+            "http.route  /cart 10.0 % and 85.0 % waiting",
+            "RUN %  QUEUE %  WAIT %  PID  TID  THREAD     SERVICE    http.route  TRACES  TRACE                             WAITING",
+            " 10.0      5.0    85.0    7   71  thread-71  service-7  /cart            1  00000000000000000000000000000047  since 4.2 s: poll for 127.0.0.1:5432 (postgres)",
+            " 10.0      5.0    85.0    7   72  thread-72  service-7                   0",
+        ]
+    );
+    state.by = By::Attribute(ROUTE.into());
+    let shown = waiting_shown(&state);
+    assert_eq!(
+        screen(150, 8, &state, &shown)[..6],
+        [
+            "CPU 20.0 % of 200 % · 90 % of it with a context · queued 10.0 % · waiting 85.0 % · 85.0 % idle, hidden (--idle shows it) · 20 samples in 1.0 s",
+            "http.route  /cart 10.0 % and 85.0 % waiting",
+            "RUN %              QUEUE %  WAIT %  http.route  THREADS  TRACES  SERVICE    TRACE                             WAITING",
+            " 10.0  ██████████      5.0    85.0  /cart             1       1  service-7  00000000000000000000000000000047  poll for 127.0.0.1:5432 (postgres)",
+            " 10.0  ██████████      5.0     0.0  (none)            1       0  service-7",
+            "",
+        ]
+    );
+    // What it waits for is left out last, and cut.
+    let lines = screen(80, 8, &state, &shown);
+    assert_eq!(
+        lines[2..4],
+        [
+            "RUN %  QUEUE %  WAIT %  http.route  THREADS  TRACES  WAITING",
+            " 10.0      5.0    85.0  /cart             1       1  poll for 127.0.0.1:5432 (p…",
+        ]
+    );
+    state.filter = "POSTGRES".into();
+    let taken: Vec<bool> = shown.rows.iter().map(|row| state.takes(row)).collect();
+    assert_eq!(taken, [true, false]);
+    state.filter.clear();
+    state.help = true;
+    let help = screen(80, 24, &state, &shown).concat();
+    assert!(help.contains("asleep, at a disk, or stopped"), "{help}");
+    // Without threads that run.
+    let waits = Kinds {
+        running: false,
+        waits: true,
+    };
+    let state = State::new(By::Attribute(ROUTE.into()), ROUTE.into()).with_kinds(waits);
+    let lines = screen(150, 8, &state, &waiting_shown(&state));
+    let head = "queued 10.0 % · waiting 85.0 % · 85.0 % idle, hidden (--idle shows it) · in 1.0 s";
+    assert_eq!(lines[0], head);
+    assert_eq!(lines[1], "http.route  /cart 85.0 % waiting");
+    assert!(
+        lines[3].starts_with("  85.0  ██████████      5.0  /cart "),
+        "{lines:#?}"
+    );
+    assert!(lines[7].contains("s order: wait"), "{lines:#?}");
+    assert!(!lines.concat().contains("RUN"), "{lines:#?}");
+}
+
+#[test]
+fn an_opened_row_has_its_waits_by_reason_and_its_traces_by_time() {
+    let all = Kinds {
+        running: true,
+        waits: true,
+    };
+    let mut state = state().with_kinds(all);
+    state.by = By::Process;
+    let mut shown = waiting_shown(&state);
+    let key = shown.rows[0].key.clone();
+    state.opened = vec![Open::new(By::Process, key)];
+    let window = waiting();
+    shown.opened = Some(opened(&window, &state));
+    let lines = screen(100, 20, &state, &shown);
+    assert_eq!(
+        lines[2],
+        "service-7: 20.0 % CPU, 20 samples, 10.0 % queued, 170.0 % waiting"
+    );
+    let rows: Vec<&str> = lines[3..].iter().map(|it| it.trim_end()).collect();
+    assert_eq!(
+        rows[..3],
+        [
+            "    WAIT   SHARE  REASON",
+            "  850 ms  50.0 %  futex",
+            "  850 ms  50.0 %  poll for 127.0.0.1:5432 (postgres)",
+        ]
+    );
+    let trace = rows.iter().position(|it| it.contains("TRACE")).unwrap();
+    assert_eq!(
+        rows[trace].split_whitespace().collect::<Vec<_>>(),
+        [
+            "RUN", "QUEUE", "WAIT", "FIRST", "SEEN", "THREADS", "TRACE", "VALUE"
+        ]
+    );
+    assert!(
+        rows[trace + 1].starts_with("  100 ms  50 ms  850 ms  "),
+        "{rows:#?}"
+    );
+    assert!(
+        rows[trace + 1].ends_with("  1  00000000000000000000000000000047  /cart"),
+        "{rows:#?}"
     );
 }
 
@@ -355,6 +515,7 @@ fn opened(window: &Window, state: &State) -> Opened {
         attribute: &state.attribute,
         functions: &[],
         period: 10_000_000,
+        kinds: state.kinds,
     };
     let mut names = Names::new(ModuleFiles::default(), &[]);
     let opened = super::super::opened::Opened::of(&source, &state.opened, &mut names);
