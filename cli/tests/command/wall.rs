@@ -63,7 +63,8 @@ fn accounts_for_all(table: &Value) {
         assert!((sum - all).abs() < 1e3, "{part}: {sum} of {all}: {table:#}");
     }
     for row in rows {
-        let most = number(&row["threads"]) as f64 + 1e-9;
+        // A new wait is counted up to the time at which it was read, some microseconds after the scan's.
+        let most = number(&row["threads"]) as f64 * 1.01;
         assert!(share(&row["waiting"]) <= most, "{row:#}");
     }
 }
@@ -270,7 +271,7 @@ fn a_recording_says_how_long_threads_waited() {
         );
         let asleep = number(&waits["asleep_ns"]);
         assert!(
-            asleep > 0 && asleep <= THREADS * number(&json["duration_ns"]),
+            asleep > 0 && asleep <= THREADS * number(&json["duration_ns"]) * 101 / 100,
             "{json:#}"
         );
         let with_context = number(&waits["with_context_ns"]);
