@@ -17,4 +17,4 @@ pub use call::Call;
 pub use lists::ThreadLists;
 pub use pages::{PagedMemory, Pages};
 pub use pointers::{ThreadPointer, ThreadPointers};
-pub use sleep::{Protocol, ThreadFiles, is_still_asleep, max_kept};
+pub use sleep::{Protocol, ThreadFiles, is_still_asleep, max_kept, switches};

@@ -147,6 +147,13 @@ impl ThreadFiles {
         Ok(times == asleep_at)
     }
 
+    /// The time that the thread has been ready to run without a CPU, in nanoseconds, up to the last time when it got one.
+    /// `None` if the kernel does not count.
+    pub fn queue_time(&self) -> io::Result<Option<u64>> {
+        let of = |file| counter(file, 1).map(Some);
+        self.schedstat.as_ref().map_or(Ok(None), of)
+    }
+
     /// The system call in which the thread sleeps; `None` if it is running.
     pub fn call(&self) -> io::Result<Option<Call>> {
         let mut buffer = [0; SYSCALL_SIZE];
@@ -182,11 +189,11 @@ impl ThreadFiles {
         let Some(sleep) = self.sleep(&mut first)? else {
             return Ok(None);
         };
-        let before = switches(status, &mut text)?;
+        let before = switches_in(status, &mut text)?;
         let result = read(sleep);
         let is_same = before.is_some()
             && self.sleep(&mut second)? == Some(sleep)
-            && switches(status, &mut text)? == before;
+            && switches_in(status, &mut text)? == before;
         Ok(is_same.then_some(result))
     }
 }
@@ -202,8 +209,16 @@ pub fn is_still_asleep(process: &Process, tid: i32, switches: u64) -> io::Result
     let report = open("syscall")?;
     // First, as the count rises when the thread is switched out: it was off its CPU at the time of the report.
     let is_asleep = Call::parse(read_whole(&report, &mut buffer)?).is_some();
-    let status = open("status")?;
-    Ok(is_asleep && self::switches(&status, &mut Vec::new())? == Some(switches))
+    Ok(is_asleep && self::switches(process, tid)? == Some(switches))
+}
+
+/// Returns how often a thread was switched out. `None` if it runs, or is ready to.
+///
+/// # Errors
+/// If the thread has ended.
+pub fn switches(process: &Process, tid: i32) -> io::Result<Option<u64>> {
+    let status = process.open_entry(&format!("task/{tid}/status"))?;
+    switches_in(&status, &mut Vec::new())
 }
 
 /// Maximum number of threads to keep two files each open: half of the soft limit (RLIMIT_NOFILE).
@@ -222,14 +237,19 @@ fn read_whole<'b>(file: &File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
 
 /// Reads how often the thread was put on a CPU (kernel/sched/stats.h, `sched_info_arrive`).
 fn times_run(schedstat: &File) -> io::Result<u64> {
+    counter(schedstat, 2)
+}
+
+/// Reads one of the numbers: time on a CPU, time in the queue, and the one above.
+fn counter(schedstat: &File, position: usize) -> io::Result<u64> {
     let mut buffer = [0; SCHEDSTAT_SIZE];
     let text = read_whole(schedstat, &mut buffer)?;
-    let third = text.split(|byte| *byte == b' ' || *byte == b'\n').nth(2);
-    Ok(third.and_then(number).unwrap_or(0))
+    let mut words = text.split(|byte| *byte == b' ' || *byte == b'\n');
+    Ok(words.nth(position).and_then(number).unwrap_or(0))
 }
 
 /// The number of context switches of a thread that is off its CPU; `None` if it is not, or unknown.
-fn switches(status: &File, text: &mut Vec<u8>) -> io::Result<Option<u64>> {
+fn switches_in(status: &File, text: &mut Vec<u8>) -> io::Result<Option<u64>> {
     text.clear();
     let mut chunk = [0; 4096];
     while (text.len() as u64) < STATUS_SIZE {

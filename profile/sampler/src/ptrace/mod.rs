@@ -8,6 +8,7 @@ mod account;
 mod code;
 mod stack;
 mod target;
+mod waits;
 mod worker;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use crate::backend::Backend;
 use crate::observation::{Observation, Record};
 use crate::process::check_target;
 use crate::processes::Processes;
+use crate::waits::{WaitEvent, WaitFacts, WaitMethod};
 use crate::{Error, Options, Targets, monotonic};
 use target::{Configuration, Reading};
 use worker::{Message, STOP_TIMEOUT, Worker};
@@ -45,6 +47,7 @@ pub(crate) struct Recorder {
     /// Number of the newest configuration.
     serial: u32,
     lost: u64,
+    looks_at_waits: bool,
 }
 
 #[derive(Default)]
@@ -58,8 +61,20 @@ struct Shared {
     targets: AtomicUsize,
     /// Number of copied stacks in the queue.
     copies: AtomicUsize,
+    waits: WaitCounters,
     /// By process ID.
     configurations: Mutex<HashMap<i32, Arc<Configuration>>>,
+}
+
+/// See [`WaitFacts`].
+#[derive(Default)]
+struct WaitCounters {
+    /// In nanoseconds.
+    period: AtomicU64,
+    threads: AtomicU64,
+    read: AtomicU64,
+    torn: AtomicU64,
+    lost: AtomicU64,
 }
 
 impl Shared {
@@ -105,6 +120,7 @@ impl Recorder {
             started: 0,
             serial: 0,
             lost: 0,
+            looks_at_waits: options.wall_frequency.is_some(),
         };
         let mut opened = Vec::new();
         let configured = match &options.targets {
@@ -170,6 +186,25 @@ impl Recorder {
             .insert(pid, Arc::new(configuration));
     }
 
+    /// Passes on what was seen of a thread off the CPU.
+    fn wait(
+        &mut self,
+        mut event: WaitEvent,
+        catalog: &mut Catalog,
+        on_sample: &mut dyn FnMut(Sample),
+    ) {
+        let pid = event.pid();
+        if self.processes.is_before_exec(pid) {
+            return;
+        }
+        if let WaitEvent::New { look, .. } = &mut event {
+            self.processes.search_other_context(pid, look.time);
+            self.processes.decode_records(pid, &mut look.runtimes);
+        }
+        // Their stacks are always copied as far as they can be.
+        let _ = self.processes.wait(event, catalog, on_sample);
+    }
+
     fn sample(&mut self, taken: WorkerSample, catalog: &mut Catalog) -> Sample {
         let WorkerSample {
             serial,
@@ -216,6 +251,7 @@ impl Recorder {
 impl Backend for Recorder {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         self.processes.second_walk.begin();
+        self.processes.begin_waits();
         for _ in 0..QUEUE {
             match self.messages.try_recv() {
                 Ok(Message::Sample(taken)) if self.processes.is_before_exec(taken.pid) => {
@@ -223,6 +259,7 @@ impl Backend for Recorder {
                     self.shared.copies.fetch_sub(copies, Ordering::Relaxed);
                 }
                 Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),
+                Ok(Message::Wait(event)) => self.wait(event, catalog, on_sample),
                 Ok(Message::Exec(pid)) => self.processes.exec(pid, u64::MAX),
                 Ok(Message::Exited(pid)) => self.processes.exiting(pid),
                 Err(_) => break,
@@ -251,6 +288,21 @@ impl Backend for Recorder {
             // A panic was already printed.
             let _ = worker.join();
         }
+    }
+
+    fn waits(&self) -> Option<WaitFacts> {
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let waits = &self.shared.waits;
+        let period = load(&waits.period);
+        self.looks_at_waits.then(|| WaitFacts {
+            method: WaitMethod::Files,
+            frequency: 1_000_000_000_u64.checked_div(period).unwrap_or(0) as u32,
+            interval: Duration::from_nanos(period),
+            threads: load(&waits.threads),
+            read: load(&waits.read),
+            torn: load(&waits.torn),
+            lost: load(&waits.lost),
+        })
     }
 
     fn has_targets(&self) -> bool {

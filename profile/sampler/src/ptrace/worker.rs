@@ -16,7 +16,9 @@ use otelctx_sample::StackEnd;
 use super::account::EndedThreads;
 use super::code::CodeReader;
 use super::target::{DueThread, ReadOptions, Target, start_ticks};
+use super::waits::{Subject, Waits};
 use super::{Shared, WorkerSample};
+use crate::waits::WaitEvent;
 use crate::{Options, Targets, nanoseconds};
 
 /// Time between two surveys: which processes exist, and which of them have run.
@@ -39,6 +41,7 @@ const UNKNOWN_LOSS: u64 = 1;
 
 pub(super) enum Message {
     Sample(WorkerSample),
+    Wait(WaitEvent),
     Exec(i32),
     Exited(i32),
 }
@@ -58,6 +61,9 @@ pub(super) struct Worker {
     /// CPU time of processes that are not traceable, in nanoseconds, less the counted periods.
     skipped: u64,
     code: CodeReader,
+    /// Threads that run are sampled.
+    on_cpu: bool,
+    waits: Option<Waits>,
     without_second_walk: bool,
     messages: SyncSender<Message>,
     shared: Arc<Shared>,
@@ -77,15 +83,19 @@ impl Worker {
         {
             code.read_ahead(pids, Options::MAX_READ_AHEAD);
         }
+        let read_options = ReadOptions {
+            user_stacks: options.user_stacks,
+            max_record,
+            period: options.period(),
+        };
+        let wall = options.wall_frequency;
         Ok(Self {
             targets: HashMap::default(),
             whole_machine: options.targets == Targets::All,
             with_children: options.children,
-            read_options: ReadOptions {
-                user_stacks: options.user_stacks,
-                max_record,
-                period: options.period(),
-            },
+            read_options,
+            on_cpu: options.on_cpu,
+            waits: wall.map(|frequency| Waits::new(frequency, read_options)),
             budget: TICK_BUDGET,
             start: nanoseconds(libc::CLOCK_BOOTTIME) / TICK,
             older_children: HashSet::default(),
@@ -143,8 +153,12 @@ impl Worker {
                 self.survey();
                 surveyed = Instant::now();
             }
-            self.tick();
+            if self.on_cpu {
+                self.tick();
+            }
+            self.look_at_waits();
         }
+        self.look_at_rest();
         self.close();
     }
 
@@ -165,6 +179,9 @@ impl Worker {
     }
 
     fn close(&mut self) {
+        if !self.on_cpu {
+            return;
+        }
         let mut due = Vec::new();
         let mut lost = 0;
         for target in self.targets.values_mut() {
@@ -215,9 +232,7 @@ impl Worker {
             return;
         };
         if target.refresh_memory() {
-            self.code.forget(due.pid);
-            self.shared.configurations().remove(&due.pid);
-            self.send(Message::Exec(due.pid));
+            self.executed(due.pid);
         }
         let configuration = self.shared.configurations().get(&due.pid).cloned();
         let with_stack = self.read_options.user_stacks;
@@ -256,6 +271,78 @@ impl Worker {
         }));
     }
 
+    /// Forgets the former program of a process.
+    fn executed(&mut self, pid: i32) {
+        self.code.forget(pid);
+        self.shared.configurations().remove(&pid);
+        if let Some(waits) = &mut self.waits {
+            waits.forget(pid);
+        }
+        self.send(Message::Exec(pid));
+    }
+
+    /// Looks at some of the threads off the CPU.
+    fn look_at_waits(&mut self) {
+        let Some(waits) = &mut self.waits else {
+            return;
+        };
+        if waits.is_round_due() {
+            let targets = self.targets.values().filter(|it| it.is_traceable);
+            let threads = targets.map(|it| {
+                (
+                    it.process.pid(),
+                    it.process.thread_ids().unwrap_or_default(),
+                )
+            });
+            waits.begin(threads);
+            let shared = &self.shared.waits;
+            shared.period.store(waits.period(), Ordering::Relaxed);
+            shared
+                .threads
+                .store(waits.threads() as u64, Ordering::Relaxed);
+        }
+        for (pid, tid) in waits.next(self.read_options.period) {
+            self.look_at(pid, tid);
+        }
+    }
+
+    /// Looks at threads once more: else, the time since the last look would be missing.
+    fn look_at_rest(&mut self) {
+        let rest = self.waits.as_mut().map_or_else(Vec::new, Waits::last);
+        for (pid, tid) in rest {
+            self.look_at(pid, tid);
+        }
+    }
+
+    fn look_at(&mut self, pid: i32, tid: i32) {
+        let Some(target) = self.targets.get_mut(&pid) else {
+            return;
+        };
+        if target.refresh_memory() {
+            self.executed(pid);
+        }
+        let configuration = self.shared.configurations().get(&pid).cloned();
+        let (Some(target), Some(waits)) = (self.targets.get(&pid), &mut self.waits) else {
+            return;
+        };
+        let subject = Subject {
+            process: &target.process,
+            memory: target.memory.as_ref(),
+            configuration: configuration.as_deref(),
+        };
+        let seen = waits.look(&subject, tid);
+        let shared = &self.shared.waits;
+        shared
+            .read
+            .fetch_add(seen.is_read.into(), Ordering::Relaxed);
+        shared
+            .torn
+            .fetch_add(seen.is_torn.into(), Ordering::Relaxed);
+        for event in seen.events {
+            self.send(Message::Wait(event));
+        }
+    }
+
     /// Returns true if a stack of this process may be copied: its code may be newer than the code map.
     fn may_copy(&self, pid: i32) -> bool {
         let waiting = self.shared.copies.load(Ordering::Relaxed);
@@ -267,10 +354,13 @@ impl Worker {
             Message::Sample(sample) => Some(sample.is_copied()),
             _ => None,
         };
+        let is_wait = matches!(message, Message::Wait(_));
         if self.messages.try_send(message).is_ok() {
             return;
         }
-        if let Some(is_copied) = sample {
+        if is_wait {
+            self.shared.waits.lost.fetch_add(1, Ordering::Relaxed);
+        } else if let Some(is_copied) = sample {
             self.shared
                 .copies
                 .fetch_sub(is_copied.into(), Ordering::Relaxed);
