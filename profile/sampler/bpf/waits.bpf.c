@@ -47,8 +47,9 @@ struct task_struct___waits {
     unsigned int __state;
     long state; /* to Linux 5.13 */
     __u64 start_time;
-    int on_cpu;
-    int on_rq;
+    /* Signed before Linux 7, then bytes: the loader makes loads shorter only where both types are unsigned. */
+    unsigned int on_cpu;
+    unsigned int on_rq;
     struct sched_entity se;
     struct sched_info sched_info;
     unsigned long nvcsw;
@@ -517,11 +518,11 @@ int look_at_thread(struct bpf_iter__task *context)
     if (!wait)
         return 0;
 
-    int is_running = *(volatile int *)&task->on_cpu;
+    int is_running = *(volatile unsigned int *)&task->on_cpu;
     IN_ORDER(&counts->barrier);
     __u64 switches = switches_of(task);
     IN_ORDER(&counts->barrier);
-    int is_queued = *(volatile int *)&task->on_rq;
+    int is_queued = *(volatile unsigned int *)&task->on_rq;
     if (bpf_core_field_exists(task->se.sched_delayed) && task->se.sched_delayed)
         is_queued = 0;
     enum displaced by_look = !is_running && is_queued ? displaced(task, current, counts) : NOT_DISPLACED;
@@ -602,7 +603,7 @@ int look_at_thread(struct bpf_iter__task *context)
         read_kernel_stack(scratch, thread);
 
     IN_ORDER(&counts->barrier);
-    int runs_now = *(volatile int *)&task->on_cpu;
+    int runs_now = *(volatile unsigned int *)&task->on_cpu;
     IN_ORDER(&counts->barrier);
     int is_kept = !runs_now && switches_of(task) == switches;
     set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);

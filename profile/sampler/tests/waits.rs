@@ -1,0 +1,289 @@
+//! Waits of threads that are hard to look at, by each method: many, stuck, in other namespaces, with pages that never come. None
+//! notices that it is looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::{Feature, is_emulated};
+use otelctx_fixtures::{Compiler, Target, tier};
+use otelctx_sampler::sample::{Catalog, Event, Found, OffCpuState, ReadStep, Sample};
+use otelctx_sampler::{Error, INTERVAL, Options, Sampler, Targets, WaitFacts, WaitMethod};
+
+const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
+
+const METHODS: [WaitMethod; 4] = [
+    WaitMethod::ByProcess,
+    WaitMethod::AllThreads,
+    WaitMethod::TwoWalks,
+    WaitMethod::Files,
+];
+
+struct Recording {
+    sampler: Sampler,
+    catalog: Catalog,
+    samples: Vec<Sample>,
+}
+
+impl Recording {
+    /// Looks at a process's waits by a method, as often as it can. `None`, with a line, without eBPF.
+    fn start(pid: i32, method: WaitMethod) -> Option<Self> {
+        let mut options = Options::new(Targets::Processes(vec![pid]));
+        options.wall_frequency = Some(1000);
+        options.on_cpu = false;
+        options.wait_method = Some(method);
+        options.without_ebpf = method == WaitMethod::Files;
+        let sampler = match Sampler::start(&options) {
+            Err(Error::Waits(refusal)) => return Feature::Ebpf.or_skip(Err(refusal)),
+            started => started.unwrap(),
+        };
+        if !options.without_ebpf {
+            Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+        }
+        Some(Self {
+            sampler,
+            catalog: Catalog::new(),
+            samples: Vec::new(),
+        })
+    }
+
+    fn facts(&self) -> WaitFacts {
+        self.sampler.waits().unwrap()
+    }
+
+    fn drain(&mut self) {
+        std::thread::sleep(INTERVAL);
+        let samples = &mut self.samples;
+        self.sampler
+            .drain(&mut self.catalog, &mut |it| samples.push(it));
+    }
+
+    /// Drains until `is_enough` is true.
+    fn until(&mut self, mut is_enough: impl FnMut(&Self) -> bool) {
+        let start = Instant::now();
+        while !is_enough(self) {
+            let facts = self.facts();
+            assert!(start.elapsed() < TIMEOUT, "{facts:?}");
+            self.drain();
+        }
+    }
+
+    fn tid(&self, sample: &Sample) -> i32 {
+        self.catalog.thread_facts(sample.thread).tid
+    }
+
+    /// Returns what was found of each thread, by its ID.
+    fn found(&self) -> BTreeMap<i32, Vec<(OffCpuState, Found<()>)>> {
+        let mut found = BTreeMap::<_, Vec<_>>::new();
+        for sample in &self.samples {
+            let Event::OffCpu(off) = sample.event else {
+                panic!("{sample:?}");
+            };
+            let seen = (off.state, sample.found.and_then(|_| Found::Attached(())));
+            found.entry(self.tid(sample)).or_default().push(seen);
+        }
+        found
+    }
+}
+
+fn start(source: &str, arguments: &[&str]) -> Option<Target> {
+    let sources = [source, "variable.c", "publish.c"];
+    let program = Compiler::gcc().program(&sources, &["-rdynamic"])?;
+    Some(Target::spawn(Command::new(program).args(arguments)))
+}
+
+/// The IDs of a program's sleepers, in their order.
+fn sleepers(target: &Target) -> Vec<i32> {
+    let ids = target.lines.iter().filter_map(|line| {
+        let id = line.strip_prefix("sleeper ")?.split(' ').next()?;
+        id.parse().ok()
+    });
+    ids.collect()
+}
+
+/// The calls of this program end with EINTR if their thread gets a signal, or is stopped.
+#[test]
+fn no_sleep_ends_because_it_is_looked_at() {
+    for method in METHODS {
+        let Some(mut target) = start("sleepers.c", &[]) else {
+            return;
+        };
+        let tids = sleepers(&target);
+        target.command("report");
+        let Some(mut recording) = Recording::start(target.pid(), method) else {
+            continue;
+        };
+        let enough = if method == WaitMethod::Files {
+            50
+        } else {
+            1_000
+        };
+        let enough = if is_emulated() { enough / 10 } else { enough };
+        recording.until(|it| it.facts().read >= enough);
+        target.lines.clear();
+        target.command("report");
+        let results: Vec<&String> = target
+            .lines
+            .iter()
+            .filter(|it| it.starts_with("result "))
+            .collect();
+        assert_eq!(results.len(), tids.len(), "{method:?}: {results:?}");
+        for result in results {
+            let words: Vec<&str> = result.split(' ').collect();
+            let [_, call, rounds, failures] = words[..] else {
+                panic!("{result}");
+            };
+            assert_ne!(rounds, "0", "{method:?}: {call}");
+            assert_eq!(failures, "0", "{method:?}: {call} of {rounds}");
+        }
+        let found = recording.found();
+        for tid in &tids {
+            assert!(found.contains_key(tid), "{method:?}: thread {tid}");
+        }
+    }
+}
+
+/// Threads in clone(2) with CLONE_VFORK get no signal, and cannot be stopped.
+#[test]
+fn a_thread_in_an_uninterruptible_sleep_waits_for_a_disk() {
+    for method in METHODS {
+        let Some(target) = start("idle.c", &["workers=3", "own=2", "stuck"]) else {
+            return;
+        };
+        let tids = sleepers(&target);
+        let Some(mut recording) = Recording::start(target.pid(), method) else {
+            continue;
+        };
+        recording.until(|it| tids.iter().all(|tid| it.found().contains_key(tid)));
+        let found = recording.found();
+        let states = |tid: &i32| -> BTreeSet<OffCpuState> {
+            found[tid].iter().map(|(state, _)| *state).collect()
+        };
+        let (disk, asleep) = (
+            BTreeSet::from([OffCpuState::Disk]),
+            BTreeSet::from([OffCpuState::Asleep]),
+        );
+        assert_eq!(states(&tids[0]), disk, "{method:?}");
+        assert_eq!(states(&tids[1]), disk, "{method:?}");
+        assert_eq!(states(&tids[2]), asleep, "{method:?}");
+    }
+}
+
+#[test]
+fn a_page_that_never_comes_keeps_no_look() {
+    for method in METHODS {
+        let Some(mut target) = start("idle.c", &["workers=3", "withheld"]) else {
+            return;
+        };
+        if target.lines.iter().any(|line| line == "refused") {
+            return eprintln!("skipped: this user may not have pages that another thread provides");
+        }
+        let tids = sleepers(&target);
+        target.command("drop");
+        let Some(mut recording) = Recording::start(target.pid(), method) else {
+            continue;
+        };
+        recording.until(|it| tids.iter().all(|tid| it.found().contains_key(tid)));
+        let found = recording.found();
+        let kinds = |tid: &i32| {
+            let kinds = found[tid].iter().map(|(_, found)| *found);
+            kinds.collect::<Vec<_>>()
+        };
+        let unreadable = Found::Unreadable(ReadStep::Record);
+        for (tid, expected) in tids
+            .iter()
+            .zip([unreadable, Found::Attached(()), unreadable])
+        {
+            let kinds = kinds(tid);
+            assert!(
+                kinds.iter().all(|it| *it == expected),
+                "{method:?}: {kinds:?}"
+            );
+        }
+    }
+}
+
+/// Each is looked at, less often: as many looks a second as with fewer.
+fn looks_at_many(workers: usize, method: WaitMethod) {
+    let Some(target) = start("idle.c", &[&format!("workers={workers}")]) else {
+        return;
+    };
+    let tids: BTreeSet<i32> = sleepers(&target).into_iter().collect();
+    assert_eq!(tids.len(), workers);
+    let Some(mut recording) = Recording::start(target.pid(), method) else {
+        return;
+    };
+    // Not those of the machine's other processes.
+    recording.until(|it| it.facts().read >= workers as u64);
+    let facts = recording.facts();
+    let samples = &mut recording.samples;
+    let catalog = &mut recording.catalog;
+    recording.sampler.stop(catalog, &mut |it| samples.push(it));
+    let attached = recording
+        .samples
+        .iter()
+        .filter(|it| matches!(it.found, Found::Attached(_)));
+    let attached: BTreeSet<i32> = attached
+        .map(|it| recording.catalog.thread_facts(it.thread).tid)
+        .collect();
+    assert!(
+        attached.is_superset(&tids),
+        "{method:?}: {} of {workers}",
+        attached.len()
+    );
+    assert_eq!(facts.lost, 0, "{facts:?}");
+    let looks_in_a_second = if method == WaitMethod::Files {
+        1_000
+    } else {
+        10_000
+    };
+    let interval = Duration::from_secs(1) * facts.threads as u32 / looks_in_a_second;
+    assert!(facts.threads > workers as u64, "{facts:?}");
+    assert_eq!(facts.interval, interval, "{facts:?}");
+}
+
+#[test]
+fn with_many_threads_looks_are_rarer() {
+    if is_emulated() {
+        return eprintln!("skipped: an emulated machine takes too long to start the threads");
+    }
+    for method in [
+        WaitMethod::ByProcess,
+        WaitMethod::TwoWalks,
+        WaitMethod::Files,
+    ] {
+        looks_at_many(2_000, method);
+    }
+}
+
+#[test]
+fn with_100_000_threads_there_is_less_than_one_look_in_a_second() {
+    if tier::left_to_all("100,000 threads") || is_emulated() {
+        return;
+    }
+    looks_at_many(100_000, WaitMethod::ByProcess);
+}
+
+/// Arguments of unshare(1) for a PID namespace with its own `/proc`.
+const NAMESPACE: [&str; 4] = ["--pid", "--fork", "--mount-proc", "--kill-child"];
+
+/// The recorder sees the processes of its own namespace, by their IDs there.
+#[test]
+fn waits_in_the_namespace_of_the_recorder() {
+    let works = Command::new("unshare").args(NAMESPACE).arg("true").output();
+    if !works.is_ok_and(|it| it.status.success()) {
+        return eprintln!("skipped: no namespaces of process IDs (unshare)");
+    }
+    let own = std::env::current_exe().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(NAMESPACE).arg(own).args([
+        "--exact",
+        "no_sleep_ends_because_it_is_looked_at",
+        "a_thread_in_an_uninterruptible_sleep_waits_for_a_disk",
+    ]);
+    let output = command.output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("test result: ok. 2 passed"), "{out}{err}");
+}
