@@ -344,7 +344,8 @@ fn the_firefox_profiler_shows_threads_functions_and_spans() {
     // It takes no time for a thread's first sample.
     let expected = [
         thread("worker-1", "shop", "4712", 60, 5),
-        thread("worker-2", "shop", "4713", 30, 2),
+        // A wait takes no CPU time, and has a marker.
+        thread("worker-2", "shop", "4713", 30, 4),
         thread("other", "other", "9", 0, 0),
     ];
     assert_eq!(threads, expected);
@@ -380,12 +381,26 @@ fn the_firefox_profiler_shows_threads_functions_and_spans() {
     ];
     assert_eq!(functions("t-0"), expected);
     let expected = [
-        function("[kernel]!do_syscall_64", 2, 2),
+        function("[asleep]", 1, 1),
+        function("[kernel]!do_syscall_64", 2, 3),
         function("shop!main", 1, 4),
         function("shop!parse", 1, 1),
         function("shop!serve", 0, 3),
     ];
     assert_eq!(functions("t-1"), expected);
+
+    let asked = ["thread", "markers", "--thread", "t-1", "--list", "--json"];
+    let markers = profiler.ask(&asked).unwrap();
+    let mut markers = markers["flatMarkers"].as_array().unwrap().iter();
+    let wait = markers.find(|it| it["category"] == "Waiting").unwrap();
+    assert_eq!(
+        (&wait["name"], &wait["data"]["state"]),
+        (&"asleep".into(), &"asleep".into())
+    );
+    assert_eq!(
+        (&wait["start"], &wait["duration"]),
+        (&103.into(), &7.into())
+    );
 
     let asked = ["thread", "markers", "--thread", "t-0", "--list", "--json"];
     let markers = profiler.ask(&asked).unwrap();
