@@ -30,11 +30,11 @@ pub(super) fn limits(sampler: &Sampler) -> Vec<String> {
     limits
 }
 
-/// Describes what looks at waits by this method lack.
+/// Describes what scans waits by this method lack.
 fn of_waits(method: WaitMethod) -> Option<&'static str> {
     match method {
         WaitMethod::AllThreads => Some(
-            "looks at waits take more CPU time where many other threads are: before Linux 6.1, eBPF \
+            "scans waits take more CPU time where many other threads are: before Linux 6.1, eBPF \
              visits all threads of the machine",
         ),
         WaitMethod::TwoWalks => Some(
@@ -43,7 +43,7 @@ fn of_waits(method: WaitMethod) -> Option<&'static str> {
              that is read",
         ),
         WaitMethod::Files => Some(
-            "waits are looked at 5 times a second at most, with more than 200 threads less often, \
+            "waits are scanned 5 times a second at most, with more than 200 threads less often, \
              through /proc and without stopping threads: there are no kernel stacks, time in the queue \
              has no context, and stacks end at functions that are unwound by more than the stack pointer",
         ),

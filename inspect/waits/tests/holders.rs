@@ -253,6 +253,7 @@ fn only_the_innermost_functions_count() {
             call: Call::from(&call),
             state: State::Asleep,
             frames,
+            memory: None,
             since: None,
             now: 0,
         };

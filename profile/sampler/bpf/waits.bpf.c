@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Looks at the threads that are off the CPU, without a hook and without stopping any.
+/* Scans the threads that are off the CPU, without a hook and without stopping any.
  *
  * An iterator over threads that may sleep, so that pages which are not in memory are read, too. A thread that it reads may go on
  * meanwhile, so what was read counts only if the thread has not run since before: it is not on a CPU, and has been switched out
@@ -97,7 +97,7 @@ struct wait {
 };
 
 #ifdef TWO_WALKS
-/* Programs of Linux 5.10 keep nothing with a thread itself. Of more threads, those that were looked at longest ago are taken for
+/* Programs of Linux 5.10 keep nothing with a thread itself. Of more threads, the ones that were scanned longest ago are taken for
  * new ones. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -492,7 +492,7 @@ SEC("iter/task")
 #else
 SEC("iter.s/task")
 #endif
-int look_at_thread(struct bpf_iter__task *context)
+int scan_thread(struct bpf_iter__task *context)
 {
     __u32 zero = 0, pid, tid;
     struct seq_file *seq = context->meta->seq;

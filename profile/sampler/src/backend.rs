@@ -32,7 +32,7 @@ pub(crate) trait Backend: Send {
         otelctx_unwind::MAX_FRAMES
     }
 
-    /// Returns how threads off the CPU are looked at, if they are.
+    /// Returns how threads off the CPU are scanned, if they are.
     fn waits(&self) -> Option<WaitFacts> {
         None
     }

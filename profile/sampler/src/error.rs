@@ -20,8 +20,8 @@ pub enum Error {
     /// The contexts of a process could not be read without stopping it.
     #[error("the threads cannot be read without stopping them: {0}")]
     Snapshot(crate::Refusal),
-    /// The kernel does not permit to look at threads off the CPU.
-    #[error("threads that wait cannot be looked at: {0}")]
+    /// The kernel does not permit to scan threads off the CPU.
+    #[error("threads that wait cannot be scanned: {0}")]
     Waits(crate::Refusal),
     /// A CPU's clock could not be started.
     #[error("cannot start a CPU's clock (perf event): {0}")]

@@ -65,12 +65,12 @@ pub use error::Error;
 pub use generated::GeneratedNames;
 #[doc(hidden)]
 pub use generated::announced_functions;
-pub use options::{KernelObject, Options, Targets};
+pub use options::{KernelObject, Options, Targets, WaitMethod};
 pub use otelctx_sample as sample;
 pub use refusal::Refusal;
 pub use sampler::{Method, Sampler};
 pub use tally::{IncompleteStacks, IncompleteSteps, Totals};
-pub use waits::{WaitFacts, WaitMethod};
+pub use waits::WaitFacts;
 
 /// Maximum time between two calls of [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);

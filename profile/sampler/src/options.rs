@@ -7,8 +7,6 @@ use std::time::Duration;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_sample::format::record;
 
-use crate::WaitMethod;
-
 /// The sampled processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
@@ -16,6 +14,21 @@ pub enum Targets {
     All,
     /// These processes, and those they start if [`Options::children`] is set.
     Processes(Vec<i32>),
+}
+
+/// How threads off the CPU are scanned, best first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum WaitMethod {
+    /// An eBPF program visits the threads of each process: Linux 6.1.
+    #[default]
+    ByProcess,
+    /// An eBPF program visits all threads of the machine: Linux 5.18.
+    AllThreads,
+    /// An eBPF program visits all threads of the machine before and after the recorder has read their memory: Linux 5.10.
+    TwoWalks,
+    /// The files of each thread in `/proc` are read, without eBPF.
+    Files,
 }
 
 /// Options for sampling.
@@ -34,7 +47,7 @@ pub struct Options {
     pub frequency: u32,
     /// Sample threads that run. Default: true.
     pub on_cpu: bool,
-    /// Also look at threads that are off the CPU, this often in a second at most: see [`WaitMethod`]. Default: not at all.
+    /// Also scan threads that are off the CPU, this often in a second at most: see [`WaitMethod`]. Default: not at all.
     pub wall_frequency: Option<u32>,
     /// Record the user-space stack. Default: true.
     pub user_stacks: bool,
@@ -61,7 +74,7 @@ pub struct Options {
     /// The kernel programs with the steps of these runtimes: this crate's have none. With eBPF, a
     /// runtime without its step adds nothing: see [`IncompleteSteps`](crate::IncompleteSteps).
     pub kernel_object: Option<KernelObject>,
-    /// Look at threads off the CPU by this method, as where no better one is available: for tests.
+    /// Scan threads off the CPU by this method, as where no better one is available: for tests.
     #[doc(hidden)]
     pub wait_method: Option<WaitMethod>,
     /// Size of each CPU's ring of samples, in bytes. Default: enough for one second.

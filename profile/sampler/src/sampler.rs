@@ -147,7 +147,7 @@ impl Sampler {
         self.backend.max_frames()
     }
 
-    /// Returns how threads off the CPU are looked at, if [`Options::wall_frequency`] asks for it.
+    /// Returns how threads off the CPU are scanned, if [`Options::wall_frequency`] asks for it.
     #[must_use]
     pub fn waits(&self) -> Option<WaitFacts> {
         self.backend.waits()

@@ -10,6 +10,7 @@ use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{Found, Frame, OffCpuState, ReadStep};
 use otelctx_waits::Call;
 
+use crate::options::WaitMethod;
 use crate::second_walk::{BELOW_STACK, CopiedStack, PAGE};
 
 /// Maximum number of bytes that are copied of the stack of a thread off the CPU (`STACK_ROOM` in `bpf/waits.h`).
@@ -179,22 +180,7 @@ pub(crate) fn copy_stack(memory: &dyn Memory, stack_pointer: u64) -> (u64, Vec<u
     (from, bytes)
 }
 
-/// How threads off the CPU are looked at, best first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum WaitMethod {
-    /// An eBPF program visits the threads of each process: Linux 6.1.
-    #[default]
-    ByProcess,
-    /// An eBPF program visits all threads of the machine: Linux 5.18.
-    AllThreads,
-    /// An eBPF program visits all threads of the machine before and after the recorder has read their memory: Linux 5.10.
-    TwoWalks,
-    /// The files of each thread in `/proc` are read, without eBPF.
-    Files,
-}
-
-/// How threads off the CPU are looked at, and what was lost.
+/// How threads off the CPU are scanned, and what was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaitFacts {
@@ -202,7 +188,7 @@ pub struct WaitFacts {
     pub method: WaitMethod,
     /// Looks in a second at present: fewer than were asked for where there are many threads; 0 for less than one.
     pub frequency: u32,
-    /// The time between two looks at present.
+    /// The time between two scans present.
     pub interval: Duration,
     /// Threads at the last look.
     pub threads: u64,
@@ -210,6 +196,6 @@ pub struct WaitFacts {
     pub read: u64,
     /// Waits that ended while they were read: their time counts, without context and stack.
     pub torn: u64,
-    /// Looks at threads that were lost because the recorder was too slow.
+    /// Scans threads that were lost because the recorder was too slow.
     pub lost: u64,
 }

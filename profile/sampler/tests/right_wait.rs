@@ -40,7 +40,7 @@ fn start(way: &SpanProgram, log: &Log) -> Option<Target> {
     Some(Target::spawn(&mut command))
 }
 
-/// Looks at a program's waits by a method, or by the kernel's best one, until `enough` were read, and holds each against what the
+/// Scans a program's waits by a method, or by the kernel's best one, until `enough` were read, and holds each against what the
 /// program notes.
 fn hold(way: &SpanProgram, index: usize, enough: u64, method: Option<WaitMethod>) {
     let name = format!("waits-{}-{index}-{method:?}.log", std::process::id());

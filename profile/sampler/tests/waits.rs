@@ -1,5 +1,5 @@
-//! Waits of threads that are hard to look at, by each method: many, stuck, in other namespaces, with pages that never come. None
-//! notices that it is looked at.
+//! Waits of threads that are hard to scan, by each method: many, stuck, in other namespaces, with pages that never come. None
+//! notices that it is scanned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -26,7 +26,7 @@ struct Recording {
 }
 
 impl Recording {
-    /// Looks at a process's waits by a method, as often as it can. `None`, with a line, without eBPF.
+    /// Scans a process's waits by a method, as often as it can. `None`, with a line, without eBPF.
     fn start(pid: i32, method: WaitMethod) -> Option<Self> {
         let mut options = Options::new(Targets::Processes(vec![pid]));
         options.wall_frequency = Some(1000);
@@ -103,7 +103,7 @@ fn sleepers(target: &Target) -> Vec<i32> {
 
 /// The calls of this program end with EINTR if their thread gets a signal, or is stopped.
 #[test]
-fn no_sleep_ends_because_it_is_looked_at() {
+fn no_sleep_ends_because_it_is_scanned() {
     for method in METHODS {
         let Some(mut target) = start("sleepers.c", &[]) else {
             return;
@@ -203,8 +203,8 @@ fn a_page_that_never_comes_keeps_no_look() {
     }
 }
 
-/// Each is looked at, less often: as many looks a second as with fewer.
-fn looks_at_many(workers: usize, method: WaitMethod) {
+/// Each is scanned, less often: as many scans per second as with fewer.
+fn scans_many(workers: usize, method: WaitMethod) {
     let Some(target) = start("idle.c", &[&format!("workers={workers}")]) else {
         return;
     };
@@ -252,7 +252,7 @@ fn with_many_threads_looks_are_rarer() {
         WaitMethod::TwoWalks,
         WaitMethod::Files,
     ] {
-        looks_at_many(2_000, method);
+        scans_many(2_000, method);
     }
 }
 
@@ -261,7 +261,7 @@ fn with_100_000_threads_there_is_less_than_one_look_in_a_second() {
     if tier::left_to_all("100,000 threads") || is_emulated() {
         return;
     }
-    looks_at_many(100_000, WaitMethod::ByProcess);
+    scans_many(100_000, WaitMethod::ByProcess);
 }
 
 /// Arguments of unshare(1) for a PID namespace with its own `/proc`.
@@ -278,7 +278,7 @@ fn waits_in_the_namespace_of_the_recorder() {
     let mut command = Command::new("unshare");
     command.args(NAMESPACE).arg(own).args([
         "--exact",
-        "no_sleep_ends_because_it_is_looked_at",
+        "no_sleep_ends_because_it_is_scanned",
         "a_thread_in_an_uninterruptible_sleep_waits_for_a_disk",
     ]);
     let output = command.output().unwrap();

@@ -11,8 +11,8 @@ mod send;
 pub(super) mod session;
 mod summary;
 mod unsent;
-mod writer;
 pub(super) mod waits;
+mod writer;
 
 use std::ffi::OsString;
 use std::io::{self, Write};

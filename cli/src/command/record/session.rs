@@ -153,8 +153,7 @@ impl Session {
             std::thread::sleep(left.map_or(interval, |left| left.min(interval)));
             let clock = self.clock(monotonic());
             let start = self.start;
-            let mut push =
-                |sample| in_time(start, sample).iter().for_each(|it| store.push(it));
+            let mut push = |sample| in_time(start, sample).iter().for_each(|it| store.push(it));
             self.sampler.drain(&mut catalog, &mut push);
             let now = Now {
                 clock,

@@ -810,7 +810,7 @@ mod tests {
             lines[2].starts_with("  GIL: held in 100.0 % of 1 sample of"),
             "{text}"
         );
-        let json = serde_json::to_value(summary.json(&[], None)).unwrap();
+        let json = serde_json::to_value(summary.json(&[], None, None)).unwrap();
         assert_eq!(json["samples"], 1);
         assert_eq!(json["waits"]["samples"], 2);
         assert_eq!(json["waits"]["running_ns"], 10_000_000);

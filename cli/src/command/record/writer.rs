@@ -199,7 +199,9 @@ impl<'a> Writer<'a> {
         }
         let lacking = || self.contexts.lacking(arguments.by.as_deref());
         let kept_samples = self.summary.kept();
-        let explanation = self.before.explanation(kept_samples, arguments, &self.targets);
+        let explanation = self
+            .before
+            .explanation(kept_samples, arguments, &self.targets);
         let explanation = explanation.or_else(lacking);
         let text = if arguments.json {
             let kept = self.kept.as_ref();

@@ -27,9 +27,10 @@ use reader::remote::{Error as RemoteError, Process};
 
 use crate::backend::Backend;
 use crate::observation::{Observation, Record};
+use crate::options::WaitMethod;
 use crate::process::check_target;
 use crate::processes::Processes;
-use crate::waits::{WaitEvent, WaitFacts, WaitMethod};
+use crate::waits::{WaitEvent, WaitFacts};
 use crate::{Error, Options, Targets, monotonic};
 use target::{Configuration, Reading};
 use worker::{Message, STOP_TIMEOUT, Worker};
@@ -47,7 +48,7 @@ pub(crate) struct Recorder {
     /// Number of the newest configuration.
     serial: u32,
     lost: u64,
-    looks_at_waits: bool,
+    scans_waits: bool,
 }
 
 #[derive(Default)]
@@ -120,7 +121,7 @@ impl Recorder {
             started: 0,
             serial: 0,
             lost: 0,
-            looks_at_waits: options.wall_frequency.is_some(),
+            scans_waits: options.wall_frequency.is_some(),
         };
         let mut opened = Vec::new();
         let configured = match &options.targets {
@@ -294,7 +295,7 @@ impl Backend for Recorder {
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let waits = &self.shared.waits;
         let period = load(&waits.period);
-        self.looks_at_waits.then(|| WaitFacts {
+        self.scans_waits.then(|| WaitFacts {
             method: WaitMethod::Files,
             frequency: 1_000_000_000_u64.checked_div(period).unwrap_or(0) as u32,
             interval: Duration::from_nanos(period),

@@ -1,9 +1,10 @@
-//! Looks at threads off the CPU through their files in `/proc`, where eBPF is not permitted. None is stopped.
+//! Scans threads off the CPU through their files in `/proc`, where eBPF is not permitted. None is stopped.
 //!
 //! A thread is read while its files prove that it sleeps ([`ThreadFiles`]). That takes some ten microseconds a thread, a hundred
 //! times as long as the eBPF program, so that looks are rare, and spread over the ticks of the worker.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use otelctx_reader::ThreadVariables;
@@ -20,16 +21,16 @@ use crate::monotonic;
 use crate::second_walk::CopiedStack;
 use crate::waits::{Look, Times, WaitEvent, copy_stack, read_record};
 
-/// Maximum number of looks at a thread in a second.
+/// Maximum number of scans a thread in a second.
 const MAX_FREQUENCY: u32 = 5;
 /// Maximum number of looks in a second, at all threads: about a hundredth of a CPU's time.
 const MAX_LOOKS: u64 = 1_000;
 /// Time in the queue that is passed on, in nanoseconds.
 const MIN_QUEUED: u64 = 1_000_000;
-/// Maximum number of threads that the last round looks at.
+/// Maximum number of threads that the last round scans.
 const MAX_LAST: usize = 2_000;
 
-/// A process whose threads are looked at.
+/// A process whose threads are scanned.
 pub(super) struct Subject<'t> {
     pub(super) process: &'t Process,
     /// `None` if it cannot be read.
@@ -37,7 +38,7 @@ pub(super) struct Subject<'t> {
     pub(super) configuration: Option<&'t Configuration>,
 }
 
-/// The looks at the threads of all processes.
+/// The scans the threads of all processes.
 #[derive(Debug)]
 pub(super) struct Waits {
     processes: HashMap<i32, Watched, RandomState>,
@@ -48,7 +49,7 @@ pub(super) struct Waits {
     /// When the current round began, and the last one, in nanoseconds.
     begun: u64,
     last_begun: u64,
-    /// The shortest time between two looks at a thread, in nanoseconds.
+    /// The shortest time between two scans a thread, in nanoseconds.
     shortest: u64,
     read_options: ReadOptions,
     /// Threads whose files are open.
@@ -69,7 +70,7 @@ struct Thread {
     files: Option<ThreadFiles>,
     /// Its ID in the process's own PID namespace.
     inner: i32,
-    /// When it was looked at, in nanoseconds.
+    /// When it was scanned, in nanoseconds.
     looked: u64,
     /// Its time in the queue at the last look, and what of it was not passed on, in nanoseconds.
     queue_time: Option<u64>,
@@ -78,7 +79,7 @@ struct Thread {
     wait: Option<(OffCpuState, u64)>,
 }
 
-/// What a look at a thread has found.
+/// What a scan a thread has found.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) events: Vec<WaitEvent>,
@@ -101,7 +102,7 @@ impl Waits {
         }
     }
 
-    /// Returns the time between two looks at a thread, in nanoseconds.
+    /// Returns the time between two scans a thread, in nanoseconds.
     pub(super) fn period(&self) -> u64 {
         self.shortest
             .max(self.round as u64 * (1_000_000_000 / MAX_LOOKS))
@@ -137,14 +138,14 @@ impl Waits {
         self.round = self.left.len();
     }
 
-    /// Returns the threads to look at in a tick, this many nanoseconds after the last one: all of a round within its period.
+    /// Returns the threads to scan in a tick, this many nanoseconds after the last one: all of a round within its period.
     pub(super) fn next(&mut self, tick: u64) -> Vec<(i32, i32)> {
         let share = self.round as u128 * u128::from(tick) / u128::from(self.period());
         let number = (share as usize + 1).min(self.left.len());
         self.left.drain(..number).collect()
     }
 
-    /// Returns the threads to look at once more before the looks end.
+    /// Returns the threads to scan once more before the looks end.
     pub(super) fn last(&mut self) -> Vec<(i32, i32)> {
         let watched = self.processes.iter();
         let threads = watched.flat_map(|(pid, it)| it.threads.keys().map(|tid| (*pid, *tid)));
@@ -156,7 +157,7 @@ impl Waits {
         self.processes.remove(&pid);
     }
 
-    /// Looks at a thread.
+    /// Scans a thread.
     pub(super) fn look(&mut self, subject: &Subject<'_>, tid: i32) -> Seen {
         let watched = self.processes.entry(subject.process.pid()).or_default();
         let known = watched.threads.remove(&tid);
@@ -173,7 +174,7 @@ impl Waits {
                 Err(_) => return Seen::default(),
             },
         };
-        let mut look = LookAt {
+        let mut look = ThreadScan {
             subject,
             tid,
             now: monotonic(),
@@ -210,8 +211,8 @@ impl Thread {
     }
 }
 
-/// A look at a thread.
-struct LookAt<'l> {
+/// A scan a thread.
+struct ThreadScan<'l> {
     subject: &'l Subject<'l>,
     tid: i32,
     now: u64,
@@ -220,7 +221,7 @@ struct LookAt<'l> {
     round: u64,
 }
 
-impl LookAt<'_> {
+impl ThreadScan<'_> {
     fn thread(&mut self, thread: &mut Thread, files: &mut ThreadFiles) -> std::io::Result<Seen> {
         let mut seen = Seen::default();
         let weight = self.now.saturating_sub(thread.looked);
@@ -323,7 +324,7 @@ impl LookAt<'_> {
             && let Some(registers) = Registers::new(Machine::own(), pointer, stack_pointer)
         {
             let stack = copy_stack(memory, stack_pointer);
-            look.stack = Some(CopiedStack::of_bytes(registers, stack));
+            look.stack = Some(Arc::new(CopiedStack::of_bytes(registers, stack)));
         }
         let configuration = self.subject.configuration;
         let variables = configuration.and_then(|it| it.variables.as_ref());

@@ -156,9 +156,9 @@ impl Worker {
             if self.on_cpu {
                 self.tick();
             }
-            self.look_at_waits();
+            self.scan_waits();
         }
-        self.look_at_rest();
+        self.scan_rest();
         self.close();
     }
 
@@ -281,8 +281,8 @@ impl Worker {
         self.send(Message::Exec(pid));
     }
 
-    /// Looks at some of the threads off the CPU.
-    fn look_at_waits(&mut self) {
+    /// Scans some of the threads off the CPU.
+    fn scan_waits(&mut self) {
         let Some(waits) = &mut self.waits else {
             return;
         };
@@ -302,19 +302,19 @@ impl Worker {
                 .store(waits.threads() as u64, Ordering::Relaxed);
         }
         for (pid, tid) in waits.next(self.read_options.period) {
-            self.look_at(pid, tid);
+            self.scan_wait(pid, tid);
         }
     }
 
-    /// Looks at threads once more: else, the time since the last look would be missing.
-    fn look_at_rest(&mut self) {
+    /// Scans threads once more: else, the time since the last look would be missing.
+    fn scan_rest(&mut self) {
         let rest = self.waits.as_mut().map_or_else(Vec::new, Waits::last);
         for (pid, tid) in rest {
-            self.look_at(pid, tid);
+            self.scan_wait(pid, tid);
         }
     }
 
-    fn look_at(&mut self, pid: i32, tid: i32) {
+    fn scan_wait(&mut self, pid: i32, tid: i32) {
         let Some(target) = self.targets.get_mut(&pid) else {
             return;
         };

@@ -27,7 +27,7 @@ struct KnownWalk {
 }
 
 impl KnownWalks {
-    /// Returns the walk of an equal stack: what it depends on is the same. Other registers than those that point to the stack have
+    /// Returns the walk of an equal stack: what it depends on is the same. Registers that do not point to the stack have
     /// no part in it, as every address of memory that rules read is one on the stack.
     pub(crate) fn get(&self, pid: i32, copied: &CopiedStack) -> Option<&Walked> {
         let known = self.walks.get(&pid)?.get(&key(copied))?;

@@ -1,4 +1,4 @@
-//! The thread that looks at waiting threads, at each tick of its own clock.
+//! The thread that scans waiting threads, at each tick of its own clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::monotonic;
 use crate::waits::{Look, WaitEvent};
 use aya::maps::{Array, MapData};
 
-/// Threads that are looked at in a second at most: a hundredth of a CPU's time.
+/// Threads that are scanned in a second at most: a hundredth of a CPU's time.
 const MAX_LOOKS: u64 = 10_000;
 /// The part of the time between two ticks by which a tick is earlier or later, at random: else ticks would stay in step with
 /// work that is periodic.
@@ -33,7 +33,7 @@ const CATCH_UP: Duration = Duration::from_millis(5);
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// The number of further walks that show which waits are still the same: see `IN_ORDER` in `bpf/waits.bpf.c`.
 const CHECKS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
-/// The priority of the thread among those that run before all others (sched(7), `SCHED_FIFO`).
+/// The priority of the thread among the ones that run before all others (sched(7), `SCHED_FIFO`).
 const PRIORITY: libc::c_int = 1;
 
 /// What the recorder and the thread share.
@@ -106,7 +106,7 @@ impl Looker {
         self.look(0, true, &mut last);
     }
 
-    /// Looks at all threads. Returns their number.
+    /// Scans all threads. Returns their number.
     fn look(&mut self, weight: u64, is_flush: bool, last: &mut u64) -> u64 {
         let now = monotonic();
         *last = now;
@@ -189,7 +189,7 @@ impl Looker {
         decoded
     }
 
-    /// Waits while the recorder has much to do. The time counts for the threads that are looked at afterwards.
+    /// Waits while the recorder has much to do. The time counts for the threads that are scanned afterwards.
     fn wait_for_recorder(&self) {
         while self.shared.queued.load(Ordering::Relaxed) > MAX_QUEUED_BYTES
             && !self.shared.stop.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! Looks at threads that are off the CPU, at the ticks of a clock, without stopping them (`bpf/waits.bpf.c`).
+//! Scans threads that are off the CPU, at the ticks of a clock, without stopping them (`bpf/waits.bpf.c`).
 
 pub(super) mod abi;
 mod iterator;
@@ -20,8 +20,9 @@ use aya::{Btf, Ebpf, EbpfLoader};
 use super::abi::{RECORD_LIMIT, Target};
 use super::namespace;
 use super::object::{find, map};
+use crate::options::WaitMethod;
 use crate::refusal::Refusal;
-use crate::waits::{STACK_ROOM, WaitEvent, WaitFacts, WaitMethod};
+use crate::waits::{STACK_ROOM, WaitEvent, WaitFacts};
 use crate::{Options, Targets, signals};
 use abi::{DEFAULT_STACK, WaitTarget};
 use iterator::Link;
@@ -55,9 +56,9 @@ const MAX_LINKS: usize = 64;
 const MAX_READERS: usize = 1024;
 /// Looks that wait for the recorder at most.
 const MAX_QUEUED: usize = 256;
-const PROGRAM: &str = "look_at_thread";
+const PROGRAM: &str = "scan_thread";
 
-/// The looks at waiting threads.
+/// The scans waiting threads.
 pub(super) struct Waits {
     programs: Ebpf,
     targets: HashMap<MapData, u32, WaitTarget>,
@@ -75,7 +76,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Loads the program, and starts to look at threads of the whole machine, or of processes that are added.
+    /// Loads the program, and starts to scan threads of the whole machine, or of processes that are added.
     pub(super) fn start(options: &Options, frequency: u32) -> Result<Self, Refusal> {
         let best = if Refusal::is_before(READS_MEMORY) {
             WaitMethod::TwoWalks
