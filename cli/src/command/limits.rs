@@ -30,11 +30,11 @@ pub(super) fn limits(sampler: &Sampler) -> Vec<String> {
     limits
 }
 
-/// Describes what scans waits by this method lack.
+/// Describes what scans of waits by this method lack.
 fn of_waits(method: WaitMethod) -> Option<&'static str> {
     match method {
         WaitMethod::AllThreads => Some(
-            "scans waits take more CPU time where many other threads are: before Linux 6.1, eBPF \
+            "scans of waits take more CPU time where many other threads are: before Linux 6.1, eBPF \
              visits all threads of the machine",
         ),
         WaitMethod::TwoWalks => Some(

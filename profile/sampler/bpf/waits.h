@@ -62,7 +62,7 @@ struct wait_target {
     __u32 version;    /* waits that were read under another one are read again */
 };
 
-/* One scan all threads. */
+/* One scan of all threads. */
 struct look {
     __u64 weight;  /* the time since the last one, nanoseconds */
     __u64 started; /* CLOCK_MONOTONIC, nanoseconds */

@@ -34,7 +34,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Recorder {
     loaded: Loaded,
-    /// The scans threads off the CPU.
+    /// The scans of threads off the CPU.
     waits: Option<Waits>,
     processes: Processes,
     side_band: SideBand,

@@ -79,7 +79,7 @@ struct Thread {
     wait: Option<(OffCpuState, u64)>,
 }
 
-/// What a scan a thread has found.
+/// What the scan of a thread has found.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) events: Vec<WaitEvent>,
@@ -211,7 +211,7 @@ impl Thread {
     }
 }
 
-/// A scan a thread.
+/// The scan of one thread.
 struct ThreadScan<'l> {
     subject: &'l Subject<'l>,
     tid: i32,

@@ -58,7 +58,7 @@ const MAX_READERS: usize = 1024;
 const MAX_QUEUED: usize = 256;
 const PROGRAM: &str = "scan_thread";
 
-/// The scans waiting threads.
+/// The scans of waiting threads.
 pub(super) struct Waits {
     programs: Ebpf,
     targets: HashMap<MapData, u32, WaitTarget>,
