@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use otelctx_fixtures::{Random, tier};
 use otelctx_reader::remote::Process;
+use otelctx_waits::untrusted::{KINDS, decode};
 use otelctx_waits::{Call, Reason, Resolver, State, Waiting};
 
 const READ: i64 = libc::SYS_read;
@@ -276,4 +277,32 @@ fn calls_that_wait_for_a_disk_name_the_file() {
         sleep(0, Some(100_000_009_000)),
         "clock_nanosleep until a set time"
     );
+}
+
+/// The fuzz target does this for longer.
+#[test]
+fn whatever_the_kernel_would_write_is_decoded() {
+    let mut random = Random::new(33);
+    let seeds: [&[u8]; 6] = [
+        b"socket:[4711]",
+        b"tfd:        8 events:       19\nPid:\t4711\n",
+        b"\x01\0/run/x.sock\0",
+        b"sl\n   1: 0100007F:9C40 0100007F:1538 01 0:0 0:0 0 0 0 101 1\n",
+        b"0: 2 0 00010000 0001 01  4711 /run/x.sock",
+        b"1: FLOCK  ADVISORY  WRITE 1 a 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 4711 a 0 EOF\n",
+    ];
+    for _ in 0..tier::usual_or_all(20_000, 2_000_000) {
+        let mut bytes = seeds[random.below(6) as usize].to_vec();
+        for _ in 0..random.below(6) {
+            let at = random.below(bytes.len() as u64) as usize;
+            bytes[at] = random.number() as u8;
+        }
+        bytes.truncate(random.below(bytes.len() as u64 + 1) as usize);
+        for kind in 0..KINDS {
+            assert_eq!(decode(kind, &bytes), decode(kind, &bytes));
+        }
+        let name = decode(KINDS - 1, &bytes);
+        assert!(!name.contains(char::is_control), "{name:?}");
+        assert_eq!(decode(KINDS - 1, name.as_bytes()), name);
+    }
 }
