@@ -89,6 +89,8 @@ pub(crate) struct Look {
     pub(crate) switches: u64,
     /// It went on meanwhile: nothing else that was read counts.
     pub(crate) is_torn: bool,
+    /// Its process was executing another program.
+    pub(crate) is_executing: bool,
     /// The configuration under which the record was read.
     pub(crate) serial: u32,
     /// The position of the variable that points to the record.
@@ -117,6 +119,7 @@ impl Look {
             comm,
             switches: 0,
             is_torn: false,
+            is_executing: false,
             serial: 0,
             variable: 0,
             context: Found::NotPublished,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::{Compiler, Target, copy_program};
 use otelctx_sampler::sample::{Catalog, Frame, Sample};
-use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets, WaitMethod};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
@@ -79,12 +79,12 @@ impl Named {
     }
 }
 
-#[test]
-fn each_sample_has_the_name_of_the_program_that_ran() {
+/// Samples the storm, and its waits by a method.
+fn each_has_the_name_of_its_program(waits: Option<WaitMethod>) {
     if is_emulated() {
         return eprintln!("skipped: an emulated machine takes too long for each program");
     }
-    let name = format!("otelctx-storm-{}", std::process::id());
+    let name = format!("otelctx-storm-{}-{waits:?}", std::process::id());
     let folder = Folder(std::env::temp_dir().join(name));
     std::fs::create_dir_all(&folder.0).unwrap();
     let Some(programs) = programs(&folder.0) else {
@@ -95,6 +95,8 @@ fn each_sample_has_the_name_of_the_program_that_ran() {
     let mut target = Target::spawn(&mut command);
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 999;
+    options.wall_frequency = waits.map(|_| 1000);
+    options.wait_method = waits;
     let mut sampler = Sampler::start(&options).unwrap();
     if Feature::Ebpf
         .or_skip(sampler.method().require_ebpf())
@@ -126,4 +128,16 @@ fn each_sample_has_the_name_of_the_program_that_ran() {
     // Each ran a hundred times.
     assert_eq!(named.right.len() as u64, PROGRAMS, "{named:?}");
     assert!(right > EXECUTIONS / 2, "{named:?}");
+}
+
+#[test]
+fn each_sample_has_the_name_of_the_program_that_ran() {
+    each_has_the_name_of_its_program(None);
+}
+
+/// Waits of a program are not taken for those of the next one, nor their stacks.
+#[test]
+fn each_wait_has_the_name_of_the_program_that_waited() {
+    each_has_the_name_of_its_program(Some(WaitMethod::ByProcess));
+    each_has_the_name_of_its_program(Some(WaitMethod::TwoWalks));
 }

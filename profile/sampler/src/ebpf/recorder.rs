@@ -375,7 +375,8 @@ fn pass_on_waits(
 impl Backend for Recorder {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         // Without a limit, a recorder that gets too little CPU time would never finish.
-        let until = monotonic();
+        let now = monotonic();
+        let until = self.waits.as_ref().map_or(now, |it| it.complete_until(now));
         self.loaded.events.begin();
         self.loaded.words.begin();
         self.processes.second_walk.begin();

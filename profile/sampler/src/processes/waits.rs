@@ -137,7 +137,7 @@ impl Processes {
         let known = self.waits.threads.remove(&thread);
         let known = known.filter(|it| it.look.switches == more.switches);
         let Some(mut known) = known else {
-            self.pass_on_unknown(thread, more, catalog, on_sample);
+            // Another program may have waited: its name is not known any more.
             return;
         };
         if known.generation != self.waits.generation {
@@ -153,28 +153,6 @@ impl Processes {
         self.waits.threads.insert(thread, known);
     }
 
-    /// Passes on more time of a wait of a thread that is not known: there were too many, or what said that it began was lost.
-    fn pass_on_unknown(
-        &mut self,
-        (pid, tid): ThreadId,
-        more: Times,
-        catalog: &mut Catalog,
-        on_sample: &mut dyn FnMut(Sample),
-    ) {
-        let tracked = self.following.tracker.get_or_add(pid);
-        let process = tracked.process.reader().and_then(|it| it.running().ok());
-        let name = process.and_then(|it| it.thread_name(tid).ok());
-        let name = name.unwrap_or_default().to_string_lossy().into_owned();
-        let mut look = Look::of((pid, tid), name, more.last);
-        look.is_torn = true;
-        let sample = self.sample_of(&look, &[], None, catalog);
-        for (state, nanoseconds) in OffCpuState::ALL.into_iter().zip(more.by_state) {
-            if nanoseconds > 0 {
-                on_sample(with_time(sample, more.last, state, nanoseconds));
-            }
-        }
-    }
-
     fn begin_wait(
         &mut self,
         mut look: Look,
@@ -184,6 +162,11 @@ impl Processes {
         let thread = (look.pid, look.tid);
         let mut needs = Needs::Nothing;
         let (mut frames, mut end): (Arc<[Frame]>, _) = (Arc::default(), None);
+        look.is_executing = self.is_executing(look.pid, look.time);
+        if look.is_executing {
+            // Its name and its registers may be those with which the next program starts.
+            look.stack = None;
+        }
         let stack = look.stack.take();
         if let Some(stack) = stack.clone() {
             let walked = self.walk_wait(look.pid, look.time, stack);
@@ -253,7 +236,7 @@ impl Processes {
             comm: &look.comm,
             context,
             runtimes,
-            is_executing: false,
+            is_executing: look.is_executing,
             is_early: false,
             user_stack: frames,
             stack_end: end,

@@ -202,6 +202,7 @@ fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
         // One more, so that none is 0.
         switches: head.detail.saturating_sub(1),
         is_torn: head.flags & TORN != 0,
+        is_executing: false,
         serial: head.serial,
         variable,
         context: found(head.outcome, record).and_then(|bytes| Found::Attached(bytes.to_vec())),

@@ -53,6 +53,9 @@ pub(super) struct Shared {
     pub(super) torn: AtomicU64,
     /// Events that the recorder had no room for.
     pub(super) lost: AtomicU64,
+    /// All waits that were read before this time are on the way to the recorder, in nanoseconds of `CLOCK_MONOTONIC`;
+    /// `u64::MAX` between two looks.
+    pub(super) complete: AtomicU64,
     /// Bytes of events on the way to the recorder.
     pub(super) queued: AtomicUsize,
 }
@@ -110,6 +113,7 @@ impl Looker {
     fn look(&mut self, weight: u64, is_flush: bool, last: &mut u64) -> u64 {
         let now = monotonic();
         *last = now;
+        self.shared.complete.store(now, Ordering::Release);
         let parameters = LookParameters {
             weight,
             started: now,
@@ -124,6 +128,7 @@ impl Looker {
                 self.shared.links(|it| drop(it.remove(&pid)));
             }
         }
+        self.shared.complete.store(u64::MAX, Ordering::Release);
         let counts = self.counts.get(&0, 0).unwrap_or_default();
         let since = |of: fn(&LookCounts) -> u64| of(&counts).saturating_sub(of(&before));
         let ended = std::mem::take(&mut self.ended);
@@ -142,8 +147,11 @@ impl Looker {
         let mut file = link.iterate()?;
         while read_more(&mut file, &mut bytes)? {
             if bytes.len() >= MAX_PORTION {
+                // What follows is read later.
+                let now = monotonic();
                 let decoded = self.pass_on(link, &bytes);
                 bytes.drain(..decoded);
+                self.shared.complete.store(now, Ordering::Release);
                 self.set(parameters)?;
             }
         }
