@@ -324,7 +324,9 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
     }
     let answer = otelctx(&["dump"]).expect(2);
     assert!(
-        answer.stderr.contains("<PID|--all|--core <FILE>>"),
+        answer
+            .stderr
+            .contains("<PID|--all|--core <FILE>|--last <SECONDS>>"),
         "{answer:?}"
     );
     let kernel = std::fs::read_to_string("/proc/2/comm");
