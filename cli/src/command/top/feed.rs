@@ -214,8 +214,7 @@ impl<'c> Feed<'c> {
     pub(super) fn close(&mut self) {
         self.drain();
         let counts = self.sampler.counts();
-        let mut slice = counts;
-        slice -= self.counts;
+        let slice = counts.since(self.counts);
         self.settle();
         self.window.close(monotonic(), slice);
         self.counts = counts;
