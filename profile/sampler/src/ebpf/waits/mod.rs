@@ -6,6 +6,7 @@ mod looker;
 mod reader;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -118,6 +119,14 @@ impl Waits {
             visits_all: false,
             version: 0,
         };
+        // The kernel may accept the program and refuse to run it. The recorder's own threads are no targets.
+        let own = waits.link(Some(std::process::id().cast_signed()))?;
+        let mut unused = [0; 64];
+        let is_refused = |error: &std::io::Error| error.raw_os_error() != Some(libc::EAGAIN);
+        match own.iterate().and_then(|mut file| file.read(&mut unused)) {
+            Err(error) if is_refused(&error) => return Err(Refusal::of(error)),
+            _ => {}
+        }
         if options.targets == Targets::All || method != WaitMethod::ByProcess {
             waits.visit_all()?;
         }
