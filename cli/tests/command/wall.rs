@@ -7,7 +7,7 @@ use nix::libc;
 use serde_json::Value;
 
 use crate::refused::{
-    CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, SETCAP, drop_capabilities, is_permitted, is_root,
+    CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, drop_capabilities, is_permitted, is_root,
 };
 use crate::run::{Answer, Scratch, deny_if, given_time, otelctx};
 use crate::target::{SPAN, TRACE, Target};
@@ -379,19 +379,12 @@ fn where_waits_cannot_be_sampled_it_says_why() {
                 assert!(why.is_some(), "{answer:?}");
                 assert_eq!(answer.stdout, "");
                 assert!(!Path::new(&path).exists());
-                assert!(check(why.unwrap().1, lines[1], arguments), "{answer:?}");
+                assert!(check(why.unwrap().1, lines[1]), "{answer:?}");
             }
         }
     };
-    refused(&["-p", &pid, "--ptrace"], &|_| {});
     let answer = otelctx(&["top", "--idle", "-p", &pid]).expect(2);
     assert!(answer.stderr.contains("required arguments"), "{answer:?}");
-    if !is_root() {
-        return;
-    }
-    refused(&["-p", &pid], &|command| {
-        drop_capabilities(command, &[CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]);
-    });
     if !can_sample_waits("refused") {
         return;
     }
@@ -400,14 +393,42 @@ fn where_waits_cannot_be_sampled_it_says_why() {
     });
 }
 
-/// Holds what is said of each way in which waits are refused.
-fn check(why: &str, hint: &str, arguments: &[&str]) -> bool {
+/// Holds what is said where the kernel refuses the program.
+fn check(why: &str, hint: &str) -> bool {
     let usual = "  --wall needs eBPF and Linux 5.18; without it, threads that run are sampled";
-    match arguments {
-        [_, _, "--ptrace"] => {
-            why == "ptrace was requested" && hint == "  --wall needs eBPF: omit --ptrace"
-        }
-        ["--all"] => why.contains("does not accept the eBPF program: ") && hint == usual,
-        _ => why.starts_with("eBPF is not permitted: ") && why.contains(SETCAP) && hint == usual,
+    why.contains("does not accept the eBPF program: ") && hint == usual
+}
+
+#[test]
+fn without_ebpf_waits_are_scanned_through_the_files_of_threads() {
+    if !is_root() {
+        return;
     }
+    let target = Target::start("waiting");
+    let scratch = Scratch::new("waits-files");
+    let path = scratch.path("a.otlp");
+    let pid = target.pid().to_string();
+    let record = |arguments: &[&str], prepare: &dyn Fn(&mut Command)| {
+        given_time(|seconds| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+            let usual = ["record", "--wall", "-p", &pid, "-o", &path, "--json"];
+            command.args(usual).args(["-d", seconds]).args(arguments);
+            prepare(&mut command);
+            let answer = Answer::of(command.output().unwrap()).expect(0);
+            let lines = &answer.stderr;
+            assert!(
+                lines.contains("waits are scanned 5 times a second at most"),
+                "{answer:?}"
+            );
+            let waits = &answer.json()["waits"];
+            match number(&waits["with_context_ns"]) {
+                0 => Err(answer),
+                _ => Ok(()),
+            }
+        });
+    };
+    record(&["--ptrace"], &|_| {});
+    record(&[], &|command| {
+        drop_capabilities(command, &[CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]);
+    });
 }
