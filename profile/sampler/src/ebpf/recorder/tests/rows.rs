@@ -571,6 +571,9 @@ fn mappings_without_room_are_placed_when_there_is_room() {
     assert!(with.remove(&StackEnd::TooManyMappings).is_some());
     let mut without = without;
     without.remove(&StackEnd::TooManyMappings);
+    // Until its mappings are read, the second one's stacks are walked by frame pointers.
+    with.remove(&StackEnd::FramePointers);
+    without.remove(&StackEnd::FramePointers);
     assert_eq!(with, without);
 
     end(&mut recorder, first);
