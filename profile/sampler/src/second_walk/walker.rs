@@ -122,14 +122,20 @@ impl Walker {
         let is_usable = (end != StackEnd::Unreadable || copied.may_be_cut)
             && self.dictionary.len() < MAX_RULES
             && !found.iter().any(is_unknown);
-        // Generated code and unknown files may be others the next time.
-        let is_in_files =
-            |place: &Place| matches!(place.content, Content::File(..) | Content::Vdso);
+        // Generated code may be other code the next time.
+        let is_generated = |frame: &otelctx_unwind::Frame| {
+            let called = frame.address.wrapping_sub(frame.is_caller.into());
+            let mut at = places
+                .iter()
+                .filter(|it| (it.range.0..it.range.1).contains(&called));
+            at.any(|it| matches!(it.content, Content::Generated))
+        };
+        let is_in_files = !found.iter().any(is_generated);
         let stack_words = memory.stack_words.into_inner();
         is_usable.then(|| Walked {
             frames: user_stack::frames(&found).into(),
             end,
-            stack_words: stack_words.filter(|_| places.iter().all(is_in_files)),
+            stack_words: stack_words.filter(|_| is_in_files),
         })
     }
 
