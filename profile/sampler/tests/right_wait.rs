@@ -170,9 +170,9 @@ fn the_span_of_a_wait_is_right_where_files_of_threads_are_read() {
     }
 }
 
-/// Those most likely end while they are read. This fails within 5 s if the program keeps what it has read whatever the thread
-/// has done meanwhile, as does the first test in most runs. If it takes the count of times on a CPU (`pcount`) for the guard in
-/// place of the times switched out, 20,000 reads pass: a read between the rise of that count and the thread's start is rare.
+/// Those most likely end while they are read. Tried once each: where the program keeps what it has read whatever the thread has
+/// done meanwhile, this and the first test fail. Where it takes the count of times on a CPU (`pcount`) for the guard in place of
+/// the times switched out, 20,000 reads pass: a read between the rise of that count and the thread's start is rare.
 #[test]
 fn the_span_of_a_short_wait_is_right() {
     let ways = Sampled::own().span_programs();
