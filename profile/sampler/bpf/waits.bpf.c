@@ -3,7 +3,7 @@
  *
  * An iterator over threads that may sleep, so that pages which are not in memory are read, too. A thread that it reads may go on
  * meanwhile, so what was read counts only if the thread has not run since before: it is not on a CPU, and has been switched out
- * as often as before. As long as that stays so in later looks, it is the same wait, and nothing is read again.
+ * as often as before. As long as that stays so in later scans, it is the same wait, and nothing is read again.
  *
  * Needs Linux 5.18. With TWO_WALKS (walks.bpf.c), it needs 5.10, and reads no memory of processes, which takes a program that may
  * sleep: the loader reads it, and then has the program say which waits are still the same (`is_check`).
@@ -118,15 +118,15 @@ struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
     __type(key, __u32);
-    __type(value, struct look);
-} looks SEC(".maps");
+    __type(value, struct scan);
+} scans SEC(".maps");
 
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
     __type(key, __u32);
-    __type(value, struct look_counts);
-} look_counts SEC(".maps");
+    __type(value, struct scan_counts);
+} scan_counts SEC(".maps");
 
 /* One run at a time: the loader reads from one descriptor after the other. */
 struct scratch {
@@ -245,9 +245,7 @@ static __always_inline int pass_on(struct seq_file *seq, struct scratch *scratch
     set_part(&scratch->times_head, PART_TIMES, sizeof scratch->times);
     scratch->times = wait->times;
     scratch->times.switches = wait->switches;
-    if (bpf_seq_write(seq, head, sizeof *head + sizeof(struct part_head) + sizeof scratch->times))
-        return 0;
-    return 1;
+    return !bpf_seq_write(seq, head, sizeof *head + sizeof(struct part_head) + sizeof scratch->times);
 }
 
 #ifndef TWO_WALKS
@@ -447,23 +445,23 @@ static __always_inline __u64 since(struct task_struct___waits *task, struct task
     return task->sched_info.last_arrival && (__s64)ago > 0 && ago < started ? started - ago : 0;
 }
 
-/* Whether a thread that is ready to run only became so by this program's look: else it would have run, or slept, at the tick. */
+/* Whether a thread that is ready to run only became so by this program's scan: else it would have run, or slept, at the tick. */
 enum displaced { NOT_DISPLACED, RAN, SLEPT };
 static __always_inline enum displaced displaced(struct task_struct___waits *task, struct task_struct___waits *current,
-                                                struct look_counts *look)
+                                                struct scan_counts *scan)
 {
     if (!bpf_core_field_exists(task->sched_info.last_queued))
         return NOT_DISPLACED;
     __u64 arrivals = OF_TASK(current, sched_info.pcount), delay = OF_TASK(current, sched_info.run_delay);
-    if (arrivals != look->known_arrivals) {
-        look->own_delay = delay - look->known_delay;
-        look->known_delay = delay;
-        look->known_arrivals = arrivals;
+    if (arrivals != scan->known_arrivals) {
+        scan->own_delay = delay - scan->known_delay;
+        scan->known_delay = delay;
+        scan->known_arrivals = arrivals;
     }
     __u64 queued = task->sched_info.last_queued, arrival = OF_TASK(current, sched_info.last_arrival);
     if (queued == arrival)
         return RAN;
-    return queued > arrival - look->own_delay - LOOK_SLACK ? SLEPT : NOT_DISPLACED;
+    return queued > arrival - scan->own_delay - SCAN_SLACK ? SLEPT : NOT_DISPLACED;
 }
 
 #ifdef TWO_WALKS
@@ -497,10 +495,10 @@ int scan_thread(struct bpf_iter__task *context)
     __u32 zero = 0, pid, tid;
     struct seq_file *seq = context->meta->seq;
     struct task_struct *thread = context->task;
-    struct look *look = bpf_map_lookup_elem(&looks, &zero);
-    struct look_counts *counts = bpf_map_lookup_elem(&look_counts, &zero);
+    struct scan *scan = bpf_map_lookup_elem(&scans, &zero);
+    struct scan_counts *counts = bpf_map_lookup_elem(&scan_counts, &zero);
     struct scratch *scratch = bpf_map_lookup_elem(&wait_scratch, &zero);
-    if (!thread || !look || !counts || !scratch || thread->flags & PF_KTHREAD)
+    if (!thread || !scan || !counts || !scratch || thread->flags & PF_KTHREAD)
         return 0;
     struct task_struct *own = current_task();
     learn_level(own);
@@ -509,7 +507,7 @@ int scan_thread(struct bpf_iter__task *context)
     static const struct wait_target nothing = {.stack_size = DEFAULT_STACK};
     const struct wait_target *target = bpf_map_lookup_elem(&wait_targets, &pid);
     if (!target) {
-        if (!whole_machine || pid == look->own_pid)
+        if (!whole_machine || pid == scan->own_pid)
             return 0;
         target = &nothing;
     }
@@ -525,9 +523,9 @@ int scan_thread(struct bpf_iter__task *context)
     int is_queued = *(volatile unsigned int *)&task->on_rq;
     if (bpf_core_field_exists(task->se.sched_delayed) && task->se.sched_delayed)
         is_queued = 0;
-    enum displaced by_look = !is_running && is_queued ? displaced(task, current, counts) : NOT_DISPLACED;
-    if (is_running || by_look == RAN) {
-        if (look->is_check)
+    enum displaced by_scan = !is_running && is_queued ? displaced(task, current, counts) : NOT_DISPLACED;
+    if (is_running || by_scan == RAN) {
+        if (scan->is_check)
             return 0;
         if (sum(wait->times.by_state)) {
             if (!pass_on(seq, scratch, wait, pid, tid))
@@ -538,21 +536,21 @@ int scan_thread(struct bpf_iter__task *context)
         counts->seen++;
         return 0;
     }
-    __u32 state = state_of(task, is_queued && by_look != SLEPT);
+    __u32 state = state_of(task, is_queued && by_scan != SLEPT);
     if (state >= WAIT_STATES)
         return 0;
 
     int is_same = wait->switches == switches + 1 && wait->version == target->version;
-    if (look->is_check) {
+    if (scan->is_check) {
         /* What the recorder has read meanwhile counts if this is the same wait. */
         if (is_same)
             pass_on(seq, scratch, wait, pid, tid);
         return 0;
     }
     if (is_same) {
-        wait->times.last = look->started;
-        __u64 now = wait->times.by_state[state] + look->weight;
-        if (look->is_flush || sum(wait->times.by_state) + look->weight >= FLUSH_TIME) {
+        wait->times.last = scan->started;
+        __u64 now = wait->times.by_state[state] + scan->weight;
+        if (scan->is_flush || sum(wait->times.by_state) + scan->weight >= FLUSH_TIME) {
             __u64 before = wait->times.by_state[state];
             wait->times.by_state[state] = now;
             if (!pass_on(seq, scratch, wait, pid, tid)) {
@@ -580,9 +578,9 @@ int scan_thread(struct bpf_iter__task *context)
     head->serial = target->target.serial;
     bpf_probe_read_kernel(head->comm, sizeof head->comm, thread->comm);
     __builtin_memset(part, 0, sizeof *part);
-    part->weight = look->weight;
+    part->weight = scan->weight;
     part->state = state;
-    part->since = since(task, current, look->started);
+    part->since = since(task, current, scan->started);
     __u64 sp = read_call(scratch, thread);
     scratch->call_head.size = scratch->call_head.room = 0;
     scratch->stack_head.size = scratch->stack_head.room = 0;

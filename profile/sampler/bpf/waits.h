@@ -31,7 +31,7 @@ enum wait_state { WAIT_QUEUED, WAIT_ASLEEP, WAIT_DISK, WAIT_STOPPED, WAIT_STATES
 
 struct wait_part {
     __u64 since;  /* CLOCK_MONOTONIC, nanoseconds; 0 if it is unknown */
-    __u64 weight; /* the time that this look stands for, nanoseconds */
+    __u64 weight; /* the time that this scan stands for, nanoseconds */
     __s64 number; /* of the system call; -1 for none */
     __u64 arguments[6];
     __u64 thread_pointer;
@@ -63,7 +63,7 @@ struct wait_target {
 };
 
 /* One scan of all threads. */
-struct look {
+struct scan {
     __u64 weight;  /* the time since the last one, nanoseconds */
     __u64 started; /* CLOCK_MONOTONIC, nanoseconds */
     __u32 own_pid;
@@ -73,7 +73,7 @@ struct look {
 };
 
 /* Threads that were seen, since the program was loaded. */
-struct look_counts {
+struct scan_counts {
     __u64 seen;
     __u64 running;
     __u64 same;
@@ -97,6 +97,6 @@ struct look_counts {
 /* Time of a wait that is passed on, nanoseconds. */
 #define FLUSH_TIME 1000000000ULL
 /* A thread that was woken in this time before the tick was woken by it, nanoseconds. */
-#define LOOK_SLACK 20000
+#define SCAN_SLACK 20000
 
 #endif

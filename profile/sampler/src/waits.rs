@@ -1,7 +1,6 @@
 //! Waits of threads, as they are seen from outside.
 
 use std::sync::Arc;
-
 use std::time::Duration;
 
 use otelctx_reader::ThreadVariables;
@@ -37,7 +36,7 @@ pub(crate) enum WaitEvent {
     New {
         /// More time of the wait that was known before.
         former: Times,
-        look: Box<Look>,
+        snapshot: Box<WaitSnapshot>,
     },
     /// More time of a wait that is known.
     Same {
@@ -46,13 +45,13 @@ pub(crate) enum WaitEvent {
         more: Times,
     },
     /// Time in the queue for a CPU, of which nothing else is known.
-    Queued(Box<Look>),
+    Queued(Box<WaitSnapshot>),
 }
 
 impl WaitEvent {
     pub(crate) fn pid(&self) -> i32 {
         match self {
-            Self::New { look, .. } | Self::Queued(look) => look.pid,
+            Self::New { snapshot, .. } | Self::Queued(snapshot) => snapshot.pid,
             Self::Same { thread, .. } => thread.0,
         }
     }
@@ -60,7 +59,7 @@ impl WaitEvent {
     /// Its time, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn time(&self) -> u64 {
         match self {
-            Self::New { look, .. } | Self::Queued(look) => look.time,
+            Self::New { snapshot, .. } | Self::Queued(snapshot) => snapshot.time,
             Self::Same { time, .. } => *time,
         }
     }
@@ -70,9 +69,9 @@ impl WaitEvent {
         let own = size_of::<Self>();
         match self {
             Self::Same { .. } => own,
-            Self::New { look, .. } | Self::Queued(look) => {
-                let stack = look.stack.as_ref().map_or(0, |it| it.stack.1.len());
-                own + size_of::<Look>() + stack + size_of_val(&look.kernel_stack[..])
+            Self::New { snapshot, .. } | Self::Queued(snapshot) => {
+                let stack = snapshot.stack.as_ref().map_or(0, |it| it.stack.1.len());
+                own + size_of::<WaitSnapshot>() + stack + size_of_val(&snapshot.kernel_stack[..])
             }
         }
     }
@@ -80,7 +79,7 @@ impl WaitEvent {
 
 /// A thread off the CPU, and what was read of it.
 #[derive(Debug)]
-pub(crate) struct Look {
+pub(crate) struct WaitSnapshot {
     pub(crate) time: u64,
     pub(crate) pid: i32,
     pub(crate) tid: i32,
@@ -100,7 +99,7 @@ pub(crate) struct Look {
     pub(crate) state: OffCpuState,
     /// Since when it is off the CPU; 0 if that is unknown.
     pub(crate) since: u64,
-    /// The time that this look stands for, in nanoseconds.
+    /// The time that this snapshot stands for, in nanoseconds.
     pub(crate) weight: u64,
     /// What the call's arguments point to: addresses, and the bytes from there on.
     pub(crate) call_memory: Vec<(u64, Vec<u8>)>,
@@ -109,8 +108,8 @@ pub(crate) struct Look {
     pub(crate) runtimes: Vec<RuntimeReading>,
 }
 
-impl Look {
-    /// Creates a look of which only the thread and its name are known.
+impl WaitSnapshot {
+    /// Creates a snapshot of which only the thread and its name are known.
     pub(crate) fn of((pid, tid): ThreadId, comm: String, time: u64) -> Self {
         Self {
             time,
@@ -189,16 +188,16 @@ pub(crate) fn copy_stack(memory: &dyn Memory, stack_pointer: u64) -> (u64, Vec<u
 pub struct WaitFacts {
     /// The method.
     pub method: WaitMethod,
-    /// Looks in a second at present: fewer than were asked for where there are many threads; 0 for less than one.
+    /// Scans in a second at present: fewer than were asked for where there are many threads; 0 for less than one.
     pub frequency: u32,
-    /// The time between two scans present.
+    /// The time between two scans at present.
     pub interval: Duration,
-    /// Threads at the last look.
+    /// Threads at the last scan.
     pub threads: u64,
     /// Waits of which context and stack were read.
     pub read: u64,
     /// Waits that ended while they were read: their time counts, without context and stack.
     pub torn: u64,
-    /// Scans threads that were lost because the recorder was too slow.
+    /// Scans of threads that were lost because the recorder was too slow.
     pub lost: u64,
 }

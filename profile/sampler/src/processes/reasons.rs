@@ -10,7 +10,7 @@ use otelctx_waits::{Options, Resolver, State, Waiting};
 
 use crate::monotonic;
 use crate::second_walk::CopiedStack;
-use crate::waits::Look;
+use crate::waits::WaitSnapshot;
 
 /// Time for which a reason that a descriptor determines is taken for known, in nanoseconds: meanwhile, it may become
 /// another one.
@@ -57,44 +57,44 @@ impl Reasons {
     /// up soon after.
     pub(super) fn reason(
         &mut self,
-        look: &Look,
+        snapshot: &WaitSnapshot,
         process: Option<&Process>,
         frames: &[Frame],
         stack: Option<&CopiedStack>,
     ) -> Option<Found> {
-        let state = match look.state {
+        let state = match snapshot.state {
             OffCpuState::Asleep => State::Asleep,
             OffCpuState::Disk => State::Disk,
             _ => return None,
         };
-        if look.is_torn {
+        if snapshot.is_torn {
             return None;
         }
-        let descriptor = look.call.only_descriptor();
-        let key = descriptor.map(|it| (look.pid, look.call.number, it));
+        let descriptor = snapshot.call.only_descriptor();
+        let key = descriptor.map(|it| (snapshot.pid, snapshot.call.number, it));
         let now = monotonic();
         if let Some((found, reason)) = key.as_ref().and_then(|it| self.known.get(it))
             && now.saturating_sub(*found) < MAX_AGE
         {
             return Some(reason.clone().into());
         }
-        let mut addresses = frames.iter().filter_map(Frame::address).take(FRAMES);
-        let addresses: Vec<u64> = addresses.by_ref().collect();
+        let addresses = frames.iter().filter_map(Frame::address).take(FRAMES);
+        let addresses: Vec<u64> = addresses.collect();
         let process = process?;
         let memory = NotedMemory {
-            look,
+            snapshot,
             stack,
             process,
             memory: OnceCell::new(),
             is_complete: Cell::new(true),
         };
         let thread = Waiting {
-            tid: look.tid,
-            call: look.call,
+            tid: snapshot.tid,
+            call: snapshot.call,
             state,
             frames: &addresses,
             memory: Some(&memory),
-            since: Some(look.since).filter(|since| *since != 0),
+            since: Some(snapshot.since).filter(|since| *since != 0),
             now,
         };
         let found = self.resolver.reason(process, thread);
@@ -103,7 +103,7 @@ impl Reasons {
             call: found.call.into_owned(),
         };
         let is_certain = || {
-            let is_same = || threads::is_still_asleep(process, look.tid, look.switches);
+            let is_same = || threads::is_still_asleep(process, snapshot.tid, snapshot.switches);
             memory.is_complete.get() || is_same().unwrap_or(false)
         };
         if reason.text == reason.call {
@@ -136,7 +136,7 @@ impl Reasons {
 
 /// Memory as it was when a call was read, and elsewhere the process's as it is.
 struct NotedMemory<'m> {
-    look: &'m Look,
+    snapshot: &'m WaitSnapshot,
     stack: Option<&'m CopiedStack>,
     process: &'m Process,
     /// The process's memory, once it is needed; `None` if it cannot be read.
@@ -148,7 +148,7 @@ struct NotedMemory<'m> {
 impl Memory for NotedMemory<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         let length = buffer.len();
-        for (start, bytes) in &self.look.call_memory {
+        for (start, bytes) in &self.snapshot.call_memory {
             let skip = address
                 .checked_sub(*start)
                 .and_then(|it| usize::try_from(it).ok());

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{
     Catalog, ContextId, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Reason, Sample,
     StackEnd,
@@ -14,7 +13,7 @@ use super::Processes;
 use super::reasons::Reasons;
 use crate::observation::{Observation, Record};
 use crate::tally::Tally;
-use crate::waits::{Look, ThreadId, Times, WaitEvent};
+use crate::waits::{ThreadId, Times, WaitEvent, WaitSnapshot};
 
 /// Maximum number of threads whose waits are kept: 60 MB. Further threads' waits have no context and no stack.
 const MAX_KNOWN: usize = 32_768;
@@ -34,7 +33,7 @@ pub(crate) struct KnownWaits {
 
 #[derive(Debug)]
 struct Known {
-    look: Look,
+    snapshot: WaitSnapshot,
     frames: Arc<[Frame]>,
     end: Option<StackEnd>,
     reason: Option<Reason>,
@@ -110,14 +109,19 @@ impl Processes {
                 self.pass_on(thread, more, catalog, on_sample);
                 Needs::Nothing
             }
-            WaitEvent::New { former, look } => {
-                let thread = (look.pid, look.tid);
+            WaitEvent::New { former, snapshot } => {
+                let thread = (snapshot.pid, snapshot.tid);
                 self.pass_on(thread, former, catalog, on_sample);
-                self.begin_wait(*look, catalog, on_sample)
+                self.begin_wait(*snapshot, catalog, on_sample)
             }
-            WaitEvent::Queued(look) => {
-                let sample = self.sample_of(&look, &[], None, catalog);
-                on_sample(with_time(sample, look.time, look.state, look.weight));
+            WaitEvent::Queued(snapshot) => {
+                let sample = self.sample_of(&snapshot, &[], None, catalog);
+                on_sample(with_time(
+                    sample,
+                    snapshot.time,
+                    snapshot.state,
+                    snapshot.weight,
+                ));
                 Needs::Nothing
             }
         }
@@ -135,13 +139,13 @@ impl Processes {
             return;
         }
         let known = self.waits.threads.remove(&thread);
-        let known = known.filter(|it| it.look.switches == more.switches);
+        let known = known.filter(|it| it.snapshot.switches == more.switches);
         let Some(mut known) = known else {
             // Another program may have waited: its name is not known any more.
             return;
         };
         if known.generation != self.waits.generation {
-            known.sample = self.sample_of(&known.look, &known.frames, known.end, catalog);
+            known.sample = self.sample_of(&known.snapshot, &known.frames, known.end, catalog);
             set_reason(&mut known.sample, known.reason.as_ref(), catalog);
             known.generation = self.waits.generation;
         }
@@ -155,21 +159,21 @@ impl Processes {
 
     fn begin_wait(
         &mut self,
-        mut look: Look,
+        mut snapshot: WaitSnapshot,
         catalog: &mut Catalog,
         on_sample: &mut dyn FnMut(Sample),
     ) -> Needs {
-        let thread = (look.pid, look.tid);
+        let thread = (snapshot.pid, snapshot.tid);
         let mut needs = Needs::Nothing;
         let (mut frames, mut end): (Arc<[Frame]>, _) = (Arc::default(), None);
-        look.is_executing = self.is_executing(look.pid, look.time);
-        if look.is_executing {
+        snapshot.is_executing = self.is_executing(snapshot.pid, snapshot.time);
+        if snapshot.is_executing {
             // Its name and its registers may be those with which the next program starts.
-            look.stack = None;
+            snapshot.stack = None;
         }
-        let stack = look.stack.take();
+        let stack = snapshot.stack.take();
         if let Some(stack) = stack.clone() {
-            let walked = self.walk_wait(look.pid, look.time, stack);
+            let walked = self.walk_wait(snapshot.pid, snapshot.time, stack);
             if let Some(walked) = walked {
                 if walked.end == StackEnd::Unreadable {
                     needs = Needs::LongerStacks;
@@ -177,26 +181,33 @@ impl Processes {
                 (frames, end) = (walked.frames, Some(walked.end));
             }
         }
-        let mut sample = self.sample_of(&look, &frames, end, catalog);
-        let tracked = self.following.tracker.get_or_add(look.pid);
+        let mut sample = self.sample_of(&snapshot, &frames, end, catalog);
+        let tracked = self.following.tracker.get_or_add(snapshot.pid);
         let process = tracked.process.reader().and_then(|it| it.running().ok());
         let reasons = &mut self.waits.reasons;
-        let found = reasons.reason(&look, process, &frames, stack.as_deref());
+        let found = reasons.reason(&snapshot, process, &frames, stack.as_deref());
         let reason = found.map(|mut found| {
             if let Some(holder) = found.holder {
-                let works_on = self.waits.context_of((look.pid, holder), look.since);
+                let works_on = self
+                    .waits
+                    .context_of((snapshot.pid, holder), snapshot.since);
                 found.reason.text += &works_on.map_or_else(String::new, |it| named(catalog, it));
             }
             found.reason
         });
-        look.call_memory = Vec::new();
+        snapshot.call_memory = Vec::new();
         set_reason(&mut sample, reason.as_ref(), catalog);
-        on_sample(with_time(sample, look.time, look.state, look.weight));
-        if look.is_torn || self.waits.threads.len() >= MAX_KNOWN {
+        on_sample(with_time(
+            sample,
+            snapshot.time,
+            snapshot.state,
+            snapshot.weight,
+        ));
+        if snapshot.is_torn || self.waits.threads.len() >= MAX_KNOWN {
             self.waits.threads.remove(&thread);
         } else {
             let known = Known {
-                look,
+                snapshot,
                 frames,
                 end,
                 reason,
@@ -208,47 +219,46 @@ impl Processes {
         needs
     }
 
-    /// Converts a look as a sample of a running thread is converted.
+    /// Converts a snapshot as a sample of a running thread is converted.
     fn sample_of(
         &mut self,
-        look: &Look,
+        snapshot: &WaitSnapshot,
         frames: &[Frame],
         end: Option<StackEnd>,
         catalog: &mut Catalog,
     ) -> Sample {
-        let context = if look.is_torn {
+        let context = if snapshot.is_torn {
             Found::Unreadable(ReadStep::Verify)
         } else {
-            look.context.as_ref().and_then(|bytes| {
+            snapshot.context.as_ref().and_then(|bytes| {
                 Found::Attached(Record {
-                    serial: look.serial,
-                    variable: look.variable,
+                    serial: snapshot.serial,
+                    variable: snapshot.variable,
                     bytes,
                 })
             })
         };
-        let runtimes: Vec<RuntimeReading> = look.runtimes.clone();
         let seen = Observation {
-            time: look.time,
+            time: snapshot.time,
             cpu: 0,
-            pid: look.pid,
-            tid: look.tid,
-            comm: &look.comm,
+            pid: snapshot.pid,
+            tid: snapshot.tid,
+            comm: &snapshot.comm,
             context,
-            runtimes,
-            is_executing: look.is_executing,
+            runtimes: snapshot.runtimes.clone(),
+            is_executing: snapshot.is_executing,
             is_early: false,
             user_stack: frames,
             stack_end: end,
-            kernel_stack: &look.kernel_stack,
+            kernel_stack: &snapshot.kernel_stack,
         };
         std::mem::swap(&mut self.tally, &mut self.waits.tally);
         let mut sample = self.sample(&seen, catalog);
         std::mem::swap(&mut self.tally, &mut self.waits.tally);
         sample.event = Event::OffCpu(OffCpu {
-            state: look.state,
+            state: snapshot.state,
             nanoseconds: 0,
-            since: look.since,
+            since: snapshot.since,
             reason: None,
         });
         sample

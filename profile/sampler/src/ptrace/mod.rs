@@ -198,9 +198,9 @@ impl Recorder {
         if self.processes.is_before_exec(pid) {
             return;
         }
-        if let WaitEvent::New { look, .. } = &mut event {
-            self.processes.search_other_context(pid, look.time);
-            self.processes.decode_records(pid, &mut look.runtimes);
+        if let WaitEvent::New { snapshot, .. } = &mut event {
+            self.processes.search_other_context(pid, snapshot.time);
+            self.processes.decode_records(pid, &mut snapshot.runtimes);
         }
         // Their stacks are always copied as far as they can be.
         let _ = self.processes.wait(event, catalog, on_sample);

@@ -1,7 +1,7 @@
 //! Scans threads off the CPU through their files in `/proc`, where eBPF is not permitted. None is stopped.
 //!
 //! A thread is read while its files prove that it sleeps ([`ThreadFiles`]). That takes some ten microseconds a thread, a hundred
-//! times as long as the eBPF program, so that looks are rare, and spread over the ticks of the worker.
+//! times as long as the eBPF program, so that scans are rare, and spread over the ticks of the worker.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use otelctx_unwind::Registers;
 use super::target::{Configuration, ReadOptions};
 use crate::monotonic;
 use crate::second_walk::CopiedStack;
-use crate::waits::{Look, Times, WaitEvent, copy_stack, read_record};
+use crate::waits::{Times, WaitEvent, WaitSnapshot, copy_stack, read_record};
 
-/// Maximum number of scans a thread in a second.
+/// Maximum number of scans of a thread in a second.
 const MAX_FREQUENCY: u32 = 5;
-/// Maximum number of looks in a second, at all threads: about a hundredth of a CPU's time.
-const MAX_LOOKS: u64 = 1_000;
+/// Maximum number of scans of threads in a second: about a hundredth of a CPU's time.
+const MAX_SCANS: u64 = 1_000;
 /// Time in the queue that is passed on, in nanoseconds.
 const MIN_QUEUED: u64 = 1_000_000;
 /// Maximum number of threads that the last round scans.
@@ -38,7 +38,7 @@ pub(super) struct Subject<'t> {
     pub(super) configuration: Option<&'t Configuration>,
 }
 
-/// The scans the threads of all processes.
+/// The scans of the threads of all processes.
 #[derive(Debug)]
 pub(super) struct Waits {
     processes: HashMap<i32, Watched, RandomState>,
@@ -49,7 +49,7 @@ pub(super) struct Waits {
     /// When the current round began, and the last one, in nanoseconds.
     begun: u64,
     last_begun: u64,
-    /// The shortest time between two scans a thread, in nanoseconds.
+    /// The shortest time between two scans of a thread, in nanoseconds.
     shortest: u64,
     read_options: ReadOptions,
     /// Threads whose files are open.
@@ -72,7 +72,7 @@ struct Thread {
     inner: i32,
     /// When it was scanned, in nanoseconds.
     looked: u64,
-    /// Its time in the queue at the last look, and what of it was not passed on, in nanoseconds.
+    /// Its time in the queue at the last scan, and what of it was not passed on, in nanoseconds.
     queue_time: Option<u64>,
     queued: u64,
     /// The wait that is known: its state, and how often the thread had been switched out.
@@ -102,10 +102,10 @@ impl Waits {
         }
     }
 
-    /// Returns the time between two scans a thread, in nanoseconds.
+    /// Returns the time between two scans of a thread, in nanoseconds.
     pub(super) fn period(&self) -> u64 {
         self.shortest
-            .max(self.round as u64 * (1_000_000_000 / MAX_LOOKS))
+            .max(self.round as u64 * (1_000_000_000 / MAX_SCANS))
     }
 
     /// Returns the number of threads in the current round.
@@ -145,7 +145,7 @@ impl Waits {
         self.left.drain(..number).collect()
     }
 
-    /// Returns the threads to scan once more before the looks end.
+    /// Returns the threads to scan once more before the scans end.
     pub(super) fn last(&mut self) -> Vec<(i32, i32)> {
         let watched = self.processes.iter();
         let threads = watched.flat_map(|(pid, it)| it.threads.keys().map(|tid| (*pid, *tid)));
@@ -158,7 +158,7 @@ impl Waits {
     }
 
     /// Scans a thread.
-    pub(super) fn look(&mut self, subject: &Subject<'_>, tid: i32) -> Seen {
+    pub(super) fn scan(&mut self, subject: &Subject<'_>, tid: i32) -> Seen {
         let watched = self.processes.entry(subject.process.pid()).or_default();
         let known = watched.threads.remove(&tid);
         let Some(mut thread) = known.or_else(|| Thread::new(subject.process, tid, self.last_begun))
@@ -174,7 +174,7 @@ impl Waits {
                 Err(_) => return Seen::default(),
             },
         };
-        let mut look = ThreadScan {
+        let mut snapshot = ThreadScan {
             subject,
             tid,
             now: monotonic(),
@@ -183,7 +183,7 @@ impl Waits {
             round: self.begun,
         };
         // It has ended.
-        let Ok(seen) = look.thread(&mut thread, &mut files) else {
+        let Ok(seen) = snapshot.thread(&mut thread, &mut files) else {
             self.open -= usize::from(was_open);
             return Seen::default();
         };
@@ -230,9 +230,10 @@ impl ThreadScan<'_> {
             thread.queued += total - thread.queue_time.unwrap_or(total).min(total);
             thread.queue_time = Some(total);
             if thread.queued >= MIN_QUEUED {
-                let mut look = self.look(OffCpuState::Queued, std::mem::take(&mut thread.queued));
-                look.is_torn = true;
-                seen.events.push(WaitEvent::Queued(Box::new(look)));
+                let mut snapshot =
+                    self.snapshot(OffCpuState::Queued, std::mem::take(&mut thread.queued));
+                snapshot.is_torn = true;
+                seen.events.push(WaitEvent::Queued(Box::new(snapshot)));
             }
         }
         if let Some(wait) = thread.wait
@@ -245,16 +246,16 @@ impl ThreadScan<'_> {
             return Ok(seen);
         }
         let known = thread.wait.take();
-        let look = match files.protocol() {
+        let snapshot = match files.protocol() {
             Protocol::Schedstat => {
                 if !files.is_asleep()? {
                     return Ok(seen);
                 }
-                let look = files
+                let snapshot = files
                     .call()?
                     .and_then(|call| self.read(&call, thread, weight));
                 seen.is_torn = !files.has_stayed_asleep()?;
-                look
+                snapshot
             }
             Protocol::Status => {
                 let read = |call: &Call| self.read(call, thread, weight);
@@ -262,17 +263,17 @@ impl ThreadScan<'_> {
             }
         };
         if seen.is_torn {
-            let mut look = self.look(OffCpuState::Asleep, weight);
-            look.is_torn = true;
-            seen.events.push(new(look));
-        } else if let Some(look) = look {
-            let wait = (look.state, look.switches);
+            let mut snapshot = self.snapshot(OffCpuState::Asleep, weight);
+            snapshot.is_torn = true;
+            seen.events.push(new(snapshot));
+        } else if let Some(snapshot) = snapshot {
+            let wait = (snapshot.state, snapshot.switches);
             thread.wait = Some(wait);
             seen.is_read = true;
             seen.events.push(if known == Some(wait) {
                 self.same(wait, weight)
             } else {
-                new(look)
+                new(snapshot)
             });
         }
         Ok(seen)
@@ -292,19 +293,19 @@ impl ThreadScan<'_> {
         }
     }
 
-    /// A look of which only the time is known.
-    fn look(&self, state: OffCpuState, weight: u64) -> Look {
+    /// A snapshot of which only the time is known.
+    fn snapshot(&self, state: OffCpuState, weight: u64) -> WaitSnapshot {
         let process = self.subject.process;
         let name = process.thread_name(self.tid).unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
-        let mut look = Look::of((process.pid(), self.tid), name, monotonic());
-        look.serial = self.subject.configuration.map_or(0, |it| it.serial);
-        (look.state, look.weight) = (state, weight);
-        look
+        let mut snapshot = WaitSnapshot::of((process.pid(), self.tid), name, monotonic());
+        snapshot.serial = self.subject.configuration.map_or(0, |it| it.serial);
+        (snapshot.state, snapshot.weight) = (state, weight);
+        snapshot
     }
 
     /// Reads a sleeping thread. `None` if it is ready to run by now.
-    fn read(&mut self, call: &Call, thread: &Thread, weight: u64) -> Option<Look> {
+    fn read(&mut self, call: &Call, thread: &Thread, weight: u64) -> Option<WaitSnapshot> {
         let process = self.subject.process;
         let state = match process.thread_stat(self.tid).ok()?.state() {
             'R' => return None,
@@ -312,9 +313,9 @@ impl ThreadScan<'_> {
             'T' | 't' => OffCpuState::Stopped,
             _ => OffCpuState::Asleep,
         };
-        let mut look = self.look(state, weight);
-        look.switches = threads::switches(process, self.tid).ok()??;
-        look.call = otelctx_waits::Call {
+        let mut snapshot = self.snapshot(state, weight);
+        snapshot.switches = threads::switches(process, self.tid).ok()??;
+        snapshot.call = otelctx_waits::Call {
             number: call.number,
             arguments: call.arguments,
         };
@@ -324,12 +325,12 @@ impl ThreadScan<'_> {
             && let Some(registers) = Registers::new(Machine::own(), pointer, stack_pointer)
         {
             let stack = copy_stack(memory, stack_pointer);
-            look.stack = Some(Arc::new(CopiedStack::of_bytes(registers, stack)));
+            snapshot.stack = Some(Arc::new(CopiedStack::of_bytes(registers, stack)));
         }
         let configuration = self.subject.configuration;
         let variables = configuration.and_then(|it| it.variables.as_ref());
         if let Some(variables) = variables {
-            (look.context, look.variable) = match self.pointer(variables, thread.inner) {
+            (snapshot.context, snapshot.variable) = match self.pointer(variables, thread.inner) {
                 Some(pointer) => read_record(
                     Some(variables),
                     self.subject.memory,
@@ -345,9 +346,9 @@ impl ThreadScan<'_> {
             let pointer = variables.and_then(|it| self.pointer(it, thread.inner));
             let target = LiveProcess::new(process, memory);
             let view = ThreadView::new(self.tid, pointer.unwrap_or(0));
-            look.runtimes = read_thread(&target, &configuration.runtimes, view);
+            snapshot.runtimes = read_thread(&target, &configuration.runtimes, view);
         }
-        Some(look)
+        Some(snapshot)
     }
 
     /// Finds the thread pointer in the C library's list, which is read once in a round at most.
@@ -376,9 +377,9 @@ impl ThreadScan<'_> {
     }
 }
 
-fn new(look: Look) -> WaitEvent {
+fn new(snapshot: WaitSnapshot) -> WaitEvent {
     WaitEvent::New {
         former: Times::default(),
-        look: Box::new(look),
+        snapshot: Box::new(snapshot),
     }
 }

@@ -306,7 +306,7 @@ impl Worker {
         }
     }
 
-    /// Scans threads once more: else, the time since the last look would be missing.
+    /// Scans threads once more: else, the time since the last scan would be missing.
     fn scan_rest(&mut self) {
         let rest = self.waits.as_mut().map_or_else(Vec::new, Waits::last);
         for (pid, tid) in rest {
@@ -330,7 +330,7 @@ impl Worker {
             memory: target.memory.as_ref(),
             configuration: configuration.as_deref(),
         };
-        let seen = waits.look(&subject, tid);
+        let seen = waits.scan(&subject, tid);
         let shared = &self.shared.waits;
         shared
             .read

@@ -10,7 +10,7 @@ use crate::ebpf::abi::{EventHead, Parts, Target, found, part, take};
 use crate::ebpf::copies;
 use crate::ebpf::decode::{name, read_stack};
 use crate::second_walk::CopiedStack;
-use crate::waits::{Look, Times, WaitEvent};
+use crate::waits::{Times, WaitEvent, WaitSnapshot};
 
 /// `enum wait_event_kind`.
 pub(super) mod kind {
@@ -84,10 +84,10 @@ pub(super) struct WaitTarget {
     pub(super) version: u32,
 }
 
-/// `struct look`.
+/// `struct scan`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LookParameters {
+pub(super) struct ScanParameters {
     pub(super) weight: u64,
     pub(super) started: u64,
     pub(super) own_pid: u32,
@@ -96,10 +96,10 @@ pub(super) struct LookParameters {
     pub(super) reserved: u32,
 }
 
-/// `struct look_counts`.
+/// `struct scan_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LookCounts {
+pub(super) struct ScanCounts {
     pub(super) seen: u64,
     pub(super) running: u64,
     pub(super) same: u64,
@@ -120,9 +120,9 @@ unsafe impl Pod for CallMemory {}
 // SAFETY: as above.
 unsafe impl Pod for WaitTarget {}
 // SAFETY: as above.
-unsafe impl Pod for LookParameters {}
+unsafe impl Pod for ScanParameters {}
 // SAFETY: as above.
-unsafe impl Pod for LookCounts {}
+unsafe impl Pod for ScanCounts {}
 
 /// Times of the wait that was known before an event.
 fn times(parts: Parts<'_>) -> WaitTimes {
@@ -156,13 +156,13 @@ pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
         }),
         kind::WAIT => Some(WaitEvent::New {
             former,
-            look: Box::new(look(head, parts, thread)),
+            snapshot: Box::new(snapshot(head, parts, thread)),
         }),
         _ => None,
     }
 }
 
-fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
+fn snapshot(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> WaitSnapshot {
     let (mut wait, mut record, mut variable) = (WaitPart::default(), None, 0);
     let (mut registers, mut stack) = (None, (0, Vec::new()));
     let mut call_memory = Vec::new();
@@ -194,7 +194,7 @@ fn look(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> Look {
             _ => {}
         }
     }
-    Look {
+    WaitSnapshot {
         time: head.time,
         pid,
         tid,
@@ -255,13 +255,13 @@ pub(in crate::ebpf) mod tests {
         layout!("call_piece", CallPiece, [address, size, bytes]);
         layout!("wait_target", WaitTarget, [target, stack_size, version]);
         layout!(
-            "look",
-            LookParameters,
+            "scan",
+            ScanParameters,
             [weight, started, own_pid, is_flush, is_check, reserved]
         );
         layout!(
-            "look_counts",
-            LookCounts,
+            "scan_counts",
+            ScanCounts,
             [
                 seen,
                 running,

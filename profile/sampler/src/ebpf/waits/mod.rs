@@ -2,8 +2,8 @@
 
 pub(super) mod abi;
 mod iterator;
-mod looker;
 mod reader;
+mod scanner;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
@@ -27,10 +27,10 @@ use crate::waits::{STACK_ROOM, WaitEvent, WaitFacts};
 use crate::{Options, Targets, signals};
 use abi::{DEFAULT_STACK, WaitTarget};
 use iterator::Link;
-use looker::{Looker, Shared};
 use otelctx_reader::format::record;
 use reader::MemoryReader;
 pub(super) use reader::Reader;
+use scanner::{Scanner, Shared};
 
 /// The compiled program; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
@@ -55,7 +55,7 @@ const MAX_LINKS: usize = 64;
 /// Maximum number of processes of which the recorder reads something itself: of more, waits have no frames of runtimes, nor, with
 /// two walks, contexts.
 const MAX_READERS: usize = 1024;
-/// Looks that wait for the recorder at most.
+/// Scans that wait for the recorder at most.
 const MAX_QUEUED: usize = 256;
 /// The longest time for which other samples wait for the waits of a scan, in nanoseconds: a fifth of what the rings have room for.
 const MAX_DELAY: u64 = 200_000_000;
@@ -71,7 +71,7 @@ pub(super) struct Waits {
     events: Receiver<Vec<WaitEvent>>,
     /// What was taken over from there.
     pending: VecDeque<WaitEvent>,
-    looker: Option<JoinHandle<()>>,
+    scanner: Option<JoinHandle<()>>,
     method: WaitMethod,
     /// All threads are visited.
     visits_all: bool,
@@ -93,10 +93,10 @@ impl Waits {
         let mut programs = loaded.map_err(|refusal| refusal.needing(MIN_LINUX))?;
         let (sender, events) = sync_channel(MAX_QUEUED);
         let shared = Arc::new(Shared::default());
-        let looker = Looker {
+        let scanner = Scanner {
             shared: shared.clone(),
-            parameters: map(&mut programs, "looks")?,
-            counts: map(&mut programs, "look_counts")?,
+            parameters: map(&mut programs, "scans")?,
+            counts: map(&mut programs, "scan_counts")?,
             events: sender,
             frequency: frequency.max(1),
             memory: (method == WaitMethod::TwoWalks).then(|| {
@@ -114,7 +114,7 @@ impl Waits {
             shared,
             events,
             pending: VecDeque::new(),
-            looker: None,
+            scanner: None,
             method,
             visits_all: false,
             version: 0,
@@ -131,7 +131,7 @@ impl Waits {
             waits.visit_all()?;
         }
         let thread = std::thread::Builder::new().name("otelctx-waits".into());
-        waits.looker = Some(thread.spawn(move || looker.run()).map_err(Refusal::of)?);
+        waits.scanner = Some(thread.spawn(move || scanner.run()).map_err(Refusal::of)?);
         Ok(waits)
     }
 
@@ -223,7 +223,7 @@ impl Waits {
         }
     }
 
-    /// Returns until when the recorder can pass on what it has: `now`, or the time of waits that a look has not passed on yet, but
+    /// Returns until when the recorder can pass on what it has: `now`, or the time of waits that a scan has not passed on yet, but
     /// not long before. Else, a wait could be taken for one of the program that its process has executed since.
     pub(super) fn complete_until(&self, now: u64) -> u64 {
         let complete = self.shared.complete.load(Ordering::Acquire);
@@ -258,17 +258,17 @@ impl Waits {
         }
     }
 
-    /// Ends the looks. What they have found can still be received.
+    /// Ends the scans. What they have found can still be received.
     pub(super) fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(looker) = self.looker.take() {
-            // Its last look has the times of all threads.
-            while !looker.is_finished() {
+        if let Some(scanner) = self.scanner.take() {
+            // Its last scan has the times of all threads.
+            while !scanner.is_finished() {
                 self.begin();
                 std::thread::sleep(Duration::from_millis(1));
             }
             // A panic was already printed.
-            let _ = looker.join();
+            let _ = scanner.join();
         }
     }
 }

@@ -9,7 +9,7 @@ use otelctx_reader::remote::{LiveProcess, Memory, MemoryError, Process, ProcessM
 use otelctx_reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 use otelctx_sample::Found;
 
-use crate::waits::{Look, copy_stack, read_record};
+use crate::waits::{WaitSnapshot, copy_stack, read_record};
 
 /// Maximum number of processes without [`Reader`] whose memory is kept open.
 const MAX_OPEN: usize = 256;
@@ -107,14 +107,14 @@ impl MemoryReader {
         }
     }
 
-    /// Reads context and stack of the thread of a look.
+    /// Reads context and stack of the thread of a scan.
     pub(super) fn read(
         &mut self,
         reader: Option<&Reader>,
-        look: &Look,
+        snapshot: &WaitSnapshot,
         thread_pointer: u64,
     ) -> Reading {
-        let mut reading = Reading::of_runtimes(reader, look.tid, thread_pointer);
+        let mut reading = Reading::of_runtimes(reader, snapshot.tid, thread_pointer);
         let (mut serial, mut context, mut variable) = (0, Found::NotPublished, 0);
         if let Some(reader) = reader {
             let (variables, memory) = (reader.variables.as_ref(), Some(&reader.memory));
@@ -122,16 +122,19 @@ impl MemoryReader {
             (context, variable) = read_record(
                 variables,
                 memory,
-                (look.tid, thread_pointer),
+                (snapshot.tid, thread_pointer),
                 self.max_record,
             );
         }
-        let pointer = look.stack.as_ref().map(|it| it.registers.stack_pointer());
+        let pointer = snapshot
+            .stack
+            .as_ref()
+            .map(|it| it.registers.stack_pointer());
         let pointer = pointer.filter(|_| self.user_stacks);
         let stack = pointer.and_then(|pointer| {
             let memory = match reader {
                 Some(reader) if !is_gone(&reader.memory) => &reader.memory,
-                _ => self.memory(look.pid)?,
+                _ => self.memory(snapshot.pid)?,
             };
             Some(copy_stack(memory, pointer))
         });

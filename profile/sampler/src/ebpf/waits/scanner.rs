@@ -8,28 +8,28 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::abi::{LookCounts, LookParameters, TORN, decode, kind, thread_pointer};
+use super::abi::{ScanCounts, ScanParameters, TORN, decode, kind, thread_pointer};
 use super::iterator::Link;
 use super::reader::{MemoryReader, Reader, Reading};
 use crate::ebpf::abi::{EventHead, Parts, event};
 use crate::monotonic;
-use crate::waits::{Look, WaitEvent};
+use crate::waits::{WaitEvent, WaitSnapshot};
 use aya::maps::{Array, MapData};
 
 /// Threads that are scanned in a second at most: a hundredth of a CPU's time.
-const MAX_LOOKS: u64 = 10_000;
+const MAX_SCANS: u64 = 10_000;
 /// The part of the time between two ticks by which a tick is earlier or later, at random: else ticks would stay in step with
 /// work that is periodic.
 const JITTER: u64 = 4;
 /// Size of the buffer that one call reads into, in bytes: the kernel's is as large.
 const BUFFER: usize = 64 * 1024;
-/// Maximum number of bytes of a look that are decoded at once.
+/// Maximum number of bytes of a scan that are decoded at once.
 const MAX_PORTION: usize = 4 << 20;
-/// Bytes of events that the recorder has not passed on, from which on the looks wait for it.
+/// Bytes of events that the recorder has not passed on, from which on the scans wait for it.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// Time between two checks whether the recorder has caught up.
 const CATCH_UP: Duration = Duration::from_millis(5);
-/// The longest time for which the end of the looks goes unnoticed.
+/// The longest time for which the end of the scans goes unnoticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// The number of further walks that show which waits are still the same: see `IN_ORDER` in `bpf/waits.bpf.c`.
 const CHECKS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
@@ -44,7 +44,7 @@ pub(super) struct Shared {
     links: Mutex<BTreeMap<i32, Arc<Link>>>,
     /// The processes of which something is read here.
     readers: Mutex<BTreeMap<i32, Arc<Reader>>>,
-    /// The time between two looks, at present, in nanoseconds.
+    /// The time between two scans, at present, in nanoseconds.
     pub(super) period: AtomicU64,
     /// Threads at the last tick.
     pub(super) threads: AtomicU64,
@@ -54,7 +54,7 @@ pub(super) struct Shared {
     /// Events that the recorder had no room for.
     pub(super) lost: AtomicU64,
     /// All waits that were read before this time are on the way to the recorder, in nanoseconds of `CLOCK_MONOTONIC`;
-    /// `u64::MAX` between two looks.
+    /// `u64::MAX` between two scans.
     pub(super) complete: AtomicU64,
     /// Bytes of events on the way to the recorder.
     pub(super) queued: AtomicUsize,
@@ -73,21 +73,21 @@ impl Shared {
     }
 }
 
-pub(super) struct Looker {
+pub(super) struct Scanner {
     pub(super) shared: Arc<Shared>,
-    pub(super) parameters: Array<MapData, LookParameters>,
-    pub(super) counts: Array<MapData, LookCounts>,
+    pub(super) parameters: Array<MapData, ScanParameters>,
+    pub(super) counts: Array<MapData, ScanCounts>,
     pub(super) events: SyncSender<Vec<WaitEvent>>,
     /// The frequency that was asked for, in Hz.
     pub(super) frequency: u32,
     /// Reads the memory of processes, if the program does not.
     pub(super) memory: Option<MemoryReader>,
-    /// Waits in the current look that ended while they were read here.
+    /// Waits in the current scan that ended while they were read here.
     pub(super) ended: u64,
     pub(super) buffer: Vec<u8>,
 }
 
-impl Looker {
+impl Scanner {
     pub(super) fn run(mut self) {
         raise_priority();
         let mut last = monotonic();
@@ -100,26 +100,26 @@ impl Looker {
             random = next_random(random);
             let earliest = due - period / JITTER;
             self.sleep_until(earliest + random % (2 * period / JITTER).max(1));
-            let seen = self.look(monotonic().saturating_sub(last), false, &mut last);
-            period = shortest.max(seen.saturating_mul(1_000_000_000 / MAX_LOOKS));
+            let seen = self.scan(monotonic().saturating_sub(last), false, &mut last);
+            period = shortest.max(seen.saturating_mul(1_000_000_000 / MAX_SCANS));
             self.shared.period.store(period, Ordering::Relaxed);
             self.shared.threads.store(seen, Ordering::Relaxed);
         }
         // What is known of waits that go on.
-        self.look(0, true, &mut last);
+        self.scan(0, true, &mut last);
     }
 
     /// Scans all threads. Returns their number.
-    fn look(&mut self, weight: u64, is_flush: bool, last: &mut u64) -> u64 {
+    fn scan(&mut self, weight: u64, is_flush: bool, last: &mut u64) -> u64 {
         let now = monotonic();
         *last = now;
         self.shared.complete.store(now, Ordering::Release);
-        let parameters = LookParameters {
+        let parameters = ScanParameters {
             weight,
             started: now,
             own_pid: std::process::id(),
             is_flush: is_flush.into(),
-            ..LookParameters::default()
+            ..ScanParameters::default()
         };
         let before = self.counts.get(&0, 0).unwrap_or_default();
         for (pid, link) in self.shared.links(|it| it.clone()) {
@@ -130,7 +130,7 @@ impl Looker {
         }
         self.shared.complete.store(u64::MAX, Ordering::Release);
         let counts = self.counts.get(&0, 0).unwrap_or_default();
-        let since = |of: fn(&LookCounts) -> u64| of(&counts).saturating_sub(of(&before));
+        let since = |of: fn(&ScanCounts) -> u64| of(&counts).saturating_sub(of(&before));
         let ended = std::mem::take(&mut self.ended);
         let read = since(|it| it.read).saturating_sub(ended);
         let torn = since(|it| it.torn) + ended;
@@ -140,7 +140,7 @@ impl Looker {
     }
 
     /// Runs the program over the threads of a link, and passes on its events.
-    fn iterate(&mut self, link: &Link, parameters: LookParameters) -> io::Result<()> {
+    fn iterate(&mut self, link: &Link, parameters: ScanParameters) -> io::Result<()> {
         self.set(parameters)?;
         let mut bytes = std::mem::take(&mut self.buffer);
         bytes.clear();
@@ -160,26 +160,26 @@ impl Looker {
         Ok(())
     }
 
-    fn set(&mut self, parameters: LookParameters) -> io::Result<()> {
+    fn set(&mut self, parameters: ScanParameters) -> io::Result<()> {
         let set = self.parameters.set(0, parameters, 0);
         set.map_err(io::Error::other)
     }
 
-    /// Passes on the events of a look. Returns their size.
+    /// Passes on the events of a scan. Returns their size.
     fn pass_on(&mut self, link: &Link, bytes: &[u8]) -> usize {
         let mut readings = self.read(link, bytes);
         let needs_reading = self.memory.is_some();
         let (mut events, mut size) = (Vec::new(), 0);
         let decoded = each(bytes, |head, parts| {
             let mut event = decode(head, parts);
-            if let Some(WaitEvent::New { look, .. }) = &mut event {
-                let was_torn = look.is_torn;
+            if let Some(WaitEvent::New { snapshot, .. }) = &mut event {
+                let was_torn = snapshot.is_torn;
                 add(
-                    look,
+                    snapshot,
                     readings.remove(&(head.tid, head.detail)),
                     needs_reading,
                 );
-                self.ended += u64::from(look.is_torn && !was_torn);
+                self.ended += u64::from(snapshot.is_torn && !was_torn);
             }
             size += event.as_ref().map_or(0, WaitEvent::size);
             events.extend(event);
@@ -221,8 +221,8 @@ impl Looker {
             let reader = readers.get(&head.pid.cast_signed()).map(Arc::as_ref);
             let pointer = thread_pointer(parts.clone());
             let reading = match (memory.as_mut(), decode(head, parts)) {
-                (Some(memory), Some(WaitEvent::New { look, .. })) => {
-                    memory.read(reader, &look, pointer)
+                (Some(memory), Some(WaitEvent::New { snapshot, .. })) => {
+                    memory.read(reader, &snapshot, pointer)
                 }
                 _ => Reading::of_runtimes(reader, head.tid.cast_signed(), pointer),
             };
@@ -241,12 +241,12 @@ impl Looker {
         readings
     }
 
-    /// Returns the waits that are still the same as in the last look, by the thread and the number of its switches.
+    /// Returns the waits that are still the same as in the last scan, by the thread and the number of its switches.
     fn same(&mut self, link: &Link) -> io::Result<HashSet<(u32, u64)>> {
-        self.set(LookParameters {
+        self.set(ScanParameters {
             own_pid: std::process::id(),
             is_check: 1,
-            ..LookParameters::default()
+            ..ScanParameters::default()
         })?;
         let (mut same, mut bytes) = (HashSet::new(), Vec::new());
         let mut file = link.iterate()?;
@@ -259,7 +259,7 @@ impl Looker {
         Ok(same)
     }
 
-    /// Sleeps until a time of `CLOCK_MONOTONIC`, in nanoseconds, or until the looks end.
+    /// Sleeps until a time of `CLOCK_MONOTONIC`, in nanoseconds, or until the scans end.
     fn sleep_until(&self, time: u64) {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let left = Duration::from_nanos(time.saturating_sub(monotonic()));
@@ -287,21 +287,21 @@ fn read_more(file: &mut File, bytes: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// Adds what was read here to a look. If `needs_reading`, a wait of which that does not count has ended.
-fn add(look: &mut Look, reading: Option<Reading>, needs_reading: bool) {
+/// Adds what was read here to a snapshot. If `needs_reading`, a wait of which that does not count has ended.
+fn add(snapshot: &mut WaitSnapshot, reading: Option<Reading>, needs_reading: bool) {
     let Some(reading) = reading else {
         if needs_reading {
-            look.is_torn = true;
-            look.stack = None;
-            look.kernel_stack.clear();
+            snapshot.is_torn = true;
+            snapshot.stack = None;
+            snapshot.kernel_stack.clear();
         }
         return;
     };
-    look.runtimes = reading.runtimes;
+    snapshot.runtimes = reading.runtimes;
     if let Some(read) = reading.memory {
-        look.serial = read.serial;
-        (look.context, look.variable) = (read.context, read.variable);
-        if let Some(copied) = look.stack.as_mut().and_then(Arc::get_mut) {
+        snapshot.serial = read.serial;
+        (snapshot.context, snapshot.variable) = (read.context, read.variable);
+        if let Some(copied) = snapshot.stack.as_mut().and_then(Arc::get_mut) {
             copied.stack = read.stack;
         }
     }
@@ -320,7 +320,7 @@ fn each(bytes: &[u8], mut visit: impl FnMut(&EventHead, Parts<'_>)) -> usize {
     bytes.len() - rest.len()
 }
 
-/// Makes the calling thread run at its ticks even where the CPUs are busy, if that is permitted: a late look finds the threads
+/// Makes the calling thread run at its ticks even where the CPUs are busy, if that is permitted: a late scan finds the threads
 /// that it has waited for, more often than there are.
 fn raise_priority() {
     // SAFETY: all bytes zero are a valid value.
