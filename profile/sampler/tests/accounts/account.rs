@@ -91,6 +91,12 @@ pub(crate) fn judge(
     verdicts.fold(first, Verdict::better)
 }
 
+/// Whether a program is about to switch to another stack, or has just done so.
+pub(crate) fn is_switching(account: &[u8]) -> bool {
+    let mut entries = account.chunks_exact(ENTRY);
+    entries.any(|entry| entry[0] == EITHER)
+}
+
 fn call(entry: &[u8]) -> Call {
     let seven_bits = |address, byte: &u8| address << 7 | u64::from(*byte);
     Call {
