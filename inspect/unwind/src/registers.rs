@@ -73,7 +73,8 @@ impl Registers {
         value.unwrap_or_default()
     }
 
-    pub(crate) fn frame_pointer(&self) -> Option<u64> {
+    /// The frame pointer. `None` if it is not known.
+    pub fn frame_pointer(&self) -> Option<u64> {
         self.get(self.architecture.frame_pointer)
     }
 

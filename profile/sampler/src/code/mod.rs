@@ -169,7 +169,7 @@ impl CodeMappings {
         self.newest(address, address.checked_add(1)?)
     }
 
-    fn contain(&self, address: u64) -> bool {
+    pub(crate) fn contain(&self, address: u64) -> bool {
         let end = address.checked_add(1);
         end.is_some_and(|end| self.ranges.contain(address, end))
     }

@@ -12,7 +12,7 @@ use super::abi::{StackHead, StackPage, StackThread, stack_kind, take};
 use super::object::map;
 use crate::Options;
 use crate::refusal::Refusal;
-use crate::second_walk::{CopiedStack, add_page, copied_code};
+use crate::second_walk::{CopiedStack, StackBytes, add_page, copied_code};
 
 /// Bytes of the kernel's ring buffer for each CPU: copies of a tenth of a second, and far more of usual stacks.
 const SIZE_PER_CPU: u64 = 1 << 20;
@@ -109,7 +109,7 @@ fn copied(thread: &StackThread) -> Option<CopiedStack> {
     let (has_before, has_behind) = (thread.code_before != 0, thread.code_behind != 0);
     Some(CopiedStack {
         registers,
-        stack: (0, Vec::new()),
+        stack: (0, StackBytes::default()),
         code: copied_code(pointer, &thread.code, has_before, has_behind),
         may_be_cut: false,
     })

@@ -271,8 +271,12 @@ impl Processes {
 
     /// The same for the stack of a wait, which may be longer than its copy.
     fn walk_wait(&mut self, pid: i32, time: u64, copied: Arc<CopiedStack>) -> Option<Walked> {
-        if let Some(known) = self.known_walks.get(pid, &copied) {
-            return Some(known.clone());
+        if let Some(tracked) = self.following.tracker.get(pid) {
+            let code = &tracked.data.code;
+            let is_code = |address| code.contain(address);
+            if let Some(known) = self.known_walks.get(pid, &copied, &is_code) {
+                return Some(known.clone());
+            }
         }
         let walked = self.walk(pid, time, copied.clone(), |it| &mut it.wait_walk)?;
         self.known_walks.insert(pid, &copied, &walked);

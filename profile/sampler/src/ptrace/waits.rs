@@ -18,7 +18,7 @@ use otelctx_unwind::Registers;
 
 use super::target::{Configuration, ReadOptions};
 use crate::monotonic;
-use crate::second_walk::CopiedStack;
+use crate::second_walk::{CopiedStack, StackBytes};
 use crate::waits::{Times, WaitEvent, WaitSnapshot, copy_stack, read_record};
 
 /// Maximum number of scans of a thread in a second.
@@ -324,7 +324,8 @@ impl ThreadScan<'_> {
             && let Some(memory) = self.subject.memory
             && let Some(registers) = Registers::new(Machine::own(), pointer, stack_pointer)
         {
-            let stack = copy_stack(memory, stack_pointer);
+            let (start, bytes) = copy_stack(memory, stack_pointer);
+            let stack = (start, StackBytes::Own(bytes));
             snapshot.stack = Some(Arc::new(CopiedStack::of_bytes(registers, stack)));
         }
         let configuration = self.subject.configuration;

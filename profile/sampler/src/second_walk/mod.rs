@@ -7,6 +7,7 @@
 mod known;
 mod walker;
 
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ const REGISTERS: u8 = 33;
 pub(crate) struct CopiedStack {
     pub(crate) registers: Registers,
     /// Address of the first byte, and the bytes from there on.
-    pub(crate) stack: (u64, Vec<u8>),
+    pub(crate) stack: (u64, StackBytes),
     /// The same of the code where the thread was: generated code is in no file.
     pub(crate) code: (u64, Vec<u8>),
     /// The walk may end where the copy does.
@@ -48,7 +49,7 @@ pub(crate) struct CopiedStack {
 
 impl CopiedStack {
     /// Creates a copy of a thread's stack from the bytes of its lowest address on. Its code is in files.
-    pub(crate) fn of_bytes(registers: Registers, stack: (u64, Vec<u8>)) -> Self {
+    pub(crate) fn of_bytes(registers: Registers, stack: (u64, StackBytes)) -> Self {
         let pointer = registers.instruction_pointer();
         Self {
             registers,
@@ -60,7 +61,7 @@ impl CopiedStack {
 
     /// Copies the stack of a stopped thread, as far as it can be read.
     pub(crate) fn of(registers: Registers, memory: &dyn Memory) -> Self {
-        let mut stack = (0, Vec::new());
+        let mut stack = (0, StackBytes::default());
         let lowest = registers.stack_pointer().wrapping_sub(BELOW_STACK);
         let first = lowest - lowest % PAGE as u64;
         for index in 0..(MAX_COPY / PAGE) as u64 {
@@ -94,6 +95,12 @@ impl CopiedStack {
         Some(u64::from_ne_bytes(*word))
     }
 
+    /// Returns the addresses of the copy: the first, and the one behind the last.
+    fn range(&self) -> (u64, u64) {
+        let (start, bytes) = &self.stack;
+        (*start, start.saturating_add(bytes.len() as u64))
+    }
+
     /// Calls `visit` for each word that may be an address of code.
     pub(crate) fn words(&self, visit: &mut dyn FnMut(u64)) {
         visit(self.registers.instruction_pointer());
@@ -105,9 +112,48 @@ impl CopiedStack {
     }
 }
 
+/// The bytes of a copied stack.
+#[derive(Debug)]
+pub(crate) enum StackBytes {
+    Own(Vec<u8>),
+    /// A part of what a scan has read of many threads: its stacks are megabytes, which are not copied once more.
+    Part(Arc<Vec<u8>>, Range<usize>),
+}
+
+impl StackBytes {
+    /// Returns a part of `all` without copying it.
+    pub(crate) fn part(all: &Arc<Vec<u8>>, part: &[u8]) -> Self {
+        let start = part.as_ptr().addr().checked_sub(all.as_ptr().addr());
+        let range = start.map(|start| start..start.saturating_add(part.len()));
+        match range.filter(|it| it.end <= all.len()) {
+            Some(range) => Self::Part(all.clone(), range),
+            None => Self::Own(part.to_vec()),
+        }
+    }
+}
+
+impl Default for StackBytes {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl Deref for StackBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Part(all, range) => all.get(range.clone()).unwrap_or_default(),
+        }
+    }
+}
+
 /// Adds the next page to the copy of a stack.
-pub(crate) fn add_page(stack: &mut (u64, Vec<u8>), address: u64, page: &[u8; PAGE]) {
-    let (start, bytes) = stack;
+pub(crate) fn add_page(stack: &mut (u64, StackBytes), address: u64, page: &[u8; PAGE]) {
+    let (start, StackBytes::Own(bytes)) = stack else {
+        return;
+    };
     if bytes.is_empty() {
         *start = address;
     }
@@ -134,14 +180,14 @@ pub(crate) fn copied_code(
 
 impl Memory for CopiedStack {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        let of = |(start, bytes): &(u64, Vec<u8>)| {
-            let skip = usize::try_from(address.checked_sub(*start)?).ok()?;
-            let bytes = bytes.get(skip..)?.get(..buffer.len())?;
-            Some(bytes.to_vec())
-        };
         let length = buffer.len();
-        let found = of(&self.stack).or_else(|| of(&self.code));
-        buffer.copy_from_slice(&found.ok_or(MemoryError::Unmapped { address, length })?);
+        let of = |start: u64, bytes| {
+            let skip = usize::try_from(address.checked_sub(start)?).ok()?;
+            <[u8]>::get(bytes, skip..)?.get(..length)
+        };
+        let ((stack, bytes), (code, instructions)) = (&self.stack, &self.code);
+        let found = of(*stack, bytes).or_else(|| of(*code, instructions));
+        buffer.copy_from_slice(found.ok_or(MemoryError::Unmapped { address, length })?);
         Ok(())
     }
 }

@@ -194,12 +194,21 @@ struct CopiedMemory<'c> {
 
 impl Memory for CopiedMemory<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let (start, end) = self.copied.range();
+        let is_on_stack = (start..end).contains(&address);
+        let length = buffer.len();
+        if is_on_stack && length > size_of::<u64>() {
+            // The walk asks for whole pages first: only the words that it needs are noted.
+            return Err(MemoryError::Unmapped { address, length });
+        }
         let copied = self.copied.read(address, buffer);
         if copied.is_ok() {
-            let mut words = self.stack_words.borrow_mut();
-            match (<[u8; 8]>::try_from(&*buffer), &mut *words) {
-                (Ok(word), Some(words)) => words.push((address, u64::from_ne_bytes(word))),
-                _ => *words = None,
+            if is_on_stack {
+                let mut words = self.stack_words.borrow_mut();
+                match (<[u8; 8]>::try_from(&*buffer), &mut *words) {
+                    (Ok(word), Some(words)) => words.push((address, u64::from_ne_bytes(word))),
+                    _ => *words = None,
+                }
             }
             return copied;
         }

@@ -9,7 +9,7 @@ use otelctx_waits::Call;
 use crate::ebpf::abi::{EventHead, Parts, Target, found, part, take};
 use crate::ebpf::copies;
 use crate::ebpf::decode::{name, read_stack};
-use crate::second_walk::CopiedStack;
+use crate::second_walk::{CopiedStack, StackBytes};
 use crate::waits::{Times, WaitEvent, WaitSnapshot};
 
 /// `enum wait_event_kind`.
@@ -138,8 +138,12 @@ pub(super) fn thread_pointer(parts: Parts<'_>) -> u64 {
     wait.map_or(0, |(wait, _)| wait.thread_pointer)
 }
 
-/// Decodes an event. `None` for one of an unknown kind.
-pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
+/// Decodes an event of a scan's output. `None` for one of an unknown kind.
+pub(super) fn decode(
+    head: &EventHead,
+    parts: Parts<'_>,
+    output: &Arc<Vec<u8>>,
+) -> Option<WaitEvent> {
     let thread = (head.pid as i32, head.tid as i32);
     let times = times(parts.clone());
     let former = Times {
@@ -156,15 +160,20 @@ pub(super) fn decode(head: &EventHead, parts: Parts<'_>) -> Option<WaitEvent> {
         }),
         kind::WAIT => Some(WaitEvent::New {
             former,
-            snapshot: Box::new(snapshot(head, parts, thread)),
+            snapshot: Box::new(snapshot(head, parts, thread, output)),
         }),
         _ => None,
     }
 }
 
-fn snapshot(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> WaitSnapshot {
+fn snapshot(
+    head: &EventHead,
+    parts: Parts<'_>,
+    (pid, tid): (i32, i32),
+    output: &Arc<Vec<u8>>,
+) -> WaitSnapshot {
     let (mut wait, mut record, mut variable) = (WaitPart::default(), None, 0);
-    let (mut registers, mut stack) = (None, (0, Vec::new()));
+    let (mut registers, mut stack) = (None, (0, StackBytes::default()));
     let mut call_memory = Vec::new();
     let mut kernel_stack: Vec<Frame> = Vec::new();
     for part in parts {
@@ -188,7 +197,7 @@ fn snapshot(head: &EventHead, parts: Parts<'_>, (pid, tid): (i32, i32)) -> WaitS
             }
             wait_part::STACK_BYTES => {
                 if let Some((address, bytes)) = take::<u64>(part.bytes) {
-                    stack = (address, bytes.to_vec());
+                    stack = (address, StackBytes::part(output, bytes));
                 }
             }
             _ => {}

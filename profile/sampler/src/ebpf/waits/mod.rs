@@ -30,7 +30,7 @@ use iterator::Link;
 use otelctx_reader::format::record;
 use reader::MemoryReader;
 pub(super) use reader::Reader;
-use scanner::{Scanner, Shared};
+use scanner::{Output, Scanner, Shared};
 
 /// The compiled program; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
@@ -105,7 +105,7 @@ impl Waits {
                 MemoryReader::new(max_record, options.user_stacks)
             }),
             ended: 0,
-            buffer: Vec::new(),
+            output: Output::default(),
         };
         let mut waits = Self {
             targets: map(&mut programs, "wait_targets")?,

@@ -13,6 +13,7 @@ use super::iterator::Link;
 use super::reader::{MemoryReader, Reader, Reading};
 use crate::ebpf::abi::{EventHead, Parts, event};
 use crate::monotonic;
+use crate::second_walk::StackBytes;
 use crate::waits::{WaitEvent, WaitSnapshot};
 use aya::maps::{Array, MapData};
 
@@ -25,6 +26,10 @@ const JITTER: u64 = 4;
 const BUFFER: usize = 64 * 1024;
 /// Maximum number of bytes of a scan that are decoded at once.
 const MAX_PORTION: usize = 4 << 20;
+/// Maximum number of buffers to use again, as many as there are scans between two of the recorder's turns, and their size in
+/// bytes.
+const MAX_USED: usize = 8;
+const MAX_USED_SIZE: usize = 2 << 20;
 /// Bytes of events that the recorder has not passed on, from which on the scans wait for it.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// Time between two checks whether the recorder has caught up.
@@ -84,7 +89,79 @@ pub(super) struct Scanner {
     pub(super) memory: Option<MemoryReader>,
     /// Waits in the current scan that ended while they were read here.
     pub(super) ended: u64,
-    pub(super) buffer: Vec<u8>,
+    pub(super) output: Output,
+}
+
+/// What was read of an iterator and is not decoded yet.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    /// Stacks that were decoded share it. Else it is used again, and only grows: to fill new memory with zeros takes longer
+    /// than to read.
+    buffer: Arc<Vec<u8>>,
+    filled: usize,
+    /// Former buffers, which the recorder will be done with.
+    used: Vec<Arc<Vec<u8>>>,
+}
+
+impl Output {
+    fn clear(&mut self) {
+        self.filled = 0;
+    }
+
+    /// Reads on from an iterator. Returns false at its end.
+    fn read_more(&mut self, file: &mut File) -> io::Result<bool> {
+        let (start, end) = (self.filled, self.filled + BUFFER);
+        let buffer = self.own();
+        if buffer.len() < end {
+            buffer.resize(end, 0);
+        }
+        match file.read(&mut buffer[start..end]) {
+            Ok(read) => {
+                self.filled += read;
+                Ok(read > 0)
+            }
+            Err(error) => match error.raw_os_error() {
+                // The kernel's iterators pause after many threads without output.
+                Some(libc::EAGAIN | libc::EINTR) => Ok(true),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Returns the buffer, or another one that begins with the same bytes, if it is still in use.
+    fn own(&mut self) -> &mut Vec<u8> {
+        if Arc::get_mut(&mut self.buffer).is_none() {
+            let is_free = |it: &Arc<Vec<u8>>| Arc::strong_count(it) == 1;
+            let free = self.used.iter().position(is_free);
+            let mut buffer = free.map_or_else(Arc::default, |at| self.used.swap_remove(at));
+            let bytes = &self.buffer[..self.filled];
+            let new = Arc::get_mut(&mut buffer).expect("nobody else has it");
+            new.resize(new.len().max(bytes.len()), 0);
+            new[..bytes.len()].copy_from_slice(bytes);
+            let used = std::mem::replace(&mut self.buffer, buffer);
+            if self.used.len() < MAX_USED && used.len() <= MAX_USED_SIZE {
+                self.used.push(used);
+            }
+        }
+        Arc::get_mut(&mut self.buffer).expect("nobody else has it")
+    }
+
+    /// Passes on all events that are complete. Returns their size.
+    fn each(&self, mut visit: impl FnMut(&EventHead, Parts<'_>)) -> usize {
+        let mut rest = &self.buffer[..self.filled];
+        while let Some((head, parts)) = event(rest) {
+            rest = &rest[size_of_val(&head) + head.size as usize..];
+            visit(&head, parts);
+        }
+        self.filled - rest.len()
+    }
+
+    /// Forgets the first bytes, which are decoded.
+    fn remove(&mut self, decoded: usize) {
+        let filled = self.filled;
+        self.own().copy_within(decoded..filled, 0);
+        self.filled -= decoded;
+    }
 }
 
 impl Scanner {
@@ -142,21 +219,21 @@ impl Scanner {
     /// Runs the program over the threads of a link, and passes on its events.
     fn iterate(&mut self, link: &Link, parameters: ScanParameters) -> io::Result<()> {
         self.set(parameters)?;
-        let mut bytes = std::mem::take(&mut self.buffer);
-        bytes.clear();
+        let mut output = std::mem::take(&mut self.output);
+        output.clear();
         let mut file = link.iterate()?;
-        while read_more(&mut file, &mut bytes)? {
-            if bytes.len() >= MAX_PORTION {
+        while output.read_more(&mut file)? {
+            if output.filled >= MAX_PORTION {
                 // What follows is read later.
                 let now = monotonic();
-                let decoded = self.pass_on(link, &bytes);
-                bytes.drain(..decoded);
+                let decoded = self.pass_on(link, &output);
+                output.remove(decoded);
                 self.shared.complete.store(now, Ordering::Release);
                 self.set(parameters)?;
             }
         }
-        self.pass_on(link, &bytes);
-        self.buffer = bytes;
+        self.pass_on(link, &output);
+        self.output = output;
         Ok(())
     }
 
@@ -166,12 +243,12 @@ impl Scanner {
     }
 
     /// Passes on the events of a scan. Returns their size.
-    fn pass_on(&mut self, link: &Link, bytes: &[u8]) -> usize {
-        let mut readings = self.read(link, bytes);
+    fn pass_on(&mut self, link: &Link, output: &Output) -> usize {
+        let mut readings = self.read(link, output);
         let needs_reading = self.memory.is_some();
         let (mut events, mut size) = (Vec::new(), 0);
-        let decoded = each(bytes, |head, parts| {
-            let mut event = decode(head, parts);
+        let decoded = output.each(|head, parts| {
+            let mut event = decode(head, parts, &output.buffer);
             if let Some(WaitEvent::New { snapshot, .. }) = &mut event {
                 let was_torn = snapshot.is_torn;
                 add(
@@ -207,20 +284,20 @@ impl Scanner {
     }
 
     /// Reads what the program does not of the waits that it has found. It counts if they are still the same afterwards.
-    fn read(&mut self, link: &Link, bytes: &[u8]) -> Readings {
+    fn read(&mut self, link: &Link, output: &Output) -> Readings {
         let mut readings = Readings::default();
         let readers = self.shared.readers(|it| it.clone());
         let memory = &mut self.memory;
         if memory.is_none() && !readers.values().any(|it| it.has_runtimes()) {
             return readings;
         }
-        each(bytes, |head, parts| {
+        output.each(|head, parts| {
             if head.kind != kind::WAIT || head.flags & TORN != 0 {
                 return;
             }
             let reader = readers.get(&head.pid.cast_signed()).map(Arc::as_ref);
             let pointer = thread_pointer(parts.clone());
-            let reading = match (memory.as_mut(), decode(head, parts)) {
+            let reading = match (memory.as_mut(), decode(head, parts, &output.buffer)) {
                 (Some(memory), Some(WaitEvent::New { snapshot, .. })) => {
                     memory.read(reader, &snapshot, pointer)
                 }
@@ -248,13 +325,13 @@ impl Scanner {
             is_check: 1,
             ..ScanParameters::default()
         })?;
-        let (mut same, mut bytes) = (HashSet::new(), Vec::new());
+        let (mut same, mut output) = (HashSet::new(), Output::default());
         let mut file = link.iterate()?;
-        while read_more(&mut file, &mut bytes)? {
-            let decoded = each(&bytes, |head, _| {
+        while output.read_more(&mut file)? {
+            let decoded = output.each(|head, _| {
                 same.insert((head.tid, head.detail));
             });
-            bytes.drain(..decoded);
+            output.remove(decoded);
         }
         Ok(same)
     }
@@ -268,22 +345,6 @@ impl Scanner {
             }
             std::thread::sleep(left.min(LONGEST_SLEEP));
         }
-    }
-}
-
-/// Reads on from an iterator. Returns false at its end.
-fn read_more(file: &mut File, bytes: &mut Vec<u8>) -> io::Result<bool> {
-    let filled = bytes.len();
-    bytes.resize(filled + BUFFER, 0);
-    let read = file.read(&mut bytes[filled..]);
-    bytes.truncate(filled + read.as_ref().map_or(0, |read| *read));
-    match read {
-        Ok(read) => Ok(read > 0),
-        Err(error) => match error.raw_os_error() {
-            // The kernel's iterators pause after many threads without output.
-            Some(libc::EAGAIN | libc::EINTR) => Ok(true),
-            _ => Err(error),
-        },
     }
 }
 
@@ -302,23 +363,14 @@ fn add(snapshot: &mut WaitSnapshot, reading: Option<Reading>, needs_reading: boo
         snapshot.serial = read.serial;
         (snapshot.context, snapshot.variable) = (read.context, read.variable);
         if let Some(copied) = snapshot.stack.as_mut().and_then(Arc::get_mut) {
-            copied.stack = read.stack;
+            let (start, bytes) = read.stack;
+            copied.stack = (start, StackBytes::Own(bytes));
         }
     }
 }
 
 /// What was read of threads, by the thread and the number of its switches.
 type Readings = HashMap<(u32, u64), Reading>;
-
-/// Passes on all events that are complete. Returns their size.
-fn each(bytes: &[u8], mut visit: impl FnMut(&EventHead, Parts<'_>)) -> usize {
-    let mut rest = bytes;
-    while let Some((head, parts)) = event(rest) {
-        rest = &rest[size_of_val(&head) + head.size as usize..];
-        visit(&head, parts);
-    }
-    bytes.len() - rest.len()
-}
 
 /// Makes the calling thread run at its ticks even where the CPUs are busy, if that is permitted: a late scan finds the threads
 /// that it has waited for, more often than there are.
