@@ -8,14 +8,20 @@ use serde_json::Value;
 
 use crate::check::check;
 use crate::run::{Scratch, given_time, otelctx, top};
+use crate::wall::can_sample_waits;
 
 /// A process that works on a request, its trace and its span.
 fn traced() -> Option<(Target, [String; 2])> {
     let target = Target::spawn(&mut Node::find()?.traced()?);
+    let ids = ids(&target);
+    Some((target, ids))
+}
+
+/// The trace and the span that a process says.
+fn ids(target: &Target) -> [String; 2] {
     let ids = target.lines.iter().find_map(|it| it.strip_prefix("trace "));
     let (trace, span) = ids.unwrap().split_once(' ').unwrap();
-    let ids = [trace.to_owned(), span.to_owned()];
-    Some((target, ids))
+    [trace.to_owned(), span.to_owned()]
 }
 
 fn text(value: &Value) -> &str {
@@ -100,6 +106,34 @@ fn each_sample_of_a_request_has_its_trace() {
         let (attached, all) = (attached.unwrap(), all.unwrap());
         assert!(attached > 0 && attached * 10 >= all * 9, "{summary:#}");
     }
+}
+
+#[test]
+fn the_wait_of_a_request_has_its_trace() {
+    if !can_sample_waits("nodejs") {
+        return;
+    }
+    let Some(mut command) = Node::find().and_then(|node| node.traced()) else {
+        return;
+    };
+    let target = Target::spawn(command.arg("wait"));
+    let [trace, _] = ids(&target);
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("wall-nodejs");
+    let path = scratch.path("a.otlp");
+    given_time(|seconds| {
+        let usual = ["record", "-p", &pid, "--json", "--wall", "--wall-only"];
+        let arguments = [&usual[..], &["-d", seconds, "-o", &path]].concat();
+        let summary = otelctx(&arguments).expect(0).json();
+        if summary["waits"]["with_context_ns"] == 0 {
+            return Err(summary);
+        }
+        let report = otelctx(&["report", "--json", &path]).expect(0).json();
+        let traces = report["by_trace"].as_array().unwrap();
+        let known: Vec<_> = traces.iter().map(|it| text(&it["trace_id"])).collect();
+        assert_eq!(known, [&*trace], "{report:#}");
+        Ok(())
+    });
 }
 
 #[test]

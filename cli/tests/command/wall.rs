@@ -19,7 +19,7 @@ const THREADS: u64 = 3;
 const BPF_LINK_CREATE: u32 = 28;
 
 /// Returns whether waits can be sampled here.
-fn can_sample_waits(name: &str) -> bool {
+pub(crate) fn can_sample_waits(name: &str) -> bool {
     if !is_root() || !is_permitted(name) {
         return false;
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use otelctx_reader::runtime::RuntimeReading;
 use otelctx_sample::{
     Catalog, ContextId, Event, Found, Frame, OffCpu, OffCpuState, ReadStep, Reason, Sample,
     StackEnd,
@@ -245,7 +246,7 @@ impl Processes {
             tid: snapshot.tid,
             comm: &snapshot.comm,
             context,
-            runtimes: snapshot.runtimes.clone(),
+            runtimes: self.decoded(snapshot),
             is_executing: snapshot.is_executing,
             is_early: false,
             user_stack: frames,
@@ -262,6 +263,18 @@ impl Processes {
             reason: None,
         });
         sample
+    }
+}
+
+impl Processes {
+    /// Returns what runtimes report of a thread. Records that they lead to are decoded here, with the keys of the process.
+    fn decoded(&self, snapshot: &WaitSnapshot) -> Vec<RuntimeReading> {
+        let mut readings = snapshot.runtimes.clone();
+        let reader = self.process(snapshot.pid).and_then(|it| it.reader());
+        if let Some(reader) = reader {
+            readings.iter_mut().for_each(|it| reader.decode_record(it));
+        }
+        readings
     }
 }
 
