@@ -1,0 +1,3 @@
+module repository.invalid/otelctx/publish/go
+
+go 1.21
