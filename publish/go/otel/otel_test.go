@@ -1,0 +1,212 @@
+package otelctxotel
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"runtime/pprof"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	otelctx "repository.invalid/otelctx/publish/go"
+	"repository.invalid/otelctx/publish/go/internal/goroutine"
+	"repository.invalid/otelctx/publish/go/internal/labelstest"
+)
+
+type labels = map[string]string
+
+func expect(t *testing.T, where string, expected labels) {
+	t.Helper()
+	if found := labelstest.Current(); !reflect.DeepEqual(found, expected) {
+		t.Errorf("%s: the goroutine has the labels %v, not %v", where, found, expected)
+	}
+}
+
+// with returns the labels of a span, with more.
+func with(span trace.Span, more ...string) labels {
+	labels := labels{"trace_id": span.SpanContext().TraceID().String(), "span_id": span.SpanContext().SpanID().String()}
+	for at := 0; at < len(more); at += 2 {
+		labels[more[at]] = more[at+1]
+	}
+	return labels
+}
+
+// inGoroutine runs f in a goroutine without labels.
+func inGoroutine(f func()) {
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		pprof.SetGoroutineLabels(context.Background())
+		f()
+	}()
+	<-done
+}
+
+var background = context.Background()
+
+func TestDoHasTheSpanAndTheChosenAttributes(t *testing.T) {
+	tracer := sdk.NewTracerProvider().Tracer("")
+	ctx, span := tracer.Start(background, "request")
+	defer span.End()
+	inGoroutine(func() {
+		Do(ctx, func(ctx context.Context) {
+			expect(t, "within", with(span, "http.route", "/cart", "n", "7"))
+			_, attached := Attach(background, attribute.Bool("b", true))
+			expect(t, "without a span", labels{"b": "true"})
+			attached.Detach()
+			Do(ctx, func(context.Context) { expect(t, "inner", with(span, "http.route", "/cart", "n", "7")) })
+		}, attribute.String("http.route", "/cart"), attribute.Int("n", 7))
+		expect(t, "after", nil)
+	})
+}
+
+func TestValuesOfResourcesKeepTheirTypes(t *testing.T) {
+	found := Attributes(resource.NewSchemaless(
+		attribute.String("a", "text"), attribute.Bool("b", true), attribute.Int64("c", -42), attribute.Float64("d", 0.5),
+		attribute.StringSlice("e", []string{"x", "y"}), attribute.BoolSlice("f", []bool{true, false}),
+		attribute.Int64Slice("g", []int64{1, 2}), attribute.Float64Slice("h", []float64{0.25}), attribute.StringSlice("i", nil)))
+	expected := []otelctx.Attribute{
+		otelctx.String("a", "text"), otelctx.Bool("b", true), otelctx.Int64("c", -42), otelctx.Float64("d", 0.5),
+		otelctx.Array("e", otelctx.StringValue("x"), otelctx.StringValue("y")),
+		otelctx.Array("f", otelctx.BoolValue(true), otelctx.BoolValue(false)),
+		otelctx.Array("g", otelctx.IntValue(1), otelctx.IntValue(2)),
+		otelctx.Array("h", otelctx.Float64Value(0.25)), otelctx.Array("i"),
+	}
+	if !reflect.DeepEqual(found, expected) {
+		t.Errorf("%+v\nnot %+v", found, expected)
+	}
+	if convertedValue(attribute.Value{}).Kind() != otelctx.KindEmpty {
+		t.Error("a value that was not set")
+	}
+}
+
+func processed(t *testing.T, keys ...attribute.Key) (*SpanProcessor, trace.Tracer) {
+	if !goroutine.Exact {
+		t.Skip("built with otelctx_nolinkname")
+	}
+	processor := NewSpanProcessor(keys...)
+	t.Cleanup(func() {
+		if len(processor.spans) != 0 || len(processor.labels) != 0 {
+			t.Errorf("%d and %d spans are kept", len(processor.spans), len(processor.labels))
+		}
+	})
+	return processor, sdk.NewTracerProvider(sdk.WithSpanProcessor(processor)).Tracer("")
+}
+
+func TestTheProcessorFollowsNestedSpans(t *testing.T) {
+	_, tracer := processed(t, "http.route", "db")
+	inGoroutine(func() {
+		pprof.SetGoroutineLabels(pprof.WithLabels(background, pprof.Labels("worker", "7")))
+		route := trace.WithAttributes(attribute.String("http.route", "/cart"), attribute.String("secret", "x"))
+		ctx, outer := tracer.Start(pprof.WithLabels(background, pprof.Labels("queue", "q")), "request", route)
+		expect(t, "outer", with(outer, "http.route", "/cart", "queue", "q"))
+		_, inner := tracer.Start(ctx, "query", trace.WithAttributes(attribute.String("db", "shop")))
+		expect(t, "inner", with(inner, "http.route", "/cart", "db", "shop", "queue", "q"))
+		inner.End()
+		expect(t, "after the inner one", with(outer, "http.route", "/cart", "queue", "q"))
+		_, root := tracer.Start(ctx, "job", trace.WithNewRoot())
+		expect(t, "another trace", with(root, "queue", "q"))
+		root.End()
+		outer.End()
+		outer.End()
+		expect(t, "after", labels{"worker": "7"})
+	})
+}
+
+func TestSpansThatEndInAnotherOrderLeaveNoLabels(t *testing.T) {
+	_, tracer := processed(t)
+	inGoroutine(func() {
+		ctx, outer := tracer.Start(background, "outer")
+		_, first := tracer.Start(ctx, "first")
+		_, second := tracer.Start(ctx, "second")
+		first.End()
+		expect(t, "the newest", with(second))
+		second.End()
+		expect(t, "the one around them", with(outer))
+		_, third := tracer.Start(ctx, "third")
+		outer.End()
+		expect(t, "the last one", with(third))
+		third.End()
+		expect(t, "after", nil)
+	})
+}
+
+// A long sequence of spans of which each starts before the one before ends.
+func TestOverlappingSpansAreNotKept(t *testing.T) {
+	processor, tracer := processed(t)
+	inGoroutine(func() {
+		_, before := tracer.Start(background, "first")
+		for number := 0; number < 1000; number++ {
+			_, next := tracer.Start(background, "next")
+			before.End()
+			before = next
+		}
+		depth := 0
+		for outer := processor.spans[keyOf(before.SpanContext())].outer; outer != nil; outer = outer.outer {
+			depth++
+		}
+		if depth > 2 {
+			t.Errorf("%d spans that have ended are kept", depth)
+		}
+		before.End()
+		expect(t, "after", nil)
+	})
+}
+
+func TestASpanThatEndsElsewhereChangesNothingThere(t *testing.T) {
+	_, tracer := processed(t)
+	inGoroutine(func() {
+		_, span := tracer.Start(background, "span")
+		inGoroutine(func() {
+			_, other := tracer.Start(background, "other")
+			span.End()
+			expect(t, "where it ends", with(other))
+			other.End()
+		})
+		// The limit that is documented.
+		expect(t, "where it started", with(span))
+	})
+}
+
+func TestSpansBeyondTheLimitHaveNoLabels(t *testing.T) {
+	processor, tracer := processed(t)
+	inGoroutine(func() {
+		for number := 0; number < maxSpans; number++ {
+			processor.spans[spanKey{span: trace.SpanID{byte(number >> 16), byte(number >> 8), byte(number)}}] = nil
+		}
+		_, span := tracer.Start(background, "span")
+		expect(t, "beyond", nil)
+		span.End()
+		processor.spans = nil
+	})
+}
+
+func ExampleDo() {
+	tracer := sdk.NewTracerProvider().Tracer("shop")
+	ctx, span := tracer.Start(context.Background(), "checkout")
+	defer span.End()
+	Do(ctx, func(ctx context.Context) {
+		// A profiler sees the trace, the span and the route on the thread that runs this.
+		route, _ := pprof.Label(ctx, "http.route")
+		fmt.Println(route)
+	}, attribute.String("http.route", "/checkout"))
+	// Output: /checkout
+}
+
+func ExampleNewSpanProcessor() {
+	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(NewSpanProcessor("http.route")))
+	// In each span of this provider, the goroutine has the IDs of the span and its route.
+	provider.Tracer("shop")
+}
+
+func ExamplePublish() {
+	resource := resource.NewSchemaless(attribute.String("service.name", "shop"))
+	if err := Publish(resource); err != nil {
+		fmt.Println(err)
+	}
+	defer otelctx.Unpublish()
+}
