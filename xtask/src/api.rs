@@ -1,8 +1,10 @@
-//! `cargo xtask api [--write]`: compares the public items of the library crates with `docs/api/`.
+//! `cargo xtask api [--write]`: compares the public items of the library crates, and of the Go modules, with `docs/api/`.
 //!
 //! The lists come from the sources, as rustfmt writes them: `pub` items and fields, variants, members of traits,
 //! implementations and re-exports, by file. That takes 0.05 s; rustdoc's JSON, which `cargo-public-api` reads, needs
 //! nightly Rust and a build of all dependencies. An item that is `pub` in a private module and not exported is listed, too.
+
+mod go;
 
 use anyhow::{Result, bail};
 use fs_err as fs;
@@ -21,25 +23,43 @@ pub(crate) fn run(writes: bool) -> Done {
     for folder in CRATES.split_whitespace() {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml"))?;
         let name = manifest.split('"').nth(1).unwrap_or_default();
-        let path = root().join(format!("docs/api/{name}.txt"));
-        let found = list(&format!("{folder}/src"))?;
-        if writes {
-            fs::write(&path, found)?;
-            continue;
-        }
-        let committed = fs::read_to_string(&path)?;
-        if found != committed {
-            let is_new = |line: &&str| !committed.lines().any(|it| it == *line);
-            let new = found.lines().find(is_new).unwrap_or("an item is gone");
-            bail!("{name}: {new}; if intended: cargo xtask api --write");
-        }
+        let is_source = |file: &&str| file.ends_with(".rs") && !file.ends_with("/tests.rs");
+        compare(
+            name,
+            &list(&format!("{folder}/src"), is_source, items)?,
+            writes,
+        )?;
     }
-    report::passed("docs/api has the public items of the library crates")
+    // Other modules cannot import what is in a folder `internal`.
+    let is_source = |file: &&str| {
+        let is_code = file.ends_with(".go") && !file.ends_with("_test.go");
+        is_code && !file.contains("/internal/")
+    };
+    compare("go", &list("publish/go", is_source, go::items)?, writes)?;
+    report::passed("docs/api has the public items of the library crates and the Go modules")
 }
 
-fn list(source: &str) -> Result<String> {
+/// Compares a list with the committed one, or writes it.
+fn compare(name: &str, found: &str, writes: bool) -> Result<()> {
+    let path = root().join(format!("docs/api/{name}.txt"));
+    if writes {
+        return Ok(fs::write(&path, found)?);
+    }
+    let committed = fs::read_to_string(&path)?;
+    if found != committed {
+        let is_new = |line: &&str| !committed.lines().any(|it| it == *line);
+        let new = found.lines().find(is_new).unwrap_or("an item is gone");
+        bail!("{name}: {new}; if intended: cargo xtask api --write");
+    }
+    Ok(())
+}
+
+fn list(
+    source: &str,
+    is_source: impl Fn(&&str) -> bool,
+    items: impl Fn(&str) -> Vec<String>,
+) -> Result<String> {
     let files = report::output(git("ls-files -co --exclude-standard").arg(source))?;
-    let is_source = |file: &&str| file.ends_with(".rs") && !file.ends_with("/tests.rs");
     let mut files: Vec<&str> = files.lines().filter(is_source).collect();
     files.sort_unstable();
     let mut list = String::new();

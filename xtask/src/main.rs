@@ -15,6 +15,7 @@ mod files;
 mod flaky;
 mod footprint;
 mod fuzz;
+mod go;
 mod guest;
 mod kernels;
 mod licences;

@@ -16,7 +16,7 @@ use otelctx_fixtures::tier::PYTHONS;
 use crate::files::{link, once, table};
 use crate::report::{self, Done, Words, command};
 use crate::workspace::{have, is_root, setup_dir};
-use crate::{aarch64, collector, debian, kernels, musl, nextest, python as python_package};
+use crate::{aarch64, collector, debian, go, kernels, musl, nextest, python as python_package};
 
 const PACKAGES: &str = include_str!("setup/packages.tsv");
 const NPM: &str = include_str!("setup/npm.tsv");
@@ -89,7 +89,8 @@ pub(crate) fn run(is_all: bool) -> Done {
 fn install_missing(is_all: bool) -> Missing {
     let mut missing = packages(is_all);
     std::thread::scope(|scope| {
-        let others = [pythons, npm_packages, collector].map(|it| scope.spawn(move || it(is_all)));
+        let others = [pythons, npm_packages, collector, go_modules]
+            .map(|it| scope.spawn(move || it(is_all)));
         missing.append(unpacked(is_all));
         for other in others {
             let found = other.join();
@@ -156,6 +157,13 @@ fn collector(is_all: bool) -> Missing {
     if is_all {
         missing.add("the Collector", collector::fetch(), || program("go"));
     }
+    missing
+}
+
+/// What the Go modules and their tests need.
+fn go_modules(_is_all: bool) -> Missing {
+    let mut missing = Missing::default();
+    missing.add("Go modules", go::setup(), || program("go"));
     missing
 }
 

@@ -19,7 +19,7 @@ const maxSpans = 100_000
 //
 // It can only do what OnStart and OnEnd know:
 //
-//   - The labels are those of the goroutine that starts the span, and of those that this one starts later. The context that the
+//   - The labels are those of the goroutine that starts the span, and of goroutines that it starts later. The context that the
 //     tracer returns does not carry them: after [runtime/pprof.Do] or SetGoroutineLabels with it, they are gone until the next span.
 //   - A span that is ended on another goroutine leaves its labels on the goroutine that started it, until the next span there.
 //   - A span that was started elsewhere and is only used here, from a context, has no labels here. Use [Do].

@@ -128,7 +128,7 @@ func TestLimitTheConnectionOpenerOfADatabaseHasTheLabelsOfOpen(t *testing.T) {
 	}
 }
 
-// A goroutine that waits for work has the labels of whoever started it.
+// A goroutine that waits for work has the labels of the goroutine that started it.
 func TestLimitAPoolsGoroutinesHaveTheLabelsOfTheirStart(t *testing.T) {
 	work, done := make(chan func()), make(chan bool)
 	inGoroutine(func() {
