@@ -90,8 +90,8 @@ func processed(t *testing.T, keys ...attribute.Key) (*SpanProcessor, trace.Trace
 	}
 	processor := NewSpanProcessor(keys...)
 	t.Cleanup(func() {
-		if len(processor.spans) != 0 || len(processor.labels) != 0 {
-			t.Errorf("%d and %d spans are kept", len(processor.spans), len(processor.labels))
+		if len(processor.spans) != 0 || len(processor.labels) != len(processor.left) || len(processor.left) > maxLeft {
+			t.Errorf("%d, %d and %d spans are kept", len(processor.spans), len(processor.labels), len(processor.left))
 		}
 	})
 	return processor, sdk.NewTracerProvider(sdk.WithSpanProcessor(processor)).Tracer("")
@@ -140,7 +140,7 @@ func TestOverlappingSpansAreNotKept(t *testing.T) {
 	processor, tracer := processed(t)
 	inGoroutine(func() {
 		_, before := tracer.Start(background, "first")
-		for number := 0; number < 1000; number++ {
+		for number := 0; number < 3*maxLeft; number++ {
 			_, next := tracer.Start(background, "next")
 			before.End()
 			before = next
@@ -169,6 +169,9 @@ func TestASpanThatEndsElsewhereChangesNothingThere(t *testing.T) {
 		})
 		// The limit that is documented.
 		expect(t, "where it started", with(span))
+		_, next := tracer.Start(background, "next")
+		next.End()
+		expect(t, "after the next one", nil)
 	})
 }
 

@@ -12,8 +12,12 @@ import (
 	"repository.invalid/otelctx/publish/go/internal/goroutine"
 )
 
-// maxSpans is the number of active spans whose labels are known. It bounds the memory for spans that never end.
-const maxSpans = 100_000
+const (
+	// maxSpans is the number of active spans whose labels are known. It bounds the memory for spans that never end.
+	maxSpans = 100_000
+	// maxLeft is the number of ended spans whose labels a goroutine may still have.
+	maxLeft = 1000
+)
 
 // SpanProcessor sets profiler labels when spans start, and restores the earlier ones when they end.
 //
@@ -21,7 +25,8 @@ const maxSpans = 100_000
 //
 //   - The labels are those of the goroutine that starts the span, and of goroutines that it starts later. The context that the
 //     tracer returns does not carry them: after [runtime/pprof.Do] or SetGoroutineLabels with it, they are gone until the next span.
-//   - A span that is ended on another goroutine leaves its labels on the goroutine that started it, until the next span there.
+//   - A span that is ended on another goroutine leaves its labels on the goroutine that started it, until the next span starts
+//     there.
 //   - A span that was started elsewhere and is only used here, from a context, has no labels here. Use [Do].
 //   - Spans that are not recorded reach no processor; goroutines keep the labels of the last recorded one around them.
 //   - Labels that the goroutine has and the parent's context has not are hidden during the span, as by [runtime/pprof.Do].
@@ -33,9 +38,13 @@ type SpanProcessor struct {
 	keys []attribute.Key
 
 	lock sync.Mutex
-	// spans has the active spans; labels, which of them set the labels that goroutines have.
+	// spans has the active spans; labels, which span set the labels that a goroutine has.
 	spans  map[spanKey]*attached
 	labels map[goroutine.Saved]*attached
+	// left has the labels of the newest spans that did not end where they started, or in the order of their starts: a ring.
+	left []goroutine.Saved
+	// oldest is the index of the oldest in the ring.
+	oldest int
 }
 
 var _ sdk.SpanProcessor = (*SpanProcessor)(nil)
@@ -89,7 +98,9 @@ func (p *SpanProcessor) OnStart(parent context.Context, span sdk.ReadWriteSpan) 
 	if outer := p.spans[keyOf(span.Parent())]; outer != nil {
 		started.chosen = outer.chosen
 	}
-	if started.outer = p.labels[started.before]; started.outer != nil {
+	started.outer = p.labels[started.before]
+	started.skipEnded()
+	if started.outer != nil {
 		started.outer.skipEnded()
 	}
 	p.lock.Unlock()
@@ -130,11 +141,20 @@ func (p *SpanProcessor) OnEnd(span sdk.ReadOnlySpan) {
 	}
 	ended.isEnded = true
 	delete(p.spans, key)
-	delete(p.labels, ended.own)
 	ended.skipEnded()
 	if goroutine.Save(nil) == ended.own {
+		delete(p.labels, ended.own)
 		ended.before.Restore()
+		return
 	}
+	// The next span to start where these labels are restores those from before them.
+	if len(p.left) < maxLeft {
+		p.left = append(p.left, ended.own)
+		return
+	}
+	delete(p.labels, p.left[p.oldest])
+	p.left[p.oldest] = ended.own
+	p.oldest = (p.oldest + 1) % maxLeft
 }
 
 // Shutdown does nothing: spans that are active still restore labels.
