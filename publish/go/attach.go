@@ -6,7 +6,7 @@ import (
 	"runtime/pprof"
 	"unsafe"
 
-	"repository.invalid/otelctx/publish/go/internal/goroutine"
+	"repository.invalid/publish/go/internal/goroutine"
 )
 
 // Labels that readers take for the IDs of a trace and a span, as 32 and 16 hexadecimal digits.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"repository.invalid/otelctx/publish/go/internal/goroutine"
-	"repository.invalid/otelctx/publish/go/internal/labelstest"
+	"repository.invalid/publish/go/internal/goroutine"
+	"repository.invalid/publish/go/internal/labelstest"
 )
 
 var (

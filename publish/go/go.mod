@@ -1,3 +1,3 @@
-module repository.invalid/otelctx/publish/go
+module repository.invalid/publish/go
 
 go 1.21

@@ -1,10 +1,10 @@
-module repository.invalid/otelctx/publish/go/grpc
+module repository.invalid/publish/go/grpc
 
 go 1.21
 
 require (
 	google.golang.org/grpc v1.65.0
-	repository.invalid/otelctx/publish/go v0.1.0
+	repository.invalid/publish/go v0.1.0
 )
 
 require (
@@ -15,4 +15,4 @@ require (
 	google.golang.org/protobuf v1.34.1 // indirect
 )
 
-replace repository.invalid/otelctx/publish/go => ../
+replace repository.invalid/publish/go => ../

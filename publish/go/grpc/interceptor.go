@@ -15,7 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	otelctx "repository.invalid/otelctx/publish/go"
+	otelctx "repository.invalid/publish/go"
 )
 
 // Names of labels, as in OpenTelemetry's semantic conventions.

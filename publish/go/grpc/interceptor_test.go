@@ -13,8 +13,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/test/bufconn"
 
-	otelctx "repository.invalid/otelctx/publish/go"
-	"repository.invalid/otelctx/publish/go/internal/labelstest"
+	otelctx "repository.invalid/publish/go"
+	"repository.invalid/publish/go/internal/labelstest"
 )
 
 type labels = map[string]string

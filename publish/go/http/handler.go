@@ -13,7 +13,7 @@ import (
 	"net/http"
 	"strings"
 
-	otelctx "repository.invalid/otelctx/publish/go"
+	otelctx "repository.invalid/publish/go"
 )
 
 // Names of labels, as in OpenTelemetry's semantic conventions.

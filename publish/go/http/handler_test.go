@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	otelctx "repository.invalid/otelctx/publish/go"
-	"repository.invalid/otelctx/publish/go/internal/labelstest"
+	otelctx "repository.invalid/publish/go"
+	"repository.invalid/publish/go/internal/labelstest"
 )
 
 type labels = map[string]string

@@ -6,7 +6,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	otelctx "repository.invalid/otelctx/publish/go"
+	otelctx "repository.invalid/publish/go"
 )
 
 // SpanIDs returns the IDs of the span in a context; zeroes if it has none. It is what the middlewares for net/http and gRPC take

@@ -1,4 +1,4 @@
-module repository.invalid/otelctx/publish/go/otel
+module repository.invalid/publish/go/otel
 
 go 1.21
 
@@ -6,7 +6,7 @@ require (
 	go.opentelemetry.io/otel v1.28.0
 	go.opentelemetry.io/otel/sdk v1.28.0
 	go.opentelemetry.io/otel/trace v1.28.0
-	repository.invalid/otelctx/publish/go v0.1.0
+	repository.invalid/publish/go v0.1.0
 )
 
 require (
@@ -17,4 +17,4 @@ require (
 	golang.org/x/sys v0.21.0 // indirect
 )
 
-replace repository.invalid/otelctx/publish/go => ../
+replace repository.invalid/publish/go => ../

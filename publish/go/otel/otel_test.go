@@ -12,9 +12,9 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	otelctx "repository.invalid/otelctx/publish/go"
-	"repository.invalid/otelctx/publish/go/internal/goroutine"
-	"repository.invalid/otelctx/publish/go/internal/labelstest"
+	otelctx "repository.invalid/publish/go"
+	"repository.invalid/publish/go/internal/goroutine"
+	"repository.invalid/publish/go/internal/labelstest"
 )
 
 type labels = map[string]string

@@ -8,8 +8,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	otelctx "repository.invalid/otelctx/publish/go"
-	"repository.invalid/otelctx/publish/go/internal/goroutine"
+	otelctx "repository.invalid/publish/go"
+	"repository.invalid/publish/go/internal/goroutine"
 )
 
 const (

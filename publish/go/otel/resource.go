@@ -4,7 +4,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
-	otelctx "repository.invalid/otelctx/publish/go"
+	otelctx "repository.invalid/publish/go"
 )
 
 // Publish publishes the process context with what can be detected, and with the attributes of a resource, which replace

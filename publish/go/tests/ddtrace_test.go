@@ -15,8 +15,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
-	otelctx "repository.invalid/otelctx/publish/go"
-	otelctxotel "repository.invalid/otelctx/publish/go/otel"
+	otelctx "repository.invalid/publish/go"
+	otelctxotel "repository.invalid/publish/go/otel"
 )
 
 // Labels of dd-trace-go: its span, and the resource of its root span.

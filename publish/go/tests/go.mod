@@ -1,4 +1,4 @@
-module repository.invalid/otelctx/publish/go/tests
+module repository.invalid/publish/go/tests
 
 go 1.26.0
 
@@ -10,9 +10,9 @@ require (
 	go.opentelemetry.io/otel/sdk v1.47.0
 	go.opentelemetry.io/otel/trace v1.47.0
 	google.golang.org/grpc v1.83.2
-	repository.invalid/otelctx/publish/go v0.1.0
-	repository.invalid/otelctx/publish/go/grpc v0.1.0
-	repository.invalid/otelctx/publish/go/otel v0.1.0
+	repository.invalid/publish/go v0.1.0
+	repository.invalid/publish/go/grpc v0.1.0
+	repository.invalid/publish/go/otel v0.1.0
 )
 
 require (
@@ -90,7 +90,7 @@ require (
 )
 
 replace (
-	repository.invalid/otelctx/publish/go => ../
-	repository.invalid/otelctx/publish/go/grpc => ../grpc
-	repository.invalid/otelctx/publish/go/otel => ../otel
+	repository.invalid/publish/go => ../
+	repository.invalid/publish/go/grpc => ../grpc
+	repository.invalid/publish/go/otel => ../otel
 )

@@ -20,11 +20,11 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/test/bufconn"
 
-	otelctx "repository.invalid/otelctx/publish/go"
-	otelctxgrpc "repository.invalid/otelctx/publish/go/grpc"
-	otelctxhttp "repository.invalid/otelctx/publish/go/http"
-	"repository.invalid/otelctx/publish/go/internal/labelstest"
-	otelctxotel "repository.invalid/otelctx/publish/go/otel"
+	otelctx "repository.invalid/publish/go"
+	otelctxgrpc "repository.invalid/publish/go/grpc"
+	otelctxhttp "repository.invalid/publish/go/http"
+	"repository.invalid/publish/go/internal/labelstest"
+	otelctxotel "repository.invalid/publish/go/otel"
 )
 
 func TestAHandlerInOtelhttpHasItsSpan(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"repository.invalid/otelctx/publish/go/internal/labelstest"
+	"repository.invalid/publish/go/internal/labelstest"
 )
 
 type labels = map[string]string

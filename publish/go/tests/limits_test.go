@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	otelctx "repository.invalid/otelctx/publish/go"
+	otelctx "repository.invalid/publish/go"
 )
 
 // What docs/go.md says that readers do not see, or see elsewhere. A test that fails here means that the page must change.

@@ -12,7 +12,7 @@ import (
 	"os/exec"
 	"strings"
 
-	otelctx "repository.invalid/otelctx/publish/go"
+	otelctx "repository.invalid/publish/go"
 )
 
 func main() {
