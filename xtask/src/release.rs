@@ -1,6 +1,8 @@
 //! `cargo xtask release [--dry-run]`: makes everything that is published in `target/release-files`, tries it in an empty
 //! Debian, and publishes it. `docs/releasing.md` says what each file is for.
 
+mod go;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,6 +54,10 @@ fn may_publish() -> Result<()> {
     let tags = output(&mut git("tag --points-at HEAD"))?;
     let has_tag = tags.lines().any(|tag| tag == format!("v{VERSION}"));
     ensure!(has_tag, "the commit has no tag v{VERSION}");
+    for tag in go::tags() {
+        let has_tag = tags.lines().any(|it| it == tag);
+        ensure!(has_tag, "the commit has no tag {tag}");
+    }
     let changed = output(&mut git("status --porcelain"))?;
     ensure!(changed.is_empty(), "uncommitted changes:\n{changed}");
     Ok(())
@@ -61,13 +67,14 @@ fn may_publish() -> Result<()> {
 type Step = fn(&Path) -> Done;
 
 fn make(folder: &Path, only: &[String]) -> Done {
-    let steps: [(&'static str, Step); 9] = [
+    let steps: [(&'static str, Step); 10] = [
         ("crates", crates),
         ("pages", pages),
         ("archives", archives),
         ("packages", packages),
         ("wheels", wheels),
         ("npm", npm),
+        ("go", go::attempt),
         ("materials", materials),
         ("checksums", checksums),
         ("try", attempt),
