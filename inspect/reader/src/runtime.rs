@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use otelctx_format::Schema;
 use otelctx_format::process_context::Attributes;
-use otelctx_remote::{Modules, Target};
+use otelctx_remote::threads::ThreadPointer;
+use otelctx_remote::{Marker, Modules, Target};
 
 pub use self::both_ends::BothEnds;
 pub use self::choose::{Chosen, ThreadState, choose};
@@ -66,12 +67,12 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError>;
 }
 
-/// A function that every module with the runtime defines, whatever the module's name is.
+/// What every module with the runtime has, whatever the module's name is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Embedded {
-    /// A function that the module defines.
-    pub symbol: &'static str,
+    /// A function that the module defines, or a section.
+    pub marker: Marker<'static>,
     /// Minimum size of the module in memory, in bytes: smaller files are not opened.
     pub min_size: u64,
 }
@@ -80,7 +81,19 @@ impl Embedded {
     /// A module with this function, of at least this size in memory, in bytes.
     #[must_use]
     pub const fn new(symbol: &'static str, min_size: u64) -> Self {
-        Self { symbol, min_size }
+        Self {
+            marker: Marker::Symbol(symbol),
+            min_size,
+        }
+    }
+
+    /// A module that has this section, which starts with these bytes, of at least this size in memory, in bytes.
+    #[must_use]
+    pub const fn with_section(section: &'static str, start: &'static [u8], min_size: u64) -> Self {
+        Self {
+            marker: Marker::Section(section, start),
+            min_size,
+        }
     }
 }
 
@@ -164,6 +177,13 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     ) -> Result<Option<u64>, RuntimeError> {
         let _ = (target, thread);
         Ok(None)
+    }
+
+    /// Finds the thread pointers of threads that it has created without the C library, by their IDs in the process's own
+    /// PID namespace. They take precedence over those in the C library's list, and are checked at each use.
+    fn thread_pointers(&self, target: &dyn Target) -> Vec<(i32, ThreadPointer)> {
+        let _ = target;
+        Vec::new()
     }
 
     /// The name that the program has given to a thread, where the kernel does not have it. `thread` was read before;

@@ -1,5 +1,6 @@
 //! Reads sleeping threads without stopping them, and caches data about each for the next time.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use otelctx_remote as remote;
@@ -25,6 +26,8 @@ pub(crate) struct SleepingThreads(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     pointers: ThreadPointers,
+    /// Thread pointers that runtimes know. `None` if they were not asked since the threads were listed.
+    own: Option<HashMap<i32, ThreadPointer>>,
     walks_left: u32,
     /// Thread IDs in the process differ from the reader's. `None` if unknown.
     namespaced: Option<bool>,
@@ -90,10 +93,19 @@ impl SleepingThreads {
             }
         }
         state.threads = listed;
+        state.own = None;
         state.max_open = max_kept();
         state.walks_left = MAX_WALKS;
         state.next = 0;
         state.found_to = 0;
+    }
+
+    /// Stores the thread pointers that runtimes know, which `find` is asked for once after each listing of the threads.
+    pub(crate) fn note_own(&self, find: impl FnOnce() -> Vec<(i32, ThreadPointer)>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.own.is_none() {
+            state.own = Some(find().into_iter().collect());
+        }
     }
 
     /// Calls `read` with the memory and the thread pointer of `tid` until that slept throughout.
@@ -161,7 +173,7 @@ impl SleepingThreads {
                     break;
                 }
                 // The control block now belongs to another thread.
-                Ok(Some(None)) => state.pointers.forget(inner),
+                Ok(Some(None)) => state.forget(inner),
                 Ok(None) => {}
                 // It has exited. Its ID may already belong to another thread.
                 Err(_) => match CachedThread::open(process, tid, state.namespaced) {
@@ -234,6 +246,14 @@ impl CachedThread {
 }
 
 impl State {
+    /// Removes the thread pointer of a thread that has ended.
+    fn forget(&mut self, inner: i32) {
+        self.pointers.forget(inner);
+        if let Some(own) = &mut self.own {
+            own.remove(&inner);
+        }
+    }
+
     fn index(&self, tid: i32) -> Option<usize> {
         let threads = &self.threads;
         threads.binary_search_by_key(&tid, |(tid, _)| *tid).ok()
@@ -311,7 +331,8 @@ impl State {
         resolution: &Resolution,
         inner: i32,
     ) -> Option<ThreadPointer> {
-        if let Some(pointer) = self.pointers.get(inner) {
+        let own = self.own.as_ref().and_then(|own| own.get(&inner));
+        if let Some(pointer) = own.copied().or_else(|| self.pointers.get(inner)) {
             return Some(pointer);
         }
         if self.walks_left == 0 {

@@ -323,7 +323,7 @@ impl CoreFile {
     fn find_file(&self, start: u64, name: &[u8]) -> Result<File, String> {
         let held = Core(self);
         let headers = Elf::read_headers(Source::Loaded(&held, start));
-        let id = headers.and_then(|elf| elf.map_or(Ok(None), |elf| elf.build_id()));
+        let id = headers.and_then(|elf| elf.map_or(Ok(None), |elf| elf.content_id()));
         match id {
             Ok(Some(id)) => files::find(&self.root, name, &id).ok_or_else(|| {
                 format!(

@@ -88,7 +88,7 @@ pub use machine::{Access, Machine, TlsSegment};
 pub use mappings::{Mapping, Permissions};
 pub use memory::{FileBytes, Memory, MemoryError, Omission, ProcessMemory};
 pub use module::{Module, ModuleFile};
-pub use modules::{LoadedModule, Modules};
+pub use modules::{LoadedModule, Marker, Modules};
 pub use process::{Process, Thread};
 pub use stop::Stopped;
 pub use target::{

@@ -241,7 +241,7 @@ pub fn build_id(file: &File) -> Option<Vec<u8>> {
     headers(&bytes)?.build_id().ok()?
 }
 
-/// The build ID of a file with code. `None` also for a file with debug information only (`objcopy
+/// The build ID of a file with code, that of Go's linker if there is no other one. `None` also for a file with debug information only (`objcopy
 /// --only-keep-debug`), which has the same build ID as the program.
 pub fn code_build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
@@ -250,7 +250,7 @@ pub fn code_build_id(file: &File) -> Option<Vec<u8>> {
     if !elf.loads.iter().any(has_code) {
         return None;
     }
-    elf.build_id().ok()?
+    elf.content_id().ok()?
 }
 
 /// Opens the file at `path`, on the reader's side, if it has this build ID.

@@ -114,6 +114,35 @@ impl LoadedModule {
         Ok(symbol.0)
     }
 
+    /// The address in its headers of a section with this name. Of a module whose file cannot be opened, the place of
+    /// `start`, the section's first bytes, in memory that can be written, at a multiple of 16. Computed once per file.
+    pub fn section(
+        &self,
+        target: &dyn Target,
+        name: &str,
+        start: &[u8],
+    ) -> Result<Option<u64>, Error> {
+        struct Place(Option<u64>);
+        let found = self.fact(target, name, |elf| {
+            if !elf.is_file() {
+                return elf.find_written(start).map(Place);
+            }
+            let section = elf.section_named(name.as_bytes())?;
+            Ok(Place(section.map(|it| it.address)))
+        })?;
+        Ok(found.0)
+    }
+
+    /// Returns whether its file has this.
+    fn has(&self, target: &dyn Target, marker: Marker<'_>) -> bool {
+        match marker {
+            Marker::Symbol(name) => matches!(self.defined(target, name), Ok(Some(_))),
+            Marker::Section(name, start) => {
+                matches!(self.section(target, name, start), Ok(Some(_)))
+            }
+        }
+    }
+
     /// The address in the process of `name`, a variable or a function. `None` if the module does
     /// not define it, or as a thread-local variable: see [`tls`](crate::tls).
     pub fn address_of(&self, target: &dyn Target, name: &str) -> Result<Option<u64>, Error> {
@@ -162,6 +191,16 @@ impl LoadedModule {
     }
 }
 
+/// What a module is recognized by, whatever its name is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Marker<'a> {
+    /// It defines this symbol ([`LoadedModule::defined`]).
+    Symbol(&'a str),
+    /// It has a section with this name, which starts with these bytes ([`LoadedModule::section`]).
+    Section(&'a str, &'a [u8]),
+}
+
 /// The modules that a process has loaded. At most four of their files, those read last, stay open.
 #[derive(Debug)]
 pub struct Modules {
@@ -201,24 +240,20 @@ impl Modules {
         Self::read_named(target, cache, &libc::is_c_library)
     }
 
-    /// [`Self::read_named`], and other modules that define one of `symbols`
-    /// ([`LoadedModule::defined`]) and have at least the size given with it, in bytes. Unreadable
-    /// ones of these are not listed.
-    pub fn read_named_or_defining(
+    /// [`Self::read_named`], and other modules that have one of `markers` and at least the size given
+    /// with it, in bytes. Unreadable ones of these are not listed.
+    pub fn read_named_or_marked(
         target: &dyn Target,
         cache: &FileCache,
         named: &dyn Fn(&[u8]) -> bool,
-        symbols: &[(&str, u64)],
+        markers: &[(Marker<'_>, u64)],
     ) -> Result<Self, Error> {
-        let is_large = |size: u64| symbols.iter().any(|(_, min_size)| size >= *min_size);
+        let is_large = |size: u64| markers.iter().any(|(_, min_size)| size >= *min_size);
         let wanted = |name: &[u8], size: u64| named(name) || is_large(size);
         let mut modules = Self::read_wanted(target, cache, &wanted)?;
         modules.loaded.retain(|module| {
-            let defines = |(name, _): &(&str, u64)| {
-                let symbol = module.defined(target, name);
-                symbol.is_ok_and(|symbol| symbol.is_some())
-            };
-            named(module.name.as_bytes()) || symbols.iter().any(defines)
+            let is_marked = |(marker, _): &(Marker<'_>, u64)| module.has(target, *marker);
+            named(module.name.as_bytes()) || markers.iter().any(is_marked)
         });
         let unreadable = &mut modules.unreadable;
         unreadable.retain(|(name, _)| named(name.as_bytes()));
@@ -339,8 +374,8 @@ mod tests {
         let target = crate::LiveProcess::new(&process, &memory);
         let cache = FileCache::new();
         let read = |symbol, min_size| {
-            let symbols = [(symbol, min_size)];
-            Modules::read_named_or_defining(&target, &cache, &|_| false, &symbols).unwrap()
+            let markers = [(Marker::Symbol(symbol), min_size)];
+            Modules::read_named_or_marked(&target, &cache, &|_| false, &markers).unwrap()
         };
         // No file is opened.
         assert!(read("malloc", u64::MAX).loaded.is_empty());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use otelctx_format::record::DecodedContext;
-use otelctx_remote::{Memory, Stopped, Through};
+use otelctx_remote::{Memory, Stopped, Target, Through};
 use otelctx_sample::{Found, ReadStep};
 
 use super::thread::Thread;
@@ -90,6 +90,20 @@ impl Thread<'_> {
         Ok(state)
     }
 
+    /// Asks runtimes for the thread pointers that only they know, if the process runs.
+    fn note_own_pointers(&self, target: &dyn Target, runtimes: &[Present]) {
+        if !target.is_running() {
+            return;
+        }
+        let processes = runtimes.iter().filter_map(|it| it.process.as_ref().ok());
+        let find = || {
+            processes
+                .flat_map(|it| it.thread_pointers(target))
+                .collect()
+        };
+        self.process().sleeping.note_own(find);
+    }
+
     fn state_now(
         &self,
         runtimes: &[Present],
@@ -115,6 +129,9 @@ impl Thread<'_> {
             let target = Through::new(&**target, memory);
             (native, read_thread(&target, runtimes, view))
         };
+        if stopped.is_none() {
+            self.note_own_pointers(&**target, runtimes);
+        }
         let mut stop = None;
         let read = match stopped {
             Some(stopped) => {
@@ -148,7 +165,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use otelctx_format::process_context::Attributes;
-    use otelctx_remote::{Target, TargetImage};
+    use otelctx_remote::TargetImage;
     use otelctx_sample::NamedFrame;
 
     use super::*;

@@ -38,8 +38,8 @@ impl Runtimes {
             self.0.iter().any(|runtime| runtime.is_candidate(name))
         };
         let embedded = self.0.iter().filter_map(|runtime| runtime.embedded());
-        let symbols: Vec<_> = embedded.map(|it| (it.symbol, it.min_size)).collect();
-        let modules = Modules::read_named_or_defining(target, files, &is_candidate, &symbols)?;
+        let markers: Vec<_> = embedded.map(|it| (it.marker, it.min_size)).collect();
+        let modules = Modules::read_named_or_marked(target, files, &is_candidate, &markers)?;
         if modules.loaded.is_empty() {
             return Ok((Vec::new(), modules.layout));
         }

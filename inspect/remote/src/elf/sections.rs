@@ -18,6 +18,8 @@ const MAX_STRINGS: u64 = 1 << 29;
 const MAX_SPELLINGS: usize = 64;
 /// Maximum size of a library's name or search path, in bytes: PATH_MAX.
 const MAX_STRING: u64 = 4096;
+/// Maximum number of bytes of a segment that are searched for a section's first bytes.
+const MAX_SEARCHED: u64 = 1 << 20;
 /// Maximum number of symbols with the name in one table: every object file may have a local one.
 const MAX_NAMESAKES: usize = 1024;
 
@@ -137,6 +139,30 @@ impl Elf<'_> {
     pub fn section_named(&self, name: &[u8]) -> Result<Option<Section>, ElfError> {
         let terminated = [name, b"\0"].concat();
         self.section_like(&self.sections()?, &terminated)
+    }
+
+    /// The address of these bytes in the first megabyte of a segment that can be written, at a multiple of 16.
+    pub(crate) fn find_written(&self, bytes: &[u8]) -> Result<Option<u64>, ElfError> {
+        const STEP: u64 = 16;
+        let finder = Finder::new(bytes);
+        for load in self.loads.iter().filter(|load| load.writable) {
+            let mut data = vec![0; load.memory_size.min(MAX_SEARCHED) as usize];
+            // What was mapped may be less.
+            let read = |data: &mut [u8]| self.read_at(load.address, data);
+            if read(&mut data).is_err() {
+                data.truncate(load.file_size.min(MAX_SEARCHED) as usize);
+                read(&mut data)?;
+            }
+            let mut places = finder.find_iter(&data);
+            let address = places.find_map(|at| {
+                let address = load.address.wrapping_add(at as u64);
+                (address % STEP == 0).then_some(address)
+            });
+            if address.is_some() {
+                return Ok(address);
+            }
+        }
+        Ok(None)
     }
 
     /// The first `limit` bytes of a section.

@@ -27,6 +27,11 @@ pub struct ThreadPointer {
 }
 
 impl ThreadPointer {
+    /// A thread pointer, and the address of the thread's ID in the process's own PID namespace, which has 32 bits.
+    pub const fn new(address: u64, tid_at: u64) -> Self {
+        Self { address, tid_at }
+    }
+
     /// Returns whether the control block is that of `tid`, in the process's own PID namespace.
     /// Check this at each use: a thread that exits leaves its block to the next one.
     pub fn is_of(&self, memory: &dyn Memory, tid: i32) -> bool {

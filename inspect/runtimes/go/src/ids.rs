@@ -1,0 +1,78 @@
+//! Which labels carry a trace and a span. That is convention: no specification of Go has it.
+
+use otelctx_reader::format::record::DecodedContext;
+use otelctx_reader::format::{SpanId, TraceId};
+
+/// Names of labels with a trace ID of 32 hexadecimal digits, in the order of precedence.
+const TRACE: [&str; 4] = ["trace_id", "trace id", "otel.traceid", "traceID"];
+/// Names of labels with a span ID of 16 hexadecimal digits, in the order of precedence.
+const SPAN: [&str; 4] = ["span_id", "span id", "otel.spanid", "spanID"];
+/// Datadog's tracer writes decimal span IDs, and always that of the root span beside them.
+const DATADOG_SPAN: &str = "span id";
+const DATADOG_ROOT: &str = "local root span id";
+
+/// The labels as a context: all of them are its attributes.
+pub(crate) fn context(labels: Vec<(String, String)>) -> DecodedContext {
+    let value = |name: &str| {
+        let found = labels.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.as_str())
+    };
+    let mut context = DecodedContext::default();
+    let is_decimal = value(DATADOG_ROOT).is_some();
+    let trace = TRACE.iter().find_map(|name| value(name)?.parse().ok());
+    let span = |name: &&str| {
+        let value = value(name)?;
+        match *name == DATADOG_SPAN && is_decimal {
+            true => decimal(value),
+            false => value.parse().ok(),
+        }
+    };
+    context.trace_id = trace.unwrap_or(TraceId::ZERO);
+    context.span_id = SPAN.iter().find_map(span).unwrap_or(SpanId::ZERO);
+    context.attributes = labels;
+    context
+}
+
+fn decimal(text: &str) -> Option<SpanId> {
+    let is_number = !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let number: u64 = is_number.then(|| text.parse().ok())??;
+    Some(SpanId::from_bytes(number.to_be_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The IDs of a context with these labels.
+    fn ids(labels: &[(&str, &str)]) -> (String, String) {
+        let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
+        let labels: Vec<_> = labels.iter().map(owned).collect();
+        let context = context(labels.clone());
+        assert_eq!(context.attributes, labels);
+        (context.trace_id.to_string(), context.span_id.to_string())
+    }
+
+    #[test]
+    fn ids_are_found_by_the_names_in_use() {
+        const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+        const SPAN: &str = "00f067aa0ba902b7";
+        let zero = ("0".repeat(32), "0".repeat(16));
+        for [trace, span] in [
+            ["trace_id", "span_id"],
+            ["trace id", "span id"],
+            ["otel.traceid", "otel.spanid"],
+        ] {
+            let found = ids(&[(trace, TRACE), (span, SPAN)]);
+            assert_eq!(found, (TRACE.to_owned(), SPAN.to_owned()), "{trace}");
+        }
+        // Datadog's, which need not have 16 digits less than another's.
+        let datadog = |value| ids(&[("local root span id", "7"), ("span id", value)]).1;
+        assert_eq!(datadog("67667974448284343"), SPAN);
+        assert_eq!(datadog("1000000000000000"), "00038d7ea4c68000");
+        assert_eq!(datadog("18446744073709551616"), zero.1);
+        assert_eq!(datadog("+7"), zero.1);
+        // Others' values under these names are no IDs.
+        assert_eq!(ids(&[("trace_id", "none"), ("span_id", "12")]), zero);
+        assert_eq!(ids(&[]), zero);
+    }
+}

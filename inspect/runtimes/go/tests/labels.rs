@@ -1,0 +1,166 @@
+//! Labels of real Go programs, compared with what the programs say.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use otelctx_fixtures::{CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target};
+use otelctx_go::Go;
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::remote::CoreFile;
+use otelctx_reader::runtime::{RuntimeReading, RuntimeThread, Runtimes};
+use otelctx_reader::sample::Found;
+use otelctx_reader::{Options, Process};
+
+/// Maximum number of labels, and the length of their values in bytes, that are read.
+const MAX_LABELS: usize = 64;
+const MAX_VALUE: usize = 256;
+/// Number of threads of `labels.go` that say what they have.
+const THREADS: usize = 14;
+
+/// Ways to build a program.
+const STRIPPED: &[&str] = &["-ldflags=-s -w"];
+const PIE: &[&str] = &["-buildmode=pie"];
+const STRIPPED_PIE: &[&str] = &["-buildmode=pie", "-ldflags=-s -w"];
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.runtimes = Runtimes::new(vec![Arc::new(Go)]);
+    options.stop_timeout = STOP_TIMEOUT;
+    options
+}
+
+fn open(pid: i32) -> Process {
+    let mut process = Process::with_options(pid, options()).unwrap();
+    process.context().unwrap();
+    process
+}
+
+/// What a thread says of itself: its goroutine, and its labels.
+fn said(target: &Target, tid: i32) -> Option<(i64, Vec<String>)> {
+    let start = format!("thread {tid} ");
+    let line = target.lines.iter().find_map(|it| it.strip_prefix(&start))?;
+    let (goid, labels) = line.split_once('|').unwrap();
+    // Longer values are cut.
+    let long = "é".repeat(200);
+    let labels = labels.replace(&long, &long[..MAX_VALUE]);
+    let labels = labels.split('|').filter(|it| !it.is_empty());
+    let mut labels: Vec<_> = labels.map(|it| it.split_once('=').unwrap()).collect();
+    labels.sort();
+    let labels = labels.iter().map(|(key, value)| format!("{key}={value}"));
+    Some((goid.parse().unwrap(), labels.collect()))
+}
+
+fn fact(thread: &RuntimeThread, name: &str) -> Option<Value> {
+    let mut facts = thread.facts.iter();
+    facts
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.clone())
+}
+
+/// Compares what was read of a thread with what that says.
+fn compare_thread(thread: &RuntimeThread, (goid, labels): &(i64, Vec<String>), name: &str) {
+    assert_eq!(fact(thread, "goid"), Some(Value::Int(*goid)), "{name}");
+    let read: Vec<String> = match &thread.context {
+        Found::Attached(context) => {
+            let attributes = context.attributes.iter();
+            attributes
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect()
+        }
+        Found::Detached => Vec::new(),
+        other => panic!("{name}: {other:?}"),
+    };
+    let skipped = labels.len().saturating_sub(MAX_LABELS);
+    let fact = fact(thread, "skipped_labels");
+    assert_eq!(
+        fact,
+        (skipped > 0).then_some(Value::Int(skipped as i64)),
+        "{name}"
+    );
+    if skipped > 0 {
+        assert_eq!(read.len(), MAX_LABELS, "{name}");
+        assert!(
+            read.iter().all(|it| labels.contains(it)),
+            "{name}: {read:?}"
+        );
+    } else {
+        assert_eq!(&read, labels, "{name}");
+    }
+    let has_trace = labels.iter().any(|it| it.starts_with("trace_id="));
+    let ids = thread.context.attached().map(|context| {
+        let ids = (context.trace_id.to_string(), context.span_id.to_string());
+        (!context.trace_id.is_zero()).then_some(ids)
+    });
+    let expected = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+    let expected = has_trace.then(|| (expected.0.to_owned(), expected.1.to_owned()));
+    assert_eq!(ids.flatten(), expected, "{name}");
+}
+
+/// Compares each thread with what the program says about it.
+fn compare(mut process: Process, target: &Target, version: &str, name: &str) {
+    let present = process.runtimes().unwrap();
+    let [go] = &present[..] else {
+        panic!("{name}: {present:?}")
+    };
+    let facts = go.process.as_ref().unwrap().facts();
+    let version = Value::String(format!("go{version}"));
+    assert_eq!(facts, [("version".to_owned(), version)], "{name}");
+    let mut compared = 0;
+    for thread in process.threads().unwrap() {
+        let Some(said) = said(target, thread.tid()) else {
+            continue;
+        };
+        // On a busy machine, a thread may not stop in time.
+        let mut states = (0..10).map(|_| thread.state(&present, None));
+        let state = states.find_map(Result::ok).expect("it stops");
+        let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
+            panic!("{name}: {state:?}")
+        };
+        compare_thread(read.as_ref().unwrap(), &said, name);
+        compared += 1;
+    }
+    assert_eq!(compared, THREADS, "{name}");
+}
+
+fn build(version: &str, cgo: bool, flags: &[&str]) -> Option<PathBuf> {
+    let build = GoBuild {
+        version,
+        architecture: "",
+        cgo,
+        flags,
+    };
+    build.build("labels.go")
+}
+
+#[test]
+fn labels_of_each_version_are_those_that_the_program_says() {
+    for version in GO_VERSIONS {
+        for flags in [&[], STRIPPED, PIE, STRIPPED_PIE] {
+            let Some(program) = build(version, false, flags) else {
+                continue;
+            };
+            let target = Target::spawn(&mut Command::new(program));
+            let name = format!("Go {version}, {flags:?}");
+            compare(open(target.pid()), &target, version, &name);
+        }
+    }
+}
+
+#[test]
+fn core_files_have_the_labels_of_threads() {
+    let directory = CoreDirectory::new();
+    for version in ["1.23.12", "1.26.8"] {
+        let Some(program) = build(version, false, STRIPPED) else {
+            continue;
+        };
+        let target = Target::spawn(&mut Command::new(program));
+        let Some(core) = directory.gcore(&target) else {
+            return;
+        };
+        let core = CoreFile::open(&core, Path::new("/")).unwrap();
+        let mut process = Process::of_target(core, options());
+        process.context().unwrap();
+        compare(process, &target, version, "core file");
+    }
+}
