@@ -115,6 +115,11 @@ pub trait Target: Memory {
             tid,
         })
     }
+
+    /// The ID of one of its threads in the process's own PID namespace. `None` if the thread has exited.
+    fn inner_tid(&self, tid: i32) -> Option<i32> {
+        Some(tid)
+    }
 }
 
 /// Implements [`Target::executable_mappings`] by all mappings.

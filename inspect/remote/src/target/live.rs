@@ -143,4 +143,9 @@ impl Target for LiveProcess<'_> {
             ..ThreadInfo::new(tid)
         })
     }
+
+    fn inner_tid(&self, tid: i32) -> Option<i32> {
+        let status = self.process.thread_status(tid).ok()?;
+        status.namespace_pids.last().copied()
+    }
 }

@@ -36,7 +36,8 @@ pub(crate) enum Variable {
     Offset(i64),
     /// At the offset that is at this address of the module once that is loaded.
     Slot(u64),
-    /// In a register alone, or in an unknown place.
+    /// In a register alone: aarch64, in programs without cgo.
+    Register,
     Unknown,
 }
 
@@ -100,7 +101,8 @@ impl Variable {
             // (runtime.settls in its src/runtime/sys_linux_amd64.s). On aarch64, a register has the goroutine.
             return Ok(match machine {
                 Machine::X86_64 => Self::Offset(-(VARIABLE_SIZE as i64)),
-                _ => Self::Unknown,
+                Machine::Aarch64 => Self::Register,
+                Machine::Other(_) => Self::Unknown,
             });
         };
         let symbol = elf.symbol(VARIABLE)?;

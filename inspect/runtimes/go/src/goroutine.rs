@@ -16,6 +16,15 @@ use otelctx_reader::runtime::RuntimeError;
 
 use crate::layout::Layout;
 
+/// Where a thread has the address of its `g`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At this offset from the thread pointer, in bytes.
+    Variable(i64),
+    /// In a register alone: aarch64, in programs without cgo.
+    Register,
+}
+
 /// The goroutine that a thread runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Goroutine {

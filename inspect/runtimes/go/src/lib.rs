@@ -10,6 +10,7 @@ mod ids;
 mod labels;
 mod layout;
 mod process;
+mod step;
 mod threads;
 
 use std::sync::Arc;

@@ -4,21 +4,26 @@ use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::threads::ThreadPointer;
 use otelctx_reader::remote::{Memory, Target};
-use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView};
+use otelctx_reader::runtime::{
+    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+};
 use otelctx_reader::sample::Found;
 
 use crate::file::{GoFile, Variable};
-use crate::goroutine::{self, Goroutine};
+use crate::goroutine::{self, Goroutine, Place};
+use crate::labels::Labels;
 use crate::layout::{self, Layout};
+use crate::step::Part;
 use crate::threads::Threads;
-use crate::{ids, labels};
+use crate::{ids, labels, step};
 
 #[derive(Debug)]
 pub(crate) struct GoProcess {
     version: String,
     layout: Layout,
-    /// Offset of the address of a thread's `g` from the thread pointer, in bytes.
-    variable: i64,
+    /// `None` if it is unknown: the list of threads leads to goroutines.
+    place: Option<Place>,
+    step: Option<KernelStep>,
     threads: Threads,
 }
 
@@ -26,7 +31,7 @@ impl GoProcess {
     /// Go in a process that has loaded this file with this bias.
     ///
     /// # Errors
-    /// If its version is unknown, or how its threads find their goroutines.
+    /// If its version is unknown, or its memory cannot be read.
     pub(crate) fn new(target: &dyn Target, bias: u64, file: &GoFile) -> Result<Self, RuntimeError> {
         let version = &file.version.text;
         let layout = file.layout.ok_or_else(|| {
@@ -35,18 +40,20 @@ impl GoProcess {
             });
             RuntimeError::new(format!("{version} is not supported{known}"))
         })?;
-        let variable = match file.variable {
-            Variable::Offset(offset) => offset,
-            Variable::Slot(slot) => target.read_u64(bias.wrapping_add(slot))?.cast_signed(),
-            Variable::Unknown => {
-                let reason = "it is unknown where threads keep the address of their goroutine";
-                return Err(RuntimeError::new(reason));
+        let place = match file.variable {
+            Variable::Offset(offset) => Some(Place::Variable(offset)),
+            Variable::Slot(slot) => {
+                let offset = target.read_u64(bias.wrapping_add(slot))?;
+                Some(Place::Variable(offset.cast_signed()))
             }
+            Variable::Register => Some(Place::Register),
+            Variable::Unknown => None,
         };
         Ok(Self {
             version: version.clone(),
             layout,
-            variable,
+            place,
+            step: place.map(|place| step::kernel_step(&layout, place)),
             threads: Threads::new(layout, file.data.loaded(bias)),
         })
     }
@@ -57,18 +64,28 @@ impl GoProcess {
         goroutine: Goroutine,
     ) -> Result<RuntimeThread, RuntimeError> {
         let labels = labels::read(memory, self.layout.labels, goroutine.labels)?;
-        let mut facts = vec![("goid".into(), Value::Int(goroutine.id.cast_signed()))];
-        if labels.skipped > 0 {
-            facts.push(("skipped_labels".into(), Value::Int(labels.skipped as i64)));
-        }
-        let context = match labels.labels.is_empty() {
-            true => Found::Detached,
-            false => Found::Attached(ids::context(labels.labels)),
-        };
-        let mut thread = RuntimeThread::new(context, Source::Labels);
-        thread.facts = facts;
-        Ok(thread)
+        Ok(with_labels(goroutine.id, labels))
     }
+}
+
+/// A thread that runs no goroutine.
+fn idle() -> RuntimeThread {
+    RuntimeThread::new(Found::Detached, Source::Labels)
+}
+
+/// A thread that runs the goroutine with this number and these labels.
+fn with_labels(id: u64, labels: Labels) -> RuntimeThread {
+    let mut facts = vec![("goid".into(), Value::Int(id.cast_signed()))];
+    if labels.skipped > 0 {
+        facts.push(("skipped_labels".into(), Value::Int(labels.skipped as i64)));
+    }
+    let context = match labels.labels.is_empty() {
+        true => Found::Detached,
+        false => Found::Attached(ids::context(labels.labels)),
+    };
+    let mut thread = RuntimeThread::new(context, Source::Labels);
+    thread.facts = facts;
+    thread
 }
 
 impl RuntimeProcess for GoProcess {
@@ -90,10 +107,28 @@ impl RuntimeProcess for GoProcess {
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError> {
         let memory: &dyn Memory = target;
-        let g = memory.read_u64(thread.thread_pointer.wrapping_add_signed(self.variable))?;
+        let g = match self.place {
+            Some(Place::Variable(offset)) => {
+                memory.read_u64(thread.thread_pointer.wrapping_add_signed(offset))?
+            }
+            // Another goroutine of the thread leads to the same.
+            _ => self.threads.goroutine_of(target, thread.tid)?,
+        };
         match goroutine::running(memory, &self.layout, g)? {
             Some(goroutine) => self.found(memory, goroutine).map(Some),
-            None => Ok((g != 0).then(|| RuntimeThread::new(Found::Detached, Source::Labels))),
+            None => Ok((g != 0).then(idle)),
         }
+    }
+
+    fn kernel_step(&self) -> Option<&KernelStep> {
+        self.step.as_ref()
+    }
+
+    fn decode(&self, _: &dyn Target, part: &[u8]) -> Result<Option<RuntimeThread>, RuntimeError> {
+        Ok(match Part::read(part)? {
+            Part::Nothing => None,
+            Part::Idle => Some(idle()),
+            Part::Runs(id, labels) => Some(with_labels(id, labels)),
+        })
     }
 }

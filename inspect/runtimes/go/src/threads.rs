@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use otelctx_reader::remote::Target;
 use otelctx_reader::remote::threads::ThreadPointer;
+use otelctx_reader::runtime::RuntimeError;
 
 use crate::file::Data;
 use crate::layout::Layout;
@@ -66,6 +67,19 @@ impl Threads {
             }
         }
         found
+    }
+
+    /// The address of the scheduler's goroutine of a thread, given the thread's ID in the reader's PID namespace. 0 if it
+    /// is not one of Go's.
+    pub(crate) fn goroutine_of(&self, target: &dyn Target, tid: i32) -> Result<u64, RuntimeError> {
+        let inner = target.inner_tid(tid);
+        let all = self.all(target);
+        let is_it = |it: &&Thread| inner.is_some() && self.id(target, **it) == inner;
+        let thread = all.iter().find(is_it);
+        Ok(match thread {
+            Some(thread) => target.read_u64(thread.0)?,
+            None => 0,
+        })
     }
 
     /// The ID of a thread in the process's own PID namespace. `None` if the kernel has not started it yet.
