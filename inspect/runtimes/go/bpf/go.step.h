@@ -184,7 +184,7 @@ static __always_inline void go_bucket(struct go_part *to)
     }
 }
 
-/* Reads the texts' addresses of a map's labels: those in the old buckets that were not moved, and the new ones. */
+/* Reads the texts' addresses of a map's labels: in the old buckets that were not moved, and in the new ones. */
 static __always_inline enum step_outcome go_map(struct go_part *to, __u64 variable)
 {
     struct go_map map;
@@ -227,7 +227,7 @@ static __always_inline enum step_outcome go_map(struct go_part *to, __u64 variab
     return to->index < olds + news ? STEP_LIMIT : STEP_DONE;
 }
 
-/* Reads a text behind those that were read. */
+/* Reads a text behind the others. */
 static __always_inline int go_text(struct go_part *to, const struct go_text *text, __u64 limit,
                                    __u16 *length)
 {

@@ -8,8 +8,10 @@ use otelctx_reader::remote::elf::{Elf, ElfError, Segment, SymbolKind};
 use crate::build_info::Version;
 use crate::layout::Layout;
 
-/// The variable of Go's linker with the goroutine that a thread runs.
+/// The variable with the goroutine that a thread runs: Go's linker's, and on aarch64 the runtime's, which is the first one
+/// there.
 const VARIABLE: &[u8] = b"runtime.tlsg";
+const AARCH64_VARIABLE: &[u8] = b"runtime.tls_g";
 /// Its size in bytes.
 const VARIABLE_SIZE: u64 = 8;
 /// `R_X86_64_TPOFF64` and `R_AARCH64_TLS_TPREL`: the relocation of a slot with an offset from the thread pointer.
@@ -105,12 +107,16 @@ impl Variable {
                 Machine::Other(_) => Self::Unknown,
             });
         };
-        let symbol = elf.symbol(VARIABLE)?;
+        let (name, size) = match machine {
+            Machine::Aarch64 => (AARCH64_VARIABLE, 2 * VARIABLE_SIZE),
+            _ => (VARIABLE, VARIABLE_SIZE),
+        };
+        let symbol = elf.symbol(name)?;
         let symbol = symbol.filter(|it| it.kind == SymbolKind::ThreadLocal);
         let offset = match symbol {
             Some(symbol) => symbol.value,
             // Nothing else is thread-local in it.
-            None if tls.memory_size == VARIABLE_SIZE => 0,
+            None if tls.memory_size == size => 0,
             None => return Ok(Self::Unknown),
         };
         let alignment = tls.alignment.max(1);
@@ -141,5 +147,69 @@ impl Variable {
             _ => (AARCH64_RESERVED.next_multiple_of(alignment) + offset) as i64,
         };
         Ok(Self::Offset(offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use otelctx_fixtures::{GO_VERSIONS, GoBuild};
+    use otelctx_reader::remote::elf::Source;
+    use otelctx_reader::remote::{FileBytes, Module};
+
+    use super::*;
+    use crate::build_info::SECTION;
+
+    /// The facts about `labels.go`. `None` if its compiler is not installed.
+    fn read(version: &str, architecture: &str, cgo: bool, flags: &[&str]) -> Option<GoFile> {
+        let build = GoBuild {
+            version,
+            architecture,
+            cgo,
+            flags,
+        };
+        let path = build.build("labels.go")?;
+        let file = File::open(&path).unwrap();
+        let bytes = FileBytes(&file);
+        let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+        let section = elf.section_named(SECTION.as_bytes()).unwrap().unwrap();
+        let is_program = Module::open(&path, "").unwrap().executable;
+        let read = GoFile::read(&elf, section.address, is_program).unwrap();
+        Some(read.unwrap())
+    }
+
+    #[test]
+    fn the_variable_is_found_in_each_kind_of_program() {
+        const STRIPPED: &[&str] = &["-ldflags=-s -w"];
+        const LIBRARY: &[&str] = &["-buildmode=c-shared", "-ldflags=-s -w"];
+        let version = GO_VERSIONS[GO_VERSIONS.len() - 1];
+        let variable = |architecture, cgo, flags| {
+            let read = read(version, architecture, cgo, flags)?;
+            assert_eq!(read.version.text, format!("go{version}"));
+            Some(read.variable)
+        };
+        let (below, above) = (Variable::Offset(-8), Variable::Offset(16));
+        for flags in [&[], STRIPPED] {
+            for (architecture, cgo, expected) in [
+                ("amd64", false, below),
+                ("amd64", true, below),
+                ("arm64", false, Variable::Register),
+                ("arm64", true, above),
+            ] {
+                let Some(variable) = variable(architecture, cgo, flags) else {
+                    continue;
+                };
+                assert_eq!(variable, expected, "{architecture}, {cgo}, {flags:?}");
+            }
+        }
+        for architecture in ["amd64", "arm64"] {
+            if let Some(variable) = variable(architecture, true, LIBRARY) {
+                assert!(
+                    matches!(variable, Variable::Slot(_)),
+                    "{architecture}: {variable:?}"
+                );
+            }
+        }
     }
 }

@@ -107,7 +107,7 @@ fn map(memory: &dyn Memory, variable: u64) -> Result<Entries, RuntimeError> {
         (0, _) | (_, 0) => 0,
         (_, bits) => 1_u64 << (bits - u8::from(!is_same_size)),
     };
-    // Those that have not been moved into the new buckets are in the old ones: nobody goes on with that.
+    // Entries that have not been moved into the new buckets are in the old ones: nobody goes on with that.
     // A map without entries may have no buckets yet.
     for (start, count, is_old) in [(old, old_count, true), (buckets, 1 << bits, false)] {
         for index in 0..if start == 0 { 0 } else { count } {
@@ -126,7 +126,7 @@ fn map(memory: &dyn Memory, variable: u64) -> Result<Entries, RuntimeError> {
     Ok((entries, labels as usize))
 }
 
-/// Adds the entries of a bucket, and of those that follow it.
+/// Adds the entries of a bucket, and of its followers.
 fn chain(
     memory: &dyn Memory,
     mut at: u64,

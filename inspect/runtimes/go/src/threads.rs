@@ -20,7 +20,7 @@ const MAX_SEARCHED: u64 = 16 << 20;
 const PIECE: usize = 64 << 10;
 /// Maximum number of words that are followed because they may be an address.
 const MAX_CANDIDATES: usize = 1 << 17;
-/// Maximum number of variables that are kept of those that may be the list's.
+/// Maximum number of variables that are kept because they may be the list's.
 const MAX_HEADS: usize = 4;
 /// Addresses of structures of a process begin behind the first pages, and end where the kernel's half begins.
 const ADDRESSES: Range<u64> = 0x1_0000..1 << 56;
@@ -88,7 +88,7 @@ impl Threads {
         i32::try_from(id.ok()?).ok().filter(|id| *id > 0)
     }
 
-    /// All threads, or those that could be read.
+    /// All threads, as far as they could be read.
     pub(crate) fn all(&self, target: &dyn Target) -> Vec<Thread> {
         let heads = self.heads.get_or_init(|| self.find(target));
         let lists = heads.iter().map(|head| match target.read_u64(*head) {

@@ -134,7 +134,7 @@ fn build(version: &str, cgo: bool, flags: &[&str]) -> Option<PathBuf> {
 }
 
 #[test]
-fn labels_of_each_version_are_those_that_the_program_says() {
+fn labels_of_each_version_are_what_the_program_says() {
     for version in GO_VERSIONS {
         for flags in [&[], STRIPPED, PIE, STRIPPED_PIE] {
             let Some(program) = build(version, false, flags) else {
@@ -142,6 +142,27 @@ fn labels_of_each_version_are_those_that_the_program_says() {
             };
             let target = Target::spawn(&mut Command::new(program));
             let name = format!("Go {version}, {flags:?}");
+            compare(open(target.pid()), &target, version, &name);
+        }
+    }
+}
+
+#[test]
+fn labels_of_programs_with_c_code_and_of_libraries_are_read() {
+    const LIBRARY: &[&str] = &["-buildmode=c-shared", "-ldflags=-s -w"];
+    for version in ["1.21.13", "1.24.13", "1.26.8"] {
+        for flags in [STRIPPED, STRIPPED_PIE, LIBRARY] {
+            let Some(program) = build(version, true, flags) else {
+                continue;
+            };
+            let mut command = Command::new(&program);
+            if flags == LIBRARY {
+                command = Command::new("python3");
+                let start = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).go_main()";
+                command.arg("-c").arg(start).arg(&program);
+            }
+            let target = Target::spawn(&mut command);
+            let name = format!("Go {version} with C code, {flags:?}");
             compare(open(target.pid()), &target, version, &name);
         }
     }
