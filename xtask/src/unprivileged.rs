@@ -33,12 +33,12 @@ const EXCLUDED: [&str; 5] = [
 ];
 
 /// Filter of the tests that are skipped as `nobody`, because their result does not depend on the user. Some build hundreds of programs, which differ by linker and access model, not by user.
-/// Others read files, send to a server of their own, run the package's tests in each Node.js, or sample a runtime's programs,
+/// Others read files, send to a server of their own, run the tests of a package in each Node.js or in Go, or sample a runtime's programs,
 /// which root does without eBPF, too. The 10,000 dumps of `eintr` and the unit tests of `otelctx_python` repeat at length
 /// what other programs here cover.
 ///
 /// Tests of the command that need a server of their own do not run, either.
-const SAME_FOR_ALL: &str = "binary(/^(chains|contexts|eintr|handlers|recompiled|matrix|mix|nodes|otelctx_python|programs\
+const SAME_FOR_ALL: &str = "binary(/^(chains|contexts|eintr|go_modules|handlers|recompiled|matrix|mix|nodes|otelctx_python|programs\
     |links|symbols|exact|faults|real_collector|collected_spans|report|viewers)$/) | test(/^(debuginfod|send)::/)";
 
 /// Runs all test programs, also after one has failed.
