@@ -20,6 +20,11 @@ func (c ProcessContext) With(attributes ...Attribute) ProcessContext {
 	return c
 }
 
+// Resource returns a copy of the attributes of the resource. A random service.instance.id is not among them.
+func (c ProcessContext) Resource() []Attribute {
+	return append([]Attribute(nil), c.resource...)
+}
+
 // Without removes an attribute of the resource.
 func (c ProcessContext) Without(key string) ProcessContext {
 	var kept []Attribute

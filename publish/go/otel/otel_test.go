@@ -84,6 +84,26 @@ func TestValuesOfResourcesKeepTheirTypes(t *testing.T) {
 	}
 }
 
+func TestAResourceIsAddedToAContext(t *testing.T) {
+	defer otelctx.Unpublish()
+	for _, key := range []string{"first", "second"} {
+		if err := Publish(resource.NewSchemaless(attribute.String(key, "x"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var names []string
+	err := otelctx.Modify(func(context otelctx.ProcessContext) otelctx.ProcessContext {
+		names = nil
+		for _, attribute := range context.Resource() {
+			names = append(names, attribute.Key)
+		}
+		return context
+	})
+	if err != nil || !reflect.DeepEqual(names[len(names)-2:], []string{"first", "second"}) {
+		t.Error(err, names)
+	}
+}
+
 func processed(t *testing.T, keys ...attribute.Key) (*SpanProcessor, trace.Tracer) {
 	if !goroutine.Exact {
 		t.Skip("built with otelctx_nolinkname")

@@ -8,9 +8,15 @@ import (
 )
 
 // Publish publishes the process context with what can be detected, and with the attributes of a resource, which replace
-// detected ones. See [otelctx.Publish].
+// detected ones. If package otelctx has published a context already, as its package auto does, the attributes are added to that.
+// See [otelctx.Publish].
 func Publish(resource *resource.Resource) error {
-	return otelctx.Publish(otelctx.Detect().With(Attributes(resource)...))
+	attributes := Attributes(resource)
+	err := otelctx.Publish(otelctx.Detect().With(attributes...))
+	if err != otelctx.ErrAlreadyPublished {
+		return err
+	}
+	return otelctx.Modify(func(context otelctx.ProcessContext) otelctx.ProcessContext { return context.With(attributes...) })
 }
 
 // Attributes returns the attributes of a resource. Values keep their types.

@@ -14,7 +14,7 @@ use otelctx_integration::{checksum, facts};
 use otelctx_reader::format::process_context::{Header, Payload, Value};
 use otelctx_reader::{Broken, ContextState, Process, ProcessContext};
 
-/// The program, with what it shall do. `None`, with a line on standard error, without Go.
+/// The test program, with what it shall do. `None`, with a line on standard error, without Go.
 fn program(argument: &str) -> Option<Command> {
     let program = go_package("publish/go/internal/testprogram", "publish/go")?;
     let mut command = Command::new(program);
@@ -144,6 +144,16 @@ fn detected_attributes_are_those_of_the_environment_and_the_process() {
         .into_iter()
         .map(|(key, value)| (key.to_owned(), value));
     assert_eq!(resource, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn an_import_publishes_before_main() {
+    let Some(program) = go_package("publish/go/internal/autoprogram", "publish/go") else {
+        return;
+    };
+    let target = Target::spawn(Command::new(program).env("OTEL_SERVICE_NAME", "shop"));
+    assert_eq!(service_name(target.pid()), Some("shop".into()));
+    assert!(refused(&target).starts_with("a process context is already published"));
 }
 
 #[test]
