@@ -233,3 +233,28 @@ func ExamplePublish() {
 	}
 	defer otelctx.Unpublish()
 }
+
+// What a span costs with the processor, and without.
+func BenchmarkSpan(b *testing.B) {
+	for name, options := range map[string][]sdk.TracerProviderOption{
+		"alone":                      nil,
+		"with processor":             {sdk.WithSpanProcessor(NewSpanProcessor("http.route"))},
+		"with one that does nothing": {sdk.WithSpanProcessor(ignoring{})},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			tracer := sdk.NewTracerProvider(options...).Tracer("")
+			for number := 0; number < b.N; number++ {
+				_, span := tracer.Start(background, "span")
+				span.End()
+			}
+		})
+	}
+}
+
+type ignoring struct{}
+
+func (ignoring) OnStart(context.Context, sdk.ReadWriteSpan) {}
+func (ignoring) OnEnd(sdk.ReadOnlySpan)                     {}
+func (ignoring) Shutdown(context.Context) error             { return nil }
+func (ignoring) ForceFlush(context.Context) error           { return nil }
