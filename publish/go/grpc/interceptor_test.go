@@ -2,6 +2,7 @@ package otelctxgrpc
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"reflect"
 	"runtime/pprof"
@@ -37,13 +38,14 @@ func (s *service) Watch(_ *healthpb.HealthCheckRequest, stream healthpb.Health_W
 
 // observe compares the labels of the goroutine with those of the context, too.
 func (s *service) observe(ctx context.Context) {
-	found := labelstest.Current()
+	found, ofContext := labelstest.Current(), make(labels)
 	pprof.ForLabels(ctx, func(key, value string) bool {
-		if found[key] != value {
-			found["not in the goroutine: "+key] = value
-		}
+		ofContext[key] = value
 		return true
 	})
+	if !reflect.DeepEqual(found, ofContext) {
+		found["the context"] = fmt.Sprint(ofContext)
+	}
 	s.within <- found
 }
 

@@ -137,6 +137,27 @@ func TestTheProcessorFollowsNestedSpans(t *testing.T) {
 	})
 }
 
+func TestSiblingsDoNotChangeEachOthersAttributes(t *testing.T) {
+	_, tracer := processed(t, "a", "b")
+	start := func(ctx context.Context, key attribute.Key, value string) (context.Context, trace.Span) {
+		return tracer.Start(ctx, "span", trace.WithAttributes(key.String(value)))
+	}
+	inGoroutine(func() {
+		// Attributes of several generations, so that their list has room for more.
+		parent, outer := start(background, "a", "1")
+		parent, middle := start(parent, "a", "2")
+		parent, inner := start(parent, "a", "3")
+		first, one := start(parent, "b", "first")
+		_, two := start(parent, "b", "second")
+		_, child := tracer.Start(first, "child")
+		expect(t, "a child of the first", with(child, "a", "3", "b", "first"))
+		for _, span := range []trace.Span{child, two, one, inner, middle, outer} {
+			span.End()
+		}
+		expect(t, "after", nil)
+	})
+}
+
 func TestSpansThatEndInAnotherOrderLeaveNoLabels(t *testing.T) {
 	_, tracer := processed(t)
 	inGoroutine(func() {

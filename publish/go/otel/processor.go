@@ -99,10 +99,6 @@ func (p *SpanProcessor) OnStart(parent context.Context, span sdk.ReadWriteSpan) 
 		started.chosen = outer.chosen
 	}
 	started.outer = p.labels[started.before]
-	started.skipEnded()
-	if started.outer != nil {
-		started.outer.skipEnded()
-	}
 	p.lock.Unlock()
 
 	started.chosen = p.choose(started.chosen, span.Attributes())
