@@ -97,6 +97,7 @@ fn run(task: &str, rest: &[String]) -> Option<Done> {
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
         "bpf" => has_flag(rest, "--check").and_then(bpf::run),
+        "go-offsets" => go::run(),
         "words" => words::run(),
         "circles" => circles::run(),
         "api" => has_flag(rest, "--write").and_then(api::run),

@@ -89,8 +89,7 @@ pub(crate) fn run(is_all: bool) -> Done {
 fn install_missing(is_all: bool) -> Missing {
     let mut missing = packages(is_all);
     std::thread::scope(|scope| {
-        let others = [pythons, npm_packages, collector, go_modules]
-            .map(|it| scope.spawn(move || it(is_all)));
+        let others = [pythons, npm_packages, go_programs].map(|it| scope.spawn(move || it(is_all)));
         missing.append(unpacked(is_all));
         for other in others {
             let found = other.join();
@@ -151,19 +150,14 @@ fn npm_packages(is_all: bool) -> Missing {
     missing
 }
 
-/// OpenTelemetry's Collector.
-fn collector(is_all: bool) -> Missing {
+/// The compilers of Go's versions, and OpenTelemetry's Collector.
+fn go_programs(is_all: bool) -> Missing {
     let mut missing = Missing::default();
+    missing.add("Go's versions", go::fetch_versions(), || program("go"));
+    missing.add("Go modules", go::fetch_modules(), || program("go"));
     if is_all {
         missing.add("the Collector", collector::fetch(), || program("go"));
     }
-    missing
-}
-
-/// What the Go modules and their tests need.
-fn go_modules(_is_all: bool) -> Missing {
-    let mut missing = Missing::default();
-    missing.add("Go modules", go::setup(), || program("go"));
     missing
 }
 

@@ -6,6 +6,7 @@ use otelctx_reader::remote::Machine;
 use otelctx_reader::remote::elf::{Elf, ElfError, Segment, SymbolKind};
 
 use crate::build_info::Version;
+use crate::dwarf;
 use crate::layout::Layout;
 
 /// The variable with the goroutine that a thread runs: Go's linker's, and on aarch64 the runtime's, which is the first one
@@ -53,7 +54,9 @@ impl GoFile {
         let Some(version) = Version::read(elf, build_info)? else {
             return Ok(None);
         };
-        let layout = Layout::of_minor(version.minor);
+        let by_debug_information = dwarf::offsets(elf)?
+            .and_then(|offsets| Layout::of(version.minor, |field| offsets.get(field).copied()));
+        let layout = by_debug_information.or_else(|| Layout::of_minor(version.minor));
         let variable = Variable::find(elf, is_program)?;
         Ok(Some(Self {
             version,

@@ -1,6 +1,7 @@
 //! Where each version of Go keeps what is read.
 
-/// Lines of `version,field,offset`, after a header: `cargo xtask go-offsets` writes them.
+/// Lines of `version,field,offset`, after a header, by the debug information of programs of each version: `cargo xtask
+/// go-offsets` writes them. They are the same on x86-64 and aarch64, and have not changed within a version.
 const OFFSETS: &str = include_str!("offsets.csv");
 
 /// Offsets in Go's structures, in bytes.
@@ -90,4 +91,85 @@ fn rows() -> impl Iterator<Item = (u32, &'static str, u64)> {
         let minor = cells.next()?.split('.').nth(1)?.parse().ok()?;
         Some((minor, cells.next()?, cells.next()?.parse().ok()?))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::fs::File;
+
+    use otelctx_fixtures::{GO_VERSIONS, GoBuild};
+    use otelctx_reader::remote::FileBytes;
+    use otelctx_reader::remote::elf::{Elf, Source};
+
+    use super::*;
+    use crate::dwarf::{self, Offsets};
+
+    /// If it is set, the table is written instead of compared.
+    const WRITES: &str = "OTELCTX_WRITE_GO_OFFSETS";
+    /// What is read, and what tools beside it may need.
+    const FIELDS: [&str; 9] = [
+        "g.m",
+        "g.sched",
+        "g.atomicstatus",
+        "g.goid",
+        "g.labels",
+        "m.procid",
+        "m.tls",
+        "m.curg",
+        "m.alllink",
+    ];
+
+    /// The offsets in the debug information of a program. `None` if its compiler is not installed.
+    fn of_program(version: &str, architecture: &str, flags: &[&str]) -> Option<Offsets> {
+        let build = GoBuild {
+            version,
+            architecture,
+            cgo: false,
+            flags,
+        };
+        let file = File::open(build.build("labels.go")?).unwrap();
+        let bytes = FileBytes(&file);
+        let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+        Some(dwarf::offsets(&elf).unwrap().unwrap_or_default())
+    }
+
+    #[test]
+    fn the_table_has_the_offsets_of_each_version() {
+        let mut table = "version,field,offset\n".to_owned();
+        for version in GO_VERSIONS {
+            let Some(offsets) = of_program(version, "amd64", &[]) else {
+                return;
+            };
+            for field in FIELDS {
+                writeln!(table, "{version},{field},{}", offsets[field]).unwrap();
+            }
+            // Not compressed, for the other architecture, and without debug information.
+            let plain = of_program(version, "amd64", &["-ldflags=-compressdwarf=false"]);
+            assert_eq!(plain.unwrap(), offsets, "{version}");
+            let other = of_program(version, "arm64", &[]).unwrap();
+            for field in FIELDS {
+                assert_eq!(other[field], offsets[field], "{version}, {field}");
+            }
+            let none = of_program(version, "amd64", &["-ldflags=-w"]).unwrap();
+            assert!(none.is_empty(), "{version}");
+        }
+        if std::env::var_os(WRITES).is_some() {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/offsets.csv");
+            std::fs::write(path, table).unwrap();
+        } else {
+            assert_eq!(table, OFFSETS, "cargo xtask go-offsets");
+        }
+    }
+
+    #[test]
+    fn versions_that_are_not_in_the_table_have_no_layout() {
+        assert_eq!(versions(), Some((21, 26)));
+        for minor in 21..=26 {
+            assert!(Layout::of_minor(minor).is_some(), "{minor}");
+        }
+        for minor in [0, 20, 27] {
+            assert_eq!(Layout::of_minor(minor), None, "{minor}");
+        }
+    }
 }

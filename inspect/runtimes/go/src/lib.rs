@@ -4,6 +4,7 @@
 //! thread: OTEP 4947 calls this `go_pprof_labels_v1`. They are read whether a process announces this or not.
 
 mod build_info;
+mod dwarf;
 mod file;
 mod goroutine;
 mod ids;
