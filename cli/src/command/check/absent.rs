@@ -8,6 +8,7 @@ use otelctx_reader::format::process_context::Value;
 use otelctx_reader::{ContextState, Options, Process};
 
 use super::finding::Finding;
+use super::go;
 use super::halfway_to;
 use crate::command::descendants;
 
@@ -29,8 +30,13 @@ pub(super) fn in_known_way(process: &mut Process, deadline: Instant) -> Option<F
         if let Some(version) = nodejs.or_else(|| node_without_addon(process)) {
             return Some(node(absence(process, deadline), &version));
         }
-        let advice = absence(process, deadline);
-        Some(python::advise(advice, process, &cpython?))
+        match cpython {
+            Some(version) => {
+                let advice = absence(process, deadline);
+                Some(python::advise(advice, process, &version))
+            }
+            None => go::version(process).map(|version| go::absent(&version)),
+        }
     })
 }
 

@@ -108,8 +108,7 @@ fn published(context: &ProcessContext, has_variable: bool) -> Vec<Finding> {
     if schema.is_none() && !has_variable {
         findings.push(process_context_only(context));
     } else if schema.is_some_and(Schema::is_go_labels) {
-        let text = "its schema is go_pprof_labels_v1: its contexts are labels of Go's profiler, which \
-            otelctx does not read";
+        let text = "its schema is go_pprof_labels_v1: its contexts are labels of Go's profiler, which goroutines have";
         findings.push(Finding::note("go-labels-schema", text));
     } else {
         findings.push(self::schema(schema));
@@ -131,7 +130,7 @@ fn process_context_only(context: &ProcessContext) -> Finding {
         Some("cpp") => "C++ with opentelemetry-cpp publishes them with  otelctx::storage()",
         Some("c") => "A C program publishes them with  otelctx_context_attach(record)",
         Some("go") => {
-            "Threads of Go have no contexts of their own: goroutines do, which its SDK has to announce"
+            "Goroutines have labels, which are read as contexts: see below for those of threads that run now"
         }
         Some("java") => "Java publishes them with an agent that supports OTEP 4947",
         _ => "Its SDK has to publish them, by OTEP 4947",

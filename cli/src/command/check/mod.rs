@@ -7,6 +7,7 @@ mod context;
 mod file;
 mod finding;
 mod fix;
+mod go;
 mod interpreter;
 mod process;
 mod subject;

@@ -24,7 +24,7 @@ use super::finding::{Answer, Finding};
 use super::subject::{self, Subject};
 use super::threads::{self, Checked};
 use super::variable;
-use super::{absent, access, addon, context, file};
+use super::{absent, access, addon, context, file, go};
 use crate::command::ids::process_of;
 use crate::command::runtimes::sentence;
 use crate::error::{Error, MORE_TIME};
@@ -41,7 +41,7 @@ const MAX_INSPECTED: usize = 16;
 /// `timeout`. `id` is that of the process or of one of its threads.
 pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<Answer, Error> {
     let deadline = Instant::now() + timeout;
-    let sweep = Sweep::within(timeout).with_max_bytes(usize::MAX);
+    let sweep = || Sweep::within(timeout).with_max_bytes(usize::MAX);
     let mut options = Options::default();
     options.deadline = Some(deadline);
     // The variable is of interest even if the process context does not announce it.
@@ -65,20 +65,17 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
         checked.findings.push(file::thirty_two_bits());
     } else if !is_whole {
         let result = match schema.filter(|schema| schema.is_nodejs()) {
-            Some(schema) => addon::check_process(&mut process, schema, sweep, &mut checked),
+            Some(schema) => addon::check_process(&mut process, schema, sweep(), &mut checked),
             None => {
                 let announced = schema.is_some_and(Schema::is_thread_local_record);
-                check_native(&mut process, announced, deadline, sweep, &mut checked)
+                check_native(&mut process, announced, deadline, sweep(), &mut checked)
             }
         };
-        match result {
-            Err(ReaderError::Deadline { .. }) => {
-                let why = PartialReason::Deadline(timeout);
-                let partial = Partial::none_read(&process, why);
-                checked.findings.push(threads::partly_read(&partial));
-            }
-            result => result?,
-        }
+        late(result, &process, timeout, &mut checked)?;
+    }
+    if !is_32_bit && !schema.is_some_and(Schema::is_nodejs) && go::version(&mut process).is_some() {
+        let result = go::check(&mut process, sweep(), &mut checked);
+        late(result, &process, timeout, &mut checked)?;
     }
     checked.findings.extend(runtimes_of(process.runtimes())?);
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
@@ -92,6 +89,24 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
         threads_stopped: checked.stopped,
     };
     Ok(Answer::new(id.to_string(), subject, checked.findings))
+}
+
+/// Says that the time was not enough, if that is the error.
+fn late(
+    result: Result<(), ReaderError>,
+    process: &Process,
+    timeout: Duration,
+    checked: &mut Checked,
+) -> Result<(), ReaderError> {
+    match result {
+        Err(ReaderError::Deadline { .. }) => {
+            let why = PartialReason::Deadline(timeout);
+            let partial = Partial::none_read(process, why);
+            checked.findings.push(threads::partly_read(&partial));
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 /// Returns findings about the process context, and whether they say all that there is to say: the

@@ -594,6 +594,33 @@ fn the_labels_of_gos_profiler_are_named() {
     }
 }
 
+#[test]
+fn labels_of_goroutines_are_counted() {
+    let Some(program) = otelctx_fixtures::go_program("labels.go", &["-ldflags=-s -w"]) else {
+        return;
+    };
+    let target = Fixture::spawn(&mut Command::new(program));
+    let answer = check(&target.pid().to_string());
+    let findings = ["note no-process-context", "ok go-labels", "ok runtime"];
+    assert_findings(&answer, &findings);
+    let text = text(&answer, "go-labels");
+    let counts = ", 15 run a goroutine now: 13 have labels, 2 have a trace in them";
+    assert!(text.ends_with(counts), "{text}");
+    // Another program has none.
+    let Some(program) = otelctx_fixtures::go_program("leaf.go", &[]) else {
+        return;
+    };
+    let target = Fixture::spawn(&mut Command::new(program));
+    let answer = check(&target.pid().to_string());
+    let findings = [
+        "note no-process-context",
+        "ok go-labels",
+        "note go-no-trace",
+        "ok runtime",
+    ];
+    assert_findings(&answer, &findings);
+}
+
 /// Uses glibc 2.31 (`cargo xtask setup` fetches it), in a program that has not loaded libpthread: the
 /// library has the variable, and nothing tells which blocks of threads are its own.
 #[test]
