@@ -1,7 +1,8 @@
 //! Stacks compared frame by frame with the program's own account of its calls, which the sample carries: the program keeps
 //! it in its thread's context.
 //!
-//! Needs the right to use eBPF. `cargo xtask soak accounts` compares a million samples.
+//! Needs the right to use eBPF. `cargo xtask soak accounts` compares a million samples, and as
+//! many waits.
 
 // The programs write their accounts with stores of x86-64.
 #![cfg(target_arch = "x86_64")]
@@ -17,10 +18,10 @@ use std::process::Command;
 
 use otelctx_fixtures::kernel::is_emulated;
 use otelctx_fixtures::{Compiler, DEBUG_FRAME, Target, rust_program, tier};
-use otelctx_sampler::sample::{Catalog, Found, Frame, Sample, StackEnd};
+use otelctx_sampler::sample::{Catalog, Event, Found, Frame, Sample, StackEnd};
 
 use account::{Functions, Root, Verdict, is_switching, judge};
-use common::sample_by_tables;
+use common::{sample_by_tables, sample_waits};
 
 /// Samples of each program.
 fn samples() -> u64 {
@@ -35,6 +36,13 @@ fn samples() -> u64 {
 /// Samples a second: an emulated machine takes milliseconds for each.
 fn frequency() -> u32 {
     if is_emulated() { 99 } else { 9_999 }
+}
+
+/// Stacks of waits to compare for each program.
+fn waits() -> u64 {
+    let number = std::env::var("OTELCTX_SOAK_SAMPLES");
+    let few = tier::usual_or_all(3000, 10_000);
+    number.map_or(few, |number| number.parse().unwrap())
 }
 
 /// What comparing a program's stacks came to.
@@ -52,6 +60,8 @@ struct Tally {
     cut: u64,
     /// Right as far as they go, but taken before all tables were ready.
     early: u64,
+    /// Right as far as they go, of waits whose stacks are longer than what is copied.
+    longer: u64,
     /// Right as far as they go, of switches to another context: `swapcontext` of glibc has no rules for the instructions between those
     /// that load the stack pointer and push the return address.
     switching: u64,
@@ -91,7 +101,11 @@ impl Tally {
                 root
             }
             Verdict::Cut => {
-                *self.cut(is_early, account) += 1;
+                if sample.event != Event::OnCpu && sample.stack_end == Some(StackEnd::Unreadable) {
+                    self.longer += 1;
+                } else {
+                    *self.cut(is_early, account) += 1;
+                }
                 return;
             }
             Verdict::Wrong => {
@@ -179,8 +193,34 @@ fn run(program: &Path) -> Option<Tally> {
     Some(tally)
 }
 
-fn check(name: &str, program: &Path) -> Option<()> {
-    let tally = run(program)?;
+/// The same for stacks of waits, each of which counts once. Some functions neither sleep nor call any that do.
+fn run_asleep(program: &Path) -> Option<Tally> {
+    let target = Target::spawn(Command::new(program).arg("asleep"));
+    let functions = Functions::read(&target.lines);
+    let (mut tally, mut last) = (Tally::default(), BTreeMap::new());
+    sample_waits(target.pid(), |catalog, new| {
+        for sample in new {
+            let Event::OffCpu(off) = sample.event else {
+                panic!("{sample:?}");
+            };
+            let thread = catalog.thread_facts(sample.thread).tid;
+            let is_new = last.insert(thread, off.since) != Some(off.since);
+            // Others were thrown away.
+            if is_new && sample.stack_end.is_some() {
+                tally.compare(&functions, catalog, sample, target.pid());
+            }
+        }
+        match tally.samples >= waits() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })?;
+    tally.check_roots();
+    Some(tally)
+}
+
+fn check(name: &str, tally: Option<Tally>) -> Option<()> {
+    let tally = tally?;
     eprintln!("{name}: {tally:#?}");
     assert_eq!(tally.wrong, BTreeMap::new(), "{name}");
     // On average, these are 0.5, 1 and 5 of a thousand samples.
@@ -196,8 +236,8 @@ fn library() -> Option<PathBuf> {
     Compiler::gcc().library::<&str>(&sources, &[])
 }
 
-#[test]
-fn each_frame_is_the_call_that_the_program_made() {
+/// Compares the stacks of each program, as `run` does.
+fn check_all(run: fn(&Path) -> Option<Tally>) {
     let Some(library) = library() else { return };
     let library = library.to_str().unwrap();
     let flags = ["-O2", "-fomit-frame-pointer", library];
@@ -212,8 +252,21 @@ fn each_frame_is_the_call_that_the_program_made() {
         ("rustc", rust_program("accounts.rs", &["-O", &linked])),
     ] {
         let Some(program) = program else { continue };
-        if check(name, &program).is_none() {
+        if check(name, run(&program)).is_none() {
             return;
         }
     }
+}
+
+#[test]
+fn each_frame_is_the_call_that_the_program_made() {
+    check_all(run);
+}
+
+#[test]
+fn each_frame_of_a_wait_is_the_call_that_the_program_made() {
+    if is_emulated() {
+        return eprintln!("skipped: on an emulated machine, sleeps are too rare");
+    }
+    check_all(run_asleep);
 }
