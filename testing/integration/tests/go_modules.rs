@@ -125,6 +125,31 @@ fn the_modules_pass_their_tests_with_the_oldest_go() {
     }
 }
 
+/// In an emulator of user programs, which has no process_vm_readv: the two tests that need it are left out.
+#[test]
+fn the_core_passes_its_tests_on_aarch64() {
+    if !have_go() || tier::left_to_all("Go on aarch64") {
+        return;
+    }
+    let emulator = "qemu-aarch64";
+    if Command::new(emulator).arg("--version").output().is_err() {
+        eprintln!("skipped: there is no {emulator}");
+        return;
+    }
+    let skip = "-skip=AnotherPublishers|LookLikeAContext";
+    let exec = format!("-exec={emulator}");
+    let test = [
+        "GOARCH=arm64",
+        "CGO_ENABLED=0",
+        "go",
+        "test",
+        skip,
+        &exec,
+        ".",
+    ];
+    checked("", "env", &test);
+}
+
 #[test]
 fn labels_of_other_libraries_stay() {
     if !have_modules() {

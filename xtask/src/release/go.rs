@@ -42,26 +42,26 @@ pub(super) fn attempt(_: &Path) -> Done {
         &folder.join("program/go.mod"),
         "module program\n\ngo 1.21\n",
     )?;
-    let go = |arguments: &str| {
-        let mut go = command("go");
-        go.words(arguments).current_dir(folder.join("program"));
+    let run = |arguments: &str| {
+        let mut tool = command("go");
+        tool.words(arguments).current_dir(folder.join("program"));
         let proxy = format!("file://{}", folder.join("proxy").display());
         let others = output(&mut command("go env GOPROXY"))?;
-        go.env("GOPROXY", format!("{proxy},{}", others.trim()));
+        tool.env("GOPROXY", format!("{proxy},{}", others.trim()));
         let host = core.split('/').next().unwrap_or_default();
-        go.envs([("GONOSUMDB", host), ("GOWORK", "off"), ("GOFLAGS", "")]);
+        tool.envs([("GONOSUMDB", host), ("GOWORK", "off"), ("GOFLAGS", "")]);
         // Otherwise what an earlier run has packed is taken.
-        go.env("GOMODCACHE", folder.join("modules"));
-        output(&mut go)
+        tool.env("GOMODCACHE", folder.join("modules"));
+        output(&mut tool)
     };
-    go(&format!(
+    run(&format!(
         "get {core}@v{VERSION} {core}/otel@v{VERSION} {core}/grpc@v{VERSION}"
     ))?;
-    go("mod tidy")?;
-    let said = go("run .")?;
+    run("mod tidy")?;
+    let said = run("run .")?;
     ensure!(said == "published\n", "the program said {said:?}");
     // Its folders are read-only.
-    go("clean -modcache")?;
+    run("clean -modcache")?;
     passed(format!(
         "{} modules of {core}, in a new program",
         MODULES.len()
@@ -126,9 +126,9 @@ fn pack(proxy: &Path, core: &str, module: &str) -> Result<()> {
         archive.args(entries.lines().filter(|entry| !NOT_CORE.contains(entry)));
     }
     output(&mut archive)?;
-    let go_mod =
+    let manifest =
         output(git("show").arg(format!("{tree}/go.mod"))).context("go.mod is not committed")?;
-    write(&versions.join(format!("v{VERSION}.mod")), go_mod)?;
+    write(&versions.join(format!("v{VERSION}.mod")), manifest)?;
     let info = format!("{{\"Version\": \"v{VERSION}\"}}");
     write(&versions.join(format!("v{VERSION}.info")), info)?;
     Ok(())
