@@ -20,7 +20,7 @@ fn soak() -> Option<u64> {
     Some(number.parse().unwrap())
 }
 
-/// How many waits to read: as many as given, or a part of those that were asked for.
+/// How many waits to read: as many as a variable says, or a part of them.
 fn enough(usual: u64, part: u64) -> u64 {
     soak().map_or(usual, |all| all / part)
 }

@@ -20,9 +20,9 @@ const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 const ROUTES: [&str; 5] = ["/sleep", "/lock", "/poll", "/work", "/short"];
 /// Standard deviations by which no time is off: some hundreds are compared.
 const FAR: f64 = 4.5;
-/// The part of the time in the queue that may be told as asleep: a thread whose CPU another one takes within 20 us before a scan is
+/// The part of the time in the queue that may be counted as asleep: a thread whose CPU another one takes within 20 us before a scan is
 /// held for one that the scan's timer has woken.
-const TOLD_AS_ASLEEP: f64 = 0.1;
+const COUNTED_AS_ASLEEP: f64 = 0.1;
 /// Ticks between two times at which some thread was found off the CPU, at most.
 const LONGEST_GAP: f64 = 4.0;
 /// The part of the time on a CPU that the kernel counts neither there nor in the queue: switches, interrupts, and what a
@@ -113,9 +113,9 @@ impl Cell {
         } else {
             times
         };
-        let told_as_asleep = TOLD_AS_ASLEEP * self.queued / tick;
+        let counted_as_asleep = COUNTED_AS_ASLEEP * self.queued / tick;
         // One at each end of what is compared.
-        (ticks + told_as_asleep + 1.0) * tick * tick
+        (ticks + counted_as_asleep + 1.0) * tick * tick
     }
 
     fn error(&self) -> f64 {
@@ -145,13 +145,13 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// The error of a time, as far as there is no reason for it. A thread whose CPU a scan takes is told as running, and the kernel
+    /// The error of a time, as far as there is no reason for it. A thread whose CPU a scan takes counts as running, and the kernel
     /// notes that it was queued.
     fn error(&self, kind: usize, cell: &Cell) -> f64 {
-        let told_as_asleep = TOLD_AS_ASLEEP * cell.queued;
+        let counted_as_asleep = COUNTED_AS_ASLEEP * cell.queued;
         let (least, most) = match kind {
-            QUEUED => (-self.scans - told_as_asleep, 0.0),
-            ASLEEP => (-UNCOUNTED * cell.ran, told_as_asleep),
+            QUEUED => (-self.scans - counted_as_asleep, 0.0),
+            ASLEEP => (-UNCOUNTED * cell.ran, counted_as_asleep),
             _ => (0.0, 0.0),
         };
         cell.error() - cell.error().clamp(least, most)

@@ -600,7 +600,7 @@ fn labels_of_goroutines_are_counted() {
         return;
     };
     let target = Fixture::spawn(&mut Command::new(program));
-    let answer = check(&target.pid().to_string());
+    let answer = check(target.pid().to_string());
     let findings = ["note no-process-context", "ok go-labels", "ok runtime"];
     assert_findings(&answer, &findings);
     let text = text(&answer, "go-labels");
@@ -611,7 +611,7 @@ fn labels_of_goroutines_are_counted() {
         return;
     };
     let target = Fixture::spawn(&mut Command::new(program));
-    let answer = check(&target.pid().to_string());
+    let answer = check(target.pid().to_string());
     let findings = [
         "note no-process-context",
         "ok go-labels",

@@ -1,4 +1,4 @@
-//! The offsets of Go's structures by the debug information of a program, which Go writes unless it is told not to
+//! The offsets of Go's structures by the debug information of a program, which Go writes unless a flag forbids it
 //! (`-ldflags=-w`).
 
 use std::collections::HashMap;

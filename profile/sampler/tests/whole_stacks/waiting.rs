@@ -18,7 +18,7 @@ use otelctx_sampler::{Error, INTERVAL, Options, Sampler, Targets};
 use super::programs::{Folder, Group, output};
 use super::{COMPLETE, Program, TIMEOUT, is_installed, reaches_start, samples};
 
-/// So many stacks one after another are no longer than what is copied of them: the sampler copies more and more at the start, until
+/// Consecutive stacks that are no longer than what is copied of them: the sampler copies more and more at the start, until
 /// that is enough.
 const IN_FULL: usize = 300;
 
