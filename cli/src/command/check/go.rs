@@ -17,8 +17,8 @@ const FIX: &str = "pprof.Do(ctx, pprof.Labels(\"trace_id\", sc.TraceID().String(
 /// Returns the version of Go, if its threads can be read.
 pub(super) fn version(process: &mut Process) -> Option<String> {
     let present = process.runtimes().ok()?;
-    let found = present.iter().find(|it| it.name == NAME)?;
-    let facts = found.process.as_ref().ok()?.facts();
+    let runtime = present.iter().find(|it| it.name == NAME)?;
+    let facts = runtime.process.as_ref().ok()?.facts();
     let version = facts.into_iter().find(|(name, _)| name == "version")?;
     match version.1 {
         Value::String(version) => Some(version),

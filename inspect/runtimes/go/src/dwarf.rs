@@ -1,5 +1,5 @@
-//! The offsets of Go's structures by the debug information of a program, which Go writes unless a flag forbids it
-//! (`-ldflags=-w`).
+//! The offsets of Go's structures by the debug information of a program, which Go writes without
+//! `-ldflags=-w`.
 
 use std::collections::HashMap;
 use std::io::Read;

@@ -74,16 +74,19 @@ pub(crate) struct Data {
     pub(crate) segments: Vec<Range<u64>>,
     /// `runtime.allm`, the first thread of a list, if there is a symbol for it.
     pub(crate) threads: Option<u64>,
+    /// `runtime.allgs`, a slice of all goroutines.
+    pub(crate) goroutines: Option<u64>,
 }
 
 impl Data {
     fn read(elf: &Elf<'_>) -> Result<Self, ElfError> {
         let written = elf.loads().iter().filter(|load| load.writable);
         let range = |load: &Segment| load.address..load.address.saturating_add(load.memory_size);
-        let symbol = elf.symbol(b"runtime.allm")?;
+        let symbol = |name| elf.symbol(name).map(|it| it.map(|it| it.value));
         Ok(Self {
             segments: written.map(range).collect(),
-            threads: symbol.map(|it| it.value),
+            threads: symbol(b"runtime.allm")?,
+            goroutines: symbol(b"runtime.allgs")?,
         })
     }
 
@@ -94,6 +97,7 @@ impl Data {
         Self {
             segments: self.segments.iter().map(segment).collect(),
             threads: self.threads.map(moved),
+            goroutines: self.goroutines.map(moved),
         }
     }
 }

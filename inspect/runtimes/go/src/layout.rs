@@ -18,6 +18,11 @@ pub(crate) struct GoroutineLayout {
     pub(crate) thread: u64,
     pub(crate) id: u64,
     pub(crate) labels: u64,
+    pub(crate) status: u64,
+    /// Where it goes on when a thread runs it again: the stack pointer, and the address in its code behind that
+    /// (`runtime.gobuf`).
+    pub(crate) stack_pointer: u64,
+    pub(crate) pc: u64,
 }
 
 /// `runtime.m`: a thread.
@@ -57,6 +62,9 @@ impl Layout {
                 thread: offset("g.m")?,
                 id: offset("g.goid")?,
                 labels: offset("g.labels")?,
+                status: offset("g.atomicstatus")?,
+                stack_pointer: offset("g.sched")?.checked_add(offset("gobuf.sp")?)?,
+                pc: offset("g.sched")?.checked_add(offset("gobuf.pc")?)?,
             },
             thread: ThreadLayout {
                 goroutine: offset("m.curg")?,
@@ -107,13 +115,15 @@ mod tests {
 
     /// If it is set, the table is written instead of compared.
     const WRITES: &str = "OTELCTX_WRITE_GO_OFFSETS";
-    /// What is read, and what tools beside it may need.
-    const FIELDS: [&str; 9] = [
+    /// What is read.
+    const FIELDS: [&str; 11] = [
         "g.m",
         "g.sched",
         "g.atomicstatus",
         "g.goid",
         "g.labels",
+        "gobuf.sp",
+        "gobuf.pc",
         "m.procid",
         "m.tls",
         "m.curg",

@@ -12,6 +12,7 @@ mod labels;
 mod layout;
 mod process;
 mod step;
+mod tasks;
 mod threads;
 
 use std::sync::Arc;
@@ -65,7 +66,7 @@ impl Runtime for Go {
         let Some(file) = file.as_ref() else {
             return Ok(None);
         };
-        let process = GoProcess::new(target, module.bias, file)?;
+        let process = GoProcess::new(target, module, file)?;
         Ok(Some(Arc::new(process)))
     }
 }

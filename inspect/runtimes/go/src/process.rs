@@ -1,11 +1,13 @@
 //! Go in one process.
 
+use std::ops::ControlFlow;
+
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::threads::ThreadPointer;
-use otelctx_reader::remote::{Memory, Target};
+use otelctx_reader::remote::{LoadedModule, Memory, Target};
 use otelctx_reader::runtime::{
-    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, Task, ThreadView,
 };
 use otelctx_reader::sample::Found;
 
@@ -14,6 +16,7 @@ use crate::goroutine::{self, Goroutine, Place};
 use crate::labels::Labels;
 use crate::layout::{self, Layout};
 use crate::step::Part;
+use crate::tasks::Goroutines;
 use crate::threads::Threads;
 use crate::{ids, labels, step};
 
@@ -25,14 +28,20 @@ pub(crate) struct GoProcess {
     place: Option<Place>,
     step: Option<KernelStep>,
     threads: Threads,
+    goroutines: Goroutines,
 }
 
 impl GoProcess {
-    /// Go in a process that has loaded this file with this bias.
+    /// Go in a process that has loaded this module, with the facts of its file.
     ///
     /// # Errors
     /// If its version is unknown, or its memory cannot be read.
-    pub(crate) fn new(target: &dyn Target, bias: u64, file: &GoFile) -> Result<Self, RuntimeError> {
+    pub(crate) fn new(
+        target: &dyn Target,
+        module: &LoadedModule,
+        file: &GoFile,
+    ) -> Result<Self, RuntimeError> {
+        let bias = module.bias;
         let version = &file.version.text;
         let layout = file.layout.ok_or_else(|| {
             let known = layout::versions().map_or_else(String::new, |(first, last)| {
@@ -55,6 +64,7 @@ impl GoProcess {
             place,
             step: place.map(|place| step::kernel_step(&layout, place)),
             threads: Threads::new(layout, file.data.loaded(bias)),
+            goroutines: Goroutines::new(layout, file.data.loaded(bias), module.clone()),
         })
     }
 
@@ -118,6 +128,14 @@ impl RuntimeProcess for GoProcess {
             Some(goroutine) => self.found(memory, goroutine).map(Some),
             None => Ok((g != 0).then(idle)),
         }
+    }
+
+    fn tasks(
+        &self,
+        target: &dyn Target,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<(), RuntimeError> {
+        self.goroutines.visit(target, visit)
     }
 
     fn kernel_step(&self) -> Option<&KernelStep> {

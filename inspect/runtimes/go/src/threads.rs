@@ -143,7 +143,7 @@ impl Threads {
 
 impl Data {
     /// Calls `visit` with the address and the value of each word of the variables, as far as they can be read.
-    fn words(&self, target: &dyn Target, visit: &mut dyn FnMut(u64, u64)) {
+    pub(crate) fn words(&self, target: &dyn Target, visit: &mut dyn FnMut(u64, u64)) {
         let mut left = MAX_SEARCHED;
         let mut piece = vec![0; PIECE];
         for segment in &self.segments {

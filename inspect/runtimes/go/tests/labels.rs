@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use otelctx_fixtures::{CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target};
 use otelctx_go::Go;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::CoreFile;
 use otelctx_reader::runtime::{RuntimeReading, RuntimeThread, Runtimes};
-use otelctx_reader::sample::Found;
+use otelctx_reader::sample::{Found, NamedFrame};
 use otelctx_reader::{Options, Process};
 
 /// Maximum number of labels, and the length of their values in bytes, that are read.
@@ -17,6 +18,9 @@ const MAX_LABELS: usize = 64;
 const MAX_VALUE: usize = 256;
 /// Number of threads of `labels.go` that say what they have.
 const THREADS: usize = 14;
+
+/// Maximum number of times that a thread is read until it runs its goroutine.
+const MAX_TRIES: usize = 500;
 
 /// Ways to build a program.
 const STRIPPED: &[&str] = &["-ldflags=-s -w"];
@@ -111,13 +115,19 @@ fn compare(mut process: Process, target: &Target, version: &str, name: &str) {
         let Some(said) = said(target, thread.tid()) else {
             continue;
         };
-        // On a busy machine, a thread may not stop in time.
-        let mut states = (0..10).map(|_| thread.state(&present, None));
-        let state = states.find_map(Result::ok).expect("it stops");
-        let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
-            panic!("{name}: {state:?}")
-        };
-        compare_thread(read.as_ref().unwrap(), &said, name);
+        let read = (0..MAX_TRIES).find_map(|_| {
+            // On a busy machine, a thread may not stop in time.
+            let state = thread.state(&present, None).ok()?;
+            let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
+                panic!("{name}: {state:?}")
+            };
+            let read = read.clone().unwrap();
+            // Go may just interrupt a goroutine that has run for 10 ms.
+            let runs = fact(&read, "goid").is_some();
+            (!runs).then(|| std::thread::sleep(Duration::from_millis(10)));
+            runs.then_some(read)
+        });
+        compare_thread(&read.expect("it runs its goroutine"), &said, name);
         compared += 1;
     }
     assert_eq!(compared, THREADS, "{name}");
@@ -164,6 +174,61 @@ fn labels_of_programs_with_c_code_and_of_libraries_are_read() {
             let target = Target::spawn(&mut command);
             let name = format!("Go {version} with C code, {flags:?}");
             compare(open(target.pid()), &target, version, &name);
+        }
+    }
+}
+
+#[test]
+fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
+    for version in GO_VERSIONS {
+        for flags in [&[], STRIPPED, STRIPPED_PIE] {
+            let Some(program) = build(version, false, flags) else {
+                continue;
+            };
+            let target = Target::spawn(&mut Command::new(program));
+            let name = format!("Go {version}, {flags:?}");
+            let line = target.lines.iter();
+            let mut goid = line.filter_map(|it| it.strip_prefix("parked 0 ")?.split('|').next());
+            let goid: u64 = goid.next_back().unwrap().parse().unwrap();
+            let mut options = options();
+            options.tasks = true;
+            let mut process = Process::with_options(target.pid(), options).unwrap();
+            process.context().unwrap();
+            let present = process.runtimes().unwrap();
+            let reading = process.tasks(&present, None).remove(0);
+            let tasks = reading.tasks.unwrap();
+            // Goroutines on threads are not among them, unless Go has just interrupted one.
+            let on_threads = target.lines.iter().filter(|it| it.starts_with("thread "));
+            for line in on_threads {
+                let goid = line.split(['|', ' ']).nth(2).unwrap().parse();
+                let task = tasks.iter().find(|it| Ok(it.id) == goid);
+                assert!(task.is_none_or(|it| !it.facts.is_empty()), "{name}: {line}");
+            }
+            let parked = tasks.iter().find(|it| it.id == goid).unwrap();
+            let context = parked.context.attached().unwrap();
+            let trace = context.trace_id.to_string();
+            assert_eq!(trace, "4bf92f3577b34da6a3ce929d0e0e4736", "{name}");
+            assert_eq!(context.attributes.len(), 3, "{name}");
+            let state = ("state".to_owned(), Value::String("waiting".into()));
+            assert_eq!(parked.facts, [state], "{name}");
+            let functions: Vec<&str> = parked.frames.iter().map(NamedFrame::name).collect();
+            // The compiler's names of closures have changed since.
+            let expected = [
+                "runtime.gopark",
+                "runtime.chanrecv",
+                "runtime.chanrecv1",
+                "main.park",
+                functions[4],
+                "runtime/pprof.Do",
+                functions[6],
+                "runtime.goexit",
+            ];
+            assert_eq!(functions, expected, "{name}");
+            assert!(
+                functions[4].starts_with("main.main.func"),
+                "{name}: {functions:?}"
+            );
+            assert!(!parked.is_truncated, "{name}");
         }
     }
 }

@@ -1,0 +1,350 @@
+//! The goroutines that no thread runs: their labels, and the functions in which they wait.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, OnceLock};
+
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::format::record::DecodedContext;
+use otelctx_reader::remote::elf::{GoFunction, GoTable};
+use otelctx_reader::remote::{LoadedModule, Machine, Target};
+use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, Task};
+use otelctx_reader::sample::{Found, FrameKind, NamedFrame};
+
+use crate::file::Data;
+use crate::ids;
+use crate::labels;
+use crate::layout::Layout;
+
+/// Maximum number of goroutines that are read.
+const MAX_GOROUTINES: u64 = 1 << 20;
+/// Number of addresses of goroutines that are read at once.
+const AT_ONCE: usize = 4096;
+/// Number of bytes of a stack that are read at once. Most goroutines that wait have no more.
+const STACK: usize = 2048;
+/// Maximum number of labels, and of names of functions, that are kept to be used again.
+const MAX_KEPT: usize = 1 << 16;
+/// The number of the first goroutine, which is the first of the list and never ends.
+const FIRST: u64 = 1;
+
+/// States of a goroutine (`_Grunnable` and others in Go's src/runtime/runtime2.go), and the bit that says that its stack is
+/// being scanned.
+const SCANNED: u32 = 0x1000;
+const RUNNABLE: u32 = 1;
+const RUNNING: u32 = 2;
+const SYSTEM_CALL: u32 = 3;
+const WAITING: u32 = 4;
+const MOVING: u32 = 8;
+const PREEMPTED: u32 = 9;
+
+/// The list of all goroutines of a process (`runtime.allgs`).
+#[derive(Debug)]
+pub(crate) struct Goroutines {
+    layout: Layout,
+    data: Data,
+    /// The program, for its functions.
+    module: LoadedModule,
+    /// The address of the list's slice. `None` if it was not found.
+    list: OnceLock<Option<u64>>,
+}
+
+/// What is read of one process at one time.
+struct Reading<'a> {
+    goroutines: &'a Goroutines,
+    target: &'a dyn Target,
+    functions: Option<Arc<GoTable>>,
+    labels: HashMap<u64, Found<DecodedContext>>,
+    /// By their first address.
+    names: HashMap<u64, String>,
+}
+
+impl Goroutines {
+    pub(crate) fn new(layout: Layout, data: Data, module: LoadedModule) -> Self {
+        let list = OnceLock::new();
+        Self {
+            layout,
+            data,
+            module,
+            list,
+        }
+    }
+
+    /// Calls `visit` with each goroutine that no thread runs until it breaks.
+    ///
+    /// # Errors
+    /// If their list is not found or cannot be read. A goroutine that cannot be read is skipped.
+    pub(crate) fn visit(
+        &self,
+        target: &dyn Target,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<(), RuntimeError> {
+        let list = *self.list.get_or_init(|| self.find(target));
+        let list = list.ok_or_else(|| RuntimeError::new("its list of goroutines was not found"))?;
+        let first = target.read_u64(list)?;
+        let count = target.read_u64(list.wrapping_add(8))?;
+        if count > MAX_GOROUTINES {
+            let reason = format!("its list has {count} goroutines, more than {MAX_GOROUTINES}");
+            return Err(RuntimeError::new(reason));
+        }
+        let mut reading = Reading {
+            goroutines: self,
+            target,
+            functions: self.functions(target),
+            labels: HashMap::new(),
+            names: HashMap::new(),
+        };
+        let mut addresses = [[0; 8]; AT_ONCE];
+        for from in (0..count as usize).step_by(AT_ONCE) {
+            let addresses = &mut addresses[..(count as usize - from).min(AT_ONCE)];
+            let at = first.wrapping_add(8 * from as u64);
+            target.read(at, addresses.as_flattened_mut())?;
+            for address in addresses.iter().map(|it| u64::from_ne_bytes(*it)) {
+                // It may have been freed while the list was read: the process need not be stopped as a whole.
+                let Ok(Some(task)) = reading.task(address) else {
+                    continue;
+                };
+                if visit(task).is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The table of the program's functions, which is read once per file.
+    fn functions(&self, target: &dyn Target) -> Option<Arc<GoTable>> {
+        struct Functions(Option<Arc<GoTable>>);
+        let functions = self.module.fact(target, "", |elf| {
+            // A damaged table is as good as none.
+            Ok(Functions(GoTable::read(elf).ok().flatten().map(Arc::new)))
+        });
+        functions.ok()?.0.clone()
+    }
+
+    /// Finds the list: by its symbol, or as a slice whose first element is the first goroutine.
+    fn find(&self, target: &dyn Target) -> Option<u64> {
+        if self.data.goroutines.is_some() {
+            return self.data.goroutines;
+        }
+        let mut found = None;
+        let mut last = [(0, 0); 2];
+        self.data.words(target, &mut |at, word| {
+            // Three words that follow each other: the address, the length and the capacity.
+            let [(start, address), (_, length)] = last;
+            last = [last[1], (at, word)];
+            let is_slice = at == start + 16 && (1..=word).contains(&length);
+            if found.is_none()
+                && is_slice
+                && length <= MAX_GOROUTINES
+                && self.is_list(target, address)
+            {
+                found = Some(start);
+            }
+        });
+        found
+    }
+
+    /// Returns whether the first element of a slice is the first goroutine.
+    fn is_list(&self, target: &dyn Target, address: u64) -> bool {
+        let goroutine = &self.layout.goroutine;
+        let word = |address: u64, offset| target.read_u64(address.wrapping_add(offset));
+        let Ok(first) = word(address, 0) else {
+            return false;
+        };
+        // Its stack's bounds are its first words.
+        let bounds = word(first, 0).and_then(|low| Ok(low..word(first, 8)?));
+        let stack_pointer = word(first, goroutine.stack_pointer);
+        let is_first = word(first, goroutine.id) == Ok(FIRST);
+        match (bounds, stack_pointer) {
+            (Ok(bounds), Ok(at)) => is_first && bounds.contains(&at),
+            _ => false,
+        }
+    }
+}
+
+impl Reading<'_> {
+    /// Reads a goroutine. `None` if it has ended, or a thread runs it.
+    fn task(&mut self, address: u64) -> Result<Option<Task>, RuntimeError> {
+        let layout = &self.goroutines.layout;
+        let (goroutine, target) = (&layout.goroutine, self.target);
+        let word = |offset: u64| target.read_u64(address.wrapping_add(offset));
+        let status = word(goroutine.status)? as u32 & !SCANNED;
+        let state = match status {
+            RUNNABLE => "runnable",
+            WAITING => "waiting",
+            PREEMPTED => "preempted",
+            MOVING => "moving",
+            RUNNING | SYSTEM_CALL => "",
+            _ => return Ok(None),
+        };
+        let thread = word(goroutine.thread)?;
+        if thread != 0 {
+            let current = thread.wrapping_add(layout.thread.goroutine);
+            if target.read_u64(current)? == address {
+                return Ok(None);
+            }
+        }
+        let mut task = Task::new(word(goroutine.id)?);
+        if !state.is_empty() {
+            task.facts = vec![("state".into(), Value::String(state.into()))];
+        }
+        task.context = self.context(word(goroutine.labels)?)?;
+        // Its stack is where it was, or is copied to.
+        if status != MOVING {
+            let (stack_pointer, pc) = (word(goroutine.stack_pointer)?, word(goroutine.pc)?);
+            (task.frames, task.is_truncated) = self.frames(stack_pointer, pc);
+        }
+        Ok(Some(task))
+    }
+
+    fn context(&mut self, address: u64) -> Result<Found<DecodedContext>, RuntimeError> {
+        if let Some(known) = self.labels.get(&address) {
+            return Ok(known.clone());
+        }
+        let kind = self.goroutines.layout.labels;
+        let labels = labels::read(self.target, kind, address)?;
+        let context = match labels.labels.is_empty() {
+            true => Found::Detached,
+            false => Found::Attached(ids::context(labels.labels)),
+        };
+        if self.labels.len() < MAX_KEPT {
+            self.labels.insert(address, context.clone());
+        }
+        Ok(context)
+    }
+
+    /// The frames of a goroutine that will go on at this address with this stack pointer; and whether there are more.
+    fn frames(&mut self, mut stack_pointer: u64, mut pc: u64) -> (Vec<NamedFrame>, bool) {
+        let Some(table) = &self.functions else {
+            return (Vec::new(), true);
+        };
+        let stack = Stack::read(self.target, stack_pointer);
+        let mut frames = Vec::new();
+        for depth in 0..MAX_FRAMES {
+            let at = pc.wrapping_sub(self.goroutines.module.bias);
+            // A goroutine that has not begun is at the first instruction of its function.
+            let function = match table.function_at(at) {
+                Some(function) if depth == 0 && function.range().start == at => {
+                    Some((function, at))
+                }
+                _ => table
+                    .function_at(at.wrapping_sub(1))
+                    .map(|it| (it, at.wrapping_sub(1))),
+            };
+            let Some((function, at)) = function else {
+                return (frames, true);
+            };
+            frames.push(named(&mut self.names, &function));
+            if function.is_first() {
+                return (frames, false);
+            }
+            let size = size_at(&function, at);
+            let Some((caller, next)) = size.and_then(|size| stack.caller(stack_pointer, size))
+            else {
+                return (frames, true);
+            };
+            (pc, stack_pointer) = (caller, next);
+        }
+        (frames, true)
+    }
+}
+
+/// The size of a function's frame at an address, in bytes.
+fn size_at(function: &GoFunction<'_>, address: u64) -> Option<u64> {
+    let mut size = None;
+    function.stack_sizes(&mut |from, new| {
+        if from > address {
+            return ControlFlow::Break(());
+        }
+        size = u64::try_from(new).ok();
+        ControlFlow::Continue(())
+    });
+    size
+}
+
+/// The frame of a function.
+fn named(names: &mut HashMap<u64, String>, function: &GoFunction<'_>) -> NamedFrame {
+    let start = function.range().start;
+    let name = names.get(&start).cloned().unwrap_or_else(|| {
+        let name = without_types(&function.name());
+        if names.len() < MAX_KEPT {
+            names.insert(start, name.clone());
+        }
+        name
+    });
+    NamedFrame {
+        function: name,
+        kind: FrameKind::new("go"),
+        ..NamedFrame::default()
+    }
+}
+
+/// A function's name with `[...]` in the place of types, as Go's tools write it: `main.sum[...]`.
+fn without_types(name: &str) -> String {
+    match (name.find('['), name.rfind(']')) {
+        (Some(from), Some(to)) if from < to => {
+            format!("{}[...]{}", &name[..from], &name[to + 1..])
+        }
+        _ => name.to_owned(),
+    }
+}
+
+/// A stack's beginning, and what reads the rest.
+struct Stack<'a> {
+    target: &'a dyn Target,
+    start: u64,
+    bytes: Vec<u8>,
+    is_x86_64: bool,
+}
+
+impl<'a> Stack<'a> {
+    fn read(target: &'a dyn Target, start: u64) -> Self {
+        let mut bytes = vec![0; STACK];
+        if target.read(start, &mut bytes).is_err() {
+            bytes.clear();
+        }
+        Self {
+            target,
+            start,
+            bytes,
+            is_x86_64: target.machine() == Machine::X86_64,
+        }
+    }
+
+    /// The address that a function returns to, and the stack pointer then.
+    fn caller(&self, stack_pointer: u64, size: u64) -> Option<(u64, u64)> {
+        let end = stack_pointer.checked_add(size)?;
+        match self.is_x86_64 {
+            true => Some((self.word(end)?, end.checked_add(8)?)),
+            // The link register was stored at the lowest address; a function without a frame has not stored it.
+            false if size == 0 => None,
+            false => Some((self.word(stack_pointer)?, end)),
+        }
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        let at = usize::try_from(address.checked_sub(self.start)?).ok()?;
+        match self.bytes.get(at..).and_then(|it| it.first_chunk()) {
+            Some(bytes) => Some(u64::from_ne_bytes(*bytes)),
+            None => self.target.read_u64(address).ok(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_generic_functions_are_left_out_of_names() {
+        for (name, readable) in [
+            ("main.sum[go.shape.int]", "main.sum[...]"),
+            ("main.(*list[go.shape.[]int]).add", "main.(*list[...]).add"),
+            ("main.sum[...]", "main.sum[...]"),
+            ("main.(*shop).serve", "main.(*shop).serve"),
+            ("main.]odd[", "main.]odd["),
+        ] {
+            assert_eq!(without_types(name), readable);
+        }
+    }
+}
