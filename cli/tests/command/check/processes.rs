@@ -519,7 +519,7 @@ fn a_process_context_alone_is_no_problem() {
         ("rust", "otelctx-opentelemetry"),
         ("cpp", "otelctx::storage()"),
         ("c", "otelctx_context_attach(record)"),
-        ("go", "goroutines"),
+        ("go", "Goroutines have labels"),
         ("java", "an agent"),
         ("dotnet", "by OTEP 4947"),
     ] {
