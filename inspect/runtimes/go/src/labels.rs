@@ -24,7 +24,7 @@ const MAP_OLD: usize = 24;
 /// The flag of a map that grows into as many buckets as it had (`sameSizeGrow`).
 const SAME_SIZE: u8 = 8;
 /// The logarithm of the maximum number of buckets that are read: more have more than [`MAX_LABELS`] at least once.
-const MAX_BITS: u8 = 10;
+const MAX_BITS: u8 = 7;
 /// A bucket (`bmap`): the tops of eight hashes, eight names, eight values, and the address of the next one.
 const BUCKET_ENTRIES: usize = 8;
 const BUCKET_SIZE: usize = 8 + BUCKET_ENTRIES * ENTRY + 8;
@@ -182,3 +182,6 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     let bytes = bytes[at..at + 8].try_into();
     u64::from_ne_bytes(bytes.expect("eight bytes"))
 }
+
+#[cfg(test)]
+mod tests;
