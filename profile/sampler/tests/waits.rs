@@ -2,6 +2,7 @@
 //! notices that it is scanned.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -140,6 +141,199 @@ fn no_sleep_ends_because_it_is_scanned() {
         for tid in &tids {
             assert!(found.contains_key(tid), "{method:?}: thread {tid}");
         }
+    }
+}
+
+/// How often each thread of a process has been switched out, once none of them runs any more.
+fn switches(pid: i32) -> BTreeMap<i32, [u64; 2]> {
+    let read = || -> BTreeMap<i32, [u64; 2]> {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let of_thread = |path: &Path| {
+            let text = std::fs::read_to_string(path.join("status")).unwrap();
+            let count = |name: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(name));
+                line.unwrap().trim().parse().unwrap()
+            };
+            ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"].map(count)
+        };
+        let threads = tasks.map(|task| {
+            let path = task.unwrap().path();
+            let tid = path.file_name().unwrap().to_str().unwrap();
+            (tid.parse().unwrap(), of_thread(&path))
+        });
+        threads.collect()
+    };
+    let (start, mut before) = (Instant::now(), read());
+    loop {
+        assert!(start.elapsed() < TIMEOUT, "{before:?}");
+        std::thread::sleep(Duration::from_millis(300));
+        let now = read();
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+}
+
+/// Threads that wait in some 60 calls for what never happens. One that gets a signal, is stopped, or whose wait ends would be
+/// switched out once more: none is. Tried with a signal (SIGSTOP, then SIGCONT) to the process: each of them is.
+#[test]
+fn no_waiting_thread_runs_because_it_is_scanned() {
+    if is_emulated() {
+        return eprintln!("skipped: some of these calls take seconds on an emulated machine");
+    }
+    let Some(program) = Compiler::gcc().program::<&str>(&["waits.c"], &["-pthread"]) else {
+        return;
+    };
+    let name = format!("otelctx-scanned-{}", std::process::id());
+    let folder = Folder(std::env::temp_dir().join(name));
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let target = Target::spawn(Command::new(program).arg(&folder.0));
+    for method in METHODS {
+        let before = switches(target.pid());
+        let Some(mut recording) = Recording::start(target.pid(), method) else {
+            continue;
+        };
+        // Each wait is read once, and looked at again and again.
+        let scans = if method == WaitMethod::Files { 10 } else { 200 };
+        let enough = scans * 1_000_000;
+        recording.until(|it| {
+            let off = it.samples.iter().filter_map(|sample| match sample.event {
+                Event::OffCpu(off) => Some(off.nanoseconds),
+                _ => None,
+            });
+            let found = it.found();
+            let all_were_found = before.keys().all(|tid| found.contains_key(tid));
+            all_were_found && off.sum::<u64>() >= enough * before.len() as u64
+        });
+        let after = switches(target.pid());
+        assert_eq!(after, before, "{method:?}");
+    }
+}
+
+/// A folder that is removed with this.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A control group whose processes can be frozen, by the file that does. It thaws them, and is removed, with this.
+struct Freezer {
+    group: PathBuf,
+    file: &'static str,
+    frozen: &'static str,
+    thawed: &'static str,
+}
+
+impl Freezer {
+    /// One of each version that this machine has and permits.
+    fn create() -> Vec<Self> {
+        let versions = [
+            ("/sys/fs/cgroup", "cgroup.freeze", "1", "0"),
+            ("/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"),
+            (
+                "/sys/fs/cgroup/freezer",
+                "freezer.state",
+                "FROZEN",
+                "THAWED",
+            ),
+        ];
+        let name = format!("otelctx-frozen-{}", std::process::id());
+        let groups = versions
+            .into_iter()
+            .filter_map(|(folder, file, frozen, thawed)| {
+                let group = Path::new(folder).join(&name);
+                let is_there = Path::new(folder).join("cgroup.procs").exists();
+                if !is_there || std::fs::create_dir(&group).is_err() {
+                    return None;
+                }
+                let freezer = Self {
+                    group,
+                    file,
+                    frozen,
+                    thawed,
+                };
+                freezer.group.join(file).exists().then_some(freezer)
+            });
+        groups.collect()
+    }
+
+    fn freeze(&self, pid: i32) {
+        std::fs::write(self.group.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(self.group.join(self.file), self.frozen).unwrap();
+        let (event, is_event) = match self.file {
+            "cgroup.freeze" => ("cgroup.events", "frozen 1"),
+            file => (file, self.frozen),
+        };
+        let start = Instant::now();
+        while !std::fs::read_to_string(self.group.join(event))
+            .unwrap()
+            .contains(is_event)
+        {
+            assert!(start.elapsed() < TIMEOUT, "{:?}", self.group);
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    fn thaw(&self) {
+        // It may have been removed with what it had.
+        let _ = std::fs::write(self.group.join(self.file), self.thawed);
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.thaw();
+        let start = Instant::now();
+        while std::fs::remove_dir(&self.group).is_err() && start.elapsed() < TIMEOUT {
+            std::thread::sleep(INTERVAL);
+        }
+    }
+}
+
+/// Those of a group of version 2 are asleep to the kernel, in its trap for them, and `/proc` tells those of version 1 as waiting for
+/// a disk.
+#[test]
+fn threads_of_a_frozen_control_group_have_their_contexts() {
+    let freezers = Freezer::create();
+    if freezers.is_empty() {
+        return eprintln!("skipped: no control group can be created that freezes");
+    }
+    for freezer in &freezers {
+        let Some(mut target) = start("idle.c", &["workers=3"]) else {
+            return;
+        };
+        let tids = sleepers(&target);
+        freezer.freeze(target.pid());
+        let mut all = Vec::new();
+        for method in METHODS {
+            let Some(mut recording) = Recording::start(target.pid(), method) else {
+                continue;
+            };
+            recording.until(|it| tids.iter().all(|tid| it.found().contains_key(tid)));
+            let found = recording.found().into_iter();
+            all.extend(found.map(|(tid, found)| (method, tid, found)));
+        }
+        // Before a failure, too: frozen processes cannot be killed in version 1.
+        freezer.thaw();
+        for (method, tid, found) in all.iter().filter(|it| tids.contains(&it.1)) {
+            let state = match (freezer.file, method) {
+                ("cgroup.freeze", _) => OffCpuState::Asleep,
+                (_, WaitMethod::Files) => OffCpuState::Disk,
+                _ => OffCpuState::Stopped,
+            };
+            let is_expected = |it: &(OffCpuState, Found<()>)| *it == (state, Found::Attached(()));
+            let of = &freezer.file;
+            assert!(
+                found.iter().all(is_expected),
+                "{method:?}, {of}, {tid}: {found:?}"
+            );
+        }
+        // It goes on.
+        target.command("report");
     }
 }
 
