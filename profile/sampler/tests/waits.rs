@@ -2,6 +2,9 @@
 //! notices that it is scanned.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,6 +15,9 @@ use otelctx_sampler::sample::{Catalog, Event, Found, OffCpuState, ReadStep, Samp
 use otelctx_sampler::{Error, INTERVAL, Options, Sampler, Targets, WaitFacts, WaitMethod};
 
 const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
+
+/// Size of a page, in bytes.
+const PAGE: u64 = 4096;
 
 const METHODS: [WaitMethod; 4] = [
     WaitMethod::ByProcess,
@@ -334,6 +340,86 @@ fn threads_of_a_frozen_control_group_have_their_contexts() {
         }
         // It goes on.
         target.command("report");
+    }
+}
+
+/// The addresses of a range's pages that a process has (Documentation/admin-guide/mm/pagemap.rst).
+fn present(pid: i32, range: &Range<u64>) -> BTreeSet<u64> {
+    const PRESENT: u64 = 1 << 63;
+    let file = File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let mut entries = vec![0; ((range.end - range.start) / PAGE * 8) as usize];
+    file.read_exact_at(&mut entries, range.start / PAGE * 8)
+        .unwrap();
+    let entries = entries.chunks_exact(8);
+    let entries = entries.map(|it| u64::from_ne_bytes(it.try_into().unwrap()));
+    let pages = (range.start..range.end).step_by(PAGE as usize).zip(entries);
+    let present = pages.filter(|(_, entry)| entry & PRESENT != 0);
+    present.map(|(page, _)| page).collect()
+}
+
+/// Pages that are not in the process any more come back if they are read: only the ones of the record, of the thread's variables
+/// and of the innermost part of its stack. With each, the kernel maps its neighbours if these are in memory (fault-around, 64 KiB).
+#[test]
+fn only_what_is_read_of_a_waiting_thread_comes_back_to_its_process() {
+    const AROUND: u64 = 64 << 10;
+    /// `STACK_ROOM`, and what is below the stack pointer.
+    const STACK: Range<u64> = 256..20 << 10;
+    for method in METHODS {
+        let Some(mut target) = start("paged.c", &[]) else {
+            return;
+        };
+        let pid = target.pid();
+        let ranges: Vec<Range<u64>> = target
+            .lines
+            .iter()
+            .filter_map(|line| {
+                let words: Vec<&str> = line.strip_prefix("range ")?.split(' ').collect();
+                let number = |word| u64::from_str_radix(word, 16).unwrap();
+                Some(number(words[1])..number(words[2]))
+            })
+            .collect();
+        let [stack, record, unused] = &ranges[..] else {
+            panic!("{:?}", target.lines);
+        };
+        let tid = sleepers(&target)[0];
+        let call = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap();
+        let pointer = call.split_whitespace().nth_back(1).unwrap();
+        let pointer = u64::from_str_radix(&pointer[2..], 16).unwrap();
+        target.command("drop");
+        for range in &ranges {
+            assert_eq!(present(pid, range), BTreeSet::new());
+        }
+        let Some(mut recording) = Recording::start(pid, method) else {
+            continue;
+        };
+        recording.until(|it| it.found().contains_key(&tid));
+        let found = &recording.found()[&tid];
+        assert!(
+            found.iter().all(|it| it.1 == Found::Attached(())),
+            "{method:?}: {found:?}"
+        );
+        // The thread's variables are at the end of its stack.
+        let read = [
+            pointer - STACK.start..pointer + STACK.end,
+            stack.end - 2 * PAGE..stack.end,
+            record.start + (record.end - record.start) / 2
+                ..record.start + (record.end - record.start) / 2 + 1,
+        ];
+        let may_be_there = |page: &u64| {
+            let mut read = read.iter();
+            read.any(|it| {
+                (it.start / AROUND * AROUND..it.end.next_multiple_of(AROUND)).contains(page)
+            })
+        };
+        for range in [stack, record] {
+            let pages = present(pid, range);
+            assert!(!pages.is_empty(), "{method:?}");
+            assert!(
+                pages.iter().all(may_be_there),
+                "{method:?}: {pointer:x}: {pages:x?}"
+            );
+        }
+        assert_eq!(present(pid, unused), BTreeSet::new(), "{method:?}");
     }
 }
 
