@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"runtime/pprof"
 	"strings"
 	"sync"
@@ -26,17 +27,20 @@ func Current() map[string]string {
 }
 
 func find(labels chan<- map[string]string) {
-	var profile bytes.Buffer
-	if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
-		panic(err)
-	}
-	for _, goroutine := range strings.Split(profile.String(), "\n\n") {
-		if strings.Contains(goroutine, "labelstest.Current+") {
-			labels <- parse(goroutine)
-			return
+	for {
+		var profile bytes.Buffer
+		if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
+			panic(err)
 		}
+		for _, goroutine := range strings.Split(profile.String(), "\n\n") {
+			if strings.Contains(goroutine, "labelstest.Current+") {
+				labels <- parse(goroutine)
+				return
+			}
+		}
+		// It does not wait yet, and may not be shown where it is.
+		runtime.Gosched()
 	}
-	panic("no goroutine waits for its labels")
 }
 
 func parse(goroutine string) map[string]string {
