@@ -111,13 +111,19 @@ pub fn run(setup: &Setup) -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments, setup),
-        Command::Dump(arguments) => dump::run(&arguments, setup),
-        Command::Check(arguments) => check::run(&arguments, setup),
-        Command::Record(arguments) => record::run(arguments, setup),
+        Command::Dump(arguments) => dump::run(&arguments, &arguments.go_labels.of(setup)),
+        Command::Check(arguments) => check::run(&arguments, &arguments.go_labels.of(setup)),
+        Command::Record(arguments) => {
+            let setup = arguments.go_labels.of(setup);
+            record::run(arguments, &setup)
+        }
         Command::Report(arguments) => report::run(&arguments),
         Command::View(arguments) => view::run(&arguments),
         Command::Symbolize(arguments) => symbolize::run(&arguments),
-        Command::Top(arguments) => top::run(arguments, setup),
+        Command::Top(arguments) => {
+            let setup = arguments.go_labels.of(setup);
+            top::run(arguments, &setup)
+        }
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

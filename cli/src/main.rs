@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         runtimes: Runtimes::new(vec![
             Arc::new(otelctx_python::Python::default()),
             Arc::new(otelctx_node::Node::default()),
-            Arc::new(otelctx_go::Go),
+            Arc::new(otelctx_go::Go::default()),
         ]),
         kernel_object: Some(PROGRAMS),
     })

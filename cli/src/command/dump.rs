@@ -35,6 +35,7 @@ use super::ids::{self, process_of};
 use super::partial;
 use super::seconds::seconds;
 use super::worker;
+use crate::command::go_labels::GoLabels;
 use crate::error::Error;
 use crate::output::json::write;
 use crate::output::terminal::{self, Terminal};
@@ -64,6 +65,8 @@ pub(crate) struct Arguments {
     /// ID of the process, or of one of its threads
     #[arg(value_parser = ids::pid)]
     pid: Option<i32>,
+    #[command(flatten)]
+    pub(crate) go_labels: GoLabels,
     /// Dump every process that publishes a context, as one JSON object per line
     #[arg(long)]
     all: bool,

@@ -8,6 +8,7 @@ pub(crate) mod demo;
 mod descendants;
 pub(crate) mod dump;
 mod filter;
+mod go_labels;
 mod help;
 mod ids;
 mod limits;

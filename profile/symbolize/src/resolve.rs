@@ -132,13 +132,21 @@ fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy
     for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
         let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
         let function = || {
-            let name = functions_of_go.as_ref()?.function_at(address)?.name();
-            (!name.is_empty()).then(|| name.into_owned())
+            let function = functions_of_go.as_ref()?.function_at(address)?;
+            let (file, line) = function.line(address).unwrap_or_default();
+            let name = function.name().into_owned();
+            (!name.is_empty()).then(|| Function {
+                name,
+                file,
+                line,
+                ..Function::default()
+            })
         };
-        found.extend(stub.or_else(function).map(|name| Function {
+        let stub = stub.map(|name| Function {
             name,
             ..Function::default()
-        }));
+        });
+        found.extend(stub.or_else(function));
     }
 }
 

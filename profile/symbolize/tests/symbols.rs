@@ -343,6 +343,8 @@ fn a_stripped_program_of_go_has_the_names_that_it_keeps_for_itself() {
                 symbols.entry(address).or_default().push(name.to_owned());
             }
         }
+        let whole = scratch.0.join("whole");
+        fs::copy(&program, &whole).unwrap();
         tool("strip", &["--strip-all", text(&program)]);
         // Behind the last function is alignment.
         let is_end = |names: &[String]| names.iter().any(|name| name == "runtime.etext");
@@ -356,16 +358,38 @@ fn a_stripped_program_of_go_has_the_names_that_it_keeps_for_itself() {
         let offsets = tools::offsets(&program, &addresses);
         let found = tools::found(&mut Symbols::new(), &program, &offsets);
         assert!(found.len() > 1000, "{mode}: {}", found.len());
-        for ((address, start), found) in expected.iter().zip(&found) {
-            let [(name, file, 0)] = &found[..] else {
+        // The debug information has inlined functions as well.
+        let offsets = tools::offsets(&whole, &addresses);
+        let by_dwarf = tools::found(&mut Symbols::new(), &whole, &offsets);
+        let mut lines = 0;
+        for ((address, start), (found, by_dwarf)) in
+            expected.iter().zip(found.iter().zip(&by_dwarf))
+        {
+            let [(name, file, line)] = &found[..] else {
                 panic!("{mode}: {address:#x}: {found:?}, {:?}", symbols[start]);
             };
             assert!(
-                file.is_empty() && symbols[start].contains(name),
+                symbols[start].contains(name),
                 "{mode}: {address:#x}: {name}, {:?}",
                 symbols[start]
             );
+            match &by_dwarf[..] {
+                [(_, whole_file, whole_line)] if *line != 0 && *whole_line != 0 => {
+                    lines += 1;
+                    assert_eq!(
+                        (file, line),
+                        (whole_file, whole_line),
+                        "{mode}: {address:#x}: {name}"
+                    );
+                }
+                [_] => {}
+                _ => assert!(
+                    file.is_empty() && *line == 0,
+                    "{mode}: {address:#x}: {found:?}"
+                ),
+            }
         }
+        assert!(lines > 1000, "{mode}: {lines}");
         for name in [
             "main.main",
             "main.main.func1",

@@ -23,6 +23,7 @@ use otelctx_reader::remote::stop;
 use self::finding::Answer;
 use super::seconds::seconds;
 use super::worker;
+use crate::command::go_labels::GoLabels;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
@@ -43,6 +44,8 @@ pub(crate) struct Arguments {
     /// ELF file, or process ID if it is a number (./123 is a file)
     #[arg(value_name = "FILE|PID")]
     target: PathBuf,
+    #[command(flatten)]
+    pub(crate) go_labels: GoLabels,
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,

@@ -33,6 +33,7 @@ use otelctx_symbolize::{SharedServer, Symbols};
 use crate::command::child::{self, Waiting};
 use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select, Selected};
+use crate::command::go_labels::GoLabels;
 use crate::command::help;
 use crate::command::selection::{GivenOption, TimeRange};
 use crate::command::wall::Wall;
@@ -67,6 +68,8 @@ pub(crate) struct Arguments {
     /// Process IDs to sample, with their child processes, including those started later
     #[arg(help_heading = help::PROCESSES, short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
+    #[command(flatten)]
+    pub(crate) go_labels: GoLabels,
     /// Process IDs without the option
     #[arg(value_name = "PID", hide = true, conflicts_with_all = ["all", "command"])]
     bare: Vec<String>,

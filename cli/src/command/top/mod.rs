@@ -27,6 +27,7 @@ use otelctx_sampler::{Method, Targets};
 use crate::command::child::{self, Waiting};
 use crate::command::descendants;
 use crate::command::filter::{self, Filter, NONE, Select};
+use crate::command::go_labels::GoLabels;
 use crate::command::help;
 use crate::command::limits::limits;
 use crate::command::wall::Wall;
@@ -52,6 +53,8 @@ pub(crate) struct Arguments {
     /// processes]
     #[arg(help_heading = help::PROCESSES, short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
+    #[command(flatten)]
+    pub(crate) go_labels: GoLabels,
     /// Process IDs without the option
     #[arg(value_name = "PID", hide = true, conflicts_with_all = ["all", "command"])]
     bare: Vec<String>,

@@ -606,6 +606,13 @@ fn labels_of_goroutines_are_counted() {
     let text = text(&answer, "go-labels");
     let counts = ", 15 run a goroutine now: 13 have labels, 2 have a trace in them";
     assert!(text.ends_with(counts), "{text}");
+    // Another label is none.
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["check", "--go-labels", "trace_id=http.route", &pid]);
+    assert!(
+        answer.stdout.contains(" 13 have labels, 0 have a trace"),
+        "{answer:?}"
+    );
     // Another program has none.
     let Some(program) = otelctx_fixtures::go_program("leaf.go", &[]) else {
         return;

@@ -24,6 +24,16 @@ impl Runtimes {
         self.0.is_empty()
     }
 
+    /// The same list with this runtime in the place of the one with its name, if there is one.
+    #[must_use]
+    pub fn with(&self, runtime: Arc<dyn Runtime>) -> Self {
+        let replaced = self.0.iter().map(|it| match it.name() == runtime.name() {
+            true => runtime.clone(),
+            false => it.clone(),
+        });
+        Self(replaced.collect())
+    }
+
     /// Finds the runtimes that a process contains, and [`Modules::layout`].
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 //!
 //! It is that of Go 1.18 and later (`pcHeader`, `functab` and `_func` in Go's src/runtime).
 
+mod lines;
+
 use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
 
@@ -62,6 +64,9 @@ struct Header {
     /// Number of functions.
     count: usize,
     names: usize,
+    /// Offsets of files' names, by unit of compilation, and the names.
+    units: usize,
+    files: usize,
     /// Encoded values for ranges of addresses.
     values: usize,
     /// The table of functions: the address and the offset of each.
@@ -254,12 +259,23 @@ impl<'a> GoFunction<'a> {
     fn try_stack_sizes(&self, visit: &mut dyn FnMut(u64, i32) -> ControlFlow<()>) -> Option<()> {
         let table = self.table;
         let offset = u32_at(&table.bytes, self.place.checked_add(STACK_SIZES)?)?;
-        // No entry is at 0: the function has no values, as those without a body.
+        self.values(offset, &mut |address, size| {
+            (0..MAX_STACK)
+                .contains(&size)
+                .then(|| visit(address, size).is_continue())
+        })
+    }
+
+    /// Calls `visit` with each address from which on another of the values at this offset holds, and that value, until it
+    /// returns false or `None`. `None` also if there are none, or the table is damaged.
+    fn values(&self, offset: u32, visit: &mut dyn FnMut(u64, i32) -> Option<bool>) -> Option<()> {
+        let table = self.table;
+        // No entry is at 0: the function has no values, as one without a body.
         if offset == 0 {
             return None;
         }
         let mut at = table.header.values.checked_add(offset as usize)?;
-        let (mut address, mut size) = (self.start, -1_i32);
+        let (mut address, mut value) = (self.start, -1_i32);
         while address < self.end {
             let change = varint(&table.bytes, &mut at)?;
             if change == 0 && address != self.start {
@@ -267,11 +283,8 @@ impl<'a> GoFunction<'a> {
             }
             // Zigzag encoding.
             let change = (change >> 1) as i32 ^ -((change & 1) as i32);
-            size = size.wrapping_add(change);
-            if !(0..MAX_STACK).contains(&size) {
-                return None;
-            }
-            if visit(address, size).is_break() {
+            value = value.wrapping_add(change);
+            if !visit(address, value)? {
                 break;
             }
             let length = varint(&table.bytes, &mut at).filter(|length| *length > 0)?;
@@ -299,6 +312,8 @@ impl Header {
             count: place(0)?.min(table.len() / 8),
             text: word(2)?,
             names: place(3)?,
+            units: place(4)?,
+            files: place(5)?,
             values: place(6)?,
             functions: place(7)?,
         })

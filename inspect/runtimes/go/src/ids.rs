@@ -1,5 +1,7 @@
 //! Which labels carry a trace and a span. That is convention: no specification of Go has it.
 
+use std::str::FromStr;
+
 use otelctx_reader::format::record::DecodedContext;
 use otelctx_reader::format::{SpanId, TraceId};
 
@@ -11,15 +13,51 @@ const SPAN: [&str; 4] = ["span_id", "span id", "otel.spanid", "spanID"];
 const DATADOG_SPAN: &str = "span id";
 const DATADOG_ROOT: &str = "local root span id";
 
+/// The names of the labels that carry a trace and a span, if they are not those in use ([`Go`](crate::Go)): read from
+/// `trace_id=NAME,span_id=NAME`, either of which may be missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LabelNames {
+    /// The label with the trace ID.
+    pub trace_id: Option<String>,
+    /// The label with the span ID.
+    pub span_id: Option<String>,
+}
+
+impl FromStr for LabelNames {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut names = Self::default();
+        for part in text.split(',') {
+            let place = match part.split_once('=') {
+                Some(("trace_id", name)) => Some((&mut names.trace_id, name)),
+                Some(("span_id", name)) => Some((&mut names.span_id, name)),
+                _ => None,
+            };
+            match place.filter(|(place, name)| place.is_none() && !name.is_empty()) {
+                Some((place, name)) => *place = Some(name.to_owned()),
+                None => return Err(format!("{part:?} is not trace_id=NAME or span_id=NAME")),
+            }
+        }
+        Ok(names)
+    }
+}
+
 /// The labels as a context: all of them are its attributes.
-pub(crate) fn context(labels: Vec<(String, String)>) -> DecodedContext {
+pub(crate) fn context(labels: Vec<(String, String)>, names: &LabelNames) -> DecodedContext {
+    let (trace_name, span_name) = (names.trace_id.as_deref(), names.span_id.as_deref());
+    let trace_names = trace_name.as_ref().map_or(&TRACE[..], std::slice::from_ref);
+    let span_names = span_name.as_ref().map_or(&SPAN[..], std::slice::from_ref);
     let value = |name: &str| {
         let found = labels.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_str())
     };
     let mut context = DecodedContext::default();
     let is_decimal = value(DATADOG_ROOT).is_some();
-    let trace = TRACE.iter().find_map(|name| value(name)?.parse().ok());
+    let trace = trace_names
+        .iter()
+        .find_map(|name| value(name)?.parse().ok());
     let span = |name: &&str| {
         let value = value(name)?;
         match *name == DATADOG_SPAN && is_decimal {
@@ -28,7 +66,7 @@ pub(crate) fn context(labels: Vec<(String, String)>) -> DecodedContext {
         }
     };
     context.trace_id = trace.unwrap_or(TraceId::ZERO);
-    context.span_id = SPAN.iter().find_map(span).unwrap_or(SpanId::ZERO);
+    context.span_id = span_names.iter().find_map(span).unwrap_or(SpanId::ZERO);
     context.attributes = labels;
     context
 }
@@ -47,7 +85,7 @@ mod tests {
     fn ids(labels: &[(&str, &str)]) -> (String, String) {
         let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
         let labels: Vec<_> = labels.iter().map(owned).collect();
-        let context = context(labels.clone());
+        let context = context(labels.clone(), &LabelNames::default());
         assert_eq!(context.attributes, labels);
         (context.trace_id.to_string(), context.span_id.to_string())
     }
@@ -74,5 +112,32 @@ mod tests {
         // Others' values under these names are no IDs.
         assert_eq!(ids(&[("trace_id", "none"), ("span_id", "12")]), zero);
         assert_eq!(ids(&[]), zero);
+    }
+
+    #[test]
+    fn names_that_are_chosen_replace_those_in_use() {
+        let names = LabelNames::from_str("trace_id=t,span_id=s").unwrap();
+        let [trace, span] = ["4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"];
+        let labels = [("t", trace), ("s", span), ("span_id", "1112131415161718")];
+        let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let context = super::context(labels.into(), &names);
+        assert_eq!(context.trace_id.to_string(), trace);
+        assert_eq!(context.span_id.to_string(), span);
+        // One of them alone.
+        let names = LabelNames::from_str("span_id=a b").unwrap();
+        assert_eq!(
+            (names.trace_id, names.span_id.as_deref()),
+            (None, Some("a b"))
+        );
+        for text in [
+            "",
+            "trace_id",
+            "trace_id=",
+            "other=a",
+            "span_id=a,span_id=b",
+            "span_id=a,",
+        ] {
+            assert!(LabelNames::from_str(text).is_err(), "{text}");
+        }
     }
 }

@@ -22,11 +22,25 @@ use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 
 use build_info::{MAGIC, SECTION};
 use file::GoFile;
+pub use ids::LabelNames;
 use process::GoProcess;
 
-/// The Go runtime.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Go;
+/// The Go runtime. Of the labels of a goroutine, these are a trace and a span ID: `trace_id`, `trace id`, `otel.traceid` or
+/// `traceID`, and `span_id`, `span id`, `otel.spanid` or `spanID`.
+#[derive(Clone, Debug, Default)]
+pub struct Go {
+    names: Arc<LabelNames>,
+}
+
+impl Go {
+    /// The Go runtime with other names of labels.
+    #[must_use]
+    pub fn with_names(names: LabelNames) -> Self {
+        Self {
+            names: Arc::new(names),
+        }
+    }
+}
 
 /// The smallest programs of Go have twice as much in memory, in bytes.
 const MIN_SIZE: u64 = 512 << 10;
@@ -66,7 +80,7 @@ impl Runtime for Go {
         let Some(file) = file.as_ref() else {
             return Ok(None);
         };
-        let process = GoProcess::new(target, module, file)?;
+        let process = GoProcess::new(target, module, file, self.names.clone())?;
         Ok(Some(Arc::new(process)))
     }
 }

@@ -1,6 +1,7 @@
 //! Go in one process.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
@@ -13,6 +14,7 @@ use otelctx_reader::sample::Found;
 
 use crate::file::{GoFile, Variable};
 use crate::goroutine::{self, Goroutine, Place};
+use crate::ids::LabelNames;
 use crate::labels::Labels;
 use crate::layout::{self, Layout};
 use crate::step::Part;
@@ -29,6 +31,7 @@ pub(crate) struct GoProcess {
     step: Option<KernelStep>,
     threads: Threads,
     goroutines: Goroutines,
+    names: Arc<LabelNames>,
 }
 
 impl GoProcess {
@@ -40,6 +43,7 @@ impl GoProcess {
         target: &dyn Target,
         module: &LoadedModule,
         file: &GoFile,
+        names: Arc<LabelNames>,
     ) -> Result<Self, RuntimeError> {
         let bias = module.bias;
         let version = &file.version.text;
@@ -64,7 +68,13 @@ impl GoProcess {
             place,
             step: place.map(|place| step::kernel_step(&layout, place)),
             threads: Threads::new(layout, file.data.loaded(bias)),
-            goroutines: Goroutines::new(layout, file.data.loaded(bias), module.clone()),
+            goroutines: Goroutines::new(
+                layout,
+                file.data.loaded(bias),
+                module.clone(),
+                names.clone(),
+            ),
+            names,
         })
     }
 
@@ -74,7 +84,7 @@ impl GoProcess {
         goroutine: Goroutine,
     ) -> Result<RuntimeThread, RuntimeError> {
         let labels = labels::read(memory, self.layout.labels, goroutine.labels)?;
-        Ok(with_labels(goroutine.id, labels))
+        Ok(with_labels(goroutine.id, labels, &self.names))
     }
 }
 
@@ -84,14 +94,14 @@ fn idle() -> RuntimeThread {
 }
 
 /// A thread that runs the goroutine with this number and these labels.
-fn with_labels(id: u64, labels: Labels) -> RuntimeThread {
+fn with_labels(id: u64, labels: Labels, names: &LabelNames) -> RuntimeThread {
     let mut facts = vec![("goid".into(), Value::Int(id.cast_signed()))];
     if labels.skipped > 0 {
         facts.push(("skipped_labels".into(), Value::Int(labels.skipped as i64)));
     }
     let context = match labels.labels.is_empty() {
         true => Found::Detached,
-        false => Found::Attached(ids::context(labels.labels)),
+        false => Found::Attached(ids::context(labels.labels, names)),
     };
     let mut thread = RuntimeThread::new(context, Source::Labels);
     thread.facts = facts;
@@ -146,7 +156,7 @@ impl RuntimeProcess for GoProcess {
         Ok(match Part::read(part)? {
             Part::Nothing => None,
             Part::Idle => Some(idle()),
-            Part::Runs(id, labels) => Some(with_labels(id, labels)),
+            Part::Runs(id, labels) => Some(with_labels(id, labels, &self.names)),
         })
     }
 }

@@ -12,7 +12,7 @@ use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, Task};
 use otelctx_reader::sample::{Found, FrameKind, NamedFrame};
 
 use crate::file::Data;
-use crate::ids;
+use crate::ids::{self, LabelNames};
 use crate::labels;
 use crate::layout::Layout;
 
@@ -44,6 +44,7 @@ pub(crate) struct Goroutines {
     data: Data,
     /// The program, for its functions.
     module: LoadedModule,
+    names: Arc<LabelNames>,
     /// The address of the list's slice. `None` if it was not found.
     list: OnceLock<Option<u64>>,
 }
@@ -59,12 +60,18 @@ struct Reading<'a> {
 }
 
 impl Goroutines {
-    pub(crate) fn new(layout: Layout, data: Data, module: LoadedModule) -> Self {
+    pub(crate) fn new(
+        layout: Layout,
+        data: Data,
+        module: LoadedModule,
+        names: Arc<LabelNames>,
+    ) -> Self {
         let list = OnceLock::new();
         Self {
             layout,
             data,
             module,
+            names,
             list,
         }
     }
@@ -205,7 +212,7 @@ impl Reading<'_> {
         let labels = labels::read(self.target, kind, address)?;
         let context = match labels.labels.is_empty() {
             true => Found::Detached,
-            false => Found::Attached(ids::context(labels.labels)),
+            false => Found::Attached(ids::context(labels.labels, &self.goroutines.names)),
         };
         if self.labels.len() < MAX_KEPT {
             self.labels.insert(address, context.clone());
@@ -234,7 +241,12 @@ impl Reading<'_> {
             let Some((function, at)) = function else {
                 return (frames, true);
             };
-            frames.push(named(&mut self.names, &function));
+            let (file, line) = function.line(at).unwrap_or_default();
+            frames.push(NamedFrame {
+                file,
+                line,
+                ..named(&mut self.names, &function)
+            });
             if function.is_first() {
                 return (frames, false);
             }

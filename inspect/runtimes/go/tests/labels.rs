@@ -29,7 +29,7 @@ const STRIPPED_PIE: &[&str] = &["-buildmode=pie", "-ldflags=-s -w"];
 
 fn options() -> Options {
     let mut options = Options::default();
-    options.runtimes = Runtimes::new(vec![Arc::new(Go)]);
+    options.runtimes = Runtimes::new(vec![Arc::new(Go::default())]);
     options.stop_timeout = STOP_TIMEOUT;
     options
 }
@@ -229,6 +229,14 @@ fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
                 "{name}: {functions:?}"
             );
             assert!(!parked.is_truncated, "{name}");
+            // The line with the channel that it waits for.
+            let source = include_str!("../../../../testing/fixtures/programs/labels.go");
+            let line = source
+                .lines()
+                .position(|it| it.contains("<-make(chan bool)"));
+            let park = &parked.frames[3];
+            assert_eq!(Some(park.line as usize), line.map(|it| it + 1), "{name}");
+            assert!(park.file.ends_with("/labels.go"), "{name}: {}", park.file);
         }
     }
 }

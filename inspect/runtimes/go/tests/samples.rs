@@ -133,7 +133,7 @@ fn compare(version: &str, without_ebpf: bool, wanted: usize) {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
-    options.runtimes = Runtimes::new(vec![Arc::new(Go)]);
+    options.runtimes = Runtimes::new(vec![Arc::new(Go::default())]);
     options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let mut sampler = Sampler::start(&options).unwrap();
     let by_ebpf = || Feature::Ebpf.or_skip(sampler.method().require_ebpf());
