@@ -102,7 +102,11 @@ fn check(command: &[&str]) {
         let Some(Early { counts, .. }) = record(command, set, SAMPLES) else {
             continue;
         };
-        assert_eq!(not_ready(&counts), 0, "{command:?}: {counts:?}");
+        // On a busy machine, some walk takes longer than a drain waits for it.
+        assert!(
+            not_ready(&counts) * 50 <= counts.all_stacks(),
+            "{command:?}: {counts:?}"
+        );
         let incomplete = counts.all_stacks() - counts.complete_stacks - counts.truncated_stacks;
         assert!(
             incomplete * 50 <= counts.all_stacks(),

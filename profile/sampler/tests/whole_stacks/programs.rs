@@ -16,17 +16,17 @@ use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 use super::{COMPLETE, Program, TIMEOUT, assert_share, is_installed, sample_process};
 
 /// A directory that is removed when dropped.
-pub(crate) struct Folder(pub(crate) PathBuf);
+struct Folder(PathBuf);
 
 impl Folder {
-    pub(crate) fn new(name: &str) -> Self {
+    fn new(name: &str) -> Self {
         let name = format!("otelctx-whole-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+    fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         fs::write(&path, text).unwrap();
         path
@@ -40,10 +40,10 @@ impl Drop for Folder {
 }
 
 /// A process with its children, which are killed when dropped.
-pub(crate) struct Group(pub(crate) Child);
+struct Group(Child);
 
 impl Group {
-    pub(crate) fn start(command: &mut Command) -> Self {
+    fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::null()).process_group(0);
         Self(command.spawn().unwrap())
     }
@@ -58,7 +58,7 @@ impl Drop for Group {
 }
 
 /// What a program wrote to its standard output, without the line's end.
-pub(crate) fn output(command: &mut Command) -> String {
+fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()

@@ -99,7 +99,7 @@ fn the_kernel_takes_each_step_that_is_shipped() {
             return;
         }
         let steps: Vec<_> = recorder.loaded.steps.clone().into_iter().collect();
-        assert_eq!(steps.len(), 4, "{steps:?}");
+        assert_eq!(steps.len(), 5, "{steps:?}");
         for (name, number) in steps {
             let loaded = recorder.loaded.load_step(number);
             assert!(loaded.is_ok(), "{name}: {loaded:?}");
