@@ -22,13 +22,6 @@ const (
 	spanDigits  = "b7ad6b7169203331"
 )
 
-func expect(t *testing.T, where string, expected map[string]string) {
-	t.Helper()
-	if found := labelstest.Current(); !reflect.DeepEqual(found, expected) {
-		t.Errorf("%s: the goroutine has the labels %v, not %v", where, found, expected)
-	}
-}
-
 func TestLabelsAreThoseOfTheExtent(t *testing.T) {
 	if !goroutine.Exact {
 		t.Skip("built with otelctx_nolinkname")
@@ -42,7 +35,7 @@ func TestLabelsAreThoseOfTheExtent(t *testing.T) {
 		within := map[string]string{
 			"trace_id": traceDigits, "span_id": spanDigits, "http.route": "/cart", "zone": "z", "queue": "q",
 		}
-		expect(t, "within", within)
+		labelstest.Expect(t, "within", within)
 		inherited := make(chan map[string]string)
 		go func() { inherited <- labelstest.Current() }()
 		if found := <-inherited; !reflect.DeepEqual(found, within) {
@@ -50,14 +43,14 @@ func TestLabelsAreThoseOfTheExtent(t *testing.T) {
 		}
 		AddLabels(ctx, "user.tier", "gold")
 		within["user.tier"] = "gold"
-		expect(t, "more", within)
+		labelstest.Expect(t, "more", within)
 		// Without the IDs of the caller's.
 		Do(context.Background(), TraceID{}, span, func(context.Context) {
-			expect(t, "no trace", map[string]string{"a": "b"})
+			labelstest.Expect(t, "no trace", map[string]string{"a": "b"})
 		}, "a", "b")
-		expect(t, "after the inner one", within)
+		labelstest.Expect(t, "after the inner one", within)
 	}, "zone", "z", "http.route", "/cart")
-	expect(t, "after", map[string]string{"worker": "7"})
+	labelstest.Expect(t, "after", map[string]string{"worker": "7"})
 }
 
 func TestLabelsAreRestoredAfterAPanic(t *testing.T) {
@@ -65,7 +58,7 @@ func TestLabelsAreRestoredAfterAPanic(t *testing.T) {
 		defer func() { recover() }()
 		Do(context.Background(), trace, span, func(context.Context) { panic("expected") })
 	}()
-	expect(t, "after a panic", nil)
+	labelstest.Expect(t, "after a panic", nil)
 }
 
 func TestALabelWithoutAValuePanics(t *testing.T) {
@@ -73,7 +66,7 @@ func TestALabelWithoutAValuePanics(t *testing.T) {
 		if recover() == nil {
 			t.Error("no panic")
 		}
-		expect(t, "after it", nil)
+		labelstest.Expect(t, "after it", nil)
 	}()
 	Attach(context.Background(), trace, span, "http.route")
 }

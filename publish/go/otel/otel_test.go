@@ -19,31 +19,10 @@ import (
 
 type labels = map[string]string
 
-func expect(t *testing.T, where string, expected labels) {
-	t.Helper()
-	if found := labelstest.Current(); !reflect.DeepEqual(found, expected) {
-		t.Errorf("%s: the goroutine has the labels %v, not %v", where, found, expected)
-	}
-}
-
 // with returns the labels of a span, with more.
 func with(span trace.Span, more ...string) labels {
-	labels := labels{"trace_id": span.SpanContext().TraceID().String(), "span_id": span.SpanContext().SpanID().String()}
-	for at := 0; at < len(more); at += 2 {
-		labels[more[at]] = more[at+1]
-	}
-	return labels
-}
-
-// inGoroutine runs f in a goroutine without labels.
-func inGoroutine(f func()) {
-	done := make(chan bool)
-	go func() {
-		defer close(done)
-		pprof.SetGoroutineLabels(context.Background())
-		f()
-	}()
-	<-done
+	context := span.SpanContext()
+	return labelstest.Of(context.TraceID(), context.SpanID(), more...)
 }
 
 var background = context.Background()
@@ -52,15 +31,15 @@ func TestDoHasTheSpanAndTheChosenAttributes(t *testing.T) {
 	tracer := sdk.NewTracerProvider().Tracer("")
 	ctx, span := tracer.Start(background, "request")
 	defer span.End()
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		Do(ctx, func(ctx context.Context) {
-			expect(t, "within", with(span, "http.route", "/cart", "n", "7"))
+			labelstest.Expect(t, "within", with(span, "http.route", "/cart", "n", "7"))
 			_, attached := Attach(background, attribute.Bool("b", true))
-			expect(t, "without a span", labels{"b": "true"})
+			labelstest.Expect(t, "without a span", labels{"b": "true"})
 			attached.Detach()
-			Do(ctx, func(context.Context) { expect(t, "inner", with(span, "http.route", "/cart", "n", "7")) })
+			Do(ctx, func(context.Context) { labelstest.Expect(t, "inner", with(span, "http.route", "/cart", "n", "7")) })
 		}, attribute.String("http.route", "/cart"), attribute.Int("n", 7))
-		expect(t, "after", nil)
+		labelstest.Expect(t, "after", nil)
 	})
 }
 
@@ -119,21 +98,21 @@ func processed(t *testing.T, keys ...attribute.Key) (*SpanProcessor, trace.Trace
 
 func TestTheProcessorFollowsNestedSpans(t *testing.T) {
 	_, tracer := processed(t, "http.route", "db")
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		pprof.SetGoroutineLabels(pprof.WithLabels(background, pprof.Labels("worker", "7")))
 		route := trace.WithAttributes(attribute.String("http.route", "/cart"), attribute.String("secret", "x"))
 		ctx, outer := tracer.Start(pprof.WithLabels(background, pprof.Labels("queue", "q")), "request", route)
-		expect(t, "outer", with(outer, "http.route", "/cart", "queue", "q"))
+		labelstest.Expect(t, "outer", with(outer, "http.route", "/cart", "queue", "q"))
 		_, inner := tracer.Start(ctx, "query", trace.WithAttributes(attribute.String("db", "shop")))
-		expect(t, "inner", with(inner, "http.route", "/cart", "db", "shop", "queue", "q"))
+		labelstest.Expect(t, "inner", with(inner, "http.route", "/cart", "db", "shop", "queue", "q"))
 		inner.End()
-		expect(t, "after the inner one", with(outer, "http.route", "/cart", "queue", "q"))
+		labelstest.Expect(t, "after the inner one", with(outer, "http.route", "/cart", "queue", "q"))
 		_, root := tracer.Start(ctx, "job", trace.WithNewRoot())
-		expect(t, "another trace", with(root, "queue", "q"))
+		labelstest.Expect(t, "another trace", with(root, "queue", "q"))
 		root.End()
 		outer.End()
 		outer.End()
-		expect(t, "after", labels{"worker": "7"})
+		labelstest.Expect(t, "after", labels{"worker": "7"})
 	})
 }
 
@@ -142,7 +121,7 @@ func TestSiblingsDoNotChangeEachOthersAttributes(t *testing.T) {
 	start := func(ctx context.Context, key attribute.Key, value string) (context.Context, trace.Span) {
 		return tracer.Start(ctx, "span", trace.WithAttributes(key.String(value)))
 	}
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		// Attributes of several generations, so that their list has room for more.
 		parent, outer := start(background, "a", "1")
 		parent, middle := start(parent, "a", "2")
@@ -150,36 +129,36 @@ func TestSiblingsDoNotChangeEachOthersAttributes(t *testing.T) {
 		first, one := start(parent, "b", "first")
 		_, two := start(parent, "b", "second")
 		_, child := tracer.Start(first, "child")
-		expect(t, "a child of the first", with(child, "a", "3", "b", "first"))
+		labelstest.Expect(t, "a child of the first", with(child, "a", "3", "b", "first"))
 		for _, span := range []trace.Span{child, two, one, inner, middle, outer} {
 			span.End()
 		}
-		expect(t, "after", nil)
+		labelstest.Expect(t, "after", nil)
 	})
 }
 
 func TestSpansThatEndInAnotherOrderLeaveNoLabels(t *testing.T) {
 	_, tracer := processed(t)
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		ctx, outer := tracer.Start(background, "outer")
 		_, first := tracer.Start(ctx, "first")
 		_, second := tracer.Start(ctx, "second")
 		first.End()
-		expect(t, "the newest", with(second))
+		labelstest.Expect(t, "the newest", with(second))
 		second.End()
-		expect(t, "the one around them", with(outer))
+		labelstest.Expect(t, "the one around them", with(outer))
 		_, third := tracer.Start(ctx, "third")
 		outer.End()
-		expect(t, "the last one", with(third))
+		labelstest.Expect(t, "the last one", with(third))
 		third.End()
-		expect(t, "after", nil)
+		labelstest.Expect(t, "after", nil)
 	})
 }
 
 // A long sequence of spans of which each starts before the one before ends.
 func TestOverlappingSpansAreNotKept(t *testing.T) {
 	processor, tracer := processed(t)
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		_, before := tracer.Start(background, "first")
 		for number := 0; number < 3*maxLeft; number++ {
 			_, next := tracer.Start(background, "next")
@@ -194,36 +173,36 @@ func TestOverlappingSpansAreNotKept(t *testing.T) {
 			t.Errorf("%d spans that have ended are kept", depth)
 		}
 		before.End()
-		expect(t, "after", nil)
+		labelstest.Expect(t, "after", nil)
 	})
 }
 
 func TestASpanThatEndsElsewhereChangesNothingThere(t *testing.T) {
 	_, tracer := processed(t)
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		_, span := tracer.Start(background, "span")
-		inGoroutine(func() {
+		labelstest.InGoroutine(func() {
 			_, other := tracer.Start(background, "other")
 			span.End()
-			expect(t, "where it ends", with(other))
+			labelstest.Expect(t, "where it ends", with(other))
 			other.End()
 		})
 		// The limit that is documented.
-		expect(t, "where it started", with(span))
+		labelstest.Expect(t, "where it started", with(span))
 		_, next := tracer.Start(background, "next")
 		next.End()
-		expect(t, "after the next one", nil)
+		labelstest.Expect(t, "after the next one", nil)
 	})
 }
 
 func TestSpansBeyondTheLimitHaveNoLabels(t *testing.T) {
 	processor, tracer := processed(t)
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		for number := 0; number < maxSpans; number++ {
 			processor.spans[spanKey{span: trace.SpanID{byte(number >> 16), byte(number >> 8), byte(number)}}] = nil
 		}
 		_, span := tracer.Start(background, "span")
-		expect(t, "beyond", nil)
+		labelstest.Expect(t, "beyond", nil)
 		span.End()
 		processor.spans = nil
 	})

@@ -16,6 +16,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	otelctx "repository.invalid/publish/go"
+	"repository.invalid/publish/go/internal/labelstest"
 	otelctxotel "repository.invalid/publish/go/otel"
 )
 
@@ -46,42 +47,42 @@ func decimal(number uint64) string { return strconv.FormatUint(number, 10) }
 func TestDatadogsLabelsStayBesideOurs(t *testing.T) {
 	startDatadog(t)
 	provider := sdk.NewTracerProvider()
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		web := []tracer.StartSpanOption{tracer.SpanType(ext.SpanTypeWeb), tracer.ResourceName("GET /cart")}
 		root, ctx := tracer.StartSpanFromContext(context.Background(), "request", web...)
 		datadog := labels{ddSpan: decimal(root.Context().SpanID()), ddEndpoint: "GET /cart"}
-		expect(t, "Datadog's span", datadog)
+		labelstest.Expect(t, "Datadog's span", datadog)
 
 		ctx, span := provider.Tracer("").Start(ctx, "work")
 		route := attribute.String("http.route", "/cart")
 		otelctxotel.Do(ctx, func(ctx context.Context) {
 			both := with(span, ddSpan, datadog[ddSpan], ddEndpoint, "GET /cart", "http.route", "/cart")
-			expect(t, "both", both)
+			labelstest.Expect(t, "both", both)
 
 			child, childCtx := tracer.StartSpanFromContext(ctx, "child")
-			expect(t, "Datadog's child in ours", with(span, ddSpan, decimal(child.Context().SpanID()), ddEndpoint, "GET /cart",
+			labelstest.Expect(t, "Datadog's child in ours", with(span, ddSpan, decimal(child.Context().SpanID()), ddEndpoint, "GET /cart",
 				"http.route", "/cart"))
 			otelctxotel.Do(childCtx, func(context.Context) {}, route)
 			child.Finish()
-			expect(t, "after its child", both)
+			labelstest.Expect(t, "after its child", both)
 
 			// Their labels are not in the context that ours gets here; they are hidden, and come back.
 			otelctxotel.Do(context.Background(), func(context.Context) {
-				expect(t, "without their context", labels{"a": "b"})
+				labelstest.Expect(t, "without their context", labels{"a": "b"})
 			}, attribute.String("a", "b"))
-			expect(t, "after that", both)
+			labelstest.Expect(t, "after that", both)
 		}, route)
-		expect(t, "after ours", datadog)
+		labelstest.Expect(t, "after ours", datadog)
 		span.End()
 		root.Finish()
-		expect(t, "after theirs", nil)
+		labelstest.Expect(t, "after theirs", nil)
 	})
 }
 
 func TestDatadogsLabelsStayBesideTheProcessors(t *testing.T) {
 	startDatadog(t)
 	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(otelctxotel.NewSpanProcessor()))
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		root, ctx := tracer.StartSpanFromContext(context.Background(), "request")
 		datadog := labels{ddSpan: decimal(root.Context().SpanID()), ddEndpoint: "request"}
 		if _, isSet := pprof.Label(ctx, ddEndpoint); !isSet {
@@ -92,25 +93,25 @@ func TestDatadogsLabelsStayBesideTheProcessors(t *testing.T) {
 		for key, value := range datadog {
 			both[key] = value
 		}
-		expect(t, "both", both)
+		labelstest.Expect(t, "both", both)
 		_, inner := provider.Tracer("").Start(ctx, "inner")
 		inner.End()
-		expect(t, "after an inner span", both)
+		labelstest.Expect(t, "after an inner span", both)
 		span.End()
-		expect(t, "after ours", datadog)
+		labelstest.Expect(t, "after ours", datadog)
 		root.Finish()
-		expect(t, "after theirs", nil)
+		labelstest.Expect(t, "after theirs", nil)
 	})
 }
 
 // What dd-trace-go does by itself, and README.md says: a resource that is set later sets the labels of its own context.
 func TestDatadogHidesOurLabelsWhenAResourceIsSetLater(t *testing.T) {
 	startDatadog(t)
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		root, ctx := tracer.StartSpanFromContext(context.Background(), "request", tracer.SpanType(ext.SpanTypeWeb))
 		otelctx.Do(ctx, otelctx.TraceID{1}, otelctx.SpanID{2}, func(context.Context) {
 			root.SetTag(ext.ResourceName, "GET /late")
-			expect(t, "a later resource", labels{ddSpan: decimal(root.Context().SpanID()), ddEndpoint: "GET /late"})
+			labelstest.Expect(t, "a later resource", labels{ddSpan: decimal(root.Context().SpanID()), ddEndpoint: "GET /late"})
 		})
 		root.Finish()
 	})

@@ -102,13 +102,13 @@ func TestValuesOfNewTypesKeepTheirTypes(t *testing.T) {
 
 func TestTheProcessorWorksWithTheNewestSDK(t *testing.T) {
 	tracer := sdk.NewTracerProvider(sdk.WithSpanProcessor(otelctxotel.NewSpanProcessor("http.route"))).Tracer("")
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		ctx, outer := tracer.Start(context.Background(), "outer", trace.WithAttributes(attribute.String("http.route", "/cart")))
 		_, inner := tracer.Start(ctx, "inner")
-		expect(t, "inner", with(inner, "http.route", "/cart"))
+		labelstest.Expect(t, "inner", with(inner, "http.route", "/cart"))
 		inner.End()
-		expect(t, "outer", with(outer, "http.route", "/cart"))
+		labelstest.Expect(t, "outer", with(outer, "http.route", "/cart"))
 		outer.End()
-		expect(t, "after", nil)
+		labelstest.Expect(t, "after", nil)
 	})
 }

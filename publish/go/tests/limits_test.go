@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	otelctx "repository.invalid/publish/go"
+	"repository.invalid/publish/go/internal/labelstest"
 )
 
 // What docs/go.md says that readers do not see, or see elsewhere. A test that fails here means that the page must change.
@@ -22,27 +23,27 @@ var trace1, span1 = otelctx.TraceID{1}, otelctx.SpanID{1}
 const digits1 = "01000000000000000000000000000000"
 
 func TestLimitPprofDoRestoresTheLabelsOfItsContext(t *testing.T) {
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		otelctx.Do(context.Background(), trace1, span1, func(context.Context) {
 			pprof.Do(context.Background(), pprof.Labels("query", "q"), func(context.Context) {
-				expect(t, "within", labels{"query": "q"})
+				labelstest.Expect(t, "within", labels{"query": "q"})
 			})
-			expect(t, "after pprof.Do with another context", nil)
+			labelstest.Expect(t, "after pprof.Do with another context", nil)
 		})
 		otelctx.Do(context.Background(), trace1, span1, func(ctx context.Context) {
 			pprof.Do(ctx, pprof.Labels("query", "q"), func(context.Context) {})
-			expect(t, "with this one", labels{"trace_id": digits1, "span_id": digits1[:16]})
+			labelstest.Expect(t, "with this one", labels{"trace_id": digits1, "span_id": digits1[:16]})
 		})
 	})
 }
 
 // A function that recovers, around the one that set the labels.
 func TestLimitAPanicOfSetGoroutineLabelsKeepsThem(t *testing.T) {
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		func() {
 			defer func() {
 				recover()
-				expect(t, "where it is handled", labels{"request": "7"})
+				labelstest.Expect(t, "where it is handled", labels{"request": "7"})
 			}()
 			pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("request", "7")))
 			panic("expected")
@@ -50,7 +51,7 @@ func TestLimitAPanicOfSetGoroutineLabelsKeepsThem(t *testing.T) {
 		func() {
 			defer func() {
 				recover()
-				expect(t, "of otelctx.Do, where it is handled", labels{"request": "7"})
+				labelstest.Expect(t, "of otelctx.Do, where it is handled", labels{"request": "7"})
 			}()
 			otelctx.Do(context.Background(), trace1, span1, func(context.Context) { panic("expected") })
 		}()
@@ -99,7 +100,7 @@ func TestLimitConnectionsOfAnHTTPClientKeepTheFirstRequestsLabels(t *testing.T) 
 		}
 		response.Body.Close()
 	}
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		for _, request := range []string{"first", "second"} {
 			pprof.Do(context.Background(), pprof.Labels("request", request), get)
 		}
@@ -119,7 +120,7 @@ func (none) Driver() driver.Driver                        { return nil }
 
 func TestLimitTheConnectionOpenerOfADatabaseHasTheLabelsOfOpen(t *testing.T) {
 	var database *sql.DB
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		pprof.Do(context.Background(), pprof.Labels("request", "first"), func(context.Context) { database = sql.OpenDB(none{}) })
 	})
 	defer database.Close()
@@ -131,7 +132,7 @@ func TestLimitTheConnectionOpenerOfADatabaseHasTheLabelsOfOpen(t *testing.T) {
 // A goroutine that waits for work has the labels of the goroutine that started it.
 func TestLimitAPoolsGoroutinesHaveTheLabelsOfTheirStart(t *testing.T) {
 	work, done := make(chan func()), make(chan bool)
-	inGoroutine(func() {
+	labelstest.InGoroutine(func() {
 		otelctx.Do(context.Background(), trace1, span1, func(context.Context) {
 			go func() {
 				defer close(done)
@@ -141,10 +142,12 @@ func TestLimitAPoolsGoroutinesHaveTheLabelsOfTheirStart(t *testing.T) {
 			}()
 		})
 	})
-	work <- func() { expect(t, "a job of another request", labels{"trace_id": digits1, "span_id": digits1[:16]}) }
+	work <- func() {
+		labelstest.Expect(t, "a job of another request", labels{"trace_id": digits1, "span_id": digits1[:16]})
+	}
 	work <- func() {
 		otelctx.Do(context.Background(), otelctx.TraceID{2}, otelctx.SpanID{2}, func(context.Context) {
-			expect(t, "one with its own labels", labels{
+			labelstest.Expect(t, "one with its own labels", labels{
 				"trace_id": "02000000000000000000000000000000", "span_id": "0200000000000000",
 			})
 		})

@@ -3,12 +3,15 @@ package labelstest
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"runtime"
 	"runtime/pprof"
 	"strings"
 	"sync"
+	"testing"
 )
 
 // one makes the goroutine that waits in Current the only one.
@@ -56,4 +59,32 @@ func parse(goroutine string) map[string]string {
 		return labels
 	}
 	return nil
+}
+
+// Expect fails the test if the calling goroutine has other labels.
+func Expect(t *testing.T, where string, expected map[string]string) {
+	t.Helper()
+	if found := Current(); !reflect.DeepEqual(found, expected) {
+		t.Errorf("%s: the goroutine has the labels %v, not %v", where, found, expected)
+	}
+}
+
+// Of returns the labels of a span, with more: names and values.
+func Of(trace, span fmt.Stringer, more ...string) map[string]string {
+	labels := map[string]string{"trace_id": trace.String(), "span_id": span.String()}
+	for at := 0; at < len(more); at += 2 {
+		labels[more[at]] = more[at+1]
+	}
+	return labels
+}
+
+// InGoroutine runs f in a goroutine without labels.
+func InGoroutine(f func()) {
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		pprof.SetGoroutineLabels(context.Background())
+		f()
+	}()
+	<-done
 }
