@@ -442,12 +442,11 @@ fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
             }
         }
         // The GIL may be passed on between two instructions of what is sampled, and libcrypto has functions that
-        // are called with it: on a busy machine more often, as threads lose their CPU there. With ptrace, such moments are
-        // sampled more often, too, and the first stacks are cut.
+        // are called with it. With ptrace, such moments are sampled more often, and the first stacks are cut.
         let all = samples.len();
         let is_exact = summary["method"] == "ebpf";
         assert!(
-            !is_exact || wrong.len() <= 4 + all / 100,
+            !is_exact || wrong.len() <= 4 + all / 200,
             "{interpreter:?} {all} {wrong:#?}"
         );
     }
