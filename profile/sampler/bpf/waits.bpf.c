@@ -165,7 +165,7 @@ static __always_inline int read_user(void *to, __u32 size, __u64 from, void *tas
 #endif
 }
 
-/* Reads in the order of the source: on aarch64, loads may be reordered by the processor, too. This program runs on another CPU
+/* Reads in the order of the source: on aarch64, loads may be reordered by the CPU, too. This program runs on another CPU
  * than the thread, which writes `on_cpu` last when it is switched out (finish_task, a release), after its count. An address that
  * depends on the value read before would order the next load; BPF has no barrier for loads, but an atomic operation whose result
  * is used is a full one (arch/arm64/net/bpf_jit_comp.c: LSE `al` forms, or `dmb ish` behind exclusive loads and stores).

@@ -457,7 +457,7 @@ fn a_thread_in_an_uninterruptible_sleep_waits_for_a_disk() {
 }
 
 #[test]
-fn a_page_that_never_comes_keeps_no_look() {
+fn a_page_that_never_comes_delays_no_scan() {
     for method in METHODS {
         let Some(mut target) = start("idle.c", &["workers=3", "withheld"]) else {
             return;
@@ -530,7 +530,7 @@ fn scans_many(workers: usize, method: WaitMethod) {
 }
 
 #[test]
-fn with_many_threads_looks_are_rarer() {
+fn with_many_threads_scans_are_rarer() {
     if is_emulated() {
         return eprintln!("skipped: an emulated machine takes too long to start the threads");
     }
@@ -545,7 +545,7 @@ fn with_many_threads_looks_are_rarer() {
 
 /// As many as the machine's limits permit.
 #[test]
-fn with_up_to_100_000_threads_there_is_less_than_one_look_in_a_second() {
+fn with_up_to_100_000_threads_there_is_less_than_one_scan_in_a_second() {
     if tier::left_to_all("100,000 threads") || is_emulated() {
         return;
     }

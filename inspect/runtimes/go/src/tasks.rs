@@ -301,7 +301,7 @@ fn without_types(name: &str) -> String {
     }
 }
 
-/// A stack's beginning, and what reads the rest.
+/// A stack's beginning, and the memory that has more of it.
 struct Stack<'a> {
     target: &'a dyn Target,
     start: u64,
