@@ -166,9 +166,11 @@ static __always_inline enum step_outcome go_slice(struct go_part *to, __u64 addr
     return read_user(to->labels, size, slice[0], 0) ? STEP_MEMORY : STEP_DONE;
 }
 
-/* Takes the labels of the bucket that was read. */
+/* Takes the labels of the bucket that was read. Linux 5.10 and 6.1 refuse a loop whose body
+ * falls through into its first test, which the compiler makes of `continue`. */
 static __always_inline void go_bucket(struct go_part *to)
 {
+#pragma unroll
     for (int i = 0; i < 8; i++) {
         const __u8 *tops = (const __u8 *)to->bucket;
         __u64 kept = to->kept;
