@@ -44,8 +44,8 @@ struct LinkInfo {
 pub(super) struct Link(OwnedFd);
 
 impl Link {
-    /// Attaches a program to the threads of a process, or to all threads, of the caller's PID namespace. Kernels before 6.1
-    /// ignore the process.
+    /// Attaches a program to the threads of a process, or to all threads, of the caller's PID namespace. A process takes Linux
+    /// 6.1: 5.10 refuses it (E2BIG), and others before 6.1 ignore it.
     pub(super) fn attach(program: BorrowedFd<'_>, pid: Option<i32>) -> io::Result<Self> {
         let info = LinkInfo {
             pid: pid.map_or(0, i32::cast_unsigned),

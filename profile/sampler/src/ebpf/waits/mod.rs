@@ -120,14 +120,16 @@ impl Waits {
             version: 0,
         };
         // The kernel may accept the program and refuse to run it. The recorder's own threads are no targets.
-        let own = waits.link(Some(std::process::id().cast_signed()))?;
+        let is_by_process = method == WaitMethod::ByProcess;
+        let own = is_by_process.then(|| std::process::id().cast_signed());
+        let own = waits.link(own)?;
         let mut unused = [0; 64];
         let is_refused = |error: &std::io::Error| error.raw_os_error() != Some(libc::EAGAIN);
         match own.iterate().and_then(|mut file| file.read(&mut unused)) {
             Err(error) if is_refused(&error) => return Err(Refusal::of(error)),
             _ => {}
         }
-        if options.targets == Targets::All || method != WaitMethod::ByProcess {
+        if options.targets == Targets::All || !is_by_process {
             waits.visit_all()?;
         }
         let thread = std::thread::Builder::new().name("otelctx-waits".into());
