@@ -461,7 +461,11 @@ static __always_inline enum displaced displaced(struct task_struct___waits *task
     __u64 queued = task->sched_info.last_queued, arrival = OF_TASK(current, sched_info.last_arrival);
     if (queued == arrival)
         return RAN;
-    return queued > arrival - scan->own_delay - SCAN_SLACK ? SLEPT : NOT_DISPLACED;
+    if (queued <= arrival - scan->own_delay - SCAN_SLACK)
+        return NOT_DISPLACED;
+    /* It became ready when it left a CPU, where it was until then, or was woken long after. */
+    __u64 left = task->sched_info.last_arrival + task->se.sum_exec_runtime - task->se.prev_sum_exec_runtime;
+    return queued < left + SCAN_SLACK ? RAN : SLEPT;
 }
 
 #ifdef TWO_WALKS

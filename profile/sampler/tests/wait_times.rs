@@ -20,9 +20,11 @@ const TIMEOUT: Duration = otelctx_fixtures::HANG_TIMEOUT;
 const ROUTES: [&str; 5] = ["/sleep", "/lock", "/poll", "/work", "/short"];
 /// Standard deviations by which no time is off: some hundreds are compared.
 const FAR: f64 = 4.5;
-/// The part of the time in the queue that may be counted as asleep: a thread whose CPU another one takes within 20 us before a scan is
-/// held for one that the scan's timer has woken.
-const COUNTED_AS_ASLEEP: f64 = 0.1;
+/// The part of the time in the queue that may be counted as asleep: a thread that is woken within 20 us before a scan is held for one
+/// that the scan's timer has woken.
+const COUNTED_AS_ASLEEP: f64 = 0.03;
+/// The number of runs in each of which the same is far off if the product is wrong.
+const RUNS: usize = 3;
 /// Ticks between two times at which some thread was found off the CPU, at most.
 const LONGEST_GAP: f64 = 4.0;
 /// The part of the time on a CPU that the kernel counts neither there nor in the queue: switches, interrupts, and what a
@@ -303,21 +305,12 @@ fn sums(cells: &Cells, key: impl Fn(&Of) -> Of) -> Cells {
     sums
 }
 
-#[test]
-fn times_by_thread_route_and_kind_are_those_of_the_kernel_and_the_program() {
-    if is_emulated() {
-        return eprintln!("skipped: an emulated machine has no time left beside the program");
-    }
-    let sources = ["times.c", "variable.c", "publish.c"];
-    let flags = ["-O2", "-rdynamic", "-pthread"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
-        return;
-    };
+/// Records the program, and returns what is far off, by route and kind (0 for a sum over all routes). `None`, with a line, where the
+/// kernel does not permit it.
+fn far_off(program: &Path) -> Option<BTreeMap<(usize, usize), f64>> {
     let log = Log(std::env::temp_dir().join(format!("times-{}.log", std::process::id())));
     let target = Target::spawn(Command::new(program).arg(format!("log={}", log.0.display())));
-    let Some(recorded) = record(&target, seconds().unwrap_or(4)) else {
-        return;
-    };
+    let recorded = record(&target, seconds().unwrap_or(4))?;
     let (cells, of_threads) = compare(&recorded, &read(&log.0, &target.lines[0]));
     let all = sums(&of_threads, |(_, _, kind)| (0, 0, *kind));
     let of_routes = sums(&cells, |(_, route, kind)| (0, *route, *kind));
@@ -342,9 +335,6 @@ fn times_by_thread_route_and_kind_are_those_of_the_kernel_and_the_program() {
         beyond(3.0),
         beyond(4.0)
     );
-    for (of @ (_, _, kind), z) in &zs {
-        assert!(z.abs() <= FAR, "{of:?}: {} {z:.2}", KINDS[*kind]);
-    }
     if seconds().is_some() {
         assert!(100 * beyond(3.0) <= zs.len(), "{zs:.2?}");
         for ((_, _, kind), cell) in &all {
@@ -354,4 +344,34 @@ fn times_by_thread_route_and_kind_are_those_of_the_kernel_and_the_program() {
             assert!(error <= bound, "{}: {cell:?}", KINDS[*kind]);
         }
     }
+    let far = zs.into_iter().filter(|(_, z)| z.abs() > FAR);
+    Some(
+        far.map(|((_, route, kind), z)| ((route, kind), z))
+            .collect(),
+    )
+}
+
+#[test]
+fn times_by_thread_route_and_kind_are_those_of_the_kernel_and_the_program() {
+    if is_emulated() {
+        return eprintln!("skipped: an emulated machine has no time left beside the program");
+    }
+    let sources = ["times.c", "variable.c", "publish.c"];
+    let flags = ["-O2", "-rdynamic", "-pthread"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    // What is wrong is wrong each time; what the machine's other work has moved is not.
+    let Some(mut far) = far_off(&program) else {
+        return;
+    };
+    for _ in 1..RUNS {
+        if far.is_empty() {
+            return;
+        }
+        eprintln!("once more: {far:.2?}");
+        let again = far_off(&program).unwrap();
+        far.retain(|of, _| again.contains_key(of));
+    }
+    assert_eq!(far, BTreeMap::new());
 }
