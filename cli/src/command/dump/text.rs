@@ -43,7 +43,7 @@ pub(super) fn write(
     out.write_all(about_process(report, terminal).as_bytes())?;
     if blocks::are_wanted(report) {
         out.write_all(blocks::threads(report, is_verbose).as_bytes())?;
-        return out.write_all(runtimes::tasks(report).as_bytes());
+        return runtimes::write_tasks(report, out);
     }
     let has_runtimes = !report.swept.runtimes.is_empty();
     if has_runtimes || matches!(report.support(), Support::Readable(_)) {
@@ -52,7 +52,7 @@ pub(super) fn write(
     }
     waits::table(report, terminal, out)?;
     out.write_all(runtimes::threads(report).as_bytes())?;
-    out.write_all(runtimes::tasks(report).as_bytes())?;
+    runtimes::write_tasks(report, out)?;
     out.write_all(stacks::lines(report).as_bytes())
 }
 

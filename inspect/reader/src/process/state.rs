@@ -207,9 +207,11 @@ mod tests {
                 function,
                 ..NamedFrame::default()
             };
-            let mut task = Task::new(1);
-            task.frames = vec![frame];
-            while visit(task.clone()).is_continue() {}
+            let task = || Task {
+                frames: [frame.clone()].into(),
+                ..Task::new(1)
+            };
+            while visit(task()).is_continue() {}
             Ok(())
         }
     }

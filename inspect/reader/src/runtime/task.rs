@@ -1,6 +1,7 @@
 //! Tasks, which no thread executes now.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use otelctx_format::process_context::{Attributes, Value};
@@ -11,9 +12,10 @@ use otelctx_sample::{Found, NamedFrame};
 use super::{RuntimeError, RuntimeProcess};
 
 /// Maximum number of tasks kept of one runtime in one process.
-pub const MAX_TASKS: usize = 16 * 1024;
-/// Maximum memory of these, in bytes: about 16,384 tasks with twenty frames each.
-pub const MAX_TASK_BYTES: usize = 64 << 20;
+pub const MAX_TASKS: usize = 128 * 1024;
+/// Maximum memory of these, in bytes: about 120,000 tasks with four attributes each that share their stacks, or 16,384 with
+/// twenty frames each of their own.
+pub const MAX_TASK_BYTES: usize = 96 << 20;
 
 /// A context that no thread is executing now, and where its task will resume.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +30,8 @@ pub struct Task {
     pub record: Option<u64>,
     /// Other facts about the task: its name, its state, what it waits for.
     pub facts: Attributes,
-    /// Its frames, innermost first.
-    pub frames: Vec<NamedFrame>,
+    /// Its frames, innermost first. Many tasks wait in the same place: a runtime can share their frames.
+    pub frames: Arc<[NamedFrame]>,
     /// Frames are missing.
     pub is_truncated: bool,
 }
@@ -37,24 +39,27 @@ pub struct Task {
 impl Task {
     /// Creates a task without frames, which publishes nothing.
     #[must_use]
-    pub const fn new(id: u64) -> Self {
+    pub fn new(id: u64) -> Self {
         Self {
             id,
             context: Found::NotPublished,
             record: None,
             facts: Vec::new(),
-            frames: Vec::new(),
+            frames: Arc::default(),
             is_truncated: false,
         }
     }
 
-    /// Estimated memory, in bytes.
+    /// Estimated memory, in bytes. Frames that are shared count for who has made them.
     pub(crate) fn memory(&self) -> usize {
         let context = self.context.attached().map_or(0, |context| {
             let texts = context.attributes.iter();
             texts.map(|(key, value)| 48 + key.len() + value.len()).sum()
         });
-        let frames = self.frames.iter().map(NamedFrame::memory);
+        let frames = match Arc::strong_count(&self.frames) {
+            1 => self.frames.iter().map(NamedFrame::memory).sum(),
+            _ => 0,
+        };
         let text = |value: &Value| match value {
             Value::String(text) => text.len(),
             _ => 0,
@@ -66,7 +71,7 @@ impl Task {
             };
             size_of::<(String, Value)>() + key.len() + value
         });
-        size_of::<Self>() + context + frames.sum::<usize>() + facts.sum::<usize>()
+        size_of::<Self>() + context + frames + facts.sum::<usize>()
     }
 }
 

@@ -31,7 +31,7 @@ use crate::threads::{MAX_INTERPRETERS, MAX_THREADS};
 use crate::version::Version;
 
 /// Maximum number of reads of memory for all tasks of a process, which is stopped meanwhile: twice the
-/// number for [`MAX_TASKS`] with twenty frames each.
+/// number for 16,384 tasks with twenty frames each.
 const MAX_READS: u64 = 4 << 20;
 /// Maximum number of tasks that are shown to wait for the same one.
 const MAX_WAITING: usize = 64;
@@ -321,7 +321,7 @@ impl Tasks<'_> {
             let (object, is_set) = (structure.pointer(object), structure.byte(is_set) != 0);
             self.add_awaiting(&mut task, object, is_set);
         }
-        task.frames = chain.frames;
+        task.frames = chain.frames.into();
         task.is_truncated = chain.is_truncated;
         let context = structure.pointer(offsets.context);
         match context::record(&mut self.objects, context) {

@@ -22,8 +22,13 @@ const MAX_GOROUTINES: u64 = 1 << 20;
 const AT_ONCE: usize = 4096;
 /// Number of bytes of a stack that are read at once. Most goroutines that wait have no more.
 const STACK: usize = 2048;
-/// Maximum number of labels, and of names of functions, that are kept to be used again.
-const MAX_KEPT: usize = 1 << 16;
+/// Number of bytes of a goroutine that are read at once: more than up to the last field in use, fewer than the smallest one has.
+const GOROUTINE: usize = 384;
+/// Maximum numbers of labels, of places in functions and of stacks that are kept to be used again, and of frames of these stacks.
+const MAX_LABELS: usize = 1 << 12;
+const MAX_PLACES: usize = 1 << 14;
+const MAX_STACKS: usize = 1 << 12;
+const MAX_STACK_FRAMES: usize = 1 << 16;
 /// The number of the first goroutine, which is the first of the list and never ends.
 const FIRST: u64 = 1;
 
@@ -55,8 +60,22 @@ struct Reading<'a> {
     target: &'a dyn Target,
     functions: Option<Arc<GoTable>>,
     labels: HashMap<u64, Found<DecodedContext>>,
-    /// By their first address.
-    names: HashMap<u64, String>,
+    /// By the addresses of instructions.
+    places: HashMap<u64, Place>,
+    /// By the addresses of the instructions in all their functions.
+    stacks: HashMap<Box<[u64]>, Arc<[NamedFrame]>>,
+    /// The number of frames in there.
+    stack_frames: usize,
+}
+
+/// What is known of an instruction.
+#[derive(Clone)]
+struct Place {
+    frame: Arc<NamedFrame>,
+    /// The size of the function's frame there, in bytes.
+    size: Option<u64>,
+    /// The function is the first of a goroutine.
+    is_first: bool,
 }
 
 impl Goroutines {
@@ -98,7 +117,9 @@ impl Goroutines {
             target,
             functions: self.functions(target),
             labels: HashMap::new(),
-            names: HashMap::new(),
+            places: HashMap::new(),
+            stacks: HashMap::new(),
+            stack_frames: 0,
         };
         let mut addresses = [[0; 8]; AT_ONCE];
         for from in (0..count as usize).step_by(AT_ONCE) {
@@ -174,7 +195,13 @@ impl Reading<'_> {
     fn task(&mut self, address: u64) -> Result<Option<Task>, RuntimeError> {
         let layout = &self.goroutines.layout;
         let (goroutine, target) = (&layout.goroutine, self.target);
-        let word = |offset: u64| target.read_u64(address.wrapping_add(offset));
+        let mut bytes = [0; GOROUTINE];
+        target.read(address, &mut bytes)?;
+        let word = |offset: u64| match bytes.get(offset as usize..).and_then(|it| it.first_chunk())
+        {
+            Some(bytes) => Ok(u64::from_ne_bytes(*bytes)),
+            None => target.read_u64(address.wrapping_add(offset)),
+        };
         let status = word(goroutine.status)? as u32 & !SCANNED;
         let state = match status {
             RUNNABLE => "runnable",
@@ -214,50 +241,83 @@ impl Reading<'_> {
             true => Found::Detached,
             false => Found::Attached(ids::context(labels.labels, &self.goroutines.names)),
         };
-        if self.labels.len() < MAX_KEPT {
+        if self.labels.len() < MAX_LABELS {
             self.labels.insert(address, context.clone());
         }
         Ok(context)
     }
 
     /// The frames of a goroutine that will go on at this address with this stack pointer; and whether there are more.
-    fn frames(&mut self, mut stack_pointer: u64, mut pc: u64) -> (Vec<NamedFrame>, bool) {
-        let Some(table) = &self.functions else {
-            return (Vec::new(), true);
+    fn frames(&mut self, mut stack_pointer: u64, mut pc: u64) -> (Arc<[NamedFrame]>, bool) {
+        let Some(table) = self.functions.clone() else {
+            return (Arc::default(), true);
         };
         let stack = Stack::read(self.target, stack_pointer);
-        let mut frames = Vec::new();
-        for depth in 0..MAX_FRAMES {
-            let at = pc.wrapping_sub(self.goroutines.module.bias);
+        let (mut addresses, mut places) = (Vec::new(), Vec::new());
+        let mut is_whole = false;
+        while places.len() < MAX_FRAMES && !is_whole {
+            let after = pc.wrapping_sub(self.goroutines.module.bias);
             // A goroutine that has not begun is at the first instruction of its function.
-            let function = match table.function_at(at) {
-                Some(function) if depth == 0 && function.range().start == at => {
-                    Some((function, at))
-                }
-                _ => table
-                    .function_at(at.wrapping_sub(1))
-                    .map(|it| (it, at.wrapping_sub(1))),
+            let function = places.is_empty().then(|| table.function_at(after));
+            let is_start = function
+                .flatten()
+                .is_some_and(|it| it.range().start == after);
+            let at = if is_start {
+                after
+            } else {
+                after.wrapping_sub(1)
             };
-            let Some((function, at)) = function else {
-                return (frames, true);
+            let Some(place) = self.place(&table, at) else {
+                break;
             };
-            let (file, line) = function.line(at).unwrap_or_default();
-            frames.push(NamedFrame {
+            let caller = place
+                .size
+                .and_then(|size| stack.caller(stack_pointer, size));
+            is_whole = place.is_first;
+            addresses.push(at);
+            places.push(place);
+            let Some(caller) = caller else { break };
+            (pc, stack_pointer) = caller;
+        }
+        (self.stack(addresses, &places), !is_whole)
+    }
+
+    /// The place of an instruction at an address in the table.
+    fn place(&mut self, table: &GoTable, at: u64) -> Option<Place> {
+        if let Some(known) = self.places.get(&at) {
+            return Some(known.clone());
+        }
+        let function = table.function_at(at)?;
+        let (file, line) = function.line(at).unwrap_or_default();
+        let place = Place {
+            frame: Arc::new(NamedFrame {
+                function: without_types(&function.name()),
+                kind: FrameKind::new("go"),
                 file,
                 line,
-                ..named(&mut self.names, &function)
-            });
-            if function.is_first() {
-                return (frames, false);
-            }
-            let size = size_at(&function, at);
-            let Some((caller, next)) = size.and_then(|size| stack.caller(stack_pointer, size))
-            else {
-                return (frames, true);
-            };
-            (pc, stack_pointer) = (caller, next);
+                ..NamedFrame::default()
+            }),
+            size: size_at(&function, at),
+            is_first: function.is_first(),
+        };
+        if self.places.len() < MAX_PLACES {
+            self.places.insert(at, place.clone());
         }
-        (frames, true)
+        Some(place)
+    }
+
+    /// The frames of these places, which goroutines share that wait in the same ones.
+    fn stack(&mut self, addresses: Vec<u64>, places: &[Place]) -> Arc<[NamedFrame]> {
+        if let Some(known) = self.stacks.get(&addresses[..]) {
+            return known.clone();
+        }
+        let frames = places.iter().map(|place| NamedFrame::clone(&place.frame));
+        let frames: Arc<[NamedFrame]> = frames.collect();
+        if self.stacks.len() < MAX_STACKS && self.stack_frames + frames.len() <= MAX_STACK_FRAMES {
+            self.stack_frames += frames.len();
+            self.stacks.insert(addresses.into(), frames.clone());
+        }
+        frames
     }
 }
 
@@ -272,23 +332,6 @@ fn size_at(function: &GoFunction<'_>, address: u64) -> Option<u64> {
         ControlFlow::Continue(())
     });
     size
-}
-
-/// The frame of a function.
-fn named(names: &mut HashMap<u64, String>, function: &GoFunction<'_>) -> NamedFrame {
-    let start = function.range().start;
-    let name = names.get(&start).cloned().unwrap_or_else(|| {
-        let name = without_types(&function.name());
-        if names.len() < MAX_KEPT {
-            names.insert(start, name.clone());
-        }
-        name
-    });
-    NamedFrame {
-        function: name,
-        kind: FrameKind::new("go"),
-        ..NamedFrame::default()
-    }
 }
 
 /// A function's name with `[...]` in the place of types, as Go's tools write it: `main.sum[...]`.

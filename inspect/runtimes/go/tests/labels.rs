@@ -1,5 +1,6 @@
 //! Labels of real Go programs, compared with what the programs say.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -21,6 +22,9 @@ const THREADS: usize = 14;
 
 /// Maximum number of times that a thread is read until it runs its goroutine.
 const MAX_TRIES: usize = 500;
+
+/// More goroutines than were read once.
+const PARKED: usize = 20_000;
 
 /// Ways to build a program.
 const STRIPPED: &[&str] = &["-ldflags=-s -w"];
@@ -239,6 +243,46 @@ fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
             assert!(park.file.ends_with("/labels.go"), "{name}: {}", park.file);
         }
     }
+}
+
+/// Regression: 16,384 were read, and each had frames of its own.
+#[test]
+fn all_goroutines_of_a_busy_server_are_read_and_share_their_frames() {
+    let build = GoBuild {
+        version: GO_VERSIONS[GO_VERSIONS.len() - 1],
+        architecture: "",
+        cgo: false,
+        flags: &[],
+    };
+    let Some(program) = build.build("goroutines.go") else {
+        return;
+    };
+    let target = Target::spawn(Command::new(program).arg(PARKED.to_string()));
+    let mut options = options();
+    options.tasks = true;
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    process.context().unwrap();
+    let present = process.runtimes().unwrap();
+    let reading = process.tasks(&present, None).remove(0);
+    assert!(!reading.is_truncated && reading.missing.is_none());
+    let (mut numbers, mut stacks) = (BTreeSet::new(), Vec::new());
+    for task in reading.tasks.unwrap() {
+        let Some(context) = task.context.attached() else {
+            continue;
+        };
+        let [(name, number)] = &context.attributes[..] else {
+            panic!("{context:?}");
+        };
+        assert_eq!(name, "number");
+        assert!(numbers.insert(number.parse::<usize>().unwrap()));
+        assert!(task.frames.iter().any(|it| it.name() == "main.park"));
+        stacks.push(task.frames);
+    }
+    assert!(numbers.into_iter().eq(0..PARKED));
+    let is_first = |it: &Arc<[NamedFrame]>| Arc::ptr_eq(it, &stacks[0]);
+    let shared = stacks.iter().filter(|it| is_first(it)).count();
+    // Most wait in the channel; the others have not come there yet.
+    assert!(shared > PARKED / 2, "{shared}");
 }
 
 #[test]

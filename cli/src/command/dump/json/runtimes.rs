@@ -77,11 +77,20 @@ impl Serialize for TasksJson<'_> {
         let readings = self.0.iter();
         serializer.collect_map(readings.map(|reading| {
             let tasks = match &reading.tasks {
-                Ok(tasks) => OrError::Value(tasks.iter().map(TaskJson::of).collect::<Vec<_>>()),
+                Ok(tasks) => OrError::Value(Each(tasks)),
                 Err(error) => OrError::error(error),
             };
             (reading.name, tasks)
         }))
+    }
+}
+
+/// Tasks, of which one at a time is prepared for JSON.
+struct Each<'r>(&'r [Task]);
+
+impl Serialize for Each<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(TaskJson::of))
     }
 }
 

@@ -1,10 +1,12 @@
 //! The readings of language runtimes, as text.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io;
 
 use otelctx_reader::Found;
 use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::DecodedContext;
+use otelctx_reader::runtime::Task;
 use otelctx_reader::sample::{FrameKind, NamedFrame};
 
 use super::super::model::Report;
@@ -65,41 +67,43 @@ pub(super) fn threads(report: &Report) -> String {
     text
 }
 
-/// Formats each task, with its context.
-pub(super) fn tasks(report: &Report) -> String {
-    let mut text = String::new();
+/// Writes each task, with its context.
+pub(super) fn write_tasks(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     for reading in &report.swept.tasks {
         let name = reading.name;
-        match &reading.tasks {
-            Ok(tasks) => {
-                for task in tasks {
-                    let (context, facts) = (context(&task.context), facts(&task.facts));
-                    let _ = write!(text, "\n  task {}  {name}{facts}  {context}\n", task.id);
-                    let is_marked = task
-                        .frames
-                        .iter()
-                        .any(|it| it.kind == FrameKind::ABORT_MARKER);
-                    add_frames(&mut text, task.frames.iter());
-                    if task.is_truncated && !is_marked {
-                        text += "    and more\n";
-                    }
-                }
-                if tasks.is_empty() {
-                    let _ = write!(text, "\n  no tasks of {name}\n");
-                }
-                if let Some(missing) = &reading.missing {
-                    let missing = escape(&missing.to_string());
-                    let _ = write!(text, "\n  other tasks of {name} can't be read: {missing}\n");
-                }
-                if reading.is_truncated {
-                    let _ = write!(text, "\n  and more tasks of {name}\n");
-                }
-            }
+        let tasks = match &reading.tasks {
+            Ok(tasks) => tasks,
             Err(error) => {
                 let error = escape(&error.to_string());
-                let _ = write!(text, "\n  tasks of {name} can't be read: {error}\n");
+                write!(out, "\n  tasks of {name} can't be read: {error}\n")?;
+                continue;
             }
+        };
+        for task in tasks {
+            out.write_all(of_task(task, name).as_bytes())?;
         }
+        if tasks.is_empty() {
+            write!(out, "\n  no tasks of {name}\n")?;
+        }
+        if let Some(missing) = &reading.missing {
+            let missing = escape(&missing.to_string());
+            write!(out, "\n  other tasks of {name} can't be read: {missing}\n")?;
+        }
+        if reading.is_truncated {
+            write!(out, "\n  and more tasks of {name}\n")?;
+        }
+    }
+    Ok(())
+}
+
+fn of_task(task: &Task, name: &str) -> String {
+    let (context, facts) = (context(&task.context), facts(&task.facts));
+    let mut text = format!("\n  task {}  {name}{facts}  {context}\n", task.id);
+    let mut frames = task.frames.iter();
+    add_frames(&mut text, frames.clone());
+    let is_marked = frames.any(|it| it.kind == FrameKind::ABORT_MARKER);
+    if task.is_truncated && !is_marked {
+        text += "    and more\n";
     }
     text
 }
