@@ -9,9 +9,10 @@ use otelctx_reader::format::{SpanId, TraceId};
 const TRACE: [&str; 4] = ["trace_id", "trace id", "otel.traceid", "traceID"];
 /// Names of labels with a span ID of 16 hexadecimal digits, in the order of precedence.
 const SPAN: [&str; 4] = ["span_id", "span id", "otel.spanid", "spanID"];
-/// Datadog's tracer writes decimal span IDs, and always that of the root span beside them.
+/// The label with which Datadog's tracer writes decimal span IDs; others' have hexadecimal digits there.
 const DATADOG_SPAN: &str = "span id";
-const DATADOG_ROOT: &str = "local root span id";
+/// Further labels of that tracer, the second one up to dd-trace-go 2.10. Neither need be there.
+const OF_DATADOG: [&str; 2] = ["trace endpoint", "local root span id"];
 
 /// The names of the labels that carry a trace and a span, if they are not those in use ([`Go`](crate::Go)): read from
 /// `trace_id=NAME,span_id=NAME`, either of which may be missing.
@@ -54,15 +55,21 @@ pub(crate) fn context(labels: Vec<(String, String)>, names: &LabelNames) -> Deco
         found.map(|(_, value)| value.as_str())
     };
     let mut context = DecodedContext::default();
-    let is_decimal = value(DATADOG_ROOT).is_some();
+    let is_datadogs = OF_DATADOG.iter().any(|name| value(name).is_some());
     let trace = trace_names
         .iter()
         .find_map(|name| value(name)?.parse().ok());
     let span = |name: &&str| {
         let value = value(name)?;
-        match *name == DATADOG_SPAN && is_decimal {
-            true => decimal(value),
-            false => value.parse().ok(),
+        let hexadecimal = value.parse().ok();
+        if *name != DATADOG_SPAN {
+            return hexadecimal;
+        }
+        match (hexadecimal, decimal(value)) {
+            (_, decimal) if is_datadogs => decimal,
+            // Sixteen decimal digits can be either.
+            (Some(_), Some(_)) => None,
+            (hexadecimal, decimal) => hexadecimal.or(decimal),
         }
     };
     context.trace_id = trace.unwrap_or(TraceId::ZERO);
@@ -103,12 +110,16 @@ mod tests {
             let found = ids(&[(trace, TRACE), (span, SPAN)]);
             assert_eq!(found, (TRACE.to_owned(), SPAN.to_owned()), "{trace}");
         }
-        // Datadog's, which need not have 16 digits less than another's.
-        let datadog = |value| ids(&[("local root span id", "7"), ("span id", value)]).1;
-        assert_eq!(datadog("67667974448284343"), SPAN);
-        assert_eq!(datadog("1000000000000000"), "00038d7ea4c68000");
-        assert_eq!(datadog("18446744073709551616"), zero.1);
-        assert_eq!(datadog("+7"), zero.1);
+        for other in ["local root span id", "trace endpoint"] {
+            let datadog = |value| ids(&[(other, "7"), ("span id", value)]).1;
+            assert_eq!(datadog("67667974448284343"), SPAN);
+            assert_eq!(datadog("1000000000000000"), "00038d7ea4c68000");
+            assert_eq!(datadog("18446744073709551616"), zero.1);
+            assert_eq!(datadog("+7"), zero.1);
+        }
+        // The only label of dd-trace-go 2.12 without its profiler's endpoints.
+        assert_eq!(ids(&[("span id", "67667974448284343")]).1, SPAN);
+        assert_eq!(ids(&[("span id", "1000000000000000")]), zero);
         // Others' values under these names are no IDs.
         assert_eq!(ids(&[("trace_id", "none"), ("span_id", "12")]), zero);
         assert_eq!(ids(&[]), zero);

@@ -6,13 +6,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use otelctx_fixtures::{CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target};
+use otelctx_fixtures::{CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target, go_package};
 use otelctx_go::Go;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::CoreFile;
-use otelctx_reader::runtime::{RuntimeReading, RuntimeThread, Runtimes};
+use otelctx_reader::runtime::{Present, RuntimeReading, RuntimeThread, Runtimes};
 use otelctx_reader::sample::{Found, NamedFrame};
-use otelctx_reader::{Options, Process};
+use otelctx_reader::{Options, Process, Thread};
 
 /// Maximum number of labels, and the length of their values in bytes, that are read.
 const MAX_LABELS: usize = 64;
@@ -105,6 +105,23 @@ fn compare_thread(thread: &RuntimeThread, (goid, labels): &(i64, Vec<String>), n
     assert_eq!(ids.flatten(), expected, "{name}");
 }
 
+/// Reads a thread while it runs its goroutine.
+fn running(thread: &Thread<'_>, present: &[Present]) -> RuntimeThread {
+    let read = (0..MAX_TRIES).find_map(|_| {
+        // On a busy machine, a thread may not stop in time.
+        let state = thread.state(present, None).ok()?;
+        let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
+            panic!("{state:?}")
+        };
+        let read = read.clone().unwrap();
+        // Go may just interrupt a goroutine that has run for 10 ms.
+        let runs = fact(&read, "goid").is_some();
+        (!runs).then(|| std::thread::sleep(Duration::from_millis(10)));
+        runs.then_some(read)
+    });
+    read.expect("it runs its goroutine")
+}
+
 /// Compares each thread with what the program says about it.
 fn compare(mut process: Process, target: &Target, version: &str, name: &str) {
     let present = process.runtimes().unwrap();
@@ -119,19 +136,7 @@ fn compare(mut process: Process, target: &Target, version: &str, name: &str) {
         let Some(said) = said(target, thread.tid()) else {
             continue;
         };
-        let read = (0..MAX_TRIES).find_map(|_| {
-            // On a busy machine, a thread may not stop in time.
-            let state = thread.state(&present, None).ok()?;
-            let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
-                panic!("{name}: {state:?}")
-            };
-            let read = read.clone().unwrap();
-            // Go may just interrupt a goroutine that has run for 10 ms.
-            let runs = fact(&read, "goid").is_some();
-            (!runs).then(|| std::thread::sleep(Duration::from_millis(10)));
-            runs.then_some(read)
-        });
-        compare_thread(&read.expect("it runs its goroutine"), &said, name);
+        compare_thread(&running(&thread, &present), &said, name);
         compared += 1;
     }
     assert_eq!(compared, THREADS, "{name}");
@@ -242,6 +247,31 @@ fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
             assert_eq!(Some(park.line as usize), line.map(|it| it + 1), "{name}");
             assert!(park.file.ends_with("/labels.go"), "{name}: {}", park.file);
         }
+    }
+}
+
+#[test]
+fn spans_of_other_tracers_are_those_that_they_have() {
+    for tracer in ["datadog", "datadog-spans", "grafana"] {
+        let Some(program) = go_package("publish/go/tests/tracers", "publish/go/tests") else {
+            return;
+        };
+        let target = Target::spawn(Command::new(program).arg(tracer));
+        let line = target
+            .lines
+            .iter()
+            .find_map(|it| it.strip_prefix("thread "));
+        let [tid, trace, span] = line.unwrap().split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line:?}")
+        };
+        let mut process = open(target.pid());
+        let present = process.runtimes().unwrap();
+        let threads = process.threads().unwrap();
+        let is_it = |it: &&Thread<'_>| it.tid().to_string() == tid;
+        let read = running(threads.iter().find(is_it).unwrap(), &present);
+        let context = read.context.attached().unwrap();
+        let ids = [context.trace_id.to_string(), context.span_id.to_string()];
+        assert_eq!(ids, [trace, span], "{tracer}: {context:?}");
     }
 }
 
