@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # github.com/DataDog/dd-trace-go/v2 v2.10.0, v2.11.0 and v2.12.0.
 # Up to v2.10.0 each goroutine in a span has the label "local root span id" beside "span id", both decimal; from v2.11.0 on only the
-# latter, with no label of a trace: the span of a sample can be told, and not the request that it belongs to.
+# latter, with no label of a trace: a sample has a span, and nothing of the request that it belongs to.
 # A good guess: labels that profilers read stay within a major version, and a reader can know decimal IDs by the root span's label.
 # Seen: {"local root span id":"…", "span id":"…", "trace endpoint":"request"}, then {"span id":"…", "trace endpoint":"request"}.
 set -euo pipefail

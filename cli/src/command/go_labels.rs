@@ -10,7 +10,7 @@ use crate::Setup;
 
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct GoLabels {
-    /// Labels of goroutines that are a trace and a span ID, instead of those with usual names (docs/goroutines.md):
+    /// Labels of goroutines that are a trace and a span ID, instead of those with usual names (docs/go.md):
     /// trace_id=NAME,span_id=NAME
     #[arg(help_heading = help::PROCESSES, long, value_name = "ID=NAME,…")]
     go_labels: Option<LabelNames>,

@@ -251,7 +251,7 @@ fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
 }
 
 #[test]
-fn spans_of_other_tracers_are_those_that_they_have() {
+fn spans_of_other_tracers_are_theirs() {
     for tracer in ["datadog", "datadog-spans", "grafana"] {
         let Some(program) = go_package("publish/go/tests/tracers", "publish/go/tests") else {
             return;
