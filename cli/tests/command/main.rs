@@ -15,6 +15,7 @@ mod demo;
 mod dump;
 mod dump_waits;
 mod faults;
+mod go_profiles;
 mod haskell;
 mod hidden;
 mod hostile;

@@ -25,8 +25,10 @@ const PID: [&str; 2] = ["pid", "process id"];
 const TID: [&str; 3] = ["tid", "thread id", "thread_id"];
 
 /// Names of time off a CPU, and of time that passes on one, too.
-const OFF_CPU: [&str; 2] = ["off_cpu", "off-cpu"];
+const OFF_CPU: [&str; 3] = ["off_cpu", "off-cpu", DELAY];
 const WALL: [&str; 2] = ["wall", "wall-time"];
+/// Of Go's profiles of blocking and of mutexes: the time for which goroutines were blocked.
+const DELAY: &str = "delay";
 
 /// A value of samples that is read.
 #[derive(Clone, Copy)]
@@ -50,11 +52,12 @@ struct Labels {
 }
 
 /// Returns true if this is such a file, without its compression: OTLP's `ProfilesData` has two
-/// fields, this has a table of strings.
+/// fields, this has a table of strings, of which the first is empty. Go's runtime writes the time first.
 pub(super) fn is_profile(file: &[u8]) -> bool {
     const STRING_TABLE: u32 = 6;
-    let mut numbers = fields(file).map_while(|field| Some(field.ok()?.0));
-    file.first() == Some(&(1 << 3 | 2)) && numbers.any(|number| number == STRING_TABLE)
+    let mut fields = fields(file).map_while(Result::ok);
+    let first = fields.find(|(number, _)| *number == STRING_TABLE);
+    first.is_some_and(|(_, field)| field.bytes().is_ok_and(<[u8]>::is_empty))
 }
 
 /// Reads a file, without its compression.
@@ -224,7 +227,7 @@ impl<'m, 't> Reader<'m, 't> {
     }
 
     /// Returns the values to read: of time on a CPU or samples, and of time off a CPU.
-    fn values(&self) -> Result<Vec<Read>, String> {
+    fn values(&mut self) -> Result<Vec<Read>, String> {
         let mut types = Vec::new();
         for (kind, unit) in &self.types {
             types.push((self.string(*kind)?, self.string(*unit)?));
@@ -259,6 +262,7 @@ impl<'m, 't> Reader<'m, 't> {
         }
         if let Some((position, unit)) = off_cpu.and_then(|it| Some((it, time_unit(types[it].1)?))) {
             let is_wall = WALL.contains(&types[position].0);
+            self.tables.has_no_idle |= types[position].0 == DELAY;
             let on_cpu = reads.first().filter(|it| is_wall && !it.counts_samples);
             reads.push(Read {
                 position,

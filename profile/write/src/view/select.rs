@@ -103,7 +103,8 @@ impl<'s> Selecting<'s> {
 
     /// Passes on samples that are shown, and sums up the others.
     fn pass(&mut self, tables: &Tables, group: &Group<'_>) {
-        let is_idle = group.kind == Kind::Waiting && group.context == NONE;
+        let may_be_idle = group.kind == Kind::Waiting && !tables.has_no_idle;
+        let is_idle = may_be_idle && group.context == NONE;
         if is_idle && !self.selection.with_idle && self.sink.hides_idle() {
             self.idle.add(group.cost());
         } else {

@@ -334,6 +334,8 @@ pub(super) struct Tables {
     pub(super) has_date: bool,
     /// Some samples stand for time on a CPU or off-CPU.
     pub(super) has_cpu_time: bool,
+    /// No wait is one of an idle thread: each is for something that another thread holds or does.
+    pub(super) has_no_idle: bool,
     /// A sentence that names what other samples stand for.
     pub(super) other_type: Option<String>,
     /// Nanoseconds that a sample on a CPU stands for, as the first profile says.
@@ -370,6 +372,7 @@ impl Default for Tables {
             start: None,
             has_date: true,
             has_cpu_time: false,
+            has_no_idle: false,
             other_type: None,
             period: 0,
             messages: 0,
