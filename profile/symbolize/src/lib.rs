@@ -31,6 +31,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use blazesym::symbolize::Input;
@@ -86,6 +87,8 @@ pub struct Symbols {
     /// The files of living processes, if they may be searched; empty until they are needed.
     living: Option<Arc<OnceLock<LivingFiles>>>,
     last: Option<(Module, Identity)>,
+    /// True once no further functions are wanted.
+    is_abandoned: Arc<AtomicBool>,
     failures: Vec<Failure>,
     /// Files without symbols, each with where its debug file was searched.
     without_symbols: HashMap<Module, Vec<String>>,
@@ -216,6 +219,13 @@ impl Symbols {
         self
     }
 
+    /// Resolves no further functions of files once another thread has set this: they have none, soon after that.
+    #[must_use]
+    pub fn abandoned_by(mut self, is_abandoned: Arc<AtomicBool>) -> Self {
+        self.is_abandoned = is_abandoned;
+        self
+    }
+
     /// The files whose functions could not be resolved, in the order in which they were queried.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
@@ -269,7 +279,7 @@ impl Symbols {
     ) -> Result<Vec<Answer>, WorkerFailure> {
         // Before the fork, because a worker process takes no lock.
         let kept: Vec<_> = queries.iter().map(|it| self.kept_file(it.0)).collect();
-        let bytes = worker::run(Limits::default(), |pipe| {
+        let bytes = worker::run_unless(&self.is_abandoned, Limits::default(), |pipe| {
             let mut both = queries.iter().zip(&kept);
             both.try_for_each(|(query, kept)| {
                 let answer = self.answer(*query, kept.as_deref(), with_dwarf, downloaded)?;

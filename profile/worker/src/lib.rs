@@ -9,6 +9,7 @@ use std::io::{self, PipeReader, Read, Write};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -67,6 +68,8 @@ pub enum Failure {
     OutputTooLarge,
     /// It could not be started.
     NotStarted,
+    /// The caller no longer wanted its output.
+    Abandoned,
 }
 
 /// Starts a worker process and returns its ID. It exits with the status that `work` returns, without
@@ -106,6 +109,22 @@ pub fn run(
     limits: Limits,
     work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<Vec<u8>, Failure> {
+    run_unless(&AtomicBool::new(false), limits, work)
+}
+
+/// Runs `work` like [`run`], but kills it within a [`PERIOD`] once another thread has set `is_abandoned`.
+///
+/// # Errors
+///
+/// If the output is missing or incomplete.
+pub fn run_unless(
+    is_abandoned: &AtomicBool,
+    limits: Limits,
+    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<Vec<u8>, Failure> {
+    if is_abandoned.load(Ordering::Relaxed) {
+        return Err(Failure::Abandoned);
+    }
     let (output, pipe) = io::pipe().map_err(|_| Failure::NotStarted)?;
     let child = start(|| {
         confine(limits);
@@ -118,7 +137,7 @@ pub fn run(
         i32::from(!matches!(catch_unwind(work), Ok(Ok(()))))
     });
     let child = child.map(Pid::from_raw).map_err(|_| Failure::NotStarted)?;
-    let output = read_output(child, output, limits);
+    let output = read_output(child, output, limits, is_abandoned);
     if output.is_err() {
         let _ = kill(child, Signal::SIGKILL);
     }
@@ -144,7 +163,12 @@ fn confine(limits: Limits) {
 }
 
 /// Collects the output of a worker, within the limits on time and output.
-fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, Failure> {
+fn read_output(
+    child: Pid,
+    pipe: PipeReader,
+    limits: Limits,
+    is_abandoned: &AtomicBool,
+) -> Result<Vec<u8>, Failure> {
     let end = Instant::now() + Duration::from_secs(limits.timeout);
     let mut output = Vec::new();
     let failure = follow(child.as_raw(), vec![pipe], |event| {
@@ -153,6 +177,8 @@ fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, 
         }
         if output.len() as u64 > limits.output {
             Break(Failure::OutputTooLarge)
+        } else if is_abandoned.load(Ordering::Relaxed) {
+            Break(Failure::Abandoned)
         } else if Instant::now() >= end {
             Break(Failure::TimedOut)
         } else {
@@ -289,6 +315,34 @@ mod tests {
         });
         let pid = i32::from_ne_bytes(one.unwrap().try_into().unwrap());
         assert_eq!(waitpid(Pid::from_raw(pid), None), Err(Errno::ECHILD));
+    }
+
+    /// It would run for an hour.
+    #[test]
+    fn an_abandoned_worker_is_killed() {
+        let is_abandoned = AtomicBool::new(false);
+        let limits = Limits {
+            cpu: 3600,
+            timeout: 3600,
+            ..Limits::default()
+        };
+        let (started, pipe) = io::pipe().unwrap();
+        let result = std::thread::scope(|scope| {
+            let is_abandoned = &is_abandoned;
+            scope.spawn(move || {
+                let _ = { started }.read(&mut [0]);
+                is_abandoned.store(true, Ordering::Relaxed);
+            });
+            run_unless(is_abandoned, limits, |_| {
+                (&pipe).write_all(&[1])?;
+                loop {
+                    std::thread::sleep(Duration::from_secs(3600));
+                }
+            })
+        });
+        assert_eq!(result, Err(Failure::Abandoned));
+        let never = run_unless(&is_abandoned, limits, |_| panic!("it was started"));
+        assert_eq!(never, Err(Failure::Abandoned));
     }
 
     #[test]
