@@ -59,6 +59,8 @@ struct Kept {
     version: Version,
     /// The number of files that were added until this one; `None` once it is needed.
     spare: Option<u64>,
+    /// True if it was needed, but not since [`ModuleFiles::age`] was called last.
+    aged: bool,
 }
 
 /// Changes when a file is written to.
@@ -98,6 +100,7 @@ impl ModuleFiles {
                 file: Arc::new(file),
                 version: version(&found),
                 spare: Some(files.added),
+                aged: false,
             });
         } else if !files.by_key.contains_key(&key) && files.without_room.len() < MAX_WITHOUT_ROOM {
             files.without_room.entry(key).or_default();
@@ -112,7 +115,7 @@ impl ModuleFiles {
         };
         let mut files = self.lock();
         if let Some(kept) = files.by_key.get_mut(&key) {
-            kept.spare = None;
+            (kept.spare, kept.aged) = (None, false);
             return true;
         }
         let files = &mut *files;
@@ -121,6 +124,41 @@ impl ModuleFiles {
             *is_needed = true;
         }
         false
+    }
+
+    /// Closes files that were needed, but not since the last call, and forgets those for which there was no room: for
+    /// recorders that run for months. Code that is still sampled needs its file again once the catalog was reset.
+    pub fn age(&self) {
+        let mut files = self.lock();
+        let files = &mut *files;
+        files.by_key.retain(|_, kept| !kept.aged);
+        files.without_room.clear();
+        for kept in files.by_key.values_mut() {
+            if kept.spare.is_none() {
+                files.added += 1;
+                (kept.spare, kept.aged) = (Some(files.added), true);
+            }
+        }
+    }
+
+    /// Returns what identifies the content of a module's file if it has no build ID and was kept: its device, inode, size
+    /// and time of its last change.
+    #[must_use]
+    pub fn content_key(&self, module: &Module) -> Option<[u8; 40]> {
+        let found = self.get(module)?.metadata().ok()?;
+        let (size, seconds, nanoseconds) = version(&found);
+        let mut key = [0; 40];
+        let values = [
+            found.dev(),
+            found.ino(),
+            size,
+            seconds.cast_unsigned(),
+            nanoseconds.cast_unsigned(),
+        ];
+        for (place, value) in key.chunks_exact_mut(8).zip(values) {
+            place.copy_from_slice(&value.to_le_bytes());
+        }
+        Some(key)
     }
 
     /// Returns true if a file of the module was not kept because 512 others are needed.
@@ -225,6 +263,41 @@ mod tests {
             files.need(&module(&[], inode));
         }
         assert_eq!(files.dropped(), 1);
+    }
+
+    #[test]
+    fn files_that_are_no_longer_needed_are_closed() {
+        let files = ModuleFiles::default();
+        let open = || File::open("/dev/null").unwrap();
+        let is_kept = |inode| files.contains(&module(&[], inode));
+        (1..=3).for_each(|inode| files.keep(&module(&[], inode), open()));
+        files.keep_spare(&module(&[], 4), open());
+        files.age();
+        assert!((1..=4).all(is_kept));
+        assert!(files.need(&module(&[], 1)));
+        files.age();
+        // A spare one may belong to code that was not sampled yet.
+        assert_eq!([1, 2, 3, 4].map(is_kept), [true, false, false, true]);
+        files.age();
+        assert_eq!([1, 2, 3, 4].map(is_kept), [false, false, false, true]);
+    }
+
+    #[test]
+    fn the_content_of_a_file_without_a_build_id_has_a_key() {
+        let path = std::env::temp_dir().join(format!("otelctx-content-{}", std::process::id()));
+        let (files, other) = (ModuleFiles::default(), ModuleFiles::default());
+        let keep = |files: &ModuleFiles| {
+            files.keep(&module(&[], 7), File::open(&path).unwrap());
+            files.content_key(&module(&[], 7))
+        };
+        std::fs::write(&path, "old").unwrap();
+        let old = keep(&files);
+        assert!(old.is_some() && old == keep(&files));
+        std::fs::write(&path, "and new").unwrap();
+        assert_eq!(files.content_key(&module(&[], 7)), None);
+        assert!(keep(&other).is_some_and(|new| Some(new) != old));
+        assert_eq!(files.content_key(&module(&[], 8)), None);
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
