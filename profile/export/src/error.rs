@@ -103,6 +103,12 @@ pub enum Error {
         /// The timeout of an attempt.
         waited: Duration,
     },
+    /// The attempt was ended by [`Cancel`](crate::Cancel).
+    #[error("{endpoint} did not respond before the end")]
+    Cancelled {
+        /// The URL.
+        endpoint: String,
+    },
 }
 
 impl Error {

@@ -1,6 +1,9 @@
 //! Sends a profile, one message after another.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time;
 
 use crate::answer::{Again, Answer, Failure};
+use crate::attempt::{Cancel, Message, Retry, Unsent};
 use crate::connect::Connector;
 use crate::grpc::Grpc;
 use crate::http1::Http;
@@ -94,13 +98,9 @@ impl Exporter {
     pub fn send(&mut self, profile: &Profile, options: &Options) -> Result<Sent, Failed> {
         let mut sent = Sent::default();
         for message in profile.otlp_messages(options, self.endpoint.message_size) {
-            let size = message.len();
-            let body = match &self.client {
-                Client::Grpc(_) => message.into(),
-                Client::Http(client) => client.body(message),
-            };
-            match self.send_message(&body) {
-                Ok(answer) => sent.add(size, answer),
+            let message = self.message(message);
+            match self.send_message(&message.body) {
+                Ok(answer) => sent.add(message.size, answer),
                 Err((why, attempts)) => {
                     return Err(Failed {
                         why,
@@ -113,11 +113,64 @@ impl Exporter {
         Ok(sent)
     }
 
+    /// Prepares an encoded message, a `ProfilesData`, for [`Self::attempt`].
+    #[must_use]
+    pub fn message(&self, encoded: Vec<u8>) -> Message {
+        let size = encoded.len();
+        let body = match &self.client {
+            Client::Grpc(_) => encoded.into(),
+            Client::Http(client) => client.body(encoded),
+        };
+        Message { body, size }
+    }
+
+    /// Attempts once to send a message, for at most [`timeout`](Endpoint::timeout), or until it is cancelled. For callers
+    /// that keep messages and decide themselves when to retry.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsent`], which says whether OTLP permits to send the message again.
+    pub fn attempt(&mut self, message: &Message, cancel: &Cancel) -> Result<Sent, Unsent> {
+        let limit = self.endpoint.timeout;
+        let runtime = self.runtime.as_ref().expect("there until dropped");
+        let sending = self.client.send(message.body.clone());
+        let answer = runtime.block_on(async {
+            let mut sending = pin!(time::timeout(limit, sending));
+            let mut cancelled = pin!(cancel.cancelled());
+            poll_fn(|context| match sending.as_mut().poll(context) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => cancelled.as_mut().poll(context).map(|()| None),
+            })
+            .await
+        });
+        let failure = match answer {
+            Some(Ok(Ok(answer))) => {
+                let mut sent = Sent::default();
+                sent.add(message.size, answer);
+                return Ok(sent);
+            }
+            Some(Ok(Err(failure))) => failure,
+            Some(Err(_)) => Failure::for_now(self.timed_out()),
+            None => Failure::for_now(Error::Cancelled {
+                endpoint: self.endpoint.to_string(),
+            }),
+        };
+        Err(Unsent {
+            retry: match (failure.again, &failure.error) {
+                // The server has not received it, and its certificate may be renewed.
+                (Again::Never, Error::Tls { .. }) | (Again::Later, _) => Retry::Later,
+                (Again::Never, _) => Retry::Never,
+                (Again::After(asked), _) => Retry::After(asked),
+            },
+            error: failure.error,
+        })
+    }
+
     /// Sends one message, with retries.
     fn send_message(&mut self, body: &Bytes) -> Result<Answer, (Error, u32)> {
         let mut pause = self.endpoint.pause;
         for attempt in 1.. {
-            let failure = match self.attempt(body) {
+            let failure = match self.attempt_once(body) {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
@@ -136,7 +189,7 @@ impl Exporter {
         unreachable!("attempts end")
     }
 
-    fn attempt(&mut self, body: &Bytes) -> Result<Answer, Failure> {
+    fn attempt_once(&mut self, body: &Bytes) -> Result<Answer, Failure> {
         let limit = self.endpoint.timeout;
         let runtime = self.runtime.as_ref().expect("there until dropped");
         let sending = self.client.send(body.clone());

@@ -5,7 +5,8 @@
 //! connection for all messages, and for later profiles; retries, a bounded number of times, if the
 //! collector is unavailable; and reports the collector's messages, with hints.
 //!
-//! It does not store profiles that could not be sent.
+//! It does not store profiles that could not be sent. Programs that do encode messages themselves and send each with
+//! [`Exporter::attempt`].
 //!
 //! [`Downloads`] uses the same connections to download files, such as debug information.
 //!
@@ -21,6 +22,7 @@
 //! ```
 
 mod answer;
+mod attempt;
 mod connect;
 mod download;
 mod endpoint;
@@ -32,6 +34,7 @@ mod other_protocol;
 mod protocol;
 mod sent;
 
+pub use attempt::{Cancel, Message, Retry, Unsent};
 pub use download::{DownloadError, DownloadLimits, Downloads};
 pub use endpoint::Endpoint;
 pub use error::Error;

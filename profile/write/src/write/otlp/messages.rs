@@ -22,6 +22,15 @@ pub struct OtlpMessages<'p> {
     groups: Box<dyn Iterator<Item = Group<'p>> + 'p>,
     /// The group that did not fit into the previous message.
     waiting: Option<Group<'p>>,
+    samples: usize,
+}
+
+impl OtlpMessages<'_> {
+    /// Returns the number of samples in the message that was returned last.
+    #[must_use]
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
 }
 
 impl Profile {
@@ -38,6 +47,7 @@ impl Profile {
             limit,
             groups: Box::new(self.groups()),
             waiting: None,
+            samples: 0,
         }
     }
 }
@@ -50,6 +60,7 @@ impl Iterator for OtlpMessages<'_> {
         if groups.is_empty() {
             return None;
         }
+        self.samples = groups.iter().map(|group| group.samples.len()).sum();
         let mut bytes = Vec::new();
         write_groups(self.profile, &groups, self.options, &mut bytes).expect("a Vec grows");
         Some(bytes)
