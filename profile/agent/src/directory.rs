@@ -1,0 +1,270 @@
+//! Messages in files, which outlive the process.
+//!
+//! Each message is a file of its own, whose content is the OTLP message and nothing else: `otelctx report FILE` reads it,
+//! and it can be posted to a collector as it is. Its name has the rest: a number that gives the order, the number of samples,
+//! the size and the CRC-32 (IEEE 802.3): `00000000000000000007-412-90210-1c291ca3.otlp`.
+//!
+//! A file is written under another name, and renamed: after a kill, it is there as a whole or not at all. After a loss of
+//! power it may be truncated or have other content, which its size and CRC reveal.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use flate2::Crc;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::unistd::geteuid;
+
+/// The extension of messages.
+const EXTENSION: &str = ".otlp";
+/// The name under which a message is written.
+const UNFINISHED: &str = "unfinished";
+/// The file whose lock says that a process uses the directory.
+const LOCK: &str = "lock";
+/// Maximum size of a message in a file, in bytes. Recorders write messages of a few MiB.
+const MAX_MESSAGE: u64 = 256 << 20;
+/// Maximum number of files in the directory.
+const MAX_FILES: usize = 1_000_000;
+/// Maximum number of a message: as many per second would take centuries.
+const MAX_SEQUENCE: u64 = 1 << 62;
+
+/// Why a directory cannot keep messages.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// It cannot be created, opened or read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The directory, or a file in it.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Other users may write to it, so they could have this process send anything.
+    #[error("{}: other users may write to it", path.display())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process uses it.
+    #[error("{}: another process keeps its messages there", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// It has too many files to be a queue.
+    #[error("{}: it has more than {MAX_FILES} files", path.display())]
+    TooManyFiles {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// What the name of a message's file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Stored {
+    pub(crate) sequence: u64,
+    pub(crate) samples: u64,
+    pub(crate) size: u64,
+    crc: u32,
+}
+
+impl Stored {
+    pub(crate) fn of(sequence: u64, samples: u64, message: &[u8]) -> Self {
+        Self {
+            sequence,
+            samples,
+            size: message.len() as u64,
+            crc: crc(message),
+        }
+    }
+
+    fn name(self) -> String {
+        let Self {
+            sequence,
+            samples,
+            size,
+            crc,
+        } = self;
+        format!("{sequence:020}-{samples}-{size}-{crc:08x}{EXTENSION}")
+    }
+
+    /// Parses a name. `None` if it is not exactly as it would be written.
+    fn parse(name: &OsStr) -> Option<Self> {
+        let text = name.to_str()?;
+        let mut fields = text.strip_suffix(EXTENSION)?.split('-');
+        let mut next = || fields.next();
+        let stored = Self {
+            sequence: next()?.parse().ok()?,
+            samples: next()?.parse().ok()?,
+            size: next()?.parse().ok()?,
+            crc: u32::from_str_radix(next()?, 16).ok()?,
+        };
+        let is_possible = stored.sequence <= MAX_SEQUENCE && stored.size <= MAX_MESSAGE;
+        // Samples take several bytes each; a wrong number would make sums meaningless.
+        let is_possible = is_possible && stored.samples <= stored.size;
+        (is_possible && stored.name() == text).then_some(stored)
+    }
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    let mut crc = Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}
+
+/// The messages that were found in a directory.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Sorted by their numbers.
+    pub(crate) messages: Vec<Stored>,
+    /// Messages whose files have another size than their names say.
+    pub(crate) damaged: Vec<Stored>,
+    /// The first file that is no message, and the number of such files.
+    pub(crate) foreign: Option<(PathBuf, usize)>,
+}
+
+/// A directory with messages, which only this process uses.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Directory {
+    /// Opens a directory for this process alone, and creates it if it does not exist.
+    pub(crate) fn open(path: &Path) -> Result<Self, DirectoryError> {
+        let error = |path: &Path, source| DirectoryError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        created.map_err(|source| error(path, source))?;
+        let found = fs::metadata(path).map_err(|source| error(path, source))?;
+        let is_own = found.uid() == geteuid().as_raw() || found.uid() == 0;
+        if !is_own || found.mode() & 0o022 != 0 {
+            return Err(DirectoryError::Writable {
+                path: path.to_owned(),
+            });
+        }
+        let name = path.join(LOCK);
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(&name)
+            .map_err(|source| error(&name, source))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self {
+                path: path.to_owned(),
+                _lock: lock,
+            }),
+            Err((_, nix::Error::EWOULDBLOCK)) => Err(DirectoryError::InUse {
+                path: path.to_owned(),
+            }),
+            Err((_, errno)) => Err(error(&name, errno.into())),
+        }
+    }
+
+    /// Finds the messages of an earlier process. Removes the one that it did not finish, and damaged ones.
+    pub(crate) fn find(&self) -> Result<Found, DirectoryError> {
+        let error = |source| DirectoryError::Io {
+            path: self.path.clone(),
+            source,
+        };
+        let mut found = Found::default();
+        let entries = fs::read_dir(&self.path).map_err(error)?;
+        for (index, entry) in entries.enumerate() {
+            let entry = entry.map_err(error)?;
+            if index >= MAX_FILES {
+                let path = self.path.clone();
+                return Err(DirectoryError::TooManyFiles { path });
+            }
+            let name = entry.file_name();
+            if name == UNFINISHED {
+                let _ = fs::remove_file(entry.path());
+            } else if let Some(stored) = Stored::parse(&name) {
+                let metadata = entry.path().symlink_metadata();
+                if metadata.is_ok_and(|it| it.is_file() && it.len() == stored.size) {
+                    found.messages.push(stored);
+                } else {
+                    self.remove(stored);
+                    found.damaged.push(stored);
+                }
+            } else if name != LOCK {
+                let (_, number) = found.foreign.get_or_insert_with(|| (entry.path(), 0));
+                *number += 1;
+            }
+        }
+        found.messages.sort_unstable();
+        Ok(found)
+    }
+
+    /// Writes a message, as a whole or not at all.
+    pub(crate) fn write(&self, stored: Stored, message: &[u8]) -> io::Result<()> {
+        let unfinished = self.path.join(UNFINISHED);
+        let written = self.write_to(&unfinished, message);
+        let renamed = written.and_then(|()| fs::rename(&unfinished, self.path(stored)));
+        if renamed.is_err() {
+            // It would take room that is wanted.
+            let _ = fs::remove_file(&unfinished);
+        }
+        renamed
+    }
+
+    fn write_to(&self, path: &Path, message: &[u8]) -> io::Result<()> {
+        // Not into a file that somebody else has opened or linked here.
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(message)
+    }
+
+    /// Reads a message. The error says what is wrong with its file.
+    pub(crate) fn read(&self, stored: Stored) -> io::Result<Vec<u8>> {
+        let mut options = OpenOptions::new();
+        // A pipe in its place would block.
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let file = options
+            .read(true)
+            .custom_flags(flags)
+            .open(self.path(stored))?;
+        let wrong = |message: &str| io::Error::new(ErrorKind::InvalidData, message);
+        let metadata = file.metadata()?;
+        if !metadata.is_file() || metadata.len() != stored.size {
+            return Err(wrong("its size is not that in its name"));
+        }
+        let mut message = Vec::with_capacity(stored.size as usize);
+        // It may grow meanwhile.
+        file.take(stored.size + 1).read_to_end(&mut message)?;
+        if message.len() as u64 != stored.size || crc(&message) != stored.crc {
+            return Err(wrong("its CRC is not that in its name"));
+        }
+        Ok(message)
+    }
+
+    /// Removes a message. A file that cannot be removed is found again by the next process: the error says so.
+    pub(crate) fn remove(&self, stored: Stored) {
+        let path = self.path(stored);
+        // Somebody else may have put a directory there.
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+    }
+
+    pub(crate) fn path(&self, stored: Stored) -> PathBuf {
+        self.path.join(stored.name())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
